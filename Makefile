@@ -1,0 +1,47 @@
+# Needs python3 (3.11 or newer) with venv. Another interpreter: make PYTHON=python3.12 ...
+PYTHON ?= python3
+
+# All paths are relative: the folder's own path may hold spaces, which make cannot write in a target.
+BIN := .venv/bin
+READY := .venv/ready
+
+# Expanded only while installing. A machine without a CUDA device takes the CPU build of torch, from PyTorch's own
+# index where that answers, else from wherever pip is configured to look.
+CUDA = $(shell test -e /dev/nvidia0 || nvidia-smi --list-gpus >/dev/null 2>&1 && echo yes)
+CPU_INDEX = https://download.pytorch.org/whl/cpu
+ANSWERS = timeout 5 $(PYTHON) -c 'import urllib.request as r; r.urlopen("$(CPU_INDEX)/torch/", timeout=3)'
+CPU_TORCH = --constraint constraints/cpu.txt $(shell $(ANSWERS) 2>/dev/null && echo --extra-index-url $(CPU_INDEX))
+TORCH = $(if $(CUDA),,$(CPU_TORCH))
+
+.PHONY: help demo test lint format clean
+.DELETE_ON_ERROR:
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 10
+
+demo: $(READY)  ## tune and train a tiny model on this machine
+	$(BIN)/python examples/tiny-internvl/generate.py
+	$(BIN)/autotune run examples/tiny-internvl/job.yaml
+
+test: lint  ## run every check and every test, with branch coverage
+	$(BIN)/python -m pytest --cov --cov-report=term
+
+lint: $(READY)  ## check layout, style, types and the direction of imports
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(READY)  ## lay the code out and mend what can be mended by itself
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+clean:  ## delete everything that make and the tools built, .venv included
+	rm -rf .venv build dist *.egg-info .coverage* htmlcov
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(READY): setup.cfg pyproject.toml constraints/cpu.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install $(TORCH) --editable '.[postgres,test]'
+	touch $(READY)

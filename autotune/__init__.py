@@ -1,0 +1,1 @@
+"""Decides: reads the job, predicts, searches, launches and reports."""

@@ -1,0 +1,67 @@
+"""What can go wrong on the way from a job file to a running training.
+
+AutotuneError
+|-- JobError           the job file cannot be used
+|-- HardwareError      the job asks for devices that this machine does not have
+|-- NoFeasiblePlan     no plan fits the devices' memory and the job's settings
+|-- TrialsKeepFailing  several trials in a row failed of something that no other plan would cure
+|-- PlanNotValid       the plan to launch does not hold here, or none is known
+|-- LaunchFailed       a rank of the full training failed
+`-- DeviceBusy         other processes use the devices, so that measurements would not hold
+"""
+
+from storage.errors import AmbiguousPlan, BadUrl, DatabaseTooNew, DatabaseUnavailable, UnknownRecord
+from trials.errors import UnknownName
+
+
+class AutotuneError(Exception):
+    """Base of every error of this package; the message names the value and the remedy."""
+
+
+class JobError(AutotuneError):
+    """The job file cannot be used; the message lists every problem in it."""
+
+
+class HardwareError(AutotuneError):
+    """The job asks for devices that this machine does not have."""
+
+
+class NoFeasiblePlan(AutotuneError):
+    """No plan fits the devices' memory and the job's settings."""
+
+
+class TrialsKeepFailing(AutotuneError):
+    """Several trials in a row failed of something that no other plan would cure."""
+
+
+class PlanNotValid(AutotuneError):
+    """The plan to launch does not hold here, or none is known."""
+
+
+class LaunchFailed(AutotuneError):
+    """A rank of the full training failed; what was checkpointed stays."""
+
+
+class DeviceBusy(AutotuneError):
+    """Other processes use the devices, so that measurements would not hold."""
+
+
+_FAILURE = 1
+_EXIT_CODES: dict[type[Exception], int] = {
+    JobError: 2,
+    HardwareError: 2,
+    UnknownName: 2,
+    BadUrl: 2,
+    AmbiguousPlan: 2,
+    UnknownRecord: 2,
+    NoFeasiblePlan: 3,
+    PlanNotValid: 3,
+    DatabaseUnavailable: 4,
+    DatabaseTooNew: 5,
+    DeviceBusy: 6,
+}
+
+
+def exit_code(error: Exception) -> int:
+    """What `autotune` exits with when `error` ends it: 2 for what the user asked wrongly, 1 for anything else."""
+    return next((code for kind, code in _EXIT_CODES.items() if isinstance(error, kind)), _FAILURE)

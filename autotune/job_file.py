@@ -1,0 +1,148 @@
+"""Reads a job file: YAML in, a checked `Job` with absolute paths out."""
+
+import difflib
+import json
+import os
+from pathlib import Path
+from typing import Any, cast, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from autotune import strict_yaml
+from autotune.errors import JobError
+from autotune.strict_yaml import Document, NotYaml, Place, Problem, dotted
+from trials.job import Job
+
+_MOST_BYTES = 1 << 18
+_EXPECTED = {
+    "bool_type": "true or false",
+    "float_type": "a number",
+    "int_from_float": "a whole number",
+    "int_type": "a whole number",
+    "string_type": "a text; put quotes around it",
+    "path_type": "a path; put quotes around it",
+    "tuple_type": "a list, with a dash before each entry",
+    "too_short": "a list with at least one entry",
+}
+
+
+def load_job(path: Path) -> Job:
+    """The job that the file describes, its relative paths made absolute against the file's folder.
+
+    `model.path` is taken for a hub id when no such folder exists. Raises JobError, which lists every problem of the
+    file with its line, the key, the value and the remedy.
+    """
+    try:
+        document = strict_yaml.read(_content(path))
+    except NotYaml as error:
+        raise _error(path, [error.problem]) from error
+    try:
+        # JSON mode: strict about numbers and booleans, while lists may become tuples and texts may become paths.
+        job = Job.model_validate_json(json.dumps(document.value), strict=True)
+    except ValidationError as error:
+        raise _error(path, [*document.problems, *(_problem(each, document) for each in error.errors())]) from error
+    if document.problems:
+        raise _error(path, document.problems)
+    return _absolute(job, path.absolute().parent)
+
+
+def _content(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+    except FileNotFoundError as error:
+        raise JobError(f"{path}: no such file; give the path of a job file") from error
+    except IsADirectoryError as error:
+        raise JobError(f"{path}: is a folder; give the job file in it") from error
+    except (OSError, ValueError) as error:
+        raise JobError(f"{path}: cannot be read: {error}") from error
+    if len(content) > _MOST_BYTES:
+        raise JobError(f"{path}: larger than {_MOST_BYTES >> 10} KiB; is it a dataset instead of a job file?")
+    return content
+
+
+def _error(path: Path, problems: list[Problem]) -> JobError:
+    ordered = sorted(problems, key=lambda problem: problem.line)
+    return JobError("\n".join(f"{path}, {problem}" for problem in ordered))
+
+
+def _problem(error: ErrorDetails, document: Document) -> Problem:
+    place = error["loc"]
+    return Problem(line=document.line(place), text=f"{dotted(place)}: {_text(error)}")
+
+
+def _text(error: ErrorDetails) -> str:
+    place, kind = error["loc"], error["type"]
+    if kind == "extra_forbidden":
+        return _unknown_key(place)
+    if kind == "missing":
+        meaning = _section(place[:-1]).model_fields[str(place[-1])].description
+        return f"missing; add it{f' ({meaning})' if meaning else ''}"
+    if kind == "value_error":
+        return str(error["ctx"]["error"])
+    if kind == "json_invalid":
+        return "holds half of a surrogate pair, which is no character; remove it"
+    if kind == "model_type":
+        expected = f"a section with the keys {', '.join(_section(place).model_fields)}"
+    else:
+        expected = _EXPECTED.get(kind, error["msg"].removeprefix("Input should be "))
+    return f"must be {expected}, not {_shown(error['input'])}"
+
+
+def _unknown_key(place: Place) -> str:
+    key, known = str(place[-1]), list(_section(place[:-1]).model_fields)
+    meant = difflib.get_close_matches(key, known, n=1)
+    if not meant and len(place) == 1:
+        meant = [f"{name}.{key}" for name in known if key in getattr(_section((name,)), "model_fields", ())]
+    hint = f"did you mean {' or '.join(meant)}? " if meant else ""
+    return f"unknown key; {hint}known here: {', '.join(known)}"
+
+
+def _section(place: Place) -> type[BaseModel]:
+    """The class of the job's part at `place`; positions in a list are passed over."""
+    section: Any = Job
+    for key in place:
+        if isinstance(key, str):
+            kind = section.model_fields[key].annotation
+            section = next(iter(get_args(kind)), kind)
+    return cast(type[BaseModel], section)
+
+
+def _shown(value: object) -> str:
+    """A value for a message; never a URL, which may hold a password."""
+    match value:
+        case None:
+            return "empty"
+        case bool():
+            return str(value).lower()
+        case dict():
+            return "a section"
+        case list():
+            return "a list"
+        case str() if "://" in value:
+            return "a URL"
+    text = ascii(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _absolute(job: Job, folder: Path) -> Job:
+    sources = tuple(
+        source.model_copy(
+            update={"path": _inside(folder, source.path), "images": source.images and _inside(folder, source.images)}
+        )
+        for source in job.data.sources
+    )
+    model = str(_inside(folder, job.model.path))
+    found = os.path.isdir(model)  # noqa: PTH112 - false, not an error, for what cannot be a path
+    return job.model_copy(
+        update={
+            "model": job.model.model_copy(update={"path": model if found else job.model.path}),
+            "data": job.data.model_copy(update={"sources": sources}),
+            "training": job.training.model_copy(update={"output": _inside(folder, job.training.output)}),
+        }
+    )
+
+
+def _inside(folder: Path, path: Path | str) -> Path:
+    return folder / os.path.expanduser(path)  # noqa: PTH111 - leaves `~nobody` alone instead of raising

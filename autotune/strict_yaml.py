@@ -1,0 +1,132 @@
+"""YAML as people mean it: nothing ambiguous, nothing lost, every value with its line.
+
+Plain scalars follow YAML 1.2, so that `1e-5` is a number while `no` and `12:30` stay texts. Keys that are given twice,
+tags and aliases are problems: the first loses a value silently, the others have no use in a file written by hand.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import yaml
+
+Place: TypeAlias = tuple[str | int, ...]
+"""Keys and list positions from the top of the file down to a value."""
+
+_UNTAGGED = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map")}
+_WORDS = {"": None, "~": None, "null": None, "true": True, "false": False}
+_WHOLE = re.compile(r"[-+]?\d{1,18}")
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One thing that is wrong, and what to do about it."""
+
+    line: int
+    """Counted from 1."""
+    text: str
+
+    def __str__(self) -> str:
+        return f"line {self.line}: {self.text}"
+
+
+class NotYaml(ValueError):
+    """The text breaks YAML's own rules, so that nothing more can be said about it."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(str(problem))
+        self.problem = problem
+
+
+@dataclass(slots=True, kw_only=True)
+class Document:
+    """A file's value, where its parts stand, and what is wrong with its form."""
+
+    value: object = None
+    lines: dict[Place, int] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    def line(self, place: Place) -> int:
+        """Line of the value at `place`, or of the innermost part around it that exists."""
+        while place and place not in self.lines:
+            place = place[:-1]
+        return self.lines.get(place, 1)
+
+
+def dotted(place: Place) -> str:
+    """`data.sources[0].path`, as messages write it."""
+    keys = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
+    return keys.removeprefix(".") or "the file"
+
+
+def read(text: bytes) -> Document:
+    """The one document that `text` holds. Raises NotYaml."""
+    try:
+        root = yaml.compose(text, Loader=yaml.BaseLoader)
+        document = Document()
+        if root is not None:
+            document.value = _Builder(document).value(root, ())
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise NotYaml(Problem(line=line, text=", ".join(filter(None, (error.context, error.problem))))) from error
+    except yaml.reader.ReaderError as error:
+        line = text.count(b"\n", 0, error.position) + 1
+        raise NotYaml(Problem(line=line, text=f"not a text file in UTF-8: {error.reason}")) from error
+    except RecursionError as error:
+        raise NotYaml(Problem(line=1, text="lists or sections stand in each other too deeply")) from error
+    return document
+
+
+class _Builder:
+    """Turns nodes into values; constructs nothing but texts, numbers, booleans, lists and dictionaries."""
+
+    def __init__(self, document: Document) -> None:
+        self._document = document
+        self._seen: set[int] = set()
+
+    def value(self, node: yaml.Node, place: Place) -> object:
+        line = node.start_mark.line + 1
+        self._document.lines[place] = line
+        if id(node) in self._seen:
+            self._refuse(line, f"{dotted(place)}: repeats this value by an alias (*); write the value out")
+            return None
+        self._seen.add(id(node))
+        if node.tag not in _UNTAGGED:
+            self._refuse(line, f"{dotted(place)}: the tag {node.tag!r} is refused; write a plain value")
+            return None
+        if isinstance(node, yaml.MappingNode):
+            return {key: self.value(child, (*place, key)) for key, child in self._entries(node, place)}
+        if isinstance(node, yaml.SequenceNode):
+            return [self.value(child, (*place, number)) for number, child in enumerate(node.value)]
+        plain = isinstance(node, yaml.ScalarNode) and node.style is None
+        return _plain(node.value) if plain else node.value
+
+    def _entries(self, node: yaml.MappingNode, place: Place) -> Iterator[tuple[str, yaml.Node]]:
+        first: dict[str, int] = {}
+        for key, child in node.value:
+            line = key.start_mark.line + 1
+            if not isinstance(key, yaml.ScalarNode):
+                self._refuse(line, f"{dotted(place)}: a key must be a single word")
+            elif key.value in first:
+                where = dotted((*place, key.value))
+                self._refuse(line, f"{where}: given twice, first on line {first[key.value]}; keep one")
+            else:
+                first[key.value] = line
+                yield key.value, child
+
+    def _refuse(self, line: int, text: str) -> None:
+        self._document.problems.append(Problem(line=line, text=text))
+
+
+def _plain(text: str) -> object:
+    """The value of an unquoted scalar; what is too large for a number stays a text."""
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    if _WHOLE.fullmatch(text):
+        return int(text)
+    if _NUMBER.fullmatch(text) and math.isfinite(float(text)):
+        return float(text)
+    return text

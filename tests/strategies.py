@@ -1,0 +1,182 @@
+"""Hypothesis strategies for the values that cross a process, file or database border."""
+
+from pathlib import Path
+from typing import Literal
+
+from hypothesis import strategies as st
+
+from trials.job import DataSection, HardwareSection, Job, ModelSection, SearchSection, Source, TrainingSection
+from trials.outcome import (
+    Completed,
+    Crash,
+    Failed,
+    Measurement,
+    Outcome,
+    OutOfMemory,
+    Rejected,
+    StageMeasurement,
+    Timeout,
+)
+from trials.plan import Layout, Packed, Packing, Padded, Plan, Stage
+from trials.workload import DataProfile, Hardware, ModelShape, Software, Workload
+
+counts = st.integers(min_value=0, max_value=2**40)
+positive = st.integers(min_value=1, max_value=2**40)
+seconds = st.floats(min_value=1e-6, max_value=1e6)
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+
+
+@st.composite
+def packings(draw: st.DrawFn) -> Packing:
+    if draw(st.booleans()):
+        return Padded(samples=draw(positive))
+    qv, qt = draw(counts), draw(positive)
+    return Packed(qv=qv, qt=qt, qv_min=draw(st.integers(0, qv)), qt_min=draw(st.integers(0, qt)))
+
+
+def _stage(draw: st.DrawFn, vision: int, language: int) -> Stage:
+    return Stage(
+        vision=vision,
+        language=language,
+        recompute_vision=draw(st.integers(0, vision)),
+        recompute_language=draw(st.integers(0, language)),
+    )
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    """Plans that hold: vision stages, at most one stage of both kinds, language stages."""
+    layers = st.integers(1, 8)
+    vision = draw(st.lists(layers.map(lambda count: (count, 0)), max_size=2))
+    language = draw(st.lists(layers.map(lambda count: (0, count)), max_size=2))
+    both = [(draw(layers), draw(layers))] if draw(st.booleans()) or not vision + language else []
+    stages = tuple(_stage(draw, *split) for split in (*vision, *both, *language))
+    degrees: tuple[Literal[0, 1, 2, 3], ...] = (0, 1, 2, 3) if len(stages) == 1 else (0, 1)
+    layout = Layout(pipeline=len(stages), data=draw(st.integers(1, 8)), zero=draw(st.sampled_from(degrees)))
+    return Plan(packing=draw(packings()), layout=layout, stages=stages)
+
+
+_stage_measurements = st.builds(
+    StageMeasurement,
+    stage=counts,
+    data_rank=counts,
+    forward_seconds=seconds,
+    backward_seconds=seconds,
+    optimizer_seconds=seconds,
+    idle_seconds=seconds,
+    peak_bytes=counts,
+    static_bytes=counts,
+)
+measurements = st.builds(
+    Measurement,
+    steps=st.lists(counts, max_size=3).map(tuple),
+    step_seconds=st.lists(seconds, min_size=1, max_size=3).map(tuple),
+    samples=counts,
+    text_tokens=counts,
+    vision_units=counts,
+    losses=st.lists(seconds, max_size=3).map(tuple),
+    stages=st.lists(_stage_measurements, min_size=1, max_size=3).map(tuple),
+)
+_causes = st.one_of(
+    st.builds(OutOfMemory, stage=counts, rank=counts, needed_bytes=counts, limit_bytes=counts),
+    st.builds(Crash, rank=counts, detail=texts),
+    st.builds(Timeout, seconds=seconds),
+)
+outcomes: st.SearchStrategy[Outcome] = st.one_of(
+    st.builds(Completed, measurement=measurements),
+    st.builds(Rejected, reason=texts),
+    st.builds(Failed, cause=_causes),
+)
+
+hardware = st.builds(
+    Hardware,
+    accelerator=st.sampled_from(["cpu", "cuda"]),
+    device_name=texts,
+    devices=positive,
+    device_memory_bytes=positive,
+    compute_capability=st.none() | st.just("9.0"),
+    driver=st.none() | texts,
+    cpu_name=texts,
+    cpu_cores=positive,
+    ram_bytes=positive,
+)
+workloads = st.builds(
+    Workload,
+    model=st.builds(
+        ModelShape,
+        name=texts,
+        family=texts,
+        dtype=texts,
+        vision_layers=positive,
+        language_layers=positive,
+        parameters=positive,
+        unit_flops=seconds,
+        token_flops=seconds,
+        square_flops=seconds,
+        config_digest=texts,
+    ),
+    data=st.builds(
+        DataProfile,
+        samples=positive,
+        text_only_samples=counts,
+        vision_units=counts,
+        text_tokens=counts,
+        longest_text_tokens=counts,
+        most_vision_units=counts,
+        histogram=st.lists(st.tuples(counts, counts, positive), max_size=3).map(tuple),
+        lengths_digest=texts,
+    ),
+    hardware=hardware,
+    software=st.builds(Software, python=texts, torch=texts, deepspeed=texts, transformers=texts),
+    global_batch_samples=positive,
+    memory_limit_bytes=positive,
+)
+
+_paths = st.from_regex(r"[a-z][a-z0-9._ /-]{0,20}", fullmatch=True).map(Path)
+jobs = st.builds(
+    Job,
+    model=st.builds(
+        ModelSection,
+        path=texts,
+        weights=st.sampled_from(["random", "pretrained"]),
+        dtype=st.sampled_from(["float32", "bfloat16"]),
+        trust_remote_code=st.booleans(),
+    ),
+    data=st.builds(
+        DataSection,
+        sources=st.lists(
+            st.builds(
+                Source,
+                path=_paths,
+                images=st.none() | _paths,
+                format=texts,
+                repeat=st.floats(0, 1000, exclude_min=True),
+            ),
+            min_size=1,
+            max_size=3,
+        ).map(tuple),
+        on_error=st.sampled_from(["skip", "fail"]),
+        oversize=st.sampled_from(["own-pack", "skip", "fail"]),
+        workers=st.integers(0, 64),
+    ),
+    hardware=st.builds(HardwareSection, devices=st.none() | positive, memory_limit=st.none() | positive),
+    training=st.builds(
+        TrainingSection,
+        global_batch_samples=positive,
+        learning_rate=seconds,
+        epochs=positive,
+        seed=st.integers(0, 2**31 - 1),
+        output=_paths,
+        checkpoint_every=st.none() | positive,
+    ),
+    search=st.builds(
+        SearchSection,
+        trials=positive,
+        time_limit=seconds,
+        sampler=texts,
+        warmup_steps=counts,
+        timed_steps=positive,
+        trial_timeout=seconds,
+    ),
+    database=st.none() | texts,
+)

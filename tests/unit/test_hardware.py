@@ -1,0 +1,166 @@
+import dataclasses
+import logging
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.errors import HardwareError
+from autotune.hardware import choose, default_memory_limit, probe_hardware, software, usable, visible
+from autotune.machine import Machine, cgroup_limits, cpu_name, steady, this_machine
+from autotune.nvml import Accelerator
+from trials.job import HardwareSection
+
+GIB = 1 << 30
+MACHINE = Machine(cpu_name="Example 9000", cpu_cores=4, ram_bytes=64 * GIB)
+GPUS = tuple(
+    Accelerator(
+        uuid=f"GPU-{letter}0",
+        name="NVIDIA H200",
+        memory_bytes=140 * GIB,
+        compute_capability="9.0",
+        driver="580.1",
+    )
+    for letter in "abc"
+)
+
+
+def test_every_visible_accelerator_is_the_default() -> None:
+    hardware = choose(None, machine=MACHINE, found=GPUS)
+    assert (hardware.accelerator, hardware.devices, hardware.device_name) == ("cuda", 3, "NVIDIA H200")
+    assert (hardware.compute_capability, hardware.driver) == ("9.0", "580.1")
+
+
+def test_a_job_may_use_fewer_accelerators() -> None:
+    assert choose(2, machine=MACHINE, found=GPUS).devices == 2
+
+
+def test_unequal_accelerators_count_as_the_weakest() -> None:
+    small = dataclasses.replace(GPUS[0], name="NVIDIA L4", memory_bytes=24 * GIB, compute_capability="8.9")
+    hardware = choose(
+        None, machine=MACHINE, found=(GPUS[0], small, dataclasses.replace(small, compute_capability="10.0"))
+    )
+    assert hardware.device_name == "NVIDIA H200 + NVIDIA L4"
+    assert (hardware.device_memory_bytes, hardware.compute_capability) == (24 * GIB, "8.9")
+
+
+def test_more_ranks_than_accelerators_are_refused_with_the_arithmetic() -> None:
+    with pytest.raises(HardwareError, match="asks for 5 ranks but 3 accelerators are visible, 2 too few; set it to 3"):
+        choose(5, machine=MACHINE, found=GPUS)
+
+
+def test_without_accelerators_two_ranks_share_the_processor() -> None:
+    hardware = choose(None, machine=MACHINE, found=())
+    assert (hardware.accelerator, hardware.devices, hardware.device_name) == ("cpu", 2, "Example 9000")
+    assert hardware.device_memory_bytes == hardware.ram_bytes == 64 * GIB
+    assert hardware.compute_capability is hardware.driver is None
+
+
+def test_more_cpu_ranks_than_cores_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert choose(5, machine=MACHINE, found=()).devices == 5
+    assert "5 ranks share 4 CPU cores" in caplog.text
+
+
+def test_as_many_cpu_ranks_as_cores_are_fine(caplog: pytest.LogCaptureFixture) -> None:
+    choose(4, machine=MACHINE, found=())
+    assert not caplog.records
+
+
+def test_more_than_four_cpu_ranks_per_core_are_refused() -> None:
+    assert choose(16, machine=MACHINE, found=()).devices == 16
+    with pytest.raises(HardwareError, match="4 CPU cores run at most 4 x 4 = 16; set it to 16 or less"):
+        choose(17, machine=MACHINE, found=())
+
+
+@pytest.mark.parametrize(
+    ("choice", "uuids"),
+    [
+        (None, ["GPU-a0", "GPU-b0", "GPU-c0"]),
+        ("", []),
+        ("-1", []),
+        ("2,0", ["GPU-c0", "GPU-a0"]),
+        ("1, 7, 0", ["GPU-b0"]),
+        ("GPU-c", ["GPU-c0"]),
+        ("GPU-", []),
+        ("GPU-a0,GPU-b0", ["GPU-a0", "GPU-b0"]),
+        ("none", []),
+    ],
+)
+def test_cuda_visible_devices_is_read_as_cuda_reads_it(choice: str | None, uuids: list[str]) -> None:
+    assert [one.uuid for one in visible(GPUS, choice)] == uuids
+
+
+def test_a_cpu_build_of_torch_leaves_accelerators_unused_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    assert usable(GPUS, torch_version="2.13.0") == GPUS
+    assert not caplog.records
+    assert usable(GPUS, torch_version="2.13.0+cpu") == ()
+    assert "torch 2.13.0+cpu cannot use the NVIDIA H200 here" in caplog.text
+
+
+@pytest.mark.parametrize(("memory", "expected"), [(140 * GIB, 133 * GIB), (10 * GIB, 9 * GIB)])
+def test_an_accelerator_keeps_a_reserve(memory: int, expected: int) -> None:
+    gpu = dataclasses.replace(GPUS[0], memory_bytes=memory)
+    assert default_memory_limit(choose(1, machine=MACHINE, found=(gpu,))) == expected
+
+
+@given(st.integers(1, 16))
+def test_cpu_ranks_leave_a_fifth_of_the_memory(ranks: int) -> None:
+    hardware = choose(ranks, machine=MACHINE, found=())
+    total = default_memory_limit(hardware) * ranks
+    assert 0 <= MACHINE.ram_bytes * 8 // 10 - total < ranks
+
+
+def test_memory_is_limited_by_every_control_group_around(tmp_path: Path) -> None:
+    inner = tmp_path / "outer" / "inner"
+    inner.mkdir(parents=True)
+    (inner / "memory.max").write_text("max\n")
+    (tmp_path / "outer" / "memory.max").write_text("1024\n")
+    assert list(cgroup_limits("0::/outer/inner\n", tmp_path)) == [1024]
+
+
+def test_version_1_control_groups_have_a_tree_of_their_own(tmp_path: Path) -> None:
+    group = tmp_path / "memory" / "job"
+    group.mkdir(parents=True)
+    (group / "memory.limit_in_bytes").write_text("2048\n")
+    (tmp_path / "memory" / "memory.limit_in_bytes").write_text("4096\n")
+    membership = "5:cpu,cpuacct:/elsewhere\n4:hugetlb,memory:/job\n1:name=systemd:/\n"
+    assert list(cgroup_limits(membership, tmp_path)) == [2048, 4096]
+
+
+def test_a_container_sees_the_limit_at_the_mount_only(tmp_path: Path) -> None:
+    (tmp_path / "memory.max").write_text("512\n")
+    assert list(cgroup_limits("0::/docker/of/the/host\n", tmp_path)) == [512]
+
+
+def test_no_control_group_is_no_limit(tmp_path: Path) -> None:
+    assert not list(cgroup_limits("", tmp_path))
+
+
+@given(st.integers(0, 1 << 50))
+def test_a_steady_size_is_at_most_three_percent_less(size: int) -> None:
+    assert size * 31 / 32 <= steady(size) <= size
+
+
+def test_a_reboot_does_not_make_another_machine() -> None:
+    assert steady(25_283_440_640) == steady(25_283_440_640 - (3 << 20))
+
+
+def test_the_processor_is_called_by_its_model() -> None:
+    assert cpu_name("processor\t: 0\nmodel name\t: AMD EPYC: 7\nmodel name\t: other\n") == "AMD EPYC: 7"
+    assert cpu_name("CPU implementer\t: 0x41\n")
+
+
+def test_this_machine_can_be_probed() -> None:
+    hardware = probe_hardware(HardwareSection(devices=1))
+    assert hardware == probe_hardware(HardwareSection(devices=1))
+    assert hardware.devices == 1
+    assert 0 < default_memory_limit(hardware) < hardware.device_memory_bytes
+    assert this_machine().cpu_cores == hardware.cpu_cores > 0
+
+
+def test_versions_are_those_that_are_installed() -> None:
+    import torch  # noqa: PLC0415 - to compare
+
+    assert software().torch == torch.__version__

@@ -1,0 +1,190 @@
+from pathlib import Path
+
+import pytest
+
+from autotune.errors import JobError
+from autotune.job_file import load_job
+
+MINIMAL = """\
+model:
+  path: some/model
+data:
+  sources:
+    - path: train.jsonl
+"""
+
+
+@pytest.fixture
+def job_file(tmp_path: Path) -> Path:
+    return tmp_path / "job.yaml"
+
+
+def refusal(path: Path, text: str) -> str:
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(JobError) as caught:
+        load_job(path)
+    return str(caught.value)
+
+
+def test_a_job_needs_a_model_and_data_only(job_file: Path) -> None:
+    job_file.write_text(MINIMAL)
+    job = load_job(job_file)
+    assert job.search.trials == 24
+    assert job.hardware.devices is None
+
+
+def test_quantities_and_exponents_are_read_as_written(job_file: Path) -> None:
+    job_file.write_text(
+        MINIMAL + "hardware: {memory_limit: 400MiB}\nsearch: {time_limit: 10min}\ntraining: {learning_rate: 1e-5}\n"
+    )
+    job = load_job(job_file)
+    assert job.hardware.memory_limit == 400 << 20
+    assert job.search.time_limit == 600
+    assert job.training.learning_rate == 1e-5
+
+
+def test_relative_paths_start_at_the_job_file(job_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "some" / "model").mkdir(parents=True)
+    job_file.write_text(MINIMAL + "      images: pictures\ntraining: {output: out}\n")
+    job = load_job(job_file)
+    source = job.data.sources[0]
+    assert (source.path, source.images) == (tmp_path / "train.jsonl", tmp_path / "pictures")
+    assert job.training.output == tmp_path / "out"
+    assert job.model.path == str(tmp_path / "some" / "model")
+
+
+def test_a_relative_job_file_gives_absolute_paths(
+    job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_file.write_text(MINIMAL)
+    monkeypatch.chdir(tmp_path)
+    assert load_job(Path("job.yaml")).data.sources[0].path == tmp_path / "train.jsonl"
+
+
+def test_absolute_and_home_paths_stay_where_they_are(
+    job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
+    job_file.write_text(MINIMAL.replace("train.jsonl", "/data/train.jsonl") + "training: {output: ~/out}\n")
+    job = load_job(job_file)
+    assert job.data.sources[0].path == Path("/data/train.jsonl")
+    assert job.training.output == Path("/home/ada/out")
+
+
+@pytest.mark.parametrize("path", ["org/model", "m" * 5000])
+def test_a_model_without_a_folder_is_a_hub_id(job_file: Path, path: str) -> None:
+    job_file.write_text(MINIMAL.replace("some/model", path))
+    assert load_job(job_file).model.path == path
+
+
+def test_every_problem_is_listed_with_its_line(job_file: Path) -> None:
+    text = MINIMAL + "hardware:\n  devices: two\n  memory_limit: 4 parsecs\nserch: {}\n"
+    assert refusal(job_file, text).splitlines() == [
+        f"{job_file}, line 7: hardware.devices: must be a whole number, not 'two'",
+        f"{job_file}, line 8: hardware.memory_limit: '4 parsecs' is not a size such as 400MiB or 1.5GB; "
+        "units are B, KB, MB, GB, TB, KiB, MiB, GiB, TiB",
+        f"{job_file}, line 9: serch: unknown key; did you mean search? "
+        "known here: model, data, hardware, training, search, database",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("added", "message"),
+    [
+        (
+            "hardware: {device: 2}",
+            "hardware.device: unknown key; did you mean devices? known here: devices, memory_limit",
+        ),
+        ("epochs: 2", "epochs: unknown key; did you mean training.epochs?"),
+        ("xyz: 2", "xyz: unknown key; known here: model, data"),
+        ("hardware: {devices: true}", "hardware.devices: must be a whole number, not true"),
+        ("hardware: {devices: 2.5}", "hardware.devices: must be a whole number, not 2.5"),
+        ("hardware: {devices: '2'}", "hardware.devices: must be a whole number, not '2'"),
+        ("hardware: {devices: 0}", "hardware.devices: must be greater than 0, not 0"),
+        ("hardware: {memory_limit: -5}", "hardware.memory_limit: must be greater than 0, not -5"),
+        ("hardware: 2", "hardware: must be a section with the keys devices, memory_limit, not 2"),
+        ("hardware:", "hardware: must be a section with the keys devices, memory_limit, not empty"),
+        ("training: {learning_rate: .inf}", "training.learning_rate: must be a number, not '.inf'"),
+        ("training: {learning_rate: [1]}", "training.learning_rate: must be a number, not a list"),
+        ("training: {output: 7}", "training.output: must be a text; put quotes around it, not 7"),
+        ("search: {sampler: {}}", "search.sampler: must be a text; put quotes around it, not a section"),
+        ("search: {time_limit: 10}\nsearch: {}", "line 7: search: given twice, first on line 6; keep one"),
+        ("search: {trials: 1, trials: 2}", "search.trials: given twice, first on line 6; keep one"),
+        ("training: &t {}\nsearch: *t", "search: repeats this value by an alias"),
+        ("[a]: 1", "line 6: the file: a key must be a single word"),
+        ("<<: {}", "<<: unknown key"),
+        ("database: !!python/object/apply:os.getcwd []", "database: the tag 'tag:yaml.org,2002:python/object/apply"),
+        ("database: !!binary aGk=", "database: the tag 'tag:yaml.org,2002:binary' is refused"),
+        ('database: "\\ud800"', "half of a surrogate pair"),
+    ],
+)
+def test_a_mistake_is_refused_with_its_key_and_the_remedy(job_file: Path, added: str, message: str) -> None:
+    assert message in refusal(job_file, MINIMAL + added + "\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "line 1: the file: must be a section with the keys model, data"),
+        ("- a", "line 1: the file: must be a section with the keys model, data"),
+        ("model: {}", "line 1: model.path: missing; add it (Local folder, relative to the job file, or hub id.)"),
+        ("model: {path: a}", "line 1: data: missing; add it"),
+        (
+            "model: {path: a}\ndata: {sources: []}",
+            "line 2: data.sources: must be a list with at least one entry, not a list",
+        ),
+        (
+            "data: {sources: [{path: a, image: b}]}",
+            "data.sources[0].image: unknown key; did you mean images? known here: path",
+        ),
+        ("data:\n  sources: x.jsonl", "data.sources: must be a list, with a dash before each entry, not 'x.jsonl'"),
+        ("data:\n  sources:\n    - path: a\n      repeat: 0", "line 4: data.sources[0].repeat: must be greater than 0"),
+        ("model: {weights: both}", "model.weights: must be 'random' or 'pretrained', not 'both'"),
+        ("model:\n\tpath: a", "line 2: while scanning for the next token"),
+        ("model: [", "line 1: while parsing a flow node"),
+        ("a: 1\n---\nb: 2", "expected a single document"),
+        ("a: *b", "line 1: found undefined alias 'b'"),
+        ("[" * 5000, "too deeply"),
+    ],
+)
+def test_a_file_that_is_no_job_is_refused_with_its_line(job_file: Path, text: str, message: str) -> None:
+    assert message in refusal(job_file, text)
+
+
+@pytest.mark.parametrize(
+    "added",
+    [
+        "database: [postgresql://ada:secret@host/db]",
+        "databse: postgresql://ada:secret@host/db",
+        "hardware: {devices: postgresql://ada:secret@host/db}",
+        "training: postgresql://ada:secret@host/db",
+    ],
+)
+def test_a_password_is_never_repeated(job_file: Path, added: str) -> None:
+    assert "secret" not in refusal(job_file, MINIMAL + added)
+
+
+def test_a_long_value_is_shortened(job_file: Path) -> None:
+    assert len(refusal(job_file, MINIMAL + f"hardware: {{devices: {'x' * 9999}}}")) < len(str(job_file)) + 200
+
+
+def test_a_missing_file_a_folder_and_a_dataset_are_told_apart(tmp_path: Path, job_file: Path) -> None:
+    with pytest.raises(JobError, match="no such file"):
+        load_job(tmp_path / "other.yaml")
+    with pytest.raises(JobError, match="is a folder"):
+        load_job(tmp_path)
+    with pytest.raises(JobError, match="cannot be read: embedded null byte"):
+        load_job(Path("job\0.yaml"))
+    assert "larger than 256 KiB; is it a dataset" in refusal(job_file, "#" * (1 << 18) + "\n")
+
+
+def test_bytes_that_are_no_text_are_refused(job_file: Path) -> None:
+    job_file.write_bytes(b"model: {}\ndata: \xff\n")
+    with pytest.raises(JobError, match=r"line 2: not a text file in UTF-8"):
+        load_job(job_file)
+
+
+def test_plain_words_keep_their_spelling(job_file: Path) -> None:
+    job_file.write_text(MINIMAL.replace("some/model", "no") + "database: 12:30\n")
+    job = load_job(job_file)
+    assert (job.model.path, job.database) == ("no", "12:30")

@@ -1,0 +1,98 @@
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests import strategies
+from trials.errors import InvalidPlan
+from trials.plan import Layout, Packed, Padded, Plan, Stage
+
+PACKED = Packed(qv=8, qt=512, qv_min=8, qt_min=384)
+
+
+def pipeline(*stages: Stage) -> Plan:
+    return Plan(packing=PACKED, layout=Layout(pipeline=len(stages), data=1, zero=0), stages=stages)
+
+
+def stage_sums(plan: Plan) -> tuple[int, int]:
+    return sum(stage.vision for stage in plan.stages), sum(stage.language for stage in plan.stages)
+
+
+@given(strategies.plans())
+def test_equal_plans_have_equal_ids(plan: Plan) -> None:
+    twin = dataclasses.replace(plan, layout=dataclasses.replace(plan.layout))
+    assert (twin, hash(twin), twin.id) == (plan, hash(plan), plan.id)
+
+
+@given(strategies.plans(), strategies.plans())
+def test_different_plans_have_different_ids(one: Plan, other: Plan) -> None:
+    assert (one == other) == (one.id == other.id)
+
+
+@given(strategies.plans())
+def test_a_plan_fits_a_model_of_its_own_layers(plan: Plan) -> None:
+    vision, language = stage_sums(plan)
+    plan.check(vision_layers=vision, language_layers=language)
+
+
+@given(strategies.plans(), st.integers(1, 9))
+def test_a_plan_that_misses_layers_says_how_many(plan: Plan, missing: int) -> None:
+    vision, language = stage_sums(plan)
+    text = f"stages hold {language} language layers but the model has {language + missing}; add {missing}"
+    with pytest.raises(InvalidPlan, match=text):
+        plan.check(vision_layers=vision, language_layers=language + missing)
+
+
+@given(strategies.plans())
+def test_ranks_are_pipeline_times_data(plan: Plan) -> None:
+    assert plan.layout.world_size == plan.layout.pipeline * plan.layout.data
+
+
+def test_a_plan_with_too_many_layers_says_how_many() -> None:
+    with pytest.raises(InvalidPlan, match="stages hold 5 vision layers but the model has 3; remove 2"):
+        pipeline(Stage(vision=5, language=1)).check(vision_layers=3, language_layers=1)
+
+
+def test_stages_and_pipeline_must_agree() -> None:
+    with pytest.raises(InvalidPlan, match="describes 1 stages but pipeline is 2"):
+        Plan(packing=PACKED, layout=Layout(pipeline=2, data=1, zero=0), stages=(Stage(vision=1, language=1),))
+
+
+def test_vision_layers_cannot_follow_language_layers() -> None:
+    with pytest.raises(InvalidPlan, match="stage 1 holds vision layers after"):
+        pipeline(Stage(vision=1, language=1), Stage(vision=1, language=0))
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+def test_a_pipeline_refuses_high_zero_stages(zero: int) -> None:
+    with pytest.raises(InvalidPlan, match=f"ZeRO {zero} does not work with a pipeline"):
+        Layout(pipeline=2, data=1, zero=zero)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("pipeline_degree", "data"), [(0, 1), (1, 0), (-1, 2)])
+def test_degrees_are_at_least_one(pipeline_degree: int, data: int) -> None:
+    with pytest.raises(InvalidPlan, match=f"not {pipeline_degree} x {data}"):
+        Layout(pipeline=pipeline_degree, data=data, zero=0)
+
+
+@pytest.mark.parametrize(("vision", "language"), [(0, 0), (-1, 2), (2, -1)])
+def test_a_stage_holds_a_layer(vision: int, language: int) -> None:
+    with pytest.raises(InvalidPlan, match=f"not {vision} vision"):
+        Stage(vision=vision, language=language)
+
+
+def test_a_stage_cannot_recompute_more_than_it_holds() -> None:
+    with pytest.raises(InvalidPlan, match="of 2 vision and 3 language layers cannot recompute 3 and 0"):
+        Stage(vision=2, language=3, recompute_vision=3)
+
+
+@pytest.mark.parametrize("changes", [{"qv_min": 9}, {"qt_min": 513}, {"qt": 0, "qt_min": 0}, {"qv_min": -1}])
+def test_a_relaxation_lies_within_the_capacity(changes: dict[str, int]) -> None:
+    with pytest.raises(InvalidPlan, match="0 <= qv_min <= qv"):
+        dataclasses.replace(PACKED, **changes)  # type: ignore[arg-type]
+
+
+def test_a_padded_micro_batch_holds_a_sample() -> None:
+    with pytest.raises(InvalidPlan, match="not 0"):
+        Padded(samples=0)

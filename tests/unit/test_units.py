@@ -1,0 +1,62 @@
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trials.units import parse_bytes, parse_seconds
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("400MiB", 400 * 1024**2),
+        ("1.5 GB", 1_500_000_000),
+        (" 2 gib ", 2 * 1024**3),
+        ("7B", 7),
+        (4096, 4096),
+    ],
+)
+def test_sizes_are_bytes(written: object, expected: int) -> None:
+    assert parse_bytes(written) == expected
+
+
+@pytest.mark.parametrize(("written", "expected"), [("90s", 90), ("10min", 600), ("1.5h", 5400), (2.5, 2.5)])
+def test_times_are_seconds(written: object, expected: float) -> None:
+    assert parse_seconds(written) == expected
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "400",
+        "MiB",
+        "4 parsecs",
+        "-1GiB",
+        "1e3MB",
+        "",
+        None,
+        True,
+        [1],
+        math.inf,
+        -math.inf,
+        math.nan,
+        10**400,
+        "9" * 400 + "GiB",
+    ],
+    ids=repr,
+)
+def test_what_is_no_size_is_refused_with_the_units(written: object) -> None:
+    with pytest.raises(ValueError, match="units are B, KB"):
+        parse_bytes(written)
+
+
+@pytest.mark.parametrize("written", ["10", "10 minutes", "10MiB", math.nan, False])
+def test_what_is_no_time_is_refused_with_the_units(written: object) -> None:
+    with pytest.raises(ValueError, match="units are s, min, h"):
+        parse_seconds(written)
+
+
+@given(st.integers(0, 10**9), st.sampled_from(["B", "KiB", "MiB", "GiB", "kb", "mB"]))
+def test_a_size_grows_with_its_number(number: int, unit: str) -> None:
+    assert parse_bytes(f"{number}{unit}") < parse_bytes(f"{number + 1}{unit}")

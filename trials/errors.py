@@ -1,0 +1,33 @@
+"""What can go wrong while a plan is prepared or run.
+
+TrialsError
+|-- InvalidPlan        the plan does not fit the model or itself
+|-- UnknownName        no module of that name: a model family, dataset format, packer or launcher
+|-- DataError          a dataset that cannot be read, or a bad line when the job says `on_error: fail`
+|-- ModelError         a model folder that cannot be used
+`-- WireError          a message between the agent and its ranks that cannot be decoded
+"""
+
+
+class TrialsError(Exception):
+    """Base of every error of this package; the message names the value and the remedy."""
+
+
+class InvalidPlan(TrialsError):
+    """The plan does not fit the model or contradicts itself."""
+
+
+class UnknownName(TrialsError):
+    """No module of that name exists in the package that was asked."""
+
+
+class DataError(TrialsError):
+    """The dataset cannot be read as the job describes it."""
+
+
+class ModelError(TrialsError):
+    """The model folder cannot be used for training."""
+
+
+class WireError(TrialsError):
+    """A message between the agent and its ranks cannot be decoded."""

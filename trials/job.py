@@ -1,0 +1,92 @@
+"""What the user wants to train. `autotune.job_file` reads it from YAML; the ranks get it as JSON."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from trials.units import parse_bytes, parse_seconds
+
+Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)]
+Seconds = Annotated[float, BeforeValidator(parse_seconds), Field(gt=0)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, protected_namespaces=()
+    )
+
+
+class ModelSection(_Section):
+    path: str
+    """Local folder, relative to the job file, or hub id."""
+    weights: Literal["random", "pretrained"] = "pretrained"
+    """`random` draws them from the training seed."""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    trust_remote_code: bool = False
+    """Run code from the model's folder. Never on by itself."""
+
+
+class Source(_Section):
+    path: Path
+    """Annotation file, relative to the job file."""
+    images: Path | None = None
+    """Folder that image names are relative to; the annotation file's folder when absent."""
+    format: str = "auto"
+    """Module of `trials.data.formats`, or `auto`."""
+    repeat: Annotated[float, Field(gt=0, le=1000)] = 1.0
+    """How often an epoch shows each sample; 0.5 shows a fixed random half."""
+
+
+class DataSection(_Section):
+    sources: Annotated[tuple[Source, ...], Field(min_length=1)]
+    on_error: Literal["skip", "fail"] = "skip"
+    """What to do with a line that cannot be trained on."""
+    oversize: Literal["own-pack", "skip", "fail"] = "own-pack"
+    """What to do with a sample above a pack's capacity."""
+    workers: Annotated[int, Field(ge=0, le=64)] = 0
+    """Processes per rank that decode images ahead; 0 decodes in the rank itself."""
+
+
+class HardwareSection(_Section):
+    devices: Annotated[int, Field(gt=0)] | None = None
+    """Ranks to use; every visible accelerator when absent, else 2 CPU ranks."""
+    memory_limit: Bytes | None = None
+    """Per rank; the device's memory less a reserve when absent."""
+
+
+class TrainingSection(_Section):
+    global_batch_samples: Annotated[int, Field(gt=0)] = 32
+    """Samples of one optimizer step, kept within 10 % by every plan."""
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-5
+    epochs: Annotated[int, Field(gt=0)] = 1
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    output: Path = Path("output")
+    """Folder for checkpoints and the final model, relative to the job file."""
+    checkpoint_every: Annotated[int, Field(gt=0)] | None = None
+    """Steps between checkpoints; only at the end of each epoch when absent."""
+
+
+class SearchSection(_Section):
+    trials: Annotated[int, Field(gt=0)] = 24
+    """Most trials to run."""
+    time_limit: Seconds = 600.0
+    """Most seconds to search, confirmation included."""
+    sampler: str = "tpe"
+    """Module of `autotune.search.samplers`."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 1
+    """Steps of a trial that are run and not timed."""
+    timed_steps: Annotated[int, Field(gt=0)] = 3
+    """Steps of a trial that are timed."""
+    trial_timeout: Seconds = 300.0
+    """A trial without a result after this is ended."""
+
+
+class Job(_Section):
+    model: ModelSection
+    data: DataSection
+    hardware: HardwareSection = HardwareSection()
+    training: TrainingSection = TrainingSection()
+    search: SearchSection = SearchSection()
+    database: str | None = None
+    """Database URL; the user's own SQLite file when absent."""

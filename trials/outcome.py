@@ -1,0 +1,124 @@
+"""What happened to a trial: `Completed`, `Rejected` or `Failed`, and nothing in between."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageMeasurement:
+    """One rank's share of the timed steps; the seconds are means per step."""
+
+    stage: int
+    data_rank: int
+    forward_seconds: float
+    backward_seconds: float
+    """Recomputation included."""
+    optimizer_seconds: float
+    """Gradient reduction and optimizer step."""
+    idle_seconds: float
+    """The rest of the step: waiting for other ranks, communication, loading data."""
+    peak_bytes: int
+    """Most bytes that were live at once: static, kept for the backward pass, and transient."""
+    static_bytes: int
+    """Weights, gradients and optimizer states."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """What the timed steps of a trial showed."""
+
+    steps: tuple[int, ...]
+    """The steps of the epoch that were timed, warm-up excluded."""
+    step_seconds: tuple[float, ...]
+    """Wall-clock seconds of each timed step: the slowest rank."""
+    samples: int
+    """Samples in the timed steps."""
+    text_tokens: int
+    vision_units: int
+    losses: tuple[float, ...]
+    """Mean loss over all target tokens of each timed step."""
+    stages: tuple[StageMeasurement, ...]
+    """One entry per rank, in order of rank."""
+
+    @property
+    def samples_per_second(self) -> float:
+        return self.samples / sum(self.step_seconds)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Of the fullest rank."""
+        return max(stage.peak_bytes for stage in self.stages)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutOfMemory:
+    """A rank needed more bytes than its device, or than `memory_limit`."""
+
+    stage: int
+    rank: int
+    needed_bytes: int
+    limit_bytes: int
+    kind: Literal["out-of-memory"] = "out-of-memory"
+
+    def __str__(self) -> str:
+        mebi = 1 << 20
+        return (
+            f"out of memory on stage {self.stage} (rank {self.rank}): "
+            f"{self.needed_bytes / mebi:.1f} MiB needed, limit {self.limit_bytes / mebi:.1f} MiB"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crash:
+    """A rank raised an error or its process died."""
+
+    rank: int
+    detail: str
+    """The last lines of the error, or the signal that ended the process."""
+    kind: Literal["crash"] = "crash"
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} failed: {self.detail}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeout:
+    """The ranks gave no result in time and were ended."""
+
+    seconds: float
+    kind: Literal["timeout"] = "timeout"
+
+    def __str__(self) -> str:
+        return f"no result within {self.seconds:.0f} s"
+
+
+Cause: TypeAlias = Annotated[OutOfMemory | Crash | Timeout, Field(discriminator="kind")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completed:
+    """The plan ran and was measured."""
+
+    measurement: Measurement
+    kind: Literal["completed"] = "completed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejected:
+    """The plan never ran: it cannot fit or is not valid."""
+
+    reason: str
+    kind: Literal["rejected"] = "rejected"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """The plan ran and did not finish."""
+
+    cause: Cause
+    kind: Literal["failed"] = "failed"
+
+
+Outcome: TypeAlias = Annotated[Completed | Rejected | Failed, Field(discriminator="kind")]

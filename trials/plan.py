@@ -1,0 +1,127 @@
+"""What to try: packing, layout, split and recompute, as one immutable value."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field
+
+from trials import wire
+from trials.errors import InvalidPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Padded:
+    """Unpacked micro-batches: each sample is padded to the longest of its micro-batch."""
+
+    samples: int
+    """Samples in a micro-batch."""
+    kind: Literal["padded"] = "padded"
+
+    def __post_init__(self) -> None:
+        if self.samples < 1:
+            raise InvalidPlan(f"a padded micro-batch needs at least 1 sample, not {self.samples}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packed:
+    """Samples joined into one sequence with block-diagonal attention (OmniBal, section 3.2)."""
+
+    qv: int
+    """Most vision units of a pack."""
+    qt: int
+    """Most text tokens of a pack, image tokens included."""
+    qv_min: int
+    """A pack with this many vision units is full enough (Q'v)."""
+    qt_min: int
+    """A pack with this many text tokens is full enough (Q't)."""
+    packer: str = "isf"
+    """Module of `trials.data.packers` that fills the packs."""
+    kind: Literal["packed"] = "packed"
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.qv_min <= self.qv and 0 <= self.qt_min <= self.qt and self.qt > 0):
+            raise InvalidPlan(
+                f"packing needs 0 <= qv_min <= qv and 0 <= qt_min <= qt with qt > 0, not "
+                f"qv={self.qv} qv_min={self.qv_min} qt={self.qt} qt_min={self.qt_min}"
+            )
+
+
+ZeroStage: TypeAlias = Literal[0, 1, 2, 3]
+
+Packing: TypeAlias = Annotated[Padded | Packed, Field(discriminator="kind")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Degrees of parallelism; the ranks are pipeline x data."""
+
+    pipeline: int
+    data: int
+    zero: ZeroStage
+    """ZeRO stage of the data-parallel group."""
+
+    def __post_init__(self) -> None:
+        if self.pipeline < 1 or self.data < 1:
+            raise InvalidPlan(f"a layout needs degrees of at least 1, not {self.pipeline} x {self.data}")
+        if self.pipeline > 1 and self.zero > 1:
+            raise InvalidPlan(f"ZeRO {self.zero} does not work with a pipeline; use ZeRO 0 or 1, or pipeline 1")
+
+    @property
+    def world_size(self) -> int:
+        return self.pipeline * self.data
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One pipeline stage: its layers of each kind, and how many of them, the first ones, are recomputed."""
+
+    vision: int
+    language: int
+    recompute_vision: int = 0
+    recompute_language: int = 0
+
+    def __post_init__(self) -> None:
+        if self.vision < 0 or self.language < 0 or self.vision + self.language == 0:
+            raise InvalidPlan(f"a stage needs at least one layer, not {self.vision} vision + {self.language} language")
+        if not (0 <= self.recompute_vision <= self.vision and 0 <= self.recompute_language <= self.language):
+            raise InvalidPlan(
+                f"a stage of {self.vision} vision and {self.language} language layers cannot recompute "
+                f"{self.recompute_vision} and {self.recompute_language} of them"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Everything that is tuned. With a job it determines a training run.
+
+    The vision embedding belongs to the first stage, the projector with the text embedding to the stage of the last
+    vision layer (what it sends is smaller than what it receives), and the head with the loss to the last stage.
+    """
+
+    packing: Packing
+    layout: Layout
+    stages: tuple[Stage, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.stages) != self.layout.pipeline:
+            raise InvalidPlan(f"the plan describes {len(self.stages)} stages but pipeline is {self.layout.pipeline}")
+        seen_language = False
+        for number, stage in enumerate(self.stages):
+            if stage.vision and seen_language:
+                raise InvalidPlan(f"stage {number} holds vision layers after a stage with language layers")
+            seen_language = seen_language or stage.language > 0
+
+    @property
+    def id(self) -> str:
+        """The first 16 hexadecimal digits of the plan's SHA-256: equal plans have equal ids, everywhere."""
+        return wire.digest(self)
+
+    def check(self, *, vision_layers: int, language_layers: int) -> None:
+        """Raises InvalidPlan, with the arithmetic, unless the stages hold exactly the model's layers."""
+        for kind, have, want in (
+            ("vision", sum(stage.vision for stage in self.stages), vision_layers),
+            ("language", sum(stage.language for stage in self.stages), language_layers),
+        ):
+            if have != want:
+                change = f"add {want - have}" if have < want else f"remove {have - want}"
+                raise InvalidPlan(f"stages hold {have} {kind} layers but the model has {want}; {change}")

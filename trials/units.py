@@ -1,0 +1,35 @@
+"""Quantities as people write them: `400MiB`, `10min`."""
+
+import re
+
+_BYTES = {
+    "B": 1,
+    **{f"{p}B": 1000**n for n, p in enumerate("KMGT", 1)},
+    **{f"{p}iB": 1024**n for n, p in enumerate("KMGT", 1)},
+}
+_SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
+_QUANTITY = re.compile(r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*([A-Za-z]+)\s*", re.ASCII)
+_MOST = 1 << 63  # above it, infinities included, no quantity makes sense
+
+
+def parse_bytes(value: object) -> int:
+    """Bytes from a whole number or a text such as `400MiB` or `1.5 GB`; case does not matter.
+
+    Raises ValueError with the value and the units that work.
+    """
+    return round(_parse(value, _BYTES, "a size such as 400MiB or 1.5GB"))
+
+
+def parse_seconds(value: object) -> float:
+    """Seconds from a number or a text such as `90s`, `10min` or `1.5h`. Raises ValueError like `parse_bytes`."""
+    return _parse(value, _SECONDS, "a time such as 90s, 10min or 1.5h")
+
+
+def _parse(value: object, units: dict[str, float] | dict[str, int], example: str) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MOST:
+        return float(value)
+    match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
+    scale = {name.lower(): factor for name, factor in units.items()}.get(match[2].lower()) if match else None
+    if match is None or scale is None:
+        raise ValueError(f"{value!r} is not {example}; units are {', '.join(units)}")
+    return float(match[1]) * scale

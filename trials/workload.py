@@ -1,0 +1,105 @@
+"""What a measurement depends on besides the plan. Its fingerprint keys the database."""
+
+from dataclasses import dataclass
+
+from trials import wire
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """The devices of one rank group, and the machine around them."""
+
+    accelerator: str
+    """`cpu` or `cuda`."""
+    device_name: str
+    """The accelerator's model, or the processor's on a CPU."""
+    devices: int
+    """Ranks that the job may use."""
+    device_memory_bytes: int
+    """Of one accelerator; on a CPU the machine's memory."""
+    compute_capability: str | None
+    driver: str | None
+    cpu_name: str
+    cpu_cores: int
+    """Physical and logical alike: what the scheduler offers to this process."""
+    ram_bytes: int
+
+    @property
+    def fingerprint(self) -> str:
+        return wire.digest(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Software:
+    """Versions that change speed or memory."""
+
+    python: str
+    torch: str
+    deepspeed: str
+    transformers: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """A model as the tuner sees it: a chain of layers with their analytic cost."""
+
+    name: str
+    """The folder's or hub id's last part: for people."""
+    family: str
+    """Hugging Face `model_type`: the module of `trials.model.families`."""
+    dtype: str
+    vision_layers: int
+    language_layers: int
+    parameters: int
+    unit_flops: float
+    """Forward floating-point operations of one vision unit, through the tower and the projector."""
+    token_flops: float
+    """Forward operations of one text token, through the language layers and the head, attention excluded."""
+    square_flops: float
+    """Forward operations per squared sample length in the language attention."""
+    config_digest: str
+    """SHA-256 of the model's configuration."""
+
+    @property
+    def fingerprint(self) -> str:
+        return wire.digest(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataProfile:
+    """The dataset as the tuner sees it: how many samples of which lengths."""
+
+    samples: int
+    """Samples of one epoch, repeats included."""
+    text_only_samples: int
+    vision_units: int
+    """Sum over the epoch."""
+    text_tokens: int
+    """Sum over the epoch, image tokens included."""
+    longest_text_tokens: int
+    most_vision_units: int
+    histogram: tuple[tuple[int, int, int], ...]
+    """(vision units, text tokens rounded up to a multiple of 64, samples), ascending."""
+    lengths_digest: str
+    """SHA-256 of all lengths in order."""
+
+    @property
+    def fingerprint(self) -> str:
+        return wire.digest(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """Model, data, hardware, software, and the settings that every plan shares."""
+
+    model: ModelShape
+    data: DataProfile
+    hardware: Hardware
+    software: Software
+    global_batch_samples: int
+    memory_limit_bytes: int
+    """Per rank."""
+
+    @property
+    def fingerprint(self) -> str:
+        return wire.digest(self)
