@@ -1,0 +1,51 @@
+"""Small datasets for tests: indexes made of lengths alone, and record files."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from trials.data.formats import AnnotationFile
+from trials.data.index import DatasetIndex
+
+lengths = st.lists(st.tuples(st.integers(0, 12), st.integers(1, 300)), min_size=1, max_size=60)
+"""(vision units, text tokens) of some samples."""
+
+
+def index_of(rows: Sequence[tuple[int, int]], repeats: Sequence[float] = (1.0,)) -> DatasetIndex:
+    """An index of samples with these lengths, dealt in order to one file per repeat."""
+    units, tokens = np.array(rows, dtype=np.int32).reshape(-1, 2).T
+    numbers = np.arange(len(rows))
+    return DatasetIndex(
+        files=tuple(
+            AnnotationFile(path=Path(f"/data/{number}.jsonl"), images=Path("/data"), format="internvl", repeat=repeat)
+            for number, repeat in enumerate(repeats)
+        ),
+        file=np.sort(numbers % len(repeats)).astype(np.int32),
+        offset=numbers.astype(np.int64),
+        line=(numbers + 1).astype(np.int32),
+        vision_units=units,
+        text_tokens=tokens,
+        target_tokens=(tokens + 1) // 2,
+    )
+
+
+def record(*texts: str, **others: Any) -> dict[str, Any]:
+    """A record whose turns say these texts, human and gpt in turn."""
+    sides = ("human", "gpt")
+    return {**others, "conversations": [{"from": sides[n % 2], "value": text} for n, text in enumerate(texts)]}
+
+
+def write_records(path: Path, *records: object) -> Path:
+    """A JSON Lines file; a record of bytes is written as it is."""
+    parts = (part if isinstance(part, bytes) else json.dumps(part).encode() for part in records)
+    path.write_bytes(b"".join(part + b"\n" for part in parts))
+    return path
+
+
+def file_of(path: Path, **changes: Any) -> AnnotationFile:
+    """How the InternVL reader is told of a file."""
+    return AnnotationFile(**{"path": path, "images": path.parent, "format": "internvl", "repeat": 1.0, **changes})

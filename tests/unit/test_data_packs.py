@@ -1,0 +1,151 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.data_values import index_of, lengths
+from trials import plugins
+from trials.data.index import DatasetIndex
+from trials.data.order import epoch_order
+from trials.data.packers import isf
+from trials.data.packs import Oversize, build_packs
+from trials.errors import DataError
+from trials.plan import Packed, Padded
+
+PACKERS = plugins.names("trials.data.packers")
+
+
+@st.composite
+def packings(draw: st.DrawFn) -> Packed:
+    qv, qt = draw(st.integers(0, 100)), draw(st.integers(1, 600))
+    return Packed(
+        qv=qv,
+        qt=qt,
+        qv_min=draw(st.integers(0, qv)),
+        qt_min=draw(st.integers(0, qt)),
+        packer=draw(st.sampled_from(PACKERS)),
+    )
+
+
+def all_rows(index: DatasetIndex) -> np.ndarray:
+    return np.arange(len(index), dtype=np.int64)
+
+
+def test_both_packers_are_found_by_name() -> None:
+    assert PACKERS == ("best-fit", "isf")
+
+
+@given(lengths, packings(), st.integers(0, 2**31 - 1))
+def test_every_sample_is_packed_exactly_once_and_within_the_capacities(
+    rows: list[tuple[int, int]], packing: Packed, seed: int
+) -> None:
+    index = index_of(rows)
+    packs = build_packs(index, all_rows(index), packing, seed, "own-pack")
+    assert sorted(packs.samples) == list(range(len(index)))
+    assert (packs.counts > 0).all()
+    within = (packs.sums(index.vision_units) <= packing.qv) & (packs.sums(index.text_tokens) <= packing.qt)
+    assert (within | (packs.counts == 1)).all()
+    oversize = (index.vision_units > packing.qv) | (index.text_tokens > packing.qt)
+    assert np.count_nonzero(~within) == np.count_nonzero(oversize)
+
+
+@pytest.mark.parametrize("packer", PACKERS)
+def test_capacities_of_many_units_are_kept_too(packer: str) -> None:
+    index = index_of([(3, 1)] * 200)
+    packs = build_packs(index, all_rows(index), Packed(qv=100, qt=999, qv_min=90, qt_min=900, packer=packer), 0, "fail")
+    assert packs.sums(index.vision_units).max() in {75, 99}
+
+
+@given(lengths, packings(), st.integers(0, 9))
+def test_packs_are_the_same_for_the_same_seed(rows: list[tuple[int, int]], packing: Packed, seed: int) -> None:
+    index = index_of(rows)
+    one, other = (build_packs(index, all_rows(index), packing, seed, "own-pack") for _ in range(2))
+    assert one.samples.tolist() == other.samples.tolist()
+    assert one.starts.tolist() == other.starts.tolist()
+
+
+@pytest.mark.parametrize("packer", PACKERS)
+def test_another_seed_gives_other_packs(packer: str) -> None:
+    index = index_of([(1, 50)] * 40)
+    packing = Packed(qv=9, qt=200, qv_min=9, qt_min=200, packer=packer)
+    one, other = (build_packs(index, all_rows(index), packing, seed, "fail") for seed in (0, 1))
+    assert one.samples.tolist() != other.samples.tolist()
+
+
+def mixed(count: int) -> DatasetIndex:
+    random = np.random.default_rng(0)
+    units = random.choice([0, 1, 3, 4, 5], count, p=[0.08, 0.35, 0.25, 0.1, 0.22])
+    tokens = np.minimum(units * 16 + random.lognormal(4, 0.8, count).astype(int) + 20, 500)
+    return index_of(list(zip(units.tolist(), tokens.tolist(), strict=True)))
+
+
+@pytest.mark.parametrize(("packer", "most"), [("isf", 1.08), ("best-fit", 1.04)])
+def test_packs_are_nearly_as_few_as_the_capacities_allow(packer: str, most: float) -> None:
+    index = mixed(3000)
+    packing = Packed(qv=18, qt=700, qv_min=18, qt_min=680, packer=packer)
+    packs = build_packs(index, all_rows(index), packing, 0, "fail")
+    assert len(packs) <= most * max(index.vision_units.sum() / 18, index.text_tokens.sum() / 700)
+
+
+def test_rounds_of_filtering_fill_the_packs_better_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    index = mixed(3000)
+    packing = Packed(qv=12, qt=512, qv_min=12, qt_min=500)
+    filtered = len(build_packs(index, all_rows(index), packing, 0, "fail"))
+    monkeypatch.setattr(isf, "MAX_ROUNDS", 1)
+    assert filtered < 0.95 * len(build_packs(index, all_rows(index), packing, 0, "fail"))
+
+
+@pytest.mark.parametrize("oversize", ["skip", "own-pack"])
+def test_an_oversize_sample_is_skipped_and_counted_or_alone(oversize: Oversize) -> None:
+    index = index_of([(1, 10), (9, 10), (1, 900), (1, 10)])
+    packs = build_packs(index, all_rows(index), Packed(qv=4, qt=100, qv_min=0, qt_min=0), 0, oversize)
+    shown = [sorted(packs.pack(number).tolist()) for number in range(len(packs))]
+    assert (shown, packs.skipped) == (([[0, 3]], 2) if oversize == "skip" else ([[0, 3], [1], [2]], 0))
+
+
+def test_an_oversize_sample_fails_with_its_line_where_the_job_says_so() -> None:
+    index = index_of([(1, 10), (9, 10)])
+    with pytest.raises(DataError, match=r"/data/0.jsonl:2: 9 vision units and 10 text tokens are above .* qv=4 qt=100"):
+        build_packs(index, all_rows(index), Packed(qv=4, qt=100, qv_min=0, qt_min=0), 0, "fail")
+
+
+def test_packs_of_skipped_samples_alone_are_refused() -> None:
+    index = index_of([(9, 10)])
+    with pytest.raises(DataError, match="every sample is above qv=4 qt=100"):
+        build_packs(index, all_rows(index), Packed(qv=4, qt=100, qv_min=0, qt_min=0), 0, "skip")
+
+
+@given(lengths, st.integers(1, 9))
+def test_padded_packs_cut_the_order_into_equal_micro_batches(rows: list[tuple[int, int]], size: int) -> None:
+    index = index_of(rows)
+    order = all_rows(index)[::-1]
+    packs = build_packs(index, order, Padded(samples=size), 0, "fail")
+    assert packs.samples.tolist() == order.tolist()
+    assert packs.counts[:-1].tolist() == [size] * (len(packs) - 1)
+    assert 0 < packs.counts[-1] <= size
+    assert packs.largest(index.text_tokens).max() == index.text_tokens.max()
+
+
+@given(st.integers(1, 40), st.integers(0, 5), st.integers(0, 3))
+def test_an_epoch_shows_each_sample_as_often_as_its_repeat(count: int, seed: int, epoch: int) -> None:
+    index = index_of([(1, 1)] * 4 * count, repeats=(2.0, 0.5, 1.25, 1.0))
+    times = np.bincount(epoch_order(index, seed, epoch), minlength=len(index))
+    by_file = [times[index.file == number] for number in range(4)]
+    assert [set(times.tolist()) for times in (by_file[0], by_file[3])] == [{2}, {1}]
+    assert set(by_file[1].tolist()) <= {0, 1}
+    assert set(by_file[2].tolist()) <= {1, 2}
+    assert [times.sum() for times in by_file] == [2 * count, round(count / 2), count + round(count / 4), count]
+
+
+def test_the_random_part_of_a_repeat_depends_on_the_seed_and_not_on_the_epoch() -> None:
+    index = index_of([(1, 1)] * 100, repeats=(0.5,))
+    first, second, other = (epoch_order(index, seed, epoch).tolist() for seed, epoch in ((0, 0), (0, 1), (1, 0)))
+    assert first != second
+    assert sorted(first) == sorted(second)
+    assert sorted(first) != sorted(other)
+
+
+def test_an_epoch_without_samples_is_refused() -> None:
+    index = index_of([(1, 1)], repeats=(0.1,))
+    with pytest.raises(DataError, match="the epoch shows no sample; raise `repeat`"):
+        build_packs(index, epoch_order(index, 0, 0), Padded(samples=2), 0, "fail")

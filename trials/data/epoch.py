@@ -1,0 +1,189 @@
+"""One epoch: packs arranged into optimizer steps, so that the data-parallel ranks of a step have the same work."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trials.data.index import DatasetIndex
+from trials.data.order import epoch_order
+from trials.data.packs import Oversize, Packs, build_packs
+from trials.data.sample import Ints
+from trials.plan import Packing
+
+_WINDOW_STEPS = 64
+_WINDOW_SHARE = 0.05
+"""Packs are matched by cost inside windows of so many steps, or of this share of the epoch if that is more."""
+
+Floats: TypeAlias = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostWeights:
+    """What a pack costs, in any unit: floating-point operations of the model's shape, or measured seconds."""
+
+    unit: float
+    """Of one vision unit."""
+    token: float
+    """Of one text token, attention excluded."""
+    square: float
+    """Of the attention, per squared sample length."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PackSizes:
+    """What the model computes for each pack, as columns [packs]: padding and stand-in tiles included."""
+
+    units: Ints
+    """At least 1: a pack without images carries one zero tile."""
+    tokens: Ints
+    """At least 1: an empty pack carries one pad token."""
+    squares: Ints
+    """Sum of the squared lengths of its samples, which attend to themselves alone."""
+    samples: Ints
+
+    def cost(self, weights: CostWeights) -> Floats:
+        """[packs]"""
+        cost: Floats = weights.unit * self.units + weights.token * self.tokens + weights.square * self.squares
+        return cost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Step:
+    """One optimizer step; the totals are over all data ranks, without padding."""
+
+    packs: tuple[tuple[Ints, ...], ...]
+    """For each data rank its micro-batches, each the rows of its samples in the index."""
+    samples: int
+    vision_units: int
+    text_tokens: int
+    target_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Epoch:
+    """Which pack each data rank trains on at each micro-batch."""
+
+    index: DatasetIndex
+    packs: Packs
+    assignment: Ints
+    """Numbers of packs, [rows, data ranks]; step i is rows[i * micro_batches : (i + 1) * micro_batches]."""
+    micro_batches: int
+    """Rows of a step; the last step may have fewer."""
+    global_batch_samples: int
+
+    @property
+    def steps(self) -> int:
+        return -(-len(self.assignment) // self.micro_batches)
+
+    @property
+    def batch_deviation(self) -> float:
+        """How far a full step's mean number of samples is from what the job asks: 0.1 is 10 %, either way."""
+        per_row = len(self.packs.samples) / len(self.assignment)
+        return abs(per_row * self.micro_batches / self.global_batch_samples - 1)
+
+    def rows(self, step: int) -> Ints:
+        """Numbers of the step's packs, [micro-batches, data ranks]. Raises IndexError behind the last step."""
+        if not 0 <= step < self.steps:
+            raise IndexError(f"step {step} of an epoch of {self.steps} steps")
+        return self.assignment[step * self.micro_batches : (step + 1) * self.micro_batches]
+
+    def step(self, number: int) -> Step:
+        rows = self.rows(number)
+        packs = tuple(tuple(self.packs.pack(pack) for pack in of_rank) for of_rank in rows.T)
+        samples = np.concatenate([pack for of_rank in packs for pack in of_rank])
+        return Step(
+            packs=packs,
+            samples=len(samples),
+            vision_units=int(self.index.vision_units[samples].sum()),
+            text_tokens=int(self.index.text_tokens[samples].sum()),
+            target_tokens=int(self.index.target_tokens[samples].sum()),
+        )
+
+    def pack_sizes(self) -> PackSizes:
+        return pack_sizes(self.index, self.packs)
+
+
+def pack_sizes(index: DatasetIndex, packs: Packs) -> PackSizes:
+    """Sizes of every pack, padding included."""
+    counts = packs.counts
+    if packs.padded:
+        longest = packs.largest(index.text_tokens)
+        tokens, squares = counts * longest, counts * longest**2
+    else:
+        tokens, squares = packs.sums(index.text_tokens), packs.sums(index.text_tokens.astype(np.int64) ** 2)
+    units = np.maximum(packs.sums(index.vision_units), 1)
+    return PackSizes(units=units, tokens=np.maximum(tokens, 1), squares=np.maximum(squares, 1), samples=counts)
+
+
+def build_epoch(
+    index: DatasetIndex,
+    packing: Packing,
+    *,
+    data_parallel: int,
+    global_batch_samples: int,
+    weights: CostWeights,
+    seed: int,
+    epoch: int,
+    oversize: Oversize,
+) -> Epoch:
+    """The epoch's steps: a pure function of its arguments, so that every rank and every restart gets the same.
+
+    Raises DataError like `build_packs`.
+    """
+    order = epoch_order(index, seed, epoch)
+    random = np.random.default_rng([seed, epoch, 1])
+    packs = build_packs(index, order, packing, int(random.integers(2**31)), oversize)
+    packs = _divisible(index, packs, data_parallel, weights)
+    rows = len(packs) // data_parallel
+    micro_batches = max(1, round(global_batch_samples * rows / len(packs.samples)))
+    if packs.padded:
+        assignment = np.arange(len(packs), dtype=np.int64).reshape(rows, data_parallel)
+    else:
+        assignment = _matched(pack_sizes(index, packs).cost(weights), data_parallel, micro_batches, random)
+    return Epoch(
+        index=index,
+        packs=packs,
+        assignment=assignment,
+        micro_batches=micro_batches,
+        global_batch_samples=global_batch_samples,
+    )
+
+
+def _divisible(index: DatasetIndex, packs: Packs, data_parallel: int, weights: CostWeights) -> Packs:
+    """A multiple of `data_parallel` packs: the costliest are halved, or empty ones added when none can be."""
+    while missing := -len(packs) % data_parallel:
+        divisible = np.flatnonzero(packs.counts > 1)
+        cost = pack_sizes(index, packs).cost(weights)
+        chosen = divisible[np.argsort(-cost[divisible], kind="stable")[:missing]]
+        halves = packs.starts[chosen] + packs.counts[chosen] // 2
+        more = halves if len(chosen) else np.full(missing, packs.starts[-1])
+        packs = replace(packs, starts=np.sort(np.concatenate([packs.starts, more])))
+    return packs
+
+
+def _matched(cost: Floats, data_parallel: int, micro_batches: int, random: np.random.Generator) -> Ints:
+    """Rows of packs of like cost, in random order, [rows, data ranks]."""
+    window_rows = max(_WINDOW_STEPS * micro_batches, math.ceil(_WINDOW_SHARE * len(cost) / data_parallel))
+    shuffled = random.permutation(len(cost))
+    by_cost = np.lexsort((-cost[shuffled], np.arange(len(cost)) // (window_rows * data_parallel)))
+    rows = random.permutation(shuffled[by_cost].reshape(-1, data_parallel))
+    whole = len(rows) - len(rows) % micro_batches
+    steps = rows[:whole].reshape(-1, micro_batches, data_parallel)
+    return np.concatenate([_levelled(steps, cost), _levelled(rows[None, whole:], cost)])
+
+
+def _levelled(steps: Ints, cost: Floats) -> Ints:
+    """Rows [steps x micro-batches, data ranks] of steps [steps, micro-batches, data ranks] of falling cost.
+
+    In each row the rank with the least work so far in its step takes the costliest pack, so that sums are alike too.
+    """
+    levelled = np.empty_like(steps)
+    load = np.zeros((steps.shape[0], steps.shape[2]))
+    for row in range(steps.shape[1]):
+        ranks = np.argsort(load, axis=1, kind="stable")
+        np.put_along_axis(levelled[:, row], ranks, steps[:, row], axis=1)
+        load += cost[levelled[:, row]]
+    return levelled.reshape(-1, steps.shape[2])

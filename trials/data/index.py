@@ -1,0 +1,126 @@
+"""The index: where each sample stands, and how long it is, so that plans are made without reading the dataset again."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trials import wire
+from trials.data import formats
+from trials.data.formats import AnnotationFile
+from trials.data.sample import Ints, Lengths, Sample
+from trials.errors import DataError, WireError
+from trials.workload import DataProfile
+
+COLUMNS = {
+    "file": np.int32,
+    "offset": np.int64,
+    "line": np.int32,
+    "vision_units": np.int32,
+    "text_tokens": np.int32,
+    "target_tokens": np.int32,
+}
+"""Type of each column of a DatasetIndex."""
+_LAYOUT = 1
+"""Raised when saved indexes of before can no longer be read."""
+_BIN_TOKENS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DatasetIndex:
+    """One row per usable sample, as columns [samples], in order of files and lines."""
+
+    files: tuple[AnnotationFile, ...]
+    file: NDArray[np.int32]
+    """Position in `files`."""
+    offset: NDArray[np.int64]
+    """First byte of the record."""
+    line: NDArray[np.int32]
+    """Counted from 1."""
+    vision_units: NDArray[np.int32]
+    text_tokens: NDArray[np.int32]
+    """Image tokens included."""
+    target_tokens: NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.file)
+
+    @property
+    def repeats(self) -> NDArray[np.float64]:
+        """How often an epoch shows each sample, [samples]."""
+        return np.array([file.repeat for file in self.files], dtype=np.float64)[self.file]
+
+    @property
+    def digest(self) -> str:
+        """The first 16 hexadecimal digits of the SHA-256 of all lengths and repeats, in order."""
+        lengths = (self.vision_units, self.text_tokens, self.target_tokens)
+        table = np.stack([*(column.astype("<f8") for column in lengths), self.repeats.astype("<f8")])
+        return hashlib.sha256(table.tobytes()).hexdigest()[:16]
+
+    def lengths(self, row: int) -> Lengths:
+        return Lengths(
+            vision_units=int(self.vision_units[row]),
+            text_tokens=int(self.text_tokens[row]),
+            target_tokens=int(self.target_tokens[row]),
+        )
+
+    def where(self, row: int) -> str:
+        """`file:line` of a sample, for messages."""
+        return f"{self.files[self.file[row]].path}:{self.line[row]}"
+
+    def sample(self, row: int) -> Sample:
+        """Reads the record again. Raises DataError when the file has changed so that none stands there."""
+        file = self.files[self.file[row]]
+        found = formats.load(file.format).read(file, (int(self.offset[row]), int(self.line[row])))
+        if isinstance(found, Sample):
+            return found
+        raise DataError(f"{self.where(row)}: {found.reason}; the file has changed since it was indexed, index it again")
+
+    def save(self, path: Path) -> None:
+        """Writes one npz file without pickle, whole or not at all."""
+        files = np.frombuffer(wire.encode(self.files, tuple[AnnotationFile, ...]).encode(), dtype=np.uint8)
+        columns = {f"{name}_column": getattr(self, name) for name in COLUMNS}
+        partial = path.with_name(f"{path.name}.partial")
+        with partial.open("wb") as stream:
+            np.savez(stream, layout=np.array(_LAYOUT), files=files, **columns)
+        partial.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> "DatasetIndex":
+        """What `save` wrote. Raises DataError when the file is missing, damaged or of another layout."""
+        try:
+            with path.open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
+                layout = int(stored["layout"])
+                files = wire.decode(tuple[AnnotationFile, ...], stored["files"].tobytes())
+                columns: dict[str, Any] = {name: stored[f"{name}_column"] for name in COLUMNS}
+        except (OSError, EOFError, ValueError, TypeError, KeyError, BadZipFile, WireError) as error:
+            raise DataError(f"index {path} cannot be read ({error}); index the dataset again") from error
+        if layout != _LAYOUT:
+            raise DataError(f"index {path} has layout {layout}, not {_LAYOUT}; index the dataset again")
+        return cls(files=files, **columns)
+
+
+def profile(index: DatasetIndex) -> DataProfile:
+    """The epoch's lengths; where a repeat shows a random part, its expectation, so that no seed matters."""
+    units, tokens, repeats = index.vision_units, index.text_tokens, index.repeats
+    return DataProfile(
+        samples=round(float(repeats.sum())),
+        text_only_samples=round(float(repeats[units == 0].sum())),
+        vision_units=round(float(repeats @ units)),
+        text_tokens=round(float(repeats @ tokens)),
+        longest_text_tokens=int(tokens.max()),
+        most_vision_units=int(units.max()),
+        histogram=_histogram(units.astype(np.int64), tokens.astype(np.int64), repeats),
+        lengths_digest=index.digest,
+    )
+
+
+def _histogram(units: Ints, tokens: Ints, repeats: NDArray[np.float64]) -> tuple[tuple[int, int, int], ...]:
+    rounded = -(-tokens // _BIN_TOKENS) * _BIN_TOKENS
+    bins, bin_of_row = np.unique(np.stack([units, rounded], axis=1), axis=0, return_inverse=True)
+    counts = np.rint(np.bincount(bin_of_row, weights=repeats)).astype(np.int64)
+    return tuple((int(u), int(t), int(count)) for (u, t), count in zip(bins, counts, strict=True) if count)

@@ -1,0 +1,127 @@
+"""Micro-batches: packs encoded and joined into tensors, in the order of the steps."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from trials.data.epoch import Epoch
+from trials.data.index import DatasetIndex
+from trials.data.sample import IGNORED, Encoded, Encoder, Ints, Lengths
+from trials.errors import DataError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MicroBatch:
+    """One pack as tensors. A sample begins wherever a position is 0."""
+
+    pixel_values: torch.Tensor | None
+    """float32 [units, *unit_shape], one zero unit that no token uses when the pack has none; None if not asked for."""
+    input_ids: torch.Tensor
+    """int64 [T]"""
+    position_ids: torch.Tensor
+    """int64 [T], from 0 in each sample, its padding included."""
+    labels: torch.Tensor
+    """int64 [T], shifted: entry i is the target after token i in the same sample, else -100."""
+
+
+def micro_batches(
+    index: DatasetIndex,
+    epoch: Epoch,
+    steps: Sequence[int],
+    data_rank: int,
+    encoder: Encoder,
+    *,
+    pixels: bool,
+    workers: int,
+) -> Iterator[MicroBatch]:
+    """The rank's micro-batches of these steps, in order; `workers` processes prepare them ahead.
+
+    Raises DataError, with file and line, for a sample that can no longer be read or has changed its lengths.
+    """
+    packs = [epoch.packs.pack(pack) for step in steps for pack in epoch.rows(step)[:, data_rank]]
+    dataset = _Packs(index, packs, encoder, pixels=pixels, padded=epoch.packs.padded)
+    # An error comes as a value: raised in a worker, it would come back with the worker's traceback as its message.
+    for batch in DataLoader(dataset, batch_size=None, num_workers=workers):
+        if isinstance(batch, DataError):
+            raise batch
+        yield batch
+
+
+class _Packs(Dataset[MicroBatch | DataError]):
+    def __init__(
+        self, index: DatasetIndex, packs: Sequence[Ints], encoder: Encoder, *, pixels: bool, padded: bool
+    ) -> None:
+        self._index = index
+        self._packs = packs
+        self._encoder = encoder
+        self._pixels = pixels
+        self._padded = padded
+
+    def __len__(self) -> int:
+        return len(self._packs)
+
+    def __getitem__(self, number: int) -> MicroBatch | DataError:
+        try:
+            samples = [encode(self._index, int(row), self._encoder, pixels=self._pixels) for row in self._packs[number]]
+        except DataError as error:
+            return error
+        return collate(samples, self._encoder, pixels=self._pixels, padded=self._padded)
+
+
+def encode(index: DatasetIndex, row: int, encoder: Encoder, *, pixels: bool) -> Encoded:
+    """One sample. Raises DataError unless it still has the lengths that the plan was made for."""
+    sample = index.sample(row)
+    try:
+        encoded = encoder.encode(sample, pixels=pixels)
+    except DataError as error:
+        raise DataError(f"{index.where(row)}: {error}") from error
+    expected = index.lengths(row)
+    found = Lengths(
+        vision_units=expected.vision_units if encoded.pixel_values is None else len(encoded.pixel_values),
+        text_tokens=len(encoded.input_ids),
+        target_tokens=int(np.count_nonzero(encoded.labels != IGNORED)),
+    )
+    if found != expected:
+        raise DataError(
+            f"{index.where(row)}: the sample has {_told(found)} but was indexed with {_told(expected)}; "
+            "its record or an image has changed, index the dataset again"
+        )
+    return encoded
+
+
+def _told(lengths: Lengths) -> str:
+    return f"{lengths.vision_units} vision units, {lengths.text_tokens} text tokens and {lengths.target_tokens} targets"
+
+
+def collate(samples: Sequence[Encoded], encoder: Encoder, *, pixels: bool, padded: bool) -> MicroBatch:
+    """Joins a pack's samples; no sample at all becomes one pad token that is no target.
+
+    With `padded` each sample is filled up to the longest, so that T is a multiple of it.
+    """
+    if not samples:
+        nothing = np.array([encoder.pad_token_id]), np.array([IGNORED])
+        samples = [Encoded(input_ids=nothing[0], labels=nothing[1], pixel_values=None)]
+    lengths = [len(sample.input_ids) for sample in samples]
+    widths = [max(lengths)] * len(samples) if padded else lengths
+    input_ids = [
+        _filled(sample.input_ids, width, encoder.pad_token_id) for sample, width in zip(samples, widths, strict=True)
+    ]
+    labels = [_filled(sample.labels[1:], width, IGNORED) for sample, width in zip(samples, widths, strict=True)]
+    return MicroBatch(
+        pixel_values=_pixels(samples, encoder.unit_shape) if pixels else None,
+        input_ids=torch.from_numpy(np.concatenate(input_ids)),
+        position_ids=torch.from_numpy(np.concatenate([np.arange(width, dtype=np.int64) for width in widths])),
+        labels=torch.from_numpy(np.concatenate(labels)),
+    )
+
+
+def _filled(values: Ints, width: int, filler: int) -> Ints:
+    return np.pad(values, (0, width - len(values)), constant_values=filler)
+
+
+def _pixels(samples: Sequence[Encoded], unit_shape: tuple[int, ...]) -> torch.Tensor:
+    units = [sample.pixel_values for sample in samples if sample.pixel_values is not None]
+    return torch.from_numpy(np.concatenate(units or [np.zeros((1, *unit_shape), dtype=np.float32)]))

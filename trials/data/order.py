@@ -1,0 +1,25 @@
+"""Which samples an epoch shows, and in which order."""
+
+import numpy as np
+
+from trials.data.index import DatasetIndex
+from trials.data.sample import Ints
+
+
+def epoch_order(index: DatasetIndex, seed: int, epoch: int) -> Ints:
+    """Rows of the index in the epoch's random order, each as often as its repeat says.
+
+    Repeat 1.3 of a file shows each of its samples once, and 30 % of them, chosen by `seed` alone, once more.
+    """
+    times = np.concatenate([_times(index, number, seed) for number in range(len(index.files))])
+    shown = np.repeat(np.arange(len(index), dtype=np.int64), times)
+    return np.random.default_rng([seed, epoch]).permutation(shown)
+
+
+def _times(index: DatasetIndex, file: int, seed: int) -> Ints:
+    """How often each sample of the file is shown, [samples of the file]."""
+    samples = np.count_nonzero(index.file == file)
+    whole, part = divmod(index.files[file].repeat, 1)
+    times = np.full(samples, int(whole), dtype=np.int64)
+    times[np.random.default_rng([seed, file, 1]).permutation(samples)[: round(part * samples)]] += 1
+    return times

@@ -1,0 +1,241 @@
+"""InternVL in its Hugging Face form."""
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, PretrainedConfig, PreTrainedModel
+
+from trials.data.images import image_pixels, image_size
+from trials.data.sample import IGNORED, IMAGE, Encoded, Lengths, Sample, Turn
+from trials.errors import ModelError
+
+# --- data side ----------------------------------------------------------------------------------------------------
+
+_TURN_START, _TURN_END = "<|im_start|>", "<|im_end|>"
+
+Piece: TypeAlias = tuple[list[int], bool]
+"""Some tokens, and whether they are targets."""
+
+
+def encoder(model_path: str, trust_remote_code: bool = False) -> "Encoder":
+    """The encoder of a model folder. Raises ModelError for one that is not in InternVL's Hugging Face form."""
+    try:
+        config = AutoConfig.from_pretrained(model_path, trust_remote_code=trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(model_path, trust_remote_code=trust_remote_code)
+        # The other backend resizes differently, and which one is there would depend on the machine.
+        images = AutoImageProcessor.from_pretrained(model_path, backend="pil", trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"model {model_path} cannot be used: {error}") from error
+    return Encoder(config, tokenizer, images)
+
+
+def unit_tokens(config: Any) -> tuple[int, int]:
+    """Tokens of one tile inside the vision tower (class token included), and in the language model."""
+    vision = config.vision_config
+    height, width = (size // patch for size, patch in zip(vision.image_size, vision.patch_size, strict=True))
+    return height * width + 1, int(height * width * config.downsample_ratio**2)
+
+
+class Encoder:
+    """Writes ChatML, with `<img>`, context tokens and `</img>` for each image.
+
+    Targets are the assistant's texts and the `<|im_end|>` after each. Text that spells a special token stays text. Of n
+    images in a sample each gets 1/n of the most tiles, as InternVL trains (`max_dynamic_patch // n`).
+    """
+
+    def __init__(self, config: Any, tokenizer: Any, images: Any) -> None:
+        """Takes a Hugging Face configuration, tokenizer and image processor; raises ModelError where they disagree."""
+        self._tokenizer = tokenizer
+        self._images = images
+        _, self._tokens_per_tile = unit_tokens(config)
+        self._image_start, self._context, self._image_end = (
+            self._token_id(getattr(tokenizer, f"{name}_token", None), f"{name}_token")
+            for name in ("start_image", "context_image", "end_image")
+        )
+        self._turn_start, self._turn_end = (self._token_id(token, token) for token in (_TURN_START, _TURN_END))
+        if self._context != config.image_token_id:
+            raise ModelError(f"the tokenizer's image token is {self._context}, the model's is {config.image_token_id}")
+        self._unit_shape = _tile_shape(config, images)
+        own = {self._image_start, self._context, self._image_end, self._turn_start, self._turn_end}
+        self._spelled = _spelled_tokens(tokenizer, own)
+        self._break = self._text("\n")
+        self._assistant = self._text("assistant\n")
+
+    @property
+    def pad_token_id(self) -> int:
+        pad = self._tokenizer.pad_token_id
+        return self._turn_end if pad is None else int(pad)
+
+    @property
+    def unit_shape(self) -> tuple[int, ...]:
+        """(3, height, width) of a tile."""
+        return self._unit_shape
+
+    def measure(self, sample: Sample, image_sizes: tuple[tuple[int, int], ...]) -> Lengths:
+        tiles = self._tiles(image_sizes)
+        pieces = list(self._pieces(sample, tiles))
+        return Lengths(
+            vision_units=sum(tiles),
+            text_tokens=sum(len(tokens) for tokens, _ in pieces),
+            target_tokens=sum(len(tokens) for tokens, is_target in pieces if is_target),
+        )
+
+    def encode(self, sample: Sample, *, pixels: bool) -> Encoded:
+        tiles = self._tiles(tuple(image_size(path) for path in sample.images))
+        pieces = list(self._pieces(sample, tiles))
+        input_ids = np.array([token for tokens, _ in pieces for token in tokens], dtype=np.int64)
+        is_target = np.repeat([is_target for _, is_target in pieces], [len(tokens) for tokens, _ in pieces])
+        return Encoded(
+            input_ids=input_ids,
+            labels=np.where(is_target, input_ids, IGNORED),
+            pixel_values=self._pixels(sample) if pixels and sample.images else None,
+        )
+
+    def _pieces(self, sample: Sample, tiles: Sequence[int]) -> Iterator[Piece]:
+        shown = iter(tiles)
+        for turn in sample.turns:
+            yield [self._turn_start], False
+            match turn.role:
+                case "assistant":
+                    # Apart from its text, as it is when the model is asked to go on from here.
+                    yield self._assistant, False
+                    yield [*self._text(turn.text), self._turn_end], True
+                case "user":
+                    yield [*self._with_images(turn, shown), self._turn_end], False
+                case "system":
+                    yield [*self._text(f"system\n{turn.text}"), self._turn_end], False
+            yield self._break, False
+
+    def _with_images(self, turn: Turn, tiles: Iterator[int]) -> list[int]:
+        first, *others = f"user\n{turn.text}".split(IMAGE)
+        tokens = self._text(first)
+        for text in others:
+            context = [self._context] * (self._tokens_per_tile * next(tiles))
+            tokens += [self._image_start, *context, self._image_end, *self._text(text)]
+        return tokens
+
+    def _text(self, text: str) -> list[int]:
+        # A cut behind the first character of a spelled special token keeps the tokenizer from seeing it.
+        cuts = [0, *(match.start() + 1 for match in self._spelled.finditer(text)), len(text)]
+        parts = (text[start:end] for start, end in pairwise(cuts))
+        return [token for part in parts for token in self._tokenizer.encode(part, add_special_tokens=False)]
+
+    def _token_id(self, token: str | None, what: str) -> int:
+        found = self._tokenizer.get_vocab().get(token)
+        if found is None:
+            raise ModelError(f"the tokenizer has no {what}; use a model folder in InternVL's Hugging Face form")
+        return int(found)
+
+    def _options(self, images: int) -> dict[str, Any]:
+        """How the image processor cuts each image of a sample."""
+        return {"crop_to_patches": True, "max_patches": max(1, self._images.max_patches // max(1, images))}
+
+    def _tiles(self, sizes: Sequence[tuple[int, int]]) -> list[int]:
+        """Tiles of each image, thumbnail included, from (height, width)."""
+        options = self._options(len(sizes))
+        return [int(self._images.get_number_of_image_patches(*size, options)) for size in sizes]
+
+    def _pixels(self, sample: Sample) -> NDArray[np.float32]:
+        """[tiles, 3, height, width], each image's thumbnail last."""
+        options = self._options(len(sample.images))
+        tiles = [
+            self._images([image_pixels(path)], input_data_format="channels_last", return_tensors="np", **options)
+            for path in sample.images
+        ]
+        return np.concatenate([of_image["pixel_values"] for of_image in tiles], dtype=np.float32)
+
+
+def _tile_shape(config: Any, images: Any) -> tuple[int, int, int]:
+    """(3, height, width); raises ModelError where the tower takes another size than the image processor makes."""
+    if not hasattr(images, "get_number_of_image_patches"):
+        raise ModelError(f"{type(images).__name__} does not cut images into tiles; InternVL uses GotOcr2ImageProcessor")
+    made, taken = (images.size.height, images.size.width), tuple(config.vision_config.image_size)
+    if made != taken:
+        raise ModelError(
+            f"the image processor makes tiles of {made} pixels but the model takes {taken}; correct `size`"
+        )
+    return 3, *made
+
+
+def _spelled_tokens(tokenizer: Any, own: set[int]) -> re.Pattern[str]:
+    """Matches, without consuming it, each place where a text spells a special token, or one of `own`."""
+    added = tokenizer.added_tokens_decoder.items()
+    names = sorted({str(token) for number, token in added if token.special or number in own})
+    return re.compile(f"(?={'|'.join(map(re.escape, names))})")
+
+
+# --- model side ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisionParts:
+    """The vision side's modules around its layers."""
+
+    embedding: tuple[nn.Module, ...]
+    projector: tuple[nn.Module, ...]
+
+
+def check(config: PretrainedConfig) -> None:
+    """Raises ModelError for an option of the architecture that the chain does not follow."""
+    if config.vision_feature_layer != -1:
+        raise ModelError(f"vision_feature_layer {config.vision_feature_layer} is not supported; only -1 is")
+
+
+def vision_layers(config: PretrainedConfig) -> int:
+    """Layers of the vision tower."""
+    return int(config.vision_config.num_hidden_layers)
+
+
+def unit_shape(config: PretrainedConfig) -> tuple[int, int, int]:
+    """Shape of one tile's pixels."""
+    height, width = config.vision_config.image_size
+    return config.vision_config.num_channels, height, width
+
+
+def image_token(config: PretrainedConfig) -> int:
+    """Id of the token that a projected feature replaces."""
+    return int(config.image_token_id)
+
+
+def vision_root(model: PreTrainedModel) -> nn.Module:
+    """The module that holds the vision layers."""
+    tower: nn.Module = model.model.vision_tower
+    return tower
+
+
+def vision_parts(model: PreTrainedModel) -> VisionParts:
+    tower = model.model.vision_tower
+    return VisionParts(embedding=(tower.embeddings,), projector=(tower.layernorm, model.model.multi_modal_projector))
+
+
+def embed_vision(model: PreTrainedModel, pixel_values: torch.Tensor) -> torch.Tensor:
+    """Vision states [tiles, patches + 1, hidden] of pixels [tiles, 3, H, W]."""
+    states: torch.Tensor = model.model.vision_tower.embeddings(pixel_values.to(model.dtype))
+    return states
+
+
+def vision_layer(layer: nn.Module, states: torch.Tensor) -> torch.Tensor:
+    """One vision layer on its own."""
+    output: torch.Tensor = layer(states)
+    return output
+
+
+def project(model: PreTrainedModel, states: torch.Tensor) -> torch.Tensor:
+    """Features [tiles x tokens, language hidden] of vision states: class token dropped, pixels shuffled, projected."""
+    states = model.model.vision_tower.layernorm(states)
+    if model.config.vision_feature_select_strategy == "default":
+        states = states[:, 1:, :]
+    side = math.isqrt(states.shape[1])
+    grid = states.reshape(states.shape[0], side, side, -1)
+    shuffled = model.model.pixel_shuffle(grid, scale_factor=model.config.downsample_ratio)
+    tokens = shuffled.reshape(shuffled.shape[0], -1, shuffled.shape[-1])
+    features: torch.Tensor = model.model.multi_modal_projector(tokens)
+    return features.flatten(0, 1)
