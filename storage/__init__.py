@@ -1,0 +1,1 @@
+"""Remembers: hardware, workloads, studies, trials, outcomes and plans, in SQLite or PostgreSQL."""

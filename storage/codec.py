@@ -1,0 +1,188 @@
+"""Rows to values and back: the only module that knows both."""
+
+from dataclasses import fields
+from typing import Any, Literal, TypeVar, cast
+
+from storage.records import (
+    AbandonedTrial,
+    Baseline,
+    BestPlan,
+    FinishedTrial,
+    LaunchRecord,
+    LaunchResult,
+    RunningTrial,
+    StudyRecord,
+    TrialResult,
+)
+from storage.tables import (
+    ABANDONED,
+    RUNNING,
+    Base,
+    BestPlanRow,
+    DataProfileRow,
+    HardwareRow,
+    LaunchRow,
+    ModelRow,
+    OutcomeRow,
+    PlanRow,
+    StageMeasurementRow,
+    StudyRow,
+    TrialRow,
+    WorkloadRow,
+)
+from trials import wire
+from trials.outcome import Completed, Failed, Outcome, OutOfMemory
+from trials.plan import Packed, Plan
+from trials.workload import DataProfile, Hardware, ModelShape, Software, Workload
+
+V = TypeVar("V")
+
+
+def columns(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass, by name: the tables call their columns alike."""
+    return {field.name: getattr(value, field.name) for field in fields(value)}
+
+
+def hardware_row(value: Hardware) -> HardwareRow:
+    return HardwareRow(fingerprint=value.fingerprint, **columns(value))
+
+
+def model_row(value: ModelShape) -> ModelRow:
+    return ModelRow(fingerprint=value.fingerprint, **columns(value))
+
+
+def data_row(value: DataProfile) -> DataProfileRow:
+    return DataProfileRow(fingerprint=value.fingerprint, **columns(value))
+
+
+def workload_row(value: Workload) -> WorkloadRow:
+    return WorkloadRow(
+        fingerprint=value.fingerprint,
+        hardware_fingerprint=value.hardware.fingerprint,
+        model_fingerprint=value.model.fingerprint,
+        data_fingerprint=value.data.fingerprint,
+        global_batch_samples=value.global_batch_samples,
+        memory_limit_bytes=value.memory_limit_bytes,
+        **columns(value.software),
+    )
+
+
+def workload(row: WorkloadRow) -> Workload:
+    histogram = tuple(cast(tuple[int, int, int], tuple(bucket)) for bucket in row.data.histogram)
+    return Workload(
+        model=_value(ModelShape, row.model),
+        data=_value(DataProfile, row.data, histogram=histogram),
+        hardware=_value(Hardware, row.hardware),
+        software=_value(Software, row),
+        global_batch_samples=row.global_batch_samples,
+        memory_limit_bytes=row.memory_limit_bytes,
+    )
+
+
+def study(row: StudyRow) -> StudyRecord:
+    return _value(StudyRecord, row)
+
+
+def plan_row(value: Plan) -> PlanRow:
+    packed = value.packing if isinstance(value.packing, Packed) else None
+    return PlanRow(
+        id=value.id,
+        document=wire.encode(value),
+        qv=packed and packed.qv,
+        qt=packed and packed.qt,
+        **columns(value.layout),
+    )
+
+
+def plan(row: PlanRow) -> Plan:
+    return wire.decode(Plan, row.document)
+
+
+def outcome_row(result: TrialResult) -> OutcomeRow:
+    return OutcomeRow(
+        trial_id=result.trial_id,
+        kind=result.outcome.kind,
+        epoch_seconds=result.epoch_seconds,
+        epoch_seconds_error=result.epoch_seconds_error,
+        document=wire.encode(result.outcome, Outcome),
+        **_queried(result.outcome),
+    )
+
+
+def stage_rows(result: TrialResult) -> list[StageMeasurementRow]:
+    if not isinstance(result.outcome, Completed):
+        return []
+    stages = enumerate(result.outcome.measurement.stages)
+    return [StageMeasurementRow(trial_id=result.trial_id, rank=rank, **columns(stage)) for rank, stage in stages]
+
+
+def trial(row: TrialRow) -> RunningTrial | AbandonedTrial | FinishedTrial:
+    common: dict[str, Any] = {
+        "id": row.id,
+        "study_id": row.study_id,
+        "number": row.number,
+        "plan": plan(row.plan),
+        "role": row.role,
+        "parameters": row.parameters,
+        "started": row.started,
+    }
+    if row.status == RUNNING:
+        return RunningTrial(**common)
+    if row.status == ABANDONED:
+        return AbandonedTrial(**common, abandoned=_present(row.finished))
+    return FinishedTrial(**common, result=result(row, _present(row.outcome)))
+
+
+def result(row: TrialRow, outcome: OutcomeRow) -> TrialResult:
+    return TrialResult(
+        trial_id=row.id,
+        outcome=wire.decode(Outcome, outcome.document),
+        epoch_seconds=outcome.epoch_seconds,
+        epoch_seconds_error=outcome.epoch_seconds_error,
+        finished=_present(row.finished),
+    )
+
+
+def best_plan_row(value: BestPlan) -> BestPlanRow:
+    baselines = wire.encode(value.baselines, tuple[Baseline, ...])
+    replaced = {"plan", "workload", "baselines"}
+    kept = {name: column for name, column in columns(value).items() if name not in replaced}
+    return BestPlanRow(
+        plan_id=value.plan.id, workload_fingerprint=value.workload.fingerprint, baselines=baselines, **kept
+    )
+
+
+def best_plan(row: BestPlanRow) -> BestPlan:
+    baselines = wire.decode(tuple[Baseline, ...], row.baselines)
+    return _value(BestPlan, row, plan=plan(row.plan), workload=workload(row.workload), baselines=baselines)
+
+
+def launch(row: LaunchRow) -> LaunchRecord:
+    ended = None if row.status == RUNNING else launch_result(row)
+    return _value(LaunchRecord, row, result=ended)
+
+
+def launch_result(row: LaunchRow) -> LaunchResult:
+    status = cast(Literal["finished", "failed", "interrupted"], row.status)
+    return _value(LaunchResult, row, status=status)
+
+
+def _value(kind: type[V], row: Base, **given: object) -> V:
+    names = (field.name for field in fields(cast(Any, kind)))
+    return kind(**{name: given[name] if name in given else getattr(row, name) for name in names})
+
+
+def _queried(outcome: Outcome) -> dict[str, Any]:
+    if isinstance(outcome, Completed):
+        measurement = outcome.measurement
+        return {"samples_per_second": measurement.samples_per_second, "peak_bytes": measurement.peak_bytes}
+    if isinstance(outcome, Failed):
+        cause = outcome.cause
+        stage = cause.stage if isinstance(cause, OutOfMemory) else None
+        return {"failure_kind": cause.kind, "failure_detail": str(cause), "failure_stage": stage}
+    return {"failure_detail": outcome.reason}
+
+
+def _present(value: V | None) -> V:
+    assert value is not None, "the table's constraints forbid it"
+    return value

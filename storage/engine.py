@@ -1,0 +1,125 @@
+"""The one way to a connection: how SQLite and PostgreSQL are opened, and the session that every query runs in."""
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import DatabaseError, DataError, DBAPIError, IntegrityError, ProgrammingError
+from sqlalchemy.orm import Session
+
+from storage.errors import DatabaseUnavailable
+from storage.url import masked, secrets, sqlite_path
+
+_REMEDIES = (
+    ("locked", "another program holds it: close that program, or wait and try again"),
+    ("could not be acquired", "another process is creating its tables: wait and try again"),
+    ("lock timeout", "another program holds it: close that program, or wait and try again"),
+    ("full", "free some space and try again"),
+    ("readonly", "make the file and its folder writable, or name another database"),
+    ("unable to open", "make the file and its folder writable, or name another database"),
+    ("privilege", "grant the user the right to create tables, or name another database"),
+    ("permission denied", "grant the right to write there, or name another database"),
+    ("not a database", "move the file away, or name another database"),
+    ("no module named", "run `pip install vlm-autotune[postgres]`, or name another database"),
+    ("malformed", "restore the file from a backup, or name another database"),
+)
+_OTHER_REMEDY = "check that it exists and can be reached, or name another database"
+_OF_THE_USER = {None, "42501", "3D000", "3F000"}  # SQLSTATE: bad URL option, no privilege, no such database or schema
+_WRITES = "autotune_writes"
+
+
+class Database:
+    """Connections to one database. Threads may share it; a forked child must open its own."""
+
+    def __init__(self, url: URL, lock_timeout_seconds: float) -> None:
+        """Connects to nothing yet, but creates an absent SQLite file: mode 0600, new folders 0700.
+
+        Raises DatabaseUnavailable when that file cannot be written, or PostgreSQL's driver is not installed.
+        """
+        self.url = url
+        self.lock_timeout_seconds = lock_timeout_seconds
+        path = sqlite_path(url)
+        with self.errors():
+            if path is None:
+                self.engine = _postgresql(url, lock_timeout_seconds)
+            else:
+                _create_file(path)
+                self.engine = _sqlite(url, lock_timeout_seconds)
+        self._writing = self.engine.execution_options(**{_WRITES: True})
+
+    @contextmanager
+    def session(self, *, write: bool = False) -> Iterator[Session]:
+        """One transaction: committed at the end, rolled back by an exception.
+
+        A writing session takes SQLite's write lock at once: a lock taken later fails instead of waiting when
+        another process has written in between. Raises DatabaseUnavailable.
+        """
+        with self.errors(), Session(self._writing if write else self.engine) as session, session.begin():
+            yield session
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Turns the errors that a user can mend into DatabaseUnavailable; a wrong statement stays what it is."""
+        try:
+            yield
+        except (DatabaseError, sqlite3.Error, OSError, ImportError) as error:
+            if _is_ours(error):
+                raise
+            raise DatabaseUnavailable(_explain(self.url, error)) from None  # the cause may show what the message hides
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+
+def _sqlite(url: URL, lock_timeout_seconds: float) -> Engine:
+    engine = create_engine(url, connect_args={"timeout": lock_timeout_seconds})
+
+    @event.listens_for(engine, "connect")
+    def connect(connection: sqlite3.Connection, _record: object) -> None:
+        connection.isolation_level = None  # transactions are begun below, not by the sqlite3 module
+        connection.execute("PRAGMA foreign_keys = ON")
+        connection.execute("PRAGMA synchronous = FULL")  # a result is worth minutes of devices, an fsync milliseconds
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        writes = connection.get_execution_options().get(_WRITES, False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+    return engine
+
+
+def _postgresql(url: URL, lock_timeout_seconds: float) -> Engine:
+    engine = create_engine(url, pool_pre_ping=True)
+
+    @event.listens_for(engine, "connect")
+    def connect(connection: Any, _record: object) -> None:
+        connection.execute(f"SET lock_timeout = {round(lock_timeout_seconds * 1000)}")
+        connection.commit()
+
+    return engine
+
+
+def _create_file(path: Path) -> None:
+    for folder in reversed([path.parent, *path.parent.parents]):
+        if not folder.exists():
+            folder.mkdir(mode=0o700, exist_ok=True)
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+
+
+def _is_ours(error: Exception) -> bool:
+    if not isinstance(error, IntegrityError | ProgrammingError | DataError):
+        return False
+    return getattr(error.orig, "sqlstate", "none: SQLite") not in _OF_THE_USER
+
+
+def _explain(url: URL, error: Exception) -> str:
+    reason = " ".join(str(error.orig if isinstance(error, DBAPIError) else error).split())
+    for secret in secrets(url):
+        reason = reason.replace(secret, "***")
+    remedy = next((remedy for sign, remedy in _REMEDIES if sign in reason.lower()), _OTHER_REMEDY)
+    return f"cannot use the database {masked(url)}: {reason}; {remedy}"

@@ -1,0 +1,44 @@
+"""Full trainings that were started with a plan."""
+
+from datetime import UTC, datetime
+from uuid import uuid4
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from storage import codec, rows
+from storage.errors import AlreadyFinished
+from storage.records import LaunchRecord, LaunchResult
+from storage.tables import RUNNING, LaunchRow, WorkloadRow
+from trials.plan import Plan
+
+
+def start(
+    session: Session, plan: Plan, workload_fingerprint: str, predicted_samples_per_second: float | None
+) -> LaunchRecord:
+    row = LaunchRow(
+        id=uuid4().hex,
+        plan_id=rows.ensure(session, codec.plan_row(plan)).id,
+        workload_fingerprint=rows.get(session, WorkloadRow, workload_fingerprint).fingerprint,
+        started=datetime.now(UTC),
+        predicted_samples_per_second=predicted_samples_per_second,
+        status=RUNNING,
+    )
+    session.add(row)
+    session.flush()
+    return codec.launch(row)
+
+
+def finish(session: Session, launch_id: str, result: LaunchResult) -> None:
+    row = rows.get(session, LaunchRow, launch_id, lock=True)
+    if row.status != RUNNING:
+        if codec.launch_result(row) != result:
+            raise AlreadyFinished(f"launch {launch_id} already ended as {row.status}, which stays; start a new launch")
+        return
+    for name, value in codec.columns(result).items():
+        setattr(row, name, value)
+
+
+def of_plan(session: Session, plan_id: str) -> tuple[LaunchRecord, ...]:
+    query = select(LaunchRow).where(LaunchRow.plan_id == plan_id).order_by(LaunchRow.started, LaunchRow.id)
+    return tuple(codec.launch(row) for row in session.scalars(query))

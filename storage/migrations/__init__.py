@@ -1,0 +1,1 @@
+"""Alembic's script directory: `storage.schema` runs it, never the `alembic` command."""

@@ -1,0 +1,1 @@
+"""One module per released schema. A released one is never changed."""

@@ -1,0 +1,154 @@
+"""What the store takes and gives: immutable values, with times in UTC."""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Literal
+
+from trials.outcome import Completed, Outcome
+from trials.plan import Plan
+from trials.workload import Workload
+
+_UUID_HEX = re.compile("[0-9a-f]{32}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyRecord:
+    """One search on one workload."""
+
+    id: str
+    name: str
+    """Unique, for people and for Optuna: the model's name and the beginning of `id`."""
+    workload_fingerprint: str
+    settings: Mapping[str, object]
+    """What the search was told, as JSON values."""
+    seed: int
+    started: datetime
+    finished: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialResult:
+    """How a trial ended. It is complete in itself, so that it can wait on disk for its database."""
+
+    trial_id: str
+    outcome: Outcome
+    epoch_seconds: float | None
+    """Estimate for one epoch of the workload's data; only a completed trial has one."""
+    epoch_seconds_error: float | None
+    """Standard error of `epoch_seconds`."""
+    finished: datetime
+
+    def __post_init__(self) -> None:
+        if not _UUID_HEX.fullmatch(self.trial_id):  # it becomes a file name
+            raise ValueError(f"a trial id is 32 hexadecimal digits, not {self.trial_id!r}")
+        if self.epoch_seconds is not None and not isinstance(self.outcome, Completed):
+            raise ValueError(f"a trial that is {self.outcome.kind} has no epoch_seconds")
+        if not all(value is None or math.isfinite(value) for value in (self.epoch_seconds, self.epoch_seconds_error)):
+            raise ValueError(f"epoch_seconds must be finite, not {self.epoch_seconds} +- {self.epoch_seconds_error}")
+        _to_utc(self, "finished")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRecord:
+    """One attempt at a plan: a `RunningTrial`, an `AbandonedTrial` or a `FinishedTrial`."""
+
+    id: str
+    study_id: str
+    number: int
+    """Counts the trials of the study from 0, without gaps, in the order of their start."""
+    plan: Plan
+    role: str
+    """Why it ran: `default`, `predicted`, `sampled`, `confirm`."""
+    parameters: Mapping[str, object]
+    """The plan's point in the search space, as JSON values; empty for a plan outside it."""
+    started: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningTrial(TrialRecord):
+    """No result is known yet; its process may be alive or gone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbandonedTrial(TrialRecord):
+    """Given up because its process is gone. A result that comes later makes it a `FinishedTrial`."""
+
+    abandoned: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedTrial(TrialRecord):
+    """A trial with its result, which never changes."""
+
+    result: TrialResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """A plan that the winner was compared with, measured in the same study."""
+
+    role: str
+    samples_per_second: float
+    samples_per_second_error: float
+    """Standard error."""
+    gain: float
+    """The winner's speed divided by this one's."""
+    gain_error: float
+    """Standard error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BestPlan:
+    """The winner of a study, with what it was measured on."""
+
+    plan: Plan
+    workload: Workload
+    study_id: str
+    epoch_seconds: float
+    epoch_seconds_error: float
+    samples_per_second: float
+    samples_per_second_error: float
+    baselines: tuple[Baseline, ...]
+    created: datetime
+
+    def __post_init__(self) -> None:
+        _to_utc(self, "created")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchResult:
+    """How a full training ended."""
+
+    status: Literal["finished", "failed", "interrupted"]
+    steps: int
+    """Optimizer steps done."""
+    samples_per_second: float | None
+    """Measured over the whole training; None when no step was done."""
+    finished: datetime
+
+    def __post_init__(self) -> None:
+        _to_utc(self, "finished")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchRecord:
+    """One full training with a plan."""
+
+    id: str
+    plan_id: str
+    workload_fingerprint: str
+    started: datetime
+    predicted_samples_per_second: float | None
+    result: LaunchResult | None
+    """None while it runs, or when its process died without a word."""
+
+
+def _to_utc(value: object, field: str) -> None:
+    # Equality needs one zone: a local time in the hour that winter time repeats equals no time of another zone.
+    time: datetime = getattr(value, field)
+    if time.tzinfo is None:
+        raise ValueError(f"{field} {time} has no time zone; use datetime.now(UTC)")
+    object.__setattr__(value, field, time.astimezone(UTC))

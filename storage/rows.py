@@ -1,0 +1,38 @@
+"""Finding and adding rows by key, safely beside other processes."""
+
+from typing import TypeVar
+
+from sqlalchemy import inspect
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from storage.errors import UnknownRecord
+from storage.tables import Base
+
+R = TypeVar("R", bound=Base)
+
+
+def ensure(session: Session, row: R) -> R:
+    """`row`, or the one that is stored under its key already, perhaps by another process at this very moment."""
+    key = inspect(type(row)).primary_key_from_instance(row)
+    found = session.get(type(row), key)
+    if found is not None:
+        return found
+    try:
+        with session.begin_nested():
+            session.add(row)
+    except IntegrityError:
+        return session.get_one(type(row), key)
+    return row
+
+
+def get(session: Session, kind: type[R], key: str, *, lock: bool = False) -> R:
+    """The row under `key`; `lock` keeps other writers away from it until the transaction ends.
+
+    Raises UnknownRecord.
+    """
+    row = session.get(kind, key, with_for_update={"of": kind} if lock else None)
+    if row is None:
+        what = kind.__tablename__.removeprefix("autotune_").replace("_", " ")
+        raise UnknownRecord(f"this database has no {what} {key!r}; is it the right database?")
+    return row

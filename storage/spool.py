@@ -1,0 +1,81 @@
+"""Results on disk before the database is asked, so that no lock, crash or full disk loses a measurement."""
+
+import logging
+import os
+import tempfile
+from pathlib import Path
+
+from storage.errors import AlreadyFinished, UnknownRecord
+from storage.records import TrialResult
+from storage.store import Store
+from trials import wire
+from trials.errors import WireError
+
+_logger = logging.getLogger(__name__)
+
+
+class Spool:
+    """A directory of results that wait for their database, one file per trial.
+
+    Any number of processes may put and replay at once. Call `put`, then `replay`; replay once more at the next start.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """Creates the directory, mode 0700, when it is absent. Raises OSError."""
+        self._directory = directory
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def put(self, result: TrialResult) -> None:
+        """Returns when the result is on the disk itself and would survive a power loss.
+
+        Raises OSError, or WireError for a result that could not be read back (a loss that is not a number).
+        """
+        text = wire.encode(result)
+        wire.decode(TrialResult, text)
+        descriptor, temporary = tempfile.mkstemp(dir=self._directory, prefix=".", suffix=".tmp")
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(temporary).rename(self._directory / f"{result.trial_id}.json")
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+        _sync(self._directory)
+
+    def pending(self) -> tuple[Path, ...]:
+        """The files that still wait, by name."""
+        return tuple(sorted(self._directory.glob("*.json")))
+
+    def replay(self, store: Store) -> int:
+        """Stores every waiting result and removes its file; returns how many were stored.
+
+        A file that cannot be decoded, or contradicts a stored result, is renamed to `.bad` and logged; the result of a
+        trial that this database does not know stays where it is. Raises DatabaseUnavailable; the files then stay.
+        """
+        return sum(self._replay(path, store) for path in self.pending())
+
+    def _replay(self, path: Path, store: Store) -> bool:
+        try:
+            store.finish_trial(wire.decode(TrialResult, path.read_bytes()))
+        except FileNotFoundError:  # another process has stored it
+            return False
+        except (WireError, AlreadyFinished) as error:
+            aside = path.with_suffix(".bad")
+            path.replace(aside)
+            _logger.warning("set aside %s: %s", aside, error)
+            return False
+        except UnknownRecord as error:
+            _logger.warning("kept %s: %s", path, error)
+            return False
+        path.unlink(missing_ok=True)
+        return True
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,194 @@
+"""The store: everything that is remembered, behind one object."""
+
+from collections.abc import Mapping
+from types import MappingProxyType, TracebackType
+from typing import Self
+
+from storage import launches, plans, schema, studies, url, workloads
+from storage.engine import Database
+from storage.records import (
+    AbandonedTrial,
+    BestPlan,
+    FinishedTrial,
+    LaunchRecord,
+    LaunchResult,
+    RunningTrial,
+    StudyRecord,
+    TrialResult,
+)
+from trials.plan import Plan
+from trials.workload import Software, Workload
+
+NO_PARAMETERS: Mapping[str, object] = MappingProxyType({})
+
+
+def open_store(database_url: str | None = None, *, lock_timeout_seconds: float = 60.0) -> "Store":
+    """The store at a `sqlite:///` or `postgresql://` URL, created or upgraded when it needs to be.
+
+    Without a URL it is the user's own SQLite file. Any number of processes may open the same new database at once.
+    A lock that another program holds is waited for as long as `lock_timeout_seconds`.
+    Raises BadUrl, DatabaseUnavailable, or DatabaseTooNew with the database untouched.
+    """
+    database = Database(url.parse(database_url or url.default_url()), lock_timeout_seconds)
+    try:
+        schema.prepare(database)
+    except BaseException:
+        database.close()
+        raise
+    return Store(database)
+
+
+class Store:
+    """Results of all studies in one database.
+
+    Threads may share a store and processes may share its database; a forked child opens its own store. Each method is
+    one transaction, committed and on disk when it returns. What it returns belongs to the caller and never changes.
+    Every method raises DatabaseUnavailable, and UnknownRecord for an id that nothing is stored under.
+    """
+
+    def __init__(self, database: Database) -> None:
+        """Takes over an open database with current tables; `open_store` makes one."""
+        self._database = database
+
+    def __repr__(self) -> str:
+        return f"Store({url.masked(self._database.url)!r})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._database.close()
+
+    @property
+    def optuna_url(self) -> str:
+        """For Optuna's `RDBStorage`, whose tables live beside ours. It holds the password: never show it."""
+        return self._database.url.render_as_string(hide_password=False)
+
+    def add_workload(self, workload: Workload) -> str:
+        """Its fingerprint; a workload that is stored already is left as it is."""
+        with self._database.session(write=True) as session:
+            return workloads.add(session, workload)
+
+    def workload(self, fingerprint: str) -> Workload:
+        with self._database.session() as session:
+            return workloads.get(session, fingerprint)
+
+    def layer_profile(self, hardware_fingerprint: str, model_fingerprint: str, software: Software) -> str | None:
+        """The document that was saved for exactly these; None when there is none."""
+        with self._database.session() as session:
+            return workloads.layer_profile(session, hardware_fingerprint, model_fingerprint, software)
+
+    def save_layer_profile(
+        self, hardware_fingerprint: str, model_fingerprint: str, software: Software, document: str
+    ) -> None:
+        """Keeps a JSON text in place of an earlier one. The hardware and model must belong to an added workload."""
+        with self._database.session(write=True) as session:
+            workloads.save_layer_profile(session, hardware_fingerprint, model_fingerprint, software, document)
+
+    def create_study(self, workload_fingerprint: str, settings: Mapping[str, object], seed: int) -> StudyRecord:
+        """A new search, begun now; `settings` are JSON values."""
+        with self._database.session(write=True) as session:
+            return studies.create(session, workload_fingerprint, settings, seed)
+
+    def latest_study(self, workload_fingerprint: str) -> StudyRecord | None:
+        """The study that began last, finished or not."""
+        with self._database.session() as session:
+            return studies.latest(session, workload_fingerprint)
+
+    def finish_study(self, study_id: str) -> None:
+        """Marks the end; the first call sets the time."""
+        with self._database.session(write=True) as session:
+            studies.finish(session, study_id)
+
+    def start_trial(
+        self, study_id: str, plan: Plan, role: str, parameters: Mapping[str, object] = NO_PARAMETERS
+    ) -> RunningTrial:
+        """A trial with the study's next number, whichever processes start others meanwhile."""
+        with self._database.session(write=True) as session:
+            return studies.start_trial(session, study_id, plan, role, parameters)
+
+    def finish_trial(self, result: TrialResult) -> None:
+        """Keeps the result for ever, also that of an abandoned trial. Giving the same result again does nothing.
+
+        Raises AlreadyFinished when the trial has another result.
+        """
+        with self._database.session(write=True) as session:
+            studies.finish_trial(session, result)
+
+    def abandon_trial(self, trial_id: str) -> None:
+        """Gives up a trial whose process is gone; a trial that is finished stays finished."""
+        with self._database.session(write=True) as session:
+            studies.abandon_trial(session, trial_id)
+
+    def running_trials(self, study_id: str) -> tuple[RunningTrial, ...]:
+        """In order of number. Empty for an unknown study."""
+        with self._database.session() as session:
+            return studies.running(session, study_id)
+
+    def trials(self, study_id: str) -> tuple[RunningTrial | AbandonedTrial | FinishedTrial, ...]:
+        """In order of number. Empty for an unknown study."""
+        with self._database.session() as session:
+            return studies.trials(session, study_id)
+
+    def answers(self, workload_fingerprint: str) -> tuple[FinishedTrial, ...]:
+        """Finished trials of every study on exactly this workload, oldest first: no need to run these again."""
+        with self._database.session() as session:
+            return studies.answers(session, workload_fingerprint)
+
+    def save_best(self, best: BestPlan) -> None:
+        """Keeps the winner of a study, in place of an earlier winner of the same study."""
+        with self._database.session(write=True) as session:
+            plans.save(session, best)
+
+    def best_plans(
+        self,
+        *,
+        hardware_fingerprint: str | None = None,
+        hardware_name: str | None = None,
+        model_name: str | None = None,
+        workload_fingerprint: str | None = None,
+        limit: int | None = None,
+    ) -> tuple[BestPlan, ...]:
+        """Winners that meet every given condition; a name may be a part of the stored one, in either case.
+
+        The workload that was searched last comes first, and within a workload the fastest plan.
+        """
+        with self._database.session() as session:
+            return plans.listed(
+                session,
+                hardware_fingerprint=hardware_fingerprint,
+                hardware_name=hardware_name,
+                model_name=model_name,
+                workload_fingerprint=workload_fingerprint,
+                limit=limit,
+            )
+
+    def find_plan(self, id_prefix: str) -> BestPlan:
+        """The winner whose plan id begins so; of a plan that won several studies, the newest.
+
+        Raises UnknownPlan, with the nearest ids, and AmbiguousPlan.
+        """
+        with self._database.session() as session:
+            return plans.find(session, id_prefix)
+
+    def start_launch(
+        self, plan: Plan, workload_fingerprint: str, predicted_samples_per_second: float | None
+    ) -> LaunchRecord:
+        """A full training, begun now."""
+        with self._database.session(write=True) as session:
+            return launches.start(session, plan, workload_fingerprint, predicted_samples_per_second)
+
+    def finish_launch(self, launch_id: str, result: LaunchResult) -> None:
+        """Keeps how it ended; the same again does nothing. Raises AlreadyFinished when it ended otherwise."""
+        with self._database.session(write=True) as session:
+            launches.finish(session, launch_id, result)
+
+    def launches(self, plan_id: str) -> tuple[LaunchRecord, ...]:
+        """Every training with the plan, oldest first. Empty for an unknown plan."""
+        with self._database.session() as session:
+            return launches.of_plan(session, plan_id)

@@ -1,0 +1,109 @@
+"""Studies and their trials."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from uuid import uuid4
+
+from sqlalchemy import Select, func, select
+from sqlalchemy.orm import Session, joinedload
+
+from storage import codec, rows
+from storage.errors import AlreadyFinished
+from storage.records import AbandonedTrial, FinishedTrial, RunningTrial, StudyRecord, TrialResult
+from storage.tables import ABANDONED, FINISHED, RUNNING, StudyRow, TrialRow, WorkloadRow
+from trials.plan import Plan
+
+
+def create(session: Session, workload_fingerprint: str, settings: Mapping[str, object], seed: int) -> StudyRecord:
+    model = rows.get(session, WorkloadRow, workload_fingerprint).model
+    identity = uuid4().hex
+    row = StudyRow(
+        id=identity,
+        name=f"{model.name}-{identity[:8]}",
+        workload_fingerprint=workload_fingerprint,
+        seed=seed,
+        settings=dict(settings),
+        started=datetime.now(UTC),
+    )
+    session.add(row)
+    session.flush()
+    return codec.study(row)
+
+
+def latest(session: Session, workload_fingerprint: str) -> StudyRecord | None:
+    query = select(StudyRow).where(StudyRow.workload_fingerprint == workload_fingerprint)
+    row = session.scalars(query.order_by(StudyRow.started.desc()).limit(1)).one_or_none()
+    return None if row is None else codec.study(row)
+
+
+def finish(session: Session, study_id: str) -> None:
+    row = rows.get(session, StudyRow, study_id, lock=True)
+    row.finished = row.finished or datetime.now(UTC)
+
+
+def start_trial(
+    session: Session, study_id: str, plan: Plan, role: str, parameters: Mapping[str, object]
+) -> RunningTrial:
+    rows.get(session, StudyRow, study_id, lock=True)  # so that no two trials take the same number
+    highest = session.scalar(select(func.max(TrialRow.number)).where(TrialRow.study_id == study_id))
+    row = TrialRow(
+        id=uuid4().hex,
+        study_id=study_id,
+        number=0 if highest is None else highest + 1,
+        plan_id=rows.ensure(session, codec.plan_row(plan)).id,
+        role=role,
+        parameters=dict(parameters),
+        status=RUNNING,
+        started=datetime.now(UTC),
+    )
+    session.add(row)
+    return RunningTrial(
+        id=row.id,
+        study_id=study_id,
+        number=row.number,
+        plan=plan,
+        role=role,
+        parameters=dict(parameters),
+        started=row.started,
+    )
+
+
+def finish_trial(session: Session, result: TrialResult) -> None:
+    row = rows.get(session, TrialRow, result.trial_id, lock=True)
+    if row.outcome is not None:
+        if codec.result(row, row.outcome) != result:
+            raise AlreadyFinished(f"trial {row.id} already has another result, which stays; start a new trial")
+        return
+    row.status, row.finished = FINISHED, result.finished
+    session.add(codec.outcome_row(result))
+    session.add_all(codec.stage_rows(result))
+
+
+def abandon_trial(session: Session, trial_id: str) -> None:
+    row = rows.get(session, TrialRow, trial_id, lock=True)
+    if row.status == RUNNING:
+        row.status, row.finished = ABANDONED, datetime.now(UTC)
+
+
+def running(session: Session, study_id: str) -> tuple[RunningTrial, ...]:
+    query = _trials().where(TrialRow.study_id == study_id, TrialRow.status == RUNNING).order_by(TrialRow.number)
+    return tuple(trial for row in session.scalars(query) if isinstance(trial := codec.trial(row), RunningTrial))
+
+
+def trials(session: Session, study_id: str) -> tuple[RunningTrial | AbandonedTrial | FinishedTrial, ...]:
+    query = _trials().where(TrialRow.study_id == study_id).order_by(TrialRow.number)
+    return tuple(codec.trial(row) for row in session.scalars(query))
+
+
+def answers(session: Session, workload_fingerprint: str) -> tuple[FinishedTrial, ...]:
+    query = (
+        _trials()
+        .join(StudyRow)
+        .where(StudyRow.workload_fingerprint == workload_fingerprint, TrialRow.status == FINISHED)
+        .order_by(TrialRow.finished, TrialRow.id)
+    )
+    return tuple(trial for row in session.scalars(query) if isinstance(trial := codec.trial(row), FinishedTrial))
+
+
+def _trials() -> Select[TrialRow]:
+    return select(TrialRow).options(joinedload(TrialRow.plan), joinedload(TrialRow.outcome))

@@ -1,0 +1,86 @@
+"""Whether a plan that was measured on one workload still holds on another.
+
+| changed | verdict | why |
+|---|---|---|
+| model, but not its name | invalid | other layers: the split may not even fit, every cost differs |
+| accelerator, device name, compute capability | invalid | other devices: every measured second and byte differs |
+| model name, order of the same lengths | valid | for people; the same packs in another order |
+| number of devices | re-measure | the plan runs when they suffice (the launch checks), but another may be faster |
+| device memory, memory limit | re-measure | the plan may not fit any more, or may recompute more than it needs |
+| driver, software, processor, cores, machine memory | re-measure | seconds drift, the best plan seldom |
+| numbers and lengths of the samples, global batch | re-measure | other packs and micro-batches |
+
+What is not named is `re-measure`, so that a field that comes later cannot make a stale plan look valid.
+"""
+
+from dataclasses import dataclass, fields, is_dataclass
+from enum import StrEnum
+
+from trials.workload import Workload
+
+
+class Verdict(StrEnum):
+    """What may be done with the plan, from best to worst."""
+
+    VALID = "valid"
+    """Use it."""
+    REMEASURE = "re-measure"
+    """A good first guess: measure it again before trusting its figures."""
+    INVALID = "invalid"
+    """Its figures say nothing here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One field that differs."""
+
+    field: str
+    """Dotted: `hardware.driver`."""
+    then: object
+    now: object
+    verdict: Verdict
+    """What this change alone would mean."""
+
+    def __str__(self) -> str:
+        if isinstance(self.then, tuple):  # the histogram, too long to show
+            return f"{self.field} changed"
+        return f"{self.field} was {self.then}, now {self.now}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Validity:
+    """The verdict and its reasons, in the order of the workload's fields."""
+
+    verdict: Verdict
+    changes: tuple[Change, ...]
+
+
+_INVALIDATING = ("model.", "hardware.accelerator", "hardware.device_name", "hardware.compute_capability")
+_HARMLESS = ("model.name", "data.lengths_digest")
+
+
+def validity(then: Workload, now: Workload) -> Validity:
+    """Compares the workload of a measurement with the present one; the worst change decides."""
+    before, after = _leaves(then), _leaves(now)
+    changes = tuple(
+        Change(field=field, then=before[field], now=after[field], verdict=_verdict(field))
+        for field in before
+        if before[field] != after[field]
+    )
+    worst = max((change.verdict for change in changes), key=list(Verdict).index, default=Verdict.VALID)
+    return Validity(verdict=worst, changes=changes)
+
+
+def _verdict(field: str) -> Verdict:
+    if field in _HARMLESS:
+        return Verdict.VALID
+    return Verdict.INVALID if field.startswith(_INVALIDATING) else Verdict.REMEASURE
+
+
+def _leaves(value: object, prefix: str = "") -> dict[str, object]:
+    if not is_dataclass(value):
+        return {prefix.removesuffix("."): value}
+    leaves: dict[str, object] = {}
+    for field in fields(value):
+        leaves |= _leaves(getattr(value, field.name), f"{prefix}{field.name}.")
+    return leaves

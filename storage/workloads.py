@@ -1,0 +1,42 @@
+"""Workloads and what is measured once for all their studies: the layer profile."""
+
+from datetime import UTC, datetime
+
+from sqlalchemy.orm import Session
+
+from storage import codec, rows
+from storage.tables import HardwareRow, LayerProfileRow, ModelRow, WorkloadRow
+from trials.workload import Software, Workload
+
+
+def add(session: Session, workload: Workload) -> str:
+    # Always in this order: two processes that add the same values wait for each other, never in a circle.
+    rows.ensure(session, codec.hardware_row(workload.hardware))
+    rows.ensure(session, codec.model_row(workload.model))
+    rows.ensure(session, codec.data_row(workload.data))
+    return rows.ensure(session, codec.workload_row(workload)).fingerprint
+
+
+def get(session: Session, fingerprint: str) -> Workload:
+    return codec.workload(rows.get(session, WorkloadRow, fingerprint))
+
+
+def layer_profile(session: Session, hardware: str, model: str, software: Software) -> str | None:
+    key = {"hardware_fingerprint": hardware, "model_fingerprint": model, **codec.columns(software)}
+    row = session.get(LayerProfileRow, key)
+    return None if row is None else row.document
+
+
+def save_layer_profile(session: Session, hardware: str, model: str, software: Software, document: str) -> None:
+    now = datetime.now(UTC)
+    row = rows.ensure(
+        session,
+        LayerProfileRow(
+            hardware_fingerprint=rows.get(session, HardwareRow, hardware).fingerprint,
+            model_fingerprint=rows.get(session, ModelRow, model).fingerprint,
+            **codec.columns(software),
+            created=now,
+            document=document,
+        ),
+    )
+    row.created, row.document = now, document

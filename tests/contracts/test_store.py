@@ -1,0 +1,322 @@
+"""What the store promises, on every database that it supports."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import Engine, text
+
+from storage.errors import AlreadyFinished, AmbiguousPlan, UnknownPlan, UnknownRecord
+from storage.records import AbandonedTrial, FinishedTrial, LaunchResult, RunningTrial
+from storage.store import Store
+from tests.storage_values import (
+    NOON,
+    OUTCOMES,
+    PADDED_PLAN,
+    WORKLOAD,
+    best_of,
+    changed,
+    completed,
+    packed_plan,
+    result_of,
+)
+from trials.outcome import Outcome
+from trials.plan import Plan
+from trials.workload import Workload
+
+NOBODY = "0" * 32
+
+
+def new_study(store: Store, workload: Workload = WORKLOAD) -> str:
+    return store.create_study(store.add_workload(workload), {"trials": 24}, seed=7).id
+
+
+def is_recent(time: datetime) -> bool:
+    return time.utcoffset() == timedelta(0) and abs(datetime.now(UTC) - time) < timedelta(minutes=5)
+
+
+def test_a_workload_comes_back_equal_and_is_stored_once(store: Store) -> None:
+    fingerprint = store.add_workload(WORKLOAD)
+    assert fingerprint == WORKLOAD.fingerprint
+    assert store.add_workload(WORKLOAD) == fingerprint
+    assert store.workload(fingerprint) == WORKLOAD
+
+
+def test_a_workload_on_a_cpu_without_driver_comes_back_equal(store: Store) -> None:
+    workload = changed("hardware.driver", None, changed("hardware.compute_capability", None))
+    assert store.workload(store.add_workload(workload)) == workload
+
+
+def test_an_unknown_workload_is_named_in_the_error(store: Store) -> None:
+    with pytest.raises(UnknownRecord, match="no workload 'feed'"):
+        store.workload("feed")
+
+
+def test_a_study_keeps_its_settings_and_its_time(store: Store) -> None:
+    settings = {"trials": 24, "sampler": "tpe", "limits": [1.5, None, True], "nested": {"a": "'"}}
+    created = store.create_study(store.add_workload(WORKLOAD), settings, seed=2**31 - 1)
+    assert store.latest_study(WORKLOAD.fingerprint) == created
+    assert created.settings == settings
+    assert created.seed == 2**31 - 1
+    assert created.name.startswith("tiny-internvl-")
+    assert is_recent(created.started)
+    assert created.finished is None
+
+
+def test_the_latest_study_is_that_of_the_same_workload(store: Store) -> None:
+    other = changed("hardware.devices", 4)
+    first, second = new_study(store), new_study(store)
+    new_study(store, other)
+    latest = store.latest_study(WORKLOAD.fingerprint)
+    assert latest is not None
+    assert latest.id == second != first
+    assert store.latest_study(changed("hardware.devices", 2).fingerprint) is None
+
+
+def test_a_study_is_finished_once(store: Store) -> None:
+    study = new_study(store)
+    store.finish_study(study)
+    finished = store.latest_study(WORKLOAD.fingerprint)
+    assert finished is not None
+    assert finished.finished is not None
+    assert is_recent(finished.finished)
+    store.finish_study(study)
+    assert store.latest_study(WORKLOAD.fingerprint) == finished
+
+
+@pytest.mark.parametrize("plan", [packed_plan(), PADDED_PLAN], ids=["packed", "padded"])
+def test_a_started_trial_is_running_with_its_plan(store: Store, plan: Plan) -> None:
+    study = new_study(store)
+    trial = store.start_trial(study, plan, "baseline-a")
+    assert trial == RunningTrial(
+        id=trial.id, study_id=study, number=0, plan=plan, role="baseline-a", parameters={}, started=trial.started
+    )
+    assert is_recent(trial.started)
+    assert store.running_trials(study) == store.trials(study) == (trial,)
+
+
+def test_a_trial_comes_back_with_its_parameters(store: Store) -> None:
+    study = new_study(store)
+    parameters = {"qv": 9, "fill": 0.5, "layout": "2x4", "shift": None}
+    trial = store.start_trial(study, packed_plan(), "sampled", parameters)
+    assert trial.parameters == parameters
+    assert store.running_trials(study) == (trial,)
+    store.finish_trial(result_of(trial.id))
+    assert store.trials(study)[0].parameters == parameters
+
+
+def test_trials_are_numbered_within_their_study(store: Store) -> None:
+    first, second = new_study(store), new_study(store)
+    numbers = [store.start_trial(study, PADDED_PLAN, "search").number for study in (first, first, second, first)]
+    assert numbers == [0, 1, 0, 2]
+
+
+def test_threads_that_start_trials_never_share_a_number(store: Store) -> None:
+    study = new_study(store)
+    with ThreadPoolExecutor(4) as threads:
+        trials = list(threads.map(lambda qv: store.start_trial(study, packed_plan(qv % 3), "search"), range(16)))
+    assert sorted(trial.number for trial in trials) == list(range(16))
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES.values(), ids=OUTCOMES)
+def test_a_result_comes_back_equal(store: Store, outcome: Outcome) -> None:
+    study = new_study(store)
+    trial = store.start_trial(study, packed_plan(), "search")
+    result = result_of(trial.id, outcome)
+    store.finish_trial(result)
+    (stored,) = store.trials(study)
+    assert isinstance(stored, FinishedTrial)
+    assert stored.result == result
+    assert stored.result.finished.utcoffset() == timedelta(0)
+    assert store.running_trials(study) == ()
+
+
+def test_what_queries_ask_for_stands_in_columns(store: Store, engine: Engine) -> None:
+    study = new_study(store)
+    plans = dict(zip(OUTCOMES, (packed_plan(9), PADDED_PLAN, *map(packed_plan, (1, 2, 3))), strict=True))
+    for name, outcome in OUTCOMES.items():
+        store.finish_trial(result_of(store.start_trial(study, plans[name], name).id, outcome))
+    with engine.connect() as connection:
+        trials = connection.execute(
+            text(
+                "SELECT role, qv, pipeline, data, zero, kind, samples_per_second, epoch_seconds, peak_bytes,"
+                " failure_kind, failure_stage FROM autotune_trial"
+                " JOIN autotune_plan ON autotune_plan.id = plan_id"
+                " JOIN autotune_outcome ON trial_id = autotune_trial.id"
+                " ORDER BY number"
+            )
+        ).all()
+        stages = connection.execute(
+            text("SELECT rank, stage, backward_seconds, static_bytes FROM autotune_stage_measurement ORDER BY rank")
+        ).all()
+    assert trials == [
+        ("completed", 9, 2, 4, 1, "completed", 64 / 1.1, 1234.5, 61 << 30, None, None),
+        ("rejected", None, 1, 8, 3, "rejected", None, None, None, None, None),
+        ("out of memory", 1, 2, 4, 1, "failed", None, None, None, "out-of-memory", 1),
+        ("crash", 2, 2, 4, 1, "failed", None, None, None, "crash", None),
+        ("timeout", 3, 2, 4, 1, "failed", None, None, None, "timeout", None),
+    ]
+    assert stages == [(0, 0, 0.2, 40 << 30), (1, 1, 1.2, 40 << 30)]
+
+
+def test_the_same_result_may_be_given_twice_and_another_never(store: Store) -> None:
+    trial = store.start_trial(new_study(store), packed_plan(), "search")
+    result = result_of(trial.id)
+    store.finish_trial(result)
+    store.finish_trial(result)
+    others = (
+        replace(result, outcome=completed(0.4)),
+        replace(result, epoch_seconds=1.0),
+        replace(result, finished=NOON + timedelta(seconds=1)),
+    )
+    for other in others:
+        with pytest.raises(AlreadyFinished, match=trial.id):
+            store.finish_trial(other)
+    (answer,) = store.answers(WORKLOAD.fingerprint)
+    assert answer.result == result
+
+
+def test_threads_that_give_the_same_result_at_once_all_succeed(store: Store) -> None:
+    study = new_study(store)
+    trials = [store.start_trial(study, packed_plan(), "search") for _ in range(6)]
+    with ThreadPoolExecutor(4) as threads:
+        for trial in trials:
+            list(threads.map(store.finish_trial, [result_of(trial.id)] * 4))
+    assert len(store.answers(WORKLOAD.fingerprint)) == 6
+
+
+def test_an_abandoned_trial_is_not_running_but_keeps_a_late_result(store: Store) -> None:
+    study = new_study(store)
+    trial = store.start_trial(study, packed_plan(), "search")
+    store.abandon_trial(trial.id)
+    (abandoned,) = store.trials(study)
+    assert isinstance(abandoned, AbandonedTrial)
+    assert is_recent(abandoned.abandoned)
+    assert store.running_trials(study) == ()
+    assert store.answers(WORKLOAD.fingerprint) == ()
+    store.finish_trial(result_of(trial.id))
+    assert [answer.id for answer in store.answers(WORKLOAD.fingerprint)] == [trial.id]
+
+
+def test_a_finished_trial_cannot_be_abandoned(store: Store) -> None:
+    trial = store.start_trial(new_study(store), packed_plan(), "search")
+    store.finish_trial(result_of(trial.id))
+    store.abandon_trial(trial.id)
+    assert len(store.answers(WORKLOAD.fingerprint)) == 1
+
+
+def test_answers_come_from_all_studies_of_exactly_this_workload(store: Store) -> None:
+    other = changed("software.torch", "2.14.0")
+    finished = []
+    for workload in (WORKLOAD, WORKLOAD, other):
+        trial = store.start_trial(new_study(store, workload), packed_plan(), "search")
+        store.finish_trial(result_of(trial.id))
+        finished.append(trial.id)
+    store.start_trial(new_study(store), PADDED_PLAN, "search")
+    assert {answer.id for answer in store.answers(WORKLOAD.fingerprint)} == set(finished[:2])
+    assert [answer.id for answer in store.answers(other.fingerprint)] == finished[2:]
+
+
+def test_what_refers_to_nothing_is_refused(store: Store) -> None:
+    store.add_workload(WORKLOAD)
+    attempts = (
+        lambda: store.create_study(NOBODY, {}, 0),
+        lambda: store.finish_study(NOBODY),
+        lambda: store.start_trial(NOBODY, PADDED_PLAN, "search"),
+        lambda: store.finish_trial(result_of(NOBODY)),
+        lambda: store.abandon_trial(NOBODY),
+        lambda: store.save_best(best_of(NOBODY)),
+        lambda: store.start_launch(PADDED_PLAN, NOBODY, None),
+        lambda: store.finish_launch(
+            NOBODY, LaunchResult(status="failed", steps=0, samples_per_second=None, finished=NOON)
+        ),
+        lambda: store.save_layer_profile(NOBODY, WORKLOAD.model.fingerprint, WORKLOAD.software, "{}"),
+    )
+    for attempt in attempts:
+        with pytest.raises(UnknownRecord, match=NOBODY):
+            attempt()
+
+
+def test_a_winner_comes_back_equal_and_replaces_the_earlier_one_of_its_study(store: Store) -> None:
+    study = new_study(store)
+    store.save_best(best_of(study, plan=PADDED_PLAN, baselines=()))
+    store.save_best(best_of(study))
+    assert store.best_plans() == (best_of(study),)
+
+
+def test_winners_are_the_fastest_first_within_the_workload_searched_last(store: Store) -> None:
+    old = changed("hardware.devices", 4)
+    slow = best_of(new_study(store), plan=PADDED_PLAN, epoch_seconds=200.0, created=NOON + timedelta(hours=1))
+    fast = best_of(new_study(store), created=NOON - timedelta(hours=2))
+    elsewhere = best_of(new_study(store, old), workload=old, epoch_seconds=1.0)
+    for best in (elsewhere, slow, fast):
+        store.save_best(best)
+    assert store.best_plans() == (fast, slow, elsewhere)
+    assert store.best_plans(limit=1) == (fast,)
+    later = replace(elsewhere, created=NOON + timedelta(hours=2))
+    store.save_best(later)
+    assert store.best_plans() == (later, fast, slow)
+
+
+def test_winners_of_other_hardware_models_and_workloads_are_left_out(store: Store) -> None:
+    other = changed("hardware.device_name", "NVIDIA H100 50%", changed("model.name", "qwen2.5-vl_7b"))
+    ours, theirs = best_of(new_study(store)), best_of(new_study(store, other), workload=other)
+    store.save_best(ours)
+    store.save_best(theirs)
+    assert store.best_plans(hardware_fingerprint=WORKLOAD.hardware.fingerprint) == (ours,)
+    assert store.best_plans(workload_fingerprint=other.fingerprint) == (theirs,)
+    assert store.best_plans(hardware_name="a100") == (ours,)
+    assert store.best_plans(hardware_name="50%") == (theirs,)
+    assert store.best_plans(hardware_name="%") == (theirs,)
+    assert store.best_plans(model_name="VL_7") == (theirs,)
+    assert store.best_plans(hardware_name="a100", model_name="qwen") == ()
+
+
+def test_a_plan_is_found_by_the_beginning_of_its_id(store: Store) -> None:
+    store.save_best(best_of(new_study(store), created=NOON - timedelta(days=1)))
+    newest = best_of(new_study(store), epoch_seconds=300.0)
+    store.save_best(newest)
+    store.save_best(best_of(new_study(store), plan=PADDED_PLAN))
+    assert store.find_plan(newest.plan.id[:8].upper()) == newest
+
+
+def test_an_id_that_fits_several_plans_is_refused_with_their_ids(store: Store) -> None:
+    for plan in (packed_plan(), PADDED_PLAN):
+        store.save_best(best_of(new_study(store), plan=plan))
+    with pytest.raises(AmbiguousPlan, match=PADDED_PLAN.id):
+        store.find_plan("")
+
+
+def test_an_unknown_plan_is_answered_with_the_nearest_ids(store: Store) -> None:
+    with pytest.raises(UnknownPlan, match="run a search first"):
+        store.find_plan("feed")
+    store.save_best(best_of(new_study(store)))
+    mistyped = packed_plan().id[:6] + "%"
+    with pytest.raises(UnknownPlan, match=packed_plan().id):
+        store.find_plan(mistyped)
+
+
+def test_a_layer_profile_is_found_only_for_the_same_hardware_model_and_software(store: Store) -> None:
+    store.add_workload(WORKLOAD)
+    hardware, model, software = WORKLOAD.hardware.fingerprint, WORKLOAD.model.fingerprint, WORKLOAD.software
+    store.save_layer_profile(hardware, model, software, '{"old": 1}')
+    store.save_layer_profile(hardware, model, software, '{"layers": [0.1]}')
+    assert store.layer_profile(hardware, model, software) == '{"layers": [0.1]}'
+    assert store.layer_profile(hardware, model, replace(software, torch="2.14.0")) is None
+    assert store.layer_profile("feed", model, software) is None
+
+
+def test_a_launch_runs_until_its_end_is_known_and_then_never_changes(store: Store) -> None:
+    plan, workload = packed_plan(), store.add_workload(WORKLOAD)
+    launch = store.start_launch(plan, workload, 12.5)
+    assert store.launches(plan.id) == (launch,)
+    assert launch.result is None
+    assert launch.predicted_samples_per_second == 12.5
+    result = LaunchResult(status="interrupted", steps=40, samples_per_second=11.9, finished=NOON)
+    store.finish_launch(launch.id, result)
+    store.finish_launch(launch.id, result)
+    assert store.launches(plan.id) == (replace(launch, result=result),)
+    with pytest.raises(AlreadyFinished, match="interrupted"):
+        store.finish_launch(launch.id, replace(result, status="finished"))
+    assert store.launches(PADDED_PLAN.id) == ()

@@ -1,0 +1,115 @@
+"""Many processes, other programs and other versions on one database."""
+
+import multiprocessing
+from multiprocessing.synchronize import Barrier
+
+import optuna
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import Engine, inspect, text
+
+from storage.errors import DatabaseTooNew, DatabaseUnavailable
+from storage.schema import VERSION_TABLE
+from storage.store import Store, open_store
+from storage.tables import Base
+from storage.url import parse
+from tests.storage_values import WORKLOAD, packed_plan, result_of
+
+PROCESSES = 8
+TRIALS = 5
+HEAD = "0001"
+
+
+def record_trials(url: str, barrier: Barrier) -> None:
+    barrier.wait()
+    with open_store(url) as store:
+        fingerprint = store.add_workload(WORKLOAD)
+        barrier.wait()
+        study = store.latest_study(fingerprint) or store.create_study(fingerprint, {}, seed=0)
+        barrier.wait()
+        for qv in range(TRIALS):
+            store.finish_trial(result_of(store.start_trial(study.id, packed_plan(qv), "search").id))
+
+
+def revision(engine: Engine) -> str:
+    with engine.connect() as connection:
+        return str(connection.scalar(text(f"SELECT version_num FROM {VERSION_TABLE}")))
+
+
+def test_processes_open_one_new_database_at_once_and_lose_no_trial(database_url: str) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    barrier = spawn.Barrier(PROCESSES, timeout=120)
+    workers = [spawn.Process(target=record_trials, args=(database_url, barrier)) for _ in range(PROCESSES)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(timeout=120)
+    assert [worker.exitcode for worker in workers] == [0] * PROCESSES
+    with open_store(database_url) as store:
+        answers = store.answers(WORKLOAD.fingerprint)
+        assert len(answers) == PROCESSES * TRIALS
+        for study in {answer.study_id for answer in answers}:
+            numbers = [trial.number for trial in store.trials(study)]
+            assert numbers == list(range(len(numbers)))
+
+
+def test_the_migrated_tables_are_the_declared_ones(store: Store, engine: Engine) -> None:
+    with engine.connect() as connection:
+        context = MigrationContext.configure(
+            connection, opts={"version_table": VERSION_TABLE, "compare_server_default": True}
+        )
+        assert compare_metadata(context, Base.metadata) == []
+
+
+def test_a_creation_that_fails_halfway_leaves_nothing_and_can_be_repeated(database_url: str, engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE autotune_launch (id INTEGER)"))
+    with pytest.raises(Exception, match=r"autotune_launch.* already exists"):
+        open_store(database_url)
+    with engine.begin() as connection:
+        assert inspect(connection).get_table_names() == ["autotune_launch"]
+        connection.execute(text("DROP TABLE autotune_launch"))
+    with open_store(database_url) as store:
+        store.add_workload(WORKLOAD)
+
+
+def test_a_lock_that_lasts_is_reported_with_the_remedy(database_url: str, engine: Engine) -> None:
+    with open_store(database_url, lock_timeout_seconds=0.2) as store:
+        with engine.begin() as other:
+            postgresql = engine.dialect.name == "postgresql"
+            other.execute(text("LOCK TABLE autotune_hardware" if postgresql else "DELETE FROM autotune_hardware"))
+            with pytest.raises(DatabaseUnavailable, match="another program holds it"):
+                store.add_workload(WORKLOAD)
+        store.add_workload(WORKLOAD)
+
+
+def test_a_database_of_a_newer_version_is_refused_and_left_alone(database_url: str, engine: Engine) -> None:
+    open_store(database_url).close()
+    with engine.begin() as connection:
+        connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '9999'"))
+        connection.execute(text("DROP TABLE autotune_launch"))
+    with pytest.raises(DatabaseTooNew, match=r"9999.*upgrade vlm-autotune"):
+        open_store(database_url)
+    assert revision(engine) == "9999"
+    with engine.connect() as connection:
+        assert not engine.dialect.has_table(connection, "autotune_launch")
+
+
+@pytest.mark.parametrize("optuna_first", [True, False])
+def test_optuna_and_the_store_live_in_one_database(database_url: str, engine: Engine, *, optuna_first: bool) -> None:
+    if not optuna_first:
+        open_store(database_url).close()
+    storage = optuna.storages.RDBStorage(parse(database_url).render_as_string(hide_password=False))
+    with open_store(database_url) as store:
+        again = optuna.storages.RDBStorage(store.optuna_url)
+        study = optuna.create_study(storage=again, study_name="beside")
+        study.add_trial(optuna.trial.create_trial(value=1.0))
+        store.add_workload(WORKLOAD)
+    with open_store(database_url) as store:
+        assert store.workload(WORKLOAD.fingerprint) == WORKLOAD
+    assert optuna.load_study(storage=storage, study_name="beside").best_value == 1.0
+    assert revision(engine) == HEAD
+    for each in (storage, again):
+        each.remove_session()
+        each.engine.dispose()

@@ -1,0 +1,150 @@
+"""Values for the tests of storage: small, complete and different where a test needs them to be."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+from storage.records import Baseline, BestPlan, TrialResult
+from trials.outcome import (
+    Completed,
+    Crash,
+    Failed,
+    Measurement,
+    Outcome,
+    OutOfMemory,
+    Rejected,
+    StageMeasurement,
+    Timeout,
+)
+from trials.plan import Layout, Packed, Padded, Plan, Stage
+from trials.workload import DataProfile, Hardware, ModelShape, Software, Workload
+
+NOON = datetime(2026, 11, 20, 12, 0, 0, 123456, tzinfo=UTC)
+
+WORKLOAD = Workload(
+    model=ModelShape(
+        name="tiny-internvl",
+        family="internvl",
+        dtype="bfloat16",
+        vision_layers=2,
+        language_layers=4,
+        parameters=78_000_000_000,
+        unit_flops=1.25e12,
+        token_flops=0.1 + 0.2,
+        square_flops=3.0,
+        config_digest="c0ffee",
+    ),
+    data=DataProfile(
+        samples=1000,
+        text_only_samples=60,
+        vision_units=2500,
+        text_tokens=5_000_000_000,
+        longest_text_tokens=4096,
+        most_vision_units=13,
+        histogram=((0, 128, 60), (1, 256, 640), (5, 1344, 300)),
+        lengths_digest="1e57",
+    ),
+    hardware=Hardware(
+        accelerator="cuda",
+        device_name="NVIDIA A100-SXM4-80GB",
+        devices=8,
+        device_memory_bytes=80 << 30,
+        compute_capability="8.0",
+        driver="570.86.15",
+        cpu_name="AMD EPYC 7763",
+        cpu_cores=128,
+        ram_bytes=2 << 40,
+    ),
+    software=Software(python="3.11.7", torch="2.13.0", deepspeed="0.19.8", transformers="5.23.0"),
+    global_batch_samples=32,
+    memory_limit_bytes=76 << 30,
+)
+
+
+def changed(field: str, value: object, workload: Workload = WORKLOAD) -> Workload:
+    """The workload with one dotted field set: `changed("hardware.driver", None)`."""
+    section, _, name = field.rpartition(".")
+    part: dict[str, Any] = {name: value}
+    return replace(workload, **({section: replace(getattr(workload, section), **part)} if section else part))
+
+
+def packed_plan(qv: int = 9) -> Plan:
+    return Plan(
+        packing=Packed(qv=qv, qt=4096, qv_min=qv, qt_min=3968),
+        layout=Layout(pipeline=2, data=4, zero=1),
+        stages=(Stage(vision=2, language=1, recompute_vision=1), Stage(vision=0, language=3)),
+    )
+
+
+PADDED_PLAN = Plan(
+    packing=Padded(samples=2), layout=Layout(pipeline=1, data=8, zero=3), stages=(Stage(vision=2, language=4),)
+)
+
+
+def completed(step_seconds: float = 0.5) -> Completed:
+    def stage(number: int) -> StageMeasurement:
+        return StageMeasurement(
+            stage=number,
+            data_rank=0,
+            forward_seconds=0.1,
+            backward_seconds=0.2 + number,
+            optimizer_seconds=0.01,
+            idle_seconds=0.19,
+            peak_bytes=(60 + number) << 30,
+            static_bytes=40 << 30,
+        )
+
+    return Completed(
+        measurement=Measurement(
+            steps=(1, 2),
+            step_seconds=(step_seconds, step_seconds + 0.1),
+            samples=64,
+            text_tokens=9000,
+            vision_units=150,
+            losses=(2.5, 1 / 3),
+            stages=(stage(0), stage(1)),
+        )
+    )
+
+
+OUTCOMES: dict[str, Outcome] = {
+    "completed": completed(),
+    "rejected": Rejected(reason="needs 90 GiB of 76 GiB"),
+    "out of memory": Failed(cause=OutOfMemory(stage=1, rank=5, needed_bytes=90 << 30, limit_bytes=76 << 30)),
+    "crash": Failed(cause=Crash(rank=3, detail="ValueError: '; DROP TABLE autotune_trial; --")),
+    "timeout": Failed(cause=Timeout(seconds=300.0)),
+}
+
+
+def result_of(trial_id: str, outcome: Outcome | None = None) -> TrialResult:
+    outcome = outcome or completed()
+    measured = isinstance(outcome, Completed)
+    return TrialResult(
+        trial_id=trial_id,
+        outcome=outcome,
+        epoch_seconds=1234.5 if measured else None,
+        epoch_seconds_error=6.7 if measured else None,
+        finished=NOON.astimezone(timezone(timedelta(hours=5, minutes=30))),
+    )
+
+
+def best_of(study_id: str, **fields: Any) -> BestPlan:
+    given: dict[str, Any] = {
+        "plan": packed_plan(),
+        "workload": WORKLOAD,
+        "study_id": study_id,
+        "epoch_seconds": 100.0,
+        "epoch_seconds_error": 1.5,
+        "samples_per_second": 10.0,
+        "samples_per_second_error": 0.1,
+        "baselines": (
+            Baseline(
+                role="baseline-a", samples_per_second=5.5, samples_per_second_error=0.2, gain=10 / 5.5, gain_error=0.1
+            ),
+            Baseline(
+                role="baseline-b", samples_per_second=8.0, samples_per_second_error=0.3, gain=1.25, gain_error=0.05
+            ),
+        ),
+        "created": NOON,
+    }
+    return BestPlan(**(given | fields))
