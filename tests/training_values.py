@@ -1,0 +1,43 @@
+"""Jobs on the example's data, and plans for its model of 12 vision and 8 language layers."""
+
+from pathlib import Path
+from typing import Any
+
+from autotune.workload import Prepared, prepare
+from trials.job import Job
+from trials.plan import Layout, Packed, Packing, Plan, Stage, ZeroStage
+
+PACKED = Packed(qv=10, qt=500, qv_min=10, qt_min=400)
+
+
+def job_of(example: Path, output: Path, **changes: dict[str, Any]) -> Job:
+    """A small job; `changes` are added to its sections."""
+    document: dict[str, dict[str, Any]] = {
+        "model": {"path": str(example / "model"), "weights": "random", "dtype": "float32"},
+        "data": {"sources": [{"path": str(example / "data" / "train.jsonl")}]},
+        "hardware": {"devices": 2, "memory_limit": "2GiB"},
+        "training": {"global_batch_samples": 8, "learning_rate": 1e-3, "output": str(output)},
+        "search": {"trials": 8, "time_limit": "60s", "timed_steps": 2},
+    }
+    for section, values in changes.items():
+        document[section] = {**document[section], **values}
+    return Job.model_validate(document)
+
+
+def prepared_of(example: Path, folder: Path, **changes: dict[str, Any]) -> Prepared:
+    """The job after a look at model, data and machine, with its files in `folder`."""
+    return prepare(job_of(example, folder / "output", **changes), folder)
+
+
+def stage(text: str) -> Stage:
+    """`10+2r4,1`: 10 vision and 2 language layers, of which 4 and 1 are recomputed."""
+    layers, _, recomputed = text.partition("r")
+    vision, language = (int(number) for number in layers.split("+"))
+    first, second = (int(number) for number in recomputed.split(",")) if recomputed else (0, 0)
+    return Stage(vision=vision, language=language, recompute_vision=first, recompute_language=second)
+
+
+def plan_of(*stages: str, data: int = 1, zero: ZeroStage = 0, packing: Packing = PACKED) -> Plan:
+    """A plan whose pipeline has these stages."""
+    layout = Layout(pipeline=len(stages), data=data, zero=zero)
+    return Plan(packing=packing, layout=layout, stages=tuple(stage(text) for text in stages))

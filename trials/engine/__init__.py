@@ -1,0 +1,1 @@
+"""Trains a plan's stages with DeepSpeed, and measures time and memory while it does."""

@@ -1,0 +1,201 @@
+"""Runs optimizer steps of a plan on this rank: DeepSpeed's pipeline engine, or its plain one for a single stage."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import deepspeed
+import torch
+from deepspeed import comm
+from deepspeed.pipe import LayerSpec, PipelineModule
+from deepspeed.runtime.pipe import schedule
+from torch import nn
+
+from trials.data.loader import MicroBatch
+from trials.engine.state import OptimizerState
+from trials.engine.stopwatch import Stopwatch
+from trials.model.stage import StageModule, pack_loss
+from trials.plan import Plan
+
+FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """A rank's place in the layout: ranks of one stage are neighbours."""
+
+    rank: int
+    stage: int
+    data_rank: int
+
+
+def seat(plan: Plan, rank: int) -> Seat:
+    """The place of `rank`, as DeepSpeed's topology counts it."""
+    return Seat(rank=rank, stage=rank // plan.layout.data, data_rank=rank % plan.layout.data)
+
+
+class TrainingEngine(Protocol):
+    """One rank's part in training a plan."""
+
+    stage: StageModule
+    stopwatch: Stopwatch
+    state: OptimizerState
+
+    @abstractmethod
+    def step(self, batches: Iterator[MicroBatch], count: int, target_tokens: int) -> float:
+        """One optimizer step over `count` packs of this rank; all ranks call it together.
+
+        Returns the mean loss over the `target_tokens` of all packs of the step, on every rank.
+        """
+
+
+def build_engine(
+    plan: Plan, stage: StageModule, where: Seat, device: torch.device, learning_rate: float
+) -> TrainingEngine:
+    """The engine for this rank. Every rank of the process group must call it."""
+    optimizer = torch.optim.AdamW(stage.parameters(), lr=learning_rate)
+    if plan.layout.pipeline > 1:
+        return PipelineEngine(plan, stage, where, device, optimizer)
+    return PlainEngine(plan, stage, device, optimizer)
+
+
+class _DeepSpeedEngine:
+    """What both engines share: the configuration, and the loss as a mean over the step's target tokens."""
+
+    def __init__(self, plan: Plan, stage: StageModule, device: torch.device) -> None:
+        self.stage = stage
+        self.stopwatch = Stopwatch(device)
+        self._plan = plan
+        self._device = device
+
+    def _config(self, **extra: Any) -> dict[str, Any]:
+        return {
+            "train_micro_batch_size_per_gpu": 1,
+            "zero_optimization": {
+                "stage": self._plan.layout.zero,
+                "overlap_comm": False,
+                "reduce_bucket_size": 50_000_000,
+            },
+            "bf16": {"enabled": self.stage.model.dtype == torch.bfloat16},
+            "gradient_clipping": 0.0,  # its default of 1 would scale gradients unasked
+            "zero_allow_untested_optimizer": True,
+            "steps_per_print": 1 << 40,
+            **extra,
+        }
+
+
+class PlainEngine(_DeepSpeedEngine):
+    """One stage on every rank: data parallelism with ZeRO."""
+
+    def __init__(self, plan: Plan, stage: StageModule, device: torch.device, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__(plan, stage, device)
+        # Unmanaged: the number of packs in a step may change, and `step` is where gradients are reduced.
+        config = self._config(gradient_accumulation_steps=1, managed_gradient_accumulation=False)
+        self._engine, *_ = deepspeed.initialize(
+            model=stage, optimizer=optimizer, config=config, dist_init_required=False
+        )
+        self.state = OptimizerState(self._engine, optimizer)
+
+    def step(self, batches: Iterator[MicroBatch], count: int, target_tokens: int) -> float:
+        total = torch.zeros((), device=self._device)
+        scale = self._plan.layout.data / target_tokens
+        for _ in range(count):
+            inputs, target = _tensors(next(batches), scale, self._device)
+            with self.stopwatch.section(FORWARD):
+                loss = pack_loss(self._engine(inputs), target)
+            with self.stopwatch.section(BACKWARD):
+                self._engine.backward(loss)
+            total += loss.detach()
+        with self.stopwatch.section(OPTIMIZER):
+            self._engine.step()
+        comm.all_reduce(total)
+        return float(total) / self._plan.layout.data
+
+
+class PipelineEngine(_DeepSpeedEngine):
+    """Stages on different ranks, with DeepSpeed's 1F1B schedule."""
+
+    def __init__(
+        self, plan: Plan, stage: StageModule, where: Seat, device: torch.device, optimizer: torch.optim.Optimizer
+    ) -> None:
+        super().__init__(plan, stage, device)
+        self._engine, *_ = deepspeed.initialize(
+            model=_Pipeline(plan, stage, where),
+            optimizer=optimizer,
+            config=self._config(gradient_accumulation_steps=1),
+            dist_init_required=False,
+        )
+        self.state = OptimizerState(self._engine, optimizer)
+        self._engine._INSTRUCTION_MAP = self._timed_instructions(self._engine._INSTRUCTION_MAP)
+
+    def _timed_instructions(self, instructions: dict[type, Callable[..., None]]) -> dict[type, Callable[..., None]]:
+        sections = {
+            schedule.ForwardPass: FORWARD,
+            schedule.BackwardPass: BACKWARD,
+            schedule.ReduceTiedGrads: OPTIMIZER,
+            schedule.ReduceGrads: OPTIMIZER,
+            schedule.OptimizerStep: OPTIMIZER,
+        }
+
+        def timed(section: str, run: Callable[..., None]) -> Callable[..., None]:
+            def run_timed(engine: Any, **arguments: Any) -> None:
+                with self.stopwatch.section(section):
+                    run(engine, **arguments)
+
+            return run_timed
+
+        return {kind: timed(sections[kind], run) if kind in sections else run for kind, run in instructions.items()}
+
+    def step(self, batches: Iterator[MicroBatch], count: int, target_tokens: int) -> float:
+        self._engine.set_train_batch_size(count * self._plan.layout.data)
+        scale = count * self._plan.layout.data / target_tokens
+        return float(self._engine.train_batch(_tensors(batch, scale, self._device) for batch in batches))
+
+
+class _Pipeline(PipelineModule):  # type: ignore[misc]
+    """As many "layers" as stages: what a stage holds is decided by `Cut`, not by DeepSpeed."""
+
+    def __init__(self, plan: Plan, stage: StageModule, where: Seat) -> None:
+        self._tied = None
+        layers = [LayerSpec(nn.Identity) for _ in plan.stages]
+        layers[where.stage] = stage
+        super().__init__(
+            layers=layers, num_stages=len(layers), loss_fn=pack_loss, partition_method="uniform", dynamic_shape=True
+        )
+        self._tied = _tie_embeddings(plan, stage, where)
+
+    def get_tied_weights_and_groups(self) -> list[tuple[nn.Parameter, Any]]:
+        """The word embedding and the output projection when they are one weight on two stages."""
+        return [self._tied] if self._tied else []
+
+
+def _tie_embeddings(plan: Plan, stage: StageModule, where: Seat) -> tuple[nn.Parameter, Any] | None:
+    """Gives both stages of a tied weight the same values, and the group in which its gradients are added up."""
+    if not stage.tied:
+        return None
+    vision_stages = [number for number, part in enumerate(plan.stages) if part.vision]
+    embedding_stage, head_stage = vision_stages[-1], len(plan.stages) - 1
+    if embedding_stage == head_stage:
+        return None
+    mine: tuple[nn.Parameter, Any] | None = None
+    for data_rank in range(plan.layout.data):
+        ranks = [number * plan.layout.data + data_rank for number in (embedding_stage, head_stage)]
+        group = comm.new_group(ranks)
+        if where.rank in ranks:
+            model = stage.model
+            holder = model.get_input_embeddings() if where.rank == ranks[0] else model.get_output_embeddings()
+            weight = cast(nn.Parameter, holder.weight)
+            comm.broadcast(weight.data, src=ranks[0], group=group)
+            mine = (weight, group)
+    return mine
+
+
+def _tensors(
+    batch: MicroBatch, scale: float, device: torch.device
+) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+    """DeepSpeed's (inputs, labels): see `StageModule` and `pack_loss`."""
+    ids = torch.stack((batch.input_ids, batch.position_ids))
+    pixels = batch.pixel_values if batch.pixel_values is not None else torch.empty(0)
+    inputs = (pixels.to(device), ids.to(device))
+    return inputs, (batch.labels.to(device), torch.tensor(scale, device=device))

@@ -1,0 +1,38 @@
+"""Joins and leaves the group of ranks. A process may join again, with other ranks and another plan."""
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import deepspeed.ops
+import torch
+from deepspeed import comm
+from deepspeed.accelerator import get_accelerator
+
+
+@contextmanager
+def process_group(rank: int, local_rank: int, world_size: int, meeting: str) -> Iterator[torch.device]:
+    """The ranks of one trial or training, and this rank's device. Everything is released at the end.
+
+    `meeting` is where the ranks find each other, as torch.distributed's `init_method`: `env://` or `file:///path`.
+    """
+    _skip_compiled_communication()
+    accelerator = get_accelerator()
+    if accelerator.device_name() == "cuda":
+        torch.cuda.set_device(local_rank)
+    comm.init_distributed(
+        auto_mpi_discovery=False, verbose=False, init_method=meeting, rank=rank, world_size=world_size
+    )
+    try:
+        yield torch.device(accelerator.device_name(local_rank))
+    finally:
+        comm.destroy_process_group()
+        comm.comm.cdb = None
+        gc.collect()
+
+
+def _skip_compiled_communication() -> None:
+    """On a CPU DeepSpeed compiles a shared-memory operation at start-up, for a minute; gloo does without it."""
+    compatible = getattr(deepspeed.ops, "__compatible_ops__", None)
+    if isinstance(compatible, dict):
+        compatible["deepspeed_shm_comm"] = False

@@ -1,0 +1,62 @@
+"""Whole float32 weights and AdamW moments of single parameters, however ZeRO has split them."""
+
+from typing import Any
+
+import torch
+from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state, safe_set_full_optimizer_state
+from deepspeed.utils import safe_set_full_fp32_param as set_master_weight
+from torch import nn
+
+WEIGHT = "weight"
+MOMENTS = ("exp_avg", "exp_avg_sq")
+PARTS = (WEIGHT, *MOMENTS)
+
+
+class OptimizerState:
+    """Reads and writes one rank's share of the state, parameter by parameter.
+
+    With ZeRO above 0 each access is a collective of the data-parallel group, so its ranks must go through the
+    parameters in the same order.
+    """
+
+    def __init__(self, engine: Any, optimizer: torch.optim.Optimizer) -> None:
+        """`engine` is DeepSpeed's, `optimizer` the torch optimizer that it was given."""
+        self._wrapper = engine.optimizer
+        self._optimizer = optimizer
+
+    def read(self, parameter: nn.Parameter, part: str) -> torch.Tensor:
+        """The whole `part` of the parameter, in its shape. Moments exist after the first step."""
+        if not self._is_split(parameter):
+            state = self._optimizer.state[parameter]
+            tensor: torch.Tensor = parameter.detach() if part == WEIGHT else state[part]
+            return tensor
+        whole: torch.Tensor = (
+            safe_get_full_fp32_param(parameter) if part == WEIGHT else safe_get_full_optimizer_state(parameter, part)
+        )
+        return whole
+
+    @torch.no_grad()
+    def write(self, parameter: nn.Parameter, part: str, value: torch.Tensor) -> None:
+        """Sets the whole `part` of the parameter. `begin_writing` comes first."""
+        if part == WEIGHT:
+            parameter.copy_(value)
+            set_master_weight(parameter, value)
+        elif self._is_split(parameter):
+            safe_set_full_optimizer_state(parameter, value, part)
+        else:
+            self._optimizer.state[parameter][part].copy_(value)
+
+    def begin_writing(self, steps: int) -> None:
+        """Creates the moments, which AdamW otherwise creates in its first step, as after so many steps."""
+        for group in self._optimizer.param_groups:
+            for tensor in group["params"]:
+                moments = {name: torch.zeros_like(tensor, dtype=torch.float32) for name in MOMENTS}
+                self._optimizer.state[tensor] = {"step": torch.tensor(float(steps)), **moments}
+        # DeepSpeed connects parameters with their moments only in its first step.
+        connect = getattr(self._wrapper, "_lazy_init_hp_params_optimizer_state", None)
+        if connect is not None:
+            connect()
+
+    @staticmethod
+    def _is_split(parameter: nn.Parameter) -> bool:
+        return hasattr(parameter, "_hp_mapping") or hasattr(parameter, "ds_id")

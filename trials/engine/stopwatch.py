@@ -1,0 +1,42 @@
+"""Seconds per part of a step, on the clock of the device that does the work."""
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+class Stopwatch:
+    """Adds up the seconds of named sections. On CUDA it marks the stream and waits for it only when read."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+
+    @contextmanager
+    def section(self, name: str) -> Iterator[None]:
+        """Times what runs inside."""
+        if self._device.type != "cuda":
+            start = time.perf_counter()
+            yield
+            self._seconds[name] += time.perf_counter() - start
+            return
+        first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        first.record()
+        yield
+        last.record()
+        self._events.append((name, first, last))
+
+    def read(self) -> dict[str, float]:
+        """Seconds of each section since the last reading."""
+        if self._events:
+            torch.cuda.synchronize(self._device)
+        for name, first, last in self._events:
+            self._seconds[name] += first.elapsed_time(last) / 1000
+        seconds = dict(self._seconds)
+        self._seconds.clear()
+        self._events.clear()
+        return seconds

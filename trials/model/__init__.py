@@ -1,0 +1,1 @@
+"""Turns a Hugging Face vision-language model into a chain of layers, cut into pipeline stages."""

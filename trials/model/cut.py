@@ -1,0 +1,57 @@
+"""Which part of the chain each pipeline stage holds, as the plan says."""
+
+from dataclasses import dataclass
+
+from trials.model.skeleton import Chain
+from trials.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """One stage's contiguous part of the chain."""
+
+    vision: range
+    """Vision layers, by their index in the model."""
+    language: range
+    recompute_vision: int
+    """The first so many of `vision` are recomputed in the backward pass."""
+    recompute_language: int
+    embeds: bool
+    """Holds the vision embedding: the first stage."""
+    projects: bool
+    """Holds the projector and the text embedding: the stage of the last vision layer."""
+    heads: bool
+    """Holds the head and computes the loss: the last stage."""
+
+    def paths(self, chain: Chain) -> tuple[str, ...]:
+        """Module paths of this stage's parameters."""
+        return (
+            *(chain.vision_embedding if self.embeds else ()),
+            *(chain.vision_layers[number] for number in self.vision),
+            *(chain.projector if self.projects else ()),
+            *(chain.language_layers[number] for number in self.language),
+            *(chain.head if self.heads else ()),
+        )
+
+
+def cut(plan: Plan) -> tuple[Cut, ...]:
+    """The stages of `plan`, first to last."""
+    vision_start = language_start = 0
+    vision_total = sum(stage.vision for stage in plan.stages)
+    cuts = []
+    for number, stage in enumerate(plan.stages):
+        vision = range(vision_start, vision_start + stage.vision)
+        language = range(language_start, language_start + stage.language)
+        cuts.append(
+            Cut(
+                vision=vision,
+                language=language,
+                recompute_vision=stage.recompute_vision,
+                recompute_language=stage.recompute_language,
+                embeds=number == 0,
+                projects=stage.vision > 0 and vision.stop == vision_total,
+                heads=number == len(plan.stages) - 1,
+            )
+        )
+        vision_start, language_start = vision.stop, language.stop
+    return tuple(cuts)

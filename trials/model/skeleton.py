@@ -1,0 +1,136 @@
+"""The model without weights: enough to find its layers, count them and cut it."""
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
+
+from trials import plugins
+from trials.errors import ModelError, UnknownName
+from trials.model.attention import PACKED_ATTENTION
+
+FAMILIES = "trials.model.families"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    """Module paths of the model in the order in which data passes them. Every parameter lies under exactly one."""
+
+    vision_embedding: tuple[str, ...]
+    vision_layers: tuple[str, ...]
+    projector: tuple[str, ...]
+    """With the text embedding."""
+    language_layers: tuple[str, ...]
+    head: tuple[str, ...]
+    """The final norm and the output projection."""
+    rotary: str
+    """Positions of the language layers; it has no parameters and is needed wherever they are."""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Every path that holds parameters."""
+        return (*self.vision_embedding, *self.vision_layers, *self.projector, *self.language_layers, *self.head)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skeleton:
+    """A Hugging Face model on the meta device, with its chain and the family module that knows its vision side."""
+
+    model: PreTrainedModel
+    chain: Chain
+    family: ModuleType
+    tied: dict[str, str]
+    """Parameters that are another one under a second name: the output projection that is the word embedding."""
+
+
+def load_config(path: str, *, trust_remote_code: bool = False) -> PretrainedConfig:
+    """The model's configuration. Raises ModelError for a folder without one."""
+    folder = Path(path)
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise ModelError(f"model folder {path} has no config.json; save the model there with save_pretrained")
+    if not folder.exists() and (folder.is_absolute() or path.startswith(".")):
+        raise ModelError(f"model folder {path} does not exist; give a local folder or a hub id such as org/name")
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot read the configuration of model {path}: {_first_line(error)}") from error
+    return config
+
+
+def build_skeleton(config: PretrainedConfig, dtype: torch.dtype) -> Skeleton:
+    """The model of `config` on the meta device: no memory, no weights.
+
+    Raises ModelError for an unknown architecture, or when a parameter belongs to no part of the chain.
+    """
+    family = load_family(config)
+    family.check(config)
+    with torch.device("meta"):
+        model = AutoModelForImageTextToText.from_config(copy.deepcopy(config), dtype=dtype)
+    model.config.get_text_config()._attn_implementation = PACKED_ATTENTION
+    chain = _find_chain(model, family)
+    _check_claims(model, chain)
+    is_tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    tied = {f"{chain.head[-1]}.weight": f"{chain.projector[-1]}.weight"} if is_tied else {}
+    return Skeleton(model=model, chain=chain, family=family, tied=tied)
+
+
+def load_family(config: PretrainedConfig) -> ModuleType:
+    """The module of `trials.model.families` for this kind of model. Raises ModelError with those that exist."""
+    try:
+        return plugins.load(FAMILIES, config.model_type)
+    except UnknownName:
+        known = ", ".join(plugins.names(FAMILIES))
+        raise ModelError(f"model type {config.model_type!r} is not supported; supported are: {known}") from None
+
+
+def _find_chain(model: PreTrainedModel, family: ModuleType) -> Chain:
+    """Finds the layer lists by their length and kind, not by fixed paths: those change between releases."""
+    text = model.config.get_text_config()
+    embedding = _path_of(model, model.get_input_embeddings())
+    language_root = embedding.rsplit(".", 1)[0]
+    language = _layer_list(model, language_root, text.num_hidden_layers, "language")
+    vision_root = _path_of(model, family.vision_root(model))
+    vision = _layer_list(model, vision_root, family.vision_layers(model.config), "vision")
+    parts = family.vision_parts(model)
+    return Chain(
+        vision_embedding=tuple(_path_of(model, module) for module in parts.embedding),
+        vision_layers=vision,
+        projector=(*(_path_of(model, module) for module in parts.projector), embedding),
+        language_layers=language,
+        head=(f"{language_root}.norm", _path_of(model, model.get_output_embeddings())),
+        rotary=f"{language_root}.rotary_emb",
+    )
+
+
+def _layer_list(model: nn.Module, root: str, count: int, kind: str) -> tuple[str, ...]:
+    """Paths of the one ModuleList of `count` equal modules under `root`."""
+    found = [
+        f"{root}.{name}"
+        for name, module in model.get_submodule(root).named_modules()
+        if isinstance(module, nn.ModuleList) and len(module) == count and len({type(layer) for layer in module}) == 1
+    ]
+    if len(found) != 1:
+        raise ModelError(f"expected one list of {count} {kind} layers under {root}, found {len(found)}: {found}")
+    return tuple(f"{found[0]}.{number}" for number in range(count))
+
+
+def _path_of(model: nn.Module, module: Any) -> str:
+    name: str = next(name for name, candidate in model.named_modules() if candidate is module)
+    return name
+
+
+def _check_claims(model: nn.Module, chain: Chain) -> None:
+    names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    for part in chain.parts:
+        names -= {f"{part}.{name}" for name, _ in model.get_submodule(part).named_parameters()}
+    if names:
+        raise ModelError(f"{len(names)} parameters belong to no layer of the chain, first {min(names)}")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]

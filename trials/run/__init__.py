@@ -1,0 +1,1 @@
+"""Starts ranks, gives them work, watches them, and collects what they report."""

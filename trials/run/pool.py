@@ -1,0 +1,118 @@
+"""Rank processes that stay alive between requests, so that a trial does not pay for imports and start-up."""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from types import TracebackType
+
+from trials import wire
+from trials.outcome import Cause, Crash, OutOfMemory, Timeout
+from trials.run.ranks import Command, Ranks
+from trials.run.report import FailureReport, Report, read_report, report_path
+from trials.run.request import REQUEST_FILE, Request
+
+_POLL_SECONDS = 0.02
+_AFTERMATH_SECONDS = 1.0
+"""How long other reports are awaited once a rank has failed: the first to report is not always the cause."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """What all ranks reported, in order of rank."""
+
+    reports: tuple[Report, ...]
+
+
+class WarmPool:
+    """Serves requests on ranks that are started on the first one and again after a failure.
+
+    Not for use by several threads. Leaving the context ends every rank.
+    """
+
+    def __init__(self, commands: Sequence[Command], folder: Path) -> None:
+        """`folder` takes a numbered folder for each request, with the ranks' reports and errors, and their logs."""
+        self._commands = tuple(commands)
+        self._folder = folder
+        self._ranks: Ranks | None = None
+        self._numbers = count(1)
+
+    def __enter__(self) -> "WarmPool":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+    def ask(
+        self, request: Request, timeout_seconds: float, on_wait: Callable[[], None] = lambda: None
+    ) -> Answers | Cause:
+        """Gives the request to all ranks and waits for their reports, or for the reason why there are none.
+
+        `on_wait` is called between looks, many times a second. The time starts when the ranks have their request; the
+        first one includes their start-up.
+        """
+        folder = self._folder / f"request-{os.getpid()}-{next(self._numbers)}"
+        folder.mkdir(parents=True)
+        (folder / REQUEST_FILE).write_text(wire.encode(request))
+        try:
+            self._send(str(folder))
+            outcome = self._wait(folder, timeout_seconds, on_wait)
+        except BaseException:
+            self._end()
+            raise
+        if not isinstance(outcome, Answers):
+            self._end()
+        return outcome
+
+    def _send(self, line: str) -> None:
+        if self._ranks is not None and self._ranks.dead():
+            self._end()
+        if self._ranks is None:
+            self._ranks = Ranks(self._commands, self._folder / "logs")
+        self._ranks.send(line)
+
+    def _end(self) -> None:
+        if self._ranks is not None:
+            self._ranks.end()
+            self._ranks = None
+
+    def _wait(self, folder: Path, timeout_seconds: float, on_wait: Callable[[], None]) -> Answers | Cause:
+        deadline = time.monotonic() + timeout_seconds
+        while time.monotonic() < deadline:
+            reports = [read_report(folder, rank) for rank in range(len(self._commands))]
+            if any(isinstance(report, FailureReport) for report in reports) or self._died():
+                time.sleep(_AFTERMATH_SECONDS)
+                return self._why(folder)
+            done = [report for report in reports if report is not None]
+            if len(done) == len(reports):
+                return Answers(reports=tuple(done))
+            on_wait()
+            time.sleep(_POLL_SECONDS)
+        return Timeout(seconds=timeout_seconds)
+
+    def _died(self) -> dict[int, int]:
+        return self._ranks.dead() if self._ranks is not None else {}
+
+    def _why(self, folder: Path) -> Cause:
+        """The first cause: when a rank goes, its neighbours fail soon after, for want of it."""
+        causes = []
+        for rank in range(len(self._commands)):
+            report = read_report(folder, rank)
+            if isinstance(report, FailureReport):
+                causes.append((report_path(folder, rank).stat().st_mtime_ns, report.cause))
+        for _, cause in causes:
+            if isinstance(cause, OutOfMemory):
+                return cause
+        reported = {cause.rank for _, cause in causes}
+        for rank, code in self._died().items():
+            if rank not in reported:
+                return Crash(rank=rank, detail=_describe_exit(code))
+        return min(causes, key=lambda entry: entry[0])[1]
+
+
+def _describe_exit(code: int) -> str:
+    return f"the process was ended by signal {-code}" if code < 0 else f"the process ended with exit code {code}"

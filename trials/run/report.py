@@ -1,0 +1,102 @@
+"""What a rank answers: one JSON file per rank, written whole or not at all."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field
+
+from trials import wire
+from trials.outcome import Crash, OutOfMemory, StageMeasurement
+
+LayerKind: TypeAlias = Literal["vision_embedding", "vision", "projector", "language", "head"]
+"""In the order of the chain."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialReport:
+    """One rank's view of the timed steps."""
+
+    step_seconds: tuple[float, ...]
+    losses: tuple[float, ...]
+    samples: int
+    """In the timed steps, over all ranks."""
+    text_tokens: int
+    vision_units: int
+    stage: StageMeasurement
+    kind: Literal["trial"] = "trial"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerTiming:
+    """One kind of layer at one size: medians over the repeats, in seconds and bytes."""
+
+    layer: LayerKind
+    units: int
+    tokens: int
+    squares: int
+    """Sum of the squared sample lengths."""
+    forward_seconds: float
+    backward_seconds: float
+    kept_bytes: int
+    """Kept for the backward pass without recomputation."""
+    output_bytes: int
+    """What the layer hands on: all that is kept of the next layer when that one is recomputed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileReport:
+    """Timings of every kind of layer on one rank."""
+
+    timings: tuple[LayerTiming, ...]
+    parameters: tuple[tuple[str, int], ...]
+    """(kind of layer, parameters of one such layer)."""
+    optimizer_seconds_per_parameter: float
+    reduce_seconds_per_byte: float
+    """Of an all-reduce over all ranks; 0 for a single one."""
+    kind: Literal["profile"] = "profile"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingReport:
+    """How far the training came."""
+
+    steps: int
+    """Optimizer steps done in all, earlier runs included."""
+    finished: bool
+    """Whether every epoch is done and the final model is written."""
+    model: Path | None
+    kind: Literal["training"] = "training"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureReport:
+    """Why the rank gave up."""
+
+    cause: Annotated[OutOfMemory | Crash, Field(discriminator="kind")]
+    kind: Literal["failure"] = "failure"
+
+
+Report: TypeAlias = Annotated[TrialReport | ProfileReport | TrainingReport | FailureReport, Field(discriminator="kind")]
+
+
+def report_path(folder: Path, rank: int) -> Path:
+    return folder / f"report-{rank}.json"
+
+
+def write_report(folder: Path, rank: int, report: Report) -> None:
+    """Appears under its name only when it is complete."""
+    target = report_path(folder, rank)
+    temporary = target.with_suffix(".tmp")
+    temporary.write_text(wire.encode(report, Report))
+    temporary.replace(target)
+
+
+def read_report(folder: Path, rank: int) -> Report | None:
+    """The rank's report, or None while there is none. Raises WireError for one that cannot be decoded."""
+    try:
+        text = report_path(folder, rank).read_text()
+    except FileNotFoundError:
+        return None
+    report: Report = wire.decode(Report, text)
+    return report

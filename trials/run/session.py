@@ -1,0 +1,99 @@
+"""One rank's engine for one request: model, data and memory meter, built and taken down together."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from trials.data.epoch import Epoch, Step, build_epoch
+from trials.data.index import DatasetIndex
+from trials.data.loader import MicroBatch, micro_batches
+from trials.data.sample import Encoder
+from trials.engine.engine import Seat, TrainingEngine, build_engine, seat
+from trials.engine.memory import MemoryMeter, memory_meter
+from trials.model.cut import cut
+from trials.model.skeleton import build_skeleton, load_config, load_family
+from trials.model.stage import StageModule
+from trials.model.weights import WeightFiles, draw_buffers, draw_weights, read_weights
+from trials.run.request import Request
+
+
+@dataclass(slots=True, kw_only=True)
+class Session:
+    """A rank that is ready to train."""
+
+    request: Request
+    seat: Seat
+    engine: TrainingEngine
+    meter: MemoryMeter
+    index: DatasetIndex
+    encoder: Encoder
+
+    def epoch(self, number: int) -> Epoch:
+        """The packs and steps of that epoch: the same on every rank."""
+        job = self.request.job
+        return build_epoch(
+            self.index,
+            self.request.plan.packing,
+            data_parallel=self.request.plan.layout.data,
+            global_batch_samples=job.training.global_batch_samples,
+            weights=self.request.weights,
+            seed=job.training.seed,
+            epoch=number,
+            oversize=job.data.oversize,
+        )
+
+    def batches(self, epoch: Epoch, steps: Sequence[int]) -> Iterator[MicroBatch]:
+        """This rank's packs of those steps, in order."""
+        pixels = self.engine.stage.cut.embeds
+        workers = self.request.job.data.workers
+        return micro_batches(
+            self.index, epoch, steps, self.seat.data_rank, self.encoder, pixels=pixels, workers=workers
+        )
+
+    def step(self, batches: Iterator[MicroBatch], step: Step) -> float:
+        """One optimizer step; the loss. Raises MemoryExceeded when this rank passes the limit."""
+        count = len(step.packs[self.seat.data_rank])
+        with self.meter.watch():
+            return self.engine.step(batches, count, step.target_tokens)
+
+
+@contextmanager
+def open_session(request: Request, rank: int, device: torch.device) -> Iterator[Session]:
+    """Builds this rank's part of the plan. Every rank of the process group must call it."""
+    torch.manual_seed(request.job.training.seed)
+    where = seat(request.plan, rank)
+    stage = build_stage(request, where.stage, device)
+    engine = build_engine(request.plan, stage, where, device, request.job.training.learning_rate)
+    model = request.job.model
+    family = load_family(stage.model.config)
+    session = Session(
+        request=request,
+        seat=where,
+        engine=engine,
+        meter=memory_meter(device, stage, request.plan.layout, request.memory_limit_bytes),
+        index=DatasetIndex.load(request.index),
+        encoder=family.encoder(model.path, trust_remote_code=model.trust_remote_code),
+    )
+    yield session
+
+
+def build_stage(request: Request, number: int, device: torch.device) -> StageModule:
+    """Stage `number` of the plan with its weights, on `device`."""
+    settings = request.job.model
+    config = load_config(settings.path, trust_remote_code=settings.trust_remote_code)
+    skeleton = build_skeleton(config, getattr(torch, settings.dtype))
+    request.plan.check(
+        vision_layers=len(skeleton.chain.vision_layers), language_layers=len(skeleton.chain.language_layers)
+    )
+    stage = StageModule(skeleton, cut(request.plan)[number])
+    if settings.weights == "random":
+        draw_weights(stage.model, stage.paths, request.job.training.seed, device)
+    else:
+        files = WeightFiles(Path(settings.path), skeleton.tied)
+        read_weights(stage.model, stage.paths, files, device)
+    draw_buffers(stage.model, stage.chain.rotary, device)
+    stage.tie()
+    return stage
