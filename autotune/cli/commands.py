@@ -1,0 +1,88 @@
+"""One function per command, each over a library function; results on stdout, progress on stderr."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from autotune.cli.context import Options, guarded
+
+_JOB = click.argument("job", type=click.Path(path_type=Path))
+
+
+def _common(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that every command has."""
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout and nothing else."),
+        click.option("--db", metavar="URL", help="Database URL. Default: AUTOTUNE_DB_URL, the job, your data folder."),
+        click.option("-v", "--verbose", count=True, help="Tell more."),
+        click.option("-q", "--quiet", is_flag=True, help="Tell only what fails."),
+    ):
+        command = option(command)
+    return guarded(command)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="vlm-autotune", prog_name="autotune")
+def main() -> None:
+    """Find the fastest plan to train a vision-language model on this hardware, and train with it."""
+
+
+@main.command()
+@_JOB
+@click.option("--trials", type=click.IntRange(min=1), help="Most trials to run; overrides the job.")
+@click.option("--time-limit", metavar="TIME", help="Most time to search, such as 20min; overrides the job.")
+@click.option("--resume/--fresh", "resume", default=True, help="Use what is known, or measure everything anew.")
+@_common
+def tune(options: Options, job: Path, trials: int | None, time_limit: str | None, resume: bool) -> None:
+    """Search the best plan for JOB with short, real training steps."""
+    from autotune.cli.work import tune_job
+
+    tune_job(options, job, trials=trials, time_limit=time_limit, fresh=not resume)
+
+
+@main.command()
+@_JOB
+@click.option("--plan", metavar="ID", help="Plan to train with. Default: the best valid one known for this job.")
+@click.option("--steps", type=click.IntRange(min=1), help="Stop, with a checkpoint, after so many steps in all.")
+@click.option("--dry-run", is_flag=True, help="Print the processes that would be started, and start none.")
+@_common
+def launch(options: Options, job: Path, plan: str | None, steps: int | None, dry_run: bool) -> None:
+    """Run the full training of JOB with its best plan."""
+    from autotune.cli.work import launch_job
+
+    launch_job(options, job, plan_id=plan, steps=steps, dry_run=dry_run)
+
+
+@main.command()
+@_JOB
+@_common
+def run(options: Options, job: Path) -> None:
+    """Tune JOB if no valid plan is known, then launch it."""
+    from autotune.cli.work import run_job
+
+    run_job(options, job)
+
+
+@main.command()
+@click.option("--here", is_flag=True, help="Only plans for this machine's hardware.")
+@click.option("--hardware", metavar="NAME", help="Only plans for devices with NAME in their name.")
+@click.option("--model", metavar="NAME", help="Only plans for models with NAME in their name.")
+@click.option("--top", type=click.IntRange(min=1), help="At most so many.")
+@_common
+def plans(options: Options, here: bool, hardware: str | None, model: str | None, top: int | None) -> None:
+    """List the best plans known, and whether they still hold here."""
+    from autotune.cli.query import list_plans
+
+    list_plans(options, here=here, hardware=hardware, model=model, top=top)
+
+
+@main.command()
+@click.argument("plan")
+@_common
+def show(options: Options, plan: str) -> None:
+    """Show PLAN: its measurements, why it won, and whether it is still valid here."""
+    from autotune.cli.query import show_plan
+
+    show_plan(options, plan)

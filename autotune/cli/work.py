@@ -1,0 +1,146 @@
+"""The commands that use the devices: tune, launch and run."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from autotune import report
+from autotune.cli.context import Options
+from autotune.errors import JobError, PlanNotValid
+from autotune.job_file import load_job
+from autotune.launch import Launched, launch
+from autotune.search.tuner import Tuner
+from autotune.workbench import Workbench, workbench
+from storage.records import BestPlan, FinishedTrial
+from storage.validity import Verdict, validity
+from trials.job import Job, SearchSection
+from trials.run.progress import Progress
+from trials.run.ranks import local_ranks
+
+_TOLD_STEPS = 12
+
+
+def tune_job(options: Options, path: Path, *, trials: int | None, time_limit: str | None, fresh: bool) -> None:
+    job = _with_search(load_job(path), trials=trials, time_limit=time_limit)
+    with _open(options, job) as bench:
+        best = _tune(options, bench, fresh=fresh)
+    options.give(report.best_document(best), lambda: report.best_text(best))
+
+
+def launch_job(options: Options, path: Path, *, plan_id: str | None, steps: int | None, dry_run: bool) -> None:
+    with _open(options, load_job(path)) as bench:
+        best = _chosen(bench, plan_id)
+        if dry_run:
+            _print_commands(options, bench, best)
+            return
+        launched = _launch(options, bench, best, steps)
+    options.give(_launch_document(best, launched), lambda: _launch_text(best, launched))
+
+
+def run_job(options: Options, path: Path) -> None:
+    with _open(options, load_job(path)) as bench:
+        best = _tune(options, bench, fresh=False)
+        if not options.as_json:
+            options.give({}, lambda: f"\n{report.best_text(best)}\n")
+        launched = _launch(options, bench, best, None)
+    options.give(
+        {"best": report.best_document(best), "launch": _launch_document(best, launched)},
+        lambda: _launch_text(best, launched),
+    )
+
+
+@contextmanager
+def _open(options: Options, job: Job) -> Iterator[Workbench]:
+    options.tell("Looking at the model, the data and the hardware")
+    with workbench(job, options.database_url(job.database)) as bench:
+        work = bench.prepared.workload
+        options.tell(
+            f"{work.data.samples} samples; {work.model.vision_layers} vision and {work.model.language_layers} language "
+            f"layers; {work.hardware.devices} x {work.hardware.device_name}"
+        )
+        yield bench
+
+
+def _tune(options: Options, bench: Workbench, *, fresh: bool) -> BestPlan:
+    def listen(trial: FinishedTrial, known: bool) -> None:
+        options.tell(report.trial_line(trial, known=known))
+
+    return Tuner(bench.prepared, bench.store, bench.folder, listen).tune(fresh=fresh)
+
+
+def _launch(options: Options, bench: Workbench, best: BestPlan, steps: int | None) -> Launched:
+    options.tell(f"Training with plan {best.plan.id} into {bench.prepared.job.training.output}")
+
+    def on_step(progress: Progress) -> None:
+        if progress.step in (1, progress.of) or progress.step % max(1, progress.of // _TOLD_STEPS) == 0:
+            speed = progress.samples / progress.seconds
+            options.tell(f"  step {progress.step}/{progress.of}  loss {progress.loss:.3f}  {speed:.1f} samples/s")
+
+    return launch(
+        bench.prepared,
+        best.plan,
+        bench.store,
+        bench.folder / "launch",
+        predicted_samples_per_second=best.samples_per_second,
+        max_steps=steps,
+        on_step=on_step,
+    )
+
+
+def _chosen(bench: Workbench, plan_id: str | None) -> BestPlan:
+    """The named plan, or the best valid one of this job. Raises PlanNotValid with the reason when there is none."""
+    here = bench.prepared.workload
+    if plan_id is None:
+        known = bench.store.best_plans(workload_fingerprint=here.fingerprint, limit=1)
+        if known:
+            return known[0]
+        raise PlanNotValid("no plan is known for this job here; run `autotune tune` or `autotune run` first")
+    best = bench.store.find_plan(plan_id)
+    found = validity(best.workload, here)
+    if found.verdict is Verdict.INVALID:
+        reasons = "; ".join(str(change) for change in found.changes if change.verdict is Verdict.INVALID)
+        raise PlanNotValid(f"plan {best.plan.id} does not hold here: {reasons}; run `autotune tune`")
+    return best
+
+
+def _print_commands(options: Options, bench: Workbench, best: BestPlan) -> None:
+    commands = local_ranks(best.plan.layout.world_size, bench.prepared.workload.hardware.accelerator)
+    document = {"commands": [{"argv": list(c.argv), "environment": dict(c.environment)} for c in commands]}
+    options.give(document, lambda: "\n".join(command.shell() for command in commands))
+
+
+def _with_search(job: Job, *, trials: int | None, time_limit: str | None) -> Job:
+    changes: dict[str, Any] = {"trials": trials, "time_limit": time_limit}
+    given = {name: value for name, value in changes.items() if value is not None}
+    try:
+        search = SearchSection.model_validate({**job.search.model_dump(), **given})
+    except ValidationError as error:
+        raise JobError(f"--time-limit: {error.errors()[0]['msg']}") from error
+    return job.model_copy(update={"search": search})
+
+
+def _launch_document(best: BestPlan, launched: Launched) -> dict[str, Any]:
+    return {
+        "plan": best.plan.id,
+        "steps": launched.report.steps,
+        "finished": launched.report.finished,
+        "model": None if launched.report.model is None else str(launched.report.model),
+        "samples_per_second": launched.samples_per_second,
+        "predicted_samples_per_second": best.samples_per_second,
+    }
+
+
+def _launch_text(best: BestPlan, launched: Launched) -> str:
+    lines = [f"Trained {launched.report.steps} steps with plan {best.plan.id}"]
+    if launched.samples_per_second is not None:
+        ratio = launched.samples_per_second / best.samples_per_second - 1
+        lines.append(
+            f"Measured {launched.samples_per_second:.1f} samples/s, predicted {best.samples_per_second:.1f} "
+            f"+- {best.samples_per_second_error:.1f} ({ratio:+.0%})"
+        )
+    if launched.report.model is not None:
+        lines.append(f"The model is in {launched.report.model}")
+    return "\n".join(lines)

@@ -1,0 +1,102 @@
+"""The full training with a plan, on the ranks of this machine."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+from autotune.errors import LaunchFailed
+from autotune.workload import Prepared
+from storage.records import LaunchResult
+from storage.store import Store
+from trials import wire
+from trials.plan import Plan
+from trials.run.pool import Answers, WarmPool
+from trials.run.progress import PROGRESS_FILE, Progress
+from trials.run.ranks import local_ranks
+from trials.run.report import TrainingReport
+from trials.run.request import Training
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launched:
+    """What a training did in this launch."""
+
+    report: TrainingReport
+    samples_per_second: float | None
+    """Over this launch's steps but the first, which warms up; None when there were none."""
+
+
+def launch(
+    prepared: Prepared,
+    plan: Plan,
+    store: Store,
+    folder: Path,
+    *,
+    predicted_samples_per_second: float | None,
+    max_steps: int | None,
+    on_step: Callable[[Progress], None],
+) -> Launched:
+    """Trains until the end, or until `max_steps`; a training that was interrupted goes on.
+
+    `folder` takes the ranks' request and logs. Raises LaunchFailed with the reason when a rank fails.
+    """
+    task = Training(output=prepared.job.training.output, max_steps=max_steps)
+    task.output.mkdir(parents=True, exist_ok=True)
+    follower = _Follower(task.output / PROGRESS_FILE, on_step)
+    record = store.start_launch(plan, store.add_workload(prepared.workload), predicted_samples_per_second)
+    hardware = prepared.workload.hardware
+
+    def finish(status: Literal["finished", "failed", "interrupted"], steps: int) -> None:
+        result = LaunchResult(
+            status=status, steps=steps, samples_per_second=follower.samples_per_second, finished=datetime.now(UTC)
+        )
+        store.finish_launch(record.id, result)
+
+    try:
+        with WarmPool(local_ranks(plan.layout.world_size, hardware.accelerator), folder) as pool:
+            answer = pool.ask(prepared.request(plan, task), math.inf, follower.look)
+        follower.look()
+    except KeyboardInterrupt:
+        finish("interrupted", follower.steps)
+        raise
+    if not isinstance(answer, Answers) or not isinstance(answer.reports[0], TrainingReport):
+        finish("failed", follower.steps)
+        raise LaunchFailed(f"the training failed: {answer}; logs are in {folder}")
+    report = answer.reports[0]
+    finish("finished" if report.finished else "interrupted", report.steps)
+    return Launched(report=report, samples_per_second=follower.samples_per_second)
+
+
+class _Follower:
+    """Reads the progress file as the ranks write it."""
+
+    def __init__(self, path: Path, on_step: Callable[[Progress], None]) -> None:
+        self._path = path
+        self._on_step = on_step
+        self._offset = path.stat().st_size if path.exists() else 0
+        self._seen: list[Progress] = []
+
+    def look(self) -> None:
+        """Tells of every whole line that is new."""
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self._offset += len(line)
+                self._seen.append(wire.decode(Progress, line))
+                self._on_step(self._seen[-1])
+
+    @property
+    def steps(self) -> int:
+        return self._seen[-1].step if self._seen else 0
+
+    @property
+    def samples_per_second(self) -> float | None:
+        counted = self._seen[1:]
+        return sum(step.samples for step in counted) / sum(step.seconds for step in counted) if counted else None

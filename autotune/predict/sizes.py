@@ -1,0 +1,67 @@
+"""What the packs of an epoch ask for, in the columns that layer costs are functions of."""
+
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from autotune.predict.costs import Array
+from trials.data.epoch import Epoch
+from trials.data.sample import Ints
+
+
+class EpochSizes:
+    """Sizes of an epoch's packs, with columns units, tokens, sum of squared lengths, and 1."""
+
+    def __init__(self, epoch: Epoch) -> None:
+        self.epoch = epoch
+        self._heaviest = lru_cache(maxsize=None)(self._find_heaviest)
+
+    @cached_property
+    def table(self) -> Array:
+        """[packs, 4]"""
+        sizes = self.epoch.pack_sizes()
+        columns = (sizes.units, sizes.tokens, sizes.squares, np.ones(len(sizes.units)))
+        table: Array = np.stack([column.astype(np.float64) for column in columns], axis=1)
+        return table
+
+    @cached_property
+    def mean(self) -> Array:
+        """Of all packs, [1, 4]."""
+        mean: Array = self.table.mean(axis=0, keepdims=True)
+        return mean
+
+    @cached_property
+    def blocks(self) -> tuple[Ints, ...]:
+        """Numbers of packs [steps, micro-batches, data ranks] of the full steps, then of the shorter last one."""
+        rows, count = self.epoch.assignment, self.epoch.micro_batches
+        full = len(rows) // count * count
+        blocks = (rows[:full].reshape(-1, count, rows.shape[1]), rows[full:][None])
+        return tuple(block for block in blocks if block.size)
+
+    def heaviest(self, in_flight: int) -> Array:
+        """Candidates for the most that `in_flight` neighbouring packs of a rank's step ask for together, [few, 4].
+
+        Whatever the (non-negative) cost per column, the largest sum is among them.
+        """
+        return self._heaviest(in_flight)
+
+    def _find_heaviest(self, in_flight: int) -> Array:
+        sums = []
+        for block in self.blocks:
+            sizes = self.table[block]
+            width = min(in_flight, block.shape[1])
+            windows = np.lib.stride_tricks.sliding_window_view(sizes, width, axis=1)
+            sums.append(windows.sum(axis=-1).reshape(-1, 4))
+        return _not_dominated(np.concatenate(sums))
+
+
+def _not_dominated(rows: Array) -> Array:
+    """The rows that no other row reaches or exceeds in every column."""
+    kept = []
+    rows = np.unique(rows, axis=0)
+    scale = rows.max(axis=0)
+    while len(rows):
+        top = rows[np.argmax((rows / scale).sum(axis=1))]
+        kept.append(top)
+        rows = rows[(rows > top).any(axis=1)]
+    return np.array(kept)

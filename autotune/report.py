@@ -1,0 +1,172 @@
+"""Results as tables for people and as documents for programs."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from storage.records import BestPlan, FinishedTrial, LaunchRecord
+from storage.validity import Validity
+from trials import wire
+from trials.outcome import Completed, Failed, Outcome, Rejected, StageMeasurement
+from trials.plan import Packing, Padded, Plan
+
+_MEBI = 1 << 20
+
+
+def plan_text(plan: Plan) -> str:
+    """One line: layout, split, recompute and packing."""
+    layout = plan.layout
+    split = " | ".join(f"{stage.vision}v+{stage.language}l" for stage in plan.stages)
+    recompute = " | ".join(f"{stage.recompute_vision}v+{stage.recompute_language}l" for stage in plan.stages)
+    return (
+        f"pipeline {layout.pipeline} x data {layout.data}, ZeRO {layout.zero}; split {split}; "
+        f"recompute {recompute}; {packing_text(plan.packing)}"
+    )
+
+
+def packing_text(packing: Packing) -> str:
+    if isinstance(packing, Padded):
+        return f"{packing.samples} samples, padded"
+    relaxed = f"Q'v {packing.qv_min}, Q't {packing.qt_min}"
+    return f"packs of Qv {packing.qv}, Qt {packing.qt} ({relaxed}; {packing.packer})"
+
+
+def outcome_text(outcome: Outcome, epoch_seconds: float | None) -> str:
+    match outcome:
+        case Completed(measurement=measured):
+            peak = measured.peak_bytes / _MEBI
+            return f"epoch {epoch_seconds:.1f} s, {measured.samples_per_second:.1f} samples/s, peak {peak:.0f} MiB"
+        case Rejected(reason=reason):
+            return f"rejected: {reason}"
+        case Failed(cause=cause):
+            return f"failed: {cause}"
+
+
+def trial_line(trial: FinishedTrial, *, known: bool) -> str:
+    """A trial's line while the search goes on."""
+    prefix = "known" if known else f"trial {trial.number}"
+    outcome = outcome_text(trial.result.outcome, trial.result.epoch_seconds)
+    return f"{prefix:>9}  {trial.role:<20} {outcome}\n{'':>11}{plan_text(trial.plan)}"
+
+
+def best_text(best: BestPlan) -> str:
+    """The winner beside the baselines."""
+    rows = [
+        ("best", _speed(best.samples_per_second, best.samples_per_second_error), f"{best.epoch_seconds:.1f}", ""),
+        *(
+            (
+                baseline.role,
+                _speed(baseline.samples_per_second, baseline.samples_per_second_error),
+                f"{best.workload.data.samples / baseline.samples_per_second:.1f}",
+                f"{baseline.gain:.2f} +- {baseline.gain_error:.2f}",
+            )
+            for baseline in best.baselines
+        ),
+    ]
+    header = ("plan", "samples/s", "epoch s", "gain of best")
+    return f"Plan {best.plan.id}\n  {plan_text(best.plan)}\n\n{table(header, rows)}"
+
+
+def best_document(best: BestPlan) -> dict[str, Any]:
+    """The winner as JSON values."""
+    return {"id": best.plan.id, **_plain(best)}
+
+
+def plans_text(found: Sequence[tuple[BestPlan, Validity]]) -> str:
+    rows = [
+        (
+            best.plan.id,
+            best.workload.model.name,
+            f"{best.workload.hardware.devices} x {best.workload.hardware.device_name}",
+            _speed(best.samples_per_second, best.samples_per_second_error),
+            f"{max((baseline.gain for baseline in best.baselines), default=1.0):.2f}",
+            best.created.strftime("%Y-%m-%d %H:%M"),
+            f"{validity.verdict}{_reason(validity)}",
+        )
+        for best, validity in found
+    ]
+    return table(("plan", "model", "hardware", "samples/s", "gain", "found (UTC)", "here"), rows)
+
+
+def show_text(
+    best: BestPlan, validity: Validity, trials: Sequence[FinishedTrial], launches: Sequence[LaunchRecord]
+) -> str:
+    """The plan, what was measured of it, why it won, and whether it holds here."""
+    sections = [best_text(best), f"Here: {validity.verdict}{_reason(validity)}", _workload_text(best)]
+    completed = [
+        trial for trial in trials if trial.plan.id == best.plan.id and isinstance(trial.result.outcome, Completed)
+    ]
+    if completed:
+        sections.append(f"Measured in {len(completed)} trials; the stages of the last:\n{_stages_text(completed[-1])}")
+    sections += [_launch_text(launch) for launch in launches]
+    return "\n\n".join(sections)
+
+
+def _workload_text(best: BestPlan) -> str:
+    work = best.workload
+    return (
+        f"Model {work.model.name} ({work.model.family}, {work.model.vision_layers} vision and "
+        f"{work.model.language_layers} language layers, {work.model.parameters / 1e6:.1f} M parameters, "
+        f"{work.model.dtype})\n"
+        f"Data {work.data.samples} samples an epoch, {work.data.text_only_samples} of them without images\n"
+        f"Hardware {work.hardware.devices} x {work.hardware.device_name}, limit "
+        f"{work.memory_limit_bytes / _MEBI:.0f} MiB per rank\n"
+        f"Found {best.created:%Y-%m-%d %H:%M} UTC with torch {work.software.torch}, "
+        f"deepspeed {work.software.deepspeed}, transformers {work.software.transformers}"
+    )
+
+
+def _stages_text(trial: FinishedTrial) -> str:
+    outcome = trial.result.outcome
+    stages: Iterable[StageMeasurement] = outcome.measurement.stages if isinstance(outcome, Completed) else ()
+    rows = [
+        (
+            f"{stage.stage}.{stage.data_rank}",
+            *(
+                f"{seconds * 1000:.0f}"
+                for seconds in (
+                    stage.forward_seconds,
+                    stage.backward_seconds,
+                    stage.optimizer_seconds,
+                    stage.idle_seconds,
+                )
+            ),
+            f"{stage.peak_bytes / _MEBI:.0f}",
+            f"{stage.static_bytes / _MEBI:.0f}",
+        )
+        for stage in stages
+    ]
+    return table(("stage.rank", "forward ms", "backward ms", "update ms", "idle ms", "peak MiB", "static MiB"), rows)
+
+
+def _launch_text(launch: LaunchRecord) -> str:
+    started = f"Launched {launch.started:%Y-%m-%d %H:%M} UTC"
+    if launch.result is None:
+        return f"{started}: not finished"
+    speed = launch.result.samples_per_second
+    measured = f", {speed:.1f} samples/s" if speed is not None else ""
+    predicted = launch.predicted_samples_per_second
+    beside = f" (predicted {predicted:.1f})" if predicted is not None else ""
+    return f"{started}: {launch.result.status} after {launch.result.steps} steps{measured}{beside}"
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns as wide as their widest entry."""
+    lines = [tuple(header), *(tuple(row) for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    texts = [
+        "  ".join(f"{entry:<{width}}" for entry, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    ]
+    return "\n".join((texts[0], "-" * len(texts[0]), *texts[1:]))
+
+
+def _speed(speed: float, error: float) -> str:
+    return f"{speed:.1f} +- {error:.1f}"
+
+
+def _reason(validity: Validity) -> str:
+    return f" ({'; '.join(str(change) for change in validity.changes[:3])})" if validity.changes else ""
+
+
+def _plain(value: object) -> Mapping[str, Any]:
+    document: Mapping[str, Any] = wire.to_document(value)
+    return document

@@ -1,0 +1,44 @@
+"""Packing capacities to try, from the data's own lengths."""
+
+import math
+
+from trials.plan import Packed
+from trials.workload import DataProfile
+
+_PACKED_SAMPLES = (1.5, 2, 3, 4, 5, 6, 8, 10, 12, 16)
+_VISION_SHARES = (0.85, 1.0, 1.25)
+_TOKEN_STEP = 16
+OMNIBAL_SLACK = 128
+"""Q't = Qt - 128 (OmniBal, section 4.1)."""
+
+
+def capacities(data: DataProfile, most_samples: float) -> tuple[tuple[int, int], ...]:
+    """Pairs (qv, qt) that hold from 1.5 to `most_samples` mean samples.
+
+    qt follows from the mean tokens of so many samples; qv lies below, on and above what those samples bring in images,
+    so that either of the two may be what fills a pack.
+    """
+    tokens, units = data.text_tokens / data.samples, data.vision_units / data.samples
+    pairs = {
+        (max(1, round(count * units * share)), math.ceil(count * tokens / _TOKEN_STEP) * _TOKEN_STEP)
+        for count in _PACKED_SAMPLES
+        if count <= most_samples
+        for share in _VISION_SHARES
+    }
+    return tuple(sorted(pairs, key=lambda pair: (pair[1], pair[0])))
+
+
+def omnibal_capacities(data: DataProfile, samples_per_pack: int) -> tuple[Packed, ...]:
+    """OmniBal's candidates: qt = k qv, with k the mean tokens per vision unit, for packs of so many samples or more.
+
+    Q'v = Qv and Q't = Qt - 128 (OmniBal, section 4.1).
+    """
+    units, tokens = data.vision_units / data.samples, data.text_tokens / data.samples
+    least = max(1, round(samples_per_pack * units))
+    most = max(least, round((samples_per_pack + 1) * units))
+    return tuple(_on_the_ray(qv, tokens * (qv / units if units else samples_per_pack)) for qv in range(least, most + 1))
+
+
+def _on_the_ray(qv: int, tokens: float) -> Packed:
+    qt = max(_TOKEN_STEP, math.ceil(tokens / _TOKEN_STEP) * _TOKEN_STEP)
+    return Packed(qv=qv, qt=qt, qv_min=qv, qt_min=max(0, qt - OMNIBAL_SLACK), packer="isf")

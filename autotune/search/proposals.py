@@ -1,0 +1,97 @@
+"""The Optuna study: what has been tried, and what to try next. It can be rebuilt from our own tables."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import optuna
+from optuna.trial import TrialState
+
+from autotune.search.space import Space
+from storage.records import FinishedTrial
+from trials import plugins
+from trials.outcome import Completed, Failed, Outcome, OutOfMemory
+
+SAMPLERS = "autotune.search.samplers"
+_TRIAL_ID = "trial_id"
+_LOCK_SECONDS = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """An outcome as the sampler sees it: a value, or a value with a violated constraint, or nothing."""
+
+    state: TrialState
+    value: float | None
+    constraints: Mapping[str, float]
+    """Above 0 where the plan is not feasible: by which share it passes the limit."""
+
+    @classmethod
+    def nothing(cls) -> "Judgement":
+        """Of what has no plan, or whose failure does not lie in the plan."""
+        return cls(state=TrialState.FAIL, value=None, constraints={})
+
+
+def judge(outcome: Outcome, epoch_seconds: float | None, predicted_seconds: float | None) -> Judgement:
+    """A plan that does not fit keeps its predicted value and violates a constraint; a crash says nothing of it."""
+    match outcome:
+        case Completed():
+            return Judgement(state=TrialState.COMPLETE, value=epoch_seconds, constraints={"feasible": 0.0})
+        case Failed(cause=OutOfMemory(needed_bytes=needed, limit_bytes=limit)) if predicted_seconds is not None:
+            violation = max(needed / limit - 1, 1e-3)
+            return Judgement(state=TrialState.COMPLETE, value=predicted_seconds, constraints={"feasible": violation})
+        case _:
+            return Judgement.nothing()
+
+
+class Proposals:
+    """One study in an RDB storage, over the parameters of `space`; any Optuna dashboard can open it."""
+
+    def __init__(self, url: str, name: str, space: Space, sampler: str, seed: int) -> None:
+        """Creates the study, or opens the one of that name. Raises UnknownName for an unknown sampler."""
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        connect = {"connect_args": {"timeout": _LOCK_SECONDS}} if url.startswith("sqlite") else {"pool_pre_ping": True}
+        self._distributions = space.distributions
+        self._study = optuna.create_study(
+            storage=optuna.storages.RDBStorage(url, engine_kwargs=connect),
+            study_name=name,
+            sampler=plugins.load(SAMPLERS, sampler).sampler(seed),
+            load_if_exists=True,
+        )
+
+    def synchronize(self, trials: Iterable[FinishedTrial]) -> None:
+        """Ends what an interrupted run left open, and adds the finished trials that the study lacks."""
+        for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING, TrialState.WAITING)):
+            self._study.tell(trial.number, state=TrialState.FAIL)
+        known = {trial.user_attrs.get(_TRIAL_ID) for trial in self._study.get_trials(deepcopy=False)}
+        for record in trials:
+            if record.id not in known:
+                judgement = judge(record.result.outcome, record.result.epoch_seconds, None)
+                self.add(record.id, record.role, record.parameters, judgement)
+
+    def suggest(self) -> optuna.Trial:
+        """The sampler's next point. It is open until `tell`."""
+        return self._study.ask(self._distributions)
+
+    def tell(self, trial: optuna.Trial, trial_id: str | None, role: str, judgement: Judgement) -> None:
+        """Closes a suggested trial. `trial_id` is our own; None for one that never became a trial of ours."""
+        if trial_id is not None:
+            trial.set_user_attr(_TRIAL_ID, trial_id)
+        trial.set_user_attr("role", role)
+        for name, violation in judgement.constraints.items():
+            trial.set_constraint(name, violation)
+        self._study.tell(trial, judgement.value, state=judgement.state)
+
+    def add(self, trial_id: str, role: str, parameters: Mapping[str, Any], judgement: Judgement) -> None:
+        """A trial that was not suggested here: a baseline, a seed, or one of another run."""
+        names = [name for name in parameters if name in self._distributions]
+        self._study.add_trial(
+            optuna.trial.create_trial(
+                state=judgement.state,
+                value=judgement.value,
+                params={name: parameters[name] for name in names},
+                distributions={name: self._distributions[name] for name in names},
+                user_attrs={_TRIAL_ID: trial_id, "role": role},
+                constraints=dict(judgement.constraints),
+            )
+        )

@@ -1,0 +1,110 @@
+"""Runs a plan on the hardware and says what came of it, in seconds per epoch."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from autotune.predict.predictor import MOST_BATCH_DEVIATION, Prediction, Predictor
+from autotune.workload import Prepared
+from trials.errors import InvalidPlan
+from trials.outcome import Completed, Crash, Failed, Measurement, Outcome, Rejected
+from trials.plan import Plan
+from trials.run.pool import Answers, WarmPool
+from trials.run.report import TrialReport
+from trials.run.request import Trial
+
+_CERTAINLY_TOO_MUCH = 1.10
+"""A plan predicted to need this share of the limit is not run; below it only the run itself decides."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """What one run of a plan gave."""
+
+    outcome: Outcome
+    epoch_seconds: float | None = None
+    epoch_seconds_error: float | None = None
+    """Standard error, from the scatter of the timed steps around the prediction."""
+
+
+class Runner:
+    """Runs trials on a pool of ranks."""
+
+    def __init__(self, prepared: Prepared, predictor: Predictor, pool: WarmPool) -> None:
+        self._prepared = prepared
+        self._predictor = predictor
+        self._pool = pool
+
+    def rejection(self, plan: Plan) -> Rejected | None:
+        """Why the plan need not run: it is not valid, misses the global batch or is far above the memory limit."""
+        model = self._prepared.workload.model
+        try:
+            plan.check(vision_layers=model.vision_layers, language_layers=model.language_layers)
+        except InvalidPlan as error:
+            return Rejected(reason=str(error))
+        prediction = self._predictor.predict(plan)
+        if prediction.batch_deviation > MOST_BATCH_DEVIATION:
+            return Rejected(reason=f"its steps miss the global batch by {prediction.batch_deviation:.0%}")
+        limit = self._prepared.workload.memory_limit_bytes
+        for stage, needed in enumerate(prediction.stage_bytes):
+            if needed > limit * _CERTAINLY_TOO_MUCH:
+                needs, has = needed / (1 << 20), limit / (1 << 20)
+                return Rejected(reason=f"stage {stage} is predicted to need {needs:.0f} MiB, limit {has:.0f} MiB")
+        return None
+
+    def run(self, plan: Plan) -> Attempt:
+        """A warm-up and some timed steps. The heaviest step comes first, so that what cannot fit fails at once."""
+        search = self._prepared.job.search
+        prediction = self._predictor.predict(plan)
+        task = _choose_steps(prediction, search.warmup_steps, search.timed_steps)
+        answer = self._pool.ask(self._prepared.request(plan, task), search.trial_timeout)
+        if not isinstance(answer, Answers):
+            return Attempt(outcome=Failed(cause=answer))
+        measurement = _measurement(task, answer)
+        if isinstance(measurement, Crash):
+            return Attempt(outcome=Failed(cause=measurement))
+        seconds, error = estimate_epoch(measurement, prediction)
+        return Attempt(outcome=Completed(measurement=measurement), epoch_seconds=seconds, epoch_seconds_error=error)
+
+
+def estimate_epoch(measurement: Measurement, prediction: Prediction) -> tuple[float, float]:
+    """(seconds of an epoch, standard error): the measured time, times what more the whole epoch is predicted to cost.
+
+    The error is that of the mean of the steps' measured over predicted time.
+    """
+    measured = np.array(measurement.step_seconds)
+    predicted = prediction.step_seconds[list(measurement.steps)]
+    scale = prediction.epoch_seconds / predicted.sum()
+    ratios = measured / predicted
+    spread = float(ratios.std(ddof=1) / ratios.mean()) if len(ratios) > 1 else 0.0
+    seconds = float(measured.sum() * scale)
+    return seconds, seconds * spread / math.sqrt(len(ratios))
+
+
+def _choose_steps(prediction: Prediction, warmup: int, timed: int) -> Trial:
+    """The costliest step to warm up with, then steps of about the mean cost: little is left to be corrected for."""
+    seconds = prediction.step_seconds
+    costliest = np.argsort(-seconds, kind="stable")[:warmup]
+    nearest = np.argsort(np.abs(seconds - seconds.mean()), kind="stable")
+    chosen = [int(step) for step in nearest if step not in costliest][:timed]
+    return Trial(
+        warmup_steps=tuple(int(step) for step in costliest), timed_steps=tuple(sorted(chosen or nearest[:1].tolist()))
+    )
+
+
+def _measurement(task: Trial, answer: Answers) -> Measurement | Crash:
+    reports = [report for report in answer.reports if isinstance(report, TrialReport)]
+    first = reports[0]
+    for step, loss in zip(task.timed_steps, first.losses, strict=True):
+        if not math.isfinite(loss):
+            return Crash(rank=0, detail=f"the loss of step {step} is {loss}; lower training.learning_rate")
+    return Measurement(
+        steps=task.timed_steps,
+        step_seconds=tuple(max(times) for times in zip(*(report.step_seconds for report in reports), strict=True)),
+        samples=first.samples,
+        text_tokens=first.text_tokens,
+        vision_units=first.vision_units,
+        losses=first.losses,
+        stages=tuple(report.stage for report in reports),
+    )

@@ -1,0 +1,169 @@
+"""Tunes a prepared job: from the store's last knowledge to a confirmed winner in it."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+from autotune.errors import NoFeasiblePlan, TrialsKeepFailing
+from autotune.predict.costs import LayerCosts, fit_costs
+from autotune.predict.predictor import Predictor
+from autotune.search.baselines import baselines
+from autotune.search.capacities import capacities
+from autotune.search.layouts import layout_name, layouts
+from autotune.search.ledger import Ledger, Listener
+from autotune.search.proposals import Proposals
+from autotune.search.runner import Runner
+from autotune.search.search import Search
+from autotune.search.solver import Limits, Solver
+from autotune.search.space import Space
+from autotune.search.winner import compare, standings
+from autotune.workload import Prepared
+from storage.records import BestPlan, StudyRecord
+from storage.spool import Spool
+from storage.store import Store
+from trials import wire
+from trials.plan import Layout, Padded, Plan, Stage
+from trials.run.pool import Answers, WarmPool
+from trials.run.ranks import local_ranks
+from trials.run.report import ProfileReport
+from trials.run.request import Profile
+from trials.workload import Workload
+
+_FRESH = "fresh"
+_PROFILE_UNITS = (1, 2, 4, 8, 16, 24)
+_PROFILE_SAMPLES = ((1, 64), (4, 64), (1, 256), (2, 256), (1, 600), (8, 128))
+_PROFILE_REPEATS = 5
+
+
+class Tuner:
+    """Finds the best plan of one job, resuming what an earlier run began."""
+
+    def __init__(self, prepared: Prepared, store: Store, folder: Path, listener: Listener) -> None:
+        """`folder` keeps results until the store has them, and the ranks' requests and logs."""
+        self._prepared = prepared
+        self._workload = prepared.workload
+        self._store = store
+        self._folder = folder
+        self._listener = listener
+        self._fingerprint = store.add_workload(prepared.workload)
+
+    def tune(self, *, fresh: bool = False) -> BestPlan:
+        """The winner. A finished study with the same settings is answered from the store; `fresh` begins anew.
+
+        Raises NoFeasiblePlan and TrialsKeepFailing; everything measured until then is kept.
+        """
+        study = None if fresh else self._unfinished_or_same()
+        if study is not None and study.finished is not None and (winner := self._winner_of(study)):
+            return winner
+        if study is None:
+            settings = {**self._settings(), _FRESH: fresh}
+            study = self._store.create_study(self._fingerprint, settings, self._prepared.job.training.seed)
+        known = () if study.settings[_FRESH] else self._store.answers(self._fingerprint)
+        ledger = Ledger(self._store, Spool(self._folder / "spool"), study, known)
+        self._search(study, ledger)
+        best = self._best(study, ledger)
+        self._store.save_best(best)
+        self._store.finish_study(study.id)
+        return best
+
+    def _settings(self) -> dict[str, object]:
+        """What makes two studies of one workload the same search."""
+        return self._prepared.job.search.model_dump(mode="json")
+
+    def _unfinished_or_same(self) -> StudyRecord | None:
+        """The last study, when it was given the same settings."""
+        study = self._store.latest_study(self._fingerprint)
+        same = study is not None and {**study.settings, _FRESH: None} == {**self._settings(), _FRESH: None}
+        return study if same else None
+
+    def _winner_of(self, study: StudyRecord) -> BestPlan | None:
+        winners = self._store.best_plans(workload_fingerprint=self._fingerprint)
+        return next((best for best in winners if best.study_id == study.id), None)
+
+    def _search(self, study: StudyRecord, ledger: Ledger) -> None:
+        hardware = self._workload.hardware
+        commands = local_ranks(hardware.devices, hardware.accelerator)
+        with WarmPool(commands, self._folder / "ranks" / study.id) as pool:
+            predictor = Predictor(self.layer_costs(pool), self._prepared.epoch, _element_bytes(self._workload))
+            limits = Limits(
+                vision_layers=self._workload.model.vision_layers,
+                language_layers=self._workload.model.language_layers,
+                memory_bytes=self._workload.memory_limit_bytes,
+            )
+            solver = Solver(predictor, limits)
+            space = self._space(solver)
+            Search(
+                settings=self._prepared.job.search,
+                ledger=ledger,
+                proposals=Proposals(
+                    self._store.optuna_url, study.name, space, self._prepared.job.search.sampler, study.seed
+                ),
+                space=space,
+                predictor=predictor,
+                runner=Runner(self._prepared, predictor, pool),
+                listener=self._listener,
+            ).run(baselines(self._workload, predictor, solver, limits))
+
+    def _space(self, solver: Solver) -> Space:
+        """Raises NoFeasiblePlan when no layout fits the memory."""
+        possible = layouts(self._workload.model, self._workload.hardware.devices)
+        pairs = capacities(self._workload.data, self._workload.global_batch_samples)
+        least = {layout: solver.least_bytes(Padded(samples=1), layout) for layout in possible}
+        fitting = [layout for layout, needed in least.items() if needed <= self._workload.memory_limit_bytes]
+        if not fitting:
+            layout, needed = min(least.items(), key=lambda entry: entry[1])
+            mebi = 1 << 20
+            raise NoFeasiblePlan(
+                f"no plan fits {self._workload.memory_limit_bytes / mebi:.0f} MiB per rank: the leanest layout, "
+                f"{layout_name(layout)} with everything recomputed, needs about {needed / mebi:.0f} MiB; "
+                "raise hardware.memory_limit or give more devices"
+            )
+        return Space(fitting, pairs, solver)
+
+    def layer_costs(self, pool: WarmPool) -> LayerCosts:
+        """The stored costs of this model on this hardware and software, else those profiled now.
+
+        Raises TrialsKeepFailing when the profile cannot be taken.
+        """
+        keys = (self._workload.hardware.fingerprint, self._workload.model.fingerprint, self._workload.software)
+        stored = self._store.layer_profile(*keys)
+        if stored is not None:
+            return wire.decode(LayerCosts, stored)
+        costs = fit_costs(self._profile(pool))
+        self._store.save_layer_profile(*keys, wire.encode(costs))
+        return costs
+
+    def _profile(self, pool: WarmPool) -> list[ProfileReport]:
+        model = self._workload.model
+        task = Profile(unit_counts=_PROFILE_UNITS, sample_shapes=_PROFILE_SAMPLES, repeats=_PROFILE_REPEATS)
+        devices = self._workload.hardware.devices
+        whole = Plan(
+            packing=Padded(samples=1),
+            layout=Layout(pipeline=1, data=devices, zero=0),
+            stages=(Stage(vision=model.vision_layers, language=model.language_layers),),
+        )
+        answer = pool.ask(self._prepared.request(whole, task), self._prepared.job.search.trial_timeout)
+        if not isinstance(answer, Answers):
+            raise TrialsKeepFailing(f"the layers could not be profiled: {answer}")
+        return [report for report in answer.reports if isinstance(report, ProfileReport)]
+
+    def _best(self, study: StudyRecord, ledger: Ledger) -> BestPlan:
+        found = standings(ledger.everything())
+        # Only what was repeated may win: a single lucky trial is not an answer.
+        winner = next((standing for standing in found if standing.trials > 1), found[0])
+        samples = self._workload.data.samples
+        speed = samples / winner.epoch_seconds
+        return BestPlan(
+            plan=winner.plan,
+            workload=self._workload,
+            study_id=study.id,
+            epoch_seconds=winner.epoch_seconds,
+            epoch_seconds_error=winner.epoch_seconds_error,
+            samples_per_second=speed,
+            samples_per_second_error=speed * winner.epoch_seconds_error / winner.epoch_seconds,
+            baselines=compare(winner, found, samples),
+            created=datetime.now(UTC),
+        )
+
+
+def _element_bytes(workload: Workload) -> int:
+    return {"float32": 4, "bfloat16": 2}[workload.model.dtype]
