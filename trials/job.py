@@ -18,7 +18,7 @@ class _Section(BaseModel):
 
 
 class ModelSection(_Section):
-    path: str
+    path: Annotated[str, Field(min_length=1)]
     """Local folder, relative to the job file, or hub id."""
     weights: Literal["random", "pretrained"] = "pretrained"
     """`random` draws them from the training seed."""

@@ -91,7 +91,7 @@ class Timeout:
     kind: Literal["timeout"] = "timeout"
 
     def __str__(self) -> str:
-        return f"no result within {self.seconds:.0f} s"
+        return f"no result within {self.seconds:g} s"
 
 
 Cause: TypeAlias = Annotated[OutOfMemory | Crash | Timeout, Field(discriminator="kind")]

@@ -149,4 +149,7 @@ def _usable(index: DatasetIndex, report: IndexReport) -> tuple[DatasetIndex, Ind
         return index, report
     sources = ", ".join(str(file.path) for file in index.files)
     first = f"; the first fault is {report.bad_lines[0]}" if report.bad_lines else ""
-    raise DataError(f"no sample of {sources} can be used, of {report.records} records{first}")
+    raise DataError(
+        f"no sample of {sources} can be used, of {report.records} records{first}; correct the lines, or `images` and "
+        "`format` of the source"
+    )

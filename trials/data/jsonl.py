@@ -62,9 +62,11 @@ def parse(line: bytes) -> dict[str, Any]:
     if len(line) > MAX_LINE_BYTES:
         raise LineError(f"the line is longer than {MAX_LINE_BYTES >> 20} MiB")
     try:
-        value = json.loads(line.removeprefix(codecs.BOM_UTF8).decode())
+        value = json.loads(line.removeprefix(codecs.BOM_UTF8).decode().rstrip())
     except UnicodeDecodeError as error:
         raise LineError(f"byte {error.start} of the line is not UTF-8") from error
+    except json.JSONDecodeError as error:  # its own text counts lines inside the line
+        raise LineError(f"the line is not JSON: {error.msg} at character {error.pos + 1}") from error
     except (ValueError, RecursionError) as error:
         raise LineError(f"the line is not JSON: {error}") from error
     if not isinstance(value, dict):

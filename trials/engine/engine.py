@@ -49,6 +49,10 @@ class TrainingEngine(Protocol):
         Returns the mean loss over the `target_tokens` of all packs of the step, on every rank.
         """
 
+    @abstractmethod
+    def close(self) -> None:
+        """Lets go of everything, so that a process can build another engine. Must be called once, at the end."""
+
 
 def build_engine(
     plan: Plan, stage: StageModule, where: Seat, device: torch.device, learning_rate: float
@@ -68,6 +72,14 @@ class _DeepSpeedEngine:
         self.stopwatch = Stopwatch(device)
         self._plan = plan
         self._device = device
+        self._engine: Any
+        self.state: OptimizerState
+
+    def close(self) -> None:
+        self._engine.destroy()
+        # Its last tensors hold their graphs, whose hooks hold the engine: a cycle through C++ that no collector sees.
+        vars(self._engine).clear()
+        del self._engine, self.state
 
     def _config(self, **extra: Any) -> dict[str, Any]:
         return {

@@ -1,6 +1,5 @@
 """Joins and leaves the group of ranks. A process may join again, with other ranks and another plan."""
 
-import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -28,7 +27,6 @@ def process_group(rank: int, local_rank: int, world_size: int, meeting: str) -> 
     finally:
         comm.destroy_process_group()
         comm.comm.cdb = None
-        gc.collect()
 
 
 def _skip_compiled_communication() -> None:

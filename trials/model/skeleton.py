@@ -1,12 +1,17 @@
 """The model without weights: enough to find its layers, count them and cut it."""
 
 import copy
+import ssl
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
 
+import huggingface_hub
 import torch
+from huggingface_hub.errors import HFValidationError, StrictDataclassError
 from torch import nn
 from transformers import AutoConfig, AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
 
@@ -15,6 +20,9 @@ from trials.errors import ModelError, UnknownName
 from trials.model.attention import PACKED_ATTENTION
 
 FAMILIES = "trials.model.families"
+_CONFIG = "config.json"
+_HUB_SECONDS = 5.0
+"""How long the hub may take to answer at all; its own client tries six times, for up to minutes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,16 +57,12 @@ class Skeleton:
 
 
 def load_config(path: str, *, trust_remote_code: bool = False) -> PretrainedConfig:
-    """The model's configuration. Raises ModelError for a folder without one."""
-    folder = Path(path)
-    if folder.is_dir() and not (folder / "config.json").is_file():
-        raise ModelError(f"model folder {path} has no config.json; save the model there with save_pretrained")
-    if not folder.exists() and (folder.is_absolute() or path.startswith(".")):
-        raise ModelError(f"model folder {path} does not exist; give a local folder or a hub id such as org/name")
+    """The model's configuration. Raises ModelError for a folder without one, and for a hub that does not answer."""
+    _check_place(path)
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
-        raise ModelError(f"cannot read the configuration of model {path}: {_first_line(error)}") from error
+    except (OSError, ValueError, StrictDataclassError) as error:
+        raise ModelError(f"cannot read the configuration of model {path}: {_reason(error)}") from error
     return config
 
 
@@ -93,6 +97,12 @@ def _find_chain(model: PreTrainedModel, family: ModuleType) -> Chain:
     text = model.config.get_text_config()
     embedding = _path_of(model, model.get_input_embeddings())
     language_root = embedding.rsplit(".", 1)[0]
+    decoder = model.get_submodule(language_root)
+    lacking = [name for name in ("norm", "rotary_emb") if not hasattr(decoder, name)]
+    if lacking:
+        raise ModelError(
+            f"language model {text.model_type!r} has no {' and no '.join(lacking)}; use one built like Llama or Qwen2"
+        )
     language = _layer_list(model, language_root, text.num_hidden_layers, "language")
     vision_root = _path_of(model, family.vision_root(model))
     vision = _layer_list(model, vision_root, family.vision_layers(model.config), "vision")
@@ -132,5 +142,45 @@ def _check_claims(model: nn.Module, chain: Chain) -> None:
         raise ModelError(f"{len(names)} parameters belong to no layer of the chain, first {min(names)}")
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]
+def _check_place(path: str) -> None:
+    folder = Path(path)
+    if folder.is_dir():
+        if not (folder / _CONFIG).is_file():
+            raise ModelError(f"model folder {path} has no {_CONFIG}; save the model there with save_pretrained")
+    elif folder.is_file():
+        raise ModelError(f"model {path} is a file; give the folder that it is in")
+    elif folder.is_absolute() or path.startswith("."):
+        raise ModelError(f"model folder {path} does not exist; give a local folder or a hub id such as org/name")
+    else:
+        _check_hub(path, huggingface_hub.constants.ENDPOINT)
+
+
+def _check_hub(path: str, hub: str) -> None:
+    nowhere = f"model {path} is no folder beside the job file"
+    try:
+        cached = isinstance(huggingface_hub.try_to_load_from_cache(path, _CONFIG), str)
+    except HFValidationError as error:
+        raise ModelError(f"{nowhere} and no hub id; correct model.path: {_reason(error)}") from error
+    if not (cached or huggingface_hub.is_offline_mode() or _answers(hub)):
+        raise ModelError(f"{nowhere}, and {hub} does not answer; correct model.path, or copy the model to this machine")
+
+
+def _answers(url: str) -> bool:
+    """Whether anything answers there, be it with a refusal: what that means is for the hub's own client to say."""
+    try:
+        urlopen(Request(url, method="HEAD"), timeout=_HUB_SECONDS).close()  # noqa: S310 - the hub that the user chose
+    except HTTPError:
+        return True
+    except URLError as error:
+        return isinstance(error.reason, ssl.SSLError)
+    except OSError:
+        return False
+    return True
+
+
+def _reason(error: Exception) -> str:
+    """What transformers says, in one line, with our own remedy for what it would have set in Python."""
+    text = " ".join(str(error).split())
+    if "trust_remote_code" in text:
+        return "it runs code of its own; read that code, then set model.trust_remote_code: true in the job file"
+    return text.partition(". ")[0].removesuffix(".")

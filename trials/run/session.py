@@ -77,7 +77,10 @@ def open_session(request: Request, rank: int, device: torch.device) -> Iterator[
         index=DatasetIndex.load(request.index),
         encoder=family.encoder(model.path, trust_remote_code=model.trust_remote_code),
     )
-    yield session
+    try:
+        yield session
+    finally:
+        engine.close()
 
 
 def build_stage(request: Request, number: int, device: torch.device) -> StageModule:

@@ -6,6 +6,7 @@ it serves one request after another, whose folders come as lines on its standard
 
 import argparse
 import contextlib
+import gc
 import logging
 import os
 import queue
@@ -53,8 +54,16 @@ def serve(folder: Path) -> bool:
         report = _run(request, rank, folder)
     except Exception as error:  # The edge at which a rank's death becomes data.
         report = FailureReport(cause=_cause(error, rank, folder))
+    _release()
     write_report(folder, rank, report)
     return not isinstance(report, FailureReport)
+
+
+def _release() -> None:
+    """What the request used, cycles included, before the next one counts its bytes."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def _run(request: Request, rank: int, folder: Path) -> Report:

@@ -58,6 +58,8 @@ def detect(path: Path) -> str:
     found = [name for name, module in plugins.each(__name__) if cast(Format, module).recognises(path)]
     if len(found) == 1:
         return found[0]
+    if not path.stat().st_size:
+        raise DataError(f"annotation file {path} is empty; write the dataset again, or take it out of data.sources")
     what = f"looks like {' and '.join(found)}" if found else "is in no format known here"
     choices = ", ".join(found or plugins.names(__name__))
     raise DataError(f"annotation file {path} {what}; set `format` of this source to one of: {choices}")

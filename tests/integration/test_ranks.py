@@ -1,0 +1,158 @@
+"""Rank processes: what they answer, how they fail, and that none stays behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from autotune.workload import Prepared
+from tests.training_values import plan_of, prepared_of
+from trials import wire
+from trials.outcome import Crash, OutOfMemory, Timeout
+from trials.run.pool import Answers, WarmPool
+from trials.run.ranks import local_ranks
+from trials.run.report import TrialReport, read_report
+from trials.run.request import REQUEST_FILE, Trial
+
+SHORT = Trial(warmup_steps=(0,), timed_steps=(1, 2))
+LONG = Trial(warmup_steps=(), timed_steps=tuple(range(8)) * 40)
+PIPELINE = plan_of("8+0r2,0", "4+8")
+
+
+@pytest.fixture(scope="module")
+def prepared(example: Path, tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    return prepared_of(example, tmp_path_factory.mktemp("job"))
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPool]:
+    with WarmPool(local_ranks(2, "cpu"), tmp_path_factory.mktemp("a pool")) as pool:
+        yield pool
+
+
+def reports(answer: object) -> list[TrialReport]:
+    assert isinstance(answer, Answers), answer
+    return [report for report in answer.reports if isinstance(report, TrialReport)]
+
+
+def children() -> set[int]:
+    return {child.pid for child in psutil.Process().children(recursive=True)}
+
+
+def test_a_trial_reports_each_ranks_seconds_bytes_and_losses(prepared: Prepared, pool: WarmPool) -> None:
+    first, second = reports(pool.ask(prepared.request(PIPELINE, SHORT), 120))
+    assert (first.stage.stage, second.stage.stage) == (0, 1)
+    assert first.losses == second.losses
+    assert first.samples == sum(prepared.epoch(PIPELINE.packing, 1).step(number).samples for number in (1, 2))
+    for report in (first, second):
+        parts = report.stage
+        assert min(parts.forward_seconds, parts.backward_seconds, parts.optimizer_seconds) > 0
+        spent = parts.forward_seconds + parts.backward_seconds + parts.optimizer_seconds + parts.idle_seconds
+        assert spent == pytest.approx(sum(report.step_seconds) / 2, rel=1e-3)
+        assert parts.peak_bytes > parts.static_bytes > 0
+
+
+def test_warm_ranks_repeat_their_losses_and_leak_nothing(prepared: Prepared, pool: WarmPool) -> None:
+    other = plan_of("12+8", data=2, zero=1)
+
+    def resources() -> list[tuple[int, int]]:
+        ranks = [process for process in psutil.Process().children() if "trials.run.worker" in process.cmdline()]
+        return [(rank.num_fds(), rank.num_threads()) for rank in ranks]
+
+    losses, counts = [], []
+    for plan in (PIPELINE, other) * 3:
+        losses.append(reports(pool.ask(prepared.request(plan, SHORT), 120))[0].losses)
+        counts.append(resources())
+    assert losses[:2] == losses[2:4] == losses[4:]
+    assert counts[3] == counts[5]
+
+
+def test_passing_the_memory_limit_is_out_of_memory_with_stage_and_bytes(
+    example: Path, pool: WarmPool, tmp_path: Path
+) -> None:
+    roomy, tight = plan_of("8+0", "4+8"), plan_of("8+0r8,0", "4+8r4,8")
+    limited = prepared_of(example, tmp_path, hardware={"memory_limit": "100MiB"})
+    answer = pool.ask(limited.request(roomy, SHORT), 120)
+    assert isinstance(answer, OutOfMemory)
+    assert answer.limit_bytes == 100 << 20 < answer.needed_bytes
+    assert answer.stage == answer.rank
+    # The next plan, on new ranks, fits the same limit because it recomputes.
+    fitting = reports(pool.ask(limited.request(tight, SHORT), 120))
+    assert max(report.stage.peak_bytes for report in fitting) <= 100 << 20
+
+
+def test_a_killed_rank_is_a_crash_and_takes_no_neighbour_for_the_culprit(prepared: Prepared, tmp_path: Path) -> None:
+    before = children()
+    with WarmPool(local_ranks(2, "cpu"), tmp_path) as pool:
+        reports(pool.ask(prepared.request(PIPELINE, SHORT), 120))
+        victim = next(p for p in psutil.Process().children() if p.pid not in before and p.environ()["RANK"] == "1")
+        threading.Timer(1.0, victim.kill).start()
+        answer = pool.ask(prepared.request(PIPELINE, LONG), 120)
+        assert answer == Crash(rank=1, detail="the process was ended by signal 9")
+        assert not (children() - before)
+        reports(pool.ask(prepared.request(PIPELINE, SHORT), 120))
+    assert not (children() - before)
+
+
+def test_ranks_without_an_answer_in_time_are_ended(prepared: Prepared, tmp_path: Path) -> None:
+    before = children()
+    with WarmPool(local_ranks(2, "cpu"), tmp_path) as pool:
+        assert pool.ask(prepared.request(PIPELINE, SHORT), 0.5) == Timeout(seconds=0.5)
+        assert not (children() - before)
+
+
+def test_an_error_in_a_rank_is_told_with_its_reason(example: Path, pool: WarmPool, tmp_path: Path) -> None:
+    prepared = prepared_of(example, tmp_path)
+    prepared.index_file.unlink()
+    answer = pool.ask(prepared.request(PIPELINE, SHORT), 120)
+    assert isinstance(answer, Crash)
+    assert "index.npz cannot be read" in answer.detail
+
+
+def test_ranks_end_when_their_agent_is_killed(prepared: Prepared, tmp_path: Path) -> None:
+    request = tmp_path / "request.json"
+    request.write_text(wire.encode(prepared.request(PIPELINE, LONG)))
+    script = (
+        "import sys; from pathlib import Path; from trials import wire; from trials.run.pool import WarmPool;"
+        "from trials.run.ranks import local_ranks; from trials.run.request import Request;"
+        "request = wire.decode(Request, Path(sys.argv[1]).read_text());"
+        "WarmPool(local_ranks(2, 'cpu'), Path(sys.argv[2])).ask(request, 120)"
+    )
+    agent = subprocess.Popen([sys.executable, "-c", script, request, tmp_path / "pool"])
+    try:
+        ranks = wait_for_ranks(agent.pid)
+        time.sleep(1)
+    finally:
+        agent.send_signal(signal.SIGKILL)
+        agent.wait()
+    _, alive = psutil.wait_procs(ranks, timeout=10)
+    assert not alive
+
+
+def wait_for_ranks(agent: int) -> list[psutil.Process]:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        ranks = psutil.Process(agent).children(recursive=True)
+        if len(ranks) == 2 and all(rank.num_threads() > 1 for rank in ranks):
+            return ranks
+        time.sleep(0.1)
+    raise AssertionError("the agent started no ranks")
+
+
+def test_a_request_is_served_under_another_launcher(prepared: Prepared, tmp_path: Path) -> None:
+    (tmp_path / REQUEST_FILE).write_text(wire.encode(prepared.request(PIPELINE, SHORT)))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    environment = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
+    worker = ["-m", "trials.run.worker", "--request", str(tmp_path)]
+    done = subprocess.run(
+        [*torchrun, *worker], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert all(isinstance(read_report(tmp_path, rank), TrialReport) for rank in range(2))
