@@ -20,6 +20,7 @@ _EXPECTED = {
     "float_type": "a number",
     "int_from_float": "a whole number",
     "int_type": "a whole number",
+    "string_too_short": "a text that is not empty",
     "string_type": "a text; put quotes around it",
     "path_type": "a path; put quotes around it",
     "tuple_type": "a list, with a dash before each entry",

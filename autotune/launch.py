@@ -1,13 +1,14 @@
 """The full training with a plan, on the ranks of this machine."""
 
 import math
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from autotune.errors import LaunchFailed
+from autotune.errors import JobError, LaunchFailed
 from autotune.workload import Prepared
 from storage.records import LaunchResult
 from storage.store import Store
@@ -18,6 +19,18 @@ from trials.run.progress import PROGRESS_FILE, Progress
 from trials.run.ranks import local_ranks
 from trials.run.report import TrainingReport
 from trials.run.request import Training
+
+
+def check_output(folder: Path) -> None:
+    """Raises JobError unless `folder` can be written, or made where it is absent. Leaves nothing behind."""
+    try:
+        existing = next(place for place in (folder, *folder.parents) if place.exists())
+        with tempfile.TemporaryFile(dir=existing):
+            pass
+    except OSError as error:
+        raise JobError(
+            f"training.output {folder} cannot be written ({error.strerror}); name another folder in the job file"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,13 +54,15 @@ def launch(
 ) -> Launched:
     """Trains until the end, or until `max_steps`; a training that was interrupted goes on.
 
-    `folder` takes the ranks' request and logs. Raises LaunchFailed with the reason when a rank fails.
+    `folder` takes a folder of this launch, with the ranks' request and logs. Raises JobError for an output that cannot
+    be written, and LaunchFailed with the reason when a rank fails.
     """
+    check_output(prepared.job.training.output)
     task = Training(output=prepared.job.training.output, max_steps=max_steps)
     task.output.mkdir(parents=True, exist_ok=True)
     follower = _Follower(task.output / PROGRESS_FILE, on_step)
     record = store.start_launch(plan, store.add_workload(prepared.workload), predicted_samples_per_second)
-    hardware = prepared.workload.hardware
+    hardware, logs = prepared.workload.hardware, folder / record.id
 
     def finish(status: Literal["finished", "failed", "interrupted"], steps: int) -> None:
         result = LaunchResult(
@@ -56,7 +71,7 @@ def launch(
         store.finish_launch(record.id, result)
 
     try:
-        with WarmPool(local_ranks(plan.layout.world_size, hardware.accelerator), folder) as pool:
+        with WarmPool(local_ranks(plan.layout.world_size, hardware.accelerator), logs) as pool:
             answer = pool.ask(prepared.request(plan, task), math.inf, follower.look)
         follower.look()
     except KeyboardInterrupt:
@@ -64,7 +79,7 @@ def launch(
         raise
     if not isinstance(answer, Answers) or not isinstance(answer.reports[0], TrainingReport):
         finish("failed", follower.steps)
-        raise LaunchFailed(f"the training failed: {answer}; logs are in {folder}")
+        raise LaunchFailed(f"the training failed: {answer}; logs are in {logs}")
     report = answer.reports[0]
     finish("finished" if report.finished else "interrupted", report.steps)
     return Launched(report=report, samples_per_second=follower.samples_per_second)

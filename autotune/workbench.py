@@ -9,10 +9,10 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from platformdirs import user_data_path
 
-from autotune.errors import DeviceBusy
-from autotune.workload import Prepared, prepare
+from autotune.errors import AutotuneError, DeviceBusy
+from autotune.workload import Prepared, look_at, read_data
 from storage.store import Store, open_store
-from storage.url import default_url, masked
+from storage.url import default_url, masked, parse
 from trials.job import Job
 
 
@@ -27,28 +27,44 @@ class Workbench:
 
 @contextmanager
 def workbench(job: Job, database_url: str | None, progress: Callable[[int], None] | None = None) -> Iterator[Workbench]:
-    """Opens the database first, so that a wrong URL costs nothing, then takes the devices and looks at the data.
+    """Takes the devices, looks at the model, opens the database and reads the data, in this order.
 
-    Raises DeviceBusy when another agent measures or trains on this machine: neither's times would hold.
+    So a job that names a wrong file leaves no database behind, and a database that fails is told before a long
+    reading. Raises DeviceBusy when another agent measures or trains on this machine: neither's times would hold.
     """
-    with open_store(database_url) as store:
-        data = user_data_path("autotune")
-        # Results wait for the database that knows their trials, so each database has a folder of its own.
-        name = hashlib.sha256(masked(database_url or default_url()).encode()).hexdigest()[:12]
-        folder = data / "work" / name
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with _devices(data / "devices.lock"):
-            yield Workbench(prepared=prepare(job, folder, progress), store=store, folder=folder)
+    url = parse(default_url() if database_url is None else database_url)
+    data = user_data_path("autotune")
+    # Results wait for the database that knows their trials, so each database has a folder of its own.
+    folder = data / "work" / hashlib.sha256(masked(url).encode()).hexdigest()[:12]
+    with _devices(data / "devices.lock"):
+        outline = look_at(job)
+        with open_store(database_url) as store:
+            _make(folder)
+            yield Workbench(prepared=read_data(job, outline, folder, progress), store=store, folder=folder)
 
 
 @contextmanager
 def _devices(path: Path) -> Iterator[None]:
     lock = FileLock(path)
+    _make(path.parent)
     try:
         lock.acquire(timeout=0)
     except Timeout:
         raise DeviceBusy(f"another autotune uses the devices of this machine (it holds {path}); wait for it") from None
+    except OSError as error:
+        raise AutotuneError(_unwritable(path, error)) from error
     try:
         yield
     finally:
         lock.release()
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise AutotuneError(_unwritable(folder, error)) from error
+
+
+def _unwritable(path: Path, error: OSError) -> str:
+    return f"cannot write {path} ({error.strerror}); make its folder writable, or set XDG_DATA_HOME to another one"

@@ -84,9 +84,7 @@ def prepare(job: Job, folder: Path, progress: Callable[[int], None] | None = Non
     return read_data(job, look_at(job), folder, progress)
 
 
-def read_data(
-    job: Job, outline: Outline, folder: Path, progress: Callable[[int], None] | None = None
-) -> Prepared:
+def read_data(job: Job, outline: Outline, folder: Path, progress: Callable[[int], None] | None = None) -> Prepared:
     """Indexes the data; `folder` takes the index for the ranks.
 
     Raises what `build_index` raises. Bad lines, and a step that no epoch can fill, are logged as warnings.

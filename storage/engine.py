@@ -22,6 +22,8 @@ _REMEDIES = (
     ("full", "free some space and try again"),
     ("readonly", "make the file and its folder writable, or name another database"),
     ("unable to open", "make the file and its folder writable, or name another database"),
+    ("is a directory", "name a file, also one that is not there yet"),
+    ("not a directory", "a part of its path is a file: name another database"),
     ("privilege", "grant the user the right to create tables, or name another database"),
     ("permission denied", "grant the right to write there, or name another database"),
     ("not a database", "move the file away, or name another database"),

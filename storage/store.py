@@ -29,7 +29,7 @@ def open_store(database_url: str | None = None, *, lock_timeout_seconds: float =
     A lock that another program holds is waited for as long as `lock_timeout_seconds`.
     Raises BadUrl, DatabaseUnavailable, or DatabaseTooNew with the database untouched.
     """
-    database = Database(url.parse(database_url or url.default_url()), lock_timeout_seconds)
+    database = Database(url.parse(url.default_url() if database_url is None else database_url), lock_timeout_seconds)
     try:
         schema.prepare(database)
     except BaseException:

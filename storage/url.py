@@ -25,6 +25,8 @@ def parse(url: str) -> URL:
 
     Raises BadUrl for anything but a SQLite file or a PostgreSQL database.
     """
+    if not url.strip():
+        raise BadUrl(f"the database URL is empty; {_EXAMPLES}")
     scheme = url.partition(":")[0]
     parsed = _split(url)
     if parsed is None:  # the text may hold a password in any place, so none of it is shown

@@ -137,7 +137,7 @@ jobs = st.builds(
     Job,
     model=st.builds(
         ModelSection,
-        path=texts,
+        path=texts.filter(bool),
         weights=st.sampled_from(["random", "pretrained"]),
         dtype=st.sampled_from(["float32", "bfloat16"]),
         trust_remote_code=st.booleans(),

@@ -78,6 +78,8 @@ class SearchSection(_Section):
     """Steps of a trial that are run and not timed."""
     timed_steps: Annotated[int, Field(gt=0)] = 3
     """Steps of a trial that are timed."""
+    confirm_rounds: Annotated[int, Field(gt=0)] = 2
+    """How often the finalists are repeated, in turns."""
     trial_timeout: Seconds = 300.0
     """A trial without a result after this is ended."""
 

@@ -7,6 +7,23 @@ from typing import Any
 import click
 
 from autotune.cli.context import Options, guarded
+from trials.units import parse_seconds
+
+
+class _Time(click.ParamType[float]):
+    """A time with its unit, as in the job file."""
+
+    name = "time"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            seconds = parse_seconds(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        if seconds <= 0:
+            self.fail(f"{value!r} leaves no time to search; give more than 0s", param, ctx)
+        return seconds
+
 
 _JOB = click.argument("job", type=click.Path(path_type=Path))
 
@@ -32,10 +49,12 @@ def main() -> None:
 @main.command()
 @_JOB
 @click.option("--trials", type=click.IntRange(min=1), help="Most trials to run; overrides the job.")
-@click.option("--time-limit", metavar="TIME", help="Most time to search, such as 20min; overrides the job.")
+@click.option(
+    "--time-limit", type=_Time(), metavar="TIME", help="Most time to search, such as 20min; overrides the job."
+)
 @click.option("--resume/--fresh", "resume", default=True, help="Use what is known, or measure everything anew.")
 @_common
-def tune(options: Options, job: Path, trials: int | None, time_limit: str | None, resume: bool) -> None:
+def tune(options: Options, job: Path, trials: int | None, time_limit: float | None, resume: bool) -> None:
     """Search the best plan for JOB with short, real training steps."""
     from autotune.cli.work import tune_job
 

@@ -4,10 +4,13 @@ import functools
 import json
 import logging
 import os
+import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 import click
 
@@ -16,6 +19,15 @@ from storage.errors import StorageError
 from trials.errors import TrialsError
 
 INTERRUPTED = 130
+
+
+class Terminated(KeyboardInterrupt):
+    """Another polite request to end, such as a scheduler's: it cleans up and keeps as much as Ctrl-C does."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.exit_code = 128 + number
+        """As shells do; INTERRUPTED is the one of SIGINT."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +45,19 @@ class Options:
             click.echo(text, err=True)
 
     def give(self, document: Mapping[str, Any], text: Callable[[], str]) -> None:
-        """The result: one JSON document, or a text for people."""
-        click.echo(json.dumps(document, indent=2) if self.as_json else text())
+        """The result: one JSON document, or a text for people. Raises AutotuneError when stdout takes no more."""
+        try:
+            click.echo(json.dumps(document, indent=2) if self.as_json else text())
+        except BrokenPipeError:  # whoever read it has seen enough; click ends quietly
+            raise
+        except OSError as error:
+            raise AutotuneError(
+                f"the result cannot be written to stdout: {error.strerror}; write it elsewhere"
+            ) from error
 
     def database_url(self, of_job: str | None = None) -> str | None:
-        """`--db`, else AUTOTUNE_DB_URL, else the job's; None for the user's own file."""
-        return self.database or os.environ.get("AUTOTUNE_DB_URL") or of_job
+        """`--db`, else AUTOTUNE_DB_URL, else the job's; None for the user's own file. An empty variable is none."""
+        return self.database if self.database is not None else os.environ.get("AUTOTUNE_DB_URL") or of_job
 
 
 def guarded(command: Callable[..., None]) -> Callable[..., None]:
@@ -49,15 +68,33 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
         options = Options(as_json=as_json, database=db, verbose=verbose, quiet=quiet)
         _configure_logging(options)
         try:
-            command(options, **arguments)
+            with _polite_signals():
+                command(options, **arguments)
         except (AutotuneError, StorageError, TrialsError) as error:
             click.echo(f"Error: {error}", err=True)
             sys.exit(exit_code(error))
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as interrupt:
             click.echo("Interrupted; what was measured is kept.", err=True)
-            sys.exit(INTERRUPTED)
+            sys.exit(interrupt.exit_code if isinstance(interrupt, Terminated) else INTERRUPTED)
 
     return run
+
+
+@contextmanager
+def _polite_signals() -> Iterator[None]:
+    """Raises Terminated for SIGTERM, and for SIGHUP unless something like nohup ignores it."""
+
+    def stop(number: int, _frame: FrameType | None) -> NoReturn:
+        raise Terminated(number)
+
+    ours = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is signal.SIG_DFL]
+    for each in ours:
+        signal.signal(each, stop)
+    try:
+        yield
+    finally:
+        for each in ours:
+            signal.signal(each, signal.SIG_DFL)
 
 
 def _configure_logging(options: Options) -> None:

@@ -5,25 +5,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from autotune import report
 from autotune.cli.context import Options
-from autotune.errors import JobError, PlanNotValid
+from autotune.errors import PlanNotValid
 from autotune.job_file import load_job
-from autotune.launch import Launched, launch
+from autotune.launch import Launched, check_output, launch
 from autotune.search.tuner import Tuner
 from autotune.workbench import Workbench, workbench
 from storage.records import BestPlan, FinishedTrial
 from storage.validity import Verdict, validity
-from trials.job import Job, SearchSection
+from trials.job import Job
 from trials.run.progress import Progress
 from trials.run.ranks import local_ranks
 
 _TOLD_STEPS = 12
 
 
-def tune_job(options: Options, path: Path, *, trials: int | None, time_limit: str | None, fresh: bool) -> None:
+def tune_job(options: Options, path: Path, *, trials: int | None, time_limit: float | None, fresh: bool) -> None:
     job = _with_search(load_job(path), trials=trials, time_limit=time_limit)
     with _open(options, job) as bench:
         best = _tune(options, bench, fresh=fresh)
@@ -31,7 +29,9 @@ def tune_job(options: Options, path: Path, *, trials: int | None, time_limit: st
 
 
 def launch_job(options: Options, path: Path, *, plan_id: str | None, steps: int | None, dry_run: bool) -> None:
-    with _open(options, load_job(path)) as bench:
+    job = load_job(path)
+    check_output(job.training.output)
+    with _open(options, job) as bench:
         best = _chosen(bench, plan_id)
         if dry_run:
             _print_commands(options, bench, best)
@@ -41,7 +41,9 @@ def launch_job(options: Options, path: Path, *, plan_id: str | None, steps: int 
 
 
 def run_job(options: Options, path: Path) -> None:
-    with _open(options, load_job(path)) as bench:
+    job = load_job(path)
+    check_output(job.training.output)
+    with _open(options, job) as bench:
         best = _tune(options, bench, fresh=False)
         if not options.as_json:
             options.give({}, lambda: f"\n{report.best_text(best)}\n")
@@ -112,14 +114,11 @@ def _print_commands(options: Options, bench: Workbench, best: BestPlan) -> None:
     options.give(document, lambda: "\n".join(command.shell() for command in commands))
 
 
-def _with_search(job: Job, *, trials: int | None, time_limit: str | None) -> Job:
+def _with_search(job: Job, *, trials: int | None, time_limit: float | None) -> Job:
+    """The job with the options that were given in place of its own; their values were checked with the command line."""
     changes: dict[str, Any] = {"trials": trials, "time_limit": time_limit}
     given = {name: value for name, value in changes.items() if value is not None}
-    try:
-        search = SearchSection.model_validate({**job.search.model_dump(), **given})
-    except ValidationError as error:
-        raise JobError(f"--time-limit: {error.errors()[0]['msg']}") from error
-    return job.model_copy(update={"search": search})
+    return job.model_copy(update={"search": job.search.model_copy(update=given)})
 
 
 def _launch_document(best: BestPlan, launched: Launched) -> dict[str, Any]:

@@ -89,7 +89,7 @@ def _non_negative_fit(sizes: Array, values: Array, terms: tuple[int, ...]) -> tu
     """Drops the most negative term and fits again until none is negative."""
     coefficients = np.zeros(4)
     active = list(terms)
-    weights = 1 / np.maximum(values, values.max() * 1e-3)
+    weights = 1 / np.maximum(values, values.max() * 1e-3 or 1.0)
     while active:
         solution, *_ = np.linalg.lstsq(sizes[:, active] * weights[:, None], values * weights, rcond=None)
         if (solution >= 0).all():

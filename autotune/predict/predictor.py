@@ -1,17 +1,18 @@
 """What a plan will take: seconds of each step of the epoch, and bytes of each stage."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
-from autotune.predict.costs import KINDS, Array, Kind, LayerCosts
+from autotune.predict.costs import KINDS, Array, LayerCosts
+from autotune.predict.parts import LANGUAGE, VISION, Parts
 from autotune.predict.schedule import pipeline_seconds
 from autotune.predict.sizes import EpochSizes
 from trials.data.epoch import Epoch
 from trials.engine.memory import static_bytes
-from trials.model.cut import Cut, cut
+from trials.model.cut import cut
 from trials.plan import Layout, Packing, Plan
 
 MOST_BATCH_DEVIATION = 0.10
@@ -43,6 +44,13 @@ class Predictor:
     def __init__(self, costs: LayerCosts, epoch_of: EpochOf, element_bytes: int) -> None:
         """`element_bytes` is the size of a weight in the training's dtype."""
         self._costs = costs
+        # One row of coefficients per kind of layer.
+        layers = [costs[kind] for kind in KINDS]
+        self._forward = np.array([layer.forward_seconds for layer in layers])
+        self._backward = np.array([layer.backward_seconds for layer in layers])
+        self._kept = np.array([layer.kept_bytes for layer in layers])
+        self._outputs = np.array([layer.output_bytes for layer in layers])
+        self._parameters = np.array([layer.parameters for layer in layers])
         self._element_bytes = element_bytes
         self._sizes = lru_cache(maxsize=512)(lambda packing, data: EpochSizes(epoch_of(packing, data)))
 
@@ -52,74 +60,74 @@ class Predictor:
 
     def predict(self, plan: Plan) -> Prediction:
         sizes = self.sizes(plan.packing, plan.layout)
-        cuts = cut(plan)
+        parts = Parts.of(cut(plan))
         return Prediction(
-            step_seconds=self._step_seconds(plan.layout, cuts, sizes),
+            step_seconds=self._step_seconds(plan.layout, parts, sizes),
             stage_bytes=tuple(
-                float(self.stage_bytes([part], plan.layout, number, sizes)[0]) for number, part in enumerate(cuts)
+                float(self.stage_bytes(parts[number : number + 1], plan.layout, number, sizes)[0])
+                for number in range(len(parts))
             ),
             batch_deviation=sizes.epoch.batch_deviation,
         )
 
-    def _step_seconds(self, layout: Layout, cuts: Sequence[Cut], sizes: EpochSizes) -> Array:
-        passes = [self.pass_seconds(part, sizes.table) for part in cuts]
-        forward, backward = (np.stack(side, axis=-1) for side in zip(*passes, strict=True))
+    def _step_seconds(self, layout: Layout, parts: Parts, sizes: EpochSizes) -> Array:
+        forward, backward = self.pass_seconds(parts, sizes.table)
         seconds = [
             np.max([pipeline_seconds(forward[ranks], backward[ranks]) for ranks in np.moveaxis(block, 2, 0)], axis=0)
             for block in sizes.blocks
         ]
-        steps: Array = np.concatenate(seconds) + self._update_seconds(layout, cuts)
+        steps: Array = np.concatenate(seconds) + self._update_seconds(layout, parts)
         return steps
 
-    def _update_seconds(self, layout: Layout, cuts: Sequence[Cut]) -> float:
+    def _update_seconds(self, layout: Layout, parts: Parts) -> float:
         """Reduction and optimizer of the largest stage."""
-        parameters = max(self.parameters(part) for part in cuts)
+        parameters = float((parts.layers @ self._parameters).max())
         updated = parameters / layout.data if layout.zero else parameters
         reduced = parameters * self._element_bytes if layout.data > 1 else 0
         return updated * self._costs.optimizer_seconds_per_parameter + reduced * self._costs.reduce_seconds_per_byte
 
-    def pass_seconds(self, part: Cut, sizes: Array) -> tuple[Array, Array]:
-        """(forward, backward with recomputation) seconds of packs on a stage, [packs] each; sizes [packs, 4]."""
-        forward, backward = np.zeros(4), np.zeros(4)
-        for kind, count, recomputed in _layers(part):
-            cost = self._costs[kind]
-            forward += count * np.array(cost.forward_seconds)
-            backward += count * np.array(cost.backward_seconds) + recomputed * np.array(cost.forward_seconds)
-        return sizes @ forward, sizes @ backward
+    def pass_seconds(self, parts: Parts, sizes: Array) -> tuple[Array, Array]:
+        """(forward, backward with recomputation) seconds of packs on stages, [packs, stages]; sizes [packs, 4]."""
+        forward = parts.layers @ self._forward
+        backward = parts.layers @ self._backward + parts.recomputed @ self._forward
+        return sizes @ forward.T, sizes @ backward.T
 
-    def stage_bytes(self, parts: Sequence[Cut], layout: Layout, number: int, sizes: EpochSizes) -> Array:
-        """Bytes of stage `number` under each of `parts`, which differ in what they recompute, [parts].
+    def stage_bytes(self, parts: Parts, layout: Layout, number: int, sizes: EpochSizes) -> Array:
+        """Bytes of stage `number` under each of `parts`, [stages].
 
-        Static bytes, the packs in flight under 1F1B, and what the layer that is being recomputed keeps meanwhile.
+        Static bytes, and the most that packs keep: either all that are in flight under 1F1B, as a backward pass
+        begins, or all but one of them and what that one keeps while one of its layers is recomputed. Exact for one pack
+        in flight; above that, the one whose layer costs most is taken to run beside the heaviest others.
         """
         in_flight = min(layout.pipeline - number, sizes.epoch.micro_batches)
-        kept = sizes.heaviest(in_flight) @ np.stack([self._kept(part) for part in parts], axis=1)
-        single = sizes.heaviest(1)
-        transient = [max(float((single @ keeps).max()) for keeps in self._transient(part)) for part in parts]
-        static = static_bytes(self.parameters(parts[0]), self._element_bytes, layout)
-        result: Array = static + kept.max(axis=0) + np.array(transient)
-        return result
+        kept = (parts.layers - parts.recomputed) @ self._kept + parts.recomputed @ self._outputs
+        most = _largest(sizes.heaviest(in_flight), kept)
+        others = _largest(sizes.heaviest(in_flight - 1), kept) if in_flight > 1 else 0
+        for kind in (VISION, LANGUAGE):
+            recomputing = _largest(sizes.heaviest(1), self._while_recomputing(parts, kind))
+            most = np.maximum(most, np.where(recomputing > 0, others + recomputing, 0))
+        total: Array = self._static_bytes(parts, layout) + most
+        return total
 
-    def _kept(self, part: Cut) -> Array:
-        """Coefficients of the bytes that a stage keeps of one pack, [4]."""
-        kept = np.zeros(4)
-        for kind, count, recomputed in _layers(part):
-            cost = self._costs[kind]
-            kept += (count - recomputed) * np.array(cost.kept_bytes) + recomputed * np.array(cost.output_bytes)
-        return kept
+    def _while_recomputing(self, parts: Parts, kind: int) -> Array:
+        """Coefficients of what a pack keeps while the last recomputed layer of a kind is being recomputed, [stages, 4].
 
-    def _transient(self, part: Cut) -> list[Array]:
-        """Coefficients of the bytes that one recomputed layer of each kind keeps during its backward pass."""
-        recomputed = [np.array(self._costs[kind].kept_bytes) for kind, _, number in _layers(part) if number]
-        return recomputed or [np.zeros(4)]
+        What comes behind that layer has had its backward pass and is free. Zero for a stage that does not recompute all
+        its layers of the kind: a layer that it kept asked for as much before.
+        """
+        layers, recomputed = parts.layers[:, :kind], parts.recomputed[:, :kind]
+        before = (layers - recomputed) @ self._kept[:kind] + recomputed @ self._outputs[:kind]
+        inputs = np.maximum(parts.recomputed[:, kind, None] - 1, 0) * self._outputs[kind]
+        all_of_them = (parts.layers[:, kind] > 0) & (parts.recomputed[:, kind] == parts.layers[:, kind])
+        return np.where(all_of_them[:, None], before + inputs + self._kept[kind], 0.0)
 
-    def parameters(self, part: Cut) -> int:
-        """Parameters of a stage."""
-        return sum(count * self._costs[kind].parameters for kind, count, _ in _layers(part))
+    def _static_bytes(self, parts: Parts, layout: Layout) -> Array:
+        parameters, which = np.unique(parts.layers @ self._parameters, return_inverse=True)
+        static = np.array([static_bytes(int(count), self._element_bytes, layout) for count in parameters])
+        return static.astype(np.float64)[which]
 
 
-def _layers(part: Cut) -> tuple[tuple[Kind, int, int], ...]:
-    """(kind, layers, recomputed layers) of a stage."""
-    counts = (int(part.embeds), len(part.vision), int(part.projects), len(part.language), int(part.heads))
-    recomputed = (0, part.recompute_vision, 0, part.recompute_language, 0)
-    return tuple(zip(KINDS, counts, recomputed, strict=True))
+def _largest(candidates: Array, coefficients: Array) -> Array:
+    """Of each row of coefficients, the largest cost among the candidates, [stages]."""
+    largest: Array = (candidates @ coefficients.T).max(axis=0)
+    return largest

@@ -1,6 +1,6 @@
 """What a training would use without this search: the framework's default, and OmniBal's step-by-step recipe."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise, product
 
@@ -8,8 +8,8 @@ from autotune.predict.predictor import MOST_BATCH_DEVIATION, Predictor
 from autotune.search.capacities import omnibal_capacities
 from autotune.search.layouts import zero_stages
 from autotune.search.ledger import BASELINE_DEFAULT, BASELINE_KEPT, BASELINE_OMNIBAL
-from autotune.search.solver import Limits, Solver, min_max_ends
-from trials.plan import Layout, Packed, Packing, Padded, Plan, Stage
+from autotune.search.solver import Limits, Solver
+from trials.plan import Layout, Packed, Padded, Plan, Stage
 from trials.workload import Workload
 
 DEFAULT_SAMPLES = 4
@@ -25,18 +25,20 @@ class Baseline:
     plan: Plan
 
 
-def baselines(workload: Workload, predictor: Predictor, solver: Solver, limits: Limits) -> Iterator[Baseline]:
+def baselines(
+    workload: Workload, predictor: Predictor, solver: Solver, limits: Limits, *, hold_all: bool
+) -> Iterator[Baseline]:
     """First the default with everything recomputed, then with nothing, then OmniBal's recipe with its neighbours.
 
-    A neighbour for which no recompute count fits the memory yields no plan.
+    A neighbour for which no recompute count fits the memory yields no plan. `hold_all` is that of `capacities`.
     """
     layout = default_layout(workload)
     padded = Padded(samples=DEFAULT_SAMPLES)
     for role, recompute in ((BASELINE_DEFAULT, True), (BASELINE_KEPT, False)):
         stages = _uniform(limits.vision_layers, limits.language_layers, layout.pipeline, recompute)
         yield Baseline(role=role, plan=Plan(packing=padded, layout=layout, stages=stages))
-    packing = _omnibal_packing(workload, predictor, layout)
-    for ends in _neighbours(_anchor(predictor, solver, packing, layout, limits)):
+    packing = _omnibal_packing(omnibal_capacities(workload.data, DEFAULT_SAMPLES, hold_all=hold_all), predictor, layout)
+    for ends in _neighbours(solver.forward_ends(packing, layout)):
         plan = solver.fit(packing, layout, ends)
         if plan is not None:
             yield Baseline(role=BASELINE_OMNIBAL, plan=plan)
@@ -44,13 +46,14 @@ def baselines(workload: Workload, predictor: Predictor, solver: Solver, limits: 
 
 def default_layout(workload: Workload) -> Layout:
     """A pipeline over all devices up to 4, data parallelism over the rest, and the plainest ZeRO stage."""
-    devices = workload.hardware.devices
-    pipeline = max(degree for degree in range(1, min(devices, _MOST_STAGES) + 1) if devices % degree == 0)
+    devices, layers = workload.hardware.devices, workload.model.vision_layers + workload.model.language_layers
+    most = min(devices, layers, _MOST_STAGES)
+    pipeline = max(degree for degree in range(1, most + 1) if devices % degree == 0)
     data = devices // pipeline
     return Layout(pipeline=pipeline, data=data, zero=zero_stages(workload.model, data)[0])
 
 
-def _omnibal_packing(workload: Workload, predictor: Predictor, layout: Layout) -> Packed:
+def _omnibal_packing(candidates: Iterable[Packed], predictor: Predictor, layout: Layout) -> Packed:
     """Of OmniBal's capacities, the ones whose packs differ least, among those that keep the global batch.
 
     Its published search goes along the ray qt = k qv, with k the mean tokens per vision unit, where a pack holds on
@@ -62,12 +65,13 @@ def _omnibal_packing(workload: Workload, predictor: Predictor, layout: Layout) -
         spread = sizes.table.std(axis=0) / sizes.table.mean(axis=0)
         return sizes.epoch.batch_deviation > MOST_BATCH_DEVIATION, float(spread[0] + spread[1])
 
-    return min(omnibal_capacities(workload.data, DEFAULT_SAMPLES), key=unevenness)
+    return min(candidates, key=unevenness)
 
 
 def _uniform(vision: int, language: int, stages: int, recompute: bool) -> tuple[Stage, ...]:
-    """Equally many layers on every stage, as DeepSpeed's `uniform` partition cuts them."""
-    ends = [round((vision + language) * (number + 1) / stages) for number in range(stages)]
+    """Equally many layers on every stage, the first ones with what is left: DeepSpeed's `uniform` partition."""
+    each, left = divmod(vision + language, stages)
+    ends = [each * number + min(left, number) for number in range(1, stages + 1)]
     return tuple(
         _all_or_nothing(min(end, vision) - min(start, vision), max(end - vision, 0) - max(start - vision, 0), recompute)
         for start, end in zip([0, *ends[:-1]], ends, strict=True)
@@ -81,18 +85,6 @@ def _all_or_nothing(vision: int, language: int, recompute: bool) -> Stage:
         recompute_vision=vision if recompute else 0,
         recompute_language=language if recompute else 0,
     )
-
-
-def _anchor(predictor: Predictor, solver: Solver, packing: Packing, layout: Layout, limits: Limits) -> tuple[int, ...]:
-    """Where the stages end when the slowest stage's forward time on the mean pack is least, memory aside."""
-    sizes = predictor.sizes(packing, layout)
-
-    def forward_seconds(number: int, start: int, end: int) -> float:
-        return float(predictor.pass_seconds(solver.part(layout, number, start, end), sizes.mean)[0][0])
-
-    ends = min_max_ends(limits.layers, layout.pipeline, forward_seconds)
-    assert ends is not None  # no stage takes for ever
-    return ends
 
 
 def _neighbours(ends: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

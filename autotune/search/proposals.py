@@ -1,20 +1,23 @@
 """The Optuna study: what has been tried, and what to try next. It can be rebuilt from our own tables."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.trial import TrialState
 
 from autotune.search.space import Space
 from storage.records import FinishedTrial
 from trials import plugins
-from trials.outcome import Completed, Failed, Outcome, OutOfMemory
+from trials.outcome import Completed, Failed, Outcome, OutOfMemory, Rejected
 
 SAMPLERS = "autotune.search.samplers"
 _TRIAL_ID = "trial_id"
 _LOCK_SECONDS = 60
+_REJECTED = 1.0
+"""Violation of a plan that was not worth a run: far more than that of one which failed by some per cent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,14 +35,17 @@ class Judgement:
         return cls(state=TrialState.FAIL, value=None, constraints={})
 
 
-def judge(outcome: Outcome, epoch_seconds: float | None, predicted_seconds: float | None) -> Judgement:
-    """A plan that does not fit keeps its predicted value and violates a constraint; a crash says nothing of it."""
+def judge(outcome: Outcome, epoch_seconds: float | None, predicted_seconds: float) -> Judgement:
+    """A plan that cannot be used keeps its predicted value and violates a constraint; a crash says nothing of it."""
     match outcome:
         case Completed():
             return Judgement(state=TrialState.COMPLETE, value=epoch_seconds, constraints={"feasible": 0.0})
-        case Failed(cause=OutOfMemory(needed_bytes=needed, limit_bytes=limit)) if predicted_seconds is not None:
+        case Failed(cause=OutOfMemory(needed_bytes=needed, limit_bytes=limit)):
             violation = max(needed / limit - 1, 1e-3)
             return Judgement(state=TrialState.COMPLETE, value=predicted_seconds, constraints={"feasible": violation})
+        case Rejected():
+            rejected = {"feasible": _REJECTED}
+            return Judgement(state=TrialState.COMPLETE, value=predicted_seconds, constraints=rejected)
         case _:
             return Judgement.nothing()
 
@@ -59,15 +65,14 @@ class Proposals:
             load_if_exists=True,
         )
 
-    def synchronize(self, trials: Iterable[FinishedTrial]) -> None:
+    def synchronize(self, trials: Iterable[FinishedTrial], judged: Callable[[FinishedTrial], Judgement]) -> None:
         """Ends what an interrupted run left open, and adds the finished trials that the study lacks."""
         for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING, TrialState.WAITING)):
             self._study.tell(trial.number, state=TrialState.FAIL)
         known = {trial.user_attrs.get(_TRIAL_ID) for trial in self._study.get_trials(deepcopy=False)}
         for record in trials:
             if record.id not in known:
-                judgement = judge(record.result.outcome, record.result.epoch_seconds, None)
-                self.add(record.id, record.role, record.parameters, judgement)
+                self.add(record.id, record.role, record.parameters, judged(record))
 
     def suggest(self) -> optuna.Trial:
         """The sampler's next point. It is open until `tell`."""
@@ -83,8 +88,12 @@ class Proposals:
         self._study.tell(trial, judgement.value, state=judgement.state)
 
     def add(self, trial_id: str, role: str, parameters: Mapping[str, Any], judgement: Judgement) -> None:
-        """A trial that was not suggested here: a baseline, a seed, or one of another run."""
-        names = [name for name in parameters if name in self._distributions]
+        """A trial that was not suggested here: a baseline, a seed, or one of another run.
+
+        Parameters that this study's space does not offer are left out.
+        """
+        offered = self._distributions.items()
+        names = [name for name, values in offered if name in parameters and _offers(values, parameters[name])]
         self._study.add_trial(
             optuna.trial.create_trial(
                 state=judgement.state,
@@ -95,3 +104,13 @@ class Proposals:
                 constraints=dict(judgement.constraints),
             )
         )
+
+
+def _offers(values: BaseDistribution, value: object) -> bool:
+    match values:
+        case CategoricalDistribution():
+            return value in values.choices
+        case IntDistribution():
+            return isinstance(value, int) and values.low <= value <= values.high
+        case _:
+            return False

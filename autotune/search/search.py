@@ -20,7 +20,6 @@ from trials.plan import Plan
 
 _PREDICTED_PLANS = 4
 _FINALISTS = 2
-_CONFIRM_ROUNDS = 2
 _IDLE_SUGGESTIONS = 50
 """After so many suggestions in a row that need no run, the sampler has nothing new to say."""
 _FAILURES_IN_A_ROW = 4
@@ -41,9 +40,11 @@ class Search:
     def run(self, baselines: Iterable[Baseline]) -> None:
         """Spends the budget. Raises TrialsKeepFailing when several trials in a row fail of anything but memory."""
         deadline = self._deadline()
-        self.proposals.synchronize(self.ledger.trials)
+        seeds = [trial for trial in self.ledger.everything() if trial.role != CONFIRM]
+        self.proposals.synchronize(seeds, self._judge)
         for baseline in baselines:
-            self._seed(baseline.plan, baseline.role, {})
+            if self._may_compare(baseline.role, deadline):
+                self._seed(baseline.plan, baseline.role, {})
         for parameters, plan in self._predicted():
             if self._may_go_on(deadline):
                 self._seed(plan, PREDICTED, parameters)
@@ -55,16 +56,25 @@ class Search:
         spent = sum(duration_seconds(trial) for trial in self.ledger.trials)
         return time.monotonic() + self.settings.time_limit - spent
 
+    def _may_compare(self, role: str, deadline: float) -> bool:
+        """Each role's first plan always, for the winner is compared with it; more of them from half of the trials."""
+        is_first = all(trial.role != role for trial in self.ledger.everything())
+        return is_first or (self._may_go_on(deadline) and len(self._spent()) <= self.settings.trials // 2)
+
+    def _spent(self) -> list[FinishedTrial]:
+        """The trials that count against the budget."""
+        return [trial for trial in self.ledger.trials if ran(trial) and trial.role != CONFIRM]
+
     def _may_go_on(self, deadline: float) -> bool:
         """Whether a trial is left, and time for it and for the confirmation."""
-        done = [trial for trial in self.ledger.trials if ran(trial) and trial.role != CONFIRM]
+        done = self._spent()
         durations = [duration_seconds(trial) for trial in done if isinstance(trial.result.outcome, Completed)]
         mean = sum(durations) / len(durations) if durations else 0.0
-        runs_to_come = 1 + _CONFIRM_ROUNDS * (_FINALISTS + len(BASELINES))
+        runs_to_come = 1 + self.settings.confirm_rounds * (_FINALISTS + len(BASELINES))
         return len(done) < self.settings.trials and time.monotonic() + mean * runs_to_come < deadline
 
     def _predicted(self) -> list[tuple[Mapping[str, Any], Plan]]:
-        """The plans of the space's grid that are predicted to be fastest, at most half of them of one layout."""
+        """The plans of the grid that are predicted to be fastest, at most half of them of one pipeline degree."""
         ranked = []
         for parameters in self.space.grid():
             plan = self.space.plan(parameters)
@@ -72,7 +82,7 @@ class Search:
                 ranked.append((self.predictor.predict(plan).epoch_seconds, parameters, plan))
         chosen: list[tuple[Mapping[str, Any], Plan]] = []
         for _, parameters, plan in sorted(ranked, key=lambda entry: entry[0]):
-            alike = sum(other.layout == plan.layout for _, other in chosen)
+            alike = sum(other.layout.pipeline == plan.layout.pipeline for _, other in chosen)
             if len(chosen) < _PREDICTED_PLANS and alike < (_PREDICTED_PLANS + 1) // 2:
                 chosen.append((parameters, plan))
         return chosen
@@ -93,7 +103,7 @@ class Search:
     def _confirm(self) -> None:
         """Repeats the finalists in turns, so that a drift of the machine meets them all alike."""
         chosen = finalists(self._standings(), _FINALISTS)
-        for number in range(_CONFIRM_ROUNDS):
+        for number in range(self.settings.confirm_rounds):
             for standing in chosen:
                 if self._confirmations(standing.plan) <= number:
                     self._run(standing.plan, CONFIRM, {})

@@ -1,7 +1,6 @@
 """What the study searches: named parameters, and the plan that they stand for."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
@@ -14,14 +13,6 @@ _SHIFT = 2
 _VISION_SLACKS = (0, 1, 2)
 _TEXT_SLACKS = (0, 32, 64, 128, 256)
 _PACKERS = ("isf", "best-fit")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Proposal:
-    """A point of the space and its plan."""
-
-    parameters: Mapping[str, Any]
-    plan: Plan
 
 
 class Space:

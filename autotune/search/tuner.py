@@ -3,24 +3,25 @@
 from datetime import UTC, datetime
 from pathlib import Path
 
-from autotune.errors import NoFeasiblePlan, TrialsKeepFailing
+from autotune.errors import JobError, NoFeasiblePlan, TrialsKeepFailing
 from autotune.predict.costs import LayerCosts, fit_costs
 from autotune.predict.predictor import Predictor
 from autotune.search.baselines import baselines
 from autotune.search.capacities import capacities
 from autotune.search.layouts import layout_name, layouts
 from autotune.search.ledger import Ledger, Listener
-from autotune.search.proposals import Proposals
+from autotune.search.proposals import SAMPLERS, Proposals
 from autotune.search.runner import Runner
 from autotune.search.search import Search
 from autotune.search.solver import Limits, Solver
 from autotune.search.space import Space
-from autotune.search.winner import compare, standings
+from autotune.search.winner import compare, repeated, standings
 from autotune.workload import Prepared
 from storage.records import BestPlan, StudyRecord
 from storage.spool import Spool
 from storage.store import Store
-from trials import wire
+from trials import plugins, wire
+from trials.errors import UnknownName
 from trials.plan import Layout, Padded, Plan, Stage
 from trials.run.pool import Answers, WarmPool
 from trials.run.ranks import local_ranks
@@ -38,12 +39,16 @@ class Tuner:
     """Finds the best plan of one job, resuming what an earlier run began."""
 
     def __init__(self, prepared: Prepared, store: Store, folder: Path, listener: Listener) -> None:
-        """`folder` keeps results until the store has them, and the ranks' requests and logs."""
+        """`folder` keeps results until the store has them, and the ranks' requests and logs.
+
+        Raises JobError for an unknown sampler.
+        """
         self._prepared = prepared
         self._workload = prepared.workload
         self._store = store
         self._folder = folder
         self._listener = listener
+        _check_sampler(prepared.job.search.sampler)
         self._fingerprint = store.add_workload(prepared.workload)
 
     def tune(self, *, fresh: bool = False) -> BestPlan:
@@ -101,12 +106,17 @@ class Tuner:
                 predictor=predictor,
                 runner=Runner(self._prepared, predictor, pool),
                 listener=self._listener,
-            ).run(baselines(self._workload, predictor, solver, limits))
+            ).run(baselines(self._workload, predictor, solver, limits, hold_all=self._hold_all))
+
+    @property
+    def _hold_all(self) -> bool:
+        """Whether a sample above a pack's capacity would be lost: no plan may win by training on less."""
+        return self._prepared.job.data.oversize != "own-pack"
 
     def _space(self, solver: Solver) -> Space:
         """Raises NoFeasiblePlan when no layout fits the memory."""
         possible = layouts(self._workload.model, self._workload.hardware.devices)
-        pairs = capacities(self._workload.data, self._workload.global_batch_samples)
+        pairs = capacities(self._workload.data, self._workload.global_batch_samples, hold_all=self._hold_all)
         least = {layout: solver.least_bytes(Padded(samples=1), layout) for layout in possible}
         fitting = [layout for layout, needed in least.items() if needed <= self._workload.memory_limit_bytes]
         if not fitting:
@@ -143,13 +153,14 @@ class Tuner:
         )
         answer = pool.ask(self._prepared.request(whole, task), self._prepared.job.search.trial_timeout)
         if not isinstance(answer, Answers):
-            raise TrialsKeepFailing(f"the layers could not be profiled: {answer}")
+            raise TrialsKeepFailing(f"the layers could not be profiled: {answer}; logs are in {self._folder / 'ranks'}")
         return [report for report in answer.reports if isinstance(report, ProfileReport)]
 
     def _best(self, study: StudyRecord, ledger: Ledger) -> BestPlan:
-        found = standings(ledger.everything())
-        # Only what was repeated may win: a single lucky trial is not an answer.
-        winner = next((standing for standing in found if standing.trials > 1), found[0])
+        found = repeated(standings(ledger.everything()))
+        if not found:
+            raise NoFeasiblePlan("every plan ran out of memory when it was repeated; raise hardware.memory_limit")
+        winner = found[0]
         samples = self._workload.data.samples
         speed = samples / winner.epoch_seconds
         return BestPlan(
@@ -163,6 +174,13 @@ class Tuner:
             baselines=compare(winner, found, samples),
             created=datetime.now(UTC),
         )
+
+
+def _check_sampler(name: str) -> None:
+    try:
+        plugins.load(SAMPLERS, name)
+    except UnknownName as error:
+        raise JobError(f"search.sampler: {error}") from error
 
 
 def _element_bytes(workload: Workload) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from autotune.search.ledger import BASELINES
 from storage.records import Baseline, FinishedTrial
-from trials.outcome import Completed
+from trials.outcome import Completed, Failed, OutOfMemory
 from trials.plan import Plan
 
 
@@ -19,20 +19,26 @@ class Standing:
     plan: Plan
     roles: frozenset[str]
     epoch_seconds: float
+    """The median over its trials: a burst of other work on the machine in one of three does not move it."""
     epoch_seconds_error: float
-    """Standard error: of the mean over trials, but no less than what the trials' own errors give."""
+    """Standard error of the mean over trials, but no less than what the trials' own errors give."""
     peak_bytes: int
     """Of the fullest rank, over all trials."""
     trials: int
 
 
 def standings(trials: Iterable[FinishedTrial]) -> tuple[Standing, ...]:
-    """Every plan that completed, the fastest first."""
+    """Every plan that completed and never ran out of memory, the fastest first."""
     by_plan: dict[str, list[FinishedTrial]] = defaultdict(list)
+    too_large = set()
     for trial in trials:
-        if isinstance(trial.result.outcome, Completed):
-            by_plan[trial.plan.id].append(trial)
-    return tuple(sorted((_standing(found) for found in by_plan.values()), key=lambda entry: entry.epoch_seconds))
+        match trial.result.outcome:
+            case Completed():
+                by_plan[trial.plan.id].append(trial)
+            case Failed(cause=OutOfMemory()):
+                too_large.add(trial.plan.id)
+    safe = (_standing(found) for plan, found in by_plan.items() if plan not in too_large)
+    return tuple(sorted(safe, key=lambda entry: entry.epoch_seconds))
 
 
 def _standing(trials: Sequence[FinishedTrial]) -> Standing:
@@ -43,13 +49,18 @@ def _standing(trials: Sequence[FinishedTrial]) -> Standing:
     return Standing(
         plan=trials[0].plan,
         roles=frozenset(trial.role for trial in trials),
-        epoch_seconds=statistics.fmean(seconds),
+        epoch_seconds=statistics.median(seconds),
         epoch_seconds_error=max(own, between),
         peak_bytes=max(
             t.result.outcome.measurement.peak_bytes for t in trials if isinstance(t.result.outcome, Completed)
         ),
         trials=len(trials),
     )
+
+
+def repeated(found: Sequence[Standing]) -> Sequence[Standing]:
+    """Those that ran more than once, if any did: one lucky trial neither wins nor serves for comparison."""
+    return [standing for standing in found if standing.trials > 1] or found
 
 
 def finalists(found: Sequence[Standing], most: int) -> tuple[Standing, ...]:

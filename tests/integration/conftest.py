@@ -2,9 +2,13 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from trials.run.pool import WarmPool
+from trials.run.ranks import local_ranks
 
 GENERATOR = Path(__file__).parents[2] / "examples" / "tiny-internvl" / "generate.py"
 
@@ -15,3 +19,10 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("example")
     subprocess.run([sys.executable, GENERATOR, "--folder", folder, "--samples", "80"], check=True, capture_output=True)
     return folder
+
+
+@pytest.fixture(scope="session")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPool]:
+    """Two ranks that all tests share; the folder's space is part of the test."""
+    with WarmPool(local_ranks(2, "cpu"), tmp_path_factory.mktemp("a pool")) as pool:
+        yield pool

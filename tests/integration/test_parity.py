@@ -60,12 +60,6 @@ def tied_example(example: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 @pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPool]:
-    with WarmPool(local_ranks(2, "cpu"), tmp_path_factory.mktemp("two")) as pool:
-        yield pool
-
-
-@pytest.fixture(scope="module")
 def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPool]:
     with WarmPool(local_ranks(4, "cpu"), tmp_path_factory.mktemp("four")) as pool:
         yield pool
@@ -73,9 +67,9 @@ def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPool]:
 
 @pytest.mark.parametrize("plan", TWO_RANKS.values(), ids=TWO_RANKS)
 def test_loss_and_gradients_on_two_ranks_equal_the_plain_models(
-    plan: Plan, example: Path, two_ranks: WarmPool, tmp_path: Path
+    plan: Plan, example: Path, pool: WarmPool, tmp_path: Path
 ) -> None:
-    check(plan, prepared_of(example, tmp_path), two_ranks)
+    check(plan, prepared_of(example, tmp_path), pool)
 
 
 @pytest.mark.parametrize("plan", FOUR_RANKS.values(), ids=FOUR_RANKS)
@@ -87,9 +81,9 @@ def test_loss_and_gradients_on_four_ranks_equal_the_plain_models(
 
 @pytest.mark.parametrize("plan", [plan_of("9+0", "3+8"), plan_of("12+8", data=2, zero=1)], ids=["pipeline", "data"])
 def test_a_tied_embedding_gets_the_gradients_of_both_its_uses(
-    plan: Plan, tied_example: Path, two_ranks: WarmPool, tmp_path: Path
+    plan: Plan, tied_example: Path, pool: WarmPool, tmp_path: Path
 ) -> None:
-    check(plan, prepared_of(tied_example, tmp_path), two_ranks)
+    check(plan, prepared_of(tied_example, tmp_path), pool)
 
 
 def check(plan: Plan, prepared: Prepared, pool: WarmPool) -> None:

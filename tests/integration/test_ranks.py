@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -29,12 +28,6 @@ PIPELINE = plan_of("8+0r2,0", "4+8")
 @pytest.fixture(scope="module")
 def prepared(example: Path, tmp_path_factory: pytest.TempPathFactory) -> Prepared:
     return prepared_of(example, tmp_path_factory.mktemp("job"))
-
-
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPool]:
-    with WarmPool(local_ranks(2, "cpu"), tmp_path_factory.mktemp("a pool")) as pool:
-        yield pool
 
 
 def reports(answer: object) -> list[TrialReport]:

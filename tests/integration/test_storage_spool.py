@@ -1,5 +1,6 @@
 """Results that wait on disk: nothing that was put is ever lost."""
 
+import errno
 import logging
 import os
 import signal
@@ -184,3 +185,16 @@ def test_the_disk_has_the_result_before_its_name_appears(tmp_path: Path, monkeyp
     (file, before), (folder, after) = seen
     assert file.parent == folder == directory
     assert (file.suffix, before, after) == (".tmp", 0, 1)
+
+
+def test_a_full_disk_is_reported_and_leaves_no_half_of_a_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fsync(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    spool = Spool(tmp_path / "spool")
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(OSError, match="No space left"):
+        spool.put(result_of("0" * 32))
+    assert list((tmp_path / "spool").iterdir()) == []

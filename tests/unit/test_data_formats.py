@@ -160,12 +160,17 @@ def test_a_meta_file_that_sets_its_own_tiles_is_warned_of(tmp_path: Path, caplog
     assert "max_dynamic_patch is ignored" in caplog.text
 
 
-@pytest.mark.parametrize("content", ["", "hello\n", '[{"conversations": []}]', '{"messages": []}\n', "\xff"])
+@pytest.mark.parametrize("content", ["\n", "hello\n", '[{"conversations": []}]', '{"messages": []}\n', "\xff"])
 def test_a_file_in_no_known_format_is_refused_with_the_formats(tmp_path: Path, content: str) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(content.encode("latin-1"))
     with pytest.raises(DataError, match="is in no format known here; set `format` of this source to one of: internvl"):
         formats.detect(path)
+
+
+def test_an_empty_file_is_called_empty(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"a\.jsonl is empty; write the dataset again"):
+        formats.detect(write_records(tmp_path / "a.jsonl"))
 
 
 def test_a_file_is_recognised_behind_faulty_lines(tmp_path: Path) -> None:

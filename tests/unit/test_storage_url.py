@@ -39,7 +39,7 @@ def test_postgresql_uses_psycopg(scheme: str) -> None:
     ("url", "message"),
     [
         ("results.db", "cannot read the database URL"),
-        ("", "cannot read the database URL"),
+        ("", "the database URL is empty"),
         ("mysql://me@host/results", "no database driver 'mysql'"),
         ("postgresql+asyncpg://me@host/results", "no database driver"),
         ("sqlite://", "names no file"),

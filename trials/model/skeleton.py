@@ -179,8 +179,7 @@ def _answers(url: str) -> bool:
 
 
 def _reason(error: Exception) -> str:
-    """What transformers says, in one line, with our own remedy for what it would have set in Python."""
-    text = " ".join(str(error).split())
-    if "trust_remote_code" in text:
+    """What the library says first, in one line, with our own remedy for what it would have set in Python."""
+    if "trust_remote_code" in str(error):
         return "it runs code of its own; read that code, then set model.trust_remote_code: true in the job file"
-    return text.partition(". ")[0].removesuffix(".")
+    return " ".join(str(error).strip().partition("\n\n")[0].split())

@@ -2,11 +2,12 @@
 
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -14,6 +15,7 @@ from trials.errors import ModelError
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
+_AGAIN = "copy or download the model's weights again"
 
 
 def draw_weights(model: PreTrainedModel, paths: Iterable[str], seed: int, device: torch.device) -> None:
@@ -61,14 +63,15 @@ class WeightFiles:
         """Raises ModelError when no file holds `name`."""
         if name not in self._file_of:
             raise ModelError(f"the weights in {self.folder} lack {name}; they belong to another model or version")
-        with safe_open(self._file_of[name], framework="pt") as file:
+        with _open(self._file_of[name]) as file:
             stored = name if name in file.keys() else self._tied[name]  # noqa: SIM118 (not a dict)
             tensor: torch.Tensor = file.get_tensor(stored)
         return tensor
 
     def check(self, model: nn.Module) -> None:
-        """Raises ModelError unless the files hold exactly the model's parameters."""
-        want = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+        """Raises ModelError unless the files hold exactly the model's parameters, in their shapes."""
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        want = set(parameters)
         missing, unexpected = want - set(self._file_of), set(self._file_of) - want
         if missing or unexpected:
             raise ModelError(
@@ -76,6 +79,11 @@ class WeightFiles:
                 f"{len(unexpected)} are unknown, for example {min(missing or unexpected)}; load the model once with "
                 "transformers and save it again with save_pretrained"
             )
+        for path in sorted(set(self._file_of.values())):
+            with _open(path) as file:
+                for name in file.keys():  # noqa: SIM118 (not a dict)
+                    if name in parameters:
+                        _check_shape(name, file.get_slice(name).get_shape(), parameters[name])
 
 
 def _initialise(module: nn.Module, owner: PreTrainedModel) -> None:
@@ -99,18 +107,42 @@ def _owner(model: PreTrainedModel, path: str) -> PreTrainedModel:
 
 
 def _file_of_each_tensor(folder: Path) -> dict[str, Path]:
+    if not folder.is_dir():
+        raise ModelError(f"the weights of model {folder} are not on this machine; download them and give their folder")
     if (folder / _INDEX).is_file():
-        weight_map = json.loads((folder / _INDEX).read_text())["weight_map"]
-        return {name: folder / file for name, file in weight_map.items()}
+        return _listed_files(folder / _INDEX)
     if not (folder / _SINGLE).is_file():
         raise ModelError(f"{folder} has no {_SINGLE}; set `model.weights: random` or save the weights as safetensors")
-    with safe_open(folder / _SINGLE, framework="pt") as file:
+    with _open(folder / _SINGLE) as file:
         return dict.fromkeys(file.keys(), folder / _SINGLE)
+
+
+def _listed_files(index: Path) -> dict[str, Path]:
+    try:
+        weight_map = json.loads(index.read_text())["weight_map"]
+        return {str(name): index.parent / file for name, file in weight_map.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{index} is not an index of weights ({error!r}); {_AGAIN}") from error
+
+
+def _open(path: Path) -> Any:
+    """A safetensors file; entering and reading it raise nothing more once its header is read."""
+    try:
+        return safe_open(path, framework="pt")
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"weight file {path} cannot be read ({error}); {_AGAIN}") from error
 
 
 @torch.no_grad()
 def _fill(target: torch.Tensor, name: str, source: WeightFiles) -> None:
     tensor = source.read(name)
-    if tensor.shape != target.shape:
-        raise ModelError(f"{name} has shape {tuple(tensor.shape)} in the files but {tuple(target.shape)} in the model")
+    _check_shape(name, tensor.shape, target)
     target.copy_(tensor)
+
+
+def _check_shape(name: str, shape: Sequence[int], target: torch.Tensor) -> None:
+    if tuple(shape) != tuple(target.shape):
+        raise ModelError(
+            f"{name} has shape {tuple(shape)} in the files but {tuple(target.shape)} in the model; "
+            "take the configuration that the weights were saved with"
+        )

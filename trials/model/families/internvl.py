@@ -33,7 +33,10 @@ def encoder(model_path: str, trust_remote_code: bool = False) -> "Encoder":
         # The other backend resizes differently, and which one is there would depend on the machine.
         images = AutoImageProcessor.from_pretrained(model_path, backend="pil", trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
-        raise ModelError(f"model {model_path} cannot be used: {error}") from error
+        raise ModelError(
+            f"the tokenizer or image processor of model {model_path} cannot be loaded: {' '.join(str(error).split())}; "
+            "save both there with save_pretrained"
+        ) from error
     return Encoder(config, tokenizer, images)
 
 

@@ -1,0 +1,95 @@
+"""The full training: checkpoints, exact resume, and a final model for everybody."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from transformers import AutoModelForImageTextToText, AutoTokenizer
+
+from autotune.workload import Prepared
+from tests.training_values import plan_of, prepared_of
+from trials.outcome import Crash
+from trials.plan import Plan
+from trials.run.pool import Answers, WarmPool
+from trials.run.progress import PROGRESS_FILE
+from trials.run.report import TrainingReport
+from trials.run.request import Training
+
+PIPELINE = plan_of("9+0r3,0", "3+8")
+ZERO = plan_of("12+8r0,4", data=2, zero=1)
+EPOCHS = {"epochs": 2, "global_batch_samples": 16, "learning_rate": 5e-3}
+
+
+def train(pool: WarmPool, prepared: Prepared, plan: Plan, max_steps: int | None = None) -> TrainingReport:
+    task = Training(output=prepared.job.training.output, max_steps=max_steps)
+    answer = pool.ask(prepared.request(plan, task), 180)
+    assert isinstance(answer, Answers), answer
+    report = answer.reports[0]
+    assert isinstance(report, TrainingReport)
+    return report
+
+
+def losses(prepared: Prepared) -> dict[int, float]:
+    lines = (prepared.job.training.output / PROGRESS_FILE).read_text().splitlines()
+    return {record["step"]: record["loss"] for record in map(json.loads, lines)}
+
+
+@pytest.mark.parametrize("plan", [PIPELINE, ZERO], ids=["pipeline", "ZeRO 1"])
+def test_a_training_that_was_interrupted_goes_on_exactly(
+    plan: Plan, example: Path, pool: WarmPool, tmp_path: Path
+) -> None:
+    whole = prepared_of(example, tmp_path / "whole", training=EPOCHS)
+    parts = prepared_of(example, tmp_path / "parts", training=EPOCHS)
+    done = train(pool, whole, plan)
+    assert done.finished
+    stop = done.steps // 2 + 2
+    stopped = train(pool, parts, plan, max_steps=stop)
+    assert (stopped.steps, stopped.finished) == (stop, False)
+    assert train(pool, parts, plan) == TrainingReport(
+        steps=done.steps, finished=True, model=parts.job.training.output / "model"
+    )
+    expected = losses(whole)
+    assert sorted(expected) == list(range(1, done.steps + 1))
+    assert losses(parts) == pytest.approx(expected, rel=1e-5)
+    assert expected[done.steps] < expected[1] - 0.5
+
+
+def test_the_final_model_is_the_trained_one_for_from_pretrained(example: Path, pool: WarmPool, tmp_path: Path) -> None:
+    prepared = prepared_of(example, tmp_path, training={"global_batch_samples": 40})
+    report = train(pool, prepared, PIPELINE)
+    assert report.model is not None
+    loaded: Any = AutoModelForImageTextToText.from_pretrained(report.model, output_loading_info=True)
+    model, info = loaded
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    AutoTokenizer.from_pretrained(report.model)
+    checkpoint = prepared.job.training.output / f"checkpoint-{report.steps}"
+    trained = model.state_dict()
+    found = 0
+    for path in checkpoint.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            for key in (key for key in file.keys() if key.startswith("weight:")):  # noqa: SIM118 (not a dict)
+                assert torch.equal(file.get_tensor(key), trained[key.removeprefix("weight:")])
+                found += 1
+    assert found == len(list(model.parameters()))
+
+
+def test_pretrained_weights_are_where_a_training_begins(example: Path, pool: WarmPool, tmp_path: Path) -> None:
+    first = prepared_of(example, tmp_path / "first", training={"global_batch_samples": 40, "learning_rate": 3e-3})
+    model = train(pool, first, PIPELINE).model
+    second = prepared_of(
+        example, tmp_path / "second", model={"path": str(model), "weights": "pretrained"}, training={"seed": 5}
+    )
+    train(pool, second, ZERO, max_steps=1)
+    assert losses(second)[1] < losses(first)[1] - 0.3
+
+
+def test_a_checkpoint_of_another_plan_is_refused(example: Path, pool: WarmPool, tmp_path: Path) -> None:
+    prepared = prepared_of(example, tmp_path)
+    train(pool, prepared, PIPELINE, max_steps=1)
+    answer = pool.ask(prepared.request(ZERO, Training(output=prepared.job.training.output)), 120)
+    assert isinstance(answer, Crash)
+    assert f"was written with plan {PIPELINE.id}, not {ZERO.id}" in answer.detail

@@ -1,0 +1,169 @@
+"""The command line with real trials: tune, tune again, be killed, look up, and launch."""
+
+import json
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from tests.training_values import job_of
+
+SEARCH = {"trials": 5, "time_limit": "90s", "timed_steps": 1, "confirm_rounds": 1}
+
+
+class User:
+    """Someone with a job and a data folder of their own."""
+
+    def __init__(self, example: Path, folder: Path, **search: Any) -> None:
+        job = job_of(example, folder / "output", search={**SEARCH, **search}, training={"global_batch_samples": 16})
+        self.job = folder / "job.yaml"
+        self.job.write_text(yaml.safe_dump(job.model_dump(mode="json", exclude_none=True)))
+        self.output = folder / "output"
+        self.database = folder / "data" / "autotune" / "autotune.db"
+        self.environment = {**os.environ, "XDG_DATA_HOME": str(folder / "data")}
+        self.environment.pop("AUTOTUNE_DB_URL", None)
+
+    def start(self, *arguments: str) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            [sys.executable, "-m", "autotune", *arguments],
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *arguments: str) -> tuple[dict[str, Any], str]:
+        """(the JSON document, what was told meanwhile)."""
+        process = self.start(*arguments, "--json")
+        document, told = process.communicate(timeout=200)
+        assert process.returncode == 0, told
+        return json.loads(document), told
+
+    def rows(self, query: str) -> list[tuple[Any, ...]]:
+        with sqlite3.connect(self.database) as connection:
+            return connection.execute(query).fetchall()
+
+
+FINISHED = """
+    SELECT trial.id, trial.plan_id, trial.role, outcome.kind
+    FROM autotune_trial AS trial JOIN autotune_outcome AS outcome ON outcome.trial_id = trial.id
+"""
+
+
+@pytest.fixture(scope="module")
+def user(example: Path, tmp_path_factory: pytest.TempPathFactory) -> User:
+    """A user who has tuned once; the tests below go on from there, in their order."""
+    user = User(example, tmp_path_factory.mktemp("user"))
+    user.run("tune", str(user.job))
+    return user
+
+
+def test_the_first_trials_are_the_baselines_and_the_winner_is_compared_with_them(user: User) -> None:
+    document, _ = user.run("tune", str(user.job))
+    roles = [role for _, _, role, _ in user.rows(FINISHED + " ORDER BY trial.number")]
+    assert roles[:3] == ["default", "default-no-recompute", "omnibal"]
+    assert {"confirm"} <= set(roles)
+    baselines = {baseline["role"]: baseline for baseline in document["baselines"]}
+    assert {"default", "omnibal"} <= set(baselines)
+    assert all(document["epoch_seconds"] <= document["epoch_seconds"] * b["gain"] for b in baselines.values())
+
+
+def test_tuning_again_starts_no_trial(user: User) -> None:
+    before = user.rows(FINISHED)
+    first, _ = user.run("tune", str(user.job))
+    _, told = user.run("tune", str(user.job))
+    assert user.rows(FINISHED) == before
+    assert "trial" not in told
+    assert first["id"] in {plan for _, plan, _, _ in before}
+
+
+def test_a_larger_budget_runs_only_what_is_not_answered_yet(user: User) -> None:
+    before = {plan for _, plan, role, kind in user.rows(FINISHED) if kind == "completed"}
+    ids = {identity for identity, *_ in user.rows(FINISHED)}
+    user.run("tune", str(user.job), "--trials", "6")
+    new = [row for row in user.rows(FINISHED) if row[0] not in ids]
+    assert not [plan for _, plan, role, _ in new if role != "confirm" and plan in before]
+    assert len(user.rows("SELECT id FROM autotune_study")) == 2
+
+
+def test_fresh_measures_again(user: User) -> None:
+    before = len(user.rows(FINISHED))
+    user.run("tune", str(user.job), "--fresh")
+    assert len(user.rows(FINISHED)) >= before + 5
+    study = user.rows("SELECT id FROM autotune_study ORDER BY started DESC")[0][0]
+    roles = [
+        role for (role,) in user.rows(f"SELECT role FROM autotune_trial WHERE study_id = '{study}' ORDER BY number")
+    ]
+    assert roles[0] == "default"
+
+
+def test_plans_and_show_answer_from_the_database(user: User) -> None:
+    plans, _ = user.run("plans", "--here")
+    best = plans["plans"][0]
+    assert best["validity"]["verdict"] == "valid"
+    shown, _ = user.run("show", best["id"][:8])
+    assert shown["id"] == best["id"]
+    assert {"completed"} == {trial["result"]["outcome"]["kind"] for trial in shown["trials"]}
+    assert shown["trials"][0]["result"]["outcome"]["measurement"]["stages"]
+
+
+def test_the_optuna_study_beside_holds_the_same_trials(user: User) -> None:
+    names = {name for (name,) in user.rows("SELECT name FROM autotune_study")}
+    assert {name for (name,) in user.rows("SELECT study_name FROM studies")} == names
+    states = Counter(state for (state,) in user.rows("SELECT state FROM trials"))
+    assert not states["RUNNING"]
+    parameters = {name for (name,) in user.rows("SELECT DISTINCT param_name FROM trial_params")}
+    assert {"layout", "packer", "qv", "qt", "qv_slack", "qt_slack", "boundary_0", "recompute_0"} <= parameters
+
+
+def test_launch_trains_with_the_best_plan_and_compares_the_speed(user: User) -> None:
+    launched, told = user.run("launch", str(user.job))
+    assert launched["finished"]
+    assert (user.output / "model" / "model.safetensors.index.json").is_file()
+    assert launched["samples_per_second"] > 0 < launched["predicted_samples_per_second"]
+    assert f"step {launched['steps']}/{launched['steps']}" in told
+    shown, _ = user.run("show", launched["plan"])
+    assert shown["launches"][0]["result"]["status"] == "finished"
+
+
+def test_a_tuning_that_is_killed_again_and_again_loses_nothing(example: Path, tmp_path: Path) -> None:
+    user = User(example, tmp_path, trials=6)
+    chance = random.Random(0)
+    told = ""
+    for _ in range(3):
+        process = user.start("tune", str(user.job))
+        ranks = wait(process, chance.uniform(6, 14))
+        process.send_signal(signal.SIGKILL)
+        told += process.communicate()[1]
+        psutil.wait_procs(ranks, timeout=10)
+        assert not [rank for rank in ranks if rank.is_running()]
+    user.run("tune", str(user.job))
+    finished = user.rows(FINISHED)
+    assert len(user.rows("SELECT id FROM autotune_study")) == 1
+    searched = Counter(plan for _, plan, role, kind in finished if role != "confirm" and kind == "completed")
+    assert set(searched.values()) == {1}
+    acknowledged = {int(line.split()[1]) for line in told.splitlines() if line.strip().startswith("trial ")}
+    kept = {number for (number,) in user.rows("SELECT number FROM autotune_trial WHERE status = 'finished'")}
+    assert acknowledged
+    assert acknowledged <= kept
+    assert not user.rows("SELECT id FROM autotune_trial WHERE status = 'running'")
+
+
+def wait(process: "subprocess.Popen[str]", seconds: float) -> list[psutil.Process]:
+    """Lets the agent work for a while; its ranks."""
+    deadline = time.monotonic() + seconds
+    ranks: list[psutil.Process] = []
+    while time.monotonic() < deadline and process.poll() is None:
+        ranks = psutil.Process(process.pid).children(recursive=True) or ranks
+        time.sleep(0.2)
+    return ranks

@@ -1,0 +1,234 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autotune.predict.costs import KINDS, LayerCosts
+from autotune.predict.parts import Parts
+from tests.data_values import index_of, lengths
+from tests.search_values import BATCH, COSTS, INDEX, costs_of, layer_cost, layer_costs, predictor_of
+from tests.training_values import plan_of
+from trials.engine.memory import static_bytes
+from trials.model.cut import Cut, cut
+from trials.plan import Packed, Packing, Padded, Plan, ZeroStage
+
+PACKED = Packed(qv=12, qt=600, qv_min=12, qt_min=500)
+FREE = layer_cost((0, 0, 0, 0), (0, 0, 0, 0), (0, 0, 0, 0), parameters=0)
+
+
+@st.composite
+def stage_plans(draw: st.DrawFn) -> Plan:
+    """Plans of 5 vision and 4 language layers."""
+    inner = draw(st.sets(st.integers(1, 8), max_size=3))
+    ends = [*sorted(inner), 9]
+    texts = []
+    for start, end in zip([0, *ends], ends, strict=False):
+        vision, language = min(end, 5) - min(start, 5), max(end, 5) - max(start, 5)
+        texts.append(f"{vision}+{language}r{draw(st.integers(0, vision))},{draw(st.integers(0, language))}")
+    packing: Packing = PACKED if draw(st.booleans()) else Padded(samples=2)
+    return plan_of(*texts, packing=packing)
+
+
+def live_bytes(costs: LayerCosts, part: Cut, packs: np.ndarray) -> float:
+    """Most that is live at once when the first of `packs` has its backward pass while the others wait for theirs.
+
+    Goes through the chain from its end, layer by layer, freeing what has had its backward pass.
+    """
+    counts = (int(part.embeds), len(part.vision), int(part.projects), len(part.language), int(part.heads))
+    recomputed = (0, part.recompute_vision, 0, part.recompute_language, 0)
+    layers = [
+        (costs[kind], position < again)
+        for kind, count, again in zip(KINDS, counts, recomputed, strict=True)
+        for position in range(count)
+    ]
+
+    def kept(pack: np.ndarray, upto: int) -> float:
+        return sum(float(pack @ (cost.output_bytes if again else cost.kept_bytes)) for cost, again in layers[:upto])
+
+    most = kept(packs[0], len(layers))
+    for number, (cost, again) in enumerate(layers):
+        if again:
+            most = max(most, kept(packs[0], number) + float(packs[0] @ cost.kept_bytes))
+    return most + sum(kept(pack, len(layers)) for pack in packs[1:])
+
+
+def brute_force_bytes(
+    costs: LayerCosts, plan: Plan, number: int, rows: list[tuple[int, int]], batch: int = BATCH
+) -> float:
+    """Live bytes of a stage over every pack of every step, and its static bytes."""
+    predictor = predictor_of(costs, index_of(rows), batch)
+    sizes = predictor.sizes(plan.packing, plan.layout)
+    part, epoch = cut(plan)[number], sizes.epoch
+    most = 0.0
+    for step in range(epoch.steps):
+        for packs in epoch.rows(step).T:
+            in_flight = min(plan.layout.pipeline - number, len(packs))
+            for first in range(len(packs) - in_flight + 1):
+                most = max(most, live_bytes(costs, part, sizes.table[packs[first : first + in_flight]]))
+    counts = (int(part.embeds), len(part.vision), int(part.projects), len(part.language), int(part.heads))
+    parameters = sum(count * costs[kind].parameters for kind, count in zip(KINDS, counts, strict=True))
+    return static_bytes(parameters, 4, plan.layout) + most
+
+
+@given(stage_plans(), layer_costs, lengths)
+@settings(deadline=None, max_examples=60)
+def test_no_stage_needs_more_than_it_is_predicted_to(
+    plan: Plan, costs: LayerCosts, rows: list[tuple[int, int]]
+) -> None:
+    predicted = predictor_of(costs, index_of(rows)).predict(plan).stage_bytes
+    for number in range(plan.layout.pipeline):
+        assert predicted[number] >= brute_force_bytes(costs, plan, number, rows) * (1 - 1e-9)
+
+
+@given(stage_plans(), layer_costs, lengths)
+@settings(deadline=None, max_examples=60)
+def test_the_last_stages_memory_is_predicted_exactly(
+    plan: Plan, costs: LayerCosts, rows: list[tuple[int, int]]
+) -> None:
+    predicted = predictor_of(costs, index_of(rows)).predict(plan).stage_bytes
+    last = plan.layout.pipeline - 1
+    assert predicted[last] == pytest.approx(brute_force_bytes(costs, plan, last, rows))
+
+
+@given(stage_plans(), layer_costs, st.tuples(st.integers(0, 12), st.integers(1, 300)), st.sampled_from([2, 4, BATCH]))
+@settings(deadline=None, max_examples=60)
+def test_memory_of_equal_packs_is_predicted_exactly(
+    plan: Plan, costs: LayerCosts, row: tuple[int, int], batch: int
+) -> None:
+    plan = replace(plan, packing=Padded(samples=2))
+    rows = [row] * 32
+    predicted = predictor_of(costs, index_of(rows), batch).predict(plan).stage_bytes
+    for number in range(plan.layout.pipeline):
+        assert predicted[number] == pytest.approx(brute_force_bytes(costs, plan, number, rows, batch))
+
+
+def one_more_recomputed(plan: Plan) -> list[tuple[int, Plan]]:
+    """(changed stage, plan) for each way to recompute one layer more."""
+    found = []
+    for number, stage in enumerate(plan.stages):
+        for kind in ("vision", "language"):
+            count = getattr(stage, f"recompute_{kind}")
+            if count < getattr(stage, kind):
+                stages = list(plan.stages)
+                stages[number] = replace(stage, **{f"recompute_{kind}": count + 1})
+                found.append((number, replace(plan, stages=tuple(stages))))
+    return found
+
+
+@given(stage_plans(), layer_costs, st.tuples(st.integers(0, 12), st.integers(1, 300)))
+@settings(deadline=None, max_examples=60)
+def test_more_recompute_never_needs_more_memory_for_equal_packs(
+    plan: Plan, costs: LayerCosts, row: tuple[int, int]
+) -> None:
+    predictor = predictor_of(costs, index_of([row] * 64))
+    plan = replace(plan, packing=Padded(samples=2))
+    before = predictor.predict(plan).stage_bytes
+    for number, more in one_more_recomputed(plan):
+        assert predictor.predict(more).stage_bytes[number] <= before[number] * (1 + 1e-12)
+
+
+@given(stage_plans(), layer_costs, lengths)
+@settings(deadline=None, max_examples=60)
+def test_more_recompute_never_needs_more_memory_for_one_pack_in_flight(
+    plan: Plan, costs: LayerCosts, rows: list[tuple[int, int]]
+) -> None:
+    predictor = predictor_of(costs, index_of(rows))
+    before = predictor.predict(plan).stage_bytes
+    for number, more in one_more_recomputed(plan):
+        if number == plan.layout.pipeline - 1:
+            assert predictor.predict(more).stage_bytes[number] <= before[number] * (1 + 1e-12)
+
+
+@given(stage_plans(), layer_costs)
+@settings(deadline=None, max_examples=40)
+def test_recompute_adds_the_forward_time_of_its_layers_to_the_backward_pass(plan: Plan, costs: LayerCosts) -> None:
+    predictor = predictor_of(costs)
+    table = predictor.sizes(plan.packing, plan.layout).table
+    forward, backward = predictor.pass_seconds(Parts.of(cut(plan)), table)
+    kept = replace(
+        plan, stages=tuple(replace(stage, recompute_vision=0, recompute_language=0) for stage in plan.stages)
+    )
+    forward_of_kept, backward_of_kept = predictor.pass_seconds(Parts.of(cut(kept)), table)
+    assert (forward == forward_of_kept).all()
+    for number, stage in enumerate(plan.stages):
+        again = stage.recompute_vision * np.array(costs["vision"].forward_seconds)
+        again = again + stage.recompute_language * np.array(costs["language"].forward_seconds)
+        assert backward[:, number] - backward_of_kept[:, number] == pytest.approx(table @ again)
+
+
+def test_the_stages_together_take_the_chains_time() -> None:
+    predictor = predictor_of()
+    plan = plan_of("3+0", "2+1", "0+3", packing=PACKED)
+    table = predictor.sizes(plan.packing, plan.layout).table
+    forward, _ = predictor.pass_seconds(Parts.of(cut(plan)), table)
+    counts = {"vision_embedding": 1, "vision": 5, "projector": 1, "language": 4, "head": 1}
+    chain = sum(counts[kind] * np.array(COSTS[kind].forward_seconds) for kind in KINDS)
+    assert forward.sum(axis=1) == pytest.approx(table @ chain)
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+@pytest.mark.parametrize("data", [1, 2])
+def test_without_activations_a_stage_needs_its_static_bytes(zero: ZeroStage, data: int) -> None:
+    weights_alone = costs_of(*(replace(FREE, parameters=1000 * (number + 1)) for number in range(5)))
+    plan = replace(plan_of("3+0", "2+4"), packing=PACKED)
+    plan = replace(plan, layout=replace(plan.layout, data=data, zero=zero))
+    first, second = 1000 + 3 * 2000, 2 * 2000 + 3000 + 4 * 4000 + 5000
+    states = 8 if zero == 0 else 12 / data
+    assert predictor_of(weights_alone).predict(plan).stage_bytes == pytest.approx(
+        [count * (4 + 4 + states) for count in (first, second)]
+    )
+
+
+def test_zero_splits_the_optimizer_step_and_data_parallelism_adds_a_reduction() -> None:
+    weights_alone = costs_of(*(replace(FREE, parameters=1_000_000) for _ in range(5)))
+    predictor = predictor_of(weights_alone)
+
+    def seconds(data: int, zero: ZeroStage) -> float:
+        plan = plan_of("5+4")
+        layout = replace(plan.layout, data=data, zero=zero)
+        return float(predictor.predict(replace(plan, layout=layout)).step_seconds[0])
+
+    parameters = 12e6
+    update, reduction = parameters * 2e-9, parameters * 4 * 1e-9
+    assert seconds(1, 0) == pytest.approx(update)
+    assert seconds(2, 0) == pytest.approx(update + reduction)
+    assert seconds(2, 1) == pytest.approx(update / 2 + reduction)
+
+
+def test_padding_is_paid_for() -> None:
+    only_tokens = costs_of(FREE, FREE, FREE, layer_cost((0, 1.0, 0, 0), (0, 1.0, 0, 0), (0, 1.0, 0, 0), 0), FREE)
+    predictor = predictor_of(only_tokens, index_of([(0, 10), (0, 30)]), batch=2)
+    padded = predictor.predict(plan_of("5+4", packing=Padded(samples=2)))
+    joined = predictor.predict(plan_of("5+4", packing=Packed(qv=1, qt=40, qv_min=1, qt_min=40)))
+    # Forward and backward are three times the forward pass of four layers.
+    assert padded.step_seconds == pytest.approx([4 * 3 * 60])
+    assert joined.step_seconds == pytest.approx([4 * 3 * 40])
+    assert (padded.stage_bytes, joined.stage_bytes) == ((4 * 60.0,), (4 * 40.0,))
+
+
+@pytest.mark.parametrize(("batch", "in_flight"), [(1, (1, 1, 1)), (2, (2, 2, 1)), (8, (3, 2, 1))])
+def test_a_stage_keeps_as_many_packs_as_stages_are_left_but_no_more_than_there_are(
+    batch: int, in_flight: tuple[int, ...]
+) -> None:
+    one_byte = layer_cost((0, 0, 0, 0), (0, 0, 0, 1.0), (0, 0, 0, 1.0), 0)
+    predictor = predictor_of(costs_of(FREE, one_byte, FREE, one_byte, FREE), index_of([(1, 10)] * 16), batch)
+    prediction = predictor.predict(plan_of("3+0", "2+1", "0+3", packing=Padded(samples=1)))
+    assert prediction.stage_bytes == tuple(3.0 * count for count in in_flight)
+
+
+def test_a_step_waits_for_the_slowest_data_rank() -> None:
+    only_tokens = costs_of(FREE, FREE, FREE, layer_cost((0, 1.0, 0, 0), (0, 0, 0, 0), (0, 0, 0, 0), 0), FREE)
+    predictor = predictor_of(only_tokens, index_of([(0, 10), (0, 30)]), batch=2)
+    prediction = predictor.predict(plan_of("5+4", data=2, packing=Padded(samples=1)))
+    assert prediction.step_seconds == pytest.approx([4 * 3 * 30])
+
+
+def test_an_epoch_takes_the_sum_of_its_steps() -> None:
+    prediction = predictor_of().predict(plan_of("3+0", "2+4", packing=PACKED))
+    sizes = predictor_of().sizes(PACKED, plan_of("3+0", "2+4").layout)
+    assert len(prediction.step_seconds) == sizes.epoch.steps > 10
+    assert prediction.epoch_seconds == pytest.approx(sum(prediction.step_seconds))
+    assert prediction.batch_deviation == sizes.epoch.batch_deviation
+    assert sizes.epoch.packs.counts.sum() == len(INDEX)

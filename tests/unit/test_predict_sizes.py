@@ -1,0 +1,47 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autotune.predict.sizes import EpochSizes
+from tests.data_values import index_of, lengths
+from tests.search_values import epoch_of
+from trials.plan import Packed, Packing, Padded
+
+packings = st.sampled_from([Padded(samples=1), Padded(samples=3), Packed(qv=12, qt=300, qv_min=10, qt_min=250)])
+costs = st.lists(st.floats(0, 1e6), min_size=4, max_size=4).map(np.array)
+
+
+@given(
+    rows=lengths,
+    packing=packings,
+    data=st.integers(1, 3),
+    batch=st.integers(1, 20),
+    in_flight=st.integers(1, 5),
+    cost=costs,
+)
+@settings(deadline=None)
+def test_the_heaviest_neighbours_of_every_cost_are_among_the_candidates(
+    *, rows: list[tuple[int, int]], packing: Packing, data: int, batch: int, in_flight: int, cost: np.ndarray
+) -> None:
+    epoch = epoch_of(index_of(rows), batch)(packing, data)
+    sizes = EpochSizes(epoch)
+    most = 0.0
+    for step in range(epoch.steps):
+        for packs in epoch.rows(step).T:
+            for first in range(len(packs)):
+                most = max(most, float(sizes.table[packs[first : first + in_flight]].sum(axis=0) @ cost))
+    assert (sizes.heaviest(in_flight) @ cost).max() == pytest.approx(most)
+
+
+def test_candidates_are_few() -> None:
+    random = np.random.default_rng(0)
+    rows = list(zip(random.integers(0, 9, 3000).tolist(), random.integers(1, 900, 3000).tolist(), strict=True))
+    epoch = epoch_of(index_of(rows), 32)(Packed(qv=20, qt=2000, qv_min=20, qt_min=1900), 2)
+    assert len(epoch.packs) > 500
+    assert len(EpochSizes(epoch).heaviest(2)) < 50
+
+
+def test_the_shorter_last_step_is_a_block_of_its_own() -> None:
+    epoch = epoch_of(index_of([(1, 10)] * 10), 4)(Padded(samples=1), 1)
+    assert [block.shape for block in EpochSizes(epoch).blocks] == [(2, 4, 1), (1, 2, 1)]

@@ -1,0 +1,151 @@
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from optuna.trial import FrozenTrial, TrialState
+
+from autotune.search.layouts import layouts
+from autotune.search.proposals import Judgement, Proposals, judge
+from autotune.search.space import Space
+from storage.records import FinishedTrial
+from tests.search_values import completed, finished, padded_plan, solver_of, workload_of
+from tests.storage_values import OUTCOMES
+from trials.errors import UnknownName
+from trials.outcome import Failed, OutOfMemory
+
+SPACE = Space(layouts(workload_of().model, 2), ((6, 320), (9, 480)), solver_of(1 << 50))
+POINT = SPACE.grid()[0]
+GOOD = Judgement(state=TrialState.COMPLETE, value=100.0, constraints={"feasible": 0.0})
+TOO_LARGE = Judgement(state=TrialState.COMPLETE, value=90.0, constraints={"feasible": 0.25})
+
+
+def url_of(folder: Path) -> str:
+    return f"sqlite:///{folder}/study.db"
+
+
+def open_proposals(folder: Path, sampler: str = "tpe", seed: int = 0) -> Proposals:
+    return Proposals(url_of(folder), "study", SPACE, sampler, seed)
+
+
+def stored(folder: Path) -> list[FrozenTrial]:
+    """What any Optuna program would see."""
+    return optuna.load_study(study_name="study", storage=url_of(folder)).get_trials()
+
+
+def judged(trial: FinishedTrial) -> Judgement:
+    return judge(trial.result.outcome, trial.result.epoch_seconds, 90.0)
+
+
+def trial(number: int, parameters: Mapping[str, Any] = POINT, kind: str = "completed") -> FinishedTrial:
+    plan = padded_plan(number)
+    made = completed(plan, 100.0 + number) if kind == "completed" else finished(plan, OUTCOMES[kind])
+    result = replace(made.result, trial_id=f"{number:032x}")
+    return replace(made, id=result.trial_id, parameters=parameters, result=result)
+
+
+def test_a_completed_trial_is_judged_by_its_epoch() -> None:
+    assert judge(OUTCOMES["completed"], 100.0, 90.0) == GOOD
+
+
+def test_a_plan_that_did_not_fit_violates_a_constraint_by_its_share_above_the_limit() -> None:
+    outcome = Failed(cause=OutOfMemory(stage=0, rank=0, needed_bytes=125, limit_bytes=100))
+    assert judge(outcome, None, 90.0) == TOO_LARGE
+
+
+def test_a_plan_that_did_not_fit_by_a_hair_violates_its_constraint_all_the_same() -> None:
+    outcome = Failed(cause=OutOfMemory(stage=0, rank=0, needed_bytes=100, limit_bytes=100))
+    assert judge(outcome, None, 90.0).constraints["feasible"] > 0
+
+
+def test_a_plan_that_was_not_worth_a_run_violates_a_constraint_more_than_one_that_nearly_fitted() -> None:
+    rejected = judge(OUTCOMES["rejected"], None, 90.0)
+    assert (rejected.state, rejected.value) == (TrialState.COMPLETE, 90.0)
+    assert rejected.constraints["feasible"] > TOO_LARGE.constraints["feasible"]
+
+
+@pytest.mark.parametrize("kind", ["crash", "timeout"])
+def test_what_says_nothing_of_the_plan_is_a_failure_without_a_value(kind: str) -> None:
+    assert judge(OUTCOMES[kind], None, 90.0) == Judgement.nothing()
+
+
+def test_a_suggestion_is_a_point_of_the_space_and_open_until_it_is_told(tmp_path: Path) -> None:
+    proposals = open_proposals(tmp_path)
+    suggestion = proposals.suggest()
+    assert set(suggestion.params) == set(SPACE.distributions)
+    assert [found.state for found in stored(tmp_path)] == [TrialState.RUNNING]
+    proposals.tell(suggestion, "a" * 32, "sampled", GOOD)
+    (told,) = stored(tmp_path)
+    assert (told.state, told.value, dict(told.constraints)) == (TrialState.COMPLETE, 100.0, {"feasible": 0.0})
+    assert told.user_attrs == {"trial_id": "a" * 32, "role": "sampled"}
+
+
+def test_a_suggestion_without_a_plan_becomes_a_failure_without_a_trial_of_ours(tmp_path: Path) -> None:
+    proposals = open_proposals(tmp_path)
+    proposals.tell(proposals.suggest(), None, "sampled", Judgement.nothing())
+    (told,) = stored(tmp_path)
+    assert (told.state, told.user_attrs) == (TrialState.FAIL, {"role": "sampled"})
+
+
+def test_an_infeasible_plan_is_stored_with_its_violation(tmp_path: Path) -> None:
+    proposals = open_proposals(tmp_path)
+    proposals.tell(proposals.suggest(), "a" * 32, "sampled", TOO_LARGE)
+    proposals.add("b" * 32, "predicted", POINT, TOO_LARGE)
+    assert [dict(found.constraints) for found in stored(tmp_path)] == [{"feasible": 0.25}] * 2
+
+
+def test_synchronizing_ends_what_an_interrupted_run_left_open(tmp_path: Path) -> None:
+    open_proposals(tmp_path).suggest()
+    open_proposals(tmp_path).synchronize([], judged)
+    assert [found.state for found in stored(tmp_path)] == [TrialState.FAIL]
+
+
+def test_synchronizing_adds_what_the_study_lacks_exactly_once(tmp_path: Path) -> None:
+    proposals = open_proposals(tmp_path)
+    proposals.tell(proposals.suggest(), trial(1).id, "sampled", GOOD)
+    proposals.add(trial(2).id, "predicted", POINT, GOOD)
+    for _ in range(2):
+        open_proposals(tmp_path).synchronize([trial(1), trial(2), trial(3), trial(4, {})], judged)
+    found = stored(tmp_path)
+    assert [each.user_attrs["trial_id"] for each in found] == [trial(number).id for number in (1, 2, 3, 4)]
+    assert (found[2].params, found[2].value, found[3].params) == (POINT, 103.0, {})
+
+
+def test_a_study_is_rebuilt_with_its_infeasible_plans_and_failures(tmp_path: Path) -> None:
+    records = [trial(1), trial(2, kind="out of memory"), trial(3, kind="crash")]
+    open_proposals(tmp_path).synchronize(records, judged)
+    good, too_large, crashed = stored(tmp_path)
+    assert (good.value, dict(good.constraints)) == (101.0, {"feasible": 0.0})
+    assert (too_large.value, dict(too_large.constraints)) == (90.0, {"feasible": 90 / 76 - 1})
+    assert (crashed.state, crashed.value) == (TrialState.FAIL, None)
+
+
+def test_parameters_that_the_space_does_not_offer_are_left_out(tmp_path: Path) -> None:
+    elsewhere = {**POINT, "qv": 1000, "recompute_0": 7, "gone": "yes"}
+    open_proposals(tmp_path).synchronize([trial(1, elsewhere)], judged)
+    kept = {name: value for name, value in POINT.items() if name not in ("qv", "recompute_0")}
+    assert stored(tmp_path)[0].params == kept
+
+
+def test_the_sampler_keeps_away_from_what_does_not_fit(tmp_path: Path) -> None:
+    proposals = open_proposals(tmp_path)
+    for number, point in enumerate(SPACE.grid()):
+        fits = point["layout"] == "p2-d1-z0"
+        proposals.add(f"{number:032x}", "predicted", point, GOOD if fits else TOO_LARGE)
+    suggested = [proposals.suggest().params["layout"] for _ in range(10)]
+    assert suggested.count("p2-d1-z0") > 5
+
+
+def test_the_same_seed_suggests_the_same(tmp_path: Path) -> None:
+    suggested = []
+    for name, seed in (("one", 1), ("same", 1), ("other", 2)):
+        (tmp_path / name).mkdir()
+        suggested.append(open_proposals(tmp_path / name, seed=seed).suggest().params)
+    assert suggested[0] == suggested[1] != suggested[2]
+
+
+def test_an_unknown_sampler_is_refused_with_the_names_that_exist(tmp_path: Path) -> None:
+    with pytest.raises(UnknownName, match="'annealing' is not one of the samplers here: tpe"):
+        open_proposals(tmp_path, sampler="annealing")

@@ -1,0 +1,183 @@
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autotune.predict.predictor import Prediction
+from autotune.search.runner import Runner, estimate_epoch
+from tests import storage_values
+from tests.search_values import MEBI, SimulatedPool, predictor_of, prepared_of
+from tests.training_values import plan_of
+from trials.outcome import Completed, Crash, Failed, Measurement, OutOfMemory, Rejected
+from trials.plan import Packed, Padded, Plan
+from trials.run.pool import Answers
+from trials.run.report import TrialReport
+from trials.run.request import Request, Trial
+
+PLAN = plan_of("4+0", "1+4", packing=Packed(qv=12, qt=600, qv_min=12, qt_min=500))
+PREDICTOR = predictor_of()
+
+
+class Recorder(SimulatedPool):
+    """Keeps the tasks that it was given."""
+
+    tasks: tuple[Trial, ...] = ()
+
+    def ask(self, request: Request, *arguments: object) -> Answers:
+        assert isinstance(request.task, Trial)
+        self.tasks += (request.task,)
+        answer = super().ask(request, 1.0)
+        assert isinstance(answer, Answers)
+        return answer
+
+
+def runner_of(folder: Path, pool: SimulatedPool, memory_bytes: int = 1 << 40, **search: int) -> Runner:
+    return Runner(prepared_of(folder, memory_bytes, **search), PREDICTOR, pool)
+
+
+def measurement(steps: tuple[int, ...], seconds: tuple[float, ...]) -> Measurement:
+    outcome = storage_values.completed()
+    assert isinstance(outcome, Completed)
+    return replace(outcome.measurement, steps=steps, step_seconds=seconds)
+
+
+def prediction(*seconds: float) -> Prediction:
+    return Prediction(step_seconds=np.array(seconds), stage_bytes=(1.0,), batch_deviation=0.0)
+
+
+@given(st.lists(st.floats(0.1, 10), min_size=3, max_size=20), st.floats(0.2, 5), st.data())
+@settings(deadline=None)
+def test_a_machine_that_is_slower_by_one_factor_is_estimated_exactly(
+    predicted: list[float], factor: float, data: st.DataObject
+) -> None:
+    steps = tuple(sorted(data.draw(st.sets(st.integers(0, len(predicted) - 1), min_size=2))))
+    measured = tuple(predicted[step] * factor for step in steps)
+    seconds, error = estimate_epoch(measurement(steps, measured), prediction(*predicted))
+    assert seconds == pytest.approx(sum(predicted) * factor)
+    assert error == pytest.approx(0, abs=1e-6 * seconds)
+
+
+def test_the_error_is_that_of_the_mean_ratio_of_measured_to_predicted() -> None:
+    seconds, error = estimate_epoch(measurement((0, 2), (2.2, 1.8)), prediction(2.0, 6.0, 2.0))
+    assert seconds == pytest.approx(10.0)
+    assert error == pytest.approx(10.0 * np.std([1.1, 0.9], ddof=1) / np.sqrt(2))
+
+
+def test_the_estimate_of_all_steps_is_their_sum() -> None:
+    assert estimate_epoch(measurement((0, 1), (3.0, 1.0)), prediction(1.0, 5.0))[0] == pytest.approx(4.0)
+
+
+def test_a_single_step_has_no_error_of_its_own() -> None:
+    seconds, error = estimate_epoch(measurement((1,), (3.0,)), prediction(1.0, 5.0, 4.0))
+    assert (seconds, error) == (6.0, 0.0)
+
+
+def test_the_costliest_steps_warm_up_and_are_not_timed(tmp_path: Path) -> None:
+    pool = Recorder(PREDICTOR)
+    runner_of(tmp_path, pool, warmup_steps=2, timed_steps=3).run(PLAN)
+    seconds = PREDICTOR.predict(PLAN).step_seconds
+    (task,) = pool.tasks
+    assert list(task.warmup_steps) == np.argsort(-seconds, kind="stable")[:2].tolist()
+    assert not set(task.warmup_steps) & set(task.timed_steps)
+    assert list(task.timed_steps) == sorted(task.timed_steps)
+    far = np.abs(seconds - seconds.mean())
+    others = [step for step in range(len(seconds)) if step not in (*task.warmup_steps, *task.timed_steps)]
+    assert max(far[list(task.timed_steps)]) <= min(far[others])
+
+
+@pytest.mark.parametrize(
+    ("batch", "steps", "warmup", "timed"),
+    [(240, 1, 1, 1), (120, 2, 1, 1), (120, 2, 3, 1), (80, 3, 1, 2), (80, 3, 0, 3)],
+)
+def test_an_epoch_of_few_steps_is_measured_all_the_same(
+    tmp_path: Path, batch: int, steps: int, warmup: int, timed: int
+) -> None:
+    predictor = predictor_of(batch=batch)
+    plan = replace(PLAN, packing=Padded(samples=4))
+    assert len(predictor.predict(plan).step_seconds) == steps
+    pool = Recorder(predictor)
+    attempt = Runner(prepared_of(tmp_path, warmup_steps=warmup, timed_steps=3), predictor, pool).run(plan)
+    assert (len(pool.tasks[0].warmup_steps), len(pool.tasks[0].timed_steps)) == (min(warmup, steps), timed)
+    assert attempt.epoch_seconds == pytest.approx(predictor.predict(plan).epoch_seconds, rel=0.05)
+
+
+def test_a_completed_trial_says_what_an_epoch_takes(tmp_path: Path) -> None:
+    attempt = runner_of(tmp_path, SimulatedPool(PREDICTOR, factor_of=lambda _: 1.5)).run(PLAN)
+    assert isinstance(attempt.outcome, Completed)
+    assert len(attempt.outcome.measurement.stages) == 2
+    assert attempt.epoch_seconds == pytest.approx(1.5 * PREDICTOR.predict(PLAN).epoch_seconds, rel=0.03)
+    assert attempt.epoch_seconds_error is not None
+    assert 0 < attempt.epoch_seconds_error < 0.03 * PREDICTOR.predict(PLAN).epoch_seconds
+
+
+def test_a_step_takes_as_long_as_its_slowest_rank(tmp_path: Path) -> None:
+    class Uneven(SimulatedPool):
+        def ask(self, request: Request, *arguments: object) -> Answers:
+            answer = super().ask(request, 1.0)
+            assert isinstance(answer, Answers)
+            first, second = answer.reports
+            assert isinstance(first, TrialReport)
+            assert isinstance(second, TrialReport)
+            return Answers(reports=(replace(first, step_seconds=(1.0, 4.0)), replace(second, step_seconds=(3.0, 2.0))))
+
+    outcome = runner_of(tmp_path, Uneven(PREDICTOR)).run(PLAN).outcome
+    assert isinstance(outcome, Completed)
+    assert outcome.measurement.step_seconds == (3.0, 4.0)
+
+
+def test_a_failure_of_the_ranks_is_the_outcome(tmp_path: Path) -> None:
+    cause = OutOfMemory(stage=0, rank=0, needed_bytes=3, limit_bytes=2)
+    attempt = runner_of(tmp_path, SimulatedPool(PREDICTOR, cause_of=lambda _: cause)).run(PLAN)
+    assert (attempt.outcome, attempt.epoch_seconds) == (Failed(cause=cause), None)
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_a_loss_that_is_no_number_is_a_failure_with_its_step(tmp_path: Path, loss: float) -> None:
+    class Diverging(Recorder):
+        def ask(self, request: Request, *arguments: object) -> Answers:
+            answer = super().ask(request)
+            return Answers(
+                reports=tuple(
+                    replace(report, losses=(1.0, loss)) for report in answer.reports if isinstance(report, TrialReport)
+                )
+            )
+
+    pool = Diverging(PREDICTOR)
+    outcome = runner_of(tmp_path, pool).run(PLAN).outcome
+    assert isinstance(outcome, Failed)
+    assert isinstance(outcome.cause, Crash)
+    assert f"step {pool.tasks[0].timed_steps[1]}" in outcome.cause.detail
+    assert "learning_rate" in outcome.cause.detail
+
+
+def rejection(folder: Path, plan: Plan, memory_bytes: int = 1 << 40) -> str | None:
+    pool = SimulatedPool(PREDICTOR)
+    rejected = runner_of(folder, pool, memory_bytes).rejection(plan)
+    assert pool.asked == []
+    return rejected.reason if isinstance(rejected, Rejected) else None
+
+
+def test_a_plan_that_can_run_is_not_rejected(tmp_path: Path) -> None:
+    assert rejection(tmp_path, PLAN) is None
+
+
+def test_a_plan_of_another_model_is_rejected(tmp_path: Path) -> None:
+    assert rejection(tmp_path, plan_of("5+5")) == "stages hold 5 language layers but the model has 4; remove 1"
+
+
+def test_a_plan_that_misses_the_global_batch_is_rejected(tmp_path: Path) -> None:
+    reason = rejection(tmp_path, replace(PLAN, packing=Padded(samples=12)))
+    assert reason == "its steps miss the global batch by 25%"
+
+
+def test_a_plan_far_above_the_memory_is_rejected_and_one_that_is_near_is_left_to_the_run(tmp_path: Path) -> None:
+    needed = PREDICTOR.predict(PLAN).stage_bytes
+    largest = needed.index(max(needed))
+    limit = round(max(needed) / 1.2)
+    assert rejection(tmp_path, PLAN, round(max(needed) / 1.05)) is None
+    assert rejection(tmp_path, PLAN, limit) == (
+        f"stage {largest} is predicted to need {max(needed) / MEBI:.0f} MiB, limit {limit / MEBI:.0f} MiB"
+    )
