@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from autotune.errors import JobError, LaunchFailed
+from autotune.errors import JobError, LaunchFailed, PlanNotValid
 from autotune.workload import Prepared
 from storage.records import LaunchResult
 from storage.store import Store
@@ -40,6 +40,8 @@ class Launched:
     report: TrainingReport
     samples_per_second: float | None
     """Over this launch's steps but the first, which warms up; None when there were none."""
+    steps: int
+    """Optimizer steps of this launch."""
 
 
 def launch(
@@ -54,15 +56,21 @@ def launch(
 ) -> Launched:
     """Trains until the end, or until `max_steps`; a training that was interrupted goes on.
 
-    `folder` takes a folder of this launch, with the ranks' request and logs. Raises JobError for an output that cannot
-    be written, and LaunchFailed with the reason when a rank fails.
+    `folder` takes a folder of this launch, with the ranks' request and logs. Raises PlanNotValid for a plan that needs
+    more devices, JobError for an output that cannot be written, and LaunchFailed with the reason when a rank fails.
     """
+    hardware = prepared.workload.hardware
+    if plan.layout.world_size > hardware.devices:
+        raise PlanNotValid(
+            f"plan {plan.id} needs {plan.layout.world_size} devices, the job has {hardware.devices}; raise "
+            "hardware.devices, or run `autotune tune` for a plan that fits"
+        )
     check_output(prepared.job.training.output)
     task = Training(output=prepared.job.training.output, max_steps=max_steps)
     task.output.mkdir(parents=True, exist_ok=True)
     follower = _Follower(task.output / PROGRESS_FILE, on_step)
     record = store.start_launch(plan, store.add_workload(prepared.workload), predicted_samples_per_second)
-    hardware, logs = prepared.workload.hardware, folder / record.id
+    logs = folder / record.id
 
     def finish(status: Literal["finished", "failed", "interrupted"], steps: int) -> None:
         result = LaunchResult(
@@ -82,7 +90,7 @@ def launch(
         raise LaunchFailed(f"the training failed: {answer}; logs are in {logs}")
     report = answer.reports[0]
     finish("finished" if report.finished else "interrupted", report.steps)
-    return Launched(report=report, samples_per_second=follower.samples_per_second)
+    return Launched(report=report, samples_per_second=follower.samples_per_second, steps=len(follower.seen))
 
 
 class _Follower:
@@ -92,7 +100,7 @@ class _Follower:
         self._path = path
         self._on_step = on_step
         self._offset = path.stat().st_size if path.exists() else 0
-        self._seen: list[Progress] = []
+        self.seen: list[Progress] = []
 
     def look(self) -> None:
         """Tells of every whole line that is new."""
@@ -104,14 +112,14 @@ class _Follower:
                 if not line.endswith(b"\n"):
                     return
                 self._offset += len(line)
-                self._seen.append(wire.decode(Progress, line))
-                self._on_step(self._seen[-1])
+                self.seen.append(wire.decode(Progress, line))
+                self._on_step(self.seen[-1])
 
     @property
     def steps(self) -> int:
-        return self._seen[-1].step if self._seen else 0
+        return self.seen[-1].step if self.seen else 0
 
     @property
     def samples_per_second(self) -> float | None:
-        counted = self._seen[1:]
+        counted = self.seen[1:]
         return sum(step.samples for step in counted) / sum(step.seconds for step in counted) if counted else None

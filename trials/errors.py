@@ -2,7 +2,7 @@
 
 TrialsError
 |-- InvalidPlan        the plan does not fit the model or itself
-|-- UnknownName        no module of that name: a model family, dataset format, packer or launcher
+|-- UnknownName        no module of that name: a model family, dataset format, packer or sampler
 |-- DataError          a dataset that cannot be read, or a bad line when the job says `on_error: fail`
 |-- ModelError         a model folder that cannot be used
 `-- WireError          a message between the agent and its ranks that cannot be decoded

@@ -24,7 +24,7 @@ class Padded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packed:
-    """Samples joined into one sequence with block-diagonal attention (OmniBal, section 3.2)."""
+    """Samples joined into one sequence with block-diagonal attention (OmniBal, balanced dynamic mini-batches)."""
 
     qv: int
     """Most vision units of a pack."""

@@ -17,6 +17,7 @@ from storage.validity import Verdict, validity
 from trials.job import Job
 from trials.run.progress import Progress
 from trials.run.ranks import local_ranks
+from trials.run.request import Training, write_request
 
 _TOLD_STEPS = 12
 
@@ -32,7 +33,7 @@ def launch_job(options: Options, path: Path, *, plan_id: str | None, steps: int 
     job = load_job(path)
     check_output(job.training.output)
     with _open(options, job) as bench:
-        best = _chosen(bench, plan_id)
+        best = _chosen(options, bench, plan_id)
         if dry_run:
             _print_commands(options, bench, best)
             return
@@ -44,7 +45,7 @@ def run_job(options: Options, path: Path) -> None:
     job = load_job(path)
     check_output(job.training.output)
     with _open(options, job) as bench:
-        best = _tune(options, bench, fresh=False)
+        best = _known(bench) or _tune(options, bench, fresh=False)
         if not options.as_json:
             options.give({}, lambda: f"\n{report.best_text(best)}\n")
         launched = _launch(options, bench, best, None)
@@ -92,16 +93,22 @@ def _launch(options: Options, bench: Workbench, best: BestPlan, steps: int | Non
     )
 
 
-def _chosen(bench: Workbench, plan_id: str | None) -> BestPlan:
-    """The named plan, or the best valid one of this job. Raises PlanNotValid with the reason when there is none."""
-    here = bench.prepared.workload
+def _known(bench: Workbench) -> BestPlan | None:
+    """The winner of the last search on exactly this workload."""
+    known = bench.store.best_plans(workload_fingerprint=bench.prepared.workload.fingerprint)
+    return max(known, key=lambda best: best.created, default=None)
+
+
+def _chosen(options: Options, bench: Workbench, plan_id: str | None) -> BestPlan:
+    """The named plan, or the last winner of this job. Raises PlanNotValid with the reason when there is none."""
     if plan_id is None:
-        known = bench.store.best_plans(workload_fingerprint=here.fingerprint, limit=1)
-        if known:
-            return known[0]
+        if known := _known(bench):
+            return known
         raise PlanNotValid("no plan is known for this job here; run `autotune tune` or `autotune run` first")
     best = bench.store.find_plan(plan_id)
-    found = validity(best.workload, here)
+    found = validity(best.workload, bench.prepared.workload)
+    if found.verdict is Verdict.REMEASURE:
+        options.tell(f"Plan {best.plan.id} was found elsewhere: {'; '.join(str(change) for change in found.changes)}")
     if found.verdict is Verdict.INVALID:
         reasons = "; ".join(str(change) for change in found.changes if change.verdict is Verdict.INVALID)
         raise PlanNotValid(f"plan {best.plan.id} does not hold here: {reasons}; run `autotune tune`")
@@ -109,7 +116,9 @@ def _chosen(bench: Workbench, plan_id: str | None) -> BestPlan:
 
 
 def _print_commands(options: Options, bench: Workbench, best: BestPlan) -> None:
-    commands = local_ranks(best.plan.layout.world_size, bench.prepared.workload.hardware.accelerator)
+    folder = bench.folder / "launch" / "dry-run"
+    write_request(folder, bench.prepared.request(best.plan, Training(output=bench.prepared.job.training.output)))
+    commands = local_ranks(best.plan.layout.world_size, bench.prepared.workload.hardware.accelerator, folder)
     document = {"commands": [{"argv": list(c.argv), "environment": dict(c.environment)} for c in commands]}
     options.give(document, lambda: "\n".join(command.shell() for command in commands))
 
@@ -133,7 +142,8 @@ def _launch_document(best: BestPlan, launched: Launched) -> dict[str, Any]:
 
 
 def _launch_text(best: BestPlan, launched: Launched) -> str:
-    lines = [f"Trained {launched.report.steps} steps with plan {best.plan.id}"]
+    steps = f"{launched.report.steps} steps with plan {best.plan.id}"
+    lines = [f"Trained {steps}" if launched.steps else f"Nothing was left to train: {steps} are done"]
     if launched.samples_per_second is not None:
         ratio = launched.samples_per_second / best.samples_per_second - 1
         lines.append(

@@ -88,7 +88,7 @@ def _all_or_nothing(vision: int, language: int, recompute: bool) -> Stage:
 
 
 def _neighbours(ends: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """The anchor first, then every inner boundary moved by up to one layer, independently (OmniBal, section 4.2)."""
+    """The anchor, then every inner boundary moved by up to a layer, independently (OmniBal, model partitioning)."""
     inner, last = ends[:-1], ends[-1]
     for shift in sorted(product((-1, 0, 1), repeat=len(inner)), key=lambda shift: sum(map(abs, shift))):
         moved = (*(end + by for end, by in zip(inner, shift, strict=True)), last)

@@ -9,7 +9,7 @@ _PACKED_SAMPLES = (1.5, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 _VISION_SHARES = (0.85, 1.0, 1.25)
 _TOKEN_STEP = 16
 OMNIBAL_SLACK = 128
-"""Q't = Qt - 128 (OmniBal, section 4.1)."""
+"""Q't = Qt - 128 (OmniBal, balanced dynamic mini-batches)."""
 
 
 def capacities(data: DataProfile, most_samples: float, *, hold_all: bool) -> tuple[tuple[int, int], ...]:
@@ -32,7 +32,7 @@ def capacities(data: DataProfile, most_samples: float, *, hold_all: bool) -> tup
 def omnibal_capacities(data: DataProfile, samples_per_pack: int, *, hold_all: bool) -> tuple[Packed, ...]:
     """OmniBal's candidates: qt = k qv, with k the mean tokens per vision unit, for packs of so many samples or more.
 
-    Q'v = Qv and Q't = Qt - 128 (OmniBal, section 4.1). `hold_all` as for `capacities`.
+    Q'v = Qv and Q't = Qt - 128 (OmniBal, balanced dynamic mini-batches). `hold_all` as for `capacities`.
     """
     units, tokens = data.vision_units / data.samples, data.text_tokens / data.samples
     least = max(1, round(samples_per_pack * units))

@@ -39,7 +39,7 @@ class Ledger:
 
     def answer(self, plan: Plan) -> FinishedTrial | None:
         """What is known of the plan; a failure counts only within this study, for it may have been an accident."""
-        return next((trial for trial in self.everything() if trial.plan.id == plan.id and trial.role != CONFIRM), None)
+        return next((trial for trial in self.everything() if trial.plan.id == plan.id), None)
 
     def record(
         self, plan: Plan, role: str, parameters: Mapping[str, Any], attempt: Callable[[], Attempt]

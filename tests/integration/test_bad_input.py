@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -432,6 +432,14 @@ def tunings(example: Path, tmp_path_factory: pytest.TempPathFactory) -> Tunings:
     return Tunings(example, tmp_path_factory.mktemp("tunings"))
 
 
+@pytest.fixture
+def heard_interrupts() -> Iterator[None]:
+    """Ctrl-C reaches what is started, also where a shell runs the tests in the background and so ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def stop(process: "subprocess.Popen[str]", number: int, *, told: str, group: bool) -> tuple[str, str]:
     """Sends the signal once a line with `told` has come and the ranks run; (told before, told after)."""
     assert process.stderr is not None
@@ -455,7 +463,7 @@ def stop(process: "subprocess.Popen[str]", number: int, *, told: str, group: boo
 
 @pytest.mark.timeout(120)
 def test_an_interrupted_tuning_leaves_no_process_and_goes_on_next_time(
-    tunings: Tunings, monkeypatch: pytest.MonkeyPatch
+    tunings: Tunings, monkeypatch: pytest.MonkeyPatch, heard_interrupts: None
 ) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tunings.data))
     told_of_trials = []
@@ -466,7 +474,7 @@ def test_an_interrupted_tuning_leaves_no_process_and_goes_on_next_time(
     ):
         process = start("tune", tunings.job.path, "--json")
         before, after = stop(process, number, told=told, group=group)
-        assert process.returncode == code
+        assert process.returncode == code, before + after
         told_of_trials += re.findall(r"^ +trial (\d+)  (\S+)", before, flags=re.MULTILINE)
         assert "WARNING: 3 of 43 dataset lines are skipped" in before
         assert after.splitlines()[-1] == "Interrupted; what was measured is kept."

@@ -136,6 +136,18 @@ def test_launch_trains_with_the_best_plan_and_compares_the_speed(user: User) -> 
     assert shown["launches"][0]["result"]["status"] == "finished"
 
 
+def test_a_dry_run_prints_commands_that_run_as_they_are(user: User, example: Path, tmp_path: Path) -> None:
+    other = User(example, tmp_path)  # the same job with an output folder that is still empty
+    other.environment = user.environment
+    printed, _ = other.run("launch", str(other.job), "--dry-run")
+    ranks = [
+        subprocess.Popen(command["argv"], env={**os.environ, **command["environment"]})
+        for command in printed["commands"]
+    ]
+    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
+    assert (other.output / "model" / "config.json").is_file()
+
+
 def test_a_tuning_that_is_killed_again_and_again_loses_nothing(example: Path, tmp_path: Path) -> None:
     user = User(example, tmp_path, trials=6)
     chance = random.Random(0)

@@ -94,7 +94,7 @@ def a_limit(predictor: Predictor, packing: Packing, layout: Layout, share: float
 
 
 @given(layer_costs, packings, layouts, st.floats(0, 1))
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_no_split_that_fits_the_memory_has_a_faster_slowest_stage(
     costs: LayerCosts, packing: Packing, layout: Layout, share: float
 ) -> None:

@@ -29,7 +29,7 @@ points = st.fixed_dictionaries({name: values(distribution) for name, distributio
 
 
 @given(points, st.sampled_from([TIGHT, AMPLE]))
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=100)
 def test_every_point_is_a_plan_of_the_model_or_none(point: Mapping[str, Any], space: Space) -> None:
     plan = space.plan(point)
     if plan is None:

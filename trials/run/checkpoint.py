@@ -34,17 +34,22 @@ class TrainingState:
 
 def latest_checkpoint(output: Path) -> tuple[Path, TrainingState] | None:
     """The newest whole checkpoint in `output`."""
-    folders = sorted(output.glob(f"{_PREFIX}*/{_STATE_FILE}"), key=lambda file: int(file.parent.name[len(_PREFIX) :]))
-    if not folders:
+    files = [file for file in output.glob(f"{_PREFIX}*/{_STATE_FILE}") if _steps_of(file.parent).isdigit()]
+    if not files:
         return None
-    return folders[-1].parent, wire.decode(TrainingState, folders[-1].read_text())
+    newest = max(files, key=lambda file: int(_steps_of(file.parent)))
+    return newest.parent, wire.decode(TrainingState, newest.read_text())
+
+
+def _steps_of(folder: Path) -> str:
+    return folder.name.removeprefix(_PREFIX)
 
 
 def save_checkpoint(session: Session, output: Path, state: TrainingState) -> None:
     """Writes checkpoint-STEPS; every rank must call it. An older checkpoint is removed when the new one is whole."""
     final = output / f"{_PREFIX}{state.steps}"
     temporary = output / f".{final.name}.partial"
-    temporary.mkdir(parents=True, exist_ok=True)
+    _make_empty(session, temporary)
     state_of = session.engine.state
     tensors = {
         f"{part}:{name}": state_of.read(parameter, part).to("cpu").clone()
@@ -78,7 +83,7 @@ def load_checkpoint(session: Session, folder: Path, state: TrainingState) -> Non
 def save_model(session: Session, folder: Path) -> None:
     """Writes the model so that `from_pretrained` loads it, with its tokenizer; every rank must call it."""
     temporary = folder.with_name(f".{folder.name}.partial")
-    temporary.mkdir(parents=True, exist_ok=True)
+    _make_empty(session, temporary)
     stage, stages = session.seat.stage, session.request.plan.layout.pipeline
     name = f"model-{stage + 1:05d}-of-{stages:05d}.safetensors"
     tied = session.engine.stage.tied
@@ -91,6 +96,14 @@ def save_model(session: Session, folder: Path) -> None:
     comm.barrier()
     if session.seat.rank == 0:
         _finish_model(session, temporary, folder)
+    comm.barrier()
+
+
+def _make_empty(session: Session, folder: Path) -> None:
+    """Without what a rank that died here left behind; every rank must call it."""
+    if session.seat.rank == 0:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
     comm.barrier()
 
 

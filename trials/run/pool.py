@@ -1,18 +1,18 @@
 """Rank processes that stay alive between requests, so that a trial does not pay for imports and start-up."""
 
-import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from types import TracebackType
+from uuid import uuid4
 
-from trials import wire
 from trials.outcome import Cause, Crash, OutOfMemory, Timeout
 from trials.run.ranks import Command, Ranks
 from trials.run.report import FailureReport, Report, read_report, report_path
-from trials.run.request import REQUEST_FILE, Request
+from trials.run.request import Request, write_request
 
 _POLL_SECONDS = 0.02
 _AFTERMATH_SECONDS = 1.0
@@ -55,9 +55,8 @@ class WarmPool:
         `on_wait` is called between looks, many times a second. The time starts when the ranks have their request; the
         first one includes their start-up.
         """
-        folder = self._folder / f"request-{os.getpid()}-{next(self._numbers)}"
-        folder.mkdir(parents=True)
-        (folder / REQUEST_FILE).write_text(wire.encode(request))
+        folder = self._folder / f"request-{next(self._numbers)}-{uuid4().hex[:8]}"
+        write_request(folder, request)
         try:
             self._send(str(folder))
             outcome = self._wait(folder, timeout_seconds, on_wait)
@@ -73,7 +72,8 @@ class WarmPool:
             self._end()
         if self._ranks is None:
             self._ranks = Ranks(self._commands, self._folder / "logs")
-        self._ranks.send(line)
+        with suppress(BrokenPipeError):  # a rank that died just now is found dead while waiting
+            self._ranks.send(line)
 
     def _end(self) -> None:
         if self._ranks is not None:

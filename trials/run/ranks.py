@@ -13,6 +13,7 @@ from typing import IO
 import psutil
 
 _GRACE_SECONDS = 2.0
+_PORT = 29500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,17 +29,23 @@ class Command:
         return " ".join((*settings, shlex.join(self.argv)))
 
 
-def local_ranks(world_size: int, accelerator: str) -> tuple[Command, ...]:
-    """One worker per rank on this machine, each with its share of the cores."""
+def local_ranks(world_size: int, accelerator: str, request: Path | None = None) -> tuple[Command, ...]:
+    """One worker per rank on this machine, each with its share of the cores.
+
+    They wait for requests on their standard input, or serve the one in the folder `request`.
+    """
     threads = max(1, len(os.sched_getaffinity(0)) // world_size)
+    only = ("--request", str(request)) if request else ()
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_PORT)} if request else {}
     return tuple(
         Command(
             # -P: a folder called storage or trials where the user stands must not shadow ours.
-            argv=(sys.executable, "-P", "-m", "trials.run.worker"),
+            argv=(sys.executable, "-P", "-m", "trials.run.worker", *only),
             environment={
                 "RANK": str(rank),
                 "LOCAL_RANK": str(rank),
                 "WORLD_SIZE": str(world_size),
+                **meeting,
                 "DS_ACCELERATOR": accelerator,
                 "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
                 "TOKENIZERS_PARALLELISM": "false",

@@ -6,6 +6,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
+from trials import wire
 from trials.data.epoch import CostWeights
 from trials.job import Job
 from trials.plan import Plan
@@ -61,3 +62,9 @@ class Request:
     weights: CostWeights
     """By which packs are matched across data-parallel ranks."""
     memory_limit_bytes: int
+
+
+def write_request(folder: Path, request: Request) -> None:
+    """Makes the folder, in which the ranks will also leave their reports."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / REQUEST_FILE).write_text(wire.encode(request))

@@ -1,7 +1,7 @@
 """Iterative sampling and filtering: shuffle, fill packs one after the other, keep the full ones, repeat with the rest.
 
-Source: OmniBal (ICML 2025), section 3.2. Unlike its published code, it loses no tail and no sample, draws anew in each
-round and stops when a round fills no pack.
+Source: OmniBal (ICML 2025), iterative sampling and filtering. Unlike its published code, it loses no tail and no
+sample, draws anew in each round and stops when a round fills no pack.
 """
 
 import numpy as np
