@@ -108,6 +108,7 @@ def read_data(job: Job, outline: Outline, folder: Path, progress: Callable[[int]
         data=data,
         hardware=hardware,
         software=software(),
+        oversize=job.data.oversize,
         global_batch_samples=job.training.global_batch_samples,
         memory_limit_bytes=job.hardware.memory_limit or default_memory_limit(hardware),
     )

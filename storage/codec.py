@@ -61,6 +61,7 @@ def workload_row(value: Workload) -> WorkloadRow:
         hardware_fingerprint=value.hardware.fingerprint,
         model_fingerprint=value.model.fingerprint,
         data_fingerprint=value.data.fingerprint,
+        oversize=value.oversize,
         global_batch_samples=value.global_batch_samples,
         memory_limit_bytes=value.memory_limit_bytes,
         **columns(value.software),
@@ -74,6 +75,7 @@ def workload(row: WorkloadRow) -> Workload:
         data=_value(DataProfile, row.data, histogram=histogram),
         hardware=_value(Hardware, row.hardware),
         software=_value(Software, row),
+        oversize=row.oversize,
         global_batch_samples=row.global_batch_samples,
         memory_limit_bytes=row.memory_limit_bytes,
     )

@@ -108,6 +108,7 @@ class WorkloadRow(Base):
     torch: Mapped[str]
     deepspeed: Mapped[str]
     transformers: Mapped[str]
+    oversize: Mapped[str]
     global_batch_samples: Mapped[int]
     memory_limit_bytes: Mapped[int]
 

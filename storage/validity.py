@@ -8,7 +8,7 @@
 | number of devices | re-measure | the plan runs when they suffice (the launch checks), but another may be faster |
 | device memory, memory limit | re-measure | the plan may not fit any more, or may recompute more than it needs |
 | driver, software, processor, cores, machine memory | re-measure | seconds drift, the best plan seldom |
-| numbers and lengths of the samples, global batch | re-measure | other packs and micro-batches |
+| numbers and lengths of the samples, over-size rule, global batch | re-measure | other packs and micro-batches |
 
 What is not named is `re-measure`, so that a field that comes later cannot make a stale plan look valid.
 """

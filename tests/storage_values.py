@@ -56,6 +56,7 @@ WORKLOAD = Workload(
         ram_bytes=2 << 40,
     ),
     software=Software(python="3.11.7", torch="2.13.0", deepspeed="0.19.8", transformers="5.23.0"),
+    oversize="own-pack",
     global_batch_samples=32,
     memory_limit_bytes=76 << 30,
 )

@@ -128,6 +128,7 @@ workloads = st.builds(
     ),
     hardware=hardware,
     software=st.builds(Software, python=texts, torch=texts, deepspeed=texts, transformers=texts),
+    oversize=texts,
     global_batch_samples=positive,
     memory_limit_bytes=positive,
 )

@@ -96,6 +96,8 @@ class Workload:
     data: DataProfile
     hardware: Hardware
     software: Software
+    oversize: str
+    """What is done with a sample above a pack's capacity: a measurement that skips some is another one."""
     global_batch_samples: int
     memory_limit_bytes: int
     """Per rank."""

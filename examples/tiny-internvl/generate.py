@@ -17,7 +17,7 @@ from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2Im
 
 VERSION = 1
 """Raised when the model or the data become different."""
-SAMPLES = 2400
+SAMPLES = 2000
 TILE = 56
 NAMED = {"pad_token": "<|endoftext|>", "eos_token": "<|im_end|>"}
 SPECIAL = {

@@ -63,6 +63,7 @@ def _what_is_measured() -> None:
         _reference("model_fingerprint", "model.fingerprint", index=True),
         _reference("data_fingerprint", "data_profile.fingerprint"),
         *(_text(name) for name in ("python", "torch", "deepspeed", "transformers")),
+        _text("oversize"),
         _integer("global_batch_samples"),
         _integer("memory_limit_bytes"),
     )

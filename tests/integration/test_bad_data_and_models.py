@@ -1,0 +1,183 @@
+"""Datasets and models that cannot be used are told by file and line or by name, before anything runs."""
+
+import json
+import shutil
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from autotune.workload import prepare
+from tests.data_values import record, write_records
+from tests.training_values import job_of
+from tests.users import JobFile, databases, refusal
+from trials.errors import ModelError
+from trials.model.skeleton import build_skeleton, load_config
+
+BAD_LINES = (b'{"id": 1, ', {"id": 2}, record("<image>What?", "A box.", image="gone.png"))
+
+pytestmark = pytest.mark.usefixtures("home")
+
+
+# --- the data ---
+
+
+@pytest.mark.parametrize(
+    ("lines", "changes", "message"),
+    [
+        (None, {}, "train.jsonl does not exist; correct its path"),
+        ([], {}, "train.jsonl is empty; write the dataset again"),
+        ([b"hello"], {}, "is in no format known here; set `format` of this source to one of: internvl"),
+        (
+            BAD_LINES,
+            {},
+            "no sample of {path} can be used, of 3 records; the first fault is {path}:1: the line is not JSON",
+        ),
+        (BAD_LINES[2:], {}, "{path}:1: image {folder}/gone.png does not exist; correct the lines, or `images`"),
+        (
+            (*BAD_LINES, record("What?", "A box.")),
+            {"data__on_error": "fail"},
+            "{path}:1: the line is not JSON: Expecting",
+        ),
+        ((record("Hi?", "Ho."), BAD_LINES[1]), {"data__on_error": "fail"}, "{path}:2: `conversations` is missing"),
+    ],
+    ids=["missing", "empty", "no format", "only bad", "no image", "no JSON", "no conversations"],
+)
+def test_data_that_cannot_be_used_is_told_with_file_and_line(
+    job: JobFile, tmp_path: Path, lines: tuple[object, ...] | None, changes: dict[str, object], message: str
+) -> None:
+    path = tmp_path / "train.jsonl"
+    if lines is not None:
+        write_records(path, *lines)
+    code, told = refusal("tune", job.spoil(data__sources=[{"path": str(path)}], **changes))
+    assert code == 1
+    assert message.format(path=path, folder=tmp_path) in told
+    assert lines is not None or not databases(tmp_path)
+
+
+def test_bad_lines_are_skipped_with_a_warning_and_a_small_dataset_is_warned_of(
+    example: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write_records(tmp_path / "train.jsonl", record("What?", "A box."), *BAD_LINES, record("Who?", "Ada."))
+    job = job_of(example, tmp_path / "output", data={"sources": [{"path": str(path)}]})
+    assert prepare(job, tmp_path).workload.data.samples == 2
+    skipped, small = caplog.messages
+    first, *named = skipped.splitlines()
+    assert first == "3 of 5 dataset lines are skipped:"
+    assert [line.split(": ")[0].strip() for line in named] == [f"{path}:{number}" for number in (2, 3, 4)]
+    assert small.startswith("an epoch has 2 samples, fewer than training.global_batch_samples: 8")
+
+
+# --- the model ---
+
+
+def set_config(folder: Path, **values: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (shutil.rmtree, "does not exist; give a local folder or a hub id such as org/name"),
+        (
+            lambda folder: (folder / "config.json").unlink(),
+            "has no config.json; save the model there with save_pretrained",
+        ),
+        (lambda folder: (folder / "config.json").write_text("{"), "is not a valid JSON file"),
+        (lambda folder: (folder / "config.json").write_text("{}"), "Should have a `model_type` key in its config.json"),
+        (lambda folder: set_config(folder, model_type="martian"), "has model type `martian` but Transformers does not"),
+        (
+            lambda folder: set_config(folder, model_type="bert"),
+            "model type 'bert' is not supported; supported are: int",
+        ),
+        (
+            lambda folder: set_config(folder, text_config={"num_hidden_layers": "eight"}),
+            "Field 'num_hidden_layers' expected int, got str (value: 'eight')",
+        ),
+        (
+            lambda folder: set_config(folder, text_config={"model_type": "gpt2"}),
+            "language model 'gpt2' has no norm and no rotary_emb",
+        ),
+        (
+            lambda folder: set_config(folder, model_type="own", auto_map={"AutoConfig": "own.Config"}),
+            "it runs code of its own; read that code, then set model.trust_remote_code: true",
+        ),
+        (lambda folder: (folder / "tokenizer.json").unlink(), "save both there with save_pretrained"),
+    ],
+    ids=["folder", "config", "JSON", "type", "unknown", "unsupported", "value", "layers", "code", "tokenizer"],
+)
+def test_a_model_that_cannot_be_used_is_told_and_makes_no_database(
+    job: JobFile, model: Path, home: Path, spoil: Callable[[Path], object], message: str
+) -> None:
+    spoil(model)
+    code, told = refusal("tune", job.spoil(model__path=str(model)))
+    assert code == 1
+    assert message in told
+    assert not databases(home)
+
+
+def test_a_file_is_no_model(job: JobFile) -> None:
+    with pytest.raises(ModelError, match=r"job.yaml is a file; give the folder that it is in"):
+        load_config(str(job.path))
+
+
+@pytest.mark.parametrize("path", ["nobody/no-such-model", "a model?"])
+def test_a_hub_that_does_not_answer_fails_at_once(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", f"http://127.0.0.1:{port}")
+    start = time.monotonic()
+    with pytest.raises(ModelError, match=r"is no folder beside the job file.*correct model.path"):
+        load_config(path)
+    assert time.monotonic() - start < 8
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    model = build_skeleton(load_config(str(folder)), torch.float32).model
+    return {name: torch.zeros(parameter.shape) for name, parameter in model.named_parameters()}
+
+
+def save_index(folder: Path, document: object) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps(document))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda folder: None, "has no model.safetensors; set `model.weights: random`"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"junk"), "model.safetensors cannot be read ("),
+        (lambda folder: save_index(folder, {}), "is not an index of weights (KeyError('weight_map'))"),
+        (
+            lambda folder: save_index(folder, {"weight_map": dict.fromkeys(weights_of(folder), "gone.safetensors")}),
+            "gone.safetensors cannot be read (",
+        ),
+        (
+            lambda folder: save_file(dict(list(weights_of(folder).items())[2:]), folder / "model.safetensors"),
+            "2 parameters are missing and 0 are unknown, for example",
+        ),
+        (
+            lambda folder: save_file({**weights_of(folder), "x": torch.zeros(1)}, folder / "model.safetensors"),
+            "0 parameters are missing and 1 are unknown, for example x; load the model once with transformers",
+        ),
+        (
+            lambda folder: save_file(
+                {**weights_of(folder), "lm_head.weight": torch.zeros(3)}, folder / "model.safetensors"
+            ),
+            "lm_head.weight has shape (3,) in the files but (",
+        ),
+    ],
+    ids=["absent", "junk", "index", "shard", "missing", "unexpected", "shape"],
+)
+def test_weights_that_do_not_fit_are_told_before_a_rank_starts(
+    job: JobFile, model: Path, spoil: Callable[[Path], object], message: str
+) -> None:
+    spoil(model)
+    code, told = refusal("tune", job.spoil(model__path=str(model), model__weights="pretrained"))
+    assert code == 1
+    assert message in told

@@ -1,0 +1,157 @@
+"""Readers that leave, interrupts, and faults that show only when ranks run."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from storage.store import open_store
+from tests.data_values import record, write_records
+from tests.storage_values import best_of
+from tests.training_values import plan_of, prepared_of
+from tests.users import JobFile, refusal
+
+BAD_LINES = (b'{"id": 1, ', {"id": 2}, record("<image>What?", "A box.", image="gone.png"))
+
+pytestmark = pytest.mark.usefixtures("home")
+
+
+# --- output that nobody takes ---
+
+
+def start(*arguments: str | Path, stdout: int = subprocess.PIPE) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "autotune", *map(str, arguments)],
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def test_a_reader_that_has_seen_enough_is_no_error_to_talk_about() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    process = start("plans", "--json", stdout=write)
+    os.close(write)
+    _, told = process.communicate(timeout=60)
+    assert (process.returncode, told) == (1, "")
+
+
+def test_a_full_disk_behind_stdout_is_told() -> None:
+    with open("/dev/full", "w") as full:  # noqa: PTH123 - a device
+        process = start("plans", "--json", stdout=full.fileno())
+        _, told = process.communicate(timeout=60)
+    assert told == "Error: the result cannot be written to stdout: No space left on device; write it elsewhere\n"
+    assert process.returncode == 1
+
+
+# --- with real ranks ---
+
+
+class Tunings:
+    """One job that is tuned again and again in one data folder."""
+
+    def __init__(self, example: Path, folder: Path) -> None:
+        self.job = JobFile(example, folder)
+        records = (json.loads(line) for line in (example / "data" / "train.jsonl").read_text().splitlines()[:40])
+        mixed = write_records(folder / "mixed.jsonl", *BAD_LINES, *records)
+        self.job.spoil(
+            data__sources=[{"path": str(mixed), "images": str(example / "data")}],
+            training__global_batch_samples=4,
+            search={"trials": 1, "time_limit": "20s", "timed_steps": 1, "warmup_steps": 0},
+        )
+        self.data = folder / "data"
+
+
+@pytest.fixture(scope="module")
+def tunings(example: Path, tmp_path_factory: pytest.TempPathFactory) -> Tunings:
+    return Tunings(example, tmp_path_factory.mktemp("tunings"))
+
+
+@pytest.fixture
+def heard_interrupts() -> Iterator[None]:
+    """Ctrl-C reaches what is started, also where a shell runs the tests in the background and so ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def stop(process: "subprocess.Popen[str]", number: int, *, told: str, group: bool) -> tuple[str, str]:
+    """Sends the signal once a line with `told` has come and the ranks run; (told before, told after)."""
+    assert process.stderr is not None
+    before = []
+    try:
+        for line in process.stderr:
+            before.append(line)
+            if told in line:
+                break
+        while len(ranks := psutil.Process(process.pid).children(recursive=True)) < 2:
+            assert process.poll() is None, "".join(before)
+            time.sleep(0.1)
+        (os.killpg if group else os.kill)(process.pid, number)
+        _, after = process.communicate(timeout=30)
+        _, alive = psutil.wait_procs(ranks, timeout=0.5)
+        assert not alive
+    finally:
+        process.kill()  # its ranks end with it
+    return "".join(before), after
+
+
+@pytest.mark.timeout(120)
+def test_an_interrupted_tuning_leaves_no_process_and_goes_on_next_time(
+    tunings: Tunings, monkeypatch: pytest.MonkeyPatch, heard_interrupts: None
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tunings.data))
+    told_of_trials = []
+    for number, told, group, code in (
+        (signal.SIGINT, "  trial ", True, 130),
+        (signal.SIGTERM, "40 samples", False, 143),
+        (signal.SIGINT, "  trial ", False, 130),
+    ):
+        process = start("tune", tunings.job.path, "--json")
+        before, after = stop(process, number, told=told, group=group)
+        assert process.returncode == code, before + after
+        told_of_trials += re.findall(r"^ +trial (\d+)  (\S+)", before, flags=re.MULTILINE)
+        assert "WARNING: 3 of 43 dataset lines are skipped" in before
+        assert after.splitlines()[-1] == "Interrupted; what was measured is kept."
+        assert "Traceback" not in after
+    (first, role), (second, next_role) = told_of_trials
+    assert (first, role, next_role) == ("0", "default", "default-no-recompute")
+    assert int(second) > 0
+
+
+def test_a_limit_below_the_leanest_plan_exits_with_3(tunings: Tunings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tunings.data))
+    code, told = refusal("tune", tunings.job.spoil(hardware__memory_limit="1MiB"))
+    assert code == 3
+    assert "no plan fits 1 MiB per rank: the leanest layout" in told
+    assert "raise hardware.memory_limit or give more devices" in told
+
+
+def test_a_launch_onto_the_checkpoint_of_another_plan_is_refused(job: JobFile, example: Path, tmp_path: Path) -> None:
+    prepared = prepared_of(example, tmp_path / "work")
+    plan = plan_of("9+0", "3+8")
+    with open_store() as store:
+        study = store.create_study(store.add_workload(prepared.workload), {}, seed=0)
+        store.save_best(best_of(study.id, plan=plan, workload=prepared.workload))
+    checkpoint = job.output / "checkpoint-3"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "state.json").write_text(
+        json.dumps({"steps": 3, "plan": "of-another", "data": prepared.index.digest})
+    )
+    code, told = refusal("launch", job.path, "--steps", "4")
+    assert code == 1
+    assert f"{checkpoint} was written with plan of-another, not {plan.id}; launch that one or give a new output" in told
+    with open_store() as store:
+        (launch,) = store.launches(plan.id)
+    assert launch.result is not None
+    assert (launch.result.status, launch.result.steps) == ("failed", 0)
