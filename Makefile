@@ -13,7 +13,7 @@ ANSWERS = timeout 5 $(PYTHON) -c 'import urllib.request as r; r.urlopen("$(CPU_I
 CPU_TORCH = --constraint constraints/cpu.txt $(shell $(ANSWERS) 2>/dev/null && echo --extra-index-url $(CPU_INDEX))
 TORCH = $(if $(CUDA),,$(CPU_TORCH))
 
-.PHONY: help demo test lint format clean
+.PHONY: help demo test coverage lint format clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -23,7 +23,10 @@ demo: $(READY)  ## tune and train a tiny model on this machine
 	$(BIN)/python examples/tiny-internvl/generate.py
 	$(BIN)/autotune run examples/tiny-internvl/job.yaml
 
-test: lint  ## run every check and every test, with branch coverage
+test: lint  ## run every check and every test
+	$(BIN)/python -m pytest
+
+coverage: $(READY)  ## run every test with branch coverage, ranks included
 	$(BIN)/python -m pytest --cov --cov-report=term
 
 lint: $(READY)  ## check layout, style, types and the direction of imports
