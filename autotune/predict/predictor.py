@@ -11,6 +11,7 @@ from autotune.predict.parts import LANGUAGE, VISION, Parts
 from autotune.predict.schedule import pipeline_seconds
 from autotune.predict.sizes import EpochSizes
 from trials.data.epoch import Epoch
+from trials.data.sample import Ints
 from trials.engine.memory import static_bytes
 from trials.model.cut import cut
 from trials.plan import Layout, Packing, Plan
@@ -28,6 +29,8 @@ class Prediction:
 
     step_seconds: Array
     """[steps]"""
+    step_samples: Ints
+    """Samples of each step, [steps]."""
     stage_bytes: tuple[float, ...]
     """Most bytes of each stage on its fullest rank."""
     batch_deviation: float
@@ -63,6 +66,7 @@ class Predictor:
         parts = Parts.of(cut(plan))
         return Prediction(
             step_seconds=self._step_seconds(plan.layout, parts, sizes),
+            step_samples=sizes.step_samples,
             stage_bytes=tuple(
                 float(self.stage_bytes(parts[number : number + 1], plan.layout, number, sizes)[0])
                 for number in range(len(parts))

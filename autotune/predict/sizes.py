@@ -38,6 +38,13 @@ class EpochSizes:
         blocks = (rows[:full].reshape(-1, count, rows.shape[1]), rows[full:][None])
         return tuple(block for block in blocks if block.size)
 
+    @cached_property
+    def step_samples(self) -> Ints:
+        """Samples of each step, over all ranks, [steps]."""
+        samples = self.epoch.pack_sizes().samples
+        counts: Ints = np.concatenate([samples[block].sum(axis=(1, 2)) for block in self.blocks])
+        return counts
+
     def heaviest(self, in_flight: int) -> Array:
         """Candidates for the most that `in_flight` neighbouring packs of a rank's step ask for together, [few, 4].
 

@@ -83,10 +83,14 @@ def estimate_epoch(measurement: Measurement, prediction: Prediction) -> tuple[fl
 
 
 def _choose_steps(prediction: Prediction, warmup: int, timed: int) -> Trial:
-    """The costliest step to warm up with, then steps of about the mean cost: little is left to be corrected for."""
-    seconds = prediction.step_seconds
+    """The costliest step to warm up with, then the most typical ones: near the mean both in cost and in samples.
+
+    Little is left to be corrected for, and samples over seconds of these steps are near those of the epoch.
+    """
+    seconds, samples = prediction.step_seconds, prediction.step_samples
     costliest = np.argsort(-seconds, kind="stable")[:warmup]
-    nearest = np.argsort(np.abs(seconds - seconds.mean()), kind="stable")
+    distance = np.abs(seconds / seconds.mean() - 1) + np.abs(samples / samples.mean() - 1)
+    nearest = np.argsort(distance, kind="stable")
     chosen = [int(step) for step in nearest if step not in costliest][:timed]
     return Trial(
         warmup_steps=tuple(int(step) for step in costliest), timed_steps=tuple(sorted(chosen or nearest[:1].tolist()))

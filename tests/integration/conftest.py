@@ -17,9 +17,9 @@ GENERATOR = Path(__file__).parents[2] / "examples" / "tiny-internvl" / "generate
 
 @pytest.fixture(scope="session")
 def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder with `model/` and `data/` of 80 samples; read it, do not change it."""
+    """Folder with `model/` and `data/` of 48 samples; read it, do not change it."""
     folder = tmp_path_factory.mktemp("example")
-    subprocess.run([sys.executable, GENERATOR, "--folder", folder, "--samples", "80"], check=True, capture_output=True)
+    subprocess.run([sys.executable, GENERATOR, "--folder", folder, "--samples", "48"], check=True, capture_output=True)
     return folder
 
 

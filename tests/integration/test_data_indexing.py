@@ -44,8 +44,8 @@ def test_the_example_is_indexed_without_a_fault(example: Path, encoder: Encoder)
     told: list[int] = []
     data = DataSection(sources=(Source(path=Path("data/train.jsonl")),))
     index, report = build_index(data, encoder, example, told.append)
-    assert (len(index), report.records, report.bad, report.wrong_sizes) == (80, 80, 0, 0)
-    assert told[-1] == 80
+    assert (len(index), report.records, report.bad, report.wrong_sizes) == (48, 48, 0, 0)
+    assert told[-1] == 48
     assert {0, 1, 3, 5} <= set(index.vision_units.tolist())
     assert (index.target_tokens > 0).all()
     assert (index.target_tokens < index.text_tokens).all()
@@ -70,7 +70,7 @@ def test_an_index_reads_each_sample_again(example: Path, encoder: Encoder) -> No
     data = DataSection(sources=(Source(path=Path("data/train.jsonl")),))
     index, _ = build_index(data, encoder, example)
     lines = (example / "data" / "train.jsonl").read_text().splitlines()
-    for row in (0, 79, 40):
+    for row in (0, 47, 20):
         said = [turn["value"] for turn in json.loads(lines[row])["conversations"]]
         assert [turn.text for turn in index.sample(row).turns] == said
 

@@ -21,7 +21,7 @@ from trials.run.report import TrialReport, read_report
 from trials.run.request import REQUEST_FILE, Trial
 
 SHORT = Trial(warmup_steps=(0,), timed_steps=(1, 2))
-LONG = Trial(warmup_steps=(), timed_steps=tuple(range(8)) * 40)
+LONG = Trial(warmup_steps=(), timed_steps=tuple(range(6)) * 50)
 PIPELINE = plan_of("8+0r2,0", "4+8")
 
 

@@ -45,7 +45,7 @@ def test_a_training_that_was_interrupted_goes_on_exactly(
     parts = prepared_of(example, tmp_path / "parts", training=EPOCHS)
     done = train(pool, whole, plan)
     assert done.finished
-    stop = done.steps // 2 + 2
+    stop = done.steps // 2 + 1
     stopped = train(pool, parts, plan, max_steps=stop)
     assert (stopped.steps, stopped.finished) == (stop, False)
     assert train(pool, parts, plan) == TrainingReport(
@@ -58,7 +58,7 @@ def test_a_training_that_was_interrupted_goes_on_exactly(
 
 
 def test_the_final_model_is_the_trained_one_for_from_pretrained(example: Path, pool: WarmPool, tmp_path: Path) -> None:
-    prepared = prepared_of(example, tmp_path, training={"global_batch_samples": 40})
+    prepared = prepared_of(example, tmp_path, training={"global_batch_samples": 24})
     report = train(pool, prepared, PIPELINE)
     assert report.model is not None
     loaded: Any = AutoModelForImageTextToText.from_pretrained(report.model, output_loading_info=True)
@@ -78,7 +78,7 @@ def test_the_final_model_is_the_trained_one_for_from_pretrained(example: Path, p
 
 
 def test_pretrained_weights_are_where_a_training_begins(example: Path, pool: WarmPool, tmp_path: Path) -> None:
-    first = prepared_of(example, tmp_path / "first", training={"global_batch_samples": 40, "learning_rate": 3e-3})
+    first = prepared_of(example, tmp_path / "first", training={"global_batch_samples": 24, "learning_rate": 3e-3})
     model = train(pool, first, PIPELINE).model
     second = prepared_of(
         example, tmp_path / "second", model={"path": str(model), "weights": "pretrained"}, training={"seed": 5}

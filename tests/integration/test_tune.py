@@ -18,14 +18,14 @@ import yaml
 
 from tests.training_values import job_of
 
-SEARCH = {"trials": 5, "time_limit": "90s", "timed_steps": 1, "confirm_rounds": 1}
+SEARCH = {"trials": 4, "time_limit": "90s", "timed_steps": 1, "confirm_rounds": 1}
 
 
 class User:
     """Someone with a job and a data folder of their own."""
 
     def __init__(self, example: Path, folder: Path, **search: Any) -> None:
-        job = job_of(example, folder / "output", search={**SEARCH, **search}, training={"global_batch_samples": 16})
+        job = job_of(example, folder / "output", search={**SEARCH, **search}, training={"global_batch_samples": 8})
         self.job = folder / "job.yaml"
         self.job.write_text(yaml.safe_dump(job.model_dump(mode="json", exclude_none=True)))
         self.output = folder / "output"
@@ -90,7 +90,7 @@ def test_tuning_again_starts_no_trial(user: User) -> None:
 def test_a_larger_budget_runs_only_what_is_not_answered_yet(user: User) -> None:
     before = {plan for _, plan, role, kind in user.rows(FINISHED) if kind == "completed"}
     ids = {identity for identity, *_ in user.rows(FINISHED)}
-    user.run("tune", str(user.job), "--trials", "6")
+    user.run("tune", str(user.job), "--trials", "5")
     new = [row for row in user.rows(FINISHED) if row[0] not in ids]
     assert not [plan for _, plan, role, _ in new if role != "confirm" and plan in before]
     assert len(user.rows("SELECT id FROM autotune_study")) == 2
@@ -98,8 +98,8 @@ def test_a_larger_budget_runs_only_what_is_not_answered_yet(user: User) -> None:
 
 def test_fresh_measures_again(user: User) -> None:
     before = len(user.rows(FINISHED))
-    user.run("tune", str(user.job), "--fresh")
-    assert len(user.rows(FINISHED)) >= before + 5
+    user.run("tune", str(user.job), "--fresh", "--trials", "3")
+    assert len(user.rows(FINISHED)) >= before + 4
     study = user.rows("SELECT id FROM autotune_study ORDER BY started DESC")[0][0]
     roles = [
         role for (role,) in user.rows(f"SELECT role FROM autotune_trial WHERE study_id = '{study}' ORDER BY number")
@@ -149,12 +149,12 @@ def test_a_dry_run_prints_commands_that_run_as_they_are(user: User, example: Pat
 
 
 def test_a_tuning_that_is_killed_again_and_again_loses_nothing(example: Path, tmp_path: Path) -> None:
-    user = User(example, tmp_path, trials=6)
+    user = User(example, tmp_path, trials=5)
     chance = random.Random(0)
     told = ""
-    for _ in range(3):
+    for _ in range(2):
         process = user.start("tune", str(user.job))
-        ranks = wait(process, chance.uniform(6, 14))
+        ranks = wait(process, chance.uniform(8, 13))
         process.send_signal(signal.SIGKILL)
         told += process.communicate()[1]
         psutil.wait_procs(ranks, timeout=10)

@@ -45,3 +45,12 @@ def test_candidates_are_few() -> None:
 def test_the_shorter_last_step_is_a_block_of_its_own() -> None:
     epoch = epoch_of(index_of([(1, 10)] * 10), 4)(Padded(samples=1), 1)
     assert [block.shape for block in EpochSizes(epoch).blocks] == [(2, 4, 1), (1, 2, 1)]
+
+
+@given(rows=lengths, packing=packings, data=st.integers(1, 3), batch=st.integers(1, 20))
+@settings(deadline=None)
+def test_the_samples_of_each_step_are_those_that_it_trains_on(
+    rows: list[tuple[int, int]], packing: Packing, data: int, batch: int
+) -> None:
+    epoch = epoch_of(index_of(rows), batch)(packing, data)
+    assert EpochSizes(epoch).step_samples.tolist() == [epoch.step(number).samples for number in range(epoch.steps)]

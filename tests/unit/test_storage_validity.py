@@ -40,6 +40,7 @@ REMEASURE = {
     "software.torch",
     "software.deepspeed",
     "software.transformers",
+    "oversize",
     "global_batch_samples",
     "memory_limit_bytes",
 }
