@@ -41,6 +41,11 @@ def test_the_agent_reads_a_job_and_the_hardware_without_torch(tmp_path: Path) ->
     assert not {"torch", "deepspeed", "transformers", "optuna", "sqlalchemy"} & modules.keys()
 
 
+def test_the_command_line_answers_without_heavy_imports(tmp_path: Path) -> None:
+    modules = imported("autotune.cli", cwd=tmp_path)
+    assert not {"torch", "deepspeed", "transformers", "optuna", "sqlalchemy", "numpy", "pydantic"} & modules.keys()
+
+
 def test_the_license_is_told_and_shipped(installed: Distribution) -> None:
     assert installed.metadata["License-Expression"] == "MIT"
     assert (ROOT / "LICENSE").read_text().startswith("MIT License")
