@@ -57,6 +57,19 @@ def test_a_training_that_was_interrupted_goes_on_exactly(
     assert expected[done.steps] < expected[1] - 0.5
 
 
+@pytest.mark.parametrize(
+    "plan", [plan_of("9+0r3,0", "3+8", zero=1), plan_of("12+8", data=2, zero=1)], ids=["pipeline", "data"]
+)
+def test_bfloat16_trains_and_goes_on_from_its_checkpoint(
+    plan: Plan, example: Path, pool: WarmPool, tmp_path: Path
+) -> None:
+    settings = {"model": {"dtype": "bfloat16"}, "training": {"global_batch_samples": 16, "learning_rate": 5e-3}}
+    prepared = prepared_of(example, tmp_path, **settings)
+    assert train(pool, prepared, plan, max_steps=2).steps == 2
+    assert train(pool, prepared, plan).finished
+    assert losses(prepared)[3] < losses(prepared)[1] - 0.2
+
+
 def test_the_final_model_is_the_trained_one_for_from_pretrained(example: Path, pool: WarmPool, tmp_path: Path) -> None:
     prepared = prepared_of(example, tmp_path, training={"global_batch_samples": 24})
     report = train(pool, prepared, PIPELINE)
