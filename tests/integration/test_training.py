@@ -63,7 +63,10 @@ def test_a_training_that_was_interrupted_goes_on_exactly(
 def test_bfloat16_trains_and_goes_on_from_its_checkpoint(
     plan: Plan, example: Path, pool: WarmPool, tmp_path: Path
 ) -> None:
-    settings = {"model": {"dtype": "bfloat16"}, "training": {"global_batch_samples": 16, "learning_rate": 5e-3}}
+    settings: dict[str, Any] = {
+        "model": {"dtype": "bfloat16"},
+        "training": {"global_batch_samples": 16, "learning_rate": 5e-3},
+    }
     prepared = prepared_of(example, tmp_path, **settings)
     assert train(pool, prepared, plan, max_steps=2).steps == 2
     assert train(pool, prepared, plan).finished
