@@ -13,7 +13,7 @@ ANSWERS = timeout 5 $(PYTHON) -c 'import urllib.request as r; r.urlopen("$(CPU_I
 CPU_TORCH = --constraint constraints/cpu.txt $(shell $(ANSWERS) 2>/dev/null && echo --extra-index-url $(CPU_INDEX))
 TORCH = $(if $(CUDA),,$(CPU_TORCH))
 
-.PHONY: help demo test coverage lint format clean
+.PHONY: help demo test bench coverage lint format clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -25,6 +25,9 @@ demo: $(READY)  ## tune and train a tiny model on this machine
 
 test: lint  ## run every check and every test
 	$(BIN)/python -m pytest
+
+bench: $(READY)  ## measure packing against other packers, on real lengths; prints JSON, takes some 10 minutes
+	$(BIN)/python -m benchmarks.packing
 
 coverage: $(READY)  ## run every test with branch coverage, ranks included
 	$(BIN)/python -m pytest --cov --cov-report=term
@@ -46,5 +49,5 @@ clean:  ## delete everything that make and the tools built, .venv included
 
 $(READY): setup.cfg pyproject.toml constraints/cpu.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install $(TORCH) --editable '.[postgres,test]'
+	$(BIN)/python -m pip install $(TORCH) --editable '.[plot,postgres,tables,test]'
 	touch $(READY)

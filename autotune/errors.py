@@ -7,6 +7,7 @@ AutotuneError
 |-- TrialsKeepFailing  several trials in a row failed of something that no other plan would cure
 |-- PlanNotValid       the plan to launch does not hold here, or none is known
 |-- LaunchFailed       a rank of the full training failed
+|-- PackError          the lengths, or the file for the packs or the plot, cannot be used
 `-- DeviceBusy         other processes use the devices, so that measurements would not hold
 """
 
@@ -42,6 +43,10 @@ class LaunchFailed(AutotuneError):
     """A rank of the full training failed; what was checkpointed stays."""
 
 
+class PackError(AutotuneError):
+    """`autotune pack` cannot use its input as it is asked to, or cannot write a file."""
+
+
 class DeviceBusy(AutotuneError):
     """Other processes use the devices, so that measurements would not hold."""
 
@@ -50,6 +55,7 @@ _FAILURE = 1
 _EXIT_CODES: dict[type[Exception], int] = {
     JobError: 2,
     HardwareError: 2,
+    PackError: 2,
     UnknownName: 2,
     BadUrl: 2,
     AmbiguousPlan: 2,

@@ -9,10 +9,10 @@ from typing import Any, cast, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from autotune import strict_yaml
 from autotune.errors import JobError
-from autotune.strict_yaml import Document, NotYaml, Place, Problem, dotted
+from trials import strict_yaml
 from trials.job import Job
+from trials.strict_yaml import Document, NotYaml, Place, Problem, dotted
 
 _MOST_BYTES = 1 << 18
 _EXPECTED = {

@@ -1,5 +1,6 @@
 """The full training with a plan, on the ranks of this machine."""
 
+import logging
 import math
 import tempfile
 from collections.abc import Callable
@@ -19,6 +20,8 @@ from trials.run.progress import PROGRESS_FILE, Progress
 from trials.run.ranks import local_ranks
 from trials.run.report import TrainingReport
 from trials.run.request import Training
+
+_log = logging.getLogger(__name__)
 
 
 def check_output(folder: Path) -> None:
@@ -42,6 +45,8 @@ class Launched:
     """Over this launch's steps but the first, which warms up; None when there were none."""
     steps: int
     """Optimizer steps of this launch."""
+    blank_samples: int
+    """Samples that could not be read in this launch, and taught nothing."""
 
 
 def launch(
@@ -90,7 +95,16 @@ def launch(
         raise LaunchFailed(f"the training failed: {answer}; logs are in {logs}")
     report = answer.reports[0]
     finish("finished" if report.finished else "interrupted", report.steps)
-    return Launched(report=report, samples_per_second=follower.samples_per_second, steps=len(follower.seen))
+    first_stage = [each for each in answer.reports[: plan.layout.data] if isinstance(each, TrainingReport)]
+    blanks = sum(each.blank_samples for each in first_stage)
+    if blanks:
+        _log.warning("%d samples could not be read and were trained as blanks; logs in %s name them", blanks, logs)
+    return Launched(
+        report=report,
+        samples_per_second=follower.samples_per_second,
+        steps=len(follower.seen),
+        blank_samples=blanks,
+    )
 
 
 class _Follower:

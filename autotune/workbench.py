@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock, Timeout
-from platformdirs import user_data_path
+from platformdirs import user_cache_path, user_data_path
 
 from autotune.errors import AutotuneError, DeviceBusy
 from autotune.workload import Prepared, look_at, read_data
 from storage.store import Store, open_store
 from storage.url import default_url, masked, parse
+from trials.data.indexing import Reading
 from trials.job import Job
 
 
@@ -26,7 +27,9 @@ class Workbench:
 
 
 @contextmanager
-def workbench(job: Job, database_url: str | None, progress: Callable[[int], None] | None = None) -> Iterator[Workbench]:
+def workbench(
+    job: Job, database_url: str | None, progress: Callable[[Reading], None] | None = None
+) -> Iterator[Workbench]:
     """Takes the devices, looks at the model, opens the database and reads the data, in this order.
 
     So a job that names a wrong file leaves no database behind, and a database that fails is told before a long
@@ -40,7 +43,13 @@ def workbench(job: Job, database_url: str | None, progress: Callable[[int], None
         outline = look_at(job)
         with open_store(database_url) as store:
             _make(folder)
-            yield Workbench(prepared=read_data(job, outline, folder, progress), store=store, folder=folder)
+            prepared = read_data(job, outline, folder, progress, cache=lengths_folder())
+            yield Workbench(prepared=prepared, store=store, folder=folder)
+
+
+def lengths_folder() -> Path:
+    """Where measured lengths are kept for every job of this user."""
+    return user_cache_path("autotune") / "lengths"
 
 
 @contextmanager

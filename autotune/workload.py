@@ -6,20 +6,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.hardware import default_memory_limit, probe_hardware, software
+from trials.data import formats
 from trials.data.epoch import CostWeights, Epoch, build_epoch
 from trials.data.index import DatasetIndex, profile
-from trials.data.indexing import IndexReport, build_index
-from trials.data.jsonl import open_annotations
+from trials.data.indexing import IndexReport, Reading, build_index
 from trials.data.sample import Encoder
-from trials.job import Job
+from trials.errors import DataError
+from trials.job import Job, Source
+from trials.model.encoders import load_encoder
 from trials.model.shape import cost_weights, model_shape
-from trials.model.skeleton import load_config, load_family
 from trials.plan import Packing, Plan
 from trials.run.request import Request, Task
 from trials.workload import Hardware, ModelShape, Workload
 
 _log = logging.getLogger(__name__)
 _SHOWN_LINES = 5
+_LENGTHS = "lengths"
+"""The format of files that hold lengths and no conversation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,29 +71,45 @@ class Outline:
 def look_at(job: Job) -> Outline:
     """Probes the hardware and describes the model. Nothing is written.
 
-    Raises what `probe_hardware` and `model_shape` raise, and DataError for an annotation file that is not there.
+    Raises what `probe_hardware` and `model_shape` raise, and DataError for an annotation file that is not there or
+    holds nothing to train on.
     """
     for source in job.data.sources:
-        open_annotations(source.path).close()
+        _check_trainable(source)
     hardware = probe_hardware(job.hardware)
     shape = model_shape(job.model)
-    family = load_family(load_config(job.model.path, trust_remote_code=job.model.trust_remote_code))
-    encoder = family.encoder(job.model.path, trust_remote_code=job.model.trust_remote_code)
-    return Outline(hardware=hardware, shape=shape, encoder=encoder)
+    return Outline(hardware=hardware, shape=shape, encoder=load_encoder(job.model, job.data))
 
 
-def prepare(job: Job, folder: Path, progress: Callable[[int], None] | None = None) -> Prepared:
+def _check_trainable(source: Source) -> None:
+    """Its files can be opened and hold conversations."""
+    for file in formats.resolve(source, Path()):
+        if file.format == _LENGTHS:
+            raise DataError(
+                f"data.sources: {file.path} holds lengths alone, so there is nothing to train on; give the annotation "
+                "file that they were measured from, or look at its packs with `autotune pack`"
+            )
+
+
+def prepare(job: Job, folder: Path, progress: Callable[[Reading], None] | None = None) -> Prepared:
     """Looks at the job and reads its data; raises what `look_at` and `read_data` raise."""
     return read_data(job, look_at(job), folder, progress)
 
 
-def read_data(job: Job, outline: Outline, folder: Path, progress: Callable[[int], None] | None = None) -> Prepared:
-    """Indexes the data; `folder` takes the index for the ranks.
+def read_data(
+    job: Job,
+    outline: Outline,
+    folder: Path,
+    progress: Callable[[Reading], None] | None = None,
+    *,
+    cache: Path | None = None,
+) -> Prepared:
+    """Indexes the data; `folder` takes the index for the ranks, `cache` keeps lengths for the next time.
 
     Raises what `build_index` raises. Bad lines, and a step that no epoch can fill, are logged as warnings.
     """
     hardware, shape = outline.hardware, outline.shape
-    index, report = build_index(job.data, outline.encoder, Path(), progress)
+    index, report = build_index(job.data, outline.encoder, Path(), progress, cache=cache)
     _warn(report)
     data = profile(index)
     if data.samples < job.training.global_batch_samples:

@@ -27,6 +27,7 @@ def index_of(rows: Sequence[tuple[int, int]], repeats: Sequence[float] = (1.0,))
         file=np.sort(numbers % len(repeats)).astype(np.int32),
         offset=numbers.astype(np.int64),
         line=(numbers + 1).astype(np.int32),
+        record=numbers.astype(np.int64),
         vision_units=units,
         text_tokens=tokens,
         target_tokens=(tokens + 1) // 2,

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
@@ -23,7 +22,7 @@ from trials.plan import Packing, Padded, Plan
 from trials.run.pool import Answers, WarmPool
 from trials.run.report import TrialReport
 from trials.run.request import Request, Trial
-from trials.workload import DataProfile, Workload
+from trials.workload import Workload
 
 VISION_LAYERS, LANGUAGE_LAYERS = 5, 4
 BATCH = 16
@@ -118,10 +117,6 @@ def limits_of(memory_bytes: int, vision: int = VISION_LAYERS, language: int = LA
 
 def solver_of(memory_bytes: int, predictor: Predictor | None = None) -> Solver:
     return Solver(predictor or predictor_of(), limits_of(memory_bytes))
-
-
-def data_profile(**changes: Any) -> DataProfile:
-    return replace(profile(INDEX), **changes)
 
 
 def workload_of(memory_bytes: int = 1 << 40, devices: int = 2, dtype: str = "float32") -> Workload:

@@ -134,6 +134,13 @@ workloads = st.builds(
 )
 
 _paths = st.from_regex(r"[a-z][a-z0-9._ /-]{0,20}", fullmatch=True).map(Path)
+
+
+def _with_limit(data: DataSection) -> st.SearchStrategy[DataSection]:
+    limits = st.none() | positive if data.oversize == "truncate" else st.none()
+    return limits.map(lambda limit: data.model_copy(update={"max_tokens": limit}))
+
+
 jobs = st.builds(
     Job,
     model=st.builds(
@@ -157,9 +164,9 @@ jobs = st.builds(
             max_size=3,
         ).map(tuple),
         on_error=st.sampled_from(["skip", "fail"]),
-        oversize=st.sampled_from(["own-pack", "skip", "fail"]),
+        oversize=st.sampled_from(["own-pack", "truncate", "skip", "fail"]),
         workers=st.integers(0, 64),
-    ),
+    ).flatmap(_with_limit),
     hardware=st.builds(HardwareSection, devices=st.none() | positive, memory_limit=st.none() | positive),
     training=st.builds(
         TrainingSection,

@@ -3,8 +3,9 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
+from trials.data.sampling import PATTERN
 from trials.units import parse_bytes, parse_seconds
 
 Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)]
@@ -36,16 +37,29 @@ class Source(_Section):
     """Module of `trials.data.formats`, or `auto`."""
     repeat: Annotated[float, Field(gt=0, le=1000)] = 1.0
     """How often an epoch shows each sample; 0.5 shows a fixed random half."""
+    names: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    """Entries of a mixture file to use, `name%50` for a random half of one; all of them when absent."""
+    sampling: Annotated[str, Field(pattern=PATTERN)] = "all"
+    """Which usable samples of each file take part: all, first:N, end:N or random:N, N a count or a percentage."""
 
 
 class DataSection(_Section):
     sources: Annotated[tuple[Source, ...], Field(min_length=1)]
     on_error: Literal["skip", "fail"] = "skip"
     """What to do with a line that cannot be trained on."""
-    oversize: Literal["own-pack", "skip", "fail"] = "own-pack"
-    """What to do with a sample above a pack's capacity."""
+    oversize: Literal["own-pack", "truncate", "skip", "fail"] = "own-pack"
+    """What to do with a sample above a pack's capacity; `truncate` cuts it to `max_tokens` before any pack is made."""
+    max_tokens: Annotated[int, Field(gt=0)] | None = None
+    """Tokens that `oversize: truncate` leaves of a sample; the model's context length when absent."""
     workers: Annotated[int, Field(ge=0, le=64)] = 0
     """Processes per rank that decode images ahead; 0 decodes in the rank itself."""
+
+    @field_validator("max_tokens")
+    @classmethod
+    def _only_to_truncate(cls, max_tokens: int | None, info: ValidationInfo) -> int | None:
+        if max_tokens is not None and info.data.get("oversize", "truncate") != "truncate":
+            raise ValueError("only means something with `oversize: truncate`; set that, or take max_tokens out")
+        return max_tokens
 
 
 class HardwareSection(_Section):

@@ -85,6 +85,40 @@ def run(options: Options, job: Path) -> None:
 
 
 @main.command()
+@click.argument("path", metavar="INPUT", type=click.Path(path_type=Path))
+@click.option("--qv", type=click.IntRange(min=0), help="Most vision units of a pack. Default: the best for the data.")
+@click.option("--qt", type=click.IntRange(min=1), help="Most text tokens of a pack. Default: the best for the data.")
+@click.option("--qv-min", type=click.IntRange(min=0), help="Vision units that fill a pack. Default: qv.")
+@click.option("--qt-min", type=click.IntRange(min=0), help="Text tokens that fill a pack. Default: qt - 128.")
+@click.option("--packer", metavar="NAME", help="What fills the packs. Default: the best of all for the cost.")
+@click.option(
+    "--data-parallel", type=click.IntRange(min=1), help="Ranks with data of their own. Default: the job's, or 8."
+)
+@click.option("--global-batch", type=click.IntRange(min=1), help="Samples of a step. Default: the job's, or 128.")
+@click.option("--seed", type=click.IntRange(min=0, max=2**31 - 1), help="Of order and packs. Default: the job's, or 0.")
+@click.option("--epoch", type=click.IntRange(min=0), default=0, help="Which one, counted from 0.")
+@click.option(
+    "--oversize",
+    type=click.Choice(["own-pack", "truncate", "skip", "fail"]),
+    help="What to do with a sample above qv or qt. Default: the job's, or own-pack.",
+)
+@click.option("--model", metavar="PATH", help="Model whose cost counts, for lengths. Default: OmniBal's.")
+@click.option("--out", type=click.Path(path_type=Path), help="Write the packs to this .jsonl or .parquet file.")
+@click.option(
+    "--plot", type=click.Path(path_type=Path), help="Draw before and after into this .png, .svg or .pdf file."
+)
+@_common
+def pack(
+    options: Options, path: Path, global_batch: int | None, out: Path | None, plot: Path | None, **wishes: Any
+) -> None:
+    """Pack INPUT, a job's data or a file of lengths, and show how balanced it is before and after."""
+    from autotune.cli.data import pack_data
+    from autotune.packing.material import Wishes
+
+    pack_data(options, path, Wishes(global_batch_samples=global_batch, **wishes), out=out, picture=plot)
+
+
+@main.command()
 @click.option("--here", is_flag=True, help="Only plans for this machine's hardware.")
 @click.option("--hardware", metavar="NAME", help="Only plans for devices with NAME in their name.")
 @click.option("--model", metavar="NAME", help="Only plans for models with NAME in their name.")

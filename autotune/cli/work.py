@@ -1,12 +1,13 @@
 """The commands that use the devices: tune, launch and run."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from autotune import report
 from autotune.cli.context import Options
+from autotune.cli.progress import reading_progress
 from autotune.errors import PlanNotValid
 from autotune.job_file import load_job
 from autotune.launch import Launched, check_output, launch
@@ -58,7 +59,9 @@ def run_job(options: Options, path: Path) -> None:
 @contextmanager
 def _open(options: Options, job: Job) -> Iterator[Workbench]:
     options.tell("Looking at the model, the data and the hardware")
-    with workbench(job, options.database_url(job.database)) as bench:
+    with ExitStack() as stack:
+        with reading_progress(options) as progress:
+            bench = stack.enter_context(workbench(job, options.database_url(job.database), progress))
         work = bench.prepared.workload
         options.tell(
             f"{work.data.samples} samples; {work.model.vision_layers} vision and {work.model.language_layers} language "
@@ -136,6 +139,7 @@ def _launch_document(best: BestPlan, launched: Launched) -> dict[str, Any]:
         "steps": launched.report.steps,
         "finished": launched.report.finished,
         "model": None if launched.report.model is None else str(launched.report.model),
+        "blank_samples": launched.blank_samples,
         "samples_per_second": launched.samples_per_second,
         "predicted_samples_per_second": best.samples_per_second,
     }

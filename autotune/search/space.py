@@ -7,12 +7,14 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 
 from autotune.search.layouts import layout_name
 from autotune.search.solver import Solver
+from trials import plugins
+from trials.data.packs import PACKERS
 from trials.plan import Layout, Packed, Plan, Stage
 
 _SHIFT = 2
 _VISION_SLACKS = (0, 1, 2)
 _TEXT_SLACKS = (0, 32, 64, 128, 256)
-_PACKERS = ("isf", "best-fit")
+_PACKERS = plugins.names(PACKERS)
 
 
 class Space:

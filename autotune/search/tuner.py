@@ -111,12 +111,13 @@ class Tuner:
     @property
     def _hold_all(self) -> bool:
         """Whether a sample above a pack's capacity would be lost: no plan may win by training on less."""
-        return self._prepared.job.data.oversize != "own-pack"
+        return self._prepared.job.data.oversize in ("skip", "fail")
 
     def _space(self, solver: Solver) -> Space:
         """Raises NoFeasiblePlan when no layout fits the memory."""
         possible = layouts(self._workload.model, self._workload.hardware.devices)
-        pairs = capacities(self._workload.data, self._workload.global_batch_samples, hold_all=self._hold_all)
+        found = capacities(self._workload.data, self._workload.global_batch_samples, hold_all=self._hold_all)
+        pairs = [(pair.qv, pair.qt) for pair in found]
         least = {layout: solver.least_bytes(Padded(samples=1), layout) for layout in possible}
         fitting = [layout for layout, needed in least.items() if needed <= self._workload.memory_limit_bytes]
         if not fitting:

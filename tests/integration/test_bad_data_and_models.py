@@ -16,6 +16,7 @@ from autotune.workload import prepare
 from tests.data_values import record, write_records
 from tests.training_values import job_of
 from tests.users import JobFile, databases, refusal
+from trials.data import measuring
 from trials.errors import ModelError
 from trials.model.skeleton import build_skeleton, load_config
 
@@ -36,17 +37,22 @@ pytestmark = pytest.mark.usefixtures("home")
         (
             BAD_LINES,
             {},
-            "no sample of {path} can be used, of 3 records; the first fault is {path}:1: the line is not JSON",
+            "no sample of {path} can be used, of 3 records; the first fault is {path}:1: the record is not JSON",
         ),
         (BAD_LINES[2:], {}, "{path}:1: image {folder}/gone.png does not exist; correct the lines, or `images`"),
         (
             (*BAD_LINES, record("What?", "A box.")),
             {"data__on_error": "fail"},
-            "{path}:1: the line is not JSON: Expecting",
+            "{path}:1: the record is not JSON: Expecting",
         ),
         ((record("Hi?", "Ho."), BAD_LINES[1]), {"data__on_error": "fail"}, "{path}:2: `conversations` is missing"),
+        (
+            [{"vit_num": 1, "token_num": 70, "image_flags": 1}],
+            {},
+            "data.sources: {path} holds lengths alone, so there is nothing to train on; give the annotation file",
+        ),
     ],
-    ids=["missing", "empty", "no format", "only bad", "no image", "no JSON", "no conversations"],
+    ids=["missing", "empty", "no format", "only bad", "no image", "no JSON", "no conversations", "lengths"],
 )
 def test_data_that_cannot_be_used_is_told_with_file_and_line(
     job: JobFile, tmp_path: Path, lines: tuple[object, ...] | None, changes: dict[str, object], message: str
@@ -71,6 +77,14 @@ def test_bad_lines_are_skipped_with_a_warning_and_a_small_dataset_is_warned_of(
     assert first == "3 of 5 dataset lines are skipped:"
     assert [line.split(": ")[0].strip() for line in named] == [f"{path}:{number}" for number in (2, 3, 4)]
     assert small.startswith("an epoch has 2 samples, fewer than training.global_batch_samples: 8")
+
+
+def test_the_data_of_a_second_command_is_known(job: JobFile, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(2):  # a search that is refused when the data has been read
+        code, told = refusal("tune", job.spoil(search__sampler="nope"))
+        assert (code, "'nope' is not one of the samplers" in told) == (2, True)
+        monkeypatch.setattr(measuring, "measure", None)
+    assert [path.suffix for path in (home / "cache" / "autotune" / "lengths").iterdir()] == [".npz"]
 
 
 # --- the model ---

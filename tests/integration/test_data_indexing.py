@@ -12,7 +12,7 @@ from tests.data_values import record, write_records
 from tests.integration.conftest import GENERATOR
 from trials.data import indexing
 from trials.data.index import DatasetIndex
-from trials.data.indexing import IndexReport, build_index
+from trials.data.indexing import IndexReport, Reading, build_index
 from trials.data.sample import Encoder
 from trials.errors import DataError
 from trials.job import DataSection, Source
@@ -41,11 +41,12 @@ def index_lines(folder: Path, encoder: Encoder, *lines: object, **changes: objec
 
 
 def test_the_example_is_indexed_without_a_fault(example: Path, encoder: Encoder) -> None:
-    told: list[int] = []
+    told: list[Reading] = []
     data = DataSection(sources=(Source(path=Path("data/train.jsonl")),))
     index, report = build_index(data, encoder, example, told.append)
     assert (len(index), report.records, report.bad, report.wrong_sizes) == (48, 48, 0, 0)
-    assert told[-1] == 48
+    assert told[-1] == Reading(records=48, share=1.0)
+    assert index.record.tolist() == list(range(48))
     assert {0, 1, 3, 5} <= set(index.vision_units.tolist())
     assert (index.target_tokens > 0).all()
     assert (index.target_tokens < index.text_tokens).all()
@@ -106,7 +107,7 @@ def test_a_bad_line_is_skipped_and_listed_or_ends_indexing_as_the_job_says(
     folder: Path, encoder: Encoder, line: object, reason: str
 ) -> None:
     index, report = index_lines(folder, encoder, GOOD, line, PICTURE)
-    assert (index.line.tolist(), report.records, report.bad) == ([1, 3], 3, 1)
+    assert (index.line.tolist(), index.record.tolist(), report.records, report.bad) == ([1, 3], [0, 2], 3, 1)
     assert (report.bad_lines[0].line, reason in report.bad_lines[0].reason) == (2, True)
     with pytest.raises(DataError, match=rf"a\.jsonl:2: .*{reason}.*; correct the line, or set data.on_error to skip"):
         index_lines(folder, encoder, GOOD, line, PICTURE, on_error="fail")
@@ -134,6 +135,7 @@ def test_sources_keep_their_order_formats_and_repeats(folder: Path, encoder: Enc
     sources = [{"path": "b.jsonl", "repeat": 0.5}, {"path": "a.jsonl", "images": "pictures", "format": "internvl"}]
     index, report = index_lines(folder, encoder, PICTURE, sources=sources)
     assert (index.file.tolist(), index.line.tolist(), report.bad) == ([0, 0, 1], [1, 2, 1], 0)
+    assert index.record.tolist() == [0, 1, 2]
     assert index.repeats.tolist() == [0.5, 0.5, 1.0]
 
 
@@ -146,10 +148,78 @@ def test_a_missing_file_of_a_meta_file_ends_indexing_before_it_begins(folder: Pa
     write_records(folder / "a.jsonl", GOOD)
     meta = {"one": {"annotation": "a.jsonl"}, "two": {"annotation": "no.jsonl"}}
     (folder / "meta.json").write_text(json.dumps(meta))
-    told: list[int] = []
+    told: list[Reading] = []
     with pytest.raises(DataError, match=r"no\.jsonl does not exist"):
         build_index(DataSection(sources=(Source(path=Path("meta.json")),)), encoder, folder, told.append)
     assert not told
+
+
+# --- cutting ---
+
+
+def test_samples_are_cut_while_they_are_measured(folder: Path, example: Path) -> None:
+    long = record("<image>What is it?", "A circle. " * 40, image="a.png")
+    lines = (long, GOOD, record("Why? " * 60, "So."), record("<image>" * 20, "Many.", image=["a.png"] * 20))
+    limit = 120
+    index, report = index_lines(folder, internvl.encoder(str(example / "model"), max_tokens=limit), *lines)
+    assert index.line.tolist() == [1, 2]
+    assert index.text_tokens.tolist() == [
+        limit,
+        index_lines(folder, internvl.encoder(str(example / "model")), GOOD)[0].text_tokens[0],
+    ]
+    assert [line.reason for line in report.bad_lines] == [
+        f"no target token in the first {limit} that it is cut to; raise data.max_tokens",
+        report.bad_lines[1].reason,
+    ]
+    assert f"behind the {limit} that a sample is cut to; raise data.max_tokens" in report.bad_lines[1].reason
+
+
+# --- lengths in place of conversations ---
+
+
+def index_lengths(folder: Path, *lines: object, **changes: object) -> tuple[DatasetIndex, IndexReport]:
+    (folder / "lengths.json").write_text(json.dumps(lines))
+    data = DataSection.model_validate({"sources": [{"path": "lengths.json"}], **changes})
+    return build_index(data, None, folder)
+
+
+def test_files_of_lengths_need_no_model(folder: Path) -> None:
+    cached = [{"vit_num": 3, "token_num": 70, "image_flags": 3}, {"vit_num": 1, "token_num": 9, "image_flags": 0}]
+    index, report = index_lengths(folder, *cached, {"vit_num": -1, "token_num": 9})
+    assert (index.vision_units.tolist(), index.text_tokens.tolist(), report.bad) == ([3, 0], [70, 9], 1)
+    cut, _ = index_lengths(folder, *cached, oversize="truncate", max_tokens=50)
+    assert cut.text_tokens.tolist() == [50, 9]
+    with pytest.raises(DataError, match=r"lengths\.json:1: lengths alone, without a conversation to train on"):
+        index.sample(0)
+
+
+def test_a_conversation_without_a_model_has_no_lengths(folder: Path) -> None:
+    write_records(folder / "a.jsonl", GOOD)
+    with pytest.raises(DataError, match=r"a\.jsonl:1: a conversation has lengths for one model only; give a job file"):
+        build_index(DataSection(sources=(Source(path=Path("a.jsonl")),)), None, folder)
+
+
+# --- sampling ---
+
+
+@pytest.mark.parametrize(
+    ("sampling", "lines", "repeat"),
+    [
+        ("first:2", [1, 3], 3.0),
+        ("end:50%", [4, 5], 3.0),
+        ("random:1", [1, 3, 4, 5], 0.75),
+        ("random:9", [1, 3, 4, 5], 3.0),
+        ("all", [1, 3, 4, 5], 3.0),
+    ],
+)
+def test_sampling_counts_usable_samples(
+    folder: Path, encoder: Encoder, sampling: str, lines: list[int], repeat: float
+) -> None:
+    source = {"path": "a.jsonl", "sampling": sampling, "repeat": 3.0}
+    index, report = index_lines(folder, encoder, GOOD, b"{}", GOOD, GOOD, GOOD, sources=[source])
+    assert (index.line.tolist(), report.records, report.bad) == (lines, 5, 1)
+    assert index.repeats.tolist() == [repeat] * len(lines)
+    assert index.record.tolist() == [line - 1 for line in lines]
 
 
 def test_the_example_has_samples_of_every_kind(example: Path) -> None:

@@ -1,3 +1,6 @@
+import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -114,7 +117,9 @@ def test_micro_batches_have_the_sizes_that_the_epoch_foretells(
     sizes = epoch.pack_sizes()
     targets = 0
     for rank in range(3):
-        batches = list(micro_batches(index, epoch, range(epoch.steps), rank, encoder, pixels=True, workers=0))
+        batches = list(
+            micro_batches(index, epoch, range(epoch.steps), rank, encoder, pixels=True, workers=0, on_error="fail")
+        )
         for number, batch in zip(epoch.assignment[:, rank], batches, strict=True):
             assert batch.pixel_values is not None
             assert (len(batch.pixel_values), len(batch.input_ids)) == (sizes.units[number], sizes.tokens[number])
@@ -125,9 +130,10 @@ def test_micro_batches_have_the_sizes_that_the_epoch_foretells(
 
 def test_steps_can_be_asked_for_in_any_selection(index: DatasetIndex, encoder: Encoder) -> None:
     epoch = epoch_of(index, PACKED)
-    every = list(micro_batches(index, epoch, range(epoch.steps), 1, encoder, pixels=False, workers=0))
+    every = list(micro_batches(index, epoch, range(epoch.steps), 1, encoder, pixels=False, workers=0, on_error="fail"))
     of_step = [
-        batch.input_ids.tolist() for batch in micro_batches(index, epoch, [1], 1, encoder, pixels=False, workers=0)
+        batch.input_ids.tolist()
+        for batch in micro_batches(index, epoch, [1], 1, encoder, pixels=False, workers=0, on_error="fail")
     ]
     m = epoch.micro_batches
     assert of_step == [batch.input_ids.tolist() for batch in every[m : 2 * m]]
@@ -136,7 +142,8 @@ def test_steps_can_be_asked_for_in_any_selection(index: DatasetIndex, encoder: E
 def test_workers_give_the_same_micro_batches_in_the_same_order(index: DatasetIndex, encoder: Encoder) -> None:
     epoch = epoch_of(index, PACKED)
     alone, helped = (
-        list(micro_batches(index, epoch, [0, 1], 0, encoder, pixels=True, workers=workers)) for workers in (0, 2)
+        list(micro_batches(index, epoch, [0, 1], 0, encoder, pixels=True, workers=workers, on_error="fail"))
+        for workers in (0, 2)
     )
     assert len(alone) == len(helped) == 2 * epoch.micro_batches
     for one, other in zip(alone, helped, strict=True):
@@ -160,7 +167,9 @@ def test_an_image_that_changed_its_size_is_named_by_the_line_that_shows_it(
 ) -> None:
     index = index_of(changing, encoder, "a.jsonl")
     Image.new("RGB", (60, 60)).save(changing / "a.png")
-    batches = micro_batches(index, epoch_of(index, PACKED, 1), [0], 0, encoder, pixels=False, workers=workers)
+    batches = micro_batches(
+        index, epoch_of(index, PACKED, 1), [0], 0, encoder, pixels=False, workers=workers, on_error="fail"
+    )
     message = r"a\.jsonl:1: the sample has 3 vision units, \d+ text tokens .* was indexed with 3 vision units"
     with pytest.raises(DataError, match=message) as caught:
         next(batches)
@@ -172,6 +181,67 @@ def test_an_image_that_vanished_is_named_by_the_line_that_shows_it(changing: Pat
     (changing / "a.png").unlink()
     with pytest.raises(DataError, match=r"a\.jsonl:1: image .*a\.png does not exist"):
         encode(index, 0, encoder, pixels=True)
+
+
+def vanish(folder: Path) -> None:
+    (folder / "a.png").unlink()
+
+
+def resize(folder: Path) -> None:
+    Image.new("RGB", (60, 60)).save(folder / "a.png")
+
+
+def damage(folder: Path) -> None:
+    """Keeps the size and the end, so that only decoding shows it."""
+    content = (folder / "a.png").read_bytes()
+    (folder / "a.png").write_bytes(content[:50] + bytes(len(content) - 70) + content[-20:])
+
+
+def rewrite(folder: Path) -> None:
+    write_records(folder / "a.jsonl", record("<image>What is it?", "A circle and a square.", image="a.png"))
+
+
+def cut_off(folder: Path) -> None:
+    (folder / "a.jsonl").write_bytes(b"")
+
+
+@pytest.mark.parametrize("pixels", [True, False])
+@pytest.mark.parametrize("spoil", [vanish, resize, damage, rewrite, cut_off])
+def test_a_sample_that_cannot_be_used_any_more_becomes_a_blank_of_its_lengths(
+    changing: Path, encoder: Encoder, caplog: pytest.LogCaptureFixture, spoil: Callable[[Path], None], pixels: bool
+) -> None:
+    lines = (changing / "a.jsonl").read_bytes() + json.dumps(record("Who?", "Ada.")).encode()
+    (changing / "a.jsonl").write_bytes(lines)
+    index = index_of(changing, encoder, "a.jsonl")
+    epoch = epoch_of(index, PACKED, 1)
+    before = next(micro_batches(index, epoch, [0], 0, encoder, pixels=pixels, workers=0, on_error="fail"))
+    spoil(changing)
+    if spoil in (rewrite, cut_off):  # the second record is where it was
+        content = (changing / "a.jsonl").read_bytes()[: int(index.offset[1])].ljust(int(index.offset[1]), b"\n")
+        (changing / "a.jsonl").write_bytes(content + lines[int(index.offset[1]) :])
+    after = next(micro_batches(index, epoch, [0], 0, encoder, pixels=pixels, workers=0, on_error="skip"))
+    assert after.input_ids.shape == before.input_ids.shape
+    assert torch.equal(after.position_ids, before.position_ids)
+    image_tokens = encoder.blank(index.lengths(0), pixels=False).input_ids[0]
+    assert int((after.input_ids == image_tokens).sum()) == int((before.input_ids == image_tokens).sum())
+    learnt = int((after.labels != IGNORED).sum())
+    assert learnt == index.target_tokens[1] < int((before.labels != IGNORED).sum())
+    assert len(after.faults) == len(caplog.messages) == 1
+    assert re.match(rf"{changing}/a\.jsonl:1: .*; a blank sample takes its place$", caplog.messages[0])
+    if pixels:
+        assert after.pixel_values is not None
+        assert before.pixel_values is not None
+        assert after.pixel_values.shape == before.pixel_values.shape
+        assert not after.pixel_values.any()
+
+
+def test_workers_tell_of_blanks_in_the_process_that_trains(
+    changing: Path, encoder: Encoder, caplog: pytest.LogCaptureFixture
+) -> None:
+    index = index_of(changing, encoder, "a.jsonl")
+    vanish(changing)
+    batches = micro_batches(index, epoch_of(index, PACKED, 1), [0], 0, encoder, pixels=True, workers=1, on_error="skip")
+    assert len(next(batches).faults) == len(caplog.messages) == 1
 
 
 def test_a_record_that_changed_its_answer_is_refused(changing: Path, encoder: Encoder) -> None:

@@ -1,6 +1,7 @@
 """The full training: checkpoints, exact resume, and a final model for everybody."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def test_a_training_that_was_interrupted_goes_on_exactly(
     stopped = train(pool, parts, plan, max_steps=stop)
     assert (stopped.steps, stopped.finished) == (stop, False)
     assert train(pool, parts, plan) == TrainingReport(
-        steps=done.steps, finished=True, model=parts.job.training.output / "model"
+        steps=done.steps, finished=True, model=parts.job.training.output / "model", blank_samples=0
     )
     expected = losses(whole)
     assert sorted(expected) == list(range(1, done.steps + 1))
@@ -101,6 +102,24 @@ def test_pretrained_weights_are_where_a_training_begins(example: Path, pool: War
     )
     train(pool, second, ZERO, max_steps=1)
     assert losses(second)[1] < losses(first)[1] - 0.3
+
+
+def test_an_image_that_is_damaged_later_does_not_end_the_training(
+    example: Path, pool: WarmPool, tmp_path: Path
+) -> None:
+    shutil.copytree(example / "data", tmp_path / "data")
+    data = {"sources": [{"path": str(tmp_path / "data" / "train.jsonl")}]}
+    prepared = prepared_of(example, tmp_path, data=data, training={"global_batch_samples": 24})
+    picture = next(image for row in range(48) for image in prepared.index.sample(row).images)
+    assert isinstance(picture, Path)
+    content = picture.read_bytes()
+    picture.write_bytes(content[:60] + bytes(len(content) - 80) + content[-20:])
+    answer = pool.ask(prepared.request(PIPELINE, Training(output=prepared.job.training.output)), 120)
+    assert isinstance(answer, Answers), answer
+    reports = [report for report in answer.reports if isinstance(report, TrainingReport)]
+    assert [report.finished for report in reports] == [True, True]
+    # The stage with the pixels and the stage with the labels leave out the same samples.
+    assert reports[0].blank_samples == reports[1].blank_samples > 0
 
 
 def test_a_checkpoint_of_another_plan_is_refused(example: Path, pool: WarmPool, tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_an_index_of_another_layout_is_refused(tmp_path: Path) -> None:
     with np.load(path) as stored:
         changed = {**stored, "layout": np.array(99)}
     np.savez(path, **changed)
-    with pytest.raises(DataError, match="has layout 99, not 1"):
+    with pytest.raises(DataError, match="has layout 99, not 2"):
         DatasetIndex.load(path)
 
 
@@ -80,5 +80,5 @@ def test_a_record_that_is_gone_is_named_by_file_and_line(tmp_path: Path) -> None
     index = replace(index_of([(0, 10)]), files=(file_of(path),))
     assert index.sample(0).turns[1].text == "b"
     path.write_bytes(b"")
-    with pytest.raises(DataError, match=r"a\.jsonl:1: the line is not JSON: .*; the file has changed"):
+    with pytest.raises(DataError, match=r"a\.jsonl:1: the record is not JSON: .*; the file has changed"):
         index.sample(0)

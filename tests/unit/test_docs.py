@@ -12,11 +12,12 @@ import pytest
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from autotune import errors, strict_yaml
+from autotune import errors
 from autotune.cli import main
 from autotune.cli.context import INTERRUPTED
 from autotune.job_file import load_job
 from storage.errors import StorageError
+from trials import strict_yaml
 from trials.errors import TrialsError
 from trials.job import Job
 

@@ -78,7 +78,7 @@ class Bench:
         prepared = prepared_of(self.folder, memory, **{"trials": 10, "time_limit": "60s", **settings})
         workload, limits = prepared.workload, limits_of(solver_memory)
         solver = Solver(PREDICTOR, limits)
-        pairs = capacities(workload.data, BATCH, hold_all=False)
+        pairs = [(pair.qv, pair.qt) for pair in capacities(workload.data, BATCH, hold_all=False)]
         space = Space(layouts(workload.model, workload.hardware.devices), pairs[::4], solver)
         ledger = self.ledger(study)
         Search(

@@ -70,7 +70,7 @@ def test_choices_are_the_candidates() -> None:
 
 def test_the_grid_holds_every_candidate_with_the_solvers_own_split_and_recompute() -> None:
     grid = TIGHT.grid()
-    assert len(grid) == len({tuple(point.values()) for point in grid}) == len(LAYOUTS) * 2 * len(PAIRS)
+    assert len(grid) == len({tuple(point.values()) for point in grid}) == len(LAYOUTS) * 3 * len(PAIRS)
     solver = solver_of(LIMIT, PREDICTOR)
     for point in grid:
         assert set(point) == set(TIGHT.distributions)

@@ -7,15 +7,21 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from trials import plugins
+from trials.data.arrangement import arrange
 from trials.data.index import DatasetIndex
 from trials.data.order import epoch_order
-from trials.data.packs import Oversize, Packs, build_packs
+from trials.data.packs import PACKERS, Oversize, Packs, build_packs
 from trials.data.sample import Ints
-from trials.plan import Packing
+from trials.plan import Packed, Packing
 
-_WINDOW_STEPS = 64
+BEST = "best"
+"""In place of a packer's name: the packer that is best for the epoch."""
+_TIE = 0.005
+"""Epochs whose costs differ by less than this share are alike; then the fewest packs are best."""
+_WINDOW_ROWS = 64
 _WINDOW_SHARE = 0.05
-"""Packs are matched by cost inside windows of so many steps, or of this share of the epoch if that is more."""
+"""Packs are matched inside windows of so many rows, or of this share of the epoch if that is more."""
 
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -44,9 +50,14 @@ class PackSizes:
     """Sum of the squared lengths of its samples, which attend to themselves alone."""
     samples: Ints
 
+    def costs(self, weights: CostWeights) -> Floats:
+        """Of vision units, tokens and attention apart, [packs, 3]."""
+        parts = (weights.unit * self.units, weights.token * self.tokens, weights.square * self.squares)
+        return np.stack(parts, axis=1)
+
     def cost(self, weights: CostWeights) -> Floats:
         """[packs]"""
-        cost: Floats = weights.unit * self.units + weights.token * self.tokens + weights.square * self.squares
+        cost: Floats = self.costs(weights).sum(axis=1)
         return cost
 
 
@@ -67,6 +78,8 @@ class Epoch:
     """Which pack each data rank trains on at each micro-batch."""
 
     index: DatasetIndex
+    packing: Packing
+    """With the name of the packer that was taken where the best was asked for."""
     packs: Packs
     assignment: Ints
     """Numbers of packs, [rows, data ranks]; step i is rows[i * micro_batches : (i + 1) * micro_batches]."""
@@ -105,6 +118,10 @@ class Epoch:
     def pack_sizes(self) -> PackSizes:
         return pack_sizes(self.index, self.packs)
 
+    def cost(self, weights: CostWeights) -> float:
+        """Of the whole epoch on one rank, which waits at each row for the rank with the costliest pack."""
+        return float(self.pack_sizes().cost(weights)[self.assignment].max(axis=1).sum())
+
 
 def pack_sizes(index: DatasetIndex, packs: Packs) -> PackSizes:
     """Sizes of every pack, padding included."""
@@ -128,28 +145,49 @@ def build_epoch(
     seed: int,
     epoch: int,
     oversize: Oversize,
+    window_rows: int | None = None,
 ) -> Epoch:
     """The epoch's steps: a pure function of its arguments, so that every rank and every restart gets the same.
 
-    Raises DataError like `build_packs`.
+    Packs are matched across ranks inside windows of `window_rows` rows of packs, of one pack for each rank; by default
+    64, or 5 % of the epoch. Raises DataError like `build_packs`.
     """
     order = epoch_order(index, seed, epoch)
-    random = np.random.default_rng([seed, epoch, 1])
-    packs = build_packs(index, order, packing, int(random.integers(2**31)), oversize)
-    packs = _divisible(index, packs, data_parallel, weights)
-    rows = len(packs) // data_parallel
-    micro_batches = max(1, round(global_batch_samples * rows / len(packs.samples)))
-    if packs.padded:
-        assignment = np.arange(len(packs), dtype=np.int64).reshape(rows, data_parallel)
-    else:
-        assignment = _matched(pack_sizes(index, packs).cost(weights), data_parallel, micro_batches, random)
-    return Epoch(
-        index=index,
-        packs=packs,
-        assignment=assignment,
-        micro_batches=micro_batches,
-        global_batch_samples=global_batch_samples,
-    )
+
+    def build(packing: Packing) -> Epoch:
+        random = np.random.default_rng([seed, epoch, 1])
+        packs = build_packs(index, order, packing, int(random.integers(2**31)), oversize)
+        packs = _divisible(index, packs, data_parallel, weights)
+        rows = len(packs) // data_parallel
+        micro_batches = max(1, round(global_batch_samples * rows / len(packs.samples)))
+        if packs.padded:
+            assignment = np.arange(len(packs), dtype=np.int64).reshape(rows, data_parallel)
+        else:
+            window = window_rows or max(_WINDOW_ROWS, math.ceil(_WINDOW_SHARE * rows))
+            costs = pack_sizes(index, packs).costs(weights)
+            assignment = arrange(
+                costs,
+                packs.counts,
+                data_parallel=data_parallel,
+                micro_batches=micro_batches,
+                window_rows=window,
+                random=random,
+            )
+        return Epoch(
+            index=index,
+            packing=packing,
+            packs=packs,
+            assignment=assignment,
+            micro_batches=micro_batches,
+            global_batch_samples=global_batch_samples,
+        )
+
+    if not isinstance(packing, Packed) or packing.packer != BEST:
+        return build(packing)
+    built = [build(replace(packing, packer=name)) for name in plugins.names(PACKERS)]
+    costs = [epoch.cost(weights) for epoch in built]
+    alike = [epoch for epoch, cost in zip(built, costs, strict=True) if cost <= (1 + _TIE) * min(costs)]
+    return min(alike, key=lambda epoch: len(epoch.packs))
 
 
 def _divisible(index: DatasetIndex, packs: Packs, data_parallel: int, weights: CostWeights) -> Packs:
@@ -162,28 +200,3 @@ def _divisible(index: DatasetIndex, packs: Packs, data_parallel: int, weights: C
         more = halves if len(chosen) else np.full(missing, packs.starts[-1])
         packs = replace(packs, starts=np.sort(np.concatenate([packs.starts, more])))
     return packs
-
-
-def _matched(cost: Floats, data_parallel: int, micro_batches: int, random: np.random.Generator) -> Ints:
-    """Rows of packs of like cost, in random order, [rows, data ranks]."""
-    window_rows = max(_WINDOW_STEPS * micro_batches, math.ceil(_WINDOW_SHARE * len(cost) / data_parallel))
-    shuffled = random.permutation(len(cost))
-    by_cost = np.lexsort((-cost[shuffled], np.arange(len(cost)) // (window_rows * data_parallel)))
-    rows = random.permutation(shuffled[by_cost].reshape(-1, data_parallel))
-    whole = len(rows) - len(rows) % micro_batches
-    steps = rows[:whole].reshape(-1, micro_batches, data_parallel)
-    return np.concatenate([_levelled(steps, cost), _levelled(rows[None, whole:], cost)])
-
-
-def _levelled(steps: Ints, cost: Floats) -> Ints:
-    """Rows [steps x micro-batches, data ranks] of steps [steps, micro-batches, data ranks] of falling cost.
-
-    In each row the rank with the least work so far in its step takes the costliest pack, so that sums are alike too.
-    """
-    levelled = np.empty_like(steps)
-    load = np.zeros((steps.shape[0], steps.shape[2]))
-    for row in range(steps.shape[1]):
-        ranks = np.argsort(load, axis=1, kind="stable")
-        np.put_along_axis(levelled[:, row], ranks, steps[:, row], axis=1)
-        load += cost[levelled[:, row]]
-    return levelled.reshape(-1, steps.shape[2])

@@ -1,35 +1,56 @@
 """Reads images: their size from the header, their pixels only when asked."""
 
-from pathlib import Path
+from io import BytesIO
+from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image as Pillow
 
+from trials.data.image_end import missing_bytes
+from trials.data.sample import Image
 from trials.errors import DataError
 
+_UNREADABLE = (OSError, ValueError, SyntaxError, LookupError, NotImplementedError, Pillow.DecompressionBombError)
+"""What Pillow raises for content that is damaged, or that it does not know."""
 
-def image_size(path: Path) -> tuple[int, int]:
-    """(height, width) from the file's header, as stored: a camera's rotation mark is not applied.
 
-    Raises DataError for a missing image, and for a header that Pillow cannot read: zero sizes are among them.
+def image_size(image: Image) -> tuple[int, int]:
+    """(height, width) from the header, as stored: a camera's rotation mark is not applied.
+
+    Raises DataError for a missing image, for a header that Pillow cannot read, zero sizes among them, and for a file
+    that was cut off behind its header.
     """
     try:
-        with Image.open(path) as image:
-            return image.height, image.width
+        with _stream(image) as stream, Pillow.open(stream) as opened:
+            size = opened.height, opened.width
+            fault = missing_bytes(opened, stream)
     except FileNotFoundError:
-        raise DataError(f"image {path} does not exist") from None
-    except (OSError, ValueError, Image.DecompressionBombError) as error:
-        raise DataError(f"image {path} has no readable header: {_first_line(error)}") from error
+        raise DataError(f"image {_name(image)} does not exist") from None
+    except _UNREADABLE as error:
+        raise DataError(f"image {_name(image)} has no readable header: {_first_line(error)}") from error
+    if min(size) < 1:
+        raise DataError(f"image {_name(image)} is {size[1]} pixels wide and {size[0]} high")
+    if fault:
+        raise DataError(f"image {_name(image)} was cut off: {fault}")
+    return size
 
 
-def image_pixels(path: Path) -> NDArray[np.uint8]:
+def image_pixels(image: Image) -> NDArray[np.uint8]:
     """Pixels [height, width, 3] in RGB. Raises DataError for a missing or damaged image."""
     try:
-        with Image.open(path) as image:
-            return np.asarray(image.convert("RGB"))
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise DataError(f"image {path} cannot be decoded: {_first_line(error)}") from error
+        with _stream(image) as stream, Pillow.open(stream) as opened:
+            return np.asarray(opened.convert("RGB"))
+    except _UNREADABLE as error:
+        raise DataError(f"image {_name(image)} cannot be decoded: {_first_line(error)}") from error
+
+
+def _stream(image: Image) -> IO[bytes]:
+    return BytesIO(image) if isinstance(image, bytes) else image.open("rb")
+
+
+def _name(image: Image) -> str:
+    return f"in the record, of {len(image)} bytes," if isinstance(image, bytes) else str(image)
 
 
 def _first_line(error: BaseException) -> str:

@@ -20,12 +20,13 @@ COLUMNS = {
     "file": np.int32,
     "offset": np.int64,
     "line": np.int32,
+    "record": np.int64,
     "vision_units": np.int32,
     "text_tokens": np.int32,
     "target_tokens": np.int32,
 }
 """Type of each column of a DatasetIndex."""
-_LAYOUT = 1
+_LAYOUT = 2
 """Raised when saved indexes of before can no longer be read."""
 _BIN_TOKENS = 64
 
@@ -41,6 +42,8 @@ class DatasetIndex:
     """First byte of the record."""
     line: NDArray[np.int32]
     """Counted from 1."""
+    record: NDArray[np.int64]
+    """Position in the input: counted from 0 over the records of all files, unusable ones included."""
     vision_units: NDArray[np.int32]
     text_tokens: NDArray[np.int32]
     """Image tokens included."""
@@ -75,7 +78,7 @@ class DatasetIndex:
     def sample(self, row: int) -> Sample:
         """Reads the record again. Raises DataError when the file has changed so that none stands there."""
         file = self.files[self.file[row]]
-        found = formats.load(file.format).read(file, (int(self.offset[row]), int(self.line[row])))
+        found = formats.read(file, (int(self.offset[row]), int(self.line[row])))
         if isinstance(found, Sample):
             return found
         raise DataError(f"{self.where(row)}: {found.reason}; the file has changed since it was indexed, index it again")

@@ -1,27 +1,27 @@
 """Reads a whole dataset once, measures every sample, and lists the lines that cannot be trained on."""
 
-from array import array
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trials.data import formats
-from trials.data.formats import AnnotationFile
-from trials.data.images import image_size
+from trials.data.cache import LengthsCache
+from trials.data.formats import AnnotationFile, Chunk
 from trials.data.index import COLUMNS, DatasetIndex
-from trials.data.jsonl import Place, open_annotations
-from trials.data.sample import BadLine, Encoder, Lengths, Sample
+from trials.data.lengths import ChunkLengths
+from trials.data.measuring import cores, measured
+from trials.data.sample import BadLine, Measurer
+from trials.data.sampling import taken
 from trials.errors import DataError
-from trials.job import DataSection, Source
+from trials.job import DataSection
 
 LISTED = 1000
 """Bad lines that a report lists; all are counted."""
-_PROGRESS_EVERY = 256
-
-_TYPECODES = {np.int32: "i", np.int64: "q"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,112 +36,144 @@ class IndexReport:
     """The first LISTED of them."""
     wrong_sizes: int
     """Images whose size in the record is not the file's; the file's was used."""
+    measured: int
+    """Records that no earlier run had measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Measured:
-    place: Place
-    lengths: Lengths
-    wrong_sizes: int
+class Reading:
+    """How far indexing has come."""
+
+    records: int
+    share: float | None
+    """Of all chunks; None while it is being found out what has to be measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """One chunk of one file."""
+
+    number: int
+    """Of its file."""
+    file: AnnotationFile
+    chunk: Chunk
+    key: str
+    known: ChunkLengths | None
+
+
+def build_index(
+    data: DataSection,
+    measurer: Measurer | None,
+    base: Path,
+    progress: Callable[[Reading], None] | None = None,
+    *,
+    cache: Path | None = None,
+    workers: int | None = None,
+) -> tuple[DatasetIndex, IndexReport]:
+    """Index of every usable sample of the sources, whose paths are relative to `base`.
+
+    Without a `measurer`, only files of lengths can be indexed. `cache` is a folder that keeps what was measured;
+    `workers` is the number of processes to measure with, all cores when None. Raises DataError for a missing file, an
+    unknown format, the first bad line under `on_error: fail`, or when no sample is usable.
+    """
+    files = tuple(file for source in data.sources for file in formats.resolve(source, base))
+    store = LengthsCache(cache)
+    max_tokens = measurer.max_tokens if measurer else data.max_tokens if data.oversize == "truncate" else None
+    tell = progress or (lambda _: None)
+    parts = tuple(_scanned(files, store, measurer, max_tokens, tell))
+    missing = [(part.file, part.chunk) for part in parts if part.known is None]
+    tally = _Tally(is_strict=data.on_error == "fail", records=0)
+    known_records = sum(part.known.records for part in parts if part.known)
+    with closing(measured(missing, measurer, max_tokens, workers or cores())) as fresh:
+        for done, part in enumerate(parts, 1):
+            lengths = part.known or next(fresh)
+            if not part.known:
+                store.keep(part.key, lengths)
+                tally.measured += lengths.records
+            tally.add(part, lengths)
+            tell(Reading(records=known_records + tally.measured, share=done / len(parts)))
+    return _usable(_sampled(tally.index(files)), tally.report())
+
+
+def _scanned(
+    files: tuple[AnnotationFile, ...],
+    store: LengthsCache,
+    measurer: Measurer | None,
+    max_tokens: int | None,
+    tell: Callable[[Reading], None],
+) -> Iterator[_Part]:
+    """Every chunk, in order, with what is known of it."""
+    records = 0
+    for number, file in enumerate(files):
+        for chunk in formats.chunks(file):
+            key = store.key(file, chunk, measurer, max_tokens)
+            known = store.find(key)
+            records += known.records if known else 0
+            tell(Reading(records=records, share=None))
+            yield _Part(number=number, file=file, chunk=chunk, key=key, known=known)
 
 
 @dataclass(slots=True, kw_only=True)
 class _Tally:
-    """Grows while the records go by."""
+    """Grows while the chunks go by."""
 
-    columns: dict[str, "array[int]"] = field(
-        default_factory=lambda: {name: array(_TYPECODES[kind]) for name, kind in COLUMNS.items()}
-    )
+    is_strict: bool
+    columns: dict[str, list[NDArray[Any]]] = field(default_factory=lambda: {name: [] for name in COLUMNS})
     records: int = 0
+    bad: int = 0
     bad_lines: list[BadLine] = field(default_factory=list)
     wrong_sizes: int = 0
+    measured: int = 0
 
-    def reject(self, line: BadLine) -> None:
-        self.records += 1
-        if len(self.bad_lines) < LISTED:
+    def add(self, part: _Part, found: ChunkLengths) -> None:
+        """Raises DataError for a bad line where none may be."""
+        for line in found.bad_lines(part.file, part.chunk):
+            if self.is_strict:
+                raise DataError(f"{line}; correct the line, or set data.on_error to skip")
+            if len(self.bad_lines) == LISTED:
+                break
             self.bad_lines.append(line)
-
-    def accept(self, file: int, found: _Measured) -> None:
-        self.records += 1
+        columns = found.columns
+        moved = {
+            "file": np.full(len(columns["line"]), part.number),
+            "offset": columns["offset"] + part.chunk.start,
+            "line": columns["line"] + part.chunk.line,
+            "record": columns["record"] + self.records,
+        }
+        for name, kind in COLUMNS.items():
+            column = moved[name] if name in moved else columns[name]
+            self.columns[name].append(column.astype(kind))
+        self.records += found.records
+        self.bad += len(found.bad)
         self.wrong_sizes += found.wrong_sizes
-        lengths = found.lengths
-        row = (file, *found.place, lengths.vision_units, lengths.text_tokens, lengths.target_tokens)
-        for column, value in zip(self.columns.values(), row, strict=True):
-            column.append(value)
 
     def index(self, files: tuple[AnnotationFile, ...]) -> DatasetIndex:
-        columns: dict[str, Any] = {name: np.array(self.columns[name], dtype=kind) for name, kind in COLUMNS.items()}
+        columns: dict[str, Any] = {
+            name: np.concatenate([np.empty(0, dtype=kind), *self.columns[name]]) for name, kind in COLUMNS.items()
+        }
         return DatasetIndex(files=files, **columns)
 
     def report(self) -> IndexReport:
         return IndexReport(
             records=self.records,
-            bad=self.records - len(self.columns["file"]),
+            bad=self.bad,
             bad_lines=tuple(self.bad_lines),
             wrong_sizes=self.wrong_sizes,
+            measured=self.measured,
         )
 
 
-def build_index(
-    data: DataSection, encoder: Encoder, base: Path, progress: Callable[[int], None] | None = None
-) -> tuple[DatasetIndex, IndexReport]:
-    """Index of every usable sample of the sources, whose paths are relative to `base`.
-
-    `progress` is told the number of records read so far, now and then and at the end. Raises DataError for a missing
-    file, an unknown format, a bad line under `on_error: fail`, or when no sample is usable.
-    """
-    files = tuple(file for source in data.sources for file in _files(source, base))
-    tally = _Tally()
-    for number, found in _measured(files, encoder):
-        if isinstance(found, _Measured):
-            tally.accept(number, found)
-        elif data.on_error == "fail":
-            raise DataError(f"{found}; correct the line, or set data.on_error to skip")
-        else:
-            tally.reject(found)
-        if progress and tally.records % _PROGRESS_EVERY == 0:
-            progress(tally.records)
-    if progress:
-        progress(tally.records)
-    return _usable(tally.index(files), tally.report())
-
-
-def _files(source: Source, base: Path) -> tuple[AnnotationFile, ...]:
-    """The record files of a source; all of them can be opened, so that a long indexing run does not end on one."""
-    path = (base / source.path).resolve()
-    open_annotations(path).close()
-    images = (base / source.images).resolve() if source.images else path.parent
-    name = formats.detect(path) if source.format == "auto" else source.format
-    whole = AnnotationFile(path=path, images=images, format=name, repeat=source.repeat)
-    files = tuple(formats.load(name).files(whole))
-    for file in files:
-        open_annotations(file.path).close()
-    return files
-
-
-def _measured(files: tuple[AnnotationFile, ...], encoder: Encoder) -> Iterator[tuple[int, _Measured | BadLine]]:
-    """Every record, in order, with the number of its file."""
-    for number, file in enumerate(files):
-        for place, record in formats.load(file.format).records(file):
-            if isinstance(record, BadLine):
-                yield number, record
-                continue
-            try:
-                yield number, _measure(record, place, encoder)
-            except DataError as error:
-                yield number, BadLine(path=file.path, line=place[1], reason=str(error))
-
-
-def _measure(sample: Sample, place: Place, encoder: Encoder) -> _Measured:
-    """Raises DataError for a sample that cannot be trained on."""
-    sizes = tuple(image_size(path) for path in sample.images)
-    lengths = encoder.measure(sample, sizes)
-    if lengths.target_tokens == 0:
-        raise DataError("no target tokens: no assistant turn to learn from")
-    stated = zip(sample.image_sizes, sizes, strict=True)
-    return _Measured(
-        place=place, lengths=lengths, wrong_sizes=sum(said is not None and said != real for said, real in stated)
-    )
+def _sampled(index: DatasetIndex) -> DatasetIndex:
+    """The index after each file's `sampling`, which counts usable samples."""
+    keep = np.zeros(len(index), dtype=np.bool_)
+    files = []
+    for number, file in enumerate(index.files):
+        rows = np.flatnonzero(index.file == number)
+        chosen, share = taken(file.sampling, len(rows))
+        keep[rows[chosen]] = True
+        files.append(replace(file, repeat=file.repeat * share))
+    columns: dict[str, Any] = {name: getattr(index, name)[keep] for name in COLUMNS}
+    return DatasetIndex(files=tuple(files), **columns)
 
 
 def _usable(index: DatasetIndex, report: IndexReport) -> tuple[DatasetIndex, IndexReport]:

@@ -1,16 +1,21 @@
 """Micro-batches: packs encoded and joined into tensors, in the order of the steps."""
 
+import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from trials.data.epoch import Epoch
+from trials.data.images import image_pixels
 from trials.data.index import DatasetIndex
 from trials.data.sample import IGNORED, Encoded, Encoder, Ints, Lengths
 from trials.errors import DataError
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -25,6 +30,8 @@ class MicroBatch:
     """int64 [T], from 0 in each sample, its padding included."""
     labels: torch.Tensor
     """int64 [T], shifted: entry i is the target after token i in the same sample, else -100."""
+    faults: tuple[str, ...] = ()
+    """Why samples of the pack are blank, each with file and line."""
 
 
 def micro_batches(
@@ -36,21 +43,25 @@ def micro_batches(
     *,
     pixels: bool,
     workers: int,
+    on_error: Literal["skip", "fail"],
 ) -> Iterator[MicroBatch]:
     """The rank's micro-batches of these steps, in order; `workers` processes prepare them ahead.
 
-    Raises DataError, with file and line, for a sample that can no longer be read or has changed its lengths.
+    A sample that can no longer be read, or that has changed its lengths, is warned of with file and line and becomes a
+    blank one of the lengths in the index. Under `on_error: fail` it raises DataError instead.
     """
     packs = [epoch.packs.pack(pack) for step in steps for pack in epoch.rows(step)[:, data_rank]]
     dataset = _Packs(index, packs, encoder, pixels=pixels, padded=epoch.packs.padded)
-    # An error comes as a value: raised in a worker, it would come back with the worker's traceback as its message.
+    # Faults come as values: raised in a worker, one would come back with the worker's traceback as its message.
     for batch in DataLoader(dataset, batch_size=None, num_workers=workers):
-        if isinstance(batch, DataError):
-            raise batch
+        if batch.faults and on_error == "fail":
+            raise DataError(batch.faults[0])
+        for fault in batch.faults:
+            logger.warning("%s; a blank sample takes its place", fault)
         yield batch
 
 
-class _Packs(Dataset[MicroBatch | DataError]):
+class _Packs(Dataset[MicroBatch]):
     def __init__(
         self, index: DatasetIndex, packs: Sequence[Ints], encoder: Encoder, *, pixels: bool, padded: bool
     ) -> None:
@@ -63,19 +74,31 @@ class _Packs(Dataset[MicroBatch | DataError]):
     def __len__(self) -> int:
         return len(self._packs)
 
-    def __getitem__(self, number: int) -> MicroBatch | DataError:
+    def __getitem__(self, number: int) -> MicroBatch:
+        faults: list[str] = []
+        samples = [self._encoded(int(row), faults) for row in self._packs[number]]
+        batch = collate(samples, self._encoder, pixels=self._pixels, padded=self._padded)
+        return replace(batch, faults=tuple(faults))
+
+    def _encoded(self, row: int, faults: list[str]) -> Encoded:
         try:
-            samples = [encode(self._index, int(row), self._encoder, pixels=self._pixels) for row in self._packs[number]]
+            return encode(self._index, row, self._encoder, pixels=self._pixels)
         except DataError as error:
-            return error
-        return collate(samples, self._encoder, pixels=self._pixels, padded=self._padded)
+            faults.append(str(error))
+            return self._encoder.blank(self._index.lengths(row), pixels=self._pixels)
 
 
 def encode(index: DatasetIndex, row: int, encoder: Encoder, *, pixels: bool) -> Encoded:
-    """One sample. Raises DataError unless it still has the lengths that the plan was made for."""
+    """One sample. Raises DataError unless it still has the lengths that the plan was made for.
+
+    Images are decoded even where no pixels are asked for: the stage with the labels has to know of the same faults as
+    the stage with the pixels.
+    """
     sample = index.sample(row)
     try:
         encoded = encoder.encode(sample, pixels=pixels)
+        for image in sample.images if not pixels else ():
+            image_pixels(image)
     except DataError as error:
         raise DataError(f"{index.where(row)}: {error}") from error
     expected = index.lengths(row)

@@ -12,8 +12,10 @@ from trials.data.sample import Ints
 from trials.errors import DataError
 from trials.plan import Packed, Packing, Padded
 
-Oversize: TypeAlias = Literal["own-pack", "skip", "fail"]
-"""As `data.oversize` in the job."""
+PACKERS = "trials.data.packers"
+
+Oversize: TypeAlias = Literal["own-pack", "truncate", "skip", "fail"]
+"""As `data.oversize` in the job. What is left to truncate is cut before packs are built; here it is `own-pack`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -79,14 +81,14 @@ def _packed(index: DatasetIndex, order: Ints, packing: Packed, seed: int, oversi
         raise DataError(_oversize_message(index, order[~fits], packing))
     if oversize == "skip" and not fits.any():
         raise DataError(f"every sample is above qv={packing.qv} qt={packing.qt} and skipped; raise them")
-    packer = plugins.load("trials.data.packers", packing.packer)
+    packer = plugins.load(PACKERS, packing.packer)
     samples, starts = packer.pack(units[fits], tokens[fits], packing, seed)
-    alone = order[~fits] if oversize == "own-pack" else order[:0]
+    alone = order[:0] if oversize == "skip" else order[~fits]
     return Packs(
         samples=np.concatenate([order[fits][samples], alone]),
         starts=np.concatenate([starts, starts[-1] + np.arange(1, len(alone) + 1)]),
         padded=False,
-        skipped=0 if oversize == "own-pack" else int(np.count_nonzero(~fits)),
+        skipped=int(np.count_nonzero(~fits)) if oversize == "skip" else 0,
     )
 
 

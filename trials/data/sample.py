@@ -7,7 +7,11 @@ from typing import Literal, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from trials.errors import DataError
+
 Ints: TypeAlias = NDArray[np.int64]
+Image: TypeAlias = Path | bytes
+"""A file, or the content of one."""
 
 IMAGE = "<image>"
 """Stands in a user turn where an image is shown."""
@@ -28,7 +32,7 @@ class Sample:
     """One conversation. Readers guarantee as many `<image>` in the user turns as images."""
 
     turns: tuple[Turn, ...]
-    images: tuple[Path, ...]
+    images: tuple[Image, ...]
     image_sizes: tuple[tuple[int, int] | None, ...]
     """(height, width) in pixels as the record states it, one entry per image; None where it does not."""
 
@@ -69,7 +73,25 @@ class Encoded:
     """[units, *unit_shape]; None for a sample without images, and where pixels were not asked for."""
 
 
-class Encoder(Protocol):
+class Measurer(Protocol):
+    """Tells how long a sample is for one model. Processes that measure get their copy by pickling it."""
+
+    @property
+    def digest(self) -> str:
+        """Of everything that a length depends on besides the sample: model, libraries, and `max_tokens`."""
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Longer samples are cut to so many tokens; None leaves them whole."""
+
+    def measure(self, sample: Sample, image_sizes: tuple[tuple[int, int], ...]) -> Lengths:
+        """The sample's lengths from its text and its images' (height, width), with no image opened.
+
+        Raises DataError for a sample that this model cannot take, or whose images `max_tokens` would cut.
+        """
+
+
+class Encoder(Measurer, Protocol):
     """Turns samples into one model's tokens and pixels. `measure` and `encode` agree on every length."""
 
     @property
@@ -80,8 +102,26 @@ class Encoder(Protocol):
     def unit_shape(self) -> tuple[int, ...]:
         """Shape of one vision unit: (3, height, width) for a tile."""
 
-    def measure(self, sample: Sample, image_sizes: tuple[tuple[int, int], ...]) -> Lengths:
-        """The sample's lengths from its text and its images' (height, width), with no image opened."""
-
     def encode(self, sample: Sample, *, pixels: bool) -> Encoded:
-        """The sample's tokens, and its pixels when `pixels`. Raises DataError for an image that cannot be read."""
+        """The sample's tokens, and its pixels when `pixels`.
+
+        Raises DataError like `measure`, and for an image that cannot be read.
+        """
+
+    def blank(self, lengths: Lengths, *, pixels: bool) -> Encoded:
+        """A sample of these lengths that teaches nothing: image tokens for zero pixels, pad tokens, no target."""
+
+
+def kept_tokens(tokens: int, images_end: int, max_tokens: int | None) -> int:
+    """How many of a sample's tokens are kept; `images_end` counts those up to the end of its last image.
+
+    Raises DataError when an image would be cut, or be left out.
+    """
+    if max_tokens is None or tokens <= max_tokens:
+        return tokens
+    if images_end > max_tokens:
+        raise DataError(
+            f"its images end at token {images_end} of {tokens}, behind the {max_tokens} that a sample is cut to; raise "
+            "data.max_tokens, or show fewer or smaller images"
+        )
+    return max_tokens

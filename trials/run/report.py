@@ -66,6 +66,8 @@ class TrainingReport:
     finished: bool
     """Whether every epoch is done and the final model is written."""
     model: Path | None
+    blank_samples: int
+    """Samples of this rank, in this launch, that could not be read and taught nothing."""
     kind: Literal["training"] = "training"
 
 

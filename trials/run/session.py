@@ -14,7 +14,8 @@ from trials.data.sample import Encoder
 from trials.engine.engine import Seat, TrainingEngine, build_engine, seat
 from trials.engine.memory import MemoryMeter, memory_meter
 from trials.model.cut import cut
-from trials.model.skeleton import build_skeleton, load_config, load_family
+from trials.model.encoders import load_encoder
+from trials.model.skeleton import build_skeleton, load_config
 from trials.model.stage import StageModule
 from trials.model.weights import WeightFiles, draw_buffers, draw_weights, read_weights
 from trials.run.request import Request
@@ -30,6 +31,8 @@ class Session:
     meter: MemoryMeter
     index: DatasetIndex
     encoder: Encoder
+    blank_samples: int = 0
+    """Samples of this rank so far that could not be read, each time that one was shown."""
 
     def epoch(self, number: int) -> Epoch:
         """The packs and steps of that epoch: the same on every rank."""
@@ -46,12 +49,20 @@ class Session:
         )
 
     def batches(self, epoch: Epoch, steps: Sequence[int]) -> Iterator[MicroBatch]:
-        """This rank's packs of those steps, in order."""
-        pixels = self.engine.stage.cut.embeds
-        workers = self.request.job.data.workers
-        return micro_batches(
-            self.index, epoch, steps, self.seat.data_rank, self.encoder, pixels=pixels, workers=workers
-        )
+        """This rank's packs of those steps, in order. Raises DataError as `data.on_error` says."""
+        data = self.request.job.data
+        for batch in micro_batches(
+            self.index,
+            epoch,
+            steps,
+            self.seat.data_rank,
+            self.encoder,
+            pixels=self.engine.stage.cut.embeds,
+            workers=data.workers,
+            on_error=data.on_error,
+        ):
+            self.blank_samples += len(batch.faults)
+            yield batch
 
     def step(self, batches: Iterator[MicroBatch], step: Step) -> float:
         """One optimizer step; the loss. Raises MemoryExceeded when this rank passes the limit."""
@@ -67,15 +78,13 @@ def open_session(request: Request, rank: int, device: torch.device) -> Iterator[
     where = seat(request.plan, rank)
     stage = build_stage(request, where.stage, device)
     engine = build_engine(request.plan, stage, where, device, request.job.training.learning_rate)
-    model = request.job.model
-    family = load_family(stage.model.config)
     session = Session(
         request=request,
         seat=where,
         engine=engine,
         meter=memory_meter(device, stage, request.plan.layout, request.memory_limit_bytes),
         index=DatasetIndex.load(request.index),
-        encoder=family.encoder(model.path, trust_remote_code=model.trust_remote_code),
+        encoder=load_encoder(request.job.model, request.job.data),
     )
     try:
         yield session

@@ -32,9 +32,11 @@ def run_training(session: Session, task: Training) -> TrainingReport:
                 save_checkpoint(session, task.output, _state(session, done))
         first_of_epoch += count
     if done < total:
-        return TrainingReport(steps=done, finished=False, model=None)
+        return TrainingReport(steps=done, finished=False, model=None, blank_samples=session.blank_samples)
     save_model(session, task.output / MODEL_FOLDER)
-    return TrainingReport(steps=done, finished=True, model=task.output / MODEL_FOLDER)
+    return TrainingReport(
+        steps=done, finished=True, model=task.output / MODEL_FOLDER, blank_samples=session.blank_samples
+    )
 
 
 def _run_steps(session: Session, epoch: Epoch, numbers: range, before: int, total: int) -> Iterator[Progress]:

@@ -1,18 +1,30 @@
-"""Dataset formats: one module each, found by name, so that a new file is a new format.
+"""Dataset formats: what a record means. One module each, found by name, so that a new file is a new format.
 
-A format module has the functions of `Format`. What several formats share stands in `trials.data`, not here.
+How a file holds its records is told by `trials.data.containers`, which files a mixture lists by `trials.data.mixtures`.
+Here the three come together.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Protocol, cast
 
 from trials import plugins
-from trials.data.jsonl import Place
-from trials.data.sample import BadLine, Sample
+from trials.data import containers, mixtures
+from trials.data.chunk import Chunk, Place
+from trials.data.columns import Columns
+from trials.data.mixtures import Entry
+from trials.data.record import Record, RecordError
+from trials.data.sample import BadLine, Lengths, Sample
 from trials.errors import DataError, UnknownName
+from trials.job import Source
+
+__all__ = ["AnnotationFile", "Chunk", "Place", "chunks", "digest", "read", "records", "resolve"]
+
+_LOOKED_AT = 64
+"""Records that are tried before a file is said to be in another format."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,22 +38,64 @@ class AnnotationFile:
     """Module of this package."""
     repeat: float
     """How often an epoch shows each record."""
+    sampling: str = "all"
+    """Which of its usable records take part; see `trials.data.sampling`."""
+    container: str = "json-lines"
+    """Module of `trials.data.containers`."""
+    columns: Columns | None = None
+    """Where a record keeps its parts, when a mixture file says so; else the format's own."""
 
 
 class Format(Protocol):
-    """What a format module offers. A record that cannot be used is a BadLine, never an exception."""
+    """What a format's module offers."""
 
-    def recognises(self, path: Path) -> bool:
-        """Whether the file's beginning looks like this format. False, not an error, for any other content."""
+    def recognises(self, record: Record, container: str) -> bool:
+        """Whether the record looks like this format. False, not an error, for any other."""
 
-    def files(self, source: AnnotationFile) -> Iterator[AnnotationFile]:
-        """The record files behind a source: itself, or those that it lists. Raises DataError for a bad list."""
+    def read(self, record: Record, file: AnnotationFile) -> Sample | Lengths:
+        """What the record says. Raises RecordError for one that cannot be used."""
 
-    def records(self, file: AnnotationFile) -> Iterator[tuple[Place, Sample | BadLine]]:
-        """Every record with its place, in order and in bounded memory. Raises DataError when there is no file."""
 
-    def read(self, file: AnnotationFile, place: Place) -> Sample | BadLine:
-        """One record again."""
+def resolve(source: Source, base: Path) -> tuple[AnnotationFile, ...]:
+    """The record files of a source, whose paths are relative to `base`; all of them can be opened.
+
+    Raises DataError for a file that is not there or is in no format known here, and for a faulty mixture file.
+    """
+    path = _absolute(base / source.path)
+    images = _absolute(base / source.images) if source.images else path.parent
+    mixture = mixtures.expand(path, images, source.names)
+    if mixture:
+        return tuple(_listed(source, entry, mixture.format) for entry in mixture.entries)
+    if source.names is not None:
+        raise DataError(f"{path} is no mixture file, so `names` selects nothing in it; take `names` out of the source")
+    return (_listed(source, Entry(path=path, images=images), None),)
+
+
+def chunks(file: AnnotationFile) -> Iterator[Chunk]:
+    """The whole file in parts that can be read each by itself. Raises DataError for a file that has no such parts."""
+    return containers.load(file.container).chunks(file.path)
+
+
+def digest(file: AnnotationFile, chunk: Chunk) -> str:
+    """Equal for chunks of equal content."""
+    return containers.load(file.container).digest(file.path, chunk)
+
+
+def records(file: AnnotationFile, chunk: Chunk) -> Iterator[tuple[Place, Sample | Lengths | BadLine]]:
+    """Every record of the chunk that is not blank, in order and in bounded memory."""
+    for place, record in containers.load(file.container).records(file.path, chunk):
+        yield place, _said(file, place, record)
+
+
+def read(file: AnnotationFile, place: Place) -> Sample | BadLine:
+    """One record again."""
+    try:
+        found = _said(file, place, containers.load(file.container).read(file.path, place))
+    except RecordError as error:
+        return BadLine(path=file.path, line=place[1], reason=str(error))
+    if isinstance(found, Lengths):
+        return BadLine(path=file.path, line=place[1], reason="lengths alone, without a conversation to train on")
+    return found
 
 
 @cache
@@ -53,13 +107,60 @@ def load(name: str) -> Format:
         raise DataError(f"data.sources: format {error}, auto") from error
 
 
-def detect(path: Path) -> str:
-    """Name of the one format that recognises the file. Raises DataError when none does, or several do."""
-    found = [name for name, module in plugins.each(__name__) if cast(Format, module).recognises(path)]
+def detect(path: Path, container: str) -> str:
+    """Name of the one format that recognises one of the file's first records. Raises DataError when none does."""
+    found: list[str] = []
+    looked_at = list(islice(_records(path, container), _LOOKED_AT))
+    for record in looked_at:
+        if not found and not isinstance(record, RecordError):
+            modules = ((name, cast(Format, module)) for name, module in plugins.each(__name__))
+            found = [name for name, module in modules if module.recognises(record, container)]
     if len(found) == 1:
         return found[0]
-    if not path.stat().st_size:
+    if not looked_at:
         raise DataError(f"annotation file {path} is empty; write the dataset again, or take it out of data.sources")
     what = f"looks like {' and '.join(found)}" if found else "is in no format known here"
     choices = ", ".join(found or plugins.names(__name__))
     raise DataError(f"annotation file {path} {what}; set `format` of this source to one of: {choices}")
+
+
+def _records(path: Path, container: str) -> Iterator[Record | RecordError]:
+    for chunk in containers.load(container).chunks(path):
+        for _, record in containers.load(container).records(path, chunk):
+            yield record
+
+
+def _said(file: AnnotationFile, place: Place, record: Record | RecordError) -> Sample | Lengths | BadLine:
+    try:
+        if isinstance(record, RecordError):
+            raise record
+        return load(file.format).read(record, file)
+    except RecordError as error:
+        return BadLine(path=file.path, line=place[1], reason=str(error))
+
+
+def _listed(source: Source, entry: Entry, usual: str | None) -> AnnotationFile:
+    container = containers.recognise(entry.path)
+    name = usual or detect(entry.path, container) if source.format == "auto" else source.format
+    load(name)
+    if source.sampling != "all" and entry.sampling != "all":
+        raise DataError(
+            f"{source.path} lists {entry.path} with the sampling {entry.sampling}, and the source has the sampling "
+            f"{source.sampling}; keep one"
+        )
+    return AnnotationFile(
+        path=entry.path,
+        images=entry.images,
+        format=name,
+        repeat=source.repeat * entry.repeat,
+        sampling=entry.sampling if source.sampling == "all" else source.sampling,
+        container=container,
+        columns=entry.columns,
+    )
+
+
+def _absolute(path: Path) -> Path:
+    try:
+        return path.resolve()
+    except (OSError, ValueError, RuntimeError) as error:  # a null character, or links that lead to themselves
+        raise DataError(f"annotation file {path} cannot be found: {error}; correct its path") from error

@@ -1,69 +1,148 @@
-"""Best fit decreasing in two dimensions: each pack begins with the largest item left and takes what fills it best."""
+"""Best fit decreasing in two dimensions, on the histogram of the items' sizes.
+
+Items of one size are one entry with a count. So a pack that is found once is repeated as often as its sizes last, and
+the time depends on the number of sizes rather than of items (as in Krell et al., "Efficient Sequence Packing without
+Cross-contamination", 2021, section 3.2, for one dimension).
+"""
 
 from bisect import bisect_right
+from collections import Counter
+from dataclasses import dataclass
 
 import numpy as np
 
 from trials.data.sample import Ints
 from trials.plan import Packed
 
-_CLASSES = 64
-"""Items are sorted into at most so many classes of vision units, each looked through by bisection over tokens."""
+_UNIT_SIZES = 64
+_SIZES = 4096
+"""At most so many different sizes of vision units, and of both together: above that they count as rounded up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sizes:
+    """A histogram of items, as columns [sizes], ascending by units, then by tokens."""
+
+    units: Ints
+    tokens: Ints
+    counts: Ints
+
+    @classmethod
+    def of(cls, units: Ints, tokens: Ints, counts: Ints | None = None) -> "Sizes":
+        """Of items, or of entries that stand for `counts` items each."""
+        keys, places = np.unique(np.stack([units, tokens], axis=1), axis=0, return_inverse=True)
+        summed = np.bincount(places, weights=counts, minlength=len(keys)).astype(np.int64)
+        return cls(units=keys[:, 0], tokens=keys[:, 1], counts=summed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pattern:
+    """So many packs that hold the same sizes."""
+
+    packs: int
+    sizes: tuple[int, ...]
+    """Positions in the histogram, one for each item of a pack."""
 
 
 def pack(units: Ints, tokens: Ints, packing: Packed, seed: int) -> tuple[Ints, Ints]:
-    """Takes the item with the largest share of both capacities that still fits; `seed` breaks ties.
-
-    Above 64 vision units to a pack, units count as rounded up to the next of 64 classes.
-    """
-    shelves = _shelves(units, tokens, packing, np.random.default_rng(seed))
-    samples: list[int] = []
-    starts = [0]
-    while shelves:
-        free_units, free_tokens = packing.qv, packing.qt
-        while (shelf := _best(shelves, free_units, free_tokens, packing)) is not None:
-            item_tokens, item = shelves[shelf].take(free_tokens)
-            samples.append(item)
-            free_units -= shelf
-            free_tokens -= item_tokens
-            if not shelves[shelf].tokens:
-                del shelves[shelf]
-        starts.append(len(samples))
-    return np.array(samples, dtype=np.int64), np.array(starts, dtype=np.int64)
-
-
-class _Shelf:
-    """Items of one class of units, ascending by tokens."""
-
-    def __init__(self, tokens: list[int], items: list[int]) -> None:
-        self.tokens = tokens
-        self.items = items
-
-    def take(self, most_tokens: int) -> tuple[int, int]:
-        """Removes the longest item of at most so many tokens; returns its tokens and its number."""
-        place = bisect_right(self.tokens, most_tokens) - 1
-        return self.tokens.pop(place), self.items.pop(place)
+    """Takes the size with the largest share of both capacities that still fits; `seed` says which items of a size."""
+    units, tokens = _coarse(units, tokens, packing)
+    key = units * (packing.qt + 1) + tokens
+    shuffled = np.random.default_rng(seed).permutation(len(key))
+    by_size = shuffled[np.argsort(key[shuffled], kind="stable")]
+    _, firsts, counts = np.unique(key[by_size], return_index=True, return_counts=True)
+    sizes = Sizes(units=units[by_size[firsts]], tokens=tokens[by_size[firsts]], counts=counts)
+    samples, held = [by_size[:0]], [by_size[:0]]
+    cursor = firsts.tolist()
+    for pattern in patterns(sizes, packing):
+        columns = []
+        for size in pattern.sizes:
+            columns.append(by_size[cursor[size] : cursor[size] + pattern.packs])
+            cursor[size] += pattern.packs
+        samples.append(np.stack(columns, axis=1).ravel())
+        held.append(np.full(pattern.packs, len(columns), dtype=np.int64))
+    return np.concatenate(samples), np.concatenate([[0], np.cumsum(np.concatenate(held))])
 
 
-def _shelves(units: Ints, tokens: Ints, packing: Packed, random: np.random.Generator) -> dict[int, _Shelf]:
-    width = max(1, -(-packing.qv // _CLASSES))
-    classes = np.minimum(-(-units // width) * width, packing.qv)
-    shuffled = random.permutation(len(units))
-    order = shuffled[np.argsort(tokens[shuffled], kind="stable")]
-    shelves = {}
-    for size in np.unique(classes).tolist():
-        items = order[classes[order] == size]
-        shelves[size] = _Shelf(tokens[items].tolist(), items.tolist())
-    return shelves
+def patterns(sizes: Sizes, packing: Packed) -> list[Pattern]:
+    """Packs that use up the histogram; every size fits the capacities."""
+    shelves = _Shelves(sizes)
+    found = []
+    while shelves.by_units:
+        taken = _fullest(shelves, packing)
+        packs = min(shelves.left[size] // times for size, times in taken.items())
+        found.append(Pattern(packs=packs, sizes=tuple(taken.elements())))
+        shelves.remove(taken, packs)
+    return found
 
 
-def _best(shelves: dict[int, _Shelf], free_units: int, free_tokens: int, packing: Packed) -> int | None:
-    """The class whose longest fitting item fills most; None when nothing fits."""
-    best, most = None, -1.0
-    for units, shelf in shelves.items():
-        if units <= free_units and shelf.tokens[0] <= free_tokens:
-            tokens = shelf.tokens[bisect_right(shelf.tokens, free_tokens) - 1]
-            share = units / max(packing.qv, 1) + tokens / packing.qt
-            if share > most:
-                best, most = units, share
-    return best
+class _Shelves:
+    """The sizes that are left: for each number of units, tokens ascending."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        self.left = sizes.counts.tolist()
+        self.by_units: dict[int, tuple[list[int], list[int]]] = {}
+        for size, (units, tokens) in enumerate(zip(sizes.units.tolist(), sizes.tokens.tolist(), strict=True)):
+            shelf = self.by_units.setdefault(units, ([], []))
+            shelf[0].append(tokens)
+            shelf[1].append(size)
+        self._units = sizes.units
+
+    def longest(self, units: int, most_tokens: int, taken: Counter[int]) -> int:
+        """Place on its shelf of the longest size that fits and is not all taken; -1 if there is none."""
+        tokens, numbers = self.by_units[units]
+        place = bisect_right(tokens, most_tokens) - 1
+        while place >= 0 and taken[numbers[place]] >= self.left[numbers[place]]:
+            place -= 1
+        return place
+
+    def remove(self, taken: Counter[int], packs: int) -> None:
+        for size, times in taken.items():
+            self.left[size] -= times * packs
+            if not self.left[size]:
+                units = int(self._units[size])
+                tokens, numbers = self.by_units[units]
+                place = numbers.index(size)
+                del tokens[place], numbers[place]
+                if not tokens:
+                    del self.by_units[units]
+
+
+def _fullest(shelves: _Shelves, packing: Packed) -> Counter[int]:
+    """One pack: how often it takes each size."""
+    taken: Counter[int] = Counter()
+    free_units, free_tokens = packing.qv, packing.qt
+    while True:
+        best, most = None, -1.0
+        for units, (tokens, numbers) in shelves.by_units.items():
+            if units <= free_units and (place := shelves.longest(units, free_tokens, taken)) >= 0:
+                share = units / max(packing.qv, 1) + tokens[place] / packing.qt
+                if share > most:
+                    best, most = (units, tokens[place], numbers[place]), share
+        if best is None:
+            return taken
+        free_units -= best[0]
+        free_tokens -= best[1]
+        taken[best[2]] += 1
+
+
+def _coarse(units: Ints, tokens: Ints, packing: Packed) -> tuple[Ints, Ints]:
+    """Sizes rounded up, by as little as leaves few of them."""
+    alone = np.unique(units)
+    units = _up(units, _grain(alone, np.zeros_like(alone), packing.qv, _UNIT_SIZES), packing.qv)
+    pairs = np.unique(units * (packing.qt + 1) + tokens)
+    of_units, of_tokens = np.divmod(pairs, packing.qt + 1)
+    return units, _up(tokens, _grain(of_tokens, of_units, packing.qt, _SIZES), packing.qt)
+
+
+def _grain(sizes: Ints, beside: Ints, most: int, different: int) -> int:
+    """The least power of 2 that leaves so many sizes, together with what stands beside them, rounded up to it."""
+    grain = 1
+    while len(np.unique(beside * (most + 1) + _up(sizes, grain, most))) > different:
+        grain *= 2
+    return grain
+
+
+def _up(sizes: Ints, grain: int, most: int) -> Ints:
+    rounded: Ints = np.minimum(-(-sizes // grain) * grain, most)
+    return rounded

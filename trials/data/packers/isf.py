@@ -1,7 +1,7 @@
 """Iterative sampling and filtering: shuffle, fill packs one after the other, keep the full ones, repeat with the rest.
 
 Source: OmniBal (ICML 2025), iterative sampling and filtering. Unlike its published code, it loses no tail and no
-sample, draws anew in each round and stops when a round fills no pack.
+sample, draws anew in each round and stops when a round fills hardly a pack.
 """
 
 import numpy as np
@@ -12,6 +12,8 @@ from trials.plan import Packed
 
 MAX_ROUNDS = 50
 """The paper sees no change after about 5; few and odd lengths need more."""
+_WORTHWHILE = 0.001
+"""A round that fills a smaller share of its packs is the last."""
 
 
 def pack(units: Ints, tokens: Ints, packing: Packed, seed: int) -> tuple[Ints, Ints]:
@@ -24,7 +26,7 @@ def pack(units: Ints, tokens: Ints, packing: Packed, seed: int) -> tuple[Ints, I
             break
         pool = random.permutation(pool)
         drawn, sizes = _next_fit(units[pool], tokens[pool], packing)
-        if number == MAX_ROUNDS or not drawn.any():
+        if number == MAX_ROUNDS or drawn.mean() < _WORTHWHILE:
             drawn[:] = True
         of_drawn = np.repeat(drawn, sizes)
         samples.append(pool[of_drawn])
@@ -41,8 +43,9 @@ def _next_fit(units: Ints, tokens: Ints, packing: Packed) -> tuple[NDArray[np.bo
     by_units = np.searchsorted(unit_sums, unit_sums + packing.qv, side="right") - 1
     by_tokens = np.searchsorted(token_sums, token_sums + packing.qt, side="right") - 1
     end_of = np.minimum(by_units, by_tokens).tolist()
-    bounds = [0]
-    while bounds[-1] < len(units):
-        bounds.append(end_of[bounds[-1]])
+    bounds, end = [0], 0
+    while end < len(end_of) - 1:
+        end = end_of[end]
+        bounds.append(end)
     full = (np.diff(unit_sums[bounds]) >= packing.qv_min) | (np.diff(token_sums[bounds]) >= packing.qt_min)
     return full, np.diff(bounds)

@@ -14,8 +14,9 @@ from torch import nn
 from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, PretrainedConfig, PreTrainedModel
 
 from trials.data.images import image_pixels, image_size
-from trials.data.sample import IGNORED, IMAGE, Encoded, Lengths, Sample, Turn
+from trials.data.sample import IGNORED, IMAGE, Encoded, Ints, Lengths, Sample, Turn, kept_tokens
 from trials.errors import ModelError
+from trials.model.digest import model_digest
 
 # --- data side ----------------------------------------------------------------------------------------------------
 
@@ -25,8 +26,11 @@ Piece: TypeAlias = tuple[list[int], bool]
 """Some tokens, and whether they are targets."""
 
 
-def encoder(model_path: str, trust_remote_code: bool = False) -> "Encoder":
-    """The encoder of a model folder. Raises ModelError for one that is not in InternVL's Hugging Face form."""
+def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | None = None) -> "Encoder":
+    """The encoder of a model folder, which cuts samples to `max_tokens`.
+
+    Raises ModelError for a folder that is not in InternVL's Hugging Face form.
+    """
     try:
         config = AutoConfig.from_pretrained(model_path, trust_remote_code=trust_remote_code)
         tokenizer = AutoTokenizer.from_pretrained(model_path, trust_remote_code=trust_remote_code)
@@ -37,7 +41,7 @@ def encoder(model_path: str, trust_remote_code: bool = False) -> "Encoder":
             f"the tokenizer or image processor of model {model_path} cannot be loaded: {' '.join(str(error).split())}; "
             "save both there with save_pretrained"
         ) from error
-    return Encoder(config, tokenizer, images)
+    return Encoder(config, tokenizer, images, max_tokens)
 
 
 def unit_tokens(config: Any) -> tuple[int, int]:
@@ -54,10 +58,18 @@ class Encoder:
     images in a sample each gets 1/n of the most tiles, as InternVL trains (`max_dynamic_patch // n`).
     """
 
-    def __init__(self, config: Any, tokenizer: Any, images: Any) -> None:
+    def __init__(self, config: Any, tokenizer: Any, images: Any, max_tokens: int | None = None) -> None:
         """Takes a Hugging Face configuration, tokenizer and image processor; raises ModelError where they disagree."""
+        if not tokenizer.is_fast:
+            raise ModelError("the tokenizer is not in its fast form; save it with its tokenizer.json")
         self._tokenizer = tokenizer
+        # Asked itself, it takes half the time; a limit or padding that was saved with it would count then.
+        self._backend = tokenizer.backend_tokenizer
+        self._backend.no_truncation()
+        self._backend.no_padding()
         self._images = images
+        self._max_tokens = max_tokens
+        self._digest = model_digest(type(self), config, tokenizer, images, max_tokens)
         _, self._tokens_per_tile = unit_tokens(config)
         self._image_start, self._context, self._image_end = (
             self._token_id(getattr(tokenizer, f"{name}_token", None), f"{name}_token")
@@ -82,25 +94,47 @@ class Encoder:
         """(3, height, width) of a tile."""
         return self._unit_shape
 
+    @property
+    def digest(self) -> str:
+        return self._digest
+
+    @property
+    def max_tokens(self) -> int | None:
+        return self._max_tokens
+
     def measure(self, sample: Sample, image_sizes: tuple[tuple[int, int], ...]) -> Lengths:
         tiles = self._tiles(image_sizes)
-        pieces = list(self._pieces(sample, tiles))
+        input_ids, is_target = self._tokens(sample, tiles)
         return Lengths(
-            vision_units=sum(tiles),
-            text_tokens=sum(len(tokens) for tokens, _ in pieces),
-            target_tokens=sum(len(tokens) for tokens, is_target in pieces if is_target),
+            vision_units=sum(tiles), text_tokens=len(input_ids), target_tokens=int(np.count_nonzero(is_target))
         )
 
     def encode(self, sample: Sample, *, pixels: bool) -> Encoded:
-        tiles = self._tiles(tuple(image_size(path) for path in sample.images))
-        pieces = list(self._pieces(sample, tiles))
-        input_ids = np.array([token for tokens, _ in pieces for token in tokens], dtype=np.int64)
-        is_target = np.repeat([is_target for _, is_target in pieces], [len(tokens) for tokens, _ in pieces])
+        input_ids, is_target = self._tokens(sample, self._tiles(tuple(image_size(image) for image in sample.images)))
         return Encoded(
             input_ids=input_ids,
             labels=np.where(is_target, input_ids, IGNORED),
             pixel_values=self._pixels(sample) if pixels and sample.images else None,
         )
+
+    def blank(self, lengths: Lengths, *, pixels: bool) -> Encoded:
+        input_ids = np.full(lengths.text_tokens, self.pad_token_id, dtype=np.int64)
+        input_ids[: lengths.vision_units * self._tokens_per_tile] = self._context
+        shape = (lengths.vision_units, *self._unit_shape)
+        return Encoded(
+            input_ids=input_ids,
+            labels=np.full_like(input_ids, IGNORED),
+            pixel_values=np.zeros(shape, dtype=np.float32) if pixels and lengths.vision_units else None,
+        )
+
+    def _tokens(self, sample: Sample, tiles: Sequence[int]) -> tuple[Ints, NDArray[np.bool_]]:
+        """Token ids, and which of them are targets, both [tokens], cut to `max_tokens`."""
+        pieces = list(self._pieces(sample, tiles))
+        input_ids = np.array([token for tokens, _ in pieces for token in tokens], dtype=np.int64)
+        is_target = np.repeat([is_target for _, is_target in pieces], [len(tokens) for tokens, _ in pieces])
+        image_ends = np.flatnonzero(input_ids == self._image_end) + 1
+        kept = kept_tokens(len(input_ids), int(image_ends[-1]) if len(image_ends) else 0, self._max_tokens)
+        return input_ids[:kept], is_target[:kept]
 
     def _pieces(self, sample: Sample, tiles: Sequence[int]) -> Iterator[Piece]:
         shown = iter(tiles)
@@ -129,7 +163,7 @@ class Encoder:
         # A cut behind the first character of a spelled special token keeps the tokenizer from seeing it.
         cuts = [0, *(match.start() + 1 for match in self._spelled.finditer(text)), len(text)]
         parts = (text[start:end] for start, end in pairwise(cuts))
-        return [token for part in parts for token in self._tokenizer.encode(part, add_special_tokens=False)]
+        return [token for part in parts for token in self._backend.encode(part, add_special_tokens=False).ids]
 
     def _token_id(self, token: str | None, what: str) -> int:
         found = self._tokenizer.get_vocab().get(token)
@@ -150,8 +184,8 @@ class Encoder:
         """[tiles, 3, height, width], each image's thumbnail last."""
         options = self._options(len(sample.images))
         tiles = [
-            self._images([image_pixels(path)], input_data_format="channels_last", return_tensors="np", **options)
-            for path in sample.images
+            self._images([image_pixels(image)], input_data_format="channels_last", return_tensors="np", **options)
+            for image in sample.images
         ]
         return np.concatenate([of_image["pixel_values"] for of_image in tiles], dtype=np.float32)
 

@@ -1,0 +1,32 @@
+"""The command that works on data alone: pack."""
+
+from pathlib import Path
+
+from autotune.cli.context import Options
+from autotune.cli.progress import reading_progress
+from autotune.packing.balance import balanced
+from autotune.packing.file import check_pack_file, write_packs
+from autotune.packing.material import Wishes, read_material
+from autotune.packing.plot import check_plot, plot
+from autotune.packing.report import pack_document, pack_text
+
+
+def pack_data(options: Options, path: Path, wishes: Wishes, *, out: Path | None, picture: Path | None) -> None:
+    if out:
+        check_pack_file(out)
+    if picture:
+        check_plot(picture)
+    options.tell(f"Reading {path}")
+    with reading_progress(options) as progress:
+        material = read_material(path, wishes, progress)
+    options.tell(f"{len(material.index)} samples of {material.found.records} records; packing")
+    found = balanced(material, wishes)
+    if out:
+        write_packs(out, found.after.epoch)
+    if picture:
+        plot(found, picture)
+    written = {"packs": out and str(out), "plot": picture and str(picture)}
+    told = "\n".join(f"Wrote the {name} to {file}" for name, file in written.items() if file)
+    options.give(
+        {**pack_document(found), "files": written}, lambda: "\n\n".join(filter(None, (pack_text(found), told)))
+    )

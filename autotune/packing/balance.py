@@ -1,0 +1,172 @@
+"""How the data is balanced before and after packing: the library twin of `autotune pack`."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from autotune.errors import PackError
+from autotune.packing.material import Material, Wishes
+from autotune.search.capacities import OMNIBAL_SLACK, capacities
+from trials.data.epoch import BEST, Epoch, build_epoch
+from trials.data.index import COLUMNS, DatasetIndex, profile
+from trials.data.metrics import NEAR, Balance, balance, mixing
+from trials.data.sample import Ints
+from trials.errors import InvalidPlan
+from trials.plan import Packed, Packing, Padded
+
+UNPACKED = Padded(samples=4)
+"""What is compared with: micro-batches of OmniBal's baseline."""
+_TRIED_SAMPLES = 20_000
+"""Capacities are compared on at most so many samples, drawn at random."""
+_ALIKE = 0.005
+_MOST_STEPS = 0.9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Side:
+    """One way to make micro-batches, and how even they are."""
+
+    epoch: Epoch
+    balance: Balance
+    mixing: float
+    """With the epoch after it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Balanced:
+    """The same samples unpacked and packed."""
+
+    material: Material
+    number: int
+    """Of the epoch."""
+    before: Side
+    after: Side
+    packing: Packed
+    """Of `after`, with the packer that was taken."""
+    reason: str
+    """Why these capacities."""
+
+    @property
+    def oversize(self) -> Ints:
+        """Rows of the index above the capacities."""
+        index = self.material.index
+        return np.flatnonzero((index.vision_units > self.packing.qv) | (index.text_tokens > self.packing.qt))
+
+
+def balanced(material: Material, wishes: Wishes) -> Balanced:
+    """Packs the material with the capacities that were asked for, else with the best candidate.
+
+    Raises PackError for capacities that contradict each other and for more ranks than packs, UnknownName for a packer
+    that is not there, and DataError like `build_epoch`.
+    """
+    packing, reason = _chosen(material, wishes)
+    after = _side(material, packing, wishes.epoch)
+    taken = after.epoch.packing
+    assert isinstance(taken, Packed)  # as `packing` is
+    return Balanced(
+        material=material,
+        number=wishes.epoch,
+        before=_side(material, UNPACKED, wishes.epoch),
+        after=after,
+        packing=taken,
+        reason=reason,
+    )
+
+
+def _side(material: Material, packing: Packing, number: int) -> Side:
+    epoch, following = (_epoch(material, material.index, packing, each) for each in (number, number + 1))
+    _check_ranks(material, packing, epoch, number)
+    return Side(
+        epoch=epoch,
+        balance=balance(epoch, material.weights),
+        mixing=mixing(epoch, following),
+    )
+
+
+def _epoch(
+    material: Material, index: DatasetIndex, packing: Packing, number: int, data_parallel: int | None = None
+) -> Epoch:
+    return build_epoch(
+        index,
+        packing,
+        data_parallel=data_parallel or material.data_parallel,
+        global_batch_samples=material.global_batch_samples,
+        weights=material.weights,
+        seed=material.seed,
+        epoch=number,
+        oversize=material.oversize,
+    )
+
+
+def _check_ranks(material: Material, packing: Packing, epoch: Epoch, number: int) -> None:
+    """A single row may be one that was filled up with halves of packs, or with nothing."""
+    if len(epoch.assignment) > 1 or isinstance(packing, Padded):
+        return
+    packs = len(_epoch(material, material.index, packing, number, data_parallel=1).packs)
+    if packs < material.data_parallel:
+        raise PackError(
+            f"{material.data_parallel} data-parallel ranks are more than the packs, {packs} of {_told(packing)}; give "
+            f"at most --data-parallel {packs}, smaller capacities or more data"
+        )
+
+
+def _told(packing: Packed) -> str:
+    return f"qv={packing.qv} qt={packing.qt}"
+
+
+def _chosen(material: Material, wishes: Wishes) -> tuple[Packed, str]:
+    """The capacities that were asked for, else the best candidate, and why."""
+    if wishes.qv is not None and wishes.qt is not None:
+        return _packed(wishes.qv, wishes.qt, wishes), "as asked for"
+    data = profile(material.index)
+    most_samples = min(material.global_batch_samples, data.samples) / material.data_parallel
+    candidates = {
+        _packed(pair.qv if wishes.qv is None else wishes.qv, pair.qt if wishes.qt is None else wishes.qt, wishes): pair
+        for pair in capacities(data, most_samples, hold_all=material.oversize in ("skip", "fail"))
+    }
+    packing = _cheapest(candidates, material, wishes.epoch)
+    return packing, f"best of {len(candidates)} candidates ({candidates[packing].reason})"
+
+
+def _packed(qv: int, qt: int, wishes: Wishes) -> Packed:
+    try:
+        return Packed(
+            qv=qv,
+            qt=qt,
+            qv_min=qv if wishes.qv_min is None else wishes.qv_min,
+            qt_min=max(0, qt - OMNIBAL_SLACK) if wishes.qt_min is None else wishes.qt_min,
+            packer=wishes.packer or BEST,
+        )
+    except InvalidPlan as error:
+        raise PackError(f"{error}; lower --qv-min or --qt-min, or raise --qv or --qt") from error
+
+
+def _cheapest(candidates: Iterable[Packed], material: Material, number: int) -> Packed:
+    """Of those that keep the global batch, where any does, one of the least cost per sample.
+
+    Costs within 0.5 % are alike. Then most steps are to be near the global batch, and packs to hold about as many
+    samples as the unpacked micro-batch, as in OmniBal: the cost does not see memory, and that is known to fit.
+    """
+    index = _some(material.index, material.seed)
+    tried = [(packing, _epoch(material, index, packing, number)) for packing in candidates]
+    keeping = [(packing, epoch) for packing, epoch in tried if epoch.batch_deviation <= NEAR] or tried
+    found = [(packing, balance(epoch, material.weights)) for packing, epoch in keeping]
+    most = (1 + _ALIKE) * min(measured.cost_per_sample for _, measured in found)
+    alike = [(packing, measured) for packing, measured in found if measured.cost_per_sample <= most]
+    return min(alike, key=lambda pair: _unlike_unpacked(pair[1]))[0]
+
+
+def _unlike_unpacked(measured: Balance) -> tuple[bool, float]:
+    return measured.steps_near < _MOST_STEPS, abs(measured.samples_per_pack.mean - UNPACKED.samples)
+
+
+def _some(index: DatasetIndex, seed: int) -> DatasetIndex:
+    """At most so many samples, each as likely as the epoch shows it often."""
+    if index.repeats.sum() <= _TRIED_SAMPLES:
+        return index
+    share = index.repeats / index.repeats.sum()
+    rows = np.sort(np.random.default_rng(seed).choice(len(index), _TRIED_SAMPLES, p=share))
+    columns: dict[str, Any] = {name: getattr(index, name)[rows] for name in COLUMNS}
+    return replace(index, files=tuple(replace(file, repeat=1.0) for file in index.files), **columns)

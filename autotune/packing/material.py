@@ -1,0 +1,158 @@
+"""What `autotune pack` works on: the lengths of a job's data or of a file of lengths, and how they are to be packed."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.errors import PackError
+from autotune.job_file import load_job
+from autotune.packing.paper_model import NAME, paper_weights
+from trials import plugins
+from trials.data import formats
+from trials.data.epoch import CostWeights
+from trials.data.index import DatasetIndex
+from trials.data.indexing import IndexReport, Reading, build_index
+from trials.data.packs import Oversize
+from trials.errors import DataError
+from trials.job import DataSection, ModelSection, Source
+
+DATA_PARALLEL = 8
+"""Ranks where a job names no devices; the papers measure their ratios on so many."""
+_GLOBAL_BATCH_SAMPLES = 128
+"""Of lengths, which no job goes with."""
+_FORMAT, _SHAPE = "lengths", '[{"vit_num": 5, "token_num": 1341}, ...]'
+_JOBS, _LENGTHS = (".yaml", ".yml"), (".json", ".jsonl")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What the user wants otherwise than the input says; None leaves it as it is, or to the data."""
+
+    qv: int | None = None
+    qt: int | None = None
+    qv_min: int | None = None
+    qt_min: int | None = None
+    packer: str | None = None
+    data_parallel: int | None = None
+    global_batch_samples: int | None = None
+    seed: int | None = None
+    epoch: int = 0
+    oversize: Oversize | None = None
+    model: str | None = None
+    """Folder or hub id of the model whose cost counts; for lengths alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Material:
+    """Lengths, and what the training would make of them."""
+
+    path: Path
+    index: DatasetIndex
+    found: IndexReport
+    weights: CostWeights
+    cost_model: str
+    """Whose cost the weights are, for people."""
+    data_parallel: int
+    global_batch_samples: int
+    seed: int
+    oversize: Oversize
+
+
+def read_material(path: Path, wishes: Wishes, progress: Callable[[Reading], None] | None = None) -> Material:
+    """Reads the data of a job (YAML), or lengths (JSON). No device is touched, and no database.
+
+    `progress` as for `build_index`. Raises PackError for what is neither, JobError for a job that cannot be used,
+    ModelError for its model, and what `build_index` raises.
+    """
+    if not path.is_file():
+        raise PackError(f"{path}: {'is a folder' if path.is_dir() else 'no such file'}; give a job file or lengths")
+    if path.suffix in _JOBS:
+        return _of_job(path, wishes, progress)
+    if path.suffix in _LENGTHS:
+        return _of_lengths(path, wishes, progress)
+    kinds = ", ".join((*_JOBS, *_LENGTHS))
+    raise PackError(f"{path}: {path.suffix or 'a name without suffix'} is no kind of input; give one of {kinds}")
+
+
+def _of_job(path: Path, wishes: Wishes, progress: Callable[[Reading], None] | None) -> Material:
+    # Torch stands behind these, and lengths are packed without waiting for it.
+    from autotune.workbench import lengths_folder  # noqa: PLC0415
+    from trials.model.encoders import load_measurer  # noqa: PLC0415
+
+    if wishes.model is not None:
+        raise PackError(f"--model goes with lengths alone; {path} is a job, which names its model")
+    job = load_job(path)
+    data = job.data.model_copy(update={"oversize": wishes.oversize or job.data.oversize})
+    weights, name = _of_model(job.model)
+    index, found = build_index(data, load_measurer(job.model, data), Path(), progress, cache=lengths_folder())
+    return Material(
+        path=path,
+        index=index,
+        found=found,
+        weights=weights,
+        cost_model=name,
+        data_parallel=wishes.data_parallel or job.hardware.devices or DATA_PARALLEL,
+        global_batch_samples=wishes.global_batch_samples or job.training.global_batch_samples,
+        seed=job.training.seed if wishes.seed is None else wishes.seed,
+        oversize=data.oversize,
+    )
+
+
+def _of_lengths(path: Path, wishes: Wishes, progress: Callable[[Reading], None] | None) -> Material:
+    data = DataSection(sources=(Source(path=path.absolute()),), oversize=wishes.oversize or "own-pack")
+    _check_lengths(data.sources[0])
+    weights, name = paper_weights(), NAME
+    if wishes.model is not None:
+        weights, name = _of_model(ModelSection(path=wishes.model))
+    if data.oversize == "truncate":
+        data = data.model_copy(update={"max_tokens": _context(data, wishes.model)})
+    index, found = build_index(data, None, Path(), progress)
+    return Material(
+        path=path,
+        index=index,
+        found=found,
+        weights=weights,
+        cost_model=name,
+        data_parallel=wishes.data_parallel or DATA_PARALLEL,
+        global_batch_samples=wishes.global_batch_samples or _GLOBAL_BATCH_SAMPLES,
+        seed=wishes.seed or 0,
+        oversize=data.oversize,
+    )
+
+
+def _check_lengths(source: Source) -> None:
+    """Raises PackError for a file that is not of lengths alone."""
+    try:
+        files = formats.resolve(source, Path())
+    except DataError as error:  # its remedy is one for the job file
+        what, _, _ = str(error).partition("; ")
+        raise PackError(f"{what}; give {_SHAPE}, OmniBal's meta file of such files, or a job file") from error
+    for file in files:
+        if file.format != _FORMAT:
+            raise PackError(
+                f"{file.path} holds conversations ({file.format}), whose lengths depend on the model; give a job file, "
+                "which names both"
+            )
+
+
+def _context(data: DataSection, model: str | None) -> int | None:
+    """Tokens that samples are cut to. Lengths alone do not tell."""
+    if model is None:
+        raise PackError("--oversize truncate cuts to the model's context length; name one with --model")
+    from trials.model.encoders import token_limit  # noqa: PLC0415
+    from trials.model.skeleton import load_config  # noqa: PLC0415
+
+    return token_limit(data, load_config(model))
+
+
+def _of_model(settings: ModelSection) -> tuple[CostWeights, str]:
+    """The model's analytic cost, for which its weights need not be there, and its name."""
+    from trials.model.rough_cost import rough_weights  # noqa: PLC0415
+    from trials.model.shape import cost_weights, model_shape  # noqa: PLC0415
+    from trials.model.skeleton import FAMILIES, load_config  # noqa: PLC0415
+
+    config = load_config(settings.path, trust_remote_code=settings.trust_remote_code)
+    if config.model_type not in plugins.names(FAMILIES):
+        return rough_weights(config), f"{Path(settings.path).name} (roughly, from its parameters)"
+    shape = model_shape(settings.model_copy(update={"weights": "random"}))
+    return cost_weights(shape), shape.name

@@ -1,0 +1,41 @@
+"""What every benchmark prints: one JSON object with the machine, the rows and the checks."""
+
+import json
+import platform
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, NoReturn
+
+from autotune.machine import this_machine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """A bar, and whether the measured value holds it."""
+
+    name: str
+    value: float | None
+    """None when nothing was measured, which holds no bar."""
+    bar: float
+    holds: bool
+
+
+def at_most(name: str, values: Iterable[float], bar: float) -> Check:
+    """The largest value must not pass the bar."""
+    value = max(values, default=None)
+    return Check(name=name, value=value, bar=bar, holds=value is not None and value <= bar)
+
+
+def at_least(name: str, values: Iterable[float], bar: float) -> Check:
+    """The smallest value must reach the bar."""
+    value = min(values, default=None)
+    return Check(name=name, value=value, bar=bar, holds=value is not None and value >= bar)
+
+
+def finish(rows: list[Mapping[str, Any]], checks: list[Check]) -> NoReturn:
+    """Prints the result on stdout; exits 1 when a check does not hold."""
+    machine = {**asdict(this_machine()), "python": platform.python_version(), "system": platform.platform()}
+    json.dump({"machine": machine, "rows": rows, "checks": [asdict(check) for check in checks]}, sys.stdout, indent=1)
+    print()
+    sys.exit(0 if all(check.holds for check in checks) else 1)

@@ -1,0 +1,213 @@
+from collections.abc import Sequence
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.data_values import index_of, lengths
+from trials.data.epoch import CostWeights, Epoch, build_epoch
+from trials.data.metrics import Spread, balance, dist_ratios, mixing, oversize, step_sums
+from trials.data.packs import Packs
+from trials.plan import Packed, Packing, Padded
+
+WEIGHTS = CostWeights(unit=10.0, token=1.0, square=0.0)
+ROWS = [(2, 10), (0, 20), (4, 30), (1, 40), (3, 10)]
+PACKING = Packed(qv=4, qt=40, qv_min=3, qt_min=40)
+
+
+def epoch_of(
+    *rows: Sequence[Sequence[int]],
+    lengths: Sequence[tuple[int, int]] = ROWS,
+    micro_batches: int = 1,
+    batch: int = 2,
+    packing: Packing = PACKING,
+) -> Epoch:
+    """An epoch whose rows hold these samples on each data rank."""
+    packs = [pack for row in rows for pack in row]
+    return Epoch(
+        index=index_of(lengths),
+        packing=packing,
+        packs=Packs(
+            samples=np.array([sample for pack in packs for sample in pack], dtype=np.int64),
+            starts=np.cumsum([0, *(len(pack) for pack in packs)]),
+            padded=isinstance(packing, Padded),
+        ),
+        assignment=np.arange(len(packs)).reshape(len(rows), -1),
+        micro_batches=micro_batches,
+        global_batch_samples=batch,
+    )
+
+
+def built(rows: Sequence[tuple[int, int]], packing: Packing, ranks: int, epoch: int = 0) -> Epoch:
+    return build_epoch(
+        index_of(rows),
+        packing,
+        data_parallel=ranks,
+        global_batch_samples=6,
+        weights=WEIGHTS,
+        seed=0,
+        epoch=epoch,
+        oversize="own-pack",
+    )
+
+
+# --- ratios ---
+
+
+def test_ratios_are_those_of_the_papers() -> None:
+    found = balance(epoch_of([[0, 1], [2]], [[3], [4]]), WEIGHTS)
+    assert found.dist_ratio_vision == pytest.approx((1 / 4 + 1 / 3) / 2)  # units (2, 4) and (1, 3)
+    assert found.dist_ratio_language == pytest.approx((0 + 15 / 40) / 2)  # tokens (30, 30) and (40, 10)
+    assert found.attention_balance_ratio == pytest.approx((200 / 900 + 750 / 1600) / 2)  # (500, 900), (1600, 100)
+    assert found.pad_ratio == 0.0
+
+
+def test_padding_is_told_as_a_share_of_the_tokens_that_are_computed() -> None:
+    found = balance(epoch_of([[0, 1], [2, 4]], [[3], []], packing=Padded(samples=2)), WEIGHTS)
+    assert found.pad_ratio == pytest.approx(1 - 110 / (2 * 20 + 2 * 30 + 40))
+    assert (found.relaxation_missed, found.vision_fill, found.text_fill) == (None, None, None)
+
+
+@given(st.lists(st.lists(st.integers(1, 50), min_size=3, max_size=3), min_size=1, max_size=8))
+def test_the_dist_ratio_is_the_papers_sum_over_ranks(rows: list[list[int]]) -> None:
+    papers = [sum(max(row) - load for load in row) / (max(row) * len(row)) for row in rows]
+    assert dist_ratios(np.array(rows)) == pytest.approx(papers)
+
+
+def test_efficiency_is_the_ideal_cost_over_that_of_the_slowest() -> None:
+    found = balance(epoch_of([[0, 1], [2]], [[3], [4]], micro_batches=2), WEIGHTS)
+    # Packs cost 50, 70, 50 and 40.
+    assert found.cost == 70 + 50
+    assert found.cost_per_sample == 2 * 120 / 5
+    assert found.cost_efficiency == pytest.approx(105 / 120)
+    assert found.step_cost_efficiency == pytest.approx(105 / 110)
+
+
+def test_one_rank_never_waits() -> None:
+    found = balance(built(ROWS, PACKING, 1), WEIGHTS)
+    assert found.cost_efficiency == found.step_cost_efficiency == 1
+    assert (found.dist_ratio_vision, found.dist_ratio_language, found.attention_balance_ratio) == (0, 0, 0)
+
+
+@settings(max_examples=40, deadline=None)
+@given(lengths, st.integers(1, 5), st.sampled_from([PACKING, Padded(samples=2)]))
+def test_ratios_and_shares_stay_within_0_and_1(rows: list[tuple[int, int]], ranks: int, packing: Packing) -> None:
+    epoch = built(rows, packing, ranks)
+    found = balance(epoch, WEIGHTS)
+    shares = (
+        found.pad_ratio,
+        found.dist_ratio_vision,
+        found.dist_ratio_language,
+        found.attention_balance_ratio,
+        found.cost_efficiency,
+        found.step_cost_efficiency,
+        found.steps_near,
+        *(share for share in (found.relaxation_missed, found.vision_fill, found.text_fill) if share is not None),
+    )
+    assert all(-1e-12 <= share <= 1 + 1e-12 for share in shares)
+    assert found.cost_efficiency <= found.step_cost_efficiency + 1e-12
+    assert found.samples == len(rows)
+    assert found.samples_per_pack.mean == pytest.approx(found.samples / found.packs)
+
+
+# --- packs and steps ---
+
+
+def test_packs_below_both_relaxed_capacities_are_told() -> None:
+    found = balance(epoch_of([[0, 1], [2]], [[3], [4]]), WEIGHTS)
+    assert found.relaxation_missed == 1 / 4  # the first alone: 2 units, 30 tokens
+    assert found.samples_per_pack == Spread(mean=5 / 4, least=1, most=2)
+    assert found.vision_fill == pytest.approx((2 + 4 + 1 + 3) / 4 / 4)
+    assert found.text_fill == pytest.approx((30 + 30 + 40 + 10) / 4 / 40)
+
+
+def test_a_stand_in_tile_fills_no_pack() -> None:
+    found = balance(epoch_of([[1]], packing=Packed(qv=1, qt=40, qv_min=1, qt_min=40)), WEIGHTS)
+    assert (found.vision_fill, found.relaxation_missed) == (0, 1)
+
+
+def test_oversize_samples_are_counted_and_do_not_count_as_fill() -> None:
+    packing = Packed(qv=3, qt=30, qv_min=3, qt_min=30)
+    epoch = epoch_of([[0, 1], [2]], [[3], [4]], packing=packing)
+    found = balance(epoch, WEIGHTS)
+    assert oversize(epoch).tolist() == [False, False, True, True, False]
+    assert (found.oversize, found.skipped) == (2, 0)
+    assert found.vision_fill == pytest.approx((2 + 3) / 2 / 3)
+
+
+def test_skipped_samples_are_told() -> None:
+    packing = Packed(qv=3, qt=30, qv_min=3, qt_min=30)
+    epoch = build_epoch(
+        index_of(ROWS),
+        packing,
+        data_parallel=1,
+        global_batch_samples=2,
+        weights=WEIGHTS,
+        seed=0,
+        epoch=0,
+        oversize="skip",
+    )
+    found = balance(epoch, WEIGHTS)
+    assert (found.samples, found.oversize, found.skipped) == (3, 2, 2)
+
+
+def test_fill_is_unknown_where_every_sample_is_oversize_or_no_image_is_allowed() -> None:
+    above = balance(epoch_of([[2], [3]], packing=Packed(qv=0, qt=5, qv_min=0, qt_min=5)), WEIGHTS)
+    assert (above.vision_fill, above.text_fill) == (None, None)
+    text = balance(epoch_of([[1]], packing=Packed(qv=0, qt=40, qv_min=0, qt_min=40)), WEIGHTS)
+    assert (text.vision_fill, text.text_fill) == (None, 0.5)
+
+
+def test_samples_of_a_step_are_those_of_full_steps() -> None:
+    rows = [[0, 1], [2]], [[3], [4]], [[0], [1]], [[2], [4]], [[3], []]
+    found = balance(epoch_of(*rows, micro_batches=2, batch=5), WEIGHTS)
+    assert found.samples_per_step == Spread(mean=4.5, least=4, most=5)
+    assert found.steps == 3
+    assert found.steps_near == 1 / 2
+    unfilled = balance(epoch_of(rows[0], micro_batches=2, batch=5), WEIGHTS)
+    assert unfilled.samples_per_step == Spread(mean=3, least=3, most=3)
+
+
+def test_loads_are_summed_over_the_rows_of_a_step() -> None:
+    epoch = epoch_of([[0], [1]], [[2], [3]], [[4], []], micro_batches=2)
+    assert step_sums(epoch, epoch.pack_sizes().tokens[epoch.assignment]).tolist() == [[40, 60], [10, 1]]
+
+
+# --- mixing ---
+
+
+def steps_of(*steps: Sequence[int]) -> Epoch:
+    return epoch_of(*([step] for step in steps), lengths=[(1, 10)] * 12)
+
+
+def test_the_same_steps_are_not_mixed() -> None:
+    epoch = steps_of([0, 1, 2], [3, 4, 5], [6, 7, 8])
+    assert mixing(epoch, steps_of([8, 6, 7], [2, 1, 0], [5, 3, 4])) == pytest.approx(0)
+
+
+def test_a_fresh_shuffle_is_mixed() -> None:
+    rows = [(1, 10)] * 3000
+    packing = Packed(qv=2, qt=20, qv_min=2, qt_min=20)
+    assert mixing(built(rows, packing, 2, 0), built(rows, packing, 2, 1)) == pytest.approx(1, abs=0.01)
+
+
+def test_nothing_can_be_mixed_in_one_step_or_in_steps_of_one_sample() -> None:
+    assert mixing(steps_of([0, 1, 2]), steps_of([2, 1, 0])) == 1
+    assert mixing(steps_of([0], [1]), steps_of([1], [0])) == 1
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.permutations(range(8)), st.permutations(range(8)), st.integers(1, 5), st.integers(1, 5))
+def test_mixing_counts_every_pair_of_samples(first: list[int], second: list[int], size: int, other: int) -> None:
+    one, two = ([order[i : i + n] for i in range(0, 8, n)] for order, n in ((first, size), (second, other)))
+    pairs, others = ({frozenset(pair) for step in steps for pair in combinations(step, 2)} for steps in (one, two))
+    expected = len(others) / 28
+    wanted = 1 - (len(pairs & others) / len(pairs) - expected) / (1 - expected) if pairs and expected < 1 else 1
+    assert mixing(steps_of(*one), steps_of(*two)) == pytest.approx(wanted)
+
+
+def test_each_showing_of_a_repeated_sample_counts() -> None:
+    epoch = steps_of([0, 0], [1, 1])
+    assert mixing(epoch, epoch) == 0

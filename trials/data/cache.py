@@ -1,0 +1,116 @@
+"""Lengths that were measured before, one file per chunk, named by all that they depend on."""
+
+import json
+import logging
+import os
+import tempfile
+import zlib
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+
+from trials import wire
+from trials.data import formats
+from trials.data.formats import AnnotationFile, Chunk
+from trials.data.lengths import COLUMNS, ChunkLengths
+from trials.data.sample import Measurer
+
+_VERSION = 1
+"""Raised when records are read, measured or stored otherwise than before."""
+_DAMAGE = (OSError, EOFError, ValueError, TypeError, KeyError, BadZipFile, zlib.error, MemoryError, NotImplementedError)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class LengthsCache:
+    """A folder of the user's. It may be deleted at any time; None keeps nothing. Never raises because of its files."""
+
+    folder: Path | None
+    _may_write: bool = field(default=True, init=False)
+
+    def key(self, file: AnnotationFile, chunk: Chunk, measurer: Measurer | None, max_tokens: int | None) -> str:
+        """Of the chunk's content, how it is read, and the model. Raises DataError when the file cannot be read."""
+        if self.folder is None:
+            return ""
+        reading = wire.encode(replace(file, path=Path(), repeat=1.0, sampling="all"))
+        facts = [_VERSION, formats.digest(file, chunk), reading, measurer and measurer.digest, max_tokens]
+        return sha256(json.dumps(facts).encode()).hexdigest()
+
+    def find(self, key: str) -> ChunkLengths | None:
+        """The chunk, without its images, where all of these are as they were; None when it has to be measured."""
+        if self.folder is None:
+            return None
+        try:
+            found = _decoded((self.folder / f"{key}.npz").read_bytes())
+        except FileNotFoundError:
+            return None
+        except _DAMAGE as error:
+            logger.info("cached lengths %s cannot be read (%s); they are measured again", key, error)
+            return None
+        return replace(found, images=()) if found.holds() else None
+
+    def keep(self, key: str, lengths: ChunkLengths) -> None:
+        """Writes one file, whole or not at all, for this user's eyes alone. A folder that takes none is warned of."""
+        if self.folder is None or not self._may_write:
+            return
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _write(self.folder / f"{key}.npz", _encoded(lengths))
+        except OSError as error:
+            self._may_write = False
+            logger.warning(
+                "lengths cannot be kept in %s (%s), so the next run measures them again; make it writable, or set "
+                "XDG_CACHE_HOME to another folder",
+                self.folder,
+                error.strerror,
+            )
+
+
+def _write(path: Path, content: bytes) -> None:
+    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f"{path.stem[:8]}-", suffix=".partial")
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content)
+        Path(partial).replace(path)
+    except BaseException:
+        Path(partial).unlink(missing_ok=True)
+        raise
+
+
+def _encoded(lengths: ChunkLengths) -> bytes:
+    facts = {"records": lengths.records, "wrong_sizes": lengths.wrong_sizes, "bad": lengths.bad}
+    paths = "\0".join(path for path, _ in lengths.images)
+    stream = BytesIO()
+    arrays: dict[str, Any] = {
+        "facts": _bytes(json.dumps(facts)),
+        "images": _bytes(paths),
+        "image_facts": np.array([fact for _, fact in lengths.images], dtype=np.int64).reshape(-1, 2),
+        "columns": np.stack([lengths.columns[name] for name in COLUMNS]),
+    }
+    np.savez_compressed(stream, **arrays)
+    return stream.getvalue()
+
+
+def _decoded(content: bytes) -> ChunkLengths:
+    with np.load(BytesIO(content), allow_pickle=False) as stored:
+        facts = json.loads(stored["facts"].tobytes())
+        paths = os.fsdecode(stored["images"].tobytes()).split("\0")
+        image_facts = [(int(size), int(time)) for size, time in stored["image_facts"]]
+        columns = stored["columns"]
+    return ChunkLengths(
+        columns=dict(zip(COLUMNS, columns, strict=True)),
+        records=facts["records"],
+        bad=tuple((line, reason) for line, reason in facts["bad"]),
+        wrong_sizes=facts["wrong_sizes"],
+        images=tuple(zip(paths, image_facts, strict=True)) if image_facts else (),
+    )
+
+
+def _bytes(text: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    return np.frombuffer(os.fsencode(text), dtype=np.uint8)

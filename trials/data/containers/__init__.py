@@ -1,0 +1,52 @@
+"""Containers: how a file holds its records, whatever the records mean. One module each, found by name."""
+
+import codecs
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Protocol, cast
+
+from trials import plugins
+from trials.data.chunk import BLOCK_BYTES, Chunk, Place, open_annotations
+from trials.data.record import MAX_RECORD_BYTES, Record, RecordError
+
+_TABLE_SUFFIXES = {".parquet", ".arrow", ".csv"}
+_TABLE_STARTS = (b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")
+
+
+class Container(Protocol):
+    """What a container's module offers. All raise DataError for a file that is not there or cannot be read at all."""
+
+    def chunks(self, path: Path) -> Iterator[Chunk]:
+        """The whole file in parts, in order, without decoding the records where that can be avoided."""
+
+    def digest(self, path: Path, chunk: Chunk) -> str:
+        """Equal for equal content, wherever it stands."""
+
+    def records(self, path: Path, chunk: Chunk) -> Iterator[tuple[Place, Record | RecordError]]:
+        """Every record of the chunk that is not blank, in order and in bounded memory."""
+
+    def read(self, path: Path, place: Place) -> Record:
+        """One record again. Raises RecordError when none can be read there."""
+
+
+@cache
+def load(name: str) -> Container:
+    """The container of this name, as `recognise` gives it."""
+    return cast(Container, plugins.load(__name__, name))
+
+
+def recognise(path: Path) -> str:
+    """The name of the file's container, from its beginning. Raises DataError when it cannot be opened."""
+    if path.is_dir():
+        return "table"
+    with open_annotations(path) as stream:
+        start = stream.read(BLOCK_BYTES)
+        if path.suffix.lower() in _TABLE_SUFFIXES or start.startswith(_TABLE_STARTS):
+            return "table"
+        if not start.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
+            return "json-lines"
+        stream.seek(len(start) - len(start.removeprefix(codecs.BOM_UTF8).lstrip()))
+        line = stream.readline(MAX_RECORD_BYTES)
+        # Lists on lines of their own are packed samples, and each of them a fault that can be told by its line.
+        return "json-lines" if line.rstrip().endswith(b"]") and stream.read(BLOCK_BYTES).strip() else "json-list"

@@ -1,0 +1,51 @@
+"""JSON Lines: one record a line."""
+
+import codecs
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from trials.data import record
+from trials.data.chunk import BLOCK_BYTES, Chunk, Place, digest, grouped, line_ends, open_annotations
+from trials.data.record import Record, RecordError, parse, parsed
+
+__all__ = ["chunks", "digest", "read", "records"]
+
+
+def chunks(path: Path) -> Iterator[Chunk]:
+    """Found by counting line feeds alone."""
+    return grouped((0, 1), line_ends(path))
+
+
+def records(path: Path, chunk: Chunk) -> Iterator[tuple[Place, Record | RecordError]]:
+    """Every line that is not blank. One above MAX_RECORD_BYTES is passed over in small blocks."""
+    with open_annotations(path) as stream:
+        stream.seek(chunk.start)
+        number, offset = chunk.line, chunk.start
+        while offset < chunk.end and (line := _line(stream)):
+            if line.removeprefix(codecs.BOM_UTF8).strip():
+                yield (offset, number), parsed(line)
+            offset += len(line) + _skip_rest(stream, line)
+            number += 1
+
+
+def read(path: Path, place: Place) -> Record:
+    """The record at this place. Raises RecordError."""
+    with open_annotations(path) as stream:
+        stream.seek(place[0])
+        return parse(_line(stream))
+
+
+def _line(stream: IO[bytes]) -> bytes:
+    """The next line, cut off behind the longest that may be read."""
+    return stream.readline(record.MAX_RECORD_BYTES + 1)
+
+
+def _skip_rest(stream: IO[bytes], line: bytes) -> int:
+    """Moves to the end of the line that `line` begins; returns how many bytes were passed over."""
+    skipped = 0
+    if len(line) > record.MAX_RECORD_BYTES:
+        while line and not line.endswith(b"\n"):
+            line = stream.readline(BLOCK_BYTES)
+            skipped += len(line)
+    return skipped

@@ -1,0 +1,207 @@
+"""One JSON list that fills a file: one element a record.
+
+Text is searched as Latin-1, in which a byte is a character, so that positions in it are positions in the file. The end
+of an element is found by decoding it. Behind a fault the next line goes on that begins like the first element's: JSON
+holds no line feed inside a text, so that line begins an object, whatever stands before it.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from io import SEEK_END, BytesIO
+from pathlib import Path
+from typing import IO
+
+from trials.data import record
+from trials.data.chunk import CHUNK_BYTES, Chunk, Place, digest, grouped, open_annotations
+from trials.data.record import Record, RecordError, parse, parsed, too_long
+from trials.errors import DataError
+
+__all__ = ["chunks", "digest", "read", "records"]
+
+_OPENING = re.compile(r"(?:\xef\xbb\xbf)?[ \t\r\n]*\[([ \t\r\n]*)")
+_SPACE = re.compile(r"[ \t\r\n]*")
+_BETWEEN = re.compile(r"[ \t\r\n]*,?[ \t\r\n]*")
+_BEHIND = re.compile(r"[ \t\r\n]*[,\]]")
+BLOCK_BYTES = 64 << 10
+_LONGEST_TOKEN = 16
+_DECODER = json.JSONDecoder(strict=False, parse_int=len, parse_float=len)
+"""Finds ends, and lets pass what is one record's own fault."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Span:
+    """Where an element stands."""
+
+    begin: Place
+    end: int
+    fault: str | None = None
+    """Why the rest of the list cannot be found either."""
+
+
+def chunks(path: Path) -> Iterator[Chunk]:
+    """Raises DataError for a fault behind which no further element can be found."""
+    start, separator = _opening(path)
+    return grouped(start, _ends(path, start, separator))
+
+
+def records(path: Path, chunk: Chunk) -> Iterator[tuple[Place, Record | RecordError]]:
+    """Every element. The end of a file that was cut off is one more fault."""
+    if chunk.end - chunk.start > CHUNK_BYTES + record.MAX_RECORD_BYTES:
+        yield (chunk.start, chunk.line), too_long()
+        return
+    with open_annotations(path) as stream:
+        stream.seek(chunk.start)
+        data = stream.read(chunk.end - chunk.start)
+        is_last = not stream.read(1)
+    for span in _spans(_Window(BytesIO(data), (chunk.start, chunk.line)), _opening(path)[1]):
+        yield span.begin, parsed(data[span.begin[0] - chunk.start : span.end - chunk.start])
+    if is_last and not data.rstrip().endswith(b"]"):
+        yield (
+            (chunk.end, chunk.line + data.rstrip().count(b"\n")),
+            RecordError("the list has no end, so the file was cut off here and samples may be missing; write it again"),
+        )
+
+
+def read(path: Path, place: Place) -> Record:
+    """The record at this place. Raises RecordError."""
+    with open_annotations(path) as stream:
+        stream.seek(place[0])
+        window = _Window(stream, place)
+        behind = window.behind()
+    if behind is None:
+        raise RecordError("no element of the list can be read here")
+    return parse(window.text[: behind.start()].encode("latin-1"))
+
+
+def _opening(path: Path) -> tuple[Place, str | None]:
+    """Where the first element begins, and what stands before others; None where elements have no own lines."""
+    with open_annotations(path) as stream:
+        opening = _OPENING.match(stream.read(BLOCK_BYTES).decode("latin-1"))
+    if opening is None:
+        raise DataError(f"annotation file {path} has changed: it is no JSON list any more; index it again")
+    _, line_feed, indent = opening[1].rpartition("\n")
+    return (opening.end(), 1 + opening[0].count("\n")), f"\n{indent}{{" if line_feed else None
+
+
+def _ends(path: Path, start: Place, separator: str | None) -> Iterator[Place]:
+    """Where each element's successor begins, and at last where the file ends."""
+    with open_annotations(path) as stream:
+        stream.seek(start[0])
+        window = _Window(stream, start)
+        for number, span in enumerate(_spans(window, separator)):
+            if span.fault:
+                raise DataError(
+                    f"{path}:{span.begin[1]}: {span.fault}; nothing behind byte {span.begin[0]} can be read, because "
+                    "the records have no lines of their own; correct the file, or write it as JSON Lines"
+                )
+            if number:
+                yield span.begin
+        yield stream.seek(0, SEEK_END), window.line
+
+
+def _spans(window: "_Window", separator: str | None) -> Iterator[_Span]:
+    """Every element from the window on; a faulty one reaches up to the next that has a line of its own."""
+    while not window.is_finished():
+        behind = window.behind()
+        begin = window.place()
+        if behind:
+            window.move(behind.start())
+            yield _Span(begin=begin, end=window.place()[0])
+        else:
+            fault = window.fault() if separator is None else None
+            window.skip_to(separator)
+            yield _Span(begin=begin, end=window.place()[0], fault=fault)
+
+
+class _Window:
+    """The part of a file that is looked at."""
+
+    def __init__(self, stream: IO[bytes], start: Place) -> None:
+        self._stream = stream
+        self._position, self.line = start
+        self.text = ""
+        self.at = 0
+        """Position in the text that `line` belongs to; what lies before it can be forgotten."""
+
+    def place(self) -> Place:
+        return self._position + self.at, self.line
+
+    def move(self, to: int) -> None:
+        self.line += self.text.count("\n", self.at, to)
+        self.at = to
+
+    def is_finished(self) -> bool:
+        """Moves behind white space and a comma; whether the list or the file ends there."""
+        while (to := _end(_BETWEEN, self.text, self.at)) == len(self.text):
+            self.move(to)
+            if not self._more():
+                return True
+        self.move(to)
+        return self.text[to] == "]" and self._is_blank(to + 1)
+
+    def behind(self) -> re.Match[str] | None:
+        """The comma or bracket behind the element that begins here, from its end on; None for a faulty one."""
+        while True:
+            behind = _behind(self.text, self.at)
+            if behind or self._is_hopeless() or not self._more():
+                return behind
+
+    def fault(self) -> str | None:
+        """What is wrong with the element that begins here; None when the file was only cut off."""
+        if not self._is_hopeless():
+            return None
+        found = parsed(self.text[self.at :].encode("latin-1"))
+        return str(found if isinstance(found, RecordError) else "no comma stands behind the record")
+
+    def skip_to(self, separator: str | None) -> None:
+        """Moves to the line that begins with `separator`, or to the end of the file; keeps nothing in memory."""
+        while (found := self.text.find(separator, self.at) if separator else -1) < 0:
+            self.move(max(self.at, len(self.text) - len(separator or "")))
+            if not self._more():
+                self.move(len(self.text))
+                return
+        self.move(found + 1)
+
+    def _is_blank(self, start: int) -> bool:
+        """Whether there is only white space from here on; `at` stays."""
+        while _end(_SPACE, self.text, start) == len(self.text):
+            start -= self.at
+            if not self._more():
+                return True
+        return False
+
+    def _is_hopeless(self) -> bool:
+        """Whether no further text can make an element of what begins here."""
+        if len(self.text) - self.at > record.MAX_RECORD_BYTES:
+            return True
+        try:
+            _, end = _DECODER.raw_decode(self.text, self.at)
+        except json.JSONDecodeError as error:
+            return not error.msg.startswith("Unterminated") and error.pos + _LONGEST_TOKEN < len(self.text)
+        except (ValueError, RecursionError):
+            return True
+        return _end(_SPACE, self.text, end) < len(self.text)
+
+    def _more(self) -> bool:
+        kept = len(self.text) - self.at
+        block = self._stream.read(max(BLOCK_BYTES, min(kept, record.MAX_RECORD_BYTES - kept)))
+        self._position += self.at
+        self.text = self.text[self.at :] + block.decode("latin-1")
+        self.at = 0
+        return bool(block)
+
+
+def _behind(text: str, begin: int) -> re.Match[str] | None:
+    try:
+        _, end = _DECODER.raw_decode(text, begin)
+    except (ValueError, RecursionError):
+        return None
+    return _BEHIND.match(text, end)
+
+
+def _end(pattern: re.Pattern[str], text: str, start: int) -> int:
+    """End of the match at `start` of a pattern that matches nothing, too."""
+    match = pattern.match(text, start)
+    return match.end() if match else start

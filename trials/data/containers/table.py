@@ -1,0 +1,129 @@
+"""Tables: Parquet, Arrow and CSV files, and folders that `save_to_disk` wrote; one row a record.
+
+The `datasets` package reads them, and keeps a copy of Parquet and CSV files in its cache, from which any row can be
+read at once. Images come as they are stored: nothing is decoded.
+"""
+
+import csv
+import glob
+import hashlib
+import importlib
+import logging
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from trials.data.chunk import CHUNK_BYTES, CHUNK_RECORDS, Chunk, Place
+from trials.data.record import Record, RecordError
+from trials.errors import DataError
+
+_BATCH_ROWS = 64
+_BUILDERS = {".csv": "csv", ".arrow": "arrow"}
+
+
+def chunks(path: Path) -> Iterator[Chunk]:
+    """Ranges of rows; their number follows from the mean size of a row."""
+    table = _table(path)
+    mean = max(1, table.data.nbytes // max(1, len(table)))
+    rows = max(1, min(CHUNK_RECORDS, CHUNK_BYTES // mean))
+    for start in range(0, len(table), rows):
+        yield Chunk(start=start, end=min(start + rows, len(table)), line=start + 1)
+
+
+def digest(path: Path, chunk: Chunk) -> str:
+    """BLAKE2b of the rows as an Arrow stream."""
+    arrow = _import("pyarrow")
+    found = hashlib.blake2b(digest_size=16)
+    for _, batch in _batches(path, chunk):
+        sink = arrow.BufferOutputStream()
+        with arrow.ipc.new_stream(sink, batch.schema) as writer:
+            writer.write_table(batch)
+        found.update(sink.getvalue())
+    return found.hexdigest()
+
+
+def records(path: Path, chunk: Chunk) -> Iterator[tuple[Place, Record | RecordError]]:
+    """Every row; columns without a value are left out."""
+    for start, batch in _batches(path, chunk):
+        for number in range(len(batch)):
+            yield (start + number, start + number + 1), _row(batch.slice(number, 1))
+
+
+def read(path: Path, place: Place) -> Record:
+    """The row at this place. Raises RecordError."""
+    rows = _table(path)
+    if place[0] >= len(rows):
+        raise RecordError(f"the table has {len(rows)} rows")
+    found = _row(rows[place[0] : place[0] + 1])
+    if isinstance(found, RecordError):
+        raise found
+    return found
+
+
+def _batches(path: Path, chunk: Chunk) -> Iterator[tuple[int, Any]]:
+    """Arrow tables of a few rows each, with the number of the first."""
+    rows = _table(path)
+    for start in range(chunk.start, min(chunk.end, len(rows)), _BATCH_ROWS):
+        yield start, rows[start : min(start + _BATCH_ROWS, chunk.end)]
+
+
+def _row(row: Any) -> Record | RecordError:
+    try:
+        return {key: value for key, value in row.to_pylist()[0].items() if value is not None}
+    except (ValueError, LookupError, OverflowError, NotImplementedError) as error:  # among them text that is not UTF-8
+        return RecordError(f"the row cannot be read: {error}")
+
+
+def _table(path: Path) -> Any:
+    """The table, opened anew when its file has changed."""
+    try:
+        found = (path / "state.json" if path.is_dir() else path).stat()
+    except (OSError, ValueError) as error:
+        if path.is_dir():
+            raise DataError(_not_saved(path)) from error
+        raise DataError(f"annotation file {path} does not exist; correct its path") from error
+    return _opened(path, found.st_mtime_ns, found.st_size)
+
+
+@lru_cache(maxsize=16)
+def _opened(path: Path, _changed: int, _size: int) -> Any:
+    datasets = _import("datasets")
+    datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(logging.CRITICAL)  # what goes wrong is told once, by our own error
+    try:
+        table = datasets.load_from_disk(str(path)) if path.is_dir() else _loaded(datasets, path)
+    except Exception as error:  # the package lets through what its own readers raise, of any kind
+        reason = " ".join(str(error.__cause__ or error).split())
+        raise DataError(f"annotation file {path} cannot be read as a table: {reason}; write it again") from error
+    return table.with_format("arrow")
+
+
+def _loaded(datasets: ModuleType, path: Path) -> Any:
+    options: dict[str, Any] = {}
+    if path.suffix.lower() == ".csv":  # cells are texts: `12` and `NA` are answers like others
+        with path.open(encoding="utf-8-sig", newline="") as stream:
+            names = next(csv.reader(stream), [])
+        options = {"features": datasets.Features(dict.fromkeys(names, datasets.Value("string")))}
+        options |= {"keep_default_na": False, "encoding": "utf-8-sig"}
+    builder = _BUILDERS.get(path.suffix.lower(), "parquet")
+    return datasets.load_dataset(builder, data_files=glob.escape(str(path)), split="train", **options)
+
+
+def _not_saved(path: Path) -> str:
+    """Why a folder is no table."""
+    if (path / "dataset_dict.json").exists():
+        splits = ", ".join(sorted(part.name for part in path.iterdir() if part.is_dir()))
+        return f"{path} holds several splits; name the folder of one of them: {splits}"
+    return f"{path} is a folder that `save_to_disk` did not write; name the files in it as sources of their own"
+
+
+def _import(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise DataError(
+            f"tables need the package `datasets`, which cannot be imported ({error}); "
+            "run pip install 'vlm-autotune[tables]'"
+        ) from error

@@ -1,0 +1,33 @@
+"""OmniBal's length caches: the lengths of samples that are not there themselves.
+
+Source: the files under data/vision of ModelTC/OmniBal.
+"""
+
+from trials.data.formats import AnnotationFile
+from trials.data.record import Record, RecordError
+from trials.data.sample import Lengths
+
+_MOST = 2**31 - 1
+
+
+def recognises(record: Record, container: str) -> bool:  # noqa: ARG001 - the same in every container
+    """Tiles and tokens of a sample."""
+    return "vit_num" in record and "token_num" in record
+
+
+def read(record: Record, file: AnnotationFile) -> Lengths:  # noqa: ARG001 - names nothing
+    """The sample's lengths. Every token counts as a target, since the cache does not say. Raises RecordError.
+
+    A sample of text has one tile that no token uses (`image_flags` 0). It is not counted.
+    """
+    tokens = _count(record, "token_num", 1)
+    units = _count(record, "vit_num", 0)
+    shown = _count(record, "image_flags" if "image_flags" in record else "vit_num", 0)
+    return Lengths(vision_units=units if shown else 0, text_tokens=tokens, target_tokens=tokens)
+
+
+def _count(record: Record, key: str, least: int) -> int:
+    value = record.get(key)
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST:
+        raise RecordError(f"`{key}` is {repr(value)[:40]}; expected a whole number of at least {least}")
+    return value

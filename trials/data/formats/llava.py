@@ -1,0 +1,20 @@
+"""LLaVA's conversations: one JSON list, or a table.
+
+Source: LLaVA's docs/Finetune_Custom_Data.md.
+"""
+
+from trials.data import conversation
+from trials.data.columns import FROM_VALUE
+from trials.data.formats import AnnotationFile
+from trials.data.record import Record
+from trials.data.sample import Sample
+
+
+def recognises(record: Record, container: str) -> bool:
+    """An element of turns with `from` and `value`."""
+    return FROM_VALUE.fits(record) and container != "json-lines" and "images" not in record
+
+
+def read(record: Record, file: AnnotationFile) -> Sample:
+    """The conversation. Raises RecordError."""
+    return conversation.sample(record, file.columns or FROM_VALUE, file.images)

@@ -1,0 +1,27 @@
+"""Conversations as OpenAI and TRL write them: `messages` with `role` and `content`, a text or a list of parts."""
+
+from trials.data import conversation
+from trials.data.columns import TOOL_CALLS, TOOL_RESULTS, Chat
+from trials.data.formats import AnnotationFile
+from trials.data.record import Record
+from trials.data.sample import Sample
+
+MESSAGES = Chat(
+    turns="messages",
+    role="role",
+    text="content",
+    users=("user", *TOOL_RESULTS),
+    assistants=("assistant", *TOOL_CALLS),
+    systems=("system", "developer"),
+    unplaced=1000,
+)
+
+
+def recognises(record: Record, container: str) -> bool:  # noqa: ARG001 - the same in every container
+    """A list under `messages` whose first entry has a role."""
+    return MESSAGES.fits(record)
+
+
+def read(record: Record, file: AnnotationFile) -> Sample:
+    """The conversation. Raises RecordError."""
+    return conversation.sample(record, file.columns or MESSAGES, file.images)

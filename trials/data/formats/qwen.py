@@ -1,0 +1,20 @@
+"""Qwen-VL's conversations: like LLaVA's, with `image` or `images`.
+
+Source: qwen-vl-finetune/README.md of QwenLM/Qwen3-VL.
+"""
+
+from trials.data import conversation
+from trials.data.columns import FROM_VALUE
+from trials.data.formats import AnnotationFile
+from trials.data.record import Record
+from trials.data.sample import Sample
+
+
+def recognises(record: Record, container: str) -> bool:  # noqa: ARG001 - the same in every container
+    """Turns with `from` and `value`, and `images`. Without these the record means the same in all three formats."""
+    return FROM_VALUE.fits(record) and "images" in record
+
+
+def read(record: Record, file: AnnotationFile) -> Sample:
+    """The conversation. Raises RecordError."""
+    return conversation.sample(record, file.columns or FROM_VALUE, file.images)

@@ -1,0 +1,139 @@
+"""Lengths of one chunk of an annotation file: measured record by record, kept as columns."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+
+from trials.data import formats
+from trials.data.formats import AnnotationFile, Chunk, Place
+from trials.data.images import image_size
+from trials.data.sample import BadLine, Image, Ints, Lengths, Measurer, Sample
+from trials.errors import DataError
+
+COLUMNS = ("offset", "line", "record", "vision_units", "text_tokens", "target_tokens")
+Fact: TypeAlias = tuple[int, int]
+"""Size in bytes and time of the last change in nanoseconds."""
+_ABSENT: Fact = (-1, -1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ChunkLengths:
+    """What a chunk holds. Places are counted from its beginning, so that it is the same wherever it stands."""
+
+    columns: dict[str, Ints]
+    """COLUMNS of each usable sample, [samples]."""
+    records: int
+    bad: tuple[tuple[int, str], ...]
+    """Line and reason of each record that cannot be used."""
+    wrong_sizes: int
+    """Images whose size in the record is not the file's."""
+    images: tuple[tuple[str, Fact], ...]
+    """Every image file that was asked for its size; one that is not there counts, too."""
+
+    def bad_lines(self, file: AnnotationFile, chunk: Chunk) -> Iterator[BadLine]:
+        """Its unusable records, where they stand in the file."""
+        for line, reason in self.bad:
+            yield BadLine(path=file.path, line=chunk.line + line, reason=reason)
+
+    def holds(self) -> bool:
+        """Whether every image is still the one that was measured."""
+        return all(_fact(path) == fact for path, fact in self.images)
+
+
+def measure(file: AnnotationFile, chunk: Chunk, measurer: Measurer | None, max_tokens: int | None) -> ChunkLengths:
+    """Measures a chunk. Raises DataError when the file cannot be read, and for conversations without a `measurer`.
+
+    `max_tokens` is for lengths that come without a conversation; a measurer has its own.
+    """
+    work = _Work(chunk=chunk, measurer=measurer, max_tokens=max_tokens)
+    for place, record in formats.records(file, chunk):
+        work.take(place, record)
+    columns = np.array(work.rows, dtype=np.int64).reshape(-1, len(COLUMNS)).T
+    return ChunkLengths(
+        columns=dict(zip(COLUMNS, columns, strict=True)),
+        records=work.records,
+        bad=tuple(work.bad),
+        wrong_sizes=work.wrong_sizes,
+        images=tuple(work.images.items()),
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class _Work:
+    chunk: Chunk
+    measurer: Measurer | None
+    max_tokens: int | None
+    rows: list[tuple[int, ...]] = field(default_factory=list)
+    records: int = 0
+    bad: list[tuple[int, str]] = field(default_factory=list)
+    wrong_sizes: int = 0
+    images: dict[str, Fact] = field(default_factory=dict)
+    sizes: dict[Path, tuple[int, int]] = field(default_factory=dict)
+    """Of the images seen so far: datasets ask many questions about one image."""
+
+    def take(self, place: Place, record: Sample | Lengths | BadLine) -> None:
+        offset, line = place[0] - self.chunk.start, place[1] - self.chunk.line
+        try:
+            lengths = self._lengths(record)
+        except DataError as error:
+            self.bad.append((line, str(error)))
+        else:
+            sizes = (lengths.vision_units, lengths.text_tokens, lengths.target_tokens)
+            self.rows.append((offset, line, self.records, *sizes))
+        self.records += 1
+
+    def _lengths(self, record: Sample | Lengths | BadLine) -> Lengths:
+        match record:
+            case BadLine():
+                raise DataError(record.reason)
+            case Lengths():
+                return _cut(record, self.max_tokens)
+            case Sample():
+                return self._measured(record)
+
+    def _measured(self, sample: Sample) -> Lengths:
+        if self.measurer is None:
+            raise DataError("a conversation has lengths for one model only; give a job file, which names the model")
+        sizes = tuple(self._size(image) for image in sample.images)
+        lengths = self.measurer.measure(sample, sizes)
+        if lengths.target_tokens == 0:
+            raise DataError(_nothing_to_learn(lengths, self.measurer.max_tokens))
+        stated = zip(sample.image_sizes, sizes, strict=True)
+        self.wrong_sizes += sum(said is not None and said != real for said, real in stated)
+        return lengths
+
+    def _size(self, image: Image) -> tuple[int, int]:
+        if isinstance(image, bytes):
+            return image_size(image)
+        if image not in self.sizes:
+            self.images[str(image)] = _fact(str(image))  # before it is read: a change in between is then seen as one
+            self.sizes[image] = image_size(image)
+        return self.sizes[image]
+
+
+def _nothing_to_learn(lengths: Lengths, max_tokens: int | None) -> str:
+    if lengths.text_tokens == max_tokens:
+        return f"no target token in the first {lengths.text_tokens} that it is cut to; raise data.max_tokens"
+    return "no target tokens: no assistant turn to learn from"
+
+
+def _cut(lengths: Lengths, max_tokens: int | None) -> Lengths:
+    """Where a text ends is not known here, so targets are taken to stand at the end."""
+    excess = max(0, lengths.text_tokens - max_tokens) if max_tokens is not None else 0
+    return replace(
+        lengths,
+        text_tokens=lengths.text_tokens - excess,
+        target_tokens=max(0, lengths.target_tokens - excess),
+    )
+
+
+def _fact(path: str) -> Fact:
+    try:
+        found = os.stat(path)  # noqa: PTH116 - millions of them
+    except (OSError, ValueError):
+        return _ABSENT
+    return found.st_size, found.st_mtime_ns

@@ -1,0 +1,120 @@
+"""Measures many chunks, in other processes where that pays. The result is the same in the same order either way."""
+
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from itertools import islice
+from typing import TypeAlias
+
+from trials.data.formats import AnnotationFile, Chunk
+from trials.data.lengths import ChunkLengths, measure
+from trials.data.sample import Measurer
+from trials.errors import DataError
+
+Task: TypeAlias = tuple[AnnotationFile, Chunk]
+
+_START_SECONDS = 10.0
+"""Processes that load a model's tokenizer are ready after about so long; less work is done here before they were."""
+_MOST_WORKERS = 32
+_AHEAD = 3
+"""Chunks per process that are under way or waiting to be taken."""
+
+
+def cores() -> int:
+    """Processes that this machine lets us keep busy."""
+    return min(len(os.sched_getaffinity(0)), _MOST_WORKERS)
+
+
+def measured(
+    tasks: Sequence[Task], measurer: Measurer | None, max_tokens: int | None, workers: int
+) -> Generator[ChunkLengths, None, None]:
+    """The chunks in order. Close it, so that no process is left behind when its consumer gives up.
+
+    Raises DataError when a file cannot be read, or a process ends by itself.
+    """
+    begun = time.monotonic()
+    for number, task in enumerate(tasks):
+        if number and workers > 1:
+            left = (time.monotonic() - begun) / number * (len(tasks) - number)
+            if left * (1 - 1 / workers) > _START_SECONDS:
+                yield from _in_pool(tasks[number:], measurer, max_tokens, workers)
+                return
+        yield measure(*task, measurer, max_tokens)
+
+
+def _in_pool(
+    tasks: Sequence[Task], measurer: Measurer | None, max_tokens: int | None, workers: int
+) -> Iterator[ChunkLengths]:
+    waiting = iter(tasks)
+    under_way: deque[Future[ChunkLengths]] = deque()
+    with _pool(pickle.dumps((measurer, max_tokens)), min(workers, len(tasks))) as pool:
+        try:
+            for task in islice(waiting, workers * _AHEAD):
+                under_way.append(_submit(pool, task))
+            while under_way:
+                yield under_way.popleft().result()
+                for task in islice(waiting, 1):
+                    under_way.append(_submit(pool, task))
+        except BrokenProcessPool as error:
+            raise DataError(
+                "a process that measures samples was ended from outside, or for want of memory; free some memory and "
+                "try again, what was measured is kept"
+            ) from error
+
+
+@contextmanager
+def _pool(how: bytes, workers: int) -> Iterator[ProcessPoolExecutor]:
+    others = set(multiprocessing.active_children())
+    # Spawned, not forked: the tokenizer and torch have threads of their own here.
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(how,))
+    try:
+        yield pool
+    except BaseException:
+        for process in set(multiprocessing.active_children()) - others:
+            process.terminate()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _submit(pool: ProcessPoolExecutor, task: Task) -> Future[ChunkLengths]:
+    """Hands a chunk out. Processes that this starts inherit the mask: Ctrl-C is for us alone, and we end them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return pool.submit(_measure, task)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+# --- in a process of the pool ---
+
+_how = b""
+_loaded: list[tuple[Measurer | None, int | None]] = []
+
+
+def _begin(how: bytes) -> None:
+    global _how  # noqa: PLW0603 - the pool hands an initializer no other place
+    _how = how
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _measure(task: Task) -> ChunkLengths:
+    if not _loaded:  # here and not in `_begin`, so that what goes wrong comes back as an error
+        _loaded.append(pickle.loads(_how))  # noqa: S301 - our parent's own bytes
+    return measure(*task, *_loaded[0])

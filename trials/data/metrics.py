@@ -1,0 +1,186 @@
+"""How even an epoch is: the ratios of OmniBal and HBP, and what a cost model makes of the waiting that is left.
+
+Sources: OmniBal (ICML 2025) for pad and dist ratio; HBP (Hierarchical Balance Packing) for the attention balance ratio.
+The load of a pack is what the model computes for it, padding and stand-ins included.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trials.data.epoch import CostWeights, Epoch, Floats
+from trials.data.sample import Ints
+from trials.plan import Packed
+
+NEAR = 0.1
+"""A step whose samples are off by no more than this share of the global batch is near it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """How many samples the parts of an epoch hold."""
+
+    mean: float
+    least: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Balance:
+    """An epoch in numbers. Ratios and shares lie in 0 to 1."""
+
+    samples: int
+    """Shown by the epoch, each as often as it is shown."""
+    packs: int
+    """Micro-batches of all data ranks."""
+    steps: int
+    data_parallel: int
+    """N below."""
+    pad_ratio: float
+    """Share of the language model's tokens that is padding: the sum of t_max - t_i over the sum of t_max, for t_i the
+    tokens of sample i and t_max the most of its micro-batch (OmniBal). That is OmniBal's ratio of a micro-batch of B
+    samples, sum_i (t_max - t_i) / (t_max B), each weighted by its size, as OmniBal's code adds them up."""
+    dist_ratio_vision: float
+    """Share of vision units that ranks could have computed while they wait: sum_i (T_max - T_i) / (T_max N) over the N
+    data ranks of a row of micro-batches, T_i being rank i's vision units; mean over rows (OmniBal)."""
+    dist_ratio_language: float
+    """The same with T_i the rank's text tokens (OmniBal)."""
+    attention_balance_ratio: float
+    """The same with A_i, the sum of squared sample lengths, in place of T_i (HBP); 0 is even."""
+    cost_efficiency: float
+    """Cost of all packs over N times the sum over rows of the row's largest cost: 1 if no rank ever waits, when the
+    ranks meet after every micro-batch."""
+    step_cost_efficiency: float
+    """The same with the sum of a rank's costs over a step: when the ranks meet at the end of a step alone."""
+    cost: float
+    """Sum over rows of the row's largest cost, in the unit of the weights: what an epoch costs one rank, with waiting,
+    padding and stand-ins."""
+    samples_per_pack: Spread
+    relaxation_missed: float | None
+    """Share of packs that are not full enough: fewer units than Q'v and fewer tokens than Q't (OmniBal). None for
+    padded micro-batches."""
+    vision_fill: float | None
+    """Mean share of Qv that a pack uses, over the packs without an over-size sample; None for padded, or a Qv of 0."""
+    text_fill: float | None
+    """The same of Qt."""
+    samples_per_step: Spread
+    """Of full steps; of all when none is full."""
+    steps_near: float
+    """Share of those steps whose samples are within 10 % of the global batch."""
+    oversize: int
+    """Samples above Qv or Qt, the skipped ones included."""
+    skipped: int
+    """Samples that the epoch leaves out because they are over-size."""
+
+    @property
+    def cost_per_sample(self) -> float:
+        """What all data ranks spend on a sample: comparable where two epochs do not show equally many."""
+        return self.cost * self.data_parallel / self.samples
+
+
+def balance(epoch: Epoch, weights: CostWeights) -> Balance:
+    """Measures an epoch."""
+    sizes, ranks = epoch.pack_sizes(), epoch.assignment.shape[1]
+    cost = sizes.cost(weights)[epoch.assignment]
+    ideal, slowest = float(cost.sum()) / ranks, float(cost.max(axis=1).sum())
+    samples = step_sums(epoch, sizes.samples[epoch.assignment]).sum(axis=1)
+    samples = samples[: len(epoch.assignment) // epoch.micro_batches or None]
+    missed, vision_fill, text_fill = _fullness(epoch)
+    skipped = epoch.packs.skipped
+    return Balance(
+        samples=len(epoch.packs.samples),
+        packs=len(epoch.packs),
+        steps=epoch.steps,
+        data_parallel=ranks,
+        pad_ratio=_pad_ratio(epoch),
+        dist_ratio_vision=float(dist_ratios(sizes.units[epoch.assignment]).mean()),
+        dist_ratio_language=float(dist_ratios(sizes.tokens[epoch.assignment]).mean()),
+        attention_balance_ratio=float(dist_ratios(sizes.squares[epoch.assignment]).mean()),
+        cost_efficiency=ideal / slowest,
+        step_cost_efficiency=ideal / float(step_sums(epoch, cost).max(axis=1).sum()),
+        cost=slowest,
+        samples_per_pack=_spread(sizes.samples),
+        relaxation_missed=missed,
+        vision_fill=vision_fill,
+        text_fill=text_fill,
+        samples_per_step=_spread(samples),
+        steps_near=float(np.mean(np.abs(samples - epoch.global_batch_samples) <= NEAR * epoch.global_batch_samples)),
+        oversize=int(np.count_nonzero(oversize(epoch))) + skipped,
+        skipped=skipped,
+    )
+
+
+def dist_ratios(load: Ints | Floats) -> Floats:
+    """Idle share of each row of [rows, data ranks]: sum_i (max - load_i) / (max N), which is 1 - mean / max."""
+    ratios: Floats = 1 - load.mean(axis=1) / load.max(axis=1)
+    return ratios
+
+
+def step_sums(epoch: Epoch, load: Ints | Floats) -> Floats:
+    """Sums of [rows, data ranks] over the rows of each step, [steps, data ranks]."""
+    sums: Floats = np.add.reduceat(load, np.arange(0, len(load), epoch.micro_batches), axis=0).astype(np.float64)
+    return sums
+
+
+def oversize(epoch: Epoch) -> NDArray[np.bool_]:
+    """Whether each shown sample, in order of packs, is above the capacities; a padded micro-batch has none."""
+    units, tokens = (column[epoch.packs.samples] for column in (epoch.index.vision_units, epoch.index.text_tokens))
+    if isinstance(packing := epoch.packing, Packed):
+        above: NDArray[np.bool_] = (units > packing.qv) | (tokens > packing.qt)
+        return above
+    return np.zeros(len(units), dtype=np.bool_)
+
+
+def mixing(epoch: Epoch, following: Epoch) -> float:
+    """How far the following epoch's steps are a fresh shuffle: 1 if they are, 0 if they hold the same samples again.
+
+    1 - (observed - expected) / (1 - expected), with `observed` the share of the pairs of samples in a step of `epoch`
+    that are in one step of `following` too, and `expected` that share for random steps of the same sizes. Chance
+    moves it a little, also above 1. Both epochs must show the same samples.
+    """
+    first, second = _step_of_samples(epoch), _step_of_samples(following)
+    _, both = np.unique(first * following.steps + second, return_counts=True)
+    expected = _pairs(np.bincount(second)) / max(_pairs(np.array([len(second)])), 1)
+    in_first = _pairs(np.bincount(first))
+    if expected == 1 or not in_first:  # one step, or steps of one sample: there is nothing to mix
+        return 1.0
+    return 1 - (_pairs(both) / in_first - expected) / (1 - expected)
+
+
+def _pairs(counts: Ints) -> float:
+    return float((counts * (counts - 1) / 2).sum())
+
+
+def _step_of_samples(epoch: Epoch) -> Ints:
+    """The step of each shown sample, in order of the index's rows; one that is shown twice comes twice."""
+    rows, ranks = epoch.assignment.shape
+    step_of_pack = np.empty(len(epoch.packs), dtype=np.int64)
+    step_of_pack[epoch.assignment.ravel()] = np.repeat(np.arange(rows) // epoch.micro_batches, ranks)
+    steps: Ints = np.repeat(step_of_pack, epoch.packs.counts)[np.argsort(epoch.packs.samples, kind="stable")]
+    return steps
+
+
+def _pad_ratio(epoch: Epoch) -> float:
+    if not epoch.packs.padded:
+        return 0.0
+    tokens = epoch.index.text_tokens
+    computed = int((epoch.packs.counts * epoch.packs.largest(tokens)).sum())
+    return 1 - int(epoch.packs.sums(tokens).sum()) / computed
+
+
+def _fullness(epoch: Epoch) -> tuple[float | None, float | None, float | None]:
+    """(share of packs that miss the relaxation, mean fill of Qv, of Qt)."""
+    if not isinstance(packing := epoch.packing, Packed):
+        return None, None, None
+    units, tokens = epoch.packs.sums(epoch.index.vision_units), epoch.packs.sums(epoch.index.text_tokens)
+    missed = float(np.mean((units < packing.qv_min) & (tokens < packing.qt_min)))
+    within = (units <= packing.qv) & (tokens <= packing.qt)
+    if not within.any():
+        return missed, None, None
+    vision_fill = float(units[within].mean()) / packing.qv if packing.qv else None
+    return missed, vision_fill, float(tokens[within].mean()) / packing.qt
+
+
+def _spread(samples: Ints | Floats) -> Spread:
+    return Spread(mean=float(samples.mean()), least=int(samples.min()), most=int(samples.max()))

@@ -1,0 +1,129 @@
+"""Mixture files: lists of annotation files, with what is said about each. One module each, found by name."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from trials import plugins
+from trials.data.columns import Columns
+from trials.data.mixture_file import read_mapping
+from trials.data.sampling import is_sampling
+from trials.errors import DataError
+
+_MOST_REPEATS = 1000
+_SHARE = re.compile(r"(.+)%(\d+)")
+"""A name with a share of its samples, as in Qwen-VL's lists of data sets."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One annotation file, and what the mixture says about it."""
+
+    path: Path
+    images: Path
+    """Folder that image names are relative to."""
+    repeat: float = 1.0
+    sampling: str = "all"
+    columns: Columns | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """One entry of a mixture file as it is written there."""
+
+    where: str
+    """File and name, for messages."""
+    folder: Path
+    """Of the mixture file; names of annotation files are relative to it."""
+    images: Path
+    """Folder that image folders are relative to."""
+    values: dict[str, Any]
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """Raises DataError when there is neither a text nor a default."""
+        value = self.values.get(key, default)
+        if not isinstance(value, str):
+            fault = f"is {repr(value)[:40]}" if key in self.values else "is missing"
+            raise DataError(
+                f"{self.where}: `{key}` {fault}; write a path relative to the mixture file, or an absolute one"
+            )
+        return value
+
+    def entry(self, file: str, images: str | None = None) -> Entry:
+        """The entry whose annotation file and image folder stand under these keys."""
+        root = self.images / self.text(images, "") if images else self.images
+        return Entry(path=self.folder / self.text(file), images=root, repeat=self._repeat())
+
+    def _repeat(self) -> float:
+        repeat = self.values.get("repeat_time", 1)
+        if isinstance(repeat, bool) or not isinstance(repeat, int | float) or not 0 < repeat <= _MOST_REPEATS:
+            raise DataError(
+                f"{self.where}: `repeat_time` is {repr(repeat)[:40]}; write a number above 0, at most {_MOST_REPEATS}"
+            )
+        return float(repeat)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mixture:
+    """What a mixture file lists."""
+
+    format: str
+    """Of its annotation files, unless the job says otherwise."""
+    entries: tuple[Entry, ...]
+
+
+class MixtureKind(Protocol):
+    """What a module of this package offers."""
+
+    FORMAT: str
+    """Module of `trials.data.formats`."""
+
+    def listed(self, document: dict[str, Any]) -> dict[str, Any] | None:
+        """The entries by name; None for any other document."""
+
+    def entry(self, listing: Listing) -> Entry:
+        """What one of them says. Raises DataError."""
+
+
+def expand(path: Path, images: Path, names: Sequence[str] | None) -> Mixture | None:
+    """The files that a mixture file lists, all or those in `names`; None when the file is no mixture.
+
+    `name%50` takes a random half of an entry. Raises DataError for a faulty entry and an unknown name.
+    """
+    document = read_mapping(path)
+    for _, module in plugins.each(__name__) if document else ():
+        kind = cast(MixtureKind, module)
+        listed = kind.listed(document or {})
+        if listed is not None:
+            entries = (_entry(kind, path, images, listed, name) for name in names or listed)
+            return Mixture(format=kind.FORMAT, entries=tuple(entries))
+    return None
+
+
+def _entry(kind: MixtureKind, path: Path, images: Path, listed: dict[str, Any], name: str) -> Entry:
+    share = None if name in listed else _SHARE.fullmatch(name)
+    key = share[1] if share else name
+    where = f'{path}: "{key}"'
+    if key not in listed:
+        raise DataError(f"{where} is not listed; `names` of this source can be: {', '.join(listed)}")
+    if not isinstance(listed[key], dict):
+        raise DataError(f"{where}: expected an object, not {repr(listed[key])[:40]}")
+    entry = kind.entry(Listing(where=where, folder=path.parent, images=images, values=listed[key]))
+    return _checked(replace(entry, sampling=_random(entry, share[2], where)) if share else entry, where)
+
+
+def _random(entry: Entry, percent: str, where: str) -> str:
+    if entry.sampling != "all":
+        raise DataError(f"{where}: has the sampling {entry.sampling} already; take the percentage out of `names`")
+    return f"random:{percent}%"
+
+
+def _checked(entry: Entry, where: str) -> Entry:
+    if not is_sampling(entry.sampling):
+        raise DataError(
+            f"{where}: the sampling is {entry.sampling!r}; write all, first:N, end:N or random:N, where N is a "
+            "count or a percentage such as 25%"
+        )
+    return entry

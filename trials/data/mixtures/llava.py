@@ -1,0 +1,36 @@
+"""LLaVA's YAML mixture: `datasets`, a list with `json_path` and `sampling_strategy`.
+
+Source: LLaVA-NeXT's training scripts. An entry has no name of its own, so its `json_path` is one.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from trials.data.mixtures import Entry, Listing
+from trials.errors import DataError
+
+FORMAT = "llava"
+
+
+def listed(document: dict[str, Any]) -> dict[str, Any] | None:
+    """A document whose `datasets` is a list with a `json_path`."""
+    match document:
+        case {"datasets": [*entries]} if any(isinstance(entry, dict) and "json_path" in entry for entry in entries):
+            return _by_name(entries)
+    return None
+
+
+def entry(listing: Listing) -> Entry:
+    """`first:25%` and its like are as in `trials.data.sampling`."""
+    sampling = str(listing.values.get("sampling_strategy", "all"))
+    return replace(listing.entry("json_path"), sampling=sampling)
+
+
+def _by_name(entries: list[Any]) -> dict[str, Any]:
+    named: dict[str, Any] = {}
+    for number, entry in enumerate(entries, 1):
+        name = str(entry.get("json_path", number)) if isinstance(entry, dict) else str(number)
+        if name in named:
+            raise DataError(f"{name} is listed twice in `datasets`; keep one, with the samples of both")
+        named[name] = entry
+    return named

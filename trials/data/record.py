@@ -1,0 +1,45 @@
+"""One record as JSON text."""
+
+import codecs
+import json
+from typing import Any, TypeAlias
+
+MAX_RECORD_BYTES = 16 << 20
+"""A longer record is not read into memory, and is reported."""
+
+Record: TypeAlias = dict[str, Any]
+
+
+class RecordError(ValueError):
+    """A record that cannot be used; the message says what is wrong with it."""
+
+
+def parse(text: bytes) -> Record:
+    """The JSON object that `text` holds; a byte order mark and white space around it are fine. Raises RecordError."""
+    if len(text) > MAX_RECORD_BYTES:
+        raise too_long()
+    try:
+        value = json.loads(text.removeprefix(codecs.BOM_UTF8).decode().strip())
+    except UnicodeDecodeError as error:
+        raise RecordError(f"byte {error.start + 1} of the record is not UTF-8") from error
+    except json.JSONDecodeError as error:
+        line = f" of the record's line {error.lineno}" if error.lineno > 1 else ""
+        raise RecordError(f"the record is not JSON: {error.msg} at character {error.colno}{line}") from error
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"the record is not JSON that can be read: {error}") from error
+    if not isinstance(value, dict):
+        remedy = "; write each sample on a line of its own" if isinstance(value, list) else ""
+        raise RecordError(f"the record is a JSON {type(value).__name__}, not an object{remedy}")
+    return value
+
+
+def parsed(text: bytes) -> Record | RecordError:
+    """Like `parse`, with the error as a value."""
+    try:
+        return parse(text)
+    except RecordError as error:
+        return error
+
+
+def too_long() -> RecordError:
+    return RecordError(f"the record is longer than {MAX_RECORD_BYTES >> 20} MiB")
