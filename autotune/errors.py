@@ -5,9 +5,12 @@ AutotuneError
 |-- HardwareError      the job asks for devices that this machine does not have
 |-- NoFeasiblePlan     no plan fits the devices' memory and the job's settings
 |-- TrialsKeepFailing  several trials in a row failed of something that no other plan would cure
+|-- ProfileError       a profile of the layers cannot be used
 |-- PlanNotValid       the plan to launch does not hold here, or none is known
 |-- LaunchFailed       a rank of the full training failed
 |-- PackError          the lengths, or the file for the packs or the plot, cannot be used
+|-- PredictError       the plan to predict cannot be used, or what it is predicted for is not known
+|-- NoProfile          the layers of the model were not profiled on the hardware to predict for
 `-- DeviceBusy         other processes use the devices, so that measurements would not hold
 """
 
@@ -35,6 +38,10 @@ class TrialsKeepFailing(AutotuneError):
     """Several trials in a row failed of something that no other plan would cure."""
 
 
+class ProfileError(AutotuneError):
+    """A profile of the layers holds what no measurement gives, or is of something else."""
+
+
 class PlanNotValid(AutotuneError):
     """The plan to launch does not hold here, or none is known."""
 
@@ -47,6 +54,14 @@ class PackError(AutotuneError):
     """`autotune pack` cannot use its input as it is asked to, or cannot write a file."""
 
 
+class PredictError(AutotuneError):
+    """`autotune predict` cannot use the plan that it is given, or does not know enough about the devices."""
+
+
+class NoProfile(AutotuneError):
+    """The layers of the model were not profiled on the hardware to predict for."""
+
+
 class DeviceBusy(AutotuneError):
     """Other processes use the devices, so that measurements would not hold."""
 
@@ -55,13 +70,16 @@ _FAILURE = 1
 _EXIT_CODES: dict[type[Exception], int] = {
     JobError: 2,
     HardwareError: 2,
+    ProfileError: 2,
     PackError: 2,
+    PredictError: 2,
     UnknownName: 2,
     BadUrl: 2,
     AmbiguousPlan: 2,
     UnknownRecord: 2,
     NoFeasiblePlan: 3,
     PlanNotValid: 3,
+    NoProfile: 3,
     DatabaseUnavailable: 4,
     DatabaseTooNew: 5,
     DeviceBusy: 6,

@@ -10,6 +10,7 @@ from storage.records import (
     FinishedTrial,
     LaunchRecord,
     LaunchResult,
+    LayerProfile,
     RunningTrial,
     StudyRecord,
     TrialResult,
@@ -22,6 +23,7 @@ from storage.tables import (
     DataProfileRow,
     HardwareRow,
     LaunchRow,
+    LayerProfileRow,
     ModelRow,
     OutcomeRow,
     PlanRow,
@@ -78,6 +80,16 @@ def workload(row: WorkloadRow) -> Workload:
         oversize=row.oversize,
         global_batch_samples=row.global_batch_samples,
         memory_limit_bytes=row.memory_limit_bytes,
+    )
+
+
+def layer_profile(row: LayerProfileRow, hardware: HardwareRow, model: ModelRow) -> LayerProfile:
+    return _value(
+        LayerProfile,
+        row,
+        hardware=_value(Hardware, hardware),
+        model=_value(ModelShape, model),
+        software=_value(Software, row),
     )
 
 

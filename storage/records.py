@@ -9,9 +9,21 @@ from typing import Literal
 
 from trials.outcome import Completed, Outcome
 from trials.plan import Plan
-from trials.workload import Workload
+from trials.workload import Hardware, ModelShape, Software, Workload
 
 _UUID_HEX = re.compile("[0-9a-f]{32}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerProfile:
+    """A stored profile of a model's layers, and what it was taken on."""
+
+    hardware: Hardware
+    model: ModelShape
+    software: Software
+    created: datetime
+    document: str
+    """JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from storage.records import (
     FinishedTrial,
     LaunchRecord,
     LaunchResult,
+    LayerProfile,
     RunningTrial,
     StudyRecord,
     TrialResult,
@@ -82,6 +83,11 @@ class Store:
         """The document that was saved for exactly these; None when there is none."""
         with self._database.session() as session:
             return workloads.layer_profile(session, hardware_fingerprint, model_fingerprint, software)
+
+    def layer_profiles(self, *, hardware_name: str | None = None) -> tuple[LayerProfile, ...]:
+        """Every profile, or those of devices with the name as a part of theirs, in either case; the newest first."""
+        with self._database.session() as session:
+            return workloads.layer_profiles(session, hardware_name)
 
     def save_layer_profile(
         self, hardware_fingerprint: str, model_fingerprint: str, software: Software, document: str

@@ -2,9 +2,11 @@
 
 from datetime import UTC, datetime
 
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from storage import codec, rows
+from storage.records import LayerProfile
 from storage.tables import HardwareRow, LayerProfileRow, ModelRow, WorkloadRow
 from trials.workload import Software, Workload
 
@@ -25,6 +27,18 @@ def layer_profile(session: Session, hardware: str, model: str, software: Softwar
     key = {"hardware_fingerprint": hardware, "model_fingerprint": model, **codec.columns(software)}
     row = session.get(LayerProfileRow, key)
     return None if row is None else row.document
+
+
+def layer_profiles(session: Session, hardware_name: str | None) -> tuple[LayerProfile, ...]:
+    query = (
+        select(LayerProfileRow, HardwareRow, ModelRow)
+        .join(HardwareRow, HardwareRow.fingerprint == LayerProfileRow.hardware_fingerprint)
+        .join(ModelRow, ModelRow.fingerprint == LayerProfileRow.model_fingerprint)
+        .order_by(LayerProfileRow.created.desc(), LayerProfileRow.hardware_fingerprint)
+    )
+    if hardware_name is not None:
+        query = query.where(HardwareRow.device_name.icontains(hardware_name, autoescape=True))
+    return tuple(codec.layer_profile(*row) for row in session.execute(query))
 
 
 def save_layer_profile(session: Session, hardware: str, model: str, software: Software, document: str) -> None:

@@ -7,9 +7,13 @@ from pathlib import Path
 import numpy as np
 from hypothesis import strategies as st
 
-from autotune.predict.costs import KINDS, LayerCost, LayerCosts
+from autotune.predict.chosen_steps import ChosenSteps
+from autotune.predict.costs import KINDS, LayerCost, LayerCosts, LinkCost
+from autotune.predict.features import stage_features
+from autotune.predict.parts import Parts
 from autotune.predict.predictor import EpochOf, Predictor
-from autotune.search.solver import Limits, Solver
+from autotune.search.limits import Limits
+from autotune.search.solver import Solver
 from autotune.workload import Prepared
 from storage.records import FinishedTrial, TrialResult
 from tests import storage_values
@@ -17,7 +21,9 @@ from tests.data_values import index_of
 from tests.training_values import job_of
 from trials.data.epoch import CostWeights, Epoch, build_epoch
 from trials.data.index import DatasetIndex, profile
-from trials.outcome import Cause, Completed, Outcome, StageMeasurement
+from trials.engine.engine import seat
+from trials.model.cut import cut
+from trials.outcome import Cause, Outcome, StageMeasurement
 from trials.plan import Packing, Padded, Plan
 from trials.run.pool import Answers, WarmPool
 from trials.run.report import TrialReport
@@ -41,6 +47,7 @@ def layer_cost(
     return LayerCost(
         forward_seconds=seconds,
         backward_seconds=(2 * units, 2 * tokens, 2 * squares, 2 * constant),
+        recompute_seconds=seconds,
         kept_bytes=kept,
         output_bytes=output,
         parameters=parameters,
@@ -51,6 +58,7 @@ def costs_of(*layers: LayerCost) -> LayerCosts:
     """In the order of KINDS."""
     return LayerCosts(
         layers=tuple(zip(KINDS, layers, strict=True)),
+        link=LinkCost(latency_seconds=0.0, seconds_per_byte=0.0),
         optimizer_seconds_per_parameter=2e-9,
         reduce_seconds_per_byte=1e-9,
         residual=0.02,
@@ -81,6 +89,7 @@ layer_costs = st.builds(
                 cost,
                 forward_seconds=tuple(scale * value for value in cost.forward_seconds),
                 backward_seconds=tuple(scale * value for value in cost.backward_seconds),
+                recompute_seconds=tuple(scale * value for value in cost.recompute_seconds),
                 kept_bytes=tuple(scale * value for value in cost.kept_bytes),
             )
             for (_, cost), scale in zip(COSTS.layers, scales, strict=True)
@@ -202,21 +211,35 @@ class SimulatedPool(WarmPool):
             return cause
         predicted = self._predictor.predict(plan).step_seconds[list(task.timed_steps)]
         seconds = predicted * self._factor_of(plan) * self._random.normal(1, 0.01, len(predicted))
-        return Answers(reports=tuple(_report(rank, seconds) for rank in range(plan.layout.world_size)))
+        stages = [self._stage(plan, task, rank) for rank in range(plan.layout.world_size)]
+        return Answers(reports=tuple(_report(stage, seconds) for stage in stages))
+
+    def _stage(self, plan: Plan, task: Trial, rank: int) -> StageMeasurement:
+        """What the prediction says of that rank, slower by the plan's factor."""
+        where, factor = seat(plan, rank), self._factor_of(plan)
+        parts = stage_features(self._predictor, plan, task.timed_steps, where.stage, where.data_rank)
+        forward, backward, update = (sum(features) * factor for features in parts)
+        steps = (*task.warmup_steps, *task.timed_steps)
+        sizes = ChosenSteps(self._predictor.sizes(plan.packing, plan.layout), steps)
+        memory = self._predictor.stage_memory(Parts.of(cut(plan)), plan.layout, sizes)[where.stage]
+        return StageMeasurement(
+            stage=where.stage,
+            data_rank=where.data_rank,
+            forward_seconds=forward,
+            backward_seconds=backward,
+            optimizer_seconds=update,
+            idle_seconds=0.0,
+            peak_bytes=round(memory.expected),
+            static_bytes=round(memory.static),
+        )
 
 
-def _report(rank: int, seconds: np.ndarray) -> TrialReport:
+def _report(stage: StageMeasurement, seconds: np.ndarray) -> TrialReport:
     return TrialReport(
         step_seconds=tuple(seconds.tolist()),
         losses=(1.0,) * len(seconds),
         samples=BATCH * len(seconds),
         text_tokens=1000,
         vision_units=10,
-        stage=replace(_any_stage(), stage=rank),
+        stage=stage,
     )
-
-
-def _any_stage() -> StageMeasurement:
-    outcome = storage_values.completed()
-    assert isinstance(outcome, Completed)
-    return outcome.measurement.stages[0]

@@ -61,6 +61,11 @@ class ModelShape:
     """SHA-256 of the model's configuration."""
 
     @property
+    def element_bytes(self) -> int:
+        """Size of a weight."""
+        return {"float32": 4, "bfloat16": 2}[self.dtype]
+
+    @property
     def fingerprint(self) -> str:
         return wire.digest(self)
 

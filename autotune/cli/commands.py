@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from autotune.cli.context import Options, guarded
-from trials.units import parse_seconds
+from trials.units import parse_bytes, parse_seconds
 
 
 class _Time(click.ParamType[float]):
@@ -23,6 +23,21 @@ class _Time(click.ParamType[float]):
         if seconds <= 0:
             self.fail(f"{value!r} leaves no time to search; give more than 0s", param, ctx)
         return seconds
+
+
+class _Size(click.ParamType[int]):
+    """An amount of memory with its unit, as in the job file."""
+
+    name = "size"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            size = parse_bytes(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        if size <= 0:
+            self.fail(f"{value!r} holds nothing; give more than 0B", param, ctx)
+        return size
 
 
 _JOB = click.argument("job", type=click.Path(path_type=Path))
@@ -82,6 +97,39 @@ def run(options: Options, job: Path) -> None:
     from autotune.cli.work import run_job
 
     run_job(options, job)
+
+
+@main.command()
+@_JOB
+@click.option("--out", type=click.Path(path_type=Path), help="Write the costs to this .json file.")
+@click.option("--fresh", is_flag=True, help="Measure again what is stored.")
+@_common
+def profile(options: Options, job: Path, out: Path | None, fresh: bool) -> None:
+    """Time each kind of layer of JOB's model alone, and store its costs for predictions."""
+    from autotune.cli.profile import profile_job
+
+    profile_job(options, job, out=out, fresh=fresh)
+
+
+@main.command()
+@_JOB
+@click.option("--plan", metavar="FILE|ID", help="A YAML or JSON file, or a known plan. Default: the best solved ones.")
+@click.option("--devices", type=click.IntRange(min=1), help="Ranks to predict for. Default: the job's.")
+@click.option(
+    "--memory", "memory_bytes", type=_Size(), metavar="SIZE", help="Limit per rank, such as 80GiB. Default: the job's."
+)
+@click.option(
+    "--device-profile", metavar="NAME|FILE", help="Hardware with NAME in its name, or a profile. Default: what is here."
+)
+@click.option("--top", type=click.IntRange(min=1), default=5, help="So many of the best plans; with --plan that one.")
+@click.option("--plot", type=click.Path(path_type=Path), help="Draw a typical step into this .png, .svg or .pdf file.")
+@_common
+def predict(options: Options, job: Path, plan: str | None, top: int, plot: Path | None, **wishes: Any) -> None:
+    """Tell what plans for JOB would take, here or on other devices, without running them."""
+    from autotune.cli.predict import predict_job
+    from autotune.forecast.cluster import Wishes
+
+    predict_job(options, job, Wishes(**wishes), plan=plan, top=top, picture=plot)
 
 
 @main.command()

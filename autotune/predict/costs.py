@@ -1,17 +1,23 @@
 """Layer costs: time and memory of each kind of layer as a function of a pack's size, fitted to profiled layers."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from typing import TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trials.run.report import LayerKind, LayerTiming, ProfileReport
+from autotune.errors import ProfileError
+from autotune.predict.robust_fit import Coefficients, fit_not_negative
+from trials.run.report import NOISE_LIMIT, LayerKind, LayerTiming, ProfileReport
 
 Kind: TypeAlias = LayerKind
 KINDS: tuple[Kind, ...] = get_args(LayerKind)
 Array: TypeAlias = NDArray[np.float64]
+Quantity: TypeAlias = Callable[[LayerTiming], float]
+
+_NOTHING: Coefficients = (0.0, 0.0, 0.0, 0.0)
 
 # On which columns of (units, tokens, squares, 1) the cost of each kind depends.
 _TIME_TERMS: dict[Kind, tuple[int, ...]] = {
@@ -21,21 +27,54 @@ _TIME_TERMS: dict[Kind, tuple[int, ...]] = {
     "language": (1, 2, 3),
     "head": (1, 3),
 }
-_BYTE_TERMS: dict[Kind, tuple[int, ...]] = {**_TIME_TERMS, "language": (1, 3)}
+_BYTE_TERMS: dict[Kind, tuple[int, ...]] = _TIME_TERMS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkCost:
+    """Sending a pack's states to the next stage; both are 0 where there is one rank."""
+
+    latency_seconds: float
+    """Of all messages that announce the states."""
+    seconds_per_byte: float
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a number that no measurement can give."""
+        _check(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCost:
-    """One kind of layer. Each field is four coefficients: of units, tokens, sum of squared lengths, and a constant."""
+    """One kind of layer. Each cost is four coefficients: of units, tokens, sum of squared lengths, and a constant."""
 
-    forward_seconds: tuple[float, float, float, float]
-    backward_seconds: tuple[float, float, float, float]
+    forward_seconds: Coefficients
+    backward_seconds: Coefficients
     """Without recomputation."""
-    kept_bytes: tuple[float, float, float, float]
-    """Kept for the backward pass without recomputation."""
-    output_bytes: tuple[float, float, float, float]
+    recompute_seconds: Coefficients
+    """What recomputation adds to forward and backward together; nothing for kinds that are never recomputed."""
+    kept_bytes: Coefficients
+    """Kept for the backward pass without recomputation, for each layer."""
+    output_bytes: Coefficients
     """What is kept of the next layer when that one is recomputed: its input."""
     parameters: int
+    shared_bytes: Coefficients = _NOTHING
+    """Kept once, however many layers of the kind stand on a stage: rotary embeddings."""
+    transient_bytes: Coefficients = _NOTHING
+    """Live during the pass beyond what is kept: gradients and work space. Nothing where the meter counts none."""
+    seconds_error: float = 0.0
+    """Median relative error of the fitted forward and backward times together, on the profiled sizes."""
+    bytes_error: float = 0.0
+    """Largest relative error of the fitted kept bytes, on the profiled sizes."""
+    noise: float = 0.0
+    """Spread of the repeats that three of four sizes keep below, as a share of their median, once measured again."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a number that no measurement can give."""
+        _check(self)
+
+    @property
+    def is_noisy(self) -> bool:
+        return self.noise > NOISE_LIMIT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,68 +82,97 @@ class LayerCosts:
     """The costs of all kinds of layers of one model on one kind of hardware."""
 
     layers: tuple[tuple[Kind, LayerCost], ...]
+    link: LinkCost
     optimizer_seconds_per_parameter: float
     reduce_seconds_per_byte: float
     """Of averaging gradients over the data-parallel ranks."""
     residual: float
     """Median relative error of the fitted forward and backward times on the profiled sizes."""
 
+    def __post_init__(self) -> None:
+        """Raises ValueError for a number that no measurement can give."""
+        _check(self)
+
     def __getitem__(self, kind: Kind) -> LayerCost:
         return dict(self.layers)[kind]
 
+    @property
+    def noisy_kinds(self) -> tuple[Kind, ...]:
+        """Those whose times are marked: they were measured again and stayed apart."""
+        return tuple(kind for kind, cost in self.layers if cost.is_noisy)
+
 
 def fit_costs(reports: Sequence[ProfileReport]) -> LayerCosts:
-    """Least squares with non-negative coefficients over the timings of all ranks, relative errors weighted alike."""
+    """Robust fits with non-negative coefficients over the timings of all ranks, relative errors weighted alike.
+
+    Raises ProfileError for a measurement that is negative or no number.
+    """
     timings = [timing for report in reports for timing in report.timings]
+    try:
+        for measured in (*reports, *timings):
+            _check(measured)
+    except ValueError as error:
+        raise ProfileError(f"the layers were timed wrongly: {error}; profile again on an idle machine") from error
     parameters = dict(reports[0].parameters)
     layers = {kind: _fit_layer([t for t in timings if t.layer == kind], kind, parameters[kind]) for kind in KINDS}
     return LayerCosts(
         layers=tuple(layers.items()),
+        link=LinkCost(
+            # A pipeline is as slow as its slowest link.
+            latency_seconds=max(report.link_latency_seconds for report in reports),
+            seconds_per_byte=max(report.link_seconds_per_byte for report in reports),
+        ),
         optimizer_seconds_per_parameter=float(np.mean([r.optimizer_seconds_per_parameter for r in reports])),
         reduce_seconds_per_byte=float(np.mean([r.reduce_seconds_per_byte for r in reports])),
-        residual=_residual(timings, layers),
+        residual=float(np.median(np.concatenate([_time_errors(timings, kind, layers[kind]) for kind in KINDS]))),
     )
 
 
 def _fit_layer(timings: Sequence[LayerTiming], kind: Kind, parameters: int) -> LayerCost:
     sizes = _sizes(timings)
 
-    def fit(values: Iterable[float], terms: tuple[int, ...]) -> tuple[float, float, float, float]:
-        return _non_negative_fit(sizes, np.fromiter(values, dtype=np.float64), terms)
+    def fit(quantity: Quantity, terms: tuple[int, ...]) -> Coefficients:
+        return fit_not_negative(sizes, np.array([quantity(t) for t in timings], dtype=np.float64), terms)
 
-    return LayerCost(
-        forward_seconds=fit((t.forward_seconds for t in timings), _TIME_TERMS[kind]),
-        backward_seconds=fit((t.backward_seconds for t in timings), _TIME_TERMS[kind]),
-        kept_bytes=fit((t.kept_bytes for t in timings), _BYTE_TERMS[kind]),
-        output_bytes=fit((t.output_bytes for t in timings), _BYTE_TERMS[kind]),
+    cost = LayerCost(
+        forward_seconds=fit(lambda t: t.forward_seconds, _TIME_TERMS[kind]),
+        backward_seconds=fit(lambda t: t.backward_seconds, _TIME_TERMS[kind]),
+        recompute_seconds=fit(lambda t: t.recompute_seconds, _TIME_TERMS[kind]),
+        kept_bytes=fit(lambda t: t.kept_bytes, _BYTE_TERMS[kind]),
+        output_bytes=fit(lambda t: t.output_bytes, _BYTE_TERMS[kind]),
+        shared_bytes=fit(lambda t: t.shared_bytes, _BYTE_TERMS[kind]),
+        transient_bytes=fit(lambda t: t.transient_bytes, _BYTE_TERMS[kind]),
         parameters=parameters,
     )
+    return _with_errors(cost, timings, kind)
+
+
+def _with_errors(cost: LayerCost, timings: Sequence[LayerTiming], kind: Kind) -> LayerCost:
+    values = {field.name: getattr(cost, field.name) for field in fields(cost)}
+    kept = np.array([t.kept_bytes for t in timings], dtype=np.float64)
+    byte_errors = np.abs(_sizes(timings) @ np.array(cost.kept_bytes) - kept) / np.maximum(kept, 1)
+    values["seconds_error"] = float(np.median(_time_errors(timings, kind, cost)))
+    values["bytes_error"] = float(byte_errors.max())
+    values["noise"] = float(np.quantile([t.spread for t in timings], 0.75))
+    return LayerCost(**values)
 
 
 def _sizes(timings: Sequence[LayerTiming]) -> Array:
     return np.array([(t.units, t.tokens, t.squares, 1) for t in timings], dtype=np.float64)
 
 
-def _non_negative_fit(sizes: Array, values: Array, terms: tuple[int, ...]) -> tuple[float, float, float, float]:
-    """Drops the most negative term and fits again until none is negative."""
-    coefficients = np.zeros(4)
-    active = list(terms)
-    weights = 1 / np.maximum(values, values.max() * 1e-3 or 1.0)
-    while active:
-        solution, *_ = np.linalg.lstsq(sizes[:, active] * weights[:, None], values * weights, rcond=None)
-        if (solution >= 0).all():
-            coefficients[active] = solution
-            break
-        active.pop(int(np.argmin(solution * sizes[:, active].mean(axis=0))))
-    units, tokens, squares, constant = coefficients.tolist()
-    return units, tokens, squares, constant
+def _time_errors(timings: Sequence[LayerTiming], kind: Kind, cost: LayerCost) -> Array:
+    of_kind = [t for t in timings if t.layer == kind]
+    measured = np.array([t.forward_seconds + t.backward_seconds for t in of_kind])
+    predicted = _sizes(of_kind) @ (np.array(cost.forward_seconds) + np.array(cost.backward_seconds))
+    errors: Array = np.abs(predicted / measured - 1)
+    return errors
 
 
-def _residual(timings: Sequence[LayerTiming], layers: dict[Kind, LayerCost]) -> float:
-    errors = []
-    for timing in timings:
-        cost = layers[timing.layer]
-        size = np.array((timing.units, timing.tokens, timing.squares, 1), dtype=np.float64)
-        predicted = float(size @ np.array(cost.forward_seconds) + size @ np.array(cost.backward_seconds))
-        errors.append(abs(predicted / (timing.forward_seconds + timing.backward_seconds) - 1))
-    return float(np.median(errors))
+def _check(measured: object) -> None:
+    """Raises ValueError, with the field, for a number in the dataclass that is negative, infinite or none at all."""
+    for field in fields(measured):  # type: ignore[arg-type]
+        value = getattr(measured, field.name)
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, int | float) and not (math.isfinite(number) and number >= 0):
+                raise ValueError(f"{field.name} is {number}, which no measurement gives")

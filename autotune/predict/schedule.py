@@ -1,60 +1,132 @@
-"""How long a step takes: packs pass the stages in DeepSpeed's 1F1B order. A function of times alone."""
+"""How long a step takes: packs pass the stages in DeepSpeed's 1F1B order. A function of times alone.
 
-from collections import deque
-from typing import TypeAlias
+In slot t of the schedule (`TrainSchedule.steps` in deepspeed/runtime/pipe/schedule.py) every second stage has its turn
+for a forward pass, the others for a backward pass. Before it, a stage whose turn is a backward pass meets its
+successor, whose turn is a forward pass: first the gradient goes back, then the states of the last forward pass go on.
+The engine sends with blocking `torch.distributed.send` (deepspeed/runtime/pipe/p2p.py), which waits for the receiver:
+with gloo also for a few kilobytes, and with NCCL because `dynamic_shape` makes the host read the announced
+shapes. So an exchange begins when both stages are there, and takes both their time.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array: TypeAlias = NDArray[np.float64]
+from autotune.predict.costs import Array
+from trials.data.sample import Ints
+
+_TOGETHER = 512
+"""So many steps or plans are simulated at a time: enough for long loops in numpy, and few enough for the cache."""
 
 
-def pipeline_seconds(forward: Array, backward: Array) -> Array:
-    """Seconds of each step until the last stage-0 backward pass is done, [steps].
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Schedule:
+    """When the stages of n steps, or of a step of n plans, are done with their passes."""
 
-    `forward` and `backward` are seconds of each micro-batch on each stage, [steps, micro-batches, stages]. Stage s runs
-    min(stages - 1 - s, micro-batches) forward passes ahead, then one backward for each forward (PipeDream-flush, 1F1B).
+    ends: Array
+    """When each stage has ended its last backward pass and its last exchange, [n, stages]."""
+    busy: Array
+    """Seconds in which each stage computes, [n, stages]."""
+
+    @property
+    def seconds(self) -> Array:
+        """[n]"""
+        seconds: Array = self.ends.max(axis=1)
+        return seconds
+
+    @property
+    def idle(self) -> Array:
+        """Seconds in which each stage computes nothing: it waits, sends or receives, [n, stages]."""
+        return self.seconds[:, None] - self.busy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Passes:
+    """When each pass ends, [n, micro-batches, stages]; it began as much earlier as it takes."""
+
+    forward_ends: Array
+    backward_ends: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Slot:
+    """What happens at one time of the schedule, by stage."""
+
+    meet: Ints
+    """Stages that exchange something with their successor."""
+    gradients: Ints
+    """Micro-batch whose gradient each of `meet` receives; -1 for none."""
+    states: Ints
+    """Micro-batch whose states each of `meet` sends; -1 for none."""
+    run: Ints
+    """Stages that have a pass."""
+    passes: Ints
+    """Micro-batch of each of `run`; for a backward pass, so many more as there are micro-batches."""
+
+
+def simulate(forward: Array, backward: Array, sends: Array | None = None) -> Schedule:
+    """Steps of 1F1B, or with one stage of plain gradient accumulation.
+
+    `forward` and `backward` are seconds of each micro-batch on each stage, [n, micro-batches, stages]. `sends` are
+    seconds of a micro-batch's states from stage s to s + 1, and of their gradient on the way back, [n, micro-batches,
+    stages - 1]; None when that takes no time. The work grows linearly with each of the three lengths.
     """
-    steps, count, stages = forward.shape
-    state = _State(steps, stages)
-    orders = [_order(stage, stages, count) for stage in range(stages)]
-    while any(orders):
-        for stage, order in enumerate(orders):
-            while order and (ready := state.ready(stage, *order[0])) is not None:
-                is_forward, number = order.popleft()
-                state.run(stage, is_forward, ready, (forward if is_forward else backward)[:, number, stage])
-    result: Array = state.clock.max(axis=0)
-    return result
+    ends = np.empty((len(forward), forward.shape[2]))
+    for first in range(0, len(forward), _TOGETHER):
+        some = slice(first, first + _TOGETHER)
+        clock = np.zeros_like(ends[some].T, order="C")
+        for _ in _run(clock, forward[some], backward[some], None if sends is None else sends[some]):
+            pass
+        ends[some] = clock.T
+    return Schedule(ends=ends, busy=forward.sum(axis=1) + backward.sum(axis=1))
 
 
-def _order(stage: int, stages: int, count: int) -> deque[tuple[bool, int]]:
-    """(is forward, micro-batch) in the order in which the stage runs them."""
-    ahead = min(stages - 1 - stage, count)
-    order = deque((True, number) for number in range(ahead))
-    for number in range(count):
-        if ahead + number < count:
-            order.append((True, ahead + number))
-        order.append((False, number))
-    return order
+def trace(forward: Array, backward: Array, sends: Array | None = None) -> Passes:
+    """When the passes of the same steps end."""
+    clock = np.zeros((forward.shape[2], len(forward)))
+    ends = np.empty((2 * forward.shape[1], *clock.shape))
+    for slot in _run(clock, forward, backward, sends):
+        ends[slot.passes, slot.run] = clock[slot.run]
+    forward_ends, backward_ends = np.split(ends.transpose(2, 0, 1), 2, axis=1)
+    return Passes(forward_ends=forward_ends, backward_ends=backward_ends)
 
 
-class _State:
-    """When each stage has handed on what: `ends[is_forward][stage]` lists the times of the passes done, in order."""
+def _run(clock: Array, forward: Array, backward: Array, sends: Array | None) -> Iterator[_Slot]:
+    """Moves the clocks of the stages, [stages, n], slot by slot."""
+    seconds = np.concatenate((forward.transpose(1, 2, 0), backward.transpose(1, 2, 0)))
+    if sends is not None:
+        # Behind the last micro-batch, where index -1 leads: nothing to send takes no time.
+        sends = np.concatenate((sends.transpose(1, 2, 0), np.zeros((1, clock.shape[0] - 1, clock.shape[1]))))
+    for slot in _slots(forward.shape[1], len(clock)):
+        both = np.maximum(clock[slot.meet], clock[slot.meet + 1])
+        if sends is not None:
+            both += sends[slot.gradients, slot.meet] + sends[slot.states, slot.meet]
+        clock[slot.meet] = clock[slot.meet + 1] = both
+        clock[slot.run] += seconds[slot.passes, slot.run]
+        yield slot
 
-    def __init__(self, steps: int, stages: int) -> None:
-        self.clock = np.zeros((stages, steps))
-        self._ends: dict[bool, list[list[Array]]] = {
-            is_forward: [[] for _ in range(stages)] for is_forward in (True, False)
-        }
 
-    def ready(self, stage: int, is_forward: bool, number: int) -> Array | None:
-        """When the neighbour hands on what this pass needs; None while that is not known."""
-        neighbour = stage - 1 if is_forward else stage + 1
-        if not 0 <= neighbour < len(self.clock):
-            return np.zeros(self.clock.shape[1])
-        done = self._ends[is_forward][neighbour]
-        return done[number] if number < len(done) else None
+@lru_cache(maxsize=64)
+def _slots(count: int, stages: int) -> tuple[_Slot, ...]:
+    """The schedule of so many micro-batches on so many stages."""
+    return tuple(_slot(time, count, stages) for time in range(2 * (count + stages - 1)))
 
-    def run(self, stage: int, is_forward: bool, ready: Array, seconds: Array) -> None:
-        self.clock[stage] = np.maximum(self.clock[stage], ready) + seconds
-        self._ends[is_forward][stage].append(self.clock[stage].copy())
+
+def _slot(time: int, count: int, stages: int) -> _Slot:
+    number = np.arange(stages)
+    is_forward = (time + number) % 2 == 0
+    micro_batch = np.where(is_forward, (time - number) // 2, (time + number + 1) // 2 - stages)
+    valid = (micro_batch >= 0) & (micro_batch < count)
+    # The successor's forward pass takes the states that this stage made in the slot before.
+    gradients, states = np.where(valid, micro_batch, -1)[:-1], np.where(valid, micro_batch, -1)[1:]
+    meet = np.flatnonzero(~is_forward[:-1] & ((gradients >= 0) | (states >= 0)))
+    run = np.flatnonzero(valid)
+    return _Slot(
+        meet=meet,
+        gradients=gradients[meet],
+        states=states[meet],
+        run=run,
+        passes=(micro_batch + np.where(is_forward, 0, count))[run],
+    )

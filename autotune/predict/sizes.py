@@ -25,6 +25,15 @@ class EpochSizes:
         return table
 
     @cached_property
+    def samples_alone(self) -> Array:
+        """The table without padding and without what stands in where a pack has no image or no sample, [packs, 4]."""
+        packs, index = self.epoch.packs, self.epoch.index
+        lengths = index.text_tokens.astype(np.int64)
+        columns = (packs.sums(index.vision_units), packs.sums(lengths), packs.sums(lengths**2), packs.counts > 0)
+        table: Array = np.stack([column.astype(np.float64) for column in columns], axis=1)
+        return table
+
+    @cached_property
     def mean(self) -> Array:
         """Of all packs, [1, 4]."""
         mean: Array = self.table.mean(axis=0, keepdims=True)

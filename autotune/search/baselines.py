@@ -8,7 +8,8 @@ from autotune.predict.predictor import MOST_BATCH_DEVIATION, Predictor
 from autotune.search.capacities import omnibal_capacities
 from autotune.search.layouts import zero_stages
 from autotune.search.ledger import BASELINE_DEFAULT, BASELINE_KEPT, BASELINE_OMNIBAL
-from autotune.search.solver import Limits, Solver
+from autotune.search.limits import Limits
+from autotune.search.solver import Solver
 from trials.plan import Layout, Packed, Padded, Plan, Stage
 from trials.workload import Workload
 
@@ -39,7 +40,7 @@ def baselines(
         yield Baseline(role=role, plan=Plan(packing=padded, layout=layout, stages=stages))
     packing = _omnibal_packing(omnibal_capacities(workload.data, DEFAULT_SAMPLES, hold_all=hold_all), predictor, layout)
     for ends in _neighbours(solver.forward_ends(packing, layout)):
-        plan = solver.fit(packing, layout, ends)
+        plan = solver.fit_fewest(packing, layout, ends)
         if plan is not None:
             yield Baseline(role=BASELINE_OMNIBAL, plan=plan)
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.predict.predictor import MOST_BATCH_DEVIATION, Prediction, Predictor
+from autotune.predict.predictor import MOST_BATCH_DEVIATION, Prediction
+from autotune.search.calibrated import CalibratedPredictor
 from autotune.workload import Prepared
 from trials.errors import InvalidPlan
 from trials.outcome import Completed, Crash, Failed, Measurement, Outcome, Rejected
@@ -13,9 +14,6 @@ from trials.plan import Plan
 from trials.run.pool import Answers, WarmPool
 from trials.run.report import TrialReport
 from trials.run.request import Trial
-
-_CERTAINLY_TOO_MUCH = 1.10
-"""A plan predicted to need this share of the limit is not run; below it only the run itself decides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,13 +29,13 @@ class Attempt:
 class Runner:
     """Runs trials on a pool of ranks."""
 
-    def __init__(self, prepared: Prepared, predictor: Predictor, pool: WarmPool) -> None:
+    def __init__(self, prepared: Prepared, predictor: CalibratedPredictor, pool: WarmPool) -> None:
         self._prepared = prepared
         self._predictor = predictor
         self._pool = pool
 
     def rejection(self, plan: Plan) -> Rejected | None:
-        """Why the plan need not run: it is not valid, misses the global batch or is far above the memory limit."""
+        """Why the plan need not run: it is not valid, misses the global batch or certainly needs more memory."""
         model = self._prepared.workload.model
         try:
             plan.check(vision_layers=model.vision_layers, language_layers=model.language_layers)
@@ -47,16 +45,19 @@ class Runner:
         if prediction.batch_deviation > MOST_BATCH_DEVIATION:
             return Rejected(reason=f"its steps miss the global batch by {prediction.batch_deviation:.0%}")
         limit = self._prepared.workload.memory_limit_bytes
-        for stage, needed in enumerate(prediction.stage_bytes):
-            if needed > limit * _CERTAINLY_TOO_MUCH:
-                needs, has = needed / (1 << 20), limit / (1 << 20)
-                return Rejected(reason=f"stage {stage} is predicted to need {needs:.0f} MiB, limit {has:.0f} MiB")
+        for stage, needed in enumerate(prediction.stage_memory):
+            if needed.low > limit:  # where the interval reaches below it, only the run itself decides
+                needs, least, has = (size / (1 << 20) for size in (needed.expected, needed.low, limit))
+                return Rejected(
+                    reason=f"stage {stage} is predicted to need {needs:.0f} MiB, {least:.0f} MiB at least, "
+                    f"limit {has:.0f} MiB"
+                )
         return None
 
     def run(self, plan: Plan) -> Attempt:
         """A warm-up and some timed steps. The heaviest step comes first, so that what cannot fit fails at once."""
         search = self._prepared.job.search
-        prediction = self._predictor.predict(plan)
+        prediction = self._predictor.base.predict(plan)  # uncorrected, so that a plan's steps are always the same
         task = _choose_steps(prediction, search.warmup_steps, search.timed_steps)
         answer = self._pool.ask(self._prepared.request(plan, task), search.trial_timeout)
         if not isinstance(answer, Answers):

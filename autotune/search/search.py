@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.errors import NoFeasiblePlan, TrialsKeepFailing
-from autotune.predict.predictor import Predictor
 from autotune.search.baselines import Baseline
+from autotune.search.calibrated import CalibratedPredictor
 from autotune.search.ledger import BASELINES, CONFIRM, PREDICTED, SAMPLED, Ledger, Listener, duration_seconds, ran
 from autotune.search.proposals import Judgement, Proposals, judge
 from autotune.search.runner import Attempt, Runner
@@ -33,13 +33,15 @@ class Search:
     ledger: Ledger
     proposals: Proposals
     space: Space
-    predictor: Predictor
+    predictor: CalibratedPredictor
     runner: Runner
     listener: Listener
 
     def run(self, baselines: Iterable[Baseline]) -> None:
         """Spends the budget. Raises TrialsKeepFailing when several trials in a row fail of anything but memory."""
         deadline = self._deadline()
+        for trial in self.ledger.everything():
+            self._learn(trial)
         seeds = [trial for trial in self.ledger.everything() if trial.role != CONFIRM]
         self.proposals.synchronize(seeds, self._judge)
         for baseline in baselines:
@@ -138,9 +140,15 @@ class Search:
             return Attempt(outcome=rejection) if rejection else self.runner.run(plan)
 
         trial = self.ledger.record(plan, role, parameters, attempt)
+        self._learn(trial)
         self.listener(trial, False)
         self._stop_if_all_fail()
         return trial
+
+    def _learn(self, trial: FinishedTrial) -> None:
+        """Corrects the predictions of all plans by what was measured of this one."""
+        if isinstance(trial.result.outcome, Completed):
+            self.predictor.observe(trial.plan, trial.result.outcome.measurement, self.settings.warmup_steps)
 
     def _stop_if_all_fail(self) -> None:
         last = [trial.result.outcome for trial in self.ledger.trials if ran(trial)][-_FAILURES_IN_A_ROW:]

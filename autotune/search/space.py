@@ -96,10 +96,17 @@ def _moved(plan: Plan, shifts: Sequence[int]) -> tuple[int, ...]:
 
 
 def _recompute_more(stage: Stage, by: int) -> Stage:
-    """The stage with `by` more recomputed layers, vision layers first, as far as it has them."""
-    layers = stage.vision + stage.language
-    count = min(max(stage.recompute_vision + stage.recompute_language + by, 0), layers)
-    vision = min(count, stage.vision)
+    """The stage with `by` more recomputed layers, as far as it has them.
+
+    Vision layers are the first to be recomputed, and the last to be spared.
+    """
+    vision = min(stage.recompute_vision + max(by, 0), stage.vision)
+    language = stage.recompute_language + by - (vision - stage.recompute_vision)
+    if language < 0:
+        vision, language = max(vision + language, 0), 0
     return Stage(
-        vision=stage.vision, language=stage.language, recompute_vision=vision, recompute_language=count - vision
+        vision=stage.vision,
+        language=stage.language,
+        recompute_vision=vision,
+        recompute_language=min(language, stage.language),
     )

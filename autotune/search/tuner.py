@@ -3,36 +3,32 @@
 from datetime import UTC, datetime
 from pathlib import Path
 
-from autotune.errors import JobError, NoFeasiblePlan, TrialsKeepFailing
-from autotune.predict.costs import LayerCosts, fit_costs
+from autotune.errors import JobError, NoFeasiblePlan
 from autotune.predict.predictor import Predictor
 from autotune.search.baselines import baselines
+from autotune.search.calibrated import CalibratedPredictor
 from autotune.search.capacities import capacities
 from autotune.search.layouts import layout_name, layouts
 from autotune.search.ledger import Ledger, Listener
+from autotune.search.limits import Limits
+from autotune.search.profiling import layer_costs
 from autotune.search.proposals import SAMPLERS, Proposals
 from autotune.search.runner import Runner
 from autotune.search.search import Search
-from autotune.search.solver import Limits, Solver
+from autotune.search.solver import Solver
 from autotune.search.space import Space
 from autotune.search.winner import compare, repeated, standings
 from autotune.workload import Prepared
 from storage.records import BestPlan, StudyRecord
 from storage.spool import Spool
 from storage.store import Store
-from trials import plugins, wire
+from trials import plugins
 from trials.errors import UnknownName
-from trials.plan import Layout, Padded, Plan, Stage
-from trials.run.pool import Answers, WarmPool
+from trials.plan import Padded
+from trials.run.pool import WarmPool
 from trials.run.ranks import local_ranks
-from trials.run.report import ProfileReport
-from trials.run.request import Profile
-from trials.workload import Workload
 
 _FRESH = "fresh"
-_PROFILE_UNITS = (1, 2, 4, 8, 16, 24)
-_PROFILE_SAMPLES = ((1, 64), (4, 64), (1, 256), (2, 256), (1, 600), (8, 128))
-_PROFILE_REPEATS = 5
 
 
 class Tuner:
@@ -88,7 +84,9 @@ class Tuner:
         hardware = self._workload.hardware
         commands = local_ranks(hardware.devices, hardware.accelerator)
         with WarmPool(commands, self._folder / "ranks" / study.id) as pool:
-            predictor = Predictor(self.layer_costs(pool), self._prepared.epoch, _element_bytes(self._workload))
+            costs = layer_costs(self._prepared, self._store, pool, self._folder / "ranks")
+            predictor = Predictor(costs, self._prepared.epoch, self._workload.model.element_bytes)
+            calibrated = CalibratedPredictor(predictor)
             limits = Limits(
                 vision_layers=self._workload.model.vision_layers,
                 language_layers=self._workload.model.language_layers,
@@ -103,8 +101,8 @@ class Tuner:
                     self._store.optuna_url, study.name, space, self._prepared.job.search.sampler, study.seed
                 ),
                 space=space,
-                predictor=predictor,
-                runner=Runner(self._prepared, predictor, pool),
+                predictor=calibrated,
+                runner=Runner(self._prepared, calibrated, pool),
                 listener=self._listener,
             ).run(baselines(self._workload, predictor, solver, limits, hold_all=self._hold_all))
 
@@ -129,33 +127,6 @@ class Tuner:
                 "raise hardware.memory_limit or give more devices"
             )
         return Space(fitting, pairs, solver)
-
-    def layer_costs(self, pool: WarmPool) -> LayerCosts:
-        """The stored costs of this model on this hardware and software, else those profiled now.
-
-        Raises TrialsKeepFailing when the profile cannot be taken.
-        """
-        keys = (self._workload.hardware.fingerprint, self._workload.model.fingerprint, self._workload.software)
-        stored = self._store.layer_profile(*keys)
-        if stored is not None:
-            return wire.decode(LayerCosts, stored)
-        costs = fit_costs(self._profile(pool))
-        self._store.save_layer_profile(*keys, wire.encode(costs))
-        return costs
-
-    def _profile(self, pool: WarmPool) -> list[ProfileReport]:
-        model = self._workload.model
-        task = Profile(unit_counts=_PROFILE_UNITS, sample_shapes=_PROFILE_SAMPLES, repeats=_PROFILE_REPEATS)
-        devices = self._workload.hardware.devices
-        whole = Plan(
-            packing=Padded(samples=1),
-            layout=Layout(pipeline=1, data=devices, zero=0),
-            stages=(Stage(vision=model.vision_layers, language=model.language_layers),),
-        )
-        answer = pool.ask(self._prepared.request(whole, task), self._prepared.job.search.trial_timeout)
-        if not isinstance(answer, Answers):
-            raise TrialsKeepFailing(f"the layers could not be profiled: {answer}; logs are in {self._folder / 'ranks'}")
-        return [report for report in answer.reports if isinstance(report, ProfileReport)]
 
     def _best(self, study: StudyRecord, ledger: Ledger) -> BestPlan:
         found = repeated(standings(ledger.everything()))
@@ -182,7 +153,3 @@ def _check_sampler(name: str) -> None:
         plugins.load(SAMPLERS, name)
     except UnknownName as error:
         raise JobError(f"search.sampler: {error}") from error
-
-
-def _element_bytes(workload: Workload) -> int:
-    return {"float32": 4, "bfloat16": 2}[workload.model.dtype]

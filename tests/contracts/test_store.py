@@ -307,6 +307,21 @@ def test_a_layer_profile_is_found_only_for_the_same_hardware_model_and_software(
     assert store.layer_profile("feed", model, software) is None
 
 
+def test_layer_profiles_are_listed_with_what_they_were_taken_on_the_newest_first(store: Store) -> None:
+    other = changed("hardware.device_name", "AMD EPYC_100% 9754", changed("hardware.driver", None))
+    for workload, document in ((WORKLOAD, "{}"), (other, "[1]"), (WORKLOAD, '{"layers": [0.1]}')):
+        store.add_workload(workload)
+        store.save_layer_profile(workload.hardware.fingerprint, workload.model.fingerprint, workload.software, document)
+    first, second = store.layer_profiles()
+    assert (first.hardware, first.model, first.software) == (WORKLOAD.hardware, WORKLOAD.model, WORKLOAD.software)
+    assert (first.document, second.document, second.hardware) == ('{"layers": [0.1]}', "[1]", other.hardware)
+    assert is_recent(first.created)
+    assert store.layer_profiles(hardware_name="a100") == (first,)
+    assert store.layer_profiles(hardware_name="c_100%") == (second,)
+    assert store.layer_profiles(hardware_name="%") == (second,)
+    assert store.layer_profiles(hardware_name="H100") == ()
+
+
 def test_a_launch_runs_until_its_end_is_known_and_then_never_changes(store: Store) -> None:
     plan, workload = packed_plan(), store.add_workload(WORKLOAD)
     launch = store.start_launch(plan, workload, 12.5)

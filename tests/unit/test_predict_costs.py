@@ -1,18 +1,23 @@
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.predict.costs import KINDS, LayerCost, LayerCosts, fit_costs
+from autotune.errors import ProfileError
+from autotune.predict.costs import KINDS, LayerCost, LayerCosts, LinkCost, fit_costs
 from tests.search_values import COSTS, layer_costs
 from trials import wire
-from trials.run.report import LayerKind, LayerTiming, ProfileReport
+from trials.errors import WireError
+from trials.run.profile import Times, measure_until_quiet, spread
+from trials.run.report import NOISE_LIMIT, LayerKind, LayerTiming, ProfileReport
 
 UNITS = (1, 2, 4, 8, 16, 24)
 SHAPES = ((1, 64), (4, 64), (1, 256), (2, 256), (1, 600), (8, 128))
-COEFFICIENTS = tuple(field.name for field in fields(LayerCost) if field.name != "parameters")
+COEFFICIENTS = tuple(f.name for f in fields(LayerCost) if f.name.endswith(("_seconds", "_bytes")))
 
 
 def sizes_of(kind: LayerKind) -> list[tuple[int, int, int]]:
@@ -35,6 +40,10 @@ def timing(kind: LayerKind, size: tuple[int, int, int], cost: LayerCost, noise: 
         backward_seconds=float(columns @ cost.backward_seconds) * noise[1],
         kept_bytes=round(float(columns @ cost.kept_bytes)),
         output_bytes=round(float(columns @ cost.output_bytes)),
+        recompute_seconds=float(columns @ cost.recompute_seconds) * noise[0],
+        shared_bytes=tokens,
+        transient_bytes=0,
+        spread=0.01,
     )
 
 
@@ -52,6 +61,8 @@ def reports_of(costs: LayerCosts, noise: float, ranks: int = 2) -> list[ProfileR
             parameters=tuple((kind, costs[kind].parameters) for kind in KINDS),
             optimizer_seconds_per_parameter=(rank + 1) * 1e-9,
             reduce_seconds_per_byte=(rank + 1) * 1e-10,
+            link_latency_seconds=1e-4 * (rank + 1),
+            link_seconds_per_byte=1e-9 * (rank + 1),
         )
         for rank in range(ranks)
     ]
@@ -67,7 +78,7 @@ def seconds(costs: LayerCosts, kind: LayerKind, size: tuple[int, int, int]) -> f
 def test_exact_timings_give_back_their_coefficients(costs: LayerCosts) -> None:
     fitted = fit_costs(reports_of(costs, noise=0.0))
     for kind in KINDS:
-        for name in ("forward_seconds", "backward_seconds"):
+        for name in ("forward_seconds", "backward_seconds", "recompute_seconds"):
             planted, found = np.array(getattr(costs[kind], name)), np.array(getattr(fitted[kind], name))
             assert found == pytest.approx(planted, rel=1e-4, abs=planted.max() * 1e-6), (kind, name)
         for name in ("kept_bytes", "output_bytes"):
@@ -106,8 +117,9 @@ def test_a_layer_that_keeps_nothing_costs_nothing() -> None:
     assert {fitted[kind].kept_bytes for kind in KINDS} == {(0.0, 0.0, 0.0, 0.0)}
 
 
-def test_speeds_of_the_ranks_are_averaged() -> None:
+def test_speeds_of_the_ranks_are_averaged_and_the_slowest_link_counts() -> None:
     fitted = fit_costs(reports_of(COSTS, noise=0.0, ranks=2))
+    assert fitted.link == LinkCost(latency_seconds=2e-4, seconds_per_byte=2e-9)
     assert fitted.optimizer_seconds_per_parameter == pytest.approx(1.5e-9)
     assert fitted.reduce_seconds_per_byte == pytest.approx(1.5e-10)
     assert fitted["language"].parameters == COSTS["language"].parameters
@@ -117,3 +129,95 @@ def test_speeds_of_the_ranks_are_averaged() -> None:
 @settings(deadline=None, max_examples=25)
 def test_costs_survive_their_json(costs: LayerCosts) -> None:
     assert wire.decode(LayerCosts, wire.encode(costs)) == costs
+
+
+def with_timings(report: ProfileReport, change: Callable[[LayerTiming], LayerTiming]) -> ProfileReport:
+    return replace(report, timings=tuple(map(change, report.timings)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("factor", [0.1, 30.0])
+def test_one_size_that_was_timed_wrongly_moves_nothing(kind: LayerKind, factor: float) -> None:
+    first, second = reports_of(COSTS, noise=0.01)
+    wrong = max((t for t in first.timings if t.layer == kind), key=lambda t: t.forward_seconds)
+
+    def disturb(timing: LayerTiming) -> LayerTiming:
+        return replace(timing, forward_seconds=timing.forward_seconds * factor) if timing is wrong else timing
+
+    fitted = fit_costs([with_timings(first, disturb), second])
+    for size in sizes_of(kind):
+        assert seconds(fitted, kind, size) == pytest.approx(seconds(COSTS, kind, size), rel=0.03)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e-6])
+@pytest.mark.parametrize("field", ["forward_seconds", "backward_seconds", "kept_bytes"])
+def test_what_no_measurement_gives_is_refused_with_its_value(field: str, value: float) -> None:
+    (report,) = reports_of(COSTS, noise=0.0, ranks=1)
+    first = report.timings[0]
+    changes: dict[str, Any] = {field: value}
+    bad = with_timings(report, lambda timing: replace(timing, **changes) if timing is first else timing)
+    with pytest.raises(ProfileError, match=f"{field} is {value}"):
+        fit_costs([bad])
+
+
+def test_a_link_that_was_timed_wrongly_is_refused() -> None:
+    (report,) = reports_of(COSTS, noise=0.0, ranks=1)
+    with pytest.raises(ProfileError, match="link_seconds_per_byte is -1"):
+        fit_costs([replace(report, link_seconds_per_byte=-1.0)])
+
+
+@pytest.mark.parametrize(
+    "change", [('"residual":', '"residual":-'), ('"seconds_per_byte":', '"x":'), ('"link":', '"y":')]
+)
+def test_stored_costs_of_another_form_or_with_negative_times_cannot_be_read(change: tuple[str, str]) -> None:
+    with pytest.raises(WireError, match="cannot read a LayerCosts"):
+        wire.decode(LayerCosts, wire.encode(COSTS).replace(*change))
+
+
+def test_errors_are_kept_for_each_kind() -> None:
+    (report,) = reports_of(COSTS, noise=0.0, ranks=1)
+    random = np.random.default_rng(1)
+
+    def disturb(timing: LayerTiming) -> LayerTiming:
+        if timing.layer != "vision":
+            return timing
+        return replace(timing, backward_seconds=timing.backward_seconds * random.normal(1, 0.2))
+
+    fitted = fit_costs([with_timings(report, disturb)])
+    assert fitted["vision"].seconds_error > 0.02
+    assert fitted["language"].seconds_error < 1e-6
+
+
+def test_a_kind_whose_times_stay_apart_is_marked() -> None:
+    (report,) = reports_of(COSTS, noise=0.0, ranks=1)
+    loud = with_timings(report, lambda t: replace(t, spread=2 * NOISE_LIMIT) if t.layer == "head" else t)
+    assert fit_costs([report]).noisy_kinds == ()
+    assert fit_costs([loud]).noisy_kinds == ("head",)
+
+
+def test_noisy_times_are_taken_again_and_the_quietest_kept() -> None:
+    asked: list[tuple[int, ...]] = []
+
+    def measure(numbers: Sequence[int]) -> list[Times]:
+        """Probe 1 is noisy in its first two rounds, probe 2 always."""
+        asked.append(tuple(numbers))
+        turn = len(asked)
+        widths = {0: 0.0, 1: 0.5 if turn <= 8 else 0.01, 2: 2.0 if turn <= 4 else 0.9}
+        return [(1.0 + widths[number] * (turn % 4), 1.0, 0.0) for number in numbers]
+
+    found = measure_until_quiet(measure, count=3, repeats=4)
+    assert asked == [(0, 1, 2)] * 4 + [(1, 2)] * 4 + [(1, 2)] * 4
+    assert spread(found[0]) == 0
+    assert spread(found[1]) < 0.02
+    assert NOISE_LIMIT < spread(found[2]) < 0.9
+
+
+def test_quiet_times_are_not_taken_again() -> None:
+    asked = []
+
+    def measure(numbers: Sequence[int]) -> list[Times]:
+        asked.append(tuple(numbers))
+        return [(1.0, 2.0, 0.5) for _ in numbers]
+
+    assert measure_until_quiet(measure, count=2, repeats=3) == [[(1.0, 2.0, 0.5)] * 3] * 2
+    assert len(asked) == 3

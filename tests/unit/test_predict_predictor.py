@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.predict.costs import KINDS, LayerCosts
+from autotune.predict.costs import KINDS, LayerCosts, LinkCost
 from autotune.predict.parts import Parts
 from tests.data_values import index_of, lengths
 from tests.search_values import BATCH, COSTS, INDEX, costs_of, layer_cost, layer_costs, predictor_of
@@ -195,6 +195,88 @@ def test_zero_splits_the_optimizer_step_and_data_parallelism_adds_a_reduction() 
     assert seconds(1, 0) == pytest.approx(update)
     assert seconds(2, 0) == pytest.approx(update + reduction)
     assert seconds(2, 1) == pytest.approx(update / 2 + reduction)
+
+
+def test_a_step_ends_with_the_stage_whose_passes_and_update_end_last() -> None:
+    weights_alone = costs_of(*(replace(FREE, parameters=1_000_000) for _ in range(5)))
+    prediction = predictor_of(weights_alone).predict(plan_of("2+0", "3+4"))
+    # Stage 1 holds 3 vision and 4 language layers, the projector and the head.
+    assert prediction.step_seconds == pytest.approx(9e6 * 2e-9)
+
+
+def linked(costs: LayerCosts, latency: float, per_byte: float) -> LayerCosts:
+    return replace(costs, link=LinkCost(latency_seconds=latency, seconds_per_byte=per_byte))
+
+
+@pytest.mark.parametrize(("ends", "bytes_of_pack"), [(("3+0", "2+4"), 3e4), (("5+0", "0+4"), 700.0)])
+def test_a_stage_sends_what_its_last_layer_hands_on(ends: tuple[str, ...], bytes_of_pack: float) -> None:
+    """A vision layer hands on 3e4 bytes a unit, the projector, which goes with the last of them, 700 a token."""
+    slow = linked(costs_of(*(replace(cost, forward_seconds=(0, 0, 0, 0)) for _, cost in COSTS.layers)), 0.25, 1e-6)
+    predictor = predictor_of(slow)
+    plan = plan_of(*ends, packing=PACKED)
+    sizes = predictor.sizes(plan.packing, plan.layout)
+    size = sizes.table[:, 0 if bytes_of_pack == 3e4 else 1]
+    assert predictor.pack_seconds(Parts.of(cut(plan)), sizes).sends[:, 0] == pytest.approx(
+        0.25 + 1e-6 * bytes_of_pack * size
+    )
+
+
+def test_sending_takes_time_only_between_stages() -> None:
+    for plan, slower in ((plan_of("5+4", packing=PACKED), False), (plan_of("3+0", "2+4", packing=PACKED), True)):
+        free = predictor_of().predict(plan)
+        paid = predictor_of(linked(COSTS, 0.01, 0.0)).predict(plan)
+        assert (paid.epoch_seconds > free.epoch_seconds) is slower
+        assert free.breakdown.totals["communication"] == pytest.approx(0, abs=1e-9)
+        assert paid.breakdown.totals["communication"] == pytest.approx(paid.epoch_seconds - free.epoch_seconds)
+
+
+@given(stage_plans(), layer_costs)
+@settings(deadline=None, max_examples=30)
+def test_the_parts_of_an_epoch_sum_to_it(plan: Plan, costs: LayerCosts) -> None:
+    plan = replace(plan, layout=replace(plan.layout, data=2))
+    prediction = predictor_of(linked(costs, 1e-4, 1e-9)).predict(plan)
+    totals = prediction.breakdown.totals
+    assert sum(totals.values()) == pytest.approx(prediction.epoch_seconds)
+    assert min(totals.values()) >= -1e-9
+    recomputes = any(stage.recompute_vision + stage.recompute_language for stage in plan.stages)
+    assert (totals["recompute"] > 1e-9) is recomputes
+
+
+def test_pad_tokens_and_stand_in_tiles_are_padding() -> None:
+    a_token_and_a_tile = costs_of(
+        FREE,
+        layer_cost((1.0, 0, 0, 0), (0, 0, 0, 0), (0, 0, 0, 0), 0),
+        FREE,
+        layer_cost((0, 1.0, 0, 0), (0, 0, 0, 0), (0, 0, 0, 0), 0),
+        FREE,
+    )
+    predictor = predictor_of(a_token_and_a_tile, index_of([(0, 10), (0, 30)]), batch=2)
+    padded = predictor.predict(plan_of("5+4", packing=Padded(samples=2))).breakdown.totals
+    assert padded["ideal"] == pytest.approx(4 * 3 * 40)
+    assert padded["padding"] == pytest.approx(4 * 3 * 20 + 5 * 3)
+    joined = predictor.predict(plan_of("5+4", packing=Packed(qv=1, qt=40, qv_min=1, qt_min=40))).breakdown.totals
+    assert joined["padding"] == pytest.approx(5 * 3)
+
+
+def test_a_pack_without_samples_is_padding() -> None:
+    equal = costs_of(FREE, FREE, FREE, layer_cost((0, 0, 0, 1.0), (0, 0, 0, 0), (0, 0, 0, 0), 0), FREE)
+    plan = plan_of("5+4", data=2, packing=Padded(samples=1))
+    totals = predictor_of(equal, index_of([(0, 10)]), batch=1).predict(plan).breakdown.totals
+    assert (totals["ideal"], totals["padding"]) == (4 * 3.0 / 2, 4 * 3.0 / 2)
+
+
+def test_stages_idle_while_they_wait_and_send() -> None:
+    equal = costs_of(FREE, FREE, FREE, layer_cost((0, 0, 0, 1.0), (0, 0, 0, 0), (0, 0, 0, 0), 0), FREE)
+    index = index_of([(0, 10)] * 4)
+    prediction = predictor_of(equal, index, batch=4).predict(plan_of("5+2", "0+2", packing=Padded(samples=1)))
+    assert prediction.step_seconds == pytest.approx([(4 + 1) * 2 * 3.0])
+    assert prediction.stage_idle == pytest.approx((1 / 5, 1 / 5))
+    slower = predictor_of(linked(equal, 1.0, 0.0), index, batch=4).predict(
+        plan_of("5+2", "0+2", packing=Padded(samples=1))
+    )
+    assert slower.idle_share > prediction.idle_share == pytest.approx(1 / 5)
+    lonely = predictor_of(equal, index_of([(0, 10)] * 4), batch=4).predict(plan_of("5+4", packing=Padded(samples=1)))
+    assert lonely.idle_share == pytest.approx(0)
 
 
 def test_padding_is_paid_for() -> None:

@@ -1,80 +1,151 @@
-from collections import defaultdict
+from collections import defaultdict, deque
 
 import numpy as np
 import pytest
-from deepspeed.runtime.pipe.schedule import BackwardPass, ForwardPass, TrainSchedule
+from deepspeed.runtime.pipe.schedule import (
+    BackwardPass,
+    ForwardPass,
+    PipeInstruction,
+    RecvActivation,
+    RecvGrad,
+    SendActivation,
+    SendGrad,
+    TrainSchedule,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from autotune.predict.costs import Array
-from autotune.predict.schedule import pipeline_seconds
+from autotune.predict.schedule import simulate, trace
 
-shapes = st.tuples(st.just(1), st.integers(1, 7), st.integers(1, 5))
-"""[steps, micro-batches, stages]"""
+PARTNERS = {SendActivation: RecvActivation, RecvActivation: SendActivation, SendGrad: RecvGrad, RecvGrad: SendGrad}
+TOWARDS = {SendActivation: 1, RecvActivation: -1, SendGrad: -1, RecvGrad: 1}
+Times = tuple[Array, Array, Array]
 
-
-def times(shape: tuple[int, ...]) -> st.SearchStrategy[Array]:
-    return arrays(np.float64, shape, elements=st.floats(0.001, 100))
-
-
-both = shapes.flatmap(lambda shape: st.tuples(times(shape), times(shape)))
+shapes = st.tuples(st.integers(1, 7), st.integers(1, 5))
+"""[micro-batches, stages]"""
 
 
-def brute_force(forward: Array, backward: Array) -> float:
-    """Lets each stage run the instructions of DeepSpeed's own schedule, one pass at a time."""
+def times(shape: tuple[int, int]) -> st.SearchStrategy[Times]:
+    """(forward, backward, sends) of one step."""
+    count, stages = shape
+    seconds = st.floats(0.0, 100)
+    of_stages = arrays(np.float64, (1, count, stages), elements=seconds)
+    return st.tuples(of_stages, of_stages, arrays(np.float64, (1, count, stages - 1), elements=seconds))
+
+
+steps = shapes.flatmap(times)
+
+
+def events(forward: Array, backward: Array, sends: Array) -> tuple[list[float], dict[tuple[bool, int, int], float]]:
+    """(clock of each stage, end of each (is backward, micro-batch, stage)), one instruction at a time.
+
+    Every stage runs the instructions of DeepSpeed's own schedule. An exchange begins when both stages have come to it.
+    """
     count, stages = forward.shape
-    waiting = {}
-    for stage in range(stages):
-        instructions = [each for step in TrainSchedule(count, stages, stage).steps() for each in step]
-        waiting[stage] = [type(each) for each in instructions if isinstance(each, ForwardPass | BackwardPass)]
-    clock: dict[int, float] = defaultdict(float)
-    done: dict[tuple[type, int], list[float]] = defaultdict(list)
-    while any(waiting.values()):
-        for stage in range(stages):
-            if not waiting[stage]:
+    wanted = (*PARTNERS, ForwardPass, BackwardPass)
+    todo = [
+        deque(each for step in TrainSchedule(count, stages, stage).steps() for each in step if isinstance(each, wanted))
+        for stage in range(stages)
+    ]
+    clock = [0.0] * stages
+    done: dict[tuple[type[PipeInstruction], int], int] = defaultdict(int)
+    ends = {}
+    while any(todo):
+        before = sum(map(len, todo))
+        for stage, instructions in enumerate(todo):
+            while instructions and (kind := type(instructions[0])) not in PARTNERS:
+                number = done[kind, stage]
+                clock[stage] += (forward if kind is ForwardPass else backward)[number, stage]
+                ends[kind is BackwardPass, number, stage] = clock[stage]
+                done[kind, stage] += 1
+                instructions.popleft()
+            if not instructions:
                 continue
-            kind = waiting[stage][0]
-            number, giver = len(done[kind, stage]), stage - 1 if kind is ForwardPass else stage + 1
-            if 0 <= giver < stages and len(done[kind, giver]) <= number:
-                continue
-            ready = done[kind, giver][number] if 0 <= giver < stages else 0.0
-            seconds = (forward if kind is ForwardPass else backward)[number, stage]
-            clock[stage] = max(clock[stage], ready) + seconds
-            done[kind, stage].append(clock[stage])
-            waiting[stage].pop(0)
-    return max(clock.values())
+            other = stage + TOWARDS[kind]
+            if todo[other] and type(todo[other][0]) is PARTNERS[kind]:
+                number = done[kind, stage]
+                both = max(clock[stage], clock[other]) + sends[number, min(stage, other)]
+                clock[stage] = clock[other] = both
+                done[kind, stage] += 1
+                done[PARTNERS[kind], other] += 1
+                instructions.popleft()
+                todo[other].popleft()
+        assert sum(map(len, todo)) < before, "deadlock"
+    return clock, ends
 
 
-@given(both)
-@settings(deadline=None, max_examples=60)
-def test_a_step_takes_as_long_as_deepspeeds_own_schedule(pair: tuple[Array, Array]) -> None:
-    forward, backward = pair
-    assert pipeline_seconds(forward, backward)[0] == pytest.approx(brute_force(forward[0], backward[0]))
+@given(steps)
+@settings(deadline=None, max_examples=150)
+def test_every_pass_ends_when_it_does_in_deepspeeds_own_schedule(step: Times) -> None:
+    clock, ends = events(*(side[0] for side in step))
+    schedule, passes = simulate(*step), trace(*step)
+    assert schedule.ends[0] == pytest.approx(clock)
+    for (is_backward, number, stage), end in ends.items():
+        side = passes.backward_ends if is_backward else passes.forward_ends
+        assert side[0, number, stage] == pytest.approx(end)
 
 
 @pytest.mark.parametrize(("count", "stages"), [(1, 1), (8, 1), (8, 4), (4, 4), (2, 4), (1, 3)])
 def test_equal_stages_take_the_textbook_time(count: int, stages: int) -> None:
     forward, backward = np.full((1, count, stages), 2.0), np.full((1, count, stages), 5.0)
-    assert pipeline_seconds(forward, backward)[0] == pytest.approx((count + stages - 1) * 7.0)
+    schedule = simulate(forward, backward)
+    assert schedule.seconds == pytest.approx((count + stages - 1) * 7.0)
+    assert schedule.idle[0] == pytest.approx([(stages - 1) * 7.0] * stages)
 
 
-@given(both, st.data())
+def test_one_pack_pays_every_boundary_twice() -> None:
+    forward, backward, sends = np.full((1, 1, 3), 2.0), np.full((1, 1, 3), 5.0), np.array([[[0.25, 1.0]]])
+    assert simulate(forward, backward, sends).seconds == pytest.approx(3 * 7.0 + 2 * 1.25)
+
+
+def test_a_stage_cannot_run_ahead_of_a_successor_that_has_not_taken_its_states() -> None:
+    forward, backward = np.array([[[1.0, 10.0], [1.0, 10.0]]]), np.zeros((1, 2, 2))
+    # The second states wait for the first to be through stage 1, and the second backward pass for the second states.
+    assert trace(forward, backward).forward_ends[0].T.tolist() == [[1.0, 2.0], [11.0, 21.0]]
+    four = np.concatenate((forward, forward), axis=1)
+    assert trace(four, np.zeros_like(four)).forward_ends[0, 2, 0] == 12.0
+
+
+@given(steps, st.data())
 @settings(deadline=None, max_examples=60)
-def test_a_slower_pass_never_ends_a_step_sooner(pair: tuple[Array, Array], data: st.DataObject) -> None:
-    forward, backward = pair
-    slower = [side + data.draw(arrays(np.float64, side.shape, elements=st.floats(0, 10))) for side in pair]
-    assert pipeline_seconds(*slower)[0] >= pipeline_seconds(forward, backward)[0] - 1e-9
+def test_a_slower_pass_or_send_never_ends_a_step_sooner(step: Times, data: st.DataObject) -> None:
+    slower = [side + data.draw(arrays(np.float64, side.shape, elements=st.floats(0, 10))) for side in step]
+    assert (simulate(*slower).ends >= simulate(*step).ends - 1e-9).all()
 
 
-@given(st.integers(1, 7).flatmap(lambda count: st.tuples(times((1, count, 1)), times((1, count, 1)))))
+@given(steps)
+@settings(deadline=None, max_examples=60)
+def test_no_step_is_faster_than_its_busiest_stage_and_none_slower_than_one_pass_after_the_other(step: Times) -> None:
+    forward, backward, sends = step
+    schedule = simulate(forward, backward, sends)
+    assert (schedule.idle >= -1e-9).all()
+    assert schedule.seconds[0] <= forward.sum() + backward.sum() + 2 * sends.sum() + 1e-9
+
+
+@given(st.integers(1, 7).flatmap(lambda count: times((count, 1))))
 @settings(deadline=None, max_examples=30)
-def test_one_stage_takes_the_sum_of_its_passes(pair: tuple[Array, Array]) -> None:
-    assert pipeline_seconds(*pair)[0] == pytest.approx(sum(side.sum() for side in pair))
+def test_one_stage_takes_the_sum_of_its_passes(step: Times) -> None:
+    forward, backward, _ = step
+    assert simulate(forward, backward).seconds[0] == pytest.approx(forward.sum() + backward.sum())
 
 
-def test_steps_are_independent_of_each_other() -> None:
+def test_free_sends_change_nothing() -> None:
+    forward, backward = np.random.default_rng(0).random((2, 3, 6, 4))
+    free = np.zeros((3, 6, 3))
+    assert simulate(forward, backward, free).ends.tolist() == simulate(forward, backward).ends.tolist()
+
+
+def test_steps_are_independent_of_each_other_however_many_there_are() -> None:
     random = np.random.default_rng(0)
-    forward, backward = random.random((2, 5, 3, 2))
-    alone = [pipeline_seconds(forward[step : step + 1], backward[step : step + 1])[0] for step in range(5)]
-    assert pipeline_seconds(forward, backward).tolist() == alone
+    forward, backward = random.random((2, 1300, 5, 3))
+    sends = random.random((1300, 5, 2))
+    together = simulate(forward, backward, sends).ends
+    for step in (0, 511, 512, 1299):
+        alone = slice(step, step + 1)
+        assert together[step].tolist() == simulate(forward[alone], backward[alone], sends[alone]).ends[0].tolist()
+
+
+def test_no_steps_take_no_time() -> None:
+    assert simulate(*np.zeros((2, 0, 5, 3))).seconds.tolist() == []

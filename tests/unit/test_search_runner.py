@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.predict.predictor import Prediction
+from autotune.search.calibrated import CalibratedPredictor
 from autotune.search.runner import Runner, estimate_epoch
 from tests import storage_values
 from tests.search_values import MEBI, SimulatedPool, predictor_of, prepared_of
@@ -35,7 +36,7 @@ class Recorder(SimulatedPool):
 
 
 def runner_of(folder: Path, pool: SimulatedPool, memory_bytes: int = 1 << 40, **search: int) -> Runner:
-    return Runner(prepared_of(folder, memory_bytes, **search), PREDICTOR, pool)
+    return Runner(prepared_of(folder, memory_bytes, **search), CalibratedPredictor(PREDICTOR), pool)
 
 
 def measurement(steps: tuple[int, ...], seconds: tuple[float, ...]) -> Measurement:
@@ -46,7 +47,7 @@ def measurement(steps: tuple[int, ...], seconds: tuple[float, ...]) -> Measureme
 
 def prediction(*seconds: float) -> Prediction:
     samples = np.full(len(seconds), 16)
-    return Prediction(step_seconds=np.array(seconds), step_samples=samples, stage_bytes=(1.0,), batch_deviation=0.0)
+    return replace(PREDICTOR.predict(PLAN), step_seconds=np.array(seconds), step_samples=samples)
 
 
 @given(st.lists(st.floats(0.1, 10), min_size=3, max_size=20), st.floats(0.2, 5), st.data())
@@ -100,7 +101,9 @@ def test_an_epoch_of_few_steps_is_measured_all_the_same(
     plan = replace(PLAN, packing=Padded(samples=4))
     assert len(predictor.predict(plan).step_seconds) == steps
     pool = Recorder(predictor)
-    attempt = Runner(prepared_of(tmp_path, warmup_steps=warmup, timed_steps=3), predictor, pool).run(plan)
+    attempt = Runner(
+        prepared_of(tmp_path, warmup_steps=warmup, timed_steps=3), CalibratedPredictor(predictor), pool
+    ).run(plan)
     assert (len(pool.tasks[0].warmup_steps), len(pool.tasks[0].timed_steps)) == (min(warmup, steps), timed)
     assert attempt.epoch_seconds == pytest.approx(predictor.predict(plan).epoch_seconds, rel=0.05)
 
@@ -174,11 +177,12 @@ def test_a_plan_that_misses_the_global_batch_is_rejected(tmp_path: Path) -> None
     assert reason == "its steps miss the global batch by 25%"
 
 
-def test_a_plan_far_above_the_memory_is_rejected_and_one_that_is_near_is_left_to_the_run(tmp_path: Path) -> None:
-    needed = PREDICTOR.predict(PLAN).stage_bytes
-    largest = needed.index(max(needed))
-    limit = round(max(needed) / 1.2)
-    assert rejection(tmp_path, PLAN, round(max(needed) / 1.05)) is None
+def test_a_plan_certainly_above_the_memory_is_rejected_and_one_that_is_near_is_left_to_the_run(tmp_path: Path) -> None:
+    stages = CalibratedPredictor(PREDICTOR).predict(PLAN).stage_memory
+    fullest = max(range(2), key=lambda stage: stages[stage].low)
+    limit = round(stages[fullest].low) - MEBI
+    assert rejection(tmp_path, PLAN, round(stages[fullest].low) + MEBI) is None
     assert rejection(tmp_path, PLAN, limit) == (
-        f"stage {largest} is predicted to need {max(needed) / MEBI:.0f} MiB, limit {limit / MEBI:.0f} MiB"
+        f"stage {fullest} is predicted to need {stages[fullest].expected / MEBI:.0f} MiB, "
+        f"{stages[fullest].low / MEBI:.0f} MiB at least, limit {limit / MEBI:.0f} MiB"
     )

@@ -13,6 +13,7 @@ from optuna.trial import TrialState
 from autotune.errors import NoFeasiblePlan, TrialsKeepFailing
 from autotune.search import search
 from autotune.search.baselines import baselines
+from autotune.search.calibrated import CalibratedPredictor
 from autotune.search.capacities import capacities
 from autotune.search.layouts import layouts
 from autotune.search.ledger import (
@@ -80,14 +81,14 @@ class Bench:
         solver = Solver(PREDICTOR, limits)
         pairs = [(pair.qv, pair.qt) for pair in capacities(workload.data, BATCH, hold_all=False)]
         space = Space(layouts(workload.model, workload.hardware.devices), pairs[::4], solver)
-        ledger = self.ledger(study)
+        ledger, calibrated = self.ledger(study), CalibratedPredictor(PREDICTOR)
         Search(
             settings=prepared.job.search,
             ledger=ledger,
             proposals=Proposals(self.store.optuna_url, study.name, space, prepared.job.search.sampler, study.seed),
             space=space,
-            predictor=PREDICTOR,
-            runner=Runner(prepared, PREDICTOR, pool),
+            predictor=calibrated,
+            runner=Runner(prepared, calibrated, pool),
             listener=lambda trial, known: self.told.append((trial, known)),
         ).run(baselines(workload, PREDICTOR, solver, limits, hold_all=False))
         return ledger
@@ -209,7 +210,8 @@ def test_a_plan_that_ran_out_of_memory_is_told_as_infeasible_and_does_not_win(be
     for trial in failed:
         told = [each for each in found if each.user_attrs.get("trial_id") == trial.id]
         assert [dict(each.constraints) for each in told] == [{"feasible": pytest.approx(0.2)}]
-        assert told[0].value == pytest.approx(PREDICTOR.predict(trial.plan).epoch_seconds)
+        # Corrected by the trials before it, whose noise is 1 %.
+        assert told[0].value == pytest.approx(PREDICTOR.predict(trial.plan).epoch_seconds, rel=0.02)
     assert {standing.plan.layout.pipeline for standing in standings(ledger.everything())} == {2}
 
 

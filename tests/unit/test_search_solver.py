@@ -1,151 +1,232 @@
-from itertools import combinations, pairwise
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations, pairwise, product
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.predict.costs import Array, LayerCosts
-from autotune.predict.parts import Parts
+from autotune.predict.costs import LayerCosts
+from autotune.predict.parts import LANGUAGE, VISION, Parts
 from autotune.predict.predictor import Predictor
-from autotune.search.solver import min_max_ends
-from tests.search_values import LANGUAGE_LAYERS, VISION_LAYERS, layer_costs, predictor_of, solver_of
+from autotune.predict.robust_fit import Coefficients
+from autotune.search.limits import Limits
+from autotune.search.solver import Solver
+from benchmarks.reference_splits import Program
+from tests.search_values import INDEX, epoch_of, layer_costs, limits_of, predictor_of, solver_of
+from trials.data.epoch import Epoch
+from trials.errors import InvalidPlan
 from trials.model.cut import cut
 from trials.plan import Layout, Packed, Packing, Padded, Plan, Stage
 
-LAYERS = VISION_LAYERS + LANGUAGE_LAYERS
 HEADROOM = 0.97
-packings = st.sampled_from([Padded(samples=2), Padded(samples=4), Packed(qv=12, qt=600, qv_min=12, qt_min=500)])
-layouts = st.builds(Layout, pipeline=st.integers(1, 4), data=st.integers(1, 2), zero=st.sampled_from([0, 1]))
+Ends = tuple[int, ...]
+packings: st.SearchStrategy[Packing] = st.sampled_from(
+    [Padded(samples=2), Padded(samples=4), Packed(qv=12, qt=600, qv_min=12, qt_min=500)]
+)
+shapes = st.tuples(st.integers(1, 4), st.integers(1, 3)).filter(lambda layers: sum(layers) <= 6)
 
 
-def splits(layers: int, stages: int) -> list[tuple[int, ...]]:
+@st.composite
+def problems(draw: st.DrawFn, most_stages: int = 3) -> tuple[Predictor, Limits, Packing, Layout]:
+    """Layers in random proportions, few or many micro-batches, and from too little memory to enough for every plan."""
+    vision, language = draw(shapes)
+    layout = Layout(
+        pipeline=draw(st.integers(1, min(most_stages, vision + language))),
+        data=draw(st.integers(1, 2)),
+        zero=draw(st.sampled_from([0, 1])),
+    )
+    packing = draw(packings)
+    factors = draw(st.lists(st.tuples(st.floats(0.2, 3), st.floats(0, 2), st.floats(0, 1)), min_size=5, max_size=5))
+    predictor = predictor_of(_uneven(draw(layer_costs), factors), batch=draw(st.sampled_from([1, 8, 32])))
+    least = Solver(predictor, limits_of(1, vision, language)).least_bytes(packing, layout)
+    limit = round(least * draw(st.floats(0.5, 3)))
+    return predictor, limits_of(limit, vision, language), packing, layout
+
+
+def _uneven(costs: LayerCosts, factors: list[tuple[float, float, float]]) -> LayerCosts:
+    """With shares of its own for what each kind of layer takes to recompute, needs for a moment, and keeps but once."""
+    layers = tuple(
+        (
+            kind,
+            replace(
+                cost,
+                recompute_seconds=_times(cost.recompute_seconds, again),
+                transient_bytes=_times(cost.kept_bytes, moment),
+                shared_bytes=_times(cost.kept_bytes, once),
+            ),
+        )
+        for (kind, cost), (again, moment, once) in zip(costs.layers, factors, strict=True)
+    )
+    return replace(costs, layers=layers)
+
+
+def _times(coefficients: Coefficients, factor: float) -> Coefficients:
+    units, tokens, squares, constant = (factor * coefficient for coefficient in coefficients)
+    return units, tokens, squares, constant
+
+
+def splits(layers: int, stages: int) -> list[Ends]:
     """Ends of the stages of every split."""
     return [(*inner, layers) for inner in combinations(range(1, layers), stages - 1)]
 
 
-@st.composite
-def tables(draw: st.DrawFn) -> Array:
-    """Small whole numbers, so that there are ties; some cuts do not fit."""
-    layers = draw(st.integers(1, 7))
-    stages = draw(st.integers(1, min(layers, 4)))
-    table = np.full((stages, layers + 1, layers + 1), np.inf)
-    for number in range(stages):
-        for start, end in combinations(range(layers + 1), 2):
-            table[number, start, end] = draw(st.sampled_from([1.0, 2.0, 3.0, 4.0, 5.0, np.inf]))
-    return table
+def stage_of(limits: Limits, start: int, end: int) -> Stage:
+    vision = min(end, limits.vision_layers) - min(start, limits.vision_layers)
+    return Stage(vision=vision, language=end - start - vision)
 
 
-@given(tables())
-@settings(deadline=None)
-def test_the_slowest_stage_is_as_fast_as_in_any_split_and_then_the_total_is_least(table: Array) -> None:
-    def times(ends: tuple[int, ...]) -> list[float]:
-        return [float(table[number, start, end]) for number, (start, end) in enumerate(pairwise((0, *ends)))]
+class BruteForce:
+    """Every split, and in it every pair of recompute counts of every stage."""
 
-    best = min((max(times(ends)), sum(times(ends))) for ends in splits(table.shape[1] - 1, len(table)))
-    found = min_max_ends(table)
-    if best[0] == np.inf:
-        assert found is None
-    else:
-        assert found is not None
-        assert (max(times(found)), sum(times(found))) == best
+    def __init__(self, predictor: Predictor, limits: Limits, packing: Packing, layout: Layout) -> None:
+        self._predictor, self._limits, self._packing, self._layout = predictor, limits, packing, layout
+        self._sizes = predictor.sizes(packing, layout)
+
+    def plans(self) -> list[tuple[float, Plan]]:
+        """(seconds of a step, plan) of all that fit and no stage of which could recompute fewer layers of a kind."""
+        found = []
+        for ends in splits(self._limits.layers, self._layout.pipeline):
+            found += [(self._seconds(chosen), self._plan(chosen)) for chosen in product(*self._options(ends))]
+        return sorted(found, key=lambda entry: entry[0])
+
+    def _options(self, ends: Ends) -> Iterator[list[tuple[float, Stage]]]:
+        """(seconds on the mean pack, stage), for each stage."""
+        bare = tuple(stage_of(self._limits, start, end) for start, end in pairwise((0, *ends)))
+        parts = Parts.of(cut(Plan(packing=self._packing, layout=self._layout, stages=bare)))
+        for number, stage in enumerate(bare):
+            options = [
+                replace(stage, recompute_vision=vision, recompute_language=language)
+                for vision, language in product(range(stage.vision + 1), range(stage.language + 1))
+            ]
+            seconds, needed = self._judged(parts[number : number + 1], number, options)
+            fitting = [option for option, of_option in zip(options, needed, strict=True) if of_option]
+            times = dict(zip(options, seconds, strict=True))
+            yield [(times[o], o) for o in fitting if not any(_is_less(other, o) for other in fitting)]
+
+    def _judged(self, part: Parts, number: int, options: list[Stage]) -> tuple[list[float], list[bool]]:
+        recomputed = np.zeros((len(options), part.layers.shape[1]))
+        recomputed[:, VISION] = [option.recompute_vision for option in options]
+        recomputed[:, LANGUAGE] = [option.recompute_language for option in options]
+        parts = Parts(layers=np.repeat(part.layers, len(options), axis=0), recomputed=recomputed)
+        forward, backward = self._predictor.pass_seconds(parts, self._sizes.mean)
+        needed = self._predictor.stage_bytes(parts, self._layout, number, self._sizes)
+        return (forward + backward)[0].tolist(), (needed <= self._limits.memory_bytes * HEADROOM).tolist()
+
+    def _seconds(self, chosen: tuple[tuple[float, Stage], ...]) -> float:
+        times = [seconds for seconds, _ in chosen]
+        return sum(times) + (self._sizes.epoch.micro_batches - 1) * max(times)
+
+    def _plan(self, chosen: tuple[tuple[float, Stage], ...]) -> Plan:
+        return Plan(packing=self._packing, layout=self._layout, stages=tuple(stage for _, stage in chosen))
 
 
-def stage_of(start: int, end: int, recomputed: int) -> Stage:
-    vision = min(end, VISION_LAYERS) - min(start, VISION_LAYERS)
-    return Stage(
-        vision=vision,
-        language=end - start - vision,
-        recompute_vision=min(recomputed, vision),
-        recompute_language=max(0, recomputed - vision),
+def _is_less(one: Stage, other: Stage) -> bool:
+    return one != other and (
+        one.recompute_vision <= other.recompute_vision and one.recompute_language <= other.recompute_language
     )
 
 
-def fewest_recomputed(
-    predictor: Predictor, packing: Packing, layout: Layout, ends: tuple[int, ...], memory: float
-) -> Plan | None:
-    """The split with the fewest recomputed layers, vision layers first, with which each stage keeps to the memory."""
-    counts = [0] * len(ends)
-    while True:
-        cuts = list(enumerate(pairwise((0, *ends))))
-        stages = tuple(stage_of(start, end, counts[number]) for number, (start, end) in cuts)
-        plan = Plan(packing=packing, layout=layout, stages=stages)
-        needed = predictor.predict(plan).stage_bytes
-        over = [number for number, of_stage in enumerate(needed) if of_stage > memory]
-        if not over:
-            return plan
-        for number in over:
-            start, end = cuts[number][1]
-            if counts[number] == end - start:
-                return None
-            counts[number] += 1
+def closed_form(predictor: Predictor, plan: Plan) -> float:
+    sizes = predictor.sizes(plan.packing, plan.layout)
+    forward, backward = predictor.pass_seconds(Parts.of(cut(plan)), sizes.mean)
+    times = (forward + backward)[0]
+    return float(times.sum() + (sizes.epoch.micro_batches - 1) * times.max())
 
 
-def slowest_seconds(predictor: Predictor, plan: Plan) -> float:
-    mean = predictor.sizes(plan.packing, plan.layout).mean
-    forward, backward = predictor.pass_seconds(Parts.of(cut(plan)), mean)
-    return float((forward + backward).max())
+@given(problems(), st.integers(1, 12))
+@settings(deadline=None, max_examples=60)
+def test_the_best_plans_are_those_of_all_splits_and_all_recompute_counts(
+    problem: tuple[Predictor, Limits, Packing, Layout], count: int
+) -> None:
+    predictor, limits, packing, layout = problem
+    of_all = BruteForce(predictor, limits, packing, layout).plans()
+    solver = Solver(predictor, limits)
+    best, found = solver.solve(packing, layout), solver.solutions(packing, layout, count)
+    assert (best is None) == (not of_all)
+    if best is not None:
+        assert closed_form(predictor, best) == pytest.approx(of_all[0][0])
+    seconds = sorted(closed_form(predictor, plan) for plan in found)
+    assert seconds == pytest.approx([seconds for seconds, _ in of_all[:count]])
+    assert len(set(found)) == len(found)
+    assert set(found) <= {plan for _, plan in of_all}
 
 
-def a_limit(predictor: Predictor, packing: Packing, layout: Layout, share: float) -> int:
-    """From too little for any split to enough for every one."""
-    least = solver_of(1 << 50, predictor).least_bytes(packing, layout)
-    return round(least * (0.9 + 3 * share))
-
-
-@given(layer_costs, packings, layouts, st.floats(0, 1))
+@given(problems())
 @settings(deadline=None, max_examples=25)
-def test_no_split_that_fits_the_memory_has_a_faster_slowest_stage(
-    costs: LayerCosts, packing: Packing, layout: Layout, share: float
+def test_a_given_split_is_filled_with_the_least_time_for_recomputation(
+    problem: tuple[Predictor, Limits, Packing, Layout],
 ) -> None:
-    predictor = predictor_of(costs)
-    limit = a_limit(predictor, packing, layout, share)
-    others = [
-        fewest_recomputed(predictor, packing, layout, ends, limit * HEADROOM)
-        for ends in splits(LAYERS, layout.pipeline)
-    ]
-    possible = [slowest_seconds(predictor, plan) for plan in others if plan is not None]
-    found = solver_of(limit, predictor).solve(packing, layout)
-    if found is None:
-        assert not possible
-    else:
-        assert found in others
-        assert slowest_seconds(predictor, found) == pytest.approx(min(possible))
+    predictor, limits, packing, layout = problem
+    of_all = BruteForce(predictor, limits, packing, layout).plans()
+    for ends in splits(limits.layers, layout.pipeline):
+        found = Solver(predictor, limits).fit(packing, layout, ends)
+        same = [seconds for seconds, plan in of_all if _ends(plan) == ends]
+        assert (found is None) == (not same)
+        if found is not None:
+            assert closed_form(predictor, found) == pytest.approx(min(same))
 
 
-@given(layer_costs, packings, layouts, st.floats(0, 1), st.data())
-@settings(deadline=None, max_examples=40)
-def test_a_given_split_recomputes_no_more_than_the_memory_asks(
-    costs: LayerCosts, packing: Packing, layout: Layout, share: float, data: st.DataObject
+def _ends(plan: Plan) -> Ends:
+    counts = [stage.vision + stage.language for stage in plan.stages]
+    return tuple(np.cumsum(counts).tolist())
+
+
+@given(problems())
+@settings(deadline=None, max_examples=25)
+def test_the_fewest_recomputed_layers_are_taken_vision_layers_first(
+    problem: tuple[Predictor, Limits, Packing, Layout],
 ) -> None:
-    predictor = predictor_of(costs)
-    limit = a_limit(predictor, packing, layout, share)
-    ends = data.draw(st.sampled_from(splits(LAYERS, layout.pipeline)))
-    plan = solver_of(limit, predictor).fit(packing, layout, ends)
-    assert plan == fewest_recomputed(predictor, packing, layout, ends, limit * HEADROOM)
-    if plan is not None:
-        plan.check(vision_layers=VISION_LAYERS, language_layers=LANGUAGE_LAYERS)
-        assert max(predictor.predict(plan).stage_bytes) <= limit
+    predictor, limits, packing, layout = problem
+    for ends in splits(limits.layers, layout.pipeline):
+        bare = [stage_of(limits, start, end) for start, end in pairwise((0, *ends))]
+        plans = [_recomputing(packing, layout, bare, count) for count in range(limits.layers + 1)]
+        needed = [predictor.predict(plan).stage_bytes for plan in plans]
+        fitting = [
+            [
+                plan.stages[number]
+                for plan, of_plan in zip(plans, needed, strict=True)
+                if of_plan[number] <= limits.usable_bytes
+            ]
+            for number in range(layout.pipeline)
+        ]
+        found = Solver(predictor, limits).fit_fewest(packing, layout, ends)
+        assert (found is None) == (not all(fitting))
+        assert found is None or found.stages == tuple(stages[0] for stages in fitting)
 
 
-@given(layer_costs, packings, layouts)
-@settings(deadline=None, max_examples=20)
+def _recomputing(packing: Packing, layout: Layout, bare: list[Stage], count: int) -> Plan:
+    """So many layers of every stage, or all that it has."""
+    vision = [min(count, stage.vision) for stage in bare]
+    language = [min(count - of_vision, stage.language) for of_vision, stage in zip(vision, bare, strict=True)]
+    stages = (
+        replace(stage, recompute_vision=of_vision, recompute_language=of_language)
+        for stage, of_vision, of_language in zip(bare, vision, language, strict=True)
+    )
+    return Plan(packing=packing, layout=layout, stages=tuple(stages))
+
+
+@given(problems())
+@settings(deadline=None, max_examples=15)
 def test_the_least_bytes_are_those_of_the_leanest_split_with_everything_recomputed(
-    costs: LayerCosts, packing: Packing, layout: Layout
+    problem: tuple[Predictor, Limits, Packing, Layout],
 ) -> None:
-    predictor = predictor_of(costs)
+    predictor, limits, packing, layout = problem
     needed = []
-    for ends in splits(LAYERS, layout.pipeline):
-        stages = tuple(stage_of(start, end, end - start) for start, end in pairwise((0, *ends)))
-        needed.append(max(predictor.predict(Plan(packing=packing, layout=layout, stages=stages)).stage_bytes))
-    assert solver_of(1, predictor).least_bytes(packing, layout) == pytest.approx(min(needed))
+    for ends in splits(limits.layers, layout.pipeline):
+        bare = [stage_of(limits, start, end) for start, end in pairwise((0, *ends))]
+        needed.append(max(predictor.predict(_recomputing(packing, layout, bare, limits.layers)).stage_bytes))
+    assert Solver(predictor, limits).least_bytes(packing, layout) == pytest.approx(min(needed))
+
+
+PACKED, PIPELINE = Packed(qv=12, qt=600, qv_min=12, qt_min=500), Layout(pipeline=2, data=1, zero=0)
 
 
 def test_with_memory_to_spare_nothing_is_recomputed_and_without_nothing_fits() -> None:
-    packing, layout = Packed(qv=12, qt=600, qv_min=12, qt_min=500), Layout(pipeline=2, data=1, zero=0)
-    least = solver_of(1).least_bytes(packing, layout)
-    assert solver_of(round(least * HEADROOM)).solve(packing, layout) is None
-    tight, ample = solver_of(round(least * 1.05)).solve(packing, layout), solver_of(1 << 50).solve(packing, layout)
+    least = solver_of(1).least_bytes(PACKED, PIPELINE)
+    assert solver_of(round(least * HEADROOM)).solve(PACKED, PIPELINE) is None
+    tight, ample = solver_of(round(least * 1.05)).solve(PACKED, PIPELINE), solver_of(1 << 50).solve(PACKED, PIPELINE)
     assert tight is not None
     assert ample is not None
     recomputed = [
@@ -155,24 +236,67 @@ def test_with_memory_to_spare_nothing_is_recomputed_and_without_nothing_fits() -
     assert recomputed[1] == [0, 0]
 
 
+def test_the_solutions_are_ordered_by_the_time_of_the_real_packs() -> None:
+    predictor = predictor_of()
+    solver = solver_of(round(solver_of(1, predictor).least_bytes(PACKED, PIPELINE) * 3), predictor)
+    found = solver.solutions(PACKED, PIPELINE, 8)
+    simulated = [predictor.predict(plan).epoch_seconds for plan in found]
+    closed = [closed_form(predictor, plan) for plan in found]
+    assert len(found) == 8
+    assert simulated == sorted(simulated)
+    assert closed != sorted(closed)
+
+
 def test_the_forward_split_takes_no_account_of_memory_or_of_the_backward_pass() -> None:
     predictor = predictor_of()
     packing, layout = Padded(samples=4), Layout(pipeline=3, data=1, zero=0)
+    limits = limits_of(1)
     mean = predictor.sizes(packing, layout).mean
 
-    def slowest(ends: tuple[int, ...]) -> float:
-        stages = tuple(stage_of(start, end, 0) for start, end in pairwise((0, *ends)))
+    def slowest(ends: Ends) -> float:
+        stages = tuple(stage_of(limits, start, end) for start, end in pairwise((0, *ends)))
         plan = Plan(packing=packing, layout=layout, stages=stages)
         return float(predictor.pass_seconds(Parts.of(cut(plan)), mean)[0].max())
 
-    assert slowest(solver_of(1).forward_ends(packing, layout)) == min(map(slowest, splits(LAYERS, 3)))
+    found = Solver(predictor, limits).forward_ends(packing, layout)
+    assert slowest(found) == pytest.approx(min(map(slowest, splits(limits.layers, 3))))
 
 
-def test_a_chain_of_a_large_model_is_split_in_moments() -> None:
-    layers, stages = 125, 8
-    starts, ends = np.triu_indices(layers + 1, 1)
-    table = np.full((stages, layers + 1, layers + 1), np.inf)
-    table[:, starts, ends] = ends - starts
-    found = min_max_ends(table)
-    assert found is not None
-    assert max(end - start for start, end in pairwise((0, *found))) == 16
+def test_one_stage_more_than_layers_is_refused() -> None:
+    layout = Layout(pipeline=10, data=1, zero=0)
+    with pytest.raises(
+        InvalidPlan, match="10 stages need a layer each but the model has 9; use a pipeline of at most 9"
+    ):
+        solver_of(1 << 50).solve(PACKED, layout)
+
+
+def test_a_step_without_micro_batches_is_refused() -> None:
+    def empty(packing: Packing, data: int) -> Epoch:
+        return replace(epoch_of(INDEX)(packing, data), micro_batches=0)
+
+    predictor = predictor_of()
+    with pytest.raises(InvalidPlan, match="a step needs at least 1 micro-batch, not 0"):
+        Solver(Predictor(predictor.costs, empty, 4), limits_of(1 << 50)).solve(PACKED, PIPELINE)
+
+
+@pytest.mark.parametrize(
+    ("vision", "language", "stages", "room"),
+    [(5, 5, 3, 1.02), (5, 5, 4, 1.1), (6, 4, 3, 1.3), (3, 7, 4, 1.02), (4, 8, 4, 1.5), (8, 6, 3, 1.05), (5, 5, 2, 0.9)],
+)
+def test_an_independent_integer_program_finds_the_same_optimum(
+    vision: int, language: int, stages: int, room: float
+) -> None:
+    predictor, layout = predictor_of(), Layout(pipeline=stages, data=2, zero=1)
+    least = Solver(predictor, limits_of(1, vision, language)).least_bytes(PACKED, layout)
+    limits = limits_of(round(least / HEADROOM * room), vision, language)
+    program = Program(predictor.costs, predictor.sizes(PACKED, layout), layout, (vision, language), limits.usable_bytes)
+    optimum = program.solve(element_bytes=4, time_limit=20)
+    found = Solver(predictor, limits).solve(PACKED, layout)
+    assert (found is None) == (optimum is None) == (room < 1)
+    if found is not None:
+        assert optimum is not None
+        assert optimum.proven
+        assert closed_form(predictor, found) == pytest.approx(optimum.seconds, rel=1e-6)
+        theirs = Plan(packing=PACKED, layout=layout, stages=optimum.stages)
+        assert closed_form(predictor, theirs) == pytest.approx(optimum.seconds, rel=1e-6)
+        assert max(predictor.predict(theirs).stage_bytes) <= limits.usable_bytes * (1 + 1e-6)

@@ -132,6 +132,18 @@ def test_recompute_grows_and_shrinks_by_its_shift_vision_layers_first() -> None:
     assert counts[2] == [(min(2, none.stages[0].vision), 0), (0, 0), (0, 0), (0, 1)]
 
 
+def test_language_layers_are_the_first_to_be_spared() -> None:
+    point = next(point for point in TIGHT.grid() if point["layout"] == "p1-d4-z0")
+    before, one, two = (TIGHT.plan({**point, "recompute_0": by}) for by in (0, -1, -2))
+    assert before is not None
+    assert one is not None
+    assert two is not None
+    counts = [(plan.stages[0].recompute_vision, plan.stages[0].recompute_language) for plan in (before, one, two)]
+    vision, language = counts[0]
+    assert language >= 1
+    assert counts[1:] == [(vision, language - 1), (vision - max(0, 2 - language), max(0, language - 2))]
+
+
 def test_a_layout_without_a_stage_ignores_its_parameters() -> None:
     point = next(point for point in AMPLE.grid() if point["layout"] == "p2-d2-z0")
     assert AMPLE.plan({**point, "boundary_1": 2, "recompute_3": 2}) == AMPLE.plan(point)

@@ -1,23 +1,25 @@
 """Times each kind of layer alone: one of each is enough, however large the model."""
 
 import statistics
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
-from deepspeed import comm
 
 from trials.engine.memory import SavedTensorMeter
+from trials.engine.stopwatch import Stopwatch
 from trials.model.cut import Cut
 from trials.model.skeleton import build_skeleton, load_config
-from trials.model.stage import StageModule, pack_loss
+from trials.model.stage import StageModule
 from trials.model.weights import draw_buffers, draw_weights
-from trials.run.report import LayerKind, LayerTiming, ProfileReport
+from trials.run.links import time_link, time_reduction
+from trials.run.probes import Probe, Run, probes
+from trials.run.report import NOISE_LIMIT, LayerTiming, ProfileReport
 from trials.run.request import Profile, Request
 
-_TEXT_TOKENS = 256
-_REDUCED_BYTES = 8 << 20
+_MORE_ROUNDS = 2
+"""How often noisy timings are taken again."""
 _ONE_OF_EACH = Cut(
     vision=range(1),
     language=range(1),
@@ -27,6 +29,8 @@ _ONE_OF_EACH = Cut(
     projects=True,
     heads=True,
 )
+Times: TypeAlias = tuple[float, float, float]
+"""Seconds of forward, backward, and what recomputation adds to both."""
 
 
 def run_profile(request: Request, task: Profile, device: torch.device) -> ProfileReport:
@@ -36,87 +40,93 @@ def run_profile(request: Request, task: Profile, device: torch.device) -> Profil
     stage = StageModule(build_skeleton(config, getattr(torch, settings.dtype)), _ONE_OF_EACH)
     draw_weights(stage.model, stage.paths, request.job.training.seed, device)
     draw_buffers(stage.model, stage.chain.rotary, device)
+    link = time_link(device)
+    reduction = time_reduction(device, task.repeats)
     profiler = _Profiler(stage, device, task.repeats)
-    timings = [profiler.time(probe) for probe in _probes(stage, task, device)]
     return ProfileReport(
-        timings=tuple(timings),
+        timings=profiler.timings(tuple(probes(stage, task, device))),
         parameters=tuple((kind, _count(stage, paths)) for kind, paths in _paths_by_kind(stage).items()),
         optimizer_seconds_per_parameter=profiler.time_optimizer(),
-        reduce_seconds_per_byte=profiler.time_reduction(),
+        reduce_seconds_per_byte=reduction,
+        link_latency_seconds=link[0],
+        link_seconds_per_byte=link[1],
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Probe:
-    """One kind of layer with one input."""
+class _Bytes:
+    """What one run of a probe makes live."""
 
-    layer: LayerKind
-    units: int = 0
-    tokens: int = 0
-    squares: int = 0
-    inputs: tuple[torch.Tensor, ...]
-    run: Callable[..., torch.Tensor]
-
-
-def _probes(stage: StageModule, task: Profile, device: torch.device) -> Iterator[_Probe]:
-    family, model = stage.family, stage.model
-    layer = model.get_submodule(stage.chain.vision_layers[0])
-    image_token = family.image_token(model.config)
-    for index, units in enumerate(task.unit_counts):
-        pixels = torch.randn(units, *family.unit_shape(model.config), device=device)
-        states = family.embed_vision(model, pixels).detach()
-        images = torch.full((units * family.unit_tokens(model.config)[1],), image_token, device=device)
-        # Text in turns more and less, so that its share can be told from the images'.
-        text = torch.zeros(_TEXT_TOKENS * (index % 2), dtype=torch.long, device=device)
-        ids = torch.cat((images, text))
-        yield _Probe(
-            layer="vision_embedding", units=units, inputs=(pixels,), run=lambda x: family.embed_vision(model, x)
-        )
-        yield _Probe(layer="vision", units=units, inputs=(states,), run=lambda x: family.vision_layer(layer, x))
-        yield _Probe(layer="projector", units=units, tokens=len(ids), inputs=(states, ids), run=stage.join_text)
-    for samples, length in task.sample_shapes:
-        tokens = samples * length
-        positions = torch.arange(length, device=device).repeat(samples)
-        states = torch.randn(1, tokens, model.config.get_text_config().hidden_size, device=device, dtype=model.dtype)
-        target = (torch.zeros(tokens, dtype=torch.long, device=device), torch.ones((), device=device))
-        size = {"tokens": tokens, "squares": samples * length**2}
-        yield _Probe(layer="language", **size, inputs=(states, positions), run=stage.language)
-        yield _Probe(layer="head", tokens=tokens, inputs=(states,), run=lambda x, t=target: pack_loss(stage.head(x), t))
+    kept: int
+    transient: int
+    output: int
 
 
 class _Profiler:
     def __init__(self, stage: StageModule, device: torch.device, repeats: int) -> None:
         self._stage, self._device, self._repeats = stage, device, repeats
+        self._stopwatch = Stopwatch(device)
 
-    def time(self, probe: _Probe) -> LayerTiming:
-        """Medians over the repeats, after one run that is not counted."""
-        runs = [self._run(probe) for _ in range(self._repeats + 1)][1:]
-        forward, backward, kept, output = zip(*runs, strict=True)
-        return LayerTiming(
-            layer=probe.layer,
-            units=probe.units,
-            tokens=probe.tokens,
-            squares=probe.squares,
-            forward_seconds=statistics.median(forward),
-            backward_seconds=statistics.median(backward),
-            kept_bytes=max(kept),
-            output_bytes=max(output),
-        )
+    def timings(self, probes: Sequence[Probe]) -> tuple[LayerTiming, ...]:
+        """Medians over the repeats. Probes take turns, so that a drift of the machine meets them all alike."""
+        for probe in probes:
+            self._times(probe)  # not counted: buffers are made, code is loaded
+        measured = [self._sizes(probe) for probe in probes]
 
-    def _run(self, probe: _Probe) -> tuple[float, float, int, int]:
-        """(forward seconds, backward seconds, kept bytes, output bytes)."""
-        first, *rest = probe.inputs
-        # Inner layers pass a gradient on to the layer before them; pixels do not.
-        first = first.detach().clone().requires_grad_(probe.layer != "vision_embedding")
-        meter = SavedTensorMeter(self._stage.parameters(), 0, 1 << 62)
+        def measure(numbers: Sequence[int]) -> list[Times]:
+            return [self._times(probes[number]) for number in numbers]
+
+        times = measure_until_quiet(measure, len(probes), self._repeats)
+        return tuple(_timing(*each) for each in zip(probes, times, measured, strict=True))
+
+    def _times(self, probe: Probe) -> Times:
+        forward, backward = self._pass(probe, probe.run)
+        if probe.recomputed is None:
+            return forward, backward, 0.0
+        return forward, backward, sum(self._pass(probe, probe.recomputed)) - forward - backward
+
+    def _pass(self, probe: Probe, run: Run) -> tuple[float, float]:
+        """Seconds (forward, backward), under the meter that watches a training as well."""
+        states = self._states(probe)
+        with self._meter().watch():
+            with self._stopwatch.section("forward"):
+                output = run(states)
+            gradient = torch.ones_like(output)
+            with self._stopwatch.section("backward"):
+                output.backward(gradient)
+        seconds = self._stopwatch.read()
+        return seconds["forward"], seconds["backward"]
+
+    def _sizes(self, probe: Probe) -> tuple[_Bytes, _Bytes | None]:
+        """Bytes of one layer, and of two in a row where a stage can hold several."""
+        return self._bytes(probe, probe.run), self._bytes(probe, probe.twice) if probe.twice else None
+
+    def _bytes(self, probe: Probe, run: Run) -> _Bytes:
+        measure = self._device_bytes if self._device.type == "cuda" else self._saved_bytes
+        return measure(self._states(probe), run)
+
+    def _saved_bytes(self, states: torch.Tensor, run: Run) -> _Bytes:
+        meter = self._meter()
         with meter.watch():
-            start = self._now()
-            output = probe.run(first, *rest)
-            forwarded = self._now()
-            kept = meter.live_bytes
-            output.backward(torch.ones_like(output))
-            backwarded = self._now()
-        return forwarded - start, backwarded - forwarded, kept, output.numel() * output.element_size()
+            output = run(states)
+            return _Bytes(kept=meter.live_bytes, transient=0, output=output.numel() * output.element_size())
+
+    def _device_bytes(self, states: torch.Tensor, run: Run) -> _Bytes:
+        """By the allocator: an output counts as kept, since the next layer keeps it as its input."""
+        before = torch.cuda.memory_allocated(self._device)
+        output = run(states)
+        after = torch.cuda.memory_allocated(self._device)
+        size = output.numel() * output.element_size()
+        torch.cuda.reset_peak_memory_stats(self._device)
+        output.backward(torch.ones_like(output))
+        peak = torch.cuda.max_memory_allocated(self._device)
+        return _Bytes(kept=after - before, transient=peak - after, output=size)
+
+    def _states(self, probe: Probe) -> torch.Tensor:
+        return probe.states.detach().clone().requires_grad_(probe.takes_gradient)
+
+    def _meter(self) -> SavedTensorMeter:
+        return SavedTensorMeter(self._stage.parameters(), 0, 1 << 62)
 
     def time_optimizer(self) -> float:
         """Seconds of an AdamW step, per parameter."""
@@ -124,27 +134,60 @@ class _Profiler:
         optimizer = torch.optim.AdamW(parameters)
         seconds = []
         for _ in range(self._repeats + 1):
-            start = self._now()
-            optimizer.step()
-            seconds.append(self._now() - start)
+            with self._stopwatch.section("optimizer"):
+                optimizer.step()
+            seconds.append(self._stopwatch.read()["optimizer"])
         return statistics.median(seconds[1:]) / sum(parameter.numel() for parameter in parameters)
 
-    def time_reduction(self) -> float:
-        """Seconds per byte of averaging gradients over all ranks."""
-        if comm.get_world_size() == 1:
-            return 0.0
-        gradients = torch.zeros(_REDUCED_BYTES // 4, device=self._device)
-        seconds = []
-        for _ in range(self._repeats + 1):
-            start = self._now()
-            comm.all_reduce(gradients)
-            seconds.append(self._now() - start)
-        return statistics.median(seconds[1:]) / _REDUCED_BYTES
 
-    def _now(self) -> float:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        return time.perf_counter()
+def measure_until_quiet(
+    measure: Callable[[Sequence[int]], Sequence[Times]], count: int, repeats: int
+) -> list[list[Times]]:
+    """`repeats` times of each of `count` probes; those whose repeats spread too far are taken again, the quietest kept.
+
+    `measure` times the probes of these numbers once, one after the other.
+    """
+
+    def rounds(numbers: Sequence[int]) -> Iterable[list[Times]]:
+        return [list(times) for times in zip(*(measure(numbers) for _ in range(repeats)), strict=True)]
+
+    found = list(rounds(range(count)))
+    for _ in range(_MORE_ROUNDS):
+        noisy = [number for number, times in enumerate(found) if spread(times) > NOISE_LIMIT]
+        if not noisy:
+            break
+        for number, times in zip(noisy, rounds(noisy), strict=True):
+            found[number] = min(found[number], times, key=spread)
+    return found
+
+
+def spread(times: Sequence[Times]) -> float:
+    """Interquartile range of the seconds of both passes, as a share of their median; 0 for a single repeat."""
+    seconds = [forward + backward for forward, backward, _ in times]
+    if len(seconds) == 1:
+        return 0.0
+    lower, middle, upper = statistics.quantiles(seconds, n=4, method="inclusive")
+    return (upper - lower) / middle
+
+
+def _timing(probe: Probe, times: Sequence[Times], sizes: tuple[_Bytes, _Bytes | None]) -> LayerTiming:
+    one, two = sizes
+    kept = two.kept - one.kept if two else one.kept
+    forward, backward, again = (statistics.median(values) for values in zip(*times, strict=True))
+    return LayerTiming(
+        layer=probe.layer,
+        units=probe.units,
+        tokens=probe.tokens,
+        squares=probe.squares,
+        forward_seconds=forward,
+        backward_seconds=backward,
+        recompute_seconds=max(0.0, again),
+        kept_bytes=kept,
+        shared_bytes=max(0, one.kept - kept),
+        transient_bytes=max(0, one.transient),
+        output_bytes=one.output,
+        spread=spread(times),
+    )
 
 
 def _paths_by_kind(stage: StageModule) -> dict[str, tuple[str, ...]]:

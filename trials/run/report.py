@@ -13,6 +13,10 @@ LayerKind: TypeAlias = Literal["vision_embedding", "vision", "projector", "langu
 """In the order of the chain."""
 
 
+NOISE_LIMIT = 0.20
+"""A layer's times are noisy when its repeats spread by more than this share of their median."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialReport:
     """One rank's view of the timed steps."""
@@ -42,6 +46,14 @@ class LayerTiming:
     """Kept for the backward pass without recomputation."""
     output_bytes: int
     """What the layer hands on: all that is kept of the next layer when that one is recomputed."""
+    recompute_seconds: float
+    """What recomputation adds to both passes; 0 for kinds that are never recomputed."""
+    shared_bytes: int
+    """Kept once by any number of such layers, beside the kept bytes of each."""
+    transient_bytes: int
+    """Live during the passes beyond what is kept and handed on; 0 where the meter does not count it."""
+    spread: float
+    """Interquartile range of the repeats, as a share of their median."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +66,9 @@ class ProfileReport:
     optimizer_seconds_per_parameter: float
     reduce_seconds_per_byte: float
     """Of an all-reduce over all ranks; 0 for a single one."""
+    link_latency_seconds: float
+    """Of the messages that announce a pack's states to a neighbouring rank; 0 for a single one."""
+    link_seconds_per_byte: float
     kind: Literal["profile"] = "profile"
 
 

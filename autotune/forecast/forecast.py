@@ -1,0 +1,168 @@
+"""What plans would take: the library twin of `autotune predict`. No device is touched and no rank started."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.errors import NoFeasiblePlan, PredictError
+from autotune.forecast.cluster import Cluster
+from autotune.predict.predictor import MOST_BATCH_DEVIATION, Prediction, Predictor
+from autotune.predict.timeline import Timeline, timeline
+from autotune.search.capacities import capacities
+from autotune.search.layouts import layout_name, layouts
+from autotune.search.limits import Limits
+from autotune.search.solver import Solver
+from autotune.search.space import Space
+from autotune.workbench import lengths_folder
+from trials.data.epoch import Epoch, build_epoch
+from trials.data.index import DatasetIndex, profile
+from trials.data.indexing import IndexReport, Reading, build_index
+from trials.errors import InvalidPlan
+from trials.job import Job
+from trials.model.encoders import load_measurer
+from trials.model.shape import cost_weights
+from trials.plan import Layout, Packed, Packing, Padded, Plan
+from trials.workload import ModelShape
+
+_ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
+_MEBI = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Forecast:
+    """What one plan would take."""
+
+    plan: Plan
+    prediction: Prediction
+    timeline: Timeline
+    """Of a typical step."""
+    samples_per_second: float
+    memory_limit_bytes: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether every stage is expected to stay within the limit."""
+        return max(self.prediction.stage_bytes) <= self.memory_limit_bytes
+
+    @property
+    def keeps_batch(self) -> bool:
+        """Whether a search would run the plan: its mean global batch is near the job's."""
+        return self.prediction.batch_deviation <= MOST_BATCH_DEVIATION
+
+
+class Forecaster:
+    """Forecasts for one job on one cluster."""
+
+    def __init__(
+        self, job: Job, shape: ModelShape, cluster: Cluster, progress: Callable[[Reading], None] | None = None
+    ) -> None:
+        """Reads the job's data; raises what `build_index` raises."""
+        self.job, self.shape, self.cluster = job, shape, cluster
+        self.index, self.report = _read(job, progress)
+        self._weights = cost_weights(shape)
+        self._predictor = Predictor(cluster.costs, self._epoch, _ELEMENT_BYTES[shape.dtype])
+        limits = Limits(
+            vision_layers=shape.vision_layers,
+            language_layers=shape.language_layers,
+            memory_bytes=cluster.memory_bytes,
+        )
+        self._solver = Solver(self._predictor, limits)
+
+    @property
+    def samples(self) -> int:
+        """Of an epoch."""
+        return profile(self.index).samples
+
+    def of(self, plan: Plan) -> Forecast:
+        """Raises PredictError for a plan that is not one of this model's, or needs more devices or packs."""
+        self._check(plan)
+        return self._forecast(plan, self._predictor.predict(plan))
+
+    def best(self, count: int) -> tuple[Forecast, ...]:
+        """The plans that are predicted to be fastest, each with another layout or other capacities.
+
+        For each of them every packer is tried.
+
+        Raises NoFeasiblePlan when none fits the memory and keeps the global batch.
+        """
+        predicted = {plan.id: (plan, self._predictor.predict(plan)) for plan in self._solved()}
+        keeping = [entry for entry in predicted.values() if entry[1].batch_deviation <= MOST_BATCH_DEVIATION]
+        if not keeping:
+            raise NoFeasiblePlan(
+                f"{len(predicted)} plans fit the memory but none keeps the global batch within "
+                f"{MOST_BATCH_DEVIATION:.0%}; raise training.global_batch_samples"
+            )
+        distinct: dict[tuple[Layout, tuple[int, int]], tuple[Plan, Prediction]] = {}
+        for plan, prediction in sorted(keeping, key=lambda entry: entry[1].epoch_seconds):
+            distinct.setdefault((plan.layout, _capacities(plan.packing)), (plan, prediction))
+        return tuple(self._forecast(*entry) for entry in list(distinct.values())[:count])
+
+    def _solved(self) -> Iterator[Plan]:
+        possible = layouts(self.shape, self.cluster.devices)
+        least = {layout: self._solver.least_bytes(Padded(samples=1), layout) for layout in possible}
+        fitting = [layout for layout, needed in least.items() if needed <= self.cluster.memory_bytes]
+        if not fitting:
+            layout, needed = min(least.items(), key=lambda entry: entry[1])
+            raise NoFeasiblePlan(
+                f"no plan fits {self.cluster.memory_bytes / _MEBI:.0f} MiB per rank: the leanest layout, "
+                f"{layout_name(layout)} with everything recomputed, needs about {needed / _MEBI:.0f} MiB; give more "
+                "--memory or --devices"
+            )
+        hold_all = self.job.data.oversize in ("skip", "fail")
+        pairs = capacities(profile(self.index), self.job.training.global_batch_samples, hold_all=hold_all)
+        space = Space(fitting, [(pair.qv, pair.qt) for pair in pairs], self._solver)
+        yield from _known(space.plan(parameters) for parameters in space.grid())
+
+    def _check(self, plan: Plan) -> None:
+        try:
+            plan.check(vision_layers=self.shape.vision_layers, language_layers=self.shape.language_layers)
+        except InvalidPlan as error:
+            raise PredictError(f"the plan is not one of {self.shape.name}: {error}") from error
+        needed, devices = plan.layout.world_size, self.cluster.devices
+        if needed > devices:
+            raise PredictError(
+                f"the plan needs pipeline {plan.layout.pipeline} x data {plan.layout.data} = {needed} devices but "
+                f"{devices} are given; give --devices {needed} or another layout"
+            )
+        packs = int((self._predictor.sizes(plan.packing, plan.layout).epoch.packs.counts > 0).sum())
+        if packs < plan.layout.data:
+            raise PredictError(
+                f"the plan has {plan.layout.data} data ranks but the epoch only {packs} packs; lower its data degree"
+            )
+
+    def _forecast(self, plan: Plan, prediction: Prediction) -> Forecast:
+        return Forecast(
+            plan=plan,
+            prediction=prediction,
+            timeline=timeline(self._predictor, plan, prediction),
+            samples_per_second=float(prediction.step_samples.sum()) / prediction.epoch_seconds,
+            memory_limit_bytes=self.cluster.memory_bytes,
+        )
+
+    def _epoch(self, packing: Packing, data_parallel: int) -> Epoch:
+        return build_epoch(
+            self.index,
+            packing,
+            data_parallel=data_parallel,
+            global_batch_samples=self.job.training.global_batch_samples,
+            weights=self._weights,
+            seed=self.job.training.seed,
+            epoch=0,
+            oversize=self.job.data.oversize,
+        )
+
+
+def _read(job: Job, progress: Callable[[Reading], None] | None) -> tuple[DatasetIndex, IndexReport]:
+    measurer = load_measurer(job.model, job.data)
+    return build_index(job.data, measurer, Path(), progress, cache=lengths_folder())
+
+
+def _capacities(packing: Packing) -> tuple[int, int]:
+    """Of a packing of the grid, which are all packed."""
+    assert isinstance(packing, Packed)
+    return packing.qv, packing.qt
+
+
+def _known(plans: Iterable[Plan | None]) -> Iterator[Plan]:
+    """Without the points of the grid that no split fits."""
+    return (plan for plan in plans if plan is not None)

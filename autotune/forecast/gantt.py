@@ -1,0 +1,56 @@
+"""A step as text: one row for each stage, time from left to right."""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.predict.timeline import Timeline
+
+WIDTH = 100
+_FORWARD, _BACKWARD = "0123456789", "ABCDEFGHIJ"
+_IDLE, _UPDATE = ".", "#"
+_TICKS = 6
+"""At most."""
+LEGEND = """\
+0 to 9: forward pass of micro-batch 0, 1, ...; A to J: backward pass; both begin anew at 10
+.: waiting, sending or receiving; #: reduction and optimizer"""
+
+
+def gantt(timeline: Timeline, width: int = WIDTH) -> str:
+    """At most `width` columns. A column shows what is done in its middle, so a pass shorter than it may not be seen."""
+    label = len(f"stage {timeline.stages - 1} ")
+    columns = width - label - 2
+    middles = (np.arange(columns) + 0.5) * timeline.seconds / columns
+    rows = [f"{f'stage {stage}':<{label}}|{_row(timeline, stage, middles)}|" for stage in range(timeline.stages)]
+    return "\n".join((*rows, *(f"{'':<{label + 1}}{line}" for line in _axis(timeline.seconds, columns))))
+
+
+def _row(timeline: Timeline, stage: int, middles: NDArray[np.float64]) -> str:
+    row = np.full(len(middles), _IDLE)
+    for passes, letters in ((timeline.forward, _FORWARD), (timeline.backward, _BACKWARD)):
+        for number, (begins, ends) in enumerate(passes[:, stage]):
+            row[(middles >= begins) & (middles < ends)] = letters[number % len(letters)]
+    begins, ends = timeline.update[stage]
+    row[(middles >= begins) & (middles < ends)] = _UPDATE
+    return "".join(row)
+
+
+def _axis(seconds: float, columns: int) -> tuple[str, str]:
+    """(marks, numbers) at round times."""
+    step = _round_up(seconds / _TICKS)
+    unit, scale = ("s", 1.0) if step >= 0.1 else ("ms", 1e3)
+    marks, numbers = [" "] * columns, [" "] * (columns + 1)
+    for tick in range(int(seconds / step) + 1):
+        place = min(int(tick * step / seconds * columns), columns - 1)
+        text = f"{tick * step * scale:g}" + (f" {unit}" if tick == 0 else "")
+        if place + len(text) <= len(numbers):
+            marks[place] = "'"
+            numbers[place : place + len(text)] = text
+    return "".join(marks).rstrip(), "".join(numbers).rstrip()
+
+
+def _round_up(value: float) -> float:
+    """To 1, 2 or 5 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(round_value * power for round_value in (1, 2, 5, 10) if value <= round_value * power * (1 + 1e-9))

@@ -1,0 +1,54 @@
+"""A plan that a person wrote, or that another command printed."""
+
+import json
+from pathlib import Path
+
+from autotune.errors import PredictError
+from trials import strict_yaml, wire
+from trials.errors import InvalidPlan, WireError
+from trials.plan import Plan
+from trials.strict_yaml import NotYaml
+
+SUFFIXES = (".yaml", ".yml", ".json")
+_MOST_BYTES = 1 << 20
+_FORM = "a plan has the keys packing, layout and stages, as `autotune show PLAN --json` prints it under `plan`"
+
+
+def is_plan_file(text: str) -> bool:
+    """Whether a text names a file rather than the id of a known plan."""
+    return Path(text).suffix in SUFFIXES or Path(text).exists()
+
+
+def read_plan(path: Path) -> Plan:
+    """The plan in a YAML or JSON file; it may stand under the key `plan`, beside what else a command printed.
+
+    Raises PredictError.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise PredictError(
+            f"{path} cannot be read ({error.strerror}); give a file with a plan, or a plan's id"
+        ) from error
+    if len(content) > _MOST_BYTES:
+        raise PredictError(f"{path} is larger than {_MOST_BYTES >> 20} MiB; {_FORM}")
+    value = _value(path, content)
+    if isinstance(value, dict) and isinstance(value.get("plan"), dict):
+        value = value["plan"]
+    try:
+        return wire.decode(Plan, json.dumps(value))
+    except InvalidPlan as error:
+        raise PredictError(f"{path}: {error}") from error
+    except WireError as error:
+        raise PredictError(f"{path}: {error}; {_FORM}") from error
+
+
+def _value(path: Path, content: bytes) -> object:
+    try:
+        document = strict_yaml.read(content)
+    except NotYaml as error:
+        raise PredictError(f"{path}, {error.problem}") from error
+    if document.problems:
+        raise PredictError("\n".join(f"{path}, {problem}" for problem in document.problems))
+    return document.value

@@ -1,0 +1,217 @@
+"""An analytic device: layer costs from a model's shape and a device's data sheet, for what is not here to be measured.
+
+Arithmetic with assumed efficiencies, not a profile. It tells plans of one model apart; its seconds are rough.
+"""
+
+from dataclasses import dataclass
+
+from autotune.predict.costs import LayerCost, LayerCosts, LinkCost
+from autotune.predict.robust_fit import Coefficients
+
+LABEL = "analytic device profile: computed from shapes and data sheets, nothing measured"
+"""What everything that comes from here is to be labelled with."""
+
+_ELEMENT_BYTES = 2
+_OPTIMIZER_BYTES = 30
+"""Read and written per parameter by Adam: float32 weight and two moments, 16-bit weight and gradient."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisionShape:
+    """A vision transformer whose states are joined and projected into the language model."""
+
+    layers: int
+    hidden: int
+    mlp: int
+    tokens: int
+    """Of a tile inside the transformer, class token included."""
+    image_tokens: int
+    """Of a tile inside the language model."""
+    patch_values: int = 3 * 14**2
+    """Numbers in a patch of pixels."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LanguageShape:
+    """A decoder with gated feed-forward layers and grouped keys."""
+
+    layers: int
+    hidden: int
+    mlp: int
+    heads: int
+    key_heads: int
+    vocabulary: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """What a data sheet says of one device, and the shares of it that real layers are assumed to reach."""
+
+    name: str
+    peak_flops: float
+    """Per second, in 16-bit matrix products."""
+    efficiency: float
+    """Share of the peak that matrix products reach."""
+    memory_bytes_per_second: float
+    tensor_bytes_per_second: float
+    """Inside a tensor-parallel group, for each device."""
+    link_bytes_per_second: float
+    """Between stages and between data-parallel ranks."""
+    link_latency_seconds: float = 2e-5
+
+
+A100 = Device(
+    name="A100 80 GB SXM",
+    peak_flops=312e12,
+    efficiency=0.5,
+    memory_bytes_per_second=2.0e12,
+    tensor_bytes_per_second=240e9,
+    link_bytes_per_second=20e9,
+)
+"""NVLink inside a node at 80 % of 300 GB/s; a 200 Gbit/s network at 80 %."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Work:
+    """What one layer does in a forward pass for one unit, token or squared length."""
+
+    flops: float = 0.0
+    moved_values: float = 0.0
+    """Read and written by what is not a matrix product."""
+    gathered_values: float = 0.0
+    """Exchanged in the tensor-parallel group."""
+
+
+def analytic_costs(vision: VisionShape, language: LanguageShape, device: Device, tensor_degree: int = 1) -> LayerCosts:
+    """Costs of one rank, which holds 1 / `tensor_degree` of every layer and of its states (sequence parallelism).
+
+    Of n parameters a matrix takes 2 n operations per token, attention 4 n^2 h on n tokens, half where it is causal
+    (Megatron-LM, appendix). Kept is the input of every operation, with attention that keeps no scores (Korthikanti et
+    al. 2022, section 4, less what flash attention saves). Times of operations, memory and exchange add up.
+    """
+    share = _Share(device, tensor_degree)
+    return LayerCosts(
+        layers=(
+            ("vision_embedding", _vision_embedding(vision, share)),
+            ("vision", _vision_layer(vision, share)),
+            ("projector", _projector(vision, language, share)),
+            ("language", _language_layer(language, share)),
+            ("head", _head(language, share)),
+        ),
+        link=LinkCost(latency_seconds=device.link_latency_seconds, seconds_per_byte=1 / device.link_bytes_per_second),
+        optimizer_seconds_per_parameter=_OPTIMIZER_BYTES / device.memory_bytes_per_second,
+        reduce_seconds_per_byte=2 / device.link_bytes_per_second,
+        residual=0.0,
+    )
+
+
+class _Share:
+    """One device's share of the layers."""
+
+    def __init__(self, device: Device, degree: int) -> None:
+        self._device, self._degree = device, degree
+
+    def seconds(self, work: _Work) -> float:
+        device, degree = self._device, self._degree
+        gathered = work.gathered_values * (degree - 1) / degree
+        return (
+            work.flops / degree / (device.peak_flops * device.efficiency)
+            + work.moved_values / degree * _ELEMENT_BYTES / device.memory_bytes_per_second
+            + gathered * _ELEMENT_BYTES / device.tensor_bytes_per_second
+        )
+
+    def layer(
+        self,
+        parameters: float,
+        *,
+        unit: _Work = _Work(),
+        token: _Work = _Work(),
+        square: _Work = _Work(),
+        kept: tuple[float, float],
+        output: tuple[float, float],
+    ) -> LayerCost:
+        """`kept` and `output` are values per unit and per token, before they are shared out."""
+        read = _Work(moved_values=parameters)
+        forward = (self.seconds(unit), self.seconds(token), self.seconds(square), self.seconds(read))
+        return LayerCost(
+            forward_seconds=forward,
+            backward_seconds=_twice(forward),
+            recompute_seconds=forward,
+            kept_bytes=self._bytes(kept),
+            output_bytes=self._bytes(output),
+            parameters=round(parameters / self._degree),
+        )
+
+    def _bytes(self, values: tuple[float, float]) -> Coefficients:
+        unit, token = (value * _ELEMENT_BYTES / self._degree for value in values)
+        return unit, token, 0.0, 0.0
+
+
+def _twice(seconds: Coefficients) -> Coefficients:
+    """Backward: products for the inputs and for the weights (Megatron-LM, appendix)."""
+    units, tokens, squares, constant = seconds
+    return 2 * units, 2 * tokens, 2 * squares, 2 * constant
+
+
+def _vision_embedding(vision: VisionShape, share: _Share) -> LayerCost:
+    values = vision.tokens * vision.hidden
+    return share.layer(
+        (vision.patch_values + vision.tokens) * vision.hidden,
+        unit=_Work(flops=2 * vision.patch_values * values, moved_values=3 * values),
+        kept=(vision.tokens * vision.patch_values, 0),
+        output=(values, 0),
+    )
+
+
+def _vision_layer(vision: VisionShape, share: _Share) -> LayerCost:
+    hidden, tokens = vision.hidden, vision.tokens
+    parameters = 4 * hidden**2 + 2 * hidden * vision.mlp
+    return share.layer(
+        parameters,
+        unit=_Work(
+            flops=2 * parameters * tokens + 4 * tokens**2 * hidden,
+            # Two norms and two sums over the states, and the activation function.
+            moved_values=(10 * hidden + 2 * vision.mlp) * tokens,
+            gathered_values=4 * hidden * tokens,
+        ),
+        # Inputs of norm, attention's projection, attention, output projection, norm, and of the feed-forward part.
+        kept=((8 * hidden + 2 * vision.mlp) * tokens, 0),
+        output=(tokens * hidden, 0),
+    )
+
+
+def _projector(vision: VisionShape, language: LanguageShape, share: _Share) -> LayerCost:
+    """With the text embedding."""
+    joined = vision.tokens // vision.image_tokens * vision.hidden
+    matrices = (joined + language.hidden) * language.hidden
+    return share.layer(
+        matrices + language.vocabulary * language.hidden,
+        unit=_Work(flops=2 * matrices * vision.image_tokens, moved_values=4 * joined * vision.image_tokens),
+        token=_Work(moved_values=2 * language.hidden),
+        kept=((2 * joined + 2 * language.hidden) * vision.image_tokens, 0),
+        output=(0, language.hidden),
+    )
+
+
+def _language_layer(language: LanguageShape, share: _Share) -> LayerCost:
+    hidden, mlp = language.hidden, language.mlp
+    keys = 2 * hidden * language.key_heads // language.heads
+    parameters = 2 * hidden**2 + hidden * keys + 3 * hidden * mlp
+    return share.layer(
+        parameters,
+        token=_Work(flops=2 * parameters, moved_values=10 * hidden + 3 * mlp, gathered_values=4 * hidden),
+        square=_Work(flops=2 * hidden),
+        kept=(0, 6 * hidden + keys + 3 * mlp),
+        output=(0, hidden),
+    )
+
+
+def _head(language: LanguageShape, share: _Share) -> LayerCost:
+    """With the loss, which keeps float32 logits beside the 16-bit ones."""
+    parameters = language.hidden * language.vocabulary
+    return share.layer(
+        parameters,
+        token=_Work(flops=2 * parameters, moved_values=6 * language.vocabulary),
+        kept=(0, 2 * language.hidden + 3 * language.vocabulary),
+        output=(0, 0),
+    )

@@ -1,0 +1,110 @@
+"""Where the time of a step goes: parts that sum to the whole, each by one thing added to an ideal step.
+
+Added in this order, so that no part is negative: padding, recomputation, stages of unequal work, data ranks of unequal
+work, the pipeline's order, communication, the optimizer. docs/methods.md defines each.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from autotune.predict.costs import Array
+from autotune.predict.schedule import simulate
+from trials.data.sample import Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PackSeconds:
+    """What packs take on the stages of a plan, [packs, stages] where nothing else is said."""
+
+    forward: Array
+    backward: Array
+    """Recomputation included."""
+    recompute: Array
+    """The part of `backward` that is recomputation."""
+    samples: Array
+    """On all stages together, what the samples alone take: no padding, no recomputation; [packs]."""
+    sends: Array
+    """Of the states from each stage to the next, and again of their gradient, [packs, stages - 1]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class UpdateSeconds:
+    """What follows the passes of a step, [stages]."""
+
+    reduction: Array
+    optimizer: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Breakdown:
+    """Seconds of steps by what they are spent on, [steps] each."""
+
+    ideal: Array
+    """The samples' own work, spread perfectly over all ranks."""
+    padding: Array
+    recompute: Array
+    stage_imbalance: Array
+    """On average over the data ranks, how much more work the busiest stage has than a stage on average."""
+    data_imbalance: Array
+    """How much more the busiest stage of the slowest data rank has to do than that of a data rank on average."""
+    bubble: Array
+    """The busiest stage waits for its neighbours: as the pipeline fills and drains, and where packs are uneven."""
+    communication: Array
+    """Sends between stages, and the reduction of gradients over data ranks."""
+    optimizer: Array
+
+    @property
+    def seconds(self) -> Array:
+        """Of the whole steps, [steps]."""
+        total: Array = np.sum([getattr(self, field.name) for field in fields(self)], axis=0)
+        return total
+
+    @property
+    def totals(self) -> dict[str, float]:
+        """Seconds of all steps together, by part."""
+        return {field.name: float(getattr(self, field.name).sum()) for field in fields(self)}
+
+    @classmethod
+    def joined(cls, several: "Sequence[Breakdown]") -> "Breakdown":
+        """The steps of one after those of the other."""
+        return cls(
+            **{field.name: np.concatenate([getattr(one, field.name) for one in several]) for field in fields(cls)}
+        )
+
+
+def attribute(packs: Ints, seconds: PackSeconds, update: UpdateSeconds) -> tuple[Breakdown, Array]:
+    """(parts of each step, seconds in which the ranks of each stage have passes to run [steps, stages]).
+
+    `packs` are numbers of packs, [steps, micro-batches, data ranks].
+    """
+    steps, count, ranks = packs.shape
+    of_ranks = packs.transpose(0, 2, 1).reshape(-1, count)
+    forward, backward, sends = (side[of_ranks] for side in (seconds.forward, seconds.backward, seconds.sends))
+    stages = forward.shape[2]
+    schedule = simulate(forward, backward, sends)
+    without_sends = simulate(forward, backward) if sends.any() else schedule
+    work = schedule.busy.reshape(steps, ranks, stages)
+    busiest = work.max(axis=2)
+
+    def spread(of_packs: Array) -> Array:
+        """Seconds of packs, [packs], over all ranks of their step, [steps]."""
+        each: Array = of_packs[packs].sum(axis=(1, 2)) / (ranks * stages)
+        return each
+
+    # Data ranks reduce when all of them are there; a stage need not wait for the others.
+    ends = schedule.ends.reshape(steps, ranks, stages).max(axis=1) + update.reduction
+    reached = (
+        np.zeros(steps),
+        spread(seconds.samples),
+        spread((seconds.forward + seconds.backward - seconds.recompute).sum(axis=1)),
+        work.mean(axis=(1, 2)),
+        busiest.mean(axis=1),
+        busiest.max(axis=1),
+        without_sends.seconds.reshape(steps, ranks).max(axis=1),
+        ends.max(axis=1),
+        (ends + update.optimizer).max(axis=1),
+    )
+    names = [field.name for field in fields(Breakdown)]
+    return Breakdown(**dict(zip(names, np.diff(reached, axis=0), strict=True))), work.sum(axis=1)

@@ -1,0 +1,155 @@
+"""What measured trials say about the predictions: a factor for each part of the time and of the memory, with errors.
+
+Bayesian linear regression (Bishop: Pattern Recognition and Machine Learning, section 3.3) of measured on predicted
+parts, as shares of the predicted sum. The prior says that the profile is right, within the widths below. Errors are
+those of Student's t with 3 degrees of freedom, by re-weighting (Lange, Little, Taylor 1989), so that one contaminated
+trial counts little. The scale of the errors is estimated with the factors.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autotune.predict.costs import Array
+from autotune.predict.features import COSTS, FEATURES, Features
+from autotune.predict.memory import StageBytes
+
+_MACHINE_WIDTH = 0.20
+"""Prior standard deviation of a factor that all computation shares: another clock, another load."""
+_OWN_WIDTHS = {
+    "vision": 0.10,
+    "language": 0.10,
+    "head": 0.20,
+    "recompute": 0.20,
+    "pack": 0.50,
+    "communication": 1.0,
+    "update": 0.50,
+    "schedule": 0.10,
+}
+"""Prior standard deviation of each factor beside it. The schedule's is a share of the step, and 0 is expected."""
+_BYTE_WIDTHS = (0.02, 0.05)
+"""The same for static and for kept bytes."""
+_TIME_NOISE, _BYTE_NOISE = 0.03, 0.005
+"""Expected relative error of one measurement; it counts as much as so many measurements:"""
+_NOISE_WEIGHT = 5.0
+_FREEDOM = 3.0
+_ROUNDS = 20
+_WIDTH = 2.0
+"""Standard errors on each side of an interval: 95 %."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """Seconds that were measured, beside the predicted seconds by feature."""
+
+    features: Features
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peak:
+    """Most bytes that were measured on a stage, beside those predicted for the same steps."""
+
+    predicted: StageBytes
+    measured: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Factors:
+    """Normal posterior of some factors."""
+
+    mean: Array
+    covariance: Array
+    noise: float
+    """Relative error of one measurement."""
+
+    def fitted(self, rows: Array, values: Array) -> "_Factors":
+        """After measured `values` [n] of predicted parts `rows` [n, factors], this one being the prior."""
+        if not len(rows):
+            return self
+        scale = rows @ self.mean
+        rows, values = rows / scale[:, None], values / scale
+        prior = np.linalg.inv(self.covariance).astype(np.float64)
+        covariance = self.covariance
+        mean: Array = self.mean
+        noise, weights = self.noise, np.ones(len(values))
+        for _ in range(_ROUNDS):
+            precision = prior + (rows * weights[:, None]).T @ rows / noise**2
+            covariance = np.linalg.inv(precision).astype(np.float64)
+            mean = covariance @ (prior @ self.mean + rows.T @ (weights * values) / noise**2)
+            squares = (values - rows @ mean) ** 2
+            weights = (_FREEDOM + 1) / (_FREEDOM + squares / noise**2)
+            total = _NOISE_WEIGHT * self.noise**2 + float((weights * squares).sum())
+            noise = math.sqrt(total / (_NOISE_WEIGHT + len(values)))
+        return _Factors(mean=mean, covariance=covariance, noise=noise)
+
+    def predict(self, row: Array) -> tuple[float, float]:
+        """(mean, standard error of a new measurement)."""
+        mean = float(row @ self.mean)
+        return mean, math.sqrt(float(row @ self.covariance @ row) + (self.noise * mean) ** 2)
+
+
+def _prior() -> tuple[_Factors, _Factors]:
+    """Of time and of bytes."""
+    own = np.diag([_OWN_WIDTHS[name] ** 2 for name in FEATURES])
+    shared = np.array([name not in ("communication", "schedule") for name in FEATURES], dtype=np.float64)
+    time = _Factors(
+        mean=np.array([1.0] * len(COSTS) + [0.0]),
+        covariance=own + _MACHINE_WIDTH**2 * np.outer(shared, shared),
+        noise=_TIME_NOISE,
+    )
+    return time, _Factors(mean=np.ones(2), covariance=np.diag(np.square(_BYTE_WIDTHS)), noise=_BYTE_NOISE)
+
+
+class Calibration:
+    """Corrects predictions of one workload. Without observations it leaves them and says how wide they are."""
+
+    def __init__(self, time: _Factors, memory: _Factors) -> None:
+        self._time, self._memory = time, memory
+
+    @classmethod
+    def fit(cls, observations: Sequence[Observation] = (), peaks: Sequence[Peak] = ()) -> "Calibration":
+        time, memory = _prior()
+        return cls(
+            time.fitted(
+                np.array([observation.features for observation in observations]),
+                np.array([observation.seconds for observation in observations]),
+            ),
+            memory.fitted(
+                np.array([_byte_row(peak.predicted, peak.predicted.expected) for peak in peaks]),
+                np.array([peak.measured for peak in peaks]),
+            ),
+        )
+
+    @property
+    def factors(self) -> tuple[float, ...]:
+        """One for each of COSTS, to scale layer costs with; none is negative."""
+        return tuple(np.maximum(self._time.mean[: len(COSTS)], 0.0).tolist())
+
+    @property
+    def schedule_factor(self) -> float:
+        """What a step takes more than the simulation of the scaled costs says."""
+        return 1 + float(self._time.mean[-1])
+
+    def seconds(self, features: Features) -> tuple[float, float]:
+        """(mean, standard error) of a step with these predicted parts."""
+        return self._time.predict(np.array(features))
+
+    def bytes(self, stage: StageBytes) -> StageBytes:
+        """The corrected interval, in which 95 % of the measured peaks are expected."""
+        lowest, error = self._memory.predict(_byte_row(stage, stage.low))
+        expected, _ = self._memory.predict(_byte_row(stage, stage.expected))
+        highest, high_error = self._memory.predict(_byte_row(stage, stage.high))
+        return StageBytes(
+            static=stage.static * float(self._memory.mean[0]),
+            low=max(0.0, lowest - _WIDTH * error),
+            expected=expected,
+            high=highest + _WIDTH * high_error,
+        )
+
+
+def _byte_row(stage: StageBytes, total: float) -> Array:
+    """(static, kept) bytes."""
+    return np.array((stage.static, total - stage.static))

@@ -1,0 +1,83 @@
+"""Layer costs as a table for people and as a document for programs."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from autotune.predict.costs import Array, LayerCosts
+from autotune.predict.robust_fit import Coefficients
+from trials import wire
+from trials.workload import DataProfile
+
+_KIBI = 1 << 10
+_TYPICAL_SAMPLES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TypicalPack:
+    """A pack of so many mean samples of some data, at which costs are shown."""
+
+    samples: int
+    units: float
+    tokens: float
+    squares: float
+
+    @classmethod
+    def of(cls, data: DataProfile) -> "TypicalPack":
+        units, tokens = data.vision_units / data.samples, data.text_tokens / data.samples
+        count = _TYPICAL_SAMPLES
+        return cls(samples=count, units=count * units, tokens=count * tokens, squares=count * tokens**2)
+
+    @property
+    def columns(self) -> Array:
+        return np.array((self.units, self.tokens, self.squares, 1.0))
+
+    def cost(self, coefficients: Coefficients) -> float:
+        return float(self.columns @ np.array(coefficients))
+
+
+def costs_document(costs: LayerCosts, pack: TypicalPack) -> dict[str, Any]:
+    """The costs, and what each kind of layer takes for the typical pack."""
+    at_typical = {
+        kind: {
+            "forward_seconds": pack.cost(cost.forward_seconds),
+            "backward_seconds": pack.cost(cost.backward_seconds),
+            "recompute_seconds": pack.cost(cost.recompute_seconds),
+            "kept_bytes": pack.cost(cost.kept_bytes),
+            "noisy": cost.is_noisy,
+        }
+        for kind, cost in costs.layers
+    }
+    return {"typical_pack": wire.to_document(pack), "at_typical_pack": at_typical, "costs": wire.to_document(costs)}
+
+
+def costs_text(costs: LayerCosts, pack: TypicalPack) -> str:
+    """One line for each kind, then links, reduction and optimizer."""
+    lines = [
+        f"A typical pack has {pack.samples} mean samples: {pack.units:.1f} vision units, {pack.tokens:.0f} text tokens",
+        "",
+        f"{'layer':<18}{'forward ms':>11}{'backward ms':>12}{'recompute ms':>13}{'kept KiB':>10}"
+        f"{'error':>7}{'noise':>7}",
+    ]
+    for kind, cost in costs.layers:
+        seconds = (cost.forward_seconds, cost.backward_seconds, cost.recompute_seconds)
+        forward, backward, again = (f"{pack.cost(each) * 1e3:.3f}" for each in seconds)
+        kept = f"{pack.cost(cost.kept_bytes) / _KIBI:.0f}"
+        mark = "  noisy" if cost.is_noisy else ""
+        error, noise = f"{cost.seconds_error:.1%}", f"{cost.noise:.0%}"
+        lines.append(f"{kind:<18}{forward:>11}{backward:>12}{again:>13}{kept:>10}{error:>7}{noise:>7}{mark}")
+    return "\n".join((*lines, "", *_speeds(costs)))
+
+
+def _speeds(costs: LayerCosts) -> tuple[str, ...]:
+    link = costs.link
+    return (
+        f"link       {link.latency_seconds * 1e6:.0f} us and {_nanoseconds_per_kibi(link.seconds_per_byte)}",
+        f"reduction  {_nanoseconds_per_kibi(costs.reduce_seconds_per_byte)}",
+        f"optimizer  {costs.optimizer_seconds_per_parameter * 1e9:.2f} ns per parameter",
+    )
+
+
+def _nanoseconds_per_kibi(seconds_per_byte: float) -> str:
+    return f"{seconds_per_byte * 1e9 * _KIBI:.1f} ns per KiB"

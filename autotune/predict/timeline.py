@@ -1,0 +1,75 @@
+"""One typical step of a plan, pass by pass: when each begins and ends, and what each stage keeps meanwhile."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from autotune.predict.costs import Array
+from autotune.predict.parts import Parts
+from autotune.predict.predictor import Prediction, Predictor
+from autotune.predict.schedule import simulate, trace
+from trials.model.cut import cut
+from trials.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Timeline:
+    """A step of one data rank; times are seconds from its beginning."""
+
+    step: int
+    """Of the epoch, counted from 0."""
+    data_rank: int
+    """The one that takes longest."""
+    forward: Array
+    """When each pass begins and ends, [micro-batches, stages, 2]."""
+    backward: Array
+    update: Array
+    """When reduction and optimizer begin and end, [stages, 2]."""
+    kept_bytes: Array
+    """What each micro-batch keeps on each stage from its forward to its backward pass, [micro-batches, stages]."""
+    static_bytes: tuple[float, ...]
+    """Of each stage: weights, gradients and optimizer states."""
+
+    @property
+    def seconds(self) -> float:
+        return float(self.update.max())
+
+    @property
+    def stages(self) -> int:
+        return len(self.static_bytes)
+
+    def memory(self, stage: int) -> tuple[Array, Array]:
+        """(times, bytes at these times) of one stage: a pass keeps more, or frees it, evenly while it runs."""
+        edges = np.unique(np.concatenate([self.forward[:, stage], self.backward[:, stage], [[0.0, self.seconds]]]))
+        kept = np.full(edges.shape, self.static_bytes[stage])
+        for (begins, ends), sign in ((self.forward[:, stage].T, 1.0), (self.backward[:, stage].T, -1.0)):
+            length = np.maximum(ends - begins, np.finfo(np.float64).tiny)
+            done = np.clip((edges[:, None] - begins) / length, 0.0, 1.0)
+            kept += sign * done @ self.kept_bytes[:, stage]
+        return edges, kept
+
+
+def typical_step(prediction: Prediction) -> int:
+    """The step nearest the means of seconds and of samples."""
+    seconds, samples = prediction.step_seconds, prediction.step_samples
+    return int(np.argmin(np.abs(seconds / seconds.mean() - 1) + np.abs(samples / samples.mean() - 1)))
+
+
+def timeline(predictor: Predictor, plan: Plan, prediction: Prediction) -> Timeline:
+    """A typical step of the plan, on its slowest data rank."""
+    step, sizes, parts = typical_step(prediction), predictor.sizes(plan.packing, plan.layout), Parts.of(cut(plan))
+    packs = sizes.epoch.rows(step).T
+    seconds, update = predictor.pack_seconds(parts, sizes), predictor.update_seconds(plan.layout, parts)
+    times = seconds.forward[packs], seconds.backward[packs], seconds.sends[packs]
+    schedule, passes = simulate(*times), trace(*times)
+    rank = int(schedule.seconds.argmax())
+    begins = schedule.ends.max(axis=0)
+    return Timeline(
+        step=step,
+        data_rank=rank,
+        forward=np.stack((passes.forward_ends - times[0], passes.forward_ends), axis=-1)[rank],
+        backward=np.stack((passes.backward_ends - times[1], passes.backward_ends), axis=-1)[rank],
+        update=np.stack((begins, begins + update), axis=-1),
+        kept_bytes=predictor.kept_bytes(parts, sizes)[packs[rank]],
+        static_bytes=tuple(stage.static for stage in prediction.stage_memory),
+    )

@@ -1,0 +1,96 @@
+"""Profiling the layers for real, and what is stored of it."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from autotune.predict.costs import KINDS, LayerCosts
+from autotune.search.profiling import layer_costs
+from autotune.workload import Prepared
+from storage.store import Store, open_store
+from tests.training_values import job_of, prepared_of
+from trials import wire
+from trials.run.pool import WarmPool
+from trials.run.report import LayerKind
+
+
+@pytest.fixture(scope="module")
+def prepared(example: Path, tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    return prepared_of(example, tmp_path_factory.mktemp("job"))
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory, prepared: Prepared) -> Iterator[Store]:
+    with open_store(f"sqlite:///{tmp_path_factory.mktemp('store')}/autotune.db") as store:
+        store.add_workload(prepared.workload)
+        yield store
+
+
+@pytest.fixture(scope="module")
+def costs(prepared: Prepared, store: Store, pool: WarmPool, tmp_path_factory: pytest.TempPathFactory) -> LayerCosts:
+    """After the profile of an older version was found in the store."""
+    work = prepared.workload
+    store.save_layer_profile(work.hardware.fingerprint, work.model.fingerprint, work.software, '{"layers": [0.1]}')
+    return layer_costs(prepared, store, pool, tmp_path_factory.mktemp("logs"))
+
+
+class Unwanted(WarmPool):
+    def ask(self, *_: object, **__: object) -> None:  # type: ignore[override]
+        raise AssertionError("nothing is to be measured")
+
+
+def test_a_stored_profile_of_another_form_is_measured_again_and_the_new_one_kept(
+    costs: LayerCosts, prepared: Prepared, store: Store
+) -> None:
+    assert layer_costs(prepared, store, Unwanted((), Path()), Path()) == costs
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_layer_costs_time_and_memory(costs: LayerCosts, kind: LayerKind) -> None:
+    cost = costs[kind]
+    size = (8.0, 500.0, 100_000.0, 1.0)
+
+    def at(coefficients: tuple[float, ...]) -> float:
+        return sum(value * coefficient for value, coefficient in zip(size, coefficients, strict=True))
+
+    assert 0 < at(cost.forward_seconds) < at(cost.backward_seconds) * 3
+    assert at(cost.kept_bytes) > 0 < at(cost.output_bytes)
+    assert cost.bytes_error < 1e-6
+    assert (at(cost.recompute_seconds) > 0) == (kind in ("vision", "language"))
+    assert (at(cost.shared_bytes) > 100) == (kind == "language")  # rotary embeddings
+
+
+def test_links_reduction_and_optimizer_are_timed(costs: LayerCosts) -> None:
+    assert 0 < costs.link.latency_seconds < 0.1
+    assert 0 < costs.link.seconds_per_byte < 1e-6
+    assert 0 < costs.reduce_seconds_per_byte < 1e-6
+    assert 0 < costs.optimizer_seconds_per_parameter < 1e-6
+
+
+def test_profile_on_one_rank_prints_and_writes_the_costs(example: Path, tmp_path: Path) -> None:
+    job = job_of(example, tmp_path / "output", hardware={"devices": 1})
+    (tmp_path / "job.json").write_text(json.dumps(job.model_dump(mode="json", exclude_none=True)))
+    out = tmp_path / "costs.json"
+    environment = {**os.environ, "XDG_DATA_HOME": str(tmp_path / "data"), "OMP_NUM_THREADS": "1"}
+    environment.pop("AUTOTUNE_DB_URL", None)
+    command = [sys.executable, "-m", "autotune", "profile", str(tmp_path / "job.json"), "--json", "--out", str(out)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    written = wire.decode(LayerCosts, out.read_text())
+    assert document["costs"] == wire.to_document(written)
+    assert document["file"] == str(out)
+    assert set(document["at_typical_pack"]) == set(KINDS)
+    assert (written.link.latency_seconds, written.reduce_seconds_per_byte) == (0, 0)
+
+
+def test_a_file_that_cannot_be_written_is_told_before_anything_is_measured(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "autotune", "profile", "no-job.yaml", "--out", str(tmp_path / "costs.txt")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "give a name that ends on .json" in done.stderr

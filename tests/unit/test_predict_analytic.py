@@ -1,0 +1,44 @@
+from dataclasses import replace
+
+import pytest
+
+from autotune.predict.analytic import A100, LanguageShape, VisionShape, analytic_costs
+from autotune.predict.costs import KINDS
+
+VISION = VisionShape(layers=45, hidden=3200, mlp=12_800, tokens=1025, image_tokens=256)
+LANGUAGE = LanguageShape(layers=48, hidden=6144, mlp=16_384, heads=48, key_heads=8, vocabulary=92_544)
+
+
+def test_a_language_layer_takes_its_operations_at_the_assumed_share_of_the_peak() -> None:
+    free = replace(A100, memory_bytes_per_second=1e30)
+    _, token, square, constant = analytic_costs(VISION, LANGUAGE, free)["language"].forward_seconds
+    parameters = 2 * 6144**2 + 2 * 6144 * 1024 + 3 * 6144 * 16_384
+    assert token == pytest.approx(2 * parameters / (312e12 * 0.5))
+    assert square == pytest.approx(2 * 6144 / (312e12 * 0.5))
+    assert constant == pytest.approx(0)
+
+
+def test_the_parameters_are_those_of_the_published_models() -> None:
+    costs = analytic_costs(VISION, LANGUAGE, A100)
+    vision = 45 * costs["vision"].parameters + costs["vision_embedding"].parameters
+    language = 48 * costs["language"].parameters + costs["head"].parameters + costs["projector"].parameters
+    assert vision == pytest.approx(5.54e9, rel=0.01)
+    assert language == pytest.approx(19.86e9, rel=0.01)
+
+
+def test_a_backward_pass_takes_twice_its_forward_pass_and_recomputation_once() -> None:
+    for _, cost in analytic_costs(VISION, LANGUAGE, A100).layers:
+        assert cost.backward_seconds == tuple(2 * value for value in cost.forward_seconds)
+        assert cost.recompute_seconds == cost.forward_seconds
+
+
+def test_a_tensor_group_shares_states_and_parameters_and_pays_for_the_exchange() -> None:
+    whole, shared = (analytic_costs(VISION, LANGUAGE, A100, degree) for degree in (1, 4))
+    for kind in KINDS:
+        assert shared[kind].kept_bytes == tuple(value / 4 for value in whole[kind].kept_bytes)
+        assert shared[kind].output_bytes == tuple(value / 4 for value in whole[kind].output_bytes)
+        assert shared[kind].parameters == pytest.approx(whole[kind].parameters / 4)
+    for kind in ("vision", "language"):
+        assert (
+            sum(whole[kind].forward_seconds) / 4 < sum(shared[kind].forward_seconds) < sum(whole[kind].forward_seconds)
+        )
