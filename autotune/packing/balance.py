@@ -146,8 +146,8 @@ def _packed(qv: int, qt: int, wishes: Wishes) -> Packed:
 def _cheapest(candidates: Iterable[Packed], material: Material, number: int) -> Packed:
     """Of those that keep the global batch, where any does, one of the least cost per sample.
 
-    Costs within 0.5 % are alike. Then most steps are to be near the global batch, and packs to hold about as many
-    samples as the unpacked micro-batch, as in OmniBal: the cost does not see memory, and that is known to fit.
+    Costs within 0.5 % are alike. Then most steps are to be near the global batch, packs to hold about as many samples
+    as the unpacked micro-batch, as in OmniBal (the cost does not see memory, and that is known to fit), and to be full.
     """
     index = _some(material.index, material.seed)
     tried = [(packing, _epoch(material, index, packing, number)) for packing in candidates]
@@ -158,8 +158,9 @@ def _cheapest(candidates: Iterable[Packed], material: Material, number: int) -> 
     return min(alike, key=lambda pair: _unlike_unpacked(pair[1]))[0]
 
 
-def _unlike_unpacked(measured: Balance) -> tuple[bool, float]:
-    return measured.steps_near < _MOST_STEPS, abs(measured.samples_per_pack.mean - UNPACKED.samples)
+def _unlike_unpacked(measured: Balance) -> tuple[bool, int, float]:
+    samples_off = round(abs(measured.samples_per_pack.mean - UNPACKED.samples))
+    return measured.steps_near < _MOST_STEPS, samples_off, measured.relaxation_missed or 0.0
 
 
 def _some(index: DatasetIndex, seed: int) -> DatasetIndex:
