@@ -29,7 +29,7 @@ def arrange(
     """
     shuffled = random.permutation(len(costs))
     matched = shuffled[_matched(costs[shuffled], data_parallel, window_rows)]
-    steps, rest = _steps(matched, samples, micro_batches, random)
+    steps, rest = _steps(matched, samples, min(micro_batches, len(matched)), random)
     cost = costs.sum(axis=1)
     return np.concatenate([_ordered(_levelled(steps, cost)), _ordered(_levelled(rest, cost))])
 
