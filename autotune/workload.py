@@ -141,5 +141,7 @@ def _warn(report: IndexReport) -> None:
         shown = "\n".join(f"  {line}" for line in report.bad_lines[:_SHOWN_LINES])
         more = f"\n  and {report.bad - _SHOWN_LINES} more" if report.bad > _SHOWN_LINES else ""
         _log.warning("%d of %d dataset lines are skipped:\n%s%s", report.bad, report.records, shown, more)
+    if report.cut:
+        _log.warning("%d samples have %d tokens: longer ones are cut to so many", report.cut, report.max_tokens)
     if report.wrong_sizes:
         _log.warning("%d images have another size than their record says; the file's is used", report.wrong_sizes)

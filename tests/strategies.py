@@ -30,7 +30,7 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 def packings(draw: st.DrawFn) -> Packing:
     if draw(st.booleans()):
         return Padded(samples=draw(positive))
-    qv, qt = draw(counts), draw(positive)
+    qv, qt = draw(st.integers(0, 2**31 - 1)), draw(st.integers(1, 2**31 - 1))
     return Packed(qv=qv, qt=qt, qv_min=draw(st.integers(0, qv)), qt_min=draw(st.integers(0, qt)))
 
 

@@ -39,6 +39,8 @@ class Packed:
     kind: Literal["packed"] = "packed"
 
     def __post_init__(self) -> None:
+        if max(self.qv, self.qt) >= 1 << 31:
+            raise InvalidPlan(f"qv={self.qv} qt={self.qt} are more than any pack can hold; give less than 2^31")
         if not (0 <= self.qv_min <= self.qv and 0 <= self.qt_min <= self.qt and self.qt > 0):
             raise InvalidPlan(
                 f"packing needs 0 <= qv_min <= qv and 0 <= qt_min <= qt with qt > 0, not "

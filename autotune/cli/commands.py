@@ -40,6 +40,7 @@ class _Size(click.ParamType[int]):
         return size
 
 
+_SIZE, _SIZE_OR_NONE = (click.IntRange(min=least, max=2**31 - 1) for least in (1, 0))
 _JOB = click.argument("job", type=click.Path(path_type=Path))
 
 
@@ -134,17 +135,19 @@ def predict(options: Options, job: Path, plan: str | None, top: int, plot: Path 
 
 @main.command()
 @click.argument("path", metavar="INPUT", type=click.Path(path_type=Path))
-@click.option("--qv", type=click.IntRange(min=0), help="Most vision units of a pack. Default: the best for the data.")
-@click.option("--qt", type=click.IntRange(min=1), help="Most text tokens of a pack. Default: the best for the data.")
-@click.option("--qv-min", type=click.IntRange(min=0), help="Vision units that fill a pack. Default: qv.")
-@click.option("--qt-min", type=click.IntRange(min=0), help="Text tokens that fill a pack. Default: qt - 128.")
-@click.option("--packer", metavar="NAME", help="What fills the packs. Default: the best of all for the cost.")
+@click.option("--qv", type=_SIZE_OR_NONE, help="Most vision units of a pack. Default: the best for the data.")
+@click.option("--qt", type=_SIZE, help="Most text tokens of a pack. Default: the best for the data.")
+@click.option("--qv-min", type=_SIZE_OR_NONE, help="Vision units that fill a pack. Default: qv.")
+@click.option("--qt-min", type=_SIZE_OR_NONE, help="Text tokens that fill a pack. Default: qt - 128.")
+@click.option("--packer", metavar="NAME", help="isf, best-fit, cutting-stock or best. Default: best, by cost.")
 @click.option(
-    "--data-parallel", type=click.IntRange(min=1), help="Ranks with data of their own. Default: the job's, or 8."
+    "--data-parallel",
+    type=click.IntRange(min=1, max=1 << 16),
+    help="Ranks with data of their own. Default: the job's, or 8.",
 )
-@click.option("--global-batch", type=click.IntRange(min=1), help="Samples of a step. Default: the job's, or 128.")
+@click.option("--global-batch", type=_SIZE, help="Samples of a step. Default: the job's, or 128.")
 @click.option("--seed", type=click.IntRange(min=0, max=2**31 - 1), help="Of order and packs. Default: the job's, or 0.")
-@click.option("--epoch", type=click.IntRange(min=0), default=0, help="Which one, counted from 0.")
+@click.option("--epoch", type=_SIZE_OR_NONE, default=0, help="Which one, counted from 0.")
 @click.option(
     "--oversize",
     type=click.Choice(["own-pack", "truncate", "skip", "fail"]),

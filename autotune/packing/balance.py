@@ -144,22 +144,24 @@ def _packed(qv: int, qt: int, wishes: Wishes) -> Packed:
 
 
 def _cheapest(candidates: Iterable[Packed], material: Material, number: int) -> Packed:
-    """Of those that keep the global batch, where any does, one of the least cost per sample.
+    """Of those that keep the global batch, in the mean and in 90 % of the steps where any does, one of the least cost.
 
-    Costs within 0.5 % are alike. Then most steps are to be near the global batch, and packs to hold about as many
-    samples as the unpacked micro-batch, as in OmniBal: the cost does not see memory, and that is known to fit.
+    Costs per sample within 0.5 % are alike. Then packs are to hold about as many samples as the unpacked micro-batch,
+    as in OmniBal (the cost does not see memory, and that is known to fit), and to be full.
     """
     index = _some(material.index, material.seed)
     tried = [(packing, _epoch(material, index, packing, number)) for packing in candidates]
     keeping = [(packing, epoch) for packing, epoch in tried if epoch.batch_deviation <= NEAR] or tried
     found = [(packing, balance(epoch, material.weights)) for packing, epoch in keeping]
+    found = [pair for pair in found if pair[1].steps_near >= _MOST_STEPS] or found
     most = (1 + _ALIKE) * min(measured.cost_per_sample for _, measured in found)
     alike = [(packing, measured) for packing, measured in found if measured.cost_per_sample <= most]
     return min(alike, key=lambda pair: _unlike_unpacked(pair[1]))[0]
 
 
-def _unlike_unpacked(measured: Balance) -> tuple[bool, float]:
-    return measured.steps_near < _MOST_STEPS, abs(measured.samples_per_pack.mean - UNPACKED.samples)
+def _unlike_unpacked(measured: Balance) -> tuple[int, float]:
+    samples_off = round(abs(measured.samples_per_pack.mean - UNPACKED.samples))
+    return samples_off, measured.relaxation_missed or 0.0
 
 
 def _some(index: DatasetIndex, seed: int) -> DatasetIndex:

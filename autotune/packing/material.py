@@ -9,10 +9,10 @@ from autotune.job_file import load_job
 from autotune.packing.paper_model import NAME, paper_weights
 from trials import plugins
 from trials.data import formats
-from trials.data.epoch import CostWeights
+from trials.data.epoch import BEST, CostWeights
 from trials.data.index import DatasetIndex
 from trials.data.indexing import IndexReport, Reading, build_index
-from trials.data.packs import Oversize
+from trials.data.packs import PACKERS, Oversize
 from trials.errors import DataError
 from trials.job import DataSection, ModelSection, Source
 
@@ -64,6 +64,7 @@ def read_material(path: Path, wishes: Wishes, progress: Callable[[Reading], None
     `progress` as for `build_index`. Raises PackError for what is neither, JobError for a job that cannot be used,
     ModelError for its model, and what `build_index` raises.
     """
+    _check(wishes)
     if not path.is_file():
         raise PackError(f"{path}: {'is a folder' if path.is_dir() else 'no such file'}; give a job file or lengths")
     if path.suffix in _JOBS:
@@ -72,6 +73,16 @@ def read_material(path: Path, wishes: Wishes, progress: Callable[[Reading], None
         return _of_lengths(path, wishes, progress)
     kinds = ", ".join((*_JOBS, *_LENGTHS))
     raise PackError(f"{path}: {path.suffix or 'a name without suffix'} is no kind of input; give one of {kinds}")
+
+
+def _check(wishes: Wishes) -> None:
+    """What can be told before a long reading."""
+    if wishes.packer not in (None, BEST, *plugins.names(PACKERS)):
+        known = ", ".join((BEST, *plugins.names(PACKERS)))
+        raise PackError(f"--packer {wishes.packer} is not one of the packers here: {known}")
+    for name, least, most in (("qv", wishes.qv_min, wishes.qv), ("qt", wishes.qt_min, wishes.qt)):
+        if least is not None and most is not None and least > most:
+            raise PackError(f"--{name}-min {least} is above --{name} {most}; lower the one or raise the other")
 
 
 def _of_job(path: Path, wishes: Wishes, progress: Callable[[Reading], None] | None) -> Material:

@@ -3,9 +3,12 @@
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from autotune.packing.balance import UNPACKED, Balanced, Side
 from autotune.report import packing_text, table
 from trials import wire
+from trials.data.indexing import IndexReport
 from trials.data.metrics import Spread
 
 _SHOWN = 5
@@ -71,7 +74,8 @@ def pack_text(found: Balanced) -> str:
     )
     rows = [(name, unit, entry(found.before), entry(found.after)) for name, unit, entry in _ROWS]
     summary = f"A sample costs {abs(saved):.1%} {'less' if saved >= 0 else 'more'} than before"
-    sections = (header, table(("metric", "unit", "before", "after"), rows), summary, *_oversize(found), *_bad(found))
+    told = (*_oversize(found), *_cut(found), *_bad(found))
+    sections = (header, table(("metric", "unit", "before", "after"), rows), summary, *told)
     return "\n\n".join(sections)
 
 
@@ -97,6 +101,8 @@ def pack_document(found: Balanced) -> dict[str, Any]:
                 for row in found.oversize[:_SHOWN_IN_DOCUMENT]
             ],
         },
+        "cut": {"max_tokens": material.found.max_tokens, "samples": material.found.cut},
+        "wrong_sizes": material.found.wrong_sizes,
         "records": material.found.records,
         "bad": material.found.bad,
         "bad_lines": [str(line) for line in material.found.bad_lines],
@@ -125,8 +131,22 @@ def _oversize(found: Balanced) -> Sequence[str]:
     return ["\n".join([f"{above}; {_RULES[found.material.oversize]}:", *each, *_more(len(rows))])]
 
 
+def _cut(found: Balanced) -> Sequence[str]:
+    index, report = found.material.index, found.material.found
+    if not report.cut:
+        return ()
+    each = [f"  {index.where(int(row))}" for row in np.flatnonzero(index.text_tokens == report.max_tokens)[:_SHOWN]]
+    told = f"{_count(report.cut)} of {_count(len(index))} samples have {report.max_tokens:,} tokens"
+    return ["\n".join([f"{told}: longer ones were cut to so many:", *each, *_more(report.cut)])]
+
+
 def _bad(found: Balanced) -> Sequence[str]:
     report = found.material.found
+    sizes = f"{_count(report.wrong_sizes)} images have another size than their record says; the file's is used"
+    return [*([sizes] if report.wrong_sizes else []), *_bad_records(report)]
+
+
+def _bad_records(report: IndexReport) -> Sequence[str]:
     if not report.bad:
         return ()
     each = [f"  {line}" for line in report.bad_lines[:_SHOWN]]

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("home")
     [
         (None, {}, "train.jsonl does not exist; correct its path"),
         ([], {}, "train.jsonl is empty; write the dataset again"),
-        ([b"hello"], {}, "is in no format known here; set `format` of this source to one of: internvl"),
+        ([b"hello"], {}, "is in no format known here (its first record: the record is not JSON"),
         (
             BAD_LINES,
             {},

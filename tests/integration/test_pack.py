@@ -21,6 +21,7 @@ from autotune.job_file import load_job
 from autotune.packing.balance import balanced
 from autotune.packing.material import Wishes, read_material
 from autotune.packing.paper_model import paper_weights
+from tests.data_values import write_records
 from tests.users import JobFile, databases, refusal
 from trials.data.epoch import build_epoch
 from trials.data.indexing import build_index
@@ -163,8 +164,24 @@ def test_lengths_are_cut_to_the_context_of_a_model(tmp_path: Path, example: Path
     longest = json.loads((example / "model" / "config.json").read_text())["text_config"]["max_position_embeddings"]
     path, out = written(tmp_path / "lengths.json", [(1, longest + 100), (1, 100)]), tmp_path / "packs.jsonl"
     wanted = ("--oversize", "truncate", "--model", example / "model", "--data-parallel", "1")
-    document(path, "--qv", "1", "--qt", "99999", *wanted, "--out", out)
+    found = document(path, "--qv", "1", "--qt", "99999", *wanted, "--out", out)
     assert sorted(line["text_tokens"] for line in lines(out)) == [100, longest]
+    assert found["cut"] == {"max_tokens": longest, "samples": 1}
+    asked = [str(part) for part in ("pack", path, "--qv", "1", "--qt", "99999", *wanted)]
+    told = CliRunner().invoke(main, asked).stdout
+    assert f"1 of 2 samples have {longest:,} tokens: longer ones were cut to so many:\n  {path}:1" in told
+
+
+@pytest.mark.usefixtures("home")
+def test_images_of_another_size_than_their_records_say_are_told(job: JobFile, example: Path, tmp_path: Path) -> None:
+    records = [json.loads(line) for line in (example / "data" / "train.jsonl").read_text().splitlines()]
+    shown = next(record for record in records if isinstance(record.get("image"), str))
+    path = write_records(tmp_path / "data.jsonl", {**shown, "width": 7, "height": 7})
+    job.spoil(data={"sources": [{"path": str(path), "images": str(example / "data")}]})
+    asked = ("--qv", "9", "--qt", "999", "--data-parallel", "1")
+    assert document(job.path, *asked)["wrong_sizes"] == 1
+    told = CliRunner().invoke(main, ["pack", str(job.path), *asked]).stdout
+    assert "1 images have another size than their record says; the file's is used" in told
 
 
 def test_the_choices_for_oversize_are_the_jobs() -> None:
@@ -279,13 +296,21 @@ def test_text_alone_on_one_rank_can_be_drawn(tmp_path: Path) -> None:
         (["gone.yaml"], "gone.yaml: no such file; give a job file or lengths"),
         (["."], ".: is a folder; give a job file or lengths"),
         (["a.csv"], "a.csv: .csv is no kind of input; give one of .yaml, .yml, .json, .jsonl"),
-        (["LENGTHS", "--qv", "-1"], "-1 is not in the range x>=0"),
-        (["LENGTHS", "--qt", "0"], "0 is not in the range x>=1"),
-        (["LENGTHS", "--data-parallel", "0"], "0 is not in the range x>=1"),
+        (["LENGTHS", "--qv", "-1"], "-1 is not in the range 0<=x<="),
+        (["LENGTHS", "--qt", "0"], "0 is not in the range 1<=x<="),
+        (["LENGTHS", "--data-parallel", "0"], "0 is not in the range 1<=x<="),
+        (["LENGTHS", "--data-parallel", "100000000000"], "100000000000 is not in the range"),
+        (["LENGTHS", "--qt", "9223372036854775808"], "9223372036854775808 is not in the range"),
         (["LENGTHS", "--seed", "-1"], "-1 is not in the range"),
         (["LENGTHS", "--oversize", "drop"], "'drop' is not one of"),
-        (["LENGTHS", "--packer", "nope"], "'nope' is not one of the packers here: "),
-        (["LENGTHS", "--qv", "4", "--qt", "90", "--qt-min", "99"], "qt_min=99; lower --qv-min or --qt-min"),
+        (
+            ["LENGTHS", "--packer", "nope"],
+            "--packer nope is not one of the packers here: best, best-fit, ",
+        ),
+        (
+            ["LENGTHS", "--qv", "4", "--qt", "90", "--qt-min", "99"],
+            "--qt-min 99 is above --qt 90; lower the one",
+        ),
         (["LENGTHS", "--oversize", "truncate"], "cuts to the model's context length; name one with --model"),
         (["LENGTHS", "--out", "packs.csv"], "packs.csv: a file of this kind cannot be written; give a name that ends"),
         (["LENGTHS", "--out", "gone/packs.jsonl"], "gone/packs.jsonl cannot be written (No such file or directory)"),
@@ -326,7 +351,7 @@ CONVERSATION = {"conversations": [{"from": "human", "value": "What?"}, {"from": 
         ),
         ([], 2, "is empty; give "),
         ({}, 2, '; give [{"vit_num": 5, "token_num": 1341}, ...]'),
-        ([{"id": 1}], 2, "is in no format known here; give "),
+        ([{"id": 1}], 2, "is in no format known here (its first record has id); give "),
         ([CONVERSATION], 2, "holds conversations (llava), whose lengths depend on the model; give a job file"),
         ({"a": {"token_lengths": "gone.json"}}, 2, "gone.json does not exist; give "),
         ([{"vit_num": -1, "token_num": 10}], 1, "lengths.json:1: `vit_num` is -1; expected a whole number"),

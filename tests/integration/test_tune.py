@@ -30,7 +30,10 @@ class User:
         self.job.write_text(yaml.safe_dump(job.model_dump(mode="json", exclude_none=True)))
         self.output = folder / "output"
         self.database = folder / "data" / "autotune" / "autotune.db"
-        self.environment = {**os.environ, "XDG_DATA_HOME": str(folder / "data")}
+        homes = {"XDG_DATA_HOME": str(folder / "data"), "XDG_CACHE_HOME": str(folder / "cache")}
+        self.environment = {**os.environ, **homes}
+        self.first: dict[str, Any] = {}
+        """What the first tuning answered."""
         self.environment.pop("AUTOTUNE_DB_URL", None)
 
     def start(self, *arguments: str) -> "subprocess.Popen[str]":
@@ -64,27 +67,25 @@ FINISHED = """
 def user(example: Path, tmp_path_factory: pytest.TempPathFactory) -> User:
     """A user who has tuned once; the tests below go on from there, in their order."""
     user = User(example, tmp_path_factory.mktemp("user"))
-    user.run("tune", str(user.job))
+    user.first, _ = user.run("tune", str(user.job))
     return user
 
 
 def test_the_first_trials_are_the_baselines_and_the_winner_is_compared_with_them(user: User) -> None:
-    document, _ = user.run("tune", str(user.job))
     roles = [role for _, _, role, _ in user.rows(FINISHED + " ORDER BY trial.number")]
     assert roles[:3] == ["default", "default-no-recompute", "omnibal"]
     assert {"confirm"} <= set(roles)
-    baselines = {baseline["role"]: baseline for baseline in document["baselines"]}
+    baselines = {baseline["role"]: baseline for baseline in user.first["baselines"]}
     assert {"default", "omnibal"} <= set(baselines)
-    assert all(document["epoch_seconds"] <= document["epoch_seconds"] * b["gain"] for b in baselines.values())
+    assert all(baseline["gain"] >= 1 for baseline in baselines.values())
 
 
 def test_tuning_again_starts_no_trial(user: User) -> None:
     before = user.rows(FINISHED)
-    first, _ = user.run("tune", str(user.job))
-    _, told = user.run("tune", str(user.job))
+    again, told = user.run("tune", str(user.job))
     assert user.rows(FINISHED) == before
     assert "trial" not in told
-    assert first["id"] in {plan for _, plan, _, _ in before}
+    assert again["id"] == user.first["id"] in {plan for _, plan, _, _ in before}
 
 
 def test_a_larger_budget_runs_only_what_is_not_answered_yet(user: User) -> None:
@@ -154,7 +155,7 @@ def test_a_tuning_that_is_killed_again_and_again_loses_nothing(example: Path, tm
     told = ""
     for _ in range(2):
         process = user.start("tune", str(user.job))
-        ranks = wait(process, chance.uniform(8, 13))
+        ranks = wait(process, chance.uniform(7, 11))
         process.send_signal(signal.SIGKILL)
         told += process.communicate()[1]
         psutil.wait_procs(ranks, timeout=10)

@@ -92,6 +92,11 @@ def test_a_step_begins_and_ends_with_its_small_packs() -> None:
     assert (np.diff(falling, axis=1) <= 0).all()
 
 
+def test_a_global_batch_above_all_samples_is_one_step() -> None:
+    costs, samples = uneven(40)
+    assert sorted(arranged(costs, samples, micro_batches=10**12).ravel()) == list(range(40))
+
+
 def test_no_rank_has_more_work_in_a_step_than_the_others() -> None:
     costs, samples = uneven(800)
     load = costs.sum(axis=1)[arranged(costs, samples, window_rows=1)].reshape(-1, 8, 4).sum(axis=1)

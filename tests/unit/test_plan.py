@@ -93,6 +93,12 @@ def test_a_relaxation_lies_within_the_capacity(changes: dict[str, int]) -> None:
         dataclasses.replace(PACKED, **changes)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("changes", [{"qv": 1 << 31}, {"qt": 1 << 40}])
+def test_a_capacity_is_one_that_lengths_can_reach(changes: dict[str, int]) -> None:
+    with pytest.raises(InvalidPlan, match=r"more than any pack can hold; give less than 2\^31"):
+        dataclasses.replace(PACKED, **changes)  # type: ignore[arg-type]
+
+
 def test_a_padded_micro_batch_holds_a_sample() -> None:
     with pytest.raises(InvalidPlan, match="not 0"):
         Padded(samples=0)

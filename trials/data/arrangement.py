@@ -29,7 +29,7 @@ def arrange(
     """
     shuffled = random.permutation(len(costs))
     matched = shuffled[_matched(costs[shuffled], data_parallel, window_rows)]
-    steps, rest = _steps(matched, samples, micro_batches, random)
+    steps, rest = _steps(matched, samples, min(micro_batches, len(matched)), random)
     cost = costs.sum(axis=1)
     return np.concatenate([_ordered(_levelled(steps, cost)), _ordered(_levelled(rest, cost))])
 
@@ -41,10 +41,15 @@ def _matched(costs: Floats, data_parallel: int, window_rows: int) -> Ints:
     are what a rank sends and keeps.
     """
     vision, tokens, attention = costs.T
+
+    def takes(rows: Ints) -> float:
+        return float(costs[rows].max(axis=1).sum())
+
     by_tokens = _striped(vision, tokens, data_parallel, window_rows)
+    if takes(by_tokens) <= (1 + _NEGLIGIBLE) * float(costs.sum()) / data_parallel:  # as good as no waiting at all
+        return by_tokens
     by_cost = _striped(vision, tokens + attention, data_parallel, window_rows)
-    waits, least = (float(costs[rows].max(axis=1).sum()) for rows in (by_tokens, by_cost))
-    return by_tokens if waits <= (1 + _NEGLIGIBLE) * least else by_cost
+    return by_tokens if takes(by_tokens) <= (1 + _NEGLIGIBLE) * takes(by_cost) else by_cost
 
 
 def _striped(vision: Floats, language: Floats, data_parallel: int, window_rows: int) -> Ints:

@@ -118,10 +118,6 @@ class Epoch:
     def pack_sizes(self) -> PackSizes:
         return pack_sizes(self.index, self.packs)
 
-    def cost(self, weights: CostWeights) -> float:
-        """Of the whole epoch on one rank, which waits at each row for the rank with the costliest pack."""
-        return float(self.pack_sizes().cost(weights)[self.assignment].max(axis=1).sum())
-
 
 def pack_sizes(index: DatasetIndex, packs: Packs) -> PackSizes:
     """Sizes of every pack, padding included."""
@@ -154,17 +150,18 @@ def build_epoch(
     """
     order = epoch_order(index, seed, epoch)
 
-    def build(packing: Packing) -> Epoch:
+    def build(packing: Packing) -> tuple[Epoch, float]:
+        """The epoch, and its cost on one rank, which waits at each row for the rank with the costliest pack."""
         random = np.random.default_rng([seed, epoch, 1])
         packs = build_packs(index, order, packing, int(random.integers(2**31)), oversize)
         packs = _divisible(index, packs, data_parallel, weights)
         rows = len(packs) // data_parallel
         micro_batches = max(1, round(global_batch_samples * rows / len(packs.samples)))
+        costs = pack_sizes(index, packs).costs(weights)
         if packs.padded:
             assignment = np.arange(len(packs), dtype=np.int64).reshape(rows, data_parallel)
         else:
             window = window_rows or max(_WINDOW_ROWS, math.ceil(_WINDOW_SHARE * rows))
-            costs = pack_sizes(index, packs).costs(weights)
             assignment = arrange(
                 costs,
                 packs.counts,
@@ -173,7 +170,7 @@ def build_epoch(
                 window_rows=window,
                 random=random,
             )
-        return Epoch(
+        arranged = Epoch(
             index=index,
             packing=packing,
             packs=packs,
@@ -181,12 +178,13 @@ def build_epoch(
             micro_batches=micro_batches,
             global_batch_samples=global_batch_samples,
         )
+        return arranged, float(costs.sum(axis=1)[assignment].max(axis=1).sum())
 
     if not isinstance(packing, Packed) or packing.packer != BEST:
-        return build(packing)
+        return build(packing)[0]
     built = [build(replace(packing, packer=name)) for name in plugins.names(PACKERS)]
-    costs = [epoch.cost(weights) for epoch in built]
-    alike = [epoch for epoch, cost in zip(built, costs, strict=True) if cost <= (1 + _TIE) * min(costs)]
+    least = min(cost for _, cost in built)
+    alike = (epoch for epoch, cost in built if cost <= (1 + _TIE) * least)
     return min(alike, key=lambda epoch: len(epoch.packs))
 
 

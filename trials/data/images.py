@@ -6,6 +6,7 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image as Pillow
+from PIL import UnidentifiedImageError
 
 from trials.data.image_end import missing_bytes
 from trials.data.sample import Image
@@ -54,4 +55,6 @@ def _name(image: Image) -> str:
 
 
 def _first_line(error: BaseException) -> str:
+    if isinstance(error, UnidentifiedImageError):  # its own text names an object in memory
+        return "it is empty, or in no image format known here"
     return str(error).partition("\n")[0] or type(error).__name__

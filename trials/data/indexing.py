@@ -38,6 +38,10 @@ class IndexReport:
     """Images whose size in the record is not the file's; the file's was used."""
     measured: int
     """Records that no earlier run had measured."""
+    max_tokens: int | None
+    """Longer samples were cut to so many tokens; None when none was."""
+    cut: int
+    """Samples of exactly so many tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +96,8 @@ def build_index(
                 tally.measured += lengths.records
             tally.add(part, lengths)
             tell(Reading(records=known_records + tally.measured, share=done / len(parts)))
-    return _usable(_sampled(tally.index(files)), tally.report())
+    index = _sampled(tally.index(files))
+    return _usable(index, tally.report(max_tokens, int(np.count_nonzero(index.text_tokens == max_tokens))))
 
 
 def _scanned(
@@ -153,13 +158,15 @@ class _Tally:
         }
         return DatasetIndex(files=files, **columns)
 
-    def report(self) -> IndexReport:
+    def report(self, max_tokens: int | None, cut: int) -> IndexReport:
         return IndexReport(
             records=self.records,
             bad=self.bad,
             bad_lines=tuple(self.bad_lines),
             wrong_sizes=self.wrong_sizes,
             measured=self.measured,
+            max_tokens=max_tokens,
+            cut=cut,
         )
 
 

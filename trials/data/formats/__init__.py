@@ -119,9 +119,16 @@ def detect(path: Path, container: str) -> str:
         return found[0]
     if not looked_at:
         raise DataError(f"annotation file {path} is empty; write the dataset again, or take it out of data.sources")
-    what = f"looks like {' and '.join(found)}" if found else "is in no format known here"
+    what = f"looks like {' and '.join(found)}" if found else f"is in no format known here{_seen(looked_at[0])}"
     choices = ", ".join(found or plugins.names(__name__))
     raise DataError(f"annotation file {path} {what}; set `format` of this source to one of: {choices}")
+
+
+def _seen(first: Record | RecordError) -> str:
+    """What stands where a record should, so that a file that is no JSON is not taken for an unknown format."""
+    if isinstance(first, RecordError):
+        return f" (its first record: {first})"
+    return f" (its first record has {', '.join(first) or 'no keys'})"
 
 
 def _records(path: Path, container: str) -> Iterator[Record | RecordError]:

@@ -43,9 +43,10 @@ def _next_fit(units: Ints, tokens: Ints, packing: Packed) -> tuple[NDArray[np.bo
     by_units = np.searchsorted(unit_sums, unit_sums + packing.qv, side="right") - 1
     by_tokens = np.searchsorted(token_sums, token_sums + packing.qt, side="right") - 1
     end_of = np.minimum(by_units, by_tokens).tolist()
-    bounds, end = [0], 0
-    while end < len(end_of) - 1:
+    bounds, end, last = [0], 0, len(units)
+    append = bounds.append  # the loop runs millions of times
+    while end < last:
         end = end_of[end]
-        bounds.append(end)
+        append(end)
     full = (np.diff(unit_sums[bounds]) >= packing.qv_min) | (np.diff(token_sums[bounds]) >= packing.qt_min)
     return full, np.diff(bounds)
