@@ -26,8 +26,9 @@ demo: $(READY)  ## tune and train a tiny model on this machine
 test: lint  ## run every check and every test
 	$(BIN)/python -m pytest
 
-bench: $(READY)  ## measure packing against other packers, on real lengths; prints JSON, takes some 10 minutes
-	$(BIN)/python -m benchmarks.packing
+bench: $(READY)  ## run every benchmark; each prints one JSON object, together some 25 minutes
+	status=0; for name in packing simulator solver prediction; do \
+		$(BIN)/python -m benchmarks.$$name || status=1; done; exit $$status
 
 coverage: $(READY)  ## run every test with branch coverage, ranks included
 	$(BIN)/python -m pytest --cov --cov-report=term

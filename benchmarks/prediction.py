@@ -1,6 +1,6 @@
 """Predictions beside real runs of varied plans on two ranks. Prints one JSON object.
 
-    python -m benchmarks.prediction_runs [--plans 32] [--samples 400] [--seed 0] [--minutes 7]
+    python -m benchmarks.prediction [--plans 32] [--samples 400] [--seed 0] [--minutes 7]
 
 On the model of examples/tiny-internvl: profiles its layers, draws plans at random (pipeline and data parallelism,
 splits, recomputation, packers, capacities), and runs each on two warm ranks as a search does. Times and peak bytes are
