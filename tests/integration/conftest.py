@@ -1,6 +1,7 @@
 """The example's model and a part of its data, made once for all integration tests."""
 
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -49,3 +50,11 @@ def job(example: Path, tmp_path: Path) -> JobFile:
 def model(example: Path, tmp_path: Path) -> Path:
     """A copy of the example's model."""
     return Path(shutil.copytree(example / "model", tmp_path / "model"))
+
+
+@pytest.fixture
+def heard_interrupts() -> Iterator[None]:
+    """Ctrl-C reaches what is started, also where a shell runs the tests in the background and so ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

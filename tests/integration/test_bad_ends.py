@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -75,14 +74,6 @@ class Tunings:
 @pytest.fixture(scope="module")
 def tunings(example: Path, tmp_path_factory: pytest.TempPathFactory) -> Tunings:
     return Tunings(example, tmp_path_factory.mktemp("tunings"))
-
-
-@pytest.fixture
-def heard_interrupts() -> Iterator[None]:
-    """Ctrl-C reaches what is started, also where a shell runs the tests in the background and so ignores it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 def stop(process: "subprocess.Popen[str]", number: int, *, told: str, group: bool) -> tuple[str, str]:

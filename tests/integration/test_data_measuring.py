@@ -110,6 +110,7 @@ def to_parent(process: subprocess.Popen[str]) -> None:
     process.kill()
 
 
+@pytest.mark.usefixtures("heard_interrupts")
 @pytest.mark.parametrize("delay", [0.4, 1.0], ids=["starting", "measuring"])
 @pytest.mark.parametrize(("stop", "code"), [(to_group, 130), (to_parent, -signal.SIGKILL)], ids=["Ctrl-C", "killed"])
 def test_no_process_outlives_the_one_that_reads(
