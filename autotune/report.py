@@ -124,6 +124,7 @@ def _stages_text(trial: FinishedTrial) -> str:
             *(
                 f"{seconds * 1000:.0f}"
                 for seconds in (
+                    stage.load_seconds,
                     stage.forward_seconds,
                     stage.backward_seconds,
                     stage.optimizer_seconds,
@@ -135,7 +136,9 @@ def _stages_text(trial: FinishedTrial) -> str:
         )
         for stage in stages
     ]
-    return table(("stage.rank", "forward ms", "backward ms", "update ms", "idle ms", "peak MiB", "static MiB"), rows)
+    return table(
+        ("stage.rank", "load ms", "forward ms", "backward ms", "update ms", "idle ms", "peak MiB", "static MiB"), rows
+    )
 
 
 def _launch_text(launch: LaunchRecord) -> str:

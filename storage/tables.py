@@ -185,6 +185,7 @@ class StageMeasurementRow(Base):
     rank: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     stage: Mapped[int]
     data_rank: Mapped[int]
+    load_seconds: Mapped[float]
     forward_seconds: Mapped[float]
     backward_seconds: Mapped[float]
     optimizer_seconds: Mapped[float]

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from autotune.predict.chosen_steps import ChosenSteps
-from autotune.predict.costs import KINDS, LayerCost, LayerCosts, LinkCost
+from autotune.predict.costs import KINDS, LayerCost, LayerCosts, LinkCost, LoadCost, UpdateCost
 from autotune.predict.features import stage_features
 from autotune.predict.parts import Parts
 from autotune.predict.predictor import EpochOf, Predictor
@@ -54,12 +54,16 @@ def layer_cost(
     )
 
 
-def costs_of(*layers: LayerCost) -> LayerCosts:
+NO_LOADING = LoadCost()
+
+
+def costs_of(*layers: LayerCost, loading: LoadCost = NO_LOADING) -> LayerCosts:
     """In the order of KINDS."""
     return LayerCosts(
         layers=tuple(zip(KINDS, layers, strict=True)),
+        loading=loading,
         link=LinkCost(latency_seconds=0.0, seconds_per_byte=0.0),
-        optimizer_seconds_per_parameter=2e-9,
+        updates=(UpdateCost(zero=0, data_parallel=1, seconds_per_parameter=2e-9),),
         reduce_seconds_per_byte=1e-9,
         residual=0.02,
     )
@@ -71,6 +75,7 @@ COSTS = costs_of(
     layer_cost((1e-4, 1e-7, 0, 1e-5), (6e4, 800, 0, 0), (0, 700, 0, 0)),
     layer_cost((0, 1e-5, 5e-9, 1e-4), (0, 9000, 0, 1e4), (0, 700, 0, 0)),
     layer_cost((0, 2e-5, 0, 1e-5), (0, 4000, 0, 0), (0, 0, 0, 4)),
+    loading=LoadCost(pixels_seconds=(1e-4, 1e-7, 0, 1e-5), labels_seconds=(5e-5, 1e-7, 0, 1e-5)),
 )
 
 
@@ -93,7 +98,8 @@ layer_costs = st.builds(
                 kept_bytes=tuple(scale * value for value in cost.kept_bytes),
             )
             for (_, cost), scale in zip(COSTS.layers, scales, strict=True)
-        )
+        ),
+        loading=COSTS.loading,
     ),
     st.lists(st.floats(1, 4), min_size=len(KINDS), max_size=len(KINDS)),
 )
@@ -218,13 +224,14 @@ class SimulatedPool(WarmPool):
         """What the prediction says of that rank, slower by the plan's factor."""
         where, factor = seat(plan, rank), self._factor_of(plan)
         parts = stage_features(self._predictor, plan, task.timed_steps, where.stage, where.data_rank)
-        forward, backward, update = (sum(features) * factor for features in parts)
+        load, forward, backward, update = (sum(features) * factor for features in parts)
         steps = (*task.warmup_steps, *task.timed_steps)
         sizes = ChosenSteps(self._predictor.sizes(plan.packing, plan.layout), steps)
         memory = self._predictor.stage_memory(Parts.of(cut(plan)), plan.layout, sizes)[where.stage]
         return StageMeasurement(
             stage=where.stage,
             data_rank=where.data_rank,
+            load_seconds=load,
             forward_seconds=forward,
             backward_seconds=backward,
             optimizer_seconds=update,

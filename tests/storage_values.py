@@ -87,6 +87,7 @@ def completed(step_seconds: float = 0.5) -> Completed:
         return StageMeasurement(
             stage=number,
             data_rank=0,
+            load_seconds=0.01,
             forward_seconds=0.1,
             backward_seconds=0.2 + number,
             optimizer_seconds=0.01,

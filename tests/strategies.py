@@ -60,6 +60,7 @@ _stage_measurements = st.builds(
     StageMeasurement,
     stage=counts,
     data_rank=counts,
+    load_seconds=seconds,
     forward_seconds=seconds,
     backward_seconds=seconds,
     optimizer_seconds=seconds,

@@ -12,13 +12,15 @@ class StageMeasurement:
 
     stage: int
     data_rank: int
+    load_seconds: float
+    """Waiting for data: the first stage loads pixels, the last one labels."""
     forward_seconds: float
     backward_seconds: float
     """Recomputation included."""
     optimizer_seconds: float
     """Gradient reduction and optimizer step."""
     idle_seconds: float
-    """The rest of the step: waiting for other ranks, communication, loading data."""
+    """The rest of the step: waiting for other ranks, communication."""
     peak_bytes: int
     """Most bytes that were live at once: static, kept for the backward pass, and transient."""
     static_bytes: int

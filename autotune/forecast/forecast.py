@@ -60,7 +60,9 @@ class Forecaster:
         self.job, self.shape, self.cluster = job, shape, cluster
         self.index, self.report = _read(job, progress)
         self._weights = cost_weights(shape)
-        self._predictor = Predictor(cluster.costs, self._epoch, _ELEMENT_BYTES[shape.dtype])
+        self._predictor = Predictor(
+            cluster.costs.with_workers(job.data.workers), self._epoch, _ELEMENT_BYTES[shape.dtype]
+        )
         limits = Limits(
             vision_layers=shape.vision_layers,
             language_layers=shape.language_layers,

@@ -15,6 +15,7 @@ _PARTS = {
     "ideal": "the samples' own work, spread perfectly over all ranks",
     "padding": "pad tokens, stand-in images",
     "recompute": "layers that run forward again",
+    "loading": "reading and encoding the data, where no workers do it ahead",
     "stage_imbalance": "stages with more work than others",
     "data_imbalance": "data ranks with more work than others",
     "bubble": "the pipeline fills, drains and waits",

@@ -5,7 +5,7 @@ Arithmetic with assumed efficiencies, not a profile. It tells plans of one model
 
 from dataclasses import dataclass
 
-from autotune.predict.costs import LayerCost, LayerCosts, LinkCost
+from autotune.predict.costs import LayerCost, LayerCosts, LinkCost, LoadCost, UpdateCost
 from autotune.predict.robust_fit import Coefficients
 
 LABEL = "analytic device profile: computed from shapes and data sheets, nothing measured"
@@ -98,8 +98,15 @@ def analytic_costs(vision: VisionShape, language: LanguageShape, device: Device,
             ("language", _language_layer(language, share)),
             ("head", _head(language, share)),
         ),
+        loading=LoadCost(),
         link=LinkCost(latency_seconds=device.link_latency_seconds, seconds_per_byte=1 / device.link_bytes_per_second),
-        optimizer_seconds_per_parameter=_OPTIMIZER_BYTES / device.memory_bytes_per_second,
+        updates=(
+            UpdateCost(
+                zero=0,
+                data_parallel=1,
+                seconds_per_parameter=_OPTIMIZER_BYTES / device.memory_bytes_per_second,
+            ),
+        ),
         reduce_seconds_per_byte=2 / device.link_bytes_per_second,
         residual=0.0,
     )

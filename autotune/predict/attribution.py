@@ -1,7 +1,7 @@
 """Where the time of a step goes: parts that sum to the whole, each by one thing added to an ideal step.
 
-Added in this order, so that no part is negative: padding, recomputation, stages of unequal work, data ranks of unequal
-work, the pipeline's order, communication, the optimizer. docs/methods.md defines each.
+Added in this order, so that no part is negative: padding, recomputation, loading of data, stages of unequal work, data
+ranks of unequal work, the pipeline's order, communication, the optimizer. docs/methods.md defines each.
 """
 
 from collections.abc import Sequence
@@ -18,6 +18,8 @@ from trials.data.sample import Ints
 class PackSeconds:
     """What packs take on the stages of a plan, [packs, stages] where nothing else is said."""
 
+    load: Array
+    """Waiting for the pack's data, before its forward pass."""
     forward: Array
     backward: Array
     """Recomputation included."""
@@ -45,6 +47,8 @@ class Breakdown:
     """The samples' own work, spread perfectly over all ranks."""
     padding: Array
     recompute: Array
+    loading: Array
+    """Reading and encoding the data."""
     stage_imbalance: Array
     """On average over the data ranks, how much more work the busiest stage has than a stage on average."""
     data_imbalance: Array
@@ -81,7 +85,8 @@ def attribute(packs: Ints, seconds: PackSeconds, update: UpdateSeconds) -> tuple
     """
     steps, count, ranks = packs.shape
     of_ranks = packs.transpose(0, 2, 1).reshape(-1, count)
-    forward, backward, sends = (side[of_ranks] for side in (seconds.forward, seconds.backward, seconds.sends))
+    loaded = seconds.load + seconds.forward
+    forward, backward, sends = (side[of_ranks] for side in (loaded, seconds.backward, seconds.sends))
     stages = forward.shape[2]
     schedule = simulate(forward, backward, sends)
     without_sends = simulate(forward, backward) if sends.any() else schedule
@@ -99,6 +104,7 @@ def attribute(packs: Ints, seconds: PackSeconds, update: UpdateSeconds) -> tuple
         np.zeros(steps),
         spread(seconds.samples),
         spread((seconds.forward + seconds.backward - seconds.recompute).sum(axis=1)),
+        spread((seconds.forward + seconds.backward).sum(axis=1)),
         work.mean(axis=(1, 2)),
         busiest.mean(axis=1),
         busiest.max(axis=1),

@@ -24,6 +24,7 @@ _OWN_WIDTHS = {
     "head": 0.20,
     "recompute": 0.20,
     "pack": 0.50,
+    "loading": 0.50,
     "communication": 1.0,
     "update": 0.50,
     "schedule": 0.10,
@@ -94,7 +95,7 @@ class _Factors:
 def _prior() -> tuple[_Factors, _Factors]:
     """Of time and of bytes."""
     own = np.diag([_OWN_WIDTHS[name] ** 2 for name in FEATURES])
-    shared = np.array([name not in ("communication", "schedule") for name in FEATURES], dtype=np.float64)
+    shared = np.array([name not in ("loading", "communication", "schedule") for name in FEATURES], dtype=np.float64)
     time = _Factors(
         mean=np.array([1.0] * len(COSTS) + [0.0]),
         covariance=own + _MACHINE_WIDTH**2 * np.outer(shared, shared),

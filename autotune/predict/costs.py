@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TypeAlias, get_args
 
 import numpy as np
@@ -10,14 +10,15 @@ from numpy.typing import NDArray
 
 from autotune.errors import ProfileError
 from autotune.predict.robust_fit import Coefficients, fit_not_negative
-from trials.run.report import NOISE_LIMIT, LayerKind, LayerTiming, ProfileReport
+from trials.plan import Layout, ZeroStage
+from trials.run.report import NOISE_LIMIT, LayerKind, LayerTiming, LoadTiming, ProfileReport
 
 Kind: TypeAlias = LayerKind
 KINDS: tuple[Kind, ...] = get_args(LayerKind)
 Array: TypeAlias = NDArray[np.float64]
 Quantity: TypeAlias = Callable[[LayerTiming], float]
 
-_NOTHING: Coefficients = (0.0, 0.0, 0.0, 0.0)
+NOTHING: Coefficients = (0.0, 0.0, 0.0, 0.0)
 
 # On which columns of (units, tokens, squares, 1) the cost of each kind depends.
 _TIME_TERMS: dict[Kind, tuple[int, ...]] = {
@@ -28,6 +29,7 @@ _TIME_TERMS: dict[Kind, tuple[int, ...]] = {
     "head": (1, 3),
 }
 _BYTE_TERMS: dict[Kind, tuple[int, ...]] = _TIME_TERMS
+_LOAD_TERMS = (0, 1, 3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +39,20 @@ class LinkCost:
     latency_seconds: float
     """Of all messages that announce the states."""
     seconds_per_byte: float
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a number that no measurement can give."""
+        _check(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadCost:
+    """Reading and encoding a pack where it is needed, in coefficients like those of `LayerCost`."""
+
+    pixels_seconds: Coefficients = NOTHING
+    """On the first stage."""
+    labels_seconds: Coefficients = NOTHING
+    """On the last stage, when that is another one."""
 
     def __post_init__(self) -> None:
         """Raises ValueError for a number that no measurement can give."""
@@ -57,9 +73,9 @@ class LayerCost:
     output_bytes: Coefficients
     """What is kept of the next layer when that one is recomputed: its input."""
     parameters: int
-    shared_bytes: Coefficients = _NOTHING
+    shared_bytes: Coefficients = NOTHING
     """Kept once, however many layers of the kind stand on a stage: rotary embeddings."""
-    transient_bytes: Coefficients = _NOTHING
+    transient_bytes: Coefficients = NOTHING
     """Live during the pass beyond what is kept: gradients and work space. Nothing where the meter counts none."""
     seconds_error: float = 0.0
     """Median relative error of the fitted forward and backward times together, on the profiled sizes."""
@@ -78,12 +94,29 @@ class LayerCost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateCost:
+    """The optimizer's step, and what the engine does around it beside averaging gradients."""
+
+    zero: ZeroStage
+    data_parallel: int
+    """Ranks that it was measured on; with 1 there is no ZeRO."""
+    seconds_per_parameter: float
+    """Of the stage, on every rank."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a number that no measurement can give."""
+        _check(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCosts:
     """The costs of all kinds of layers of one model on one kind of hardware."""
 
     layers: tuple[tuple[Kind, LayerCost], ...]
+    loading: LoadCost
     link: LinkCost
-    optimizer_seconds_per_parameter: float
+    updates: tuple[UpdateCost, ...]
+    """That of a rank alone first."""
     reduce_seconds_per_byte: float
     """Of averaging gradients over the data-parallel ranks."""
     residual: float
@@ -95,6 +128,17 @@ class LayerCosts:
 
     def __getitem__(self, kind: Kind) -> LayerCost:
         return dict(self.layers)[kind]
+
+    def update_seconds_per_parameter(self, layout: Layout) -> float:
+        """Of the optimizer alone. What was not measured is that of a single rank, shared out by ZeRO."""
+        wanted = (layout.zero, layout.data > 1)
+        found = {(update.zero, update.data_parallel > 1): update.seconds_per_parameter for update in self.updates}
+        alone = self.updates[0].seconds_per_parameter
+        return found.get(wanted, alone / layout.data if layout.zero else alone)
+
+    def with_workers(self, workers: int) -> "LayerCosts":
+        """The same where so many processes load data: with any, packs are ready when they are asked for."""
+        return replace(self, loading=LoadCost()) if workers else self
 
     @property
     def noisy_kinds(self) -> tuple[Kind, ...]:
@@ -108,8 +152,9 @@ def fit_costs(reports: Sequence[ProfileReport]) -> LayerCosts:
     Raises ProfileError for a measurement that is negative or no number.
     """
     timings = [timing for report in reports for timing in report.timings]
+    loads = [timing for report in reports for timing in report.loads]
     try:
-        for measured in (*reports, *timings):
+        for measured in (*reports, *timings, *loads, *(update for report in reports for update in report.updates)):
             _check(measured)
     except ValueError as error:
         raise ProfileError(f"the layers were timed wrongly: {error}; profile again on an idle machine") from error
@@ -117,13 +162,25 @@ def fit_costs(reports: Sequence[ProfileReport]) -> LayerCosts:
     layers = {kind: _fit_layer([t for t in timings if t.layer == kind], kind, parameters[kind]) for kind in KINDS}
     return LayerCosts(
         layers=tuple(layers.items()),
+        loading=LoadCost(
+            pixels_seconds=_fit_load([load for load in loads if load.pixels]),
+            labels_seconds=_fit_load([load for load in loads if not load.pixels]),
+        ),
         link=LinkCost(
             # A pipeline is as slow as its slowest link.
             latency_seconds=max(report.link_latency_seconds for report in reports),
             seconds_per_byte=max(report.link_seconds_per_byte for report in reports),
         ),
-        optimizer_seconds_per_parameter=float(np.mean([r.optimizer_seconds_per_parameter for r in reports])),
-        reduce_seconds_per_byte=float(np.mean([r.reduce_seconds_per_byte for r in reports])),
+        updates=tuple(
+            UpdateCost(
+                zero=same[0].zero,
+                data_parallel=same[0].data_parallel,
+                # The rank that comes last waits for no other.
+                seconds_per_parameter=min(timing.seconds_per_parameter for timing in same),
+            )
+            for same in zip(*(report.updates for report in reports), strict=True)
+        ),
+        reduce_seconds_per_byte=float(np.mean([report.reduce_seconds_per_byte for report in reports])),
         residual=float(np.median(np.concatenate([_time_errors(timings, kind, layers[kind]) for kind in KINDS]))),
     )
 
@@ -145,6 +202,11 @@ def _fit_layer(timings: Sequence[LayerTiming], kind: Kind, parameters: int) -> L
         parameters=parameters,
     )
     return _with_errors(cost, timings, kind)
+
+
+def _fit_load(timings: Sequence[LoadTiming]) -> Coefficients:
+    sizes = np.array([(t.units, t.tokens, 0, 1) for t in timings], dtype=np.float64)
+    return fit_not_negative(sizes, np.array([t.seconds for t in timings]), _LOAD_TERMS)
 
 
 def _with_errors(cost: LayerCost, timings: Sequence[LayerTiming], kind: Kind) -> LayerCost:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from autotune.predict.costs import Array, LayerCosts
+from autotune.predict.costs import Array, LayerCosts, UpdateCost
 from autotune.predict.robust_fit import Coefficients
 from trials import wire
 from trials.workload import DataProfile
@@ -75,8 +75,15 @@ def _speeds(costs: LayerCosts) -> tuple[str, ...]:
     return (
         f"link       {link.latency_seconds * 1e6:.0f} us and {_nanoseconds_per_kibi(link.seconds_per_byte)}",
         f"reduction  {_nanoseconds_per_kibi(costs.reduce_seconds_per_byte)}",
-        f"optimizer  {costs.optimizer_seconds_per_parameter * 1e9:.2f} ns per parameter",
+        *(
+            f"update     {update.seconds_per_parameter * 1e9:.2f} ns per parameter{_sharded(update)}"
+            for update in costs.updates
+        ),
     )
+
+
+def _sharded(update: UpdateCost) -> str:
+    return f", {update.data_parallel} data ranks, ZeRO {update.zero}" if update.data_parallel > 1 else ""
 
 
 def _nanoseconds_per_kibi(seconds_per_byte: float) -> str:

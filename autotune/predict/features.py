@@ -7,22 +7,22 @@ from typing import TypeAlias
 import numpy as np
 
 from autotune.predict.chosen_steps import ChosenSteps
-from autotune.predict.costs import Array, Kind, LayerCost, LayerCosts
+from autotune.predict.costs import Array, Kind, LayerCost, LayerCosts, LoadCost
 from autotune.predict.parts import Parts
 from autotune.predict.predictor import Predictor
 from autotune.predict.robust_fit import Coefficients
 from trials.model.cut import cut
 from trials.plan import Plan
 
-COSTS = ("vision", "language", "head", "recompute", "pack", "communication", "update")
-"""Costs of layers by size and kind, what each layer costs a pack of any size, links and reduction, the optimizer."""
+COSTS = ("vision", "language", "head", "recompute", "pack", "loading", "communication", "update")
+"""Of layers by size and kind, of each layer for a pack of any size, of loading, links and reduction, the optimizer."""
 FEATURES = (*COSTS, "schedule")
 """And what a whole step takes beside them."""
 Features: TypeAlias = tuple[float, ...]
 """Seconds for each of FEATURES."""
 
 _SIZED: dict[Kind, int] = {"vision_embedding": 0, "vision": 0, "projector": 0, "language": 1, "head": 2}
-_RECOMPUTE, _PACK, _COMMUNICATION, _UPDATE = range(3, 7)
+_RECOMPUTE, _PACK, _LOADING, _COMMUNICATION, _UPDATE = range(3, 8)
 _SMALL = 0.02
 """Change of a factor by which the change of a step is told: at some packs the slowest stage is another one then."""
 
@@ -31,29 +31,39 @@ def scaled(costs: LayerCosts, factors: Sequence[float] | Array) -> LayerCosts:
     """The costs times one factor for each of COSTS."""
     factors = [float(factor) for factor in factors]
 
+    def times(coefficients: Coefficients, factor: float) -> Coefficients:
+        units, tokens, squares, constant = (value * factor for value in coefficients)
+        return units, tokens, squares, constant
+
     def layer(kind: Kind, cost: LayerCost) -> LayerCost:
         def sized(coefficients: Coefficients) -> Coefficients:
             units, tokens, squares, constant = coefficients
             factor = factors[_SIZED[kind]]
             return units * factor, tokens * factor, squares * factor, constant * factors[_PACK]
 
-        units, tokens, squares, constant = (value * factors[_RECOMPUTE] for value in cost.recompute_seconds)
         return replace(
             cost,
             forward_seconds=sized(cost.forward_seconds),
             backward_seconds=sized(cost.backward_seconds),
-            recompute_seconds=(units, tokens, squares, constant),
+            recompute_seconds=times(cost.recompute_seconds, factors[_RECOMPUTE]),
         )
 
     return replace(
         costs,
         layers=tuple((kind, layer(kind, cost)) for kind, cost in costs.layers),
+        loading=LoadCost(
+            pixels_seconds=times(costs.loading.pixels_seconds, factors[_LOADING]),
+            labels_seconds=times(costs.loading.labels_seconds, factors[_LOADING]),
+        ),
         link=replace(
             costs.link,
             latency_seconds=costs.link.latency_seconds * factors[_COMMUNICATION],
             seconds_per_byte=costs.link.seconds_per_byte * factors[_COMMUNICATION],
         ),
-        optimizer_seconds_per_parameter=costs.optimizer_seconds_per_parameter * factors[_UPDATE],
+        updates=tuple(
+            replace(update, seconds_per_parameter=update.seconds_per_parameter * factors[_UPDATE])
+            for update in costs.updates
+        ),
         reduce_seconds_per_byte=costs.reduce_seconds_per_byte * factors[_COMMUNICATION],
     )
 
@@ -78,15 +88,16 @@ def step_features(predictor: Predictor, plan: Plan, steps: Sequence[int], factor
 
 def stage_features(
     predictor: Predictor, plan: Plan, steps: Sequence[int], stage: int, data_rank: int
-) -> tuple[Features, Features, Features]:
-    """Of a rank's (forward, backward, optimizer) seconds in a mean step of these."""
+) -> tuple[Features, Features, Features, Features]:
+    """Of a rank's (load, forward, backward, optimizer) seconds in a mean step of these."""
     sizes = ChosenSteps(predictor.sizes(plan.packing, plan.layout), steps)
     table = sizes.table[sizes.packs_of_rank(data_rank)]
     parts = Parts.of(cut(plan))
     found = []
     for one in np.eye(len(COSTS)):
         alone = predictor.with_costs(scaled(predictor.costs, one))
-        forward, backward = (passes[:, stage].sum() / len(steps) for passes in alone.pass_seconds(parts, table))
-        found.append((float(forward), float(backward), float(alone.update_seconds(plan.layout, parts)[stage])))
-    forward, backward, update = zip(*found, strict=True)
-    return (*forward, 0.0), (*backward, 0.0), (*update, 0.0)
+        of_packs = (alone.load_seconds(parts, table), *alone.pass_seconds(parts, table))
+        load, forward, backward = (float(seconds[:, stage].sum()) / len(steps) for seconds in of_packs)
+        found.append((load, forward, backward, float(alone.update_seconds(plan.layout, parts)[stage])))
+    of_load, of_forward, of_backward, of_update = zip(*found, strict=True)
+    return (*of_load, 0.0), (*of_forward, 0.0), (*of_backward, 0.0), (*of_update, 0.0)

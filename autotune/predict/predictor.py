@@ -109,11 +109,10 @@ class Predictor:
 
     def _update_seconds(self, layout: Layout, parts: Parts) -> UpdateSeconds:
         parameters = parts.layers @ self._parameters
-        updated = parameters / layout.data if layout.zero else parameters
         reduced = parameters * self._element_bytes if layout.data > 1 else np.zeros_like(parameters)
         return UpdateSeconds(
             reduction=reduced * self.costs.reduce_seconds_per_byte,
-            optimizer=updated * self.costs.optimizer_seconds_per_parameter,
+            optimizer=parameters * self.costs.update_seconds_per_parameter(layout),
         )
 
     def update_seconds(self, layout: Layout, parts: Parts) -> Array:
@@ -135,6 +134,7 @@ class Predictor:
         # A stage sends what its last layer hands on; the last stage sends nothing on.
         last = len(KINDS) - 1 - np.argmax(parts.layers[:-1, ::-1] > 0, axis=1)
         return PackSeconds(
+            load=self.load_seconds(parts, sizes.table),
             forward=forward,
             backward=backward,
             recompute=sizes.table @ (parts.recomputed @ self._again).T,
@@ -147,6 +147,14 @@ class Predictor:
         forward = parts.layers @ self._forward
         backward = parts.layers @ self._backward + parts.recomputed @ self._again
         return sizes @ forward.T, sizes @ backward.T
+
+    def load_seconds(self, parts: Parts, sizes: Array) -> Array:
+        """Of reading and encoding packs where their pixels or their labels are needed; shapes as in `pass_seconds`."""
+        embeds, heads = (parts.layers[:, [KINDS.index(kind)]] for kind in ("vision_embedding", "head"))
+        loading = self.costs.loading
+        of_stages = embeds * np.array(loading.pixels_seconds) + heads * (1 - embeds) * np.array(loading.labels_seconds)
+        seconds: Array = sizes @ of_stages.T
+        return seconds
 
     def stage_bytes(self, parts: Parts, layout: Layout, number: int, sizes: EpochSizes) -> Array:
         """Expected bytes of stage `number` under each of `parts`, [stages]; see `StageMemory.expected`."""

@@ -64,8 +64,8 @@ class CalibratedPredictor:
         return step_features(self.base, plan, steps, self._calibration.factors)
 
     def _observe_stage(self, plan: Plan, steps: tuple[int, ...], stage: StageMeasurement) -> None:
-        forward, backward, update = stage_features(self.base, plan, steps, stage.stage, stage.data_rank)
-        measured = [(forward, stage.forward_seconds), (backward, stage.backward_seconds)]
+        load, forward, backward, update = stage_features(self.base, plan, steps, stage.stage, stage.data_rank)
+        measured = [(load, stage.load_seconds), (forward, stage.forward_seconds), (backward, stage.backward_seconds)]
         if plan.layout.data == 1:  # with more, a rank waits for the others in the reduction
             measured.append((update, stage.optimizer_seconds))
         self._observations += [

@@ -228,7 +228,7 @@ def _layer_seconds(predictor: Predictor, mean: Array) -> LayerSeconds:
 
     def of(parts: Parts) -> Array:
         forward, backward = predictor.pass_seconds(parts, mean)
-        seconds: Array = forward[0] + backward[0]
+        seconds: Array = (predictor.load_seconds(parts, mean) + forward + backward)[0]
         return seconds
 
     return LayerSeconds(

@@ -6,11 +6,12 @@ from pathlib import Path
 
 from autotune.errors import ProfileError, TrialsKeepFailing
 from autotune.predict.costs import LayerCosts, fit_costs
+from autotune.search.layouts import zero_stages
 from autotune.workload import Prepared
 from storage.store import Store
 from trials import wire
 from trials.errors import WireError
-from trials.plan import Layout, Padded, Plan, Stage
+from trials.plan import Layout, Padded, Plan, Stage, ZeroStage
 from trials.run.pool import Answers, WarmPool
 from trials.run.report import NOISE_LIMIT, ProfileReport
 from trials.run.request import Profile
@@ -31,14 +32,19 @@ def layer_costs(prepared: Prepared, store: Store, pool: WarmPool, logs: Path, *,
     work = prepared.workload
     keys = (work.hardware.fingerprint, work.model.fingerprint, work.software)
     stored = None if fresh else store.layer_profile(*keys)
-    if stored is not None:
-        try:
-            return wire.decode(LayerCosts, stored)
-        except WireError as error:
-            _log.info("the stored profile is of another version and is measured again: %s", error)
-    costs = profile_layers(prepared, pool, logs)
-    store.save_layer_profile(*keys, wire.encode(costs))
+    costs = None if stored is None else _decoded(stored)
+    if costs is None:
+        costs = profile_layers(prepared, pool, logs)
+        store.save_layer_profile(*keys, wire.encode(costs))
     return costs
+
+
+def _decoded(stored: str) -> LayerCosts | None:
+    try:
+        return wire.decode(LayerCosts, stored)
+    except WireError as error:
+        _log.info("the stored profile is of another version and is measured again: %s", error)
+        return None
 
 
 def profile_layers(prepared: Prepared, pool: WarmPool, logs: Path) -> LayerCosts:
@@ -54,12 +60,16 @@ def profile_layers(prepared: Prepared, pool: WarmPool, logs: Path) -> LayerCosts
         stages=(Stage(vision=model.vision_layers, language=model.language_layers),),
     )
     try:
-        answer = pool.ask(prepared.request(whole, design(prepared.workload.data)), prepared.job.search.trial_timeout)
+        answer = pool.ask(
+            prepared.request(whole, design(prepared.workload.data, zero_stages(model, devices))),
+            prepared.job.search.trial_timeout,
+        )
     except WireError as error:  # a time that is no number has no JSON
         raise ProfileError(f"the layers were timed wrongly: {error}; profile again on an idle machine") from error
     if not isinstance(answer, Answers):
         raise TrialsKeepFailing(f"the layers could not be profiled: {answer}; logs are in {logs}")
-    costs = fit_costs([report for report in answer.reports if isinstance(report, ProfileReport)])
+    reports = [report for report in answer.reports if isinstance(report, ProfileReport)]
+    costs = fit_costs(reports)
     if costs.noisy_kinds:
         _log.warning(
             "the times of these layers differ by more than %.0f%% between repeats, after three rounds: %s; predictions "
@@ -70,7 +80,7 @@ def profile_layers(prepared: Prepared, pool: WarmPool, logs: Path) -> LayerCosts
     return costs
 
 
-def design(data: DataProfile) -> Profile:
+def design(data: DataProfile, zero: tuple[ZeroStage, ...]) -> Profile:
     """Sizes that span the packs of this data, and at which the costs of units, tokens and squares can be told apart.
 
     Units grow by equal factors. Packs of one sample stand beside packs of many short ones: of four short samples'
@@ -82,5 +92,6 @@ def design(data: DataProfile) -> Profile:
     return Profile(
         unit_counts=tuple(sorted({round(units ** (step / 5)) for step in range(6)})),
         sample_shapes=((1, short), (1, 4 * short), (4, short), (1, 10 * short), (8, short), (16, short)),
+        zero_stages=zero,
         repeats=_REPEATS,
     )

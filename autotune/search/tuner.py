@@ -85,7 +85,11 @@ class Tuner:
         commands = local_ranks(hardware.devices, hardware.accelerator)
         with WarmPool(commands, self._folder / "ranks" / study.id) as pool:
             costs = layer_costs(self._prepared, self._store, pool, self._folder / "ranks")
-            predictor = Predictor(costs, self._prepared.epoch, self._workload.model.element_bytes)
+            predictor = Predictor(
+                costs.with_workers(self._prepared.job.data.workers),
+                self._prepared.epoch,
+                self._workload.model.element_bytes,
+            )
             calibrated = CalibratedPredictor(predictor)
             limits = Limits(
                 vision_layers=self._workload.model.vision_layers,

@@ -18,7 +18,9 @@ from trials.run.request import Profile, Trial
 
 ROWS, COLUMNS = 64, 32
 TENSOR = 4 * ROWS * COLUMNS
-PROFILE = Profile(unit_counts=(1, 2, 4, 8), sample_shapes=((1, 64), (4, 64), (1, 256), (2, 256)), repeats=2)
+PROFILE = Profile(
+    unit_counts=(1, 2, 4, 8), sample_shapes=((1, 64), (4, 64), (1, 256), (2, 256)), zero_stages=(), repeats=2
+)
 
 
 @pytest.fixture(scope="module")

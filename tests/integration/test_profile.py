@@ -69,7 +69,17 @@ def test_links_reduction_and_optimizer_are_timed(costs: LayerCosts) -> None:
     assert 0 < costs.link.latency_seconds < 0.1
     assert 0 < costs.link.seconds_per_byte < 1e-6
     assert 0 < costs.reduce_seconds_per_byte < 1e-6
-    assert 0 < costs.optimizer_seconds_per_parameter < 1e-6
+    alone, plain, split = costs.updates
+    assert (alone.data_parallel, plain.data_parallel, split.data_parallel) == (1, 2, 2)
+    assert (plain.zero, split.zero) == (0, 1)
+    assert all(0 < update.seconds_per_parameter < 1e-6 for update in costs.updates)
+
+
+def test_loading_pixels_takes_longer_than_labels(costs: LayerCosts) -> None:
+    def at(coefficients: tuple[float, ...]) -> float:
+        return coefficients[0] * 8 + coefficients[1] * 500 + coefficients[3]
+
+    assert at(costs.loading.pixels_seconds) > at(costs.loading.labels_seconds) > 0
 
 
 def test_profile_on_one_rank_prints_and_writes_the_costs(example: Path, tmp_path: Path) -> None:

@@ -47,7 +47,8 @@ def test_a_trial_reports_each_ranks_seconds_bytes_and_losses(prepared: Prepared,
     for report in (first, second):
         parts = report.stage
         assert min(parts.forward_seconds, parts.backward_seconds, parts.optimizer_seconds) > 0
-        spent = parts.forward_seconds + parts.backward_seconds + parts.optimizer_seconds + parts.idle_seconds
+        passes = parts.load_seconds + parts.forward_seconds + parts.backward_seconds
+        spent = passes + parts.optimizer_seconds + parts.idle_seconds
         assert spent == pytest.approx(sum(report.step_seconds) / 2, rel=1e-3)
         assert parts.peak_bytes > parts.static_bytes > 0
 

@@ -19,6 +19,7 @@ NOTHING = dict.fromkeys([field.name for field in fields(Breakdown)], 0.0)
 def pack_seconds(forward: Array, sends: float = 0.0) -> PackSeconds:
     """Backward passes take as long as forward passes; nothing is padded or recomputed. `forward` [packs, stages]."""
     return PackSeconds(
+        load=np.zeros_like(forward),
         forward=forward,
         backward=forward,
         recompute=np.zeros_like(forward),
@@ -53,6 +54,15 @@ def test_passes_that_are_run_again_are_recompute() -> None:
     again = np.full((2, 1), 2.0)
     recomputing = PackSeconds(**{**_fields(seconds), "backward": seconds.backward + again, "recompute": again})
     assert parts([[0], [1]], recomputing) == {**NOTHING, "ideal": 12.0, "recompute": 4.0}
+
+
+def test_waiting_for_data_is_loading() -> None:
+    seconds = pack_seconds(np.full((2, 2), 3.0))
+    loading = PackSeconds(**{**_fields(seconds), "load": np.full((2, 2), 0.5)})
+    assert parts([[0, 1]], loading)["loading"] == 0.5
+    first_alone = PackSeconds(**{**_fields(seconds), "load": np.array([[0.5, 0.0], [0.5, 0.0]])})
+    found = parts([[0, 1]], first_alone)
+    assert (found["loading"], found["stage_imbalance"]) == (0.25, 0.25)
 
 
 def test_ranks_that_wait_for_a_slower_rank_are_data_imbalance() -> None:
@@ -106,11 +116,12 @@ def attributed(draw: st.DrawFn) -> tuple[Ints, PackSeconds, UpdateSeconds]:
     def seconds(*shape: int) -> Array:
         return draw(arrays(np.float64, shape, elements=st.floats(0.0, 10)))
 
-    forward, backward, again = (seconds(packs.size, stages) for _ in range(3))
+    load, forward, backward, again = (seconds(packs.size, stages) for _ in range(4))
     share = draw(st.floats(0.1, 1))
     return (
         packs,
         PackSeconds(
+            load=load,
             forward=forward,
             backward=backward + again,
             recompute=again,
@@ -132,12 +143,14 @@ def test_the_parts_are_not_negative_and_sum_to_the_simulated_step(
         assert (getattr(breakdown, field.name) >= -1e-9).all(), field.name
     for number, step in enumerate(packs):
         ends = [
-            simulate(*(side[rank][None] for side in (seconds.forward, seconds.backward, seconds.sends))).ends[0]
+            simulate(
+                *(side[rank][None] for side in (seconds.load + seconds.forward, seconds.backward, seconds.sends))
+            ).ends[0]
             for rank in step.T
         ]
         whole = (np.max(ends, axis=0) + after.reduction + after.optimizer).max()
         assert breakdown.seconds[number] == pytest.approx(whole)
-        assert work[number] == pytest.approx((seconds.forward + seconds.backward)[step].sum(axis=(0, 1)))
+        assert work[number] == pytest.approx((seconds.load + seconds.forward + seconds.backward)[step].sum(axis=(0, 1)))
 
 
 def test_steps_of_two_lengths_are_joined_in_order() -> None:

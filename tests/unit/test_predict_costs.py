@@ -8,12 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.errors import ProfileError
-from autotune.predict.costs import KINDS, LayerCost, LayerCosts, LinkCost, fit_costs
+from autotune.predict.costs import KINDS, LayerCost, LayerCosts, LinkCost, LoadCost, fit_costs
 from tests.search_values import COSTS, layer_costs
 from trials import wire
 from trials.errors import WireError
+from trials.plan import Layout
 from trials.run.profile import Times, measure_until_quiet, spread
-from trials.run.report import NOISE_LIMIT, LayerKind, LayerTiming, ProfileReport
+from trials.run.report import NOISE_LIMIT, LayerKind, LayerTiming, LoadTiming, ProfileReport, UpdateTiming
 
 UNITS = (1, 2, 4, 8, 16, 24)
 SHAPES = ((1, 64), (4, 64), (1, 256), (2, 256), (1, 600), (8, 128))
@@ -47,6 +48,10 @@ def timing(kind: LayerKind, size: tuple[int, int, int], cost: LayerCost, noise: 
     )
 
 
+def load_seconds(pixels: bool, units: int, tokens: int) -> float:
+    return 2e-3 * units * pixels + 3e-6 * tokens + 4e-4
+
+
 def reports_of(costs: LayerCosts, noise: float, ranks: int = 2) -> list[ProfileReport]:
     """What ranks report of layers with these costs, with relative noise."""
     random = np.random.default_rng(0)
@@ -59,7 +64,15 @@ def reports_of(costs: LayerCosts, noise: float, ranks: int = 2) -> list[ProfileR
         ProfileReport(
             timings=tuple(timing(kind, size, costs[kind], factors()) for kind in KINDS for size in sizes_of(kind)),
             parameters=tuple((kind, costs[kind].parameters) for kind in KINDS),
-            optimizer_seconds_per_parameter=(rank + 1) * 1e-9,
+            updates=(
+                UpdateTiming(zero=0, data_parallel=1, seconds_per_parameter=(rank + 2) * 1e-9),
+                UpdateTiming(zero=1, data_parallel=ranks, seconds_per_parameter=(rank + 5) * 1e-9),
+            ),
+            loads=tuple(
+                LoadTiming(pixels=pixels, units=units, tokens=tokens, seconds=load_seconds(pixels, units, tokens))
+                for pixels in (True, False)
+                for units, tokens in ((1, 100), (3, 90), (2, 400), (8, 500), (9, 900))
+            ),
             reduce_seconds_per_byte=(rank + 1) * 1e-10,
             link_latency_seconds=1e-4 * (rank + 1),
             link_seconds_per_byte=1e-9 * (rank + 1),
@@ -120,7 +133,6 @@ def test_a_layer_that_keeps_nothing_costs_nothing() -> None:
 def test_speeds_of_the_ranks_are_averaged_and_the_slowest_link_counts() -> None:
     fitted = fit_costs(reports_of(COSTS, noise=0.0, ranks=2))
     assert fitted.link == LinkCost(latency_seconds=2e-4, seconds_per_byte=2e-9)
-    assert fitted.optimizer_seconds_per_parameter == pytest.approx(1.5e-9)
     assert fitted.reduce_seconds_per_byte == pytest.approx(1.5e-10)
     assert fitted["language"].parameters == COSTS["language"].parameters
 
@@ -129,6 +141,40 @@ def test_speeds_of_the_ranks_are_averaged_and_the_slowest_link_counts() -> None:
 @settings(deadline=None, max_examples=25)
 def test_costs_survive_their_json(costs: LayerCosts) -> None:
     assert wire.decode(LayerCosts, wire.encode(costs)) == costs
+
+
+def test_loading_is_fitted_with_and_without_pixels() -> None:
+    loading = fit_costs(reports_of(COSTS, noise=0.0, ranks=2)).loading
+    assert loading.pixels_seconds == pytest.approx((2e-3, 3e-6, 0, 4e-4), rel=1e-3)
+    assert loading.labels_seconds == pytest.approx((0, 3e-6, 0, 4e-4), rel=1e-3)
+
+
+def test_an_update_takes_what_the_rank_needs_that_waits_least() -> None:
+    fitted = fit_costs(reports_of(COSTS, noise=0.0, ranks=2))
+    assert fitted.update_seconds_per_parameter(Layout(pipeline=2, data=1, zero=0)) == 2e-9
+    assert fitted.update_seconds_per_parameter(Layout(pipeline=1, data=2, zero=1)) == 5e-9
+
+
+def test_an_update_that_was_not_measured_is_that_of_one_rank_shared_out() -> None:
+    (report,) = reports_of(COSTS, noise=0.0, ranks=1)
+    fitted = fit_costs([replace(report, updates=report.updates[:1])])
+    assert fitted.update_seconds_per_parameter(Layout(pipeline=1, data=4, zero=0)) == 2e-9
+    assert fitted.update_seconds_per_parameter(Layout(pipeline=1, data=4, zero=1)) == 0.5e-9
+
+
+@pytest.mark.parametrize("part", ["loads", "updates"])
+def test_loading_and_updates_that_were_timed_wrongly_are_refused(part: str) -> None:
+    (report,) = reports_of(COSTS, noise=0.0, ranks=1)
+    field = "seconds" if part == "loads" else "seconds_per_parameter"
+    first, *others = getattr(report, part)
+    changes: dict[str, Any] = {part: (replace(first, **{field: float("nan")}), *others)}
+    with pytest.raises(ProfileError, match=f"{field} is nan"):
+        fit_costs([replace(report, **changes)])
+
+
+def test_what_workers_load_ahead_costs_nothing() -> None:
+    assert COSTS.with_workers(0) == COSTS
+    assert COSTS.with_workers(2) == replace(COSTS, loading=LoadCost())
 
 
 def with_timings(report: ProfileReport, change: Callable[[LayerTiming], LayerTiming]) -> ProfileReport:

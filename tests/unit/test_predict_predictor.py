@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.predict.costs import KINDS, LayerCosts, LinkCost
+from autotune.predict.costs import KINDS, LayerCosts, LinkCost, LoadCost
 from autotune.predict.parts import Parts
 from tests.data_values import index_of, lengths
 from tests.search_values import BATCH, COSTS, INDEX, costs_of, layer_cost, layer_costs, predictor_of
@@ -314,3 +314,15 @@ def test_an_epoch_takes_the_sum_of_its_steps() -> None:
     assert prediction.epoch_seconds == pytest.approx(sum(prediction.step_seconds))
     assert prediction.batch_deviation == sizes.epoch.batch_deviation
     assert sizes.epoch.packs.counts.sum() == len(INDEX)
+
+
+def test_the_first_stage_loads_pixels_and_the_last_one_labels() -> None:
+    nothing = costs_of(
+        FREE, FREE, FREE, FREE, FREE, loading=LoadCost(pixels_seconds=(0, 0, 0, 5.0), labels_seconds=(0, 0, 0, 2.0))
+    )
+    predictor = predictor_of(nothing, index_of([(0, 10)] * 4), batch=4)
+    three = predictor.predict(plan_of("2+0", "3+1", "0+3", packing=Padded(samples=1)))
+    assert three.step_seconds == pytest.approx([4 * 5.0 + 2.0])
+    assert three.stage_idle == pytest.approx((2 / 22, 1.0, 14 / 22))
+    alone = predictor.predict(plan_of("5+4", packing=Padded(samples=1)))
+    assert alone.breakdown.totals["loading"] == pytest.approx(4 * 5.0)

@@ -51,7 +51,7 @@ def micro_batches(
     blank one of the lengths in the index. Under `on_error: fail` it raises DataError instead.
     """
     packs = [epoch.packs.pack(pack) for step in steps for pack in epoch.rows(step)[:, data_rank]]
-    dataset = _Packs(index, packs, encoder, pixels=pixels, padded=epoch.packs.padded)
+    dataset = PackDataset(index, packs, encoder, pixels=pixels, padded=epoch.packs.padded)
     # Faults come as values: raised in a worker, one would come back with the worker's traceback as its message.
     for batch in DataLoader(dataset, batch_size=None, num_workers=workers):
         if batch.faults and on_error == "fail":
@@ -61,7 +61,9 @@ def micro_batches(
         yield batch
 
 
-class _Packs(Dataset[MicroBatch]):
+class PackDataset(Dataset[MicroBatch]):
+    """Packs, given as rows of the index. A sample that cannot be read becomes a blank one, and a fault of its pack."""
+
     def __init__(
         self, index: DatasetIndex, packs: Sequence[Ints], encoder: Encoder, *, pixels: bool, padded: bool
     ) -> None:

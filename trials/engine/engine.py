@@ -18,7 +18,7 @@ from trials.engine.stopwatch import Stopwatch
 from trials.model.stage import StageModule, pack_loss
 from trials.plan import Plan
 
-FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
+LOAD, FORWARD, BACKWARD, OPTIMIZER = "load", "forward", "backward", "optimizer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +113,8 @@ class PlainEngine(_DeepSpeedEngine):
         total = torch.zeros((), device=self._device)
         scale = self._plan.layout.data / target_tokens
         for _ in range(count):
-            inputs, target = _tensors(next(batches), scale, self._device)
+            with self.stopwatch.section(LOAD):
+                inputs, target = _tensors(next(batches), scale, self._device)
             with self.stopwatch.section(FORWARD):
                 loss = pack_loss(self._engine(inputs), target)
             with self.stopwatch.section(BACKWARD):
@@ -143,6 +144,7 @@ class PipelineEngine(_DeepSpeedEngine):
 
     def _timed_instructions(self, instructions: dict[type, Callable[..., None]]) -> dict[type, Callable[..., None]]:
         sections = {
+            schedule.LoadMicroBatch: LOAD,
             schedule.ForwardPass: FORWARD,
             schedule.BackwardPass: BACKWARD,
             schedule.ReduceTiedGrads: OPTIMIZER,

@@ -14,9 +14,11 @@ from trials.model.skeleton import build_skeleton, load_config
 from trials.model.stage import StageModule
 from trials.model.weights import draw_buffers, draw_weights
 from trials.run.links import time_link, time_reduction
+from trials.run.loading import time_loading
 from trials.run.probes import Probe, Run, probes
 from trials.run.report import NOISE_LIMIT, LayerTiming, ProfileReport
 from trials.run.request import Profile, Request
+from trials.run.updates import time_updates
 
 _MORE_ROUNDS = 2
 """How often noisy timings are taken again."""
@@ -35,22 +37,28 @@ Times: TypeAlias = tuple[float, float, float]
 
 def run_profile(request: Request, task: Profile, device: torch.device) -> ProfileReport:
     """Times every kind of layer at the sizes of `task`, on this rank's device."""
-    settings = request.job.model
-    config = load_config(settings.path, trust_remote_code=settings.trust_remote_code)
-    stage = StageModule(build_skeleton(config, getattr(torch, settings.dtype)), _ONE_OF_EACH)
-    draw_weights(stage.model, stage.paths, request.job.training.seed, device)
-    draw_buffers(stage.model, stage.chain.rotary, device)
+    stage = _one_of_each(request, device)
     link = time_link(device)
     reduction = time_reduction(device, task.repeats)
     profiler = _Profiler(stage, device, task.repeats)
     return ProfileReport(
         timings=profiler.timings(tuple(probes(stage, task, device))),
+        loads=time_loading(request, task.repeats),
         parameters=tuple((kind, _count(stage, paths)) for kind, paths in _paths_by_kind(stage).items()),
-        optimizer_seconds_per_parameter=profiler.time_optimizer(),
+        updates=time_updates(request, task, lambda: _one_of_each(request, device), reduction),
         reduce_seconds_per_byte=reduction,
         link_latency_seconds=link[0],
         link_seconds_per_byte=link[1],
     )
+
+
+def _one_of_each(request: Request, device: torch.device) -> StageModule:
+    settings = request.job.model
+    config = load_config(settings.path, trust_remote_code=settings.trust_remote_code)
+    stage = StageModule(build_skeleton(config, getattr(torch, settings.dtype)), _ONE_OF_EACH)
+    draw_weights(stage.model, stage.paths, request.job.training.seed, device)
+    draw_buffers(stage.model, stage.chain.rotary, device)
+    return stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,17 +135,6 @@ class _Profiler:
 
     def _meter(self) -> SavedTensorMeter:
         return SavedTensorMeter(self._stage.parameters(), 0, 1 << 62)
-
-    def time_optimizer(self) -> float:
-        """Seconds of an AdamW step, per parameter."""
-        parameters = list(self._stage.parameters())
-        optimizer = torch.optim.AdamW(parameters)
-        seconds = []
-        for _ in range(self._repeats + 1):
-            with self._stopwatch.section("optimizer"):
-                optimizer.step()
-            seconds.append(self._stopwatch.read()["optimizer"])
-        return statistics.median(seconds[1:]) / sum(parameter.numel() for parameter in parameters)
 
 
 def measure_until_quiet(

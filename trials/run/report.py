@@ -8,6 +8,7 @@ from pydantic import Field
 
 from trials import wire
 from trials.outcome import Crash, OutOfMemory, StageMeasurement
+from trials.plan import ZeroStage
 
 LayerKind: TypeAlias = Literal["vision_embedding", "vision", "projector", "language", "head"]
 """In the order of the chain."""
@@ -57,13 +58,35 @@ class LayerTiming:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoadTiming:
+    """Reading and encoding one pack of the job's data: the least seconds of the repeats."""
+
+    pixels: bool
+    """With pixels, as for the first stage; without, as for the last one."""
+    units: int
+    tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateTiming:
+    """The update of weights by the engine, less the time of averaging gradients."""
+
+    zero: ZeroStage
+    data_parallel: int
+    """Ranks."""
+    seconds_per_parameter: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileReport:
-    """Timings of every kind of layer on one rank."""
+    """Timings of every kind of layer, and of loading data, on one rank."""
 
     timings: tuple[LayerTiming, ...]
+    loads: tuple[LoadTiming, ...]
     parameters: tuple[tuple[str, int], ...]
     """(kind of layer, parameters of one such layer)."""
-    optimizer_seconds_per_parameter: float
+    updates: tuple[UpdateTiming, ...]
     reduce_seconds_per_byte: float
     """Of an all-reduce over all ranks; 0 for a single one."""
     link_latency_seconds: float

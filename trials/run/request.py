@@ -9,7 +9,7 @@ from pydantic import Field
 from trials import wire
 from trials.data.epoch import CostWeights
 from trials.job import Job
-from trials.plan import Plan
+from trials.plan import Plan, ZeroStage
 
 REQUEST_FILE = "request.json"
 
@@ -32,6 +32,8 @@ class Profile:
     """Vision units of a pack."""
     sample_shapes: tuple[tuple[int, int], ...]
     """(samples, tokens of each) of a pack."""
+    zero_stages: tuple[ZeroStage, ...]
+    """With which the update of data-parallel ranks is timed, when there are several ranks."""
     repeats: int
     kind: Literal["profile"] = "profile"
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from trials.data.epoch import Step
 from trials.data.loader import MicroBatch
-from trials.engine.engine import BACKWARD, FORWARD, OPTIMIZER
+from trials.engine.engine import BACKWARD, FORWARD, LOAD, OPTIMIZER
 from trials.engine.memory import static_bytes
 from trials.outcome import StageMeasurement
 from trials.run.report import TrialReport
@@ -48,6 +48,7 @@ def _measure_stage(session: Session, total_seconds: float, steps: int) -> StageM
     return StageMeasurement(
         stage=session.seat.stage,
         data_rank=session.seat.data_rank,
+        load_seconds=parts.get(LOAD, 0.0) / steps,
         forward_seconds=parts[FORWARD] / steps,
         backward_seconds=parts[BACKWARD] / steps,
         optimizer_seconds=parts[OPTIMIZER] / steps,

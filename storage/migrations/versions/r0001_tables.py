@@ -135,6 +135,7 @@ def _what_was_measured() -> None:
         _integer("rank", primary_key=True, autoincrement=False),
         _integer("stage"),
         _integer("data_rank"),
+        _real("load_seconds"),
         _real("forward_seconds"),
         _real("backward_seconds"),
         _real("optimizer_seconds"),
