@@ -53,7 +53,7 @@ def costs_document(costs: LayerCosts, pack: TypicalPack) -> dict[str, Any]:
 
 
 def costs_text(costs: LayerCosts, pack: TypicalPack) -> str:
-    """One line for each kind, then links, reduction and optimizer."""
+    """One line for each kind, then loading, links, reduction and updates."""
     lines = [
         f"A typical pack has {pack.samples} mean samples: {pack.units:.1f} vision units, {pack.tokens:.0f} text tokens",
         "",
@@ -67,12 +67,14 @@ def costs_text(costs: LayerCosts, pack: TypicalPack) -> str:
         mark = "  noisy" if cost.is_noisy else ""
         error, noise = f"{cost.seconds_error:.1%}", f"{cost.noise:.0%}"
         lines.append(f"{kind:<18}{forward:>11}{backward:>12}{again:>13}{kept:>10}{error:>7}{noise:>7}{mark}")
-    return "\n".join((*lines, "", *_speeds(costs)))
+    return "\n".join((*lines, "", *_speeds(costs, pack)))
 
 
-def _speeds(costs: LayerCosts) -> tuple[str, ...]:
+def _speeds(costs: LayerCosts, pack: TypicalPack) -> tuple[str, ...]:
     link = costs.link
+    pixels, labels = (pack.cost(each) * 1e3 for each in (costs.loading.pixels_seconds, costs.loading.labels_seconds))
     return (
+        f"loading    {pixels:.3f} ms, of labels alone {labels:.3f} ms",
         f"link       {link.latency_seconds * 1e6:.0f} us and {_nanoseconds_per_kibi(link.seconds_per_byte)}",
         f"reduction  {_nanoseconds_per_kibi(costs.reduce_seconds_per_byte)}",
         *(
