@@ -24,7 +24,8 @@ demo: $(READY)  ## tune and train a tiny model on this machine
 	$(BIN)/autotune run examples/tiny-internvl/job.yaml
 
 test: lint  ## run every check and every test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not ranks" --numprocesses logical --maxprocesses 4
+	$(BIN)/python -m pytest -m ranks
 
 bench: $(READY)  ## run every benchmark; each prints one JSON object, together some 25 minutes
 	status=0; for name in packing simulator solver prediction; do \

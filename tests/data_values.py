@@ -1,15 +1,21 @@
-"""Small datasets for tests: indexes made of lengths alone, and record files."""
+"""Small datasets for tests: indexes made of lengths alone, and record files with what is read from them."""
 
 import json
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
 
+from trials.data import containers
+from trials.data.chunk import Place
 from trials.data.formats import AnnotationFile
 from trials.data.index import DatasetIndex
+from trials.data.record import Record, RecordError
+
+Found = tuple[Place, Record | RecordError]
 
 lengths = st.lists(st.tuples(st.integers(0, 12), st.integers(1, 300)), min_size=1, max_size=60)
 """(vision units, text tokens) of some samples."""
@@ -50,3 +56,21 @@ def write_records(path: Path, *records: object) -> Path:
 def file_of(path: Path, **changes: Any) -> AnnotationFile:
     """How the InternVL reader is told of a file."""
     return AnnotationFile(**{"path": path, "images": path.parent, "format": "internvl", "repeat": 1.0, **changes})
+
+
+def read_all(path: Path) -> list[Found]:
+    """Every record, chunk by chunk, after a look at the chunks."""
+    container = containers.load(containers.recognise(path))
+    parts = list(container.chunks(path))
+    assert all(before.end == after.start for before, after in pairwise(parts))
+    return [found for part in parts for found in container.records(path, part)]
+
+
+def values(found: list[Found]) -> list[Any]:
+    """The records, with the message in place of a faulty one."""
+    return [str(value) if isinstance(value, RecordError) else value for _, value in found]
+
+
+def lines(found: list[Found]) -> list[int]:
+    """Where the records stand, counted from 1."""
+    return [place[1] for place, _ in found]

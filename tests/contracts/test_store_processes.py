@@ -16,8 +16,8 @@ from storage.tables import Base
 from storage.url import parse
 from tests.storage_values import WORKLOAD, packed_plan, result_of
 
-PROCESSES = 8
-TRIALS = 5
+PROCESSES = 4
+TRIALS = 10
 HEAD = "0001"
 
 

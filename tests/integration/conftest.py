@@ -1,15 +1,21 @@
-"""The example's model and a part of its data, made once for all integration tests."""
+"""The example's model, a part of its data and what profiling tells of it, made once for all integration tests."""
 
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from autotune.predict.costs import LayerCosts
+from autotune.search.profiling import layer_costs
+from autotune.workload import Prepared
+from storage.store import Store, open_store
+from tests.training_values import prepared_of
 from tests.users import JobFile
+from trials import wire
 from trials.run.pool import WarmPool
 from trials.run.ranks import local_ranks
 
@@ -29,6 +35,47 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPool]:
     """Two ranks that all tests share; the folder's space is part of the test."""
     with WarmPool(local_ranks(2, "cpu"), tmp_path_factory.mktemp("a pool")) as pool:
         yield pool
+
+
+@pytest.fixture(scope="session")
+def prepared(example: Path, tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    """The job on the example, for two ranks."""
+    return prepared_of(example, tmp_path_factory.mktemp("job"))
+
+
+@pytest.fixture(scope="session")
+def profile_store(tmp_path_factory: pytest.TempPathFactory, prepared: Prepared) -> Iterator[Store]:
+    """Knows the job's workload, and its profile once there are `costs`."""
+    with open_store(f"sqlite:///{tmp_path_factory.mktemp('store')}/autotune.db") as store:
+        store.add_workload(prepared.workload)
+        yield store
+
+
+@pytest.fixture(scope="session")
+def costs(
+    prepared: Prepared, profile_store: Store, pool: WarmPool, tmp_path_factory: pytest.TempPathFactory
+) -> LayerCosts:
+    """Profiled after the profile of an older version was found in the store."""
+    work = prepared.workload
+    keys = (work.hardware.fingerprint, work.model.fingerprint, work.software)
+    profile_store.save_layer_profile(*keys, '{"layers": [0.1]}')
+    return layer_costs(prepared, profile_store, pool, tmp_path_factory.mktemp("logs"))
+
+
+@pytest.fixture(scope="session")
+def give_profile(prepared: Prepared, costs: LayerCosts) -> Callable[[Path], None]:
+    """Leaves the profile in a user's database, so that tuning begins with its first trial."""
+
+    def give(database: Path) -> None:
+        work = prepared.workload
+        database.parent.mkdir(parents=True)
+        with open_store(f"sqlite:///{database}") as store:
+            store.add_workload(work)
+            store.save_layer_profile(
+                work.hardware.fingerprint, work.model.fingerprint, work.software, wire.encode(costs)
+            )
+
+    return give
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -72,8 +73,10 @@ class Tunings:
 
 
 @pytest.fixture(scope="module")
-def tunings(example: Path, tmp_path_factory: pytest.TempPathFactory) -> Tunings:
-    return Tunings(example, tmp_path_factory.mktemp("tunings"))
+def tunings(example: Path, tmp_path_factory: pytest.TempPathFactory, give_profile: Callable[[Path], None]) -> Tunings:
+    tunings = Tunings(example, tmp_path_factory.mktemp("tunings"))
+    give_profile(tunings.data / "autotune" / "autotune.db")
+    return tunings
 
 
 def stop(process: "subprocess.Popen[str]", number: int, *, told: str, group: bool) -> tuple[str, str]:
@@ -98,6 +101,7 @@ def stop(process: "subprocess.Popen[str]", number: int, *, told: str, group: boo
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.ranks
 def test_an_interrupted_tuning_leaves_no_process_and_goes_on_next_time(
     tunings: Tunings, monkeypatch: pytest.MonkeyPatch, heard_interrupts: None
 ) -> None:
@@ -120,6 +124,7 @@ def test_an_interrupted_tuning_leaves_no_process_and_goes_on_next_time(
     assert int(second) > 0
 
 
+@pytest.mark.ranks
 def test_a_limit_below_the_leanest_plan_exits_with_3(tunings: Tunings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tunings.data))
     code, told = refusal("tune", tunings.job.spoil(hardware__memory_limit="1MiB"))
@@ -128,6 +133,7 @@ def test_a_limit_below_the_leanest_plan_exits_with_3(tunings: Tunings, monkeypat
     assert "raise hardware.memory_limit or give more devices" in told
 
 
+@pytest.mark.ranks
 def test_a_launch_onto_the_checkpoint_of_another_plan_is_refused(job: JobFile, example: Path, tmp_path: Path) -> None:
     prepared = prepared_of(example, tmp_path / "work")
     plan = plan_of("9+0", "3+8")

@@ -1,38 +1,23 @@
 """What the memory meter counts, and what the prediction makes of it."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
 
-from autotune.predict.costs import LayerCosts, fit_costs
+from autotune.predict.costs import LayerCosts
 from autotune.predict.predictor import Predictor
 from autotune.workload import Prepared
-from tests.training_values import plan_of, prepared_of
+from tests.training_values import plan_of
 from trials.engine.memory import MemoryExceeded, SavedTensorMeter
 from trials.plan import Padded, Plan
 from trials.run.pool import Answers, WarmPool
-from trials.run.report import ProfileReport, TrialReport
-from trials.run.request import Profile, Trial
+from trials.run.report import TrialReport
+from trials.run.request import Trial
+
+pytestmark = pytest.mark.ranks
 
 ROWS, COLUMNS = 64, 32
 TENSOR = 4 * ROWS * COLUMNS
-PROFILE = Profile(
-    unit_counts=(1, 2, 4, 8), sample_shapes=((1, 64), (4, 64), (1, 256), (2, 256)), zero_stages=(), repeats=2
-)
-
-
-@pytest.fixture(scope="module")
-def prepared(example: Path, tmp_path_factory: pytest.TempPathFactory) -> Prepared:
-    return prepared_of(example, tmp_path_factory.mktemp("job"))
-
-
-@pytest.fixture(scope="module")
-def costs(prepared: Prepared, pool: WarmPool) -> LayerCosts:
-    answer = pool.ask(prepared.request(plan_of("12+8", data=2), PROFILE), 120)
-    assert isinstance(answer, Answers), answer
-    return fit_costs([report for report in answer.reports if isinstance(report, ProfileReport)])
 
 
 def test_the_meter_counts_a_storage_once_and_parameters_not_at_all() -> None:

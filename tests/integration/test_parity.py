@@ -23,6 +23,8 @@ from trials.run.progress import PROGRESS_FILE
 from trials.run.ranks import local_ranks
 from trials.run.request import Training
 
+pytestmark = pytest.mark.ranks
+
 ADAM_SHARE = 0.1
 """AdamW's first moment after one step is this much of the gradient: 1 - beta1."""
 PADDED = Padded(samples=4)

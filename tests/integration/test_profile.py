@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,31 +11,13 @@ import pytest
 from autotune.predict.costs import KINDS, LayerCosts
 from autotune.search.profiling import layer_costs
 from autotune.workload import Prepared
-from storage.store import Store, open_store
-from tests.training_values import job_of, prepared_of
+from storage.store import Store
+from tests.training_values import job_of
 from trials import wire
 from trials.run.pool import WarmPool
 from trials.run.report import LayerKind
 
-
-@pytest.fixture(scope="module")
-def prepared(example: Path, tmp_path_factory: pytest.TempPathFactory) -> Prepared:
-    return prepared_of(example, tmp_path_factory.mktemp("job"))
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory, prepared: Prepared) -> Iterator[Store]:
-    with open_store(f"sqlite:///{tmp_path_factory.mktemp('store')}/autotune.db") as store:
-        store.add_workload(prepared.workload)
-        yield store
-
-
-@pytest.fixture(scope="module")
-def costs(prepared: Prepared, store: Store, pool: WarmPool, tmp_path_factory: pytest.TempPathFactory) -> LayerCosts:
-    """After the profile of an older version was found in the store."""
-    work = prepared.workload
-    store.save_layer_profile(work.hardware.fingerprint, work.model.fingerprint, work.software, '{"layers": [0.1]}')
-    return layer_costs(prepared, store, pool, tmp_path_factory.mktemp("logs"))
+pytestmark = pytest.mark.ranks
 
 
 class Unwanted(WarmPool):
@@ -45,9 +26,9 @@ class Unwanted(WarmPool):
 
 
 def test_a_stored_profile_of_another_form_is_measured_again_and_the_new_one_kept(
-    costs: LayerCosts, prepared: Prepared, store: Store
+    costs: LayerCosts, prepared: Prepared, profile_store: Store
 ) -> None:
-    assert layer_costs(prepared, store, Unwanted((), Path()), Path()) == costs
+    assert layer_costs(prepared, profile_store, Unwanted((), Path()), Path()) == costs
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -20,14 +20,11 @@ from trials.run.ranks import local_ranks
 from trials.run.report import TrialReport, read_report
 from trials.run.request import REQUEST_FILE, Trial
 
+pytestmark = pytest.mark.ranks
+
 SHORT = Trial(warmup_steps=(0,), timed_steps=(1, 2))
 LONG = Trial(warmup_steps=(), timed_steps=tuple(range(6)) * 50)
 PIPELINE = plan_of("8+0r2,0", "4+8")
-
-
-@pytest.fixture(scope="module")
-def prepared(example: Path, tmp_path_factory: pytest.TempPathFactory) -> Prepared:
-    return prepared_of(example, tmp_path_factory.mktemp("job"))
 
 
 def reports(answer: object) -> list[TrialReport]:
@@ -110,7 +107,8 @@ def test_an_error_in_a_rank_is_told_with_its_reason(example: Path, pool: WarmPoo
     assert "index.npz cannot be read" in answer.detail
 
 
-def test_ranks_end_when_their_agent_is_killed(prepared: Prepared, tmp_path: Path) -> None:
+@pytest.mark.parametrize("moment", ["ranks/logs/rank-1.log", "ranks/request-*/rendezvous"], ids=["start", "work"])
+def test_ranks_end_when_their_agent_is_killed(prepared: Prepared, tmp_path: Path, moment: str) -> None:
     request = tmp_path / "request.json"
     request.write_text(wire.encode(prepared.request(PIPELINE, LONG)))
     script = (
@@ -119,25 +117,24 @@ def test_ranks_end_when_their_agent_is_killed(prepared: Prepared, tmp_path: Path
         "request = wire.decode(Request, Path(sys.argv[1]).read_text());"
         "WarmPool(local_ranks(2, 'cpu'), Path(sys.argv[2])).ask(request, 120)"
     )
-    agent = subprocess.Popen([sys.executable, "-c", script, request, tmp_path / "pool"])
+    agent = subprocess.Popen([sys.executable, "-c", script, request, tmp_path / "ranks"])
     try:
-        ranks = wait_for_ranks(agent.pid)
+        wait_for(tmp_path, moment)
         time.sleep(1)
+        ranks = psutil.Process(agent.pid).children(recursive=True)
+        assert len(ranks) == 2
     finally:
         agent.send_signal(signal.SIGKILL)
         agent.wait()
-    _, alive = psutil.wait_procs(ranks, timeout=10)
+    _, alive = psutil.wait_procs(ranks, timeout=2)
     assert not alive
 
 
-def wait_for_ranks(agent: int) -> list[psutil.Process]:
+def wait_for(folder: Path, pattern: str) -> None:
     deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        ranks = psutil.Process(agent).children(recursive=True)
-        if len(ranks) == 2 and all(rank.num_threads() > 1 for rank in ranks):
-            return ranks
+    while not list(folder.glob(pattern)):
+        assert time.monotonic() < deadline, f"no {pattern}"
         time.sleep(0.1)
-    raise AssertionError("the agent started no ranks")
 
 
 def test_a_request_is_served_under_another_launcher(prepared: Prepared, tmp_path: Path) -> None:

@@ -19,9 +19,11 @@ from trials.run.progress import PROGRESS_FILE
 from trials.run.report import TrainingReport
 from trials.run.request import Training
 
+pytestmark = pytest.mark.ranks
+
 PIPELINE = plan_of("9+0r3,0", "3+8")
 ZERO = plan_of("12+8r0,4", data=2, zero=1)
-EPOCHS = {"epochs": 2, "global_batch_samples": 16, "learning_rate": 5e-3}
+EPOCHS = {"epochs": 2, "global_batch_samples": 8, "learning_rate": 5e-3}
 
 
 def train(pool: WarmPool, prepared: Prepared, plan: Plan, max_steps: int | None = None) -> TrainingReport:
@@ -42,8 +44,9 @@ def losses(prepared: Prepared) -> dict[int, float]:
 def test_a_training_that_was_interrupted_goes_on_exactly(
     plan: Plan, example: Path, pool: WarmPool, tmp_path: Path
 ) -> None:
-    whole = prepared_of(example, tmp_path / "whole", training=EPOCHS)
-    parts = prepared_of(example, tmp_path / "parts", training=EPOCHS)
+    data = {"sources": [{"path": str(example / "data" / "train.jsonl"), "sampling": "first:24"}]}
+    whole = prepared_of(example, tmp_path / "whole", data=data, training=EPOCHS)
+    parts = prepared_of(example, tmp_path / "parts", data=data, training=EPOCHS)
     done = train(pool, whole, plan)
     assert done.finished
     stop = done.steps // 2 + 1

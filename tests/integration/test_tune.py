@@ -9,20 +9,26 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import yaml
+from click.testing import CliRunner
 
+from autotune.cli import main
 from tests.training_values import job_of
+
+pytestmark = pytest.mark.ranks
 
 SEARCH = {"trials": 4, "time_limit": "90s", "timed_steps": 1, "confirm_rounds": 1}
 
 
 class User:
-    """Someone with a job and a data folder of their own."""
+    """Someone with a job and a data folder of their own, in which the layers' profile is known."""
 
     def __init__(self, example: Path, folder: Path, **search: Any) -> None:
         job = job_of(example, folder / "output", search={**SEARCH, **search}, training={"global_batch_samples": 8})
@@ -30,27 +36,33 @@ class User:
         self.job.write_text(yaml.safe_dump(job.model_dump(mode="json", exclude_none=True)))
         self.output = folder / "output"
         self.database = folder / "data" / "autotune" / "autotune.db"
-        homes = {"XDG_DATA_HOME": str(folder / "data"), "XDG_CACHE_HOME": str(folder / "cache")}
-        self.environment = {**os.environ, **homes}
+        self.homes = {"XDG_DATA_HOME": str(folder / "data"), "XDG_CACHE_HOME": str(folder / "cache")}
         self.first: dict[str, Any] = {}
         """What the first tuning answered."""
-        self.environment.pop("AUTOTUNE_DB_URL", None)
+
+    @contextmanager
+    def environment(self) -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.delenv("AUTOTUNE_DB_URL", raising=False)
+            for name, folder in self.homes.items():
+                patch.setenv(name, folder)
+            yield
 
     def start(self, *arguments: str) -> "subprocess.Popen[str]":
-        return subprocess.Popen(
-            [sys.executable, "-m", "autotune", *arguments],
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        with self.environment():
+            return subprocess.Popen(
+                [sys.executable, "-m", "autotune", *arguments],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
 
     def run(self, *arguments: str) -> tuple[dict[str, Any], str]:
         """(the JSON document, what was told meanwhile)."""
-        process = self.start(*arguments, "--json")
-        document, told = process.communicate(timeout=200)
-        assert process.returncode == 0, told
-        return json.loads(document), told
+        with self.environment():
+            answer = CliRunner().invoke(main, [*arguments, "--json"])
+        assert answer.exit_code == 0, answer.stderr
+        return json.loads(answer.stdout), answer.stderr
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         with sqlite3.connect(self.database) as connection:
@@ -64,9 +76,10 @@ FINISHED = """
 
 
 @pytest.fixture(scope="module")
-def user(example: Path, tmp_path_factory: pytest.TempPathFactory) -> User:
+def user(example: Path, tmp_path_factory: pytest.TempPathFactory, give_profile: Callable[[Path], None]) -> User:
     """A user who has tuned once; the tests below go on from there, in their order."""
     user = User(example, tmp_path_factory.mktemp("user"))
+    give_profile(user.database)
     user.first, _ = user.run("tune", str(user.job))
     return user
 
@@ -139,7 +152,7 @@ def test_launch_trains_with_the_best_plan_and_compares_the_speed(user: User) -> 
 
 def test_a_dry_run_prints_commands_that_run_as_they_are(user: User, example: Path, tmp_path: Path) -> None:
     other = User(example, tmp_path)  # the same job with an output folder that is still empty
-    other.environment = user.environment
+    other.homes = user.homes
     printed, _ = other.run("launch", str(other.job), "--dry-run")
     ranks = [
         subprocess.Popen(command["argv"], env={**os.environ, **command["environment"]})
@@ -149,8 +162,11 @@ def test_a_dry_run_prints_commands_that_run_as_they_are(user: User, example: Pat
     assert (other.output / "model" / "config.json").is_file()
 
 
-def test_a_tuning_that_is_killed_at_any_moment_loses_nothing(example: Path, tmp_path: Path) -> None:
-    user = User(example, tmp_path)
+def test_a_tuning_that_is_killed_at_any_moment_loses_nothing(
+    example: Path, tmp_path: Path, give_profile: Callable[[Path], None]
+) -> None:
+    user = User(example, tmp_path, trials=3, warmup_steps=0)
+    give_profile(user.database)
     process = user.start("tune", str(user.job))
     told = until_a_trial_is_told(process)
     time.sleep(random.uniform(0, 2))

@@ -58,7 +58,11 @@ def test_every_field_of_a_workload_has_a_verdict_here() -> None:
 
 @pytest.mark.parametrize(
     ("field", "verdict"),
-    [(field, verdict) for verdict, group in zip(Verdict, (VALID, REMEASURE, INVALID), strict=True) for field in group],
+    [
+        (field, verdict)
+        for verdict, group in zip(Verdict, (VALID, REMEASURE, INVALID), strict=True)
+        for field in sorted(group)
+    ],
 )
 def test_a_change_of_one_field_has_its_verdict_and_is_named(field: str, verdict: Verdict) -> None:
     answer = validity(WORKLOAD, changed(field, "other"))

@@ -1,0 +1,78 @@
+"""One rank's answer to one request: the task is run, and its report or the reason of its failure is written."""
+
+import gc
+import os
+import traceback
+from pathlib import Path
+
+import torch
+
+from trials import wire
+from trials.engine.engine import seat
+from trials.engine.group import process_group
+from trials.engine.memory import MemoryExceeded
+from trials.errors import TrialsError
+from trials.outcome import Crash, OutOfMemory
+from trials.run.profile import run_profile
+from trials.run.report import FailureReport, Report, write_report
+from trials.run.request import REQUEST_FILE, Profile, Request, Training, Trial
+from trials.run.session import open_session
+from trials.run.training import run_training
+from trials.run.trial import run_trial
+
+_DETAIL_LINES = 6
+
+
+def serve(folder: Path) -> bool:
+    """Answers the request in `folder` with a report. False when it failed."""
+    rank = int(os.environ["RANK"])
+    try:
+        request = wire.decode(Request, (folder / REQUEST_FILE).read_text())
+        report = _run(request, rank, folder)
+    except Exception as error:  # The edge at which a rank's death becomes data.
+        report = FailureReport(cause=_cause(error, rank, folder))
+    _release()
+    write_report(folder, rank, report)
+    return not isinstance(report, FailureReport)
+
+
+def _release() -> None:
+    """What the request used, cycles included, before the next one counts its bytes."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _run(request: Request, rank: int, folder: Path) -> Report:
+    world_size = int(os.environ["WORLD_SIZE"])
+    # A file as meeting point, where the folder is shared and no launcher gave an address: no port to fight for.
+    meeting = "env://" if "MASTER_ADDR" in os.environ else f"file://{folder / 'rendezvous'}"
+    with process_group(rank, int(os.environ["LOCAL_RANK"]), world_size, meeting) as device:
+        match request.task:
+            case Profile() as task:
+                return run_profile(request, task, device)
+            case Trial() as task:
+                with open_session(request, rank, device) as session:
+                    return run_trial(session, task)
+            case Training() as task:
+                with open_session(request, rank, device) as session:
+                    return run_training(session, task)
+
+
+def _cause(error: Exception, rank: int, folder: Path) -> Crash | OutOfMemory:
+    (folder / f"error-{rank}.txt").write_text("".join(traceback.format_exception(error)))
+    if isinstance(error, MemoryExceeded | torch.OutOfMemoryError):
+        request = wire.decode(Request, (folder / REQUEST_FILE).read_text())
+        needed, limit = _bytes_of(error, request)
+        return OutOfMemory(stage=seat(request.plan, rank).stage, rank=rank, needed_bytes=needed, limit_bytes=limit)
+    if isinstance(error, TrialsError):
+        return Crash(rank=rank, detail=str(error))
+    lines = "".join(traceback.format_exception_only(error)).strip().splitlines()
+    return Crash(rank=rank, detail="\n".join(lines[:_DETAIL_LINES]))
+
+
+def _bytes_of(error: MemoryExceeded | torch.OutOfMemoryError, request: Request) -> tuple[int, int]:
+    """(needed, limit)."""
+    if isinstance(error, MemoryExceeded):
+        return error.needed_bytes, error.limit_bytes
+    return torch.cuda.max_memory_reserved(), request.memory_limit_bytes
