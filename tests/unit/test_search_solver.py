@@ -13,6 +13,7 @@ from autotune.predict.predictor import Predictor
 from autotune.predict.robust_fit import Coefficients
 from autotune.search.limits import Limits
 from autotune.search.solver import Solver
+from autotune.search.splits import Wanted
 from benchmarks.reference_splits import Program
 from tests.search_values import INDEX, epoch_of, layer_costs, limits_of, predictor_of, solver_of
 from trials.data.epoch import Epoch
@@ -135,20 +136,17 @@ def closed_form(predictor: Predictor, plan: Plan) -> float:
     return float(times.sum() + (sizes.epoch.micro_batches - 1) * times.max())
 
 
-@given(problems(), st.integers(1, 12))
+@given(problems(), st.integers(1, 12), st.sampled_from([1.1, np.inf]))
 @settings(deadline=None, max_examples=60)
 def test_the_best_plans_are_those_of_all_splits_and_all_recompute_counts(
-    problem: tuple[Predictor, Limits, Packing, Layout], count: int
+    problem: tuple[Predictor, Limits, Packing, Layout], count: int, within: float
 ) -> None:
     predictor, limits, packing, layout = problem
     of_all = BruteForce(predictor, limits, packing, layout).plans()
-    solver = Solver(predictor, limits)
-    best, found = solver.solve(packing, layout), solver.solutions(packing, layout, count)
-    assert (best is None) == (not of_all)
-    if best is not None:
-        assert closed_form(predictor, best) == pytest.approx(of_all[0][0])
+    found = Solver(predictor, limits).solutions(packing, layout, Wanted(count=count, within=within))
     seconds = sorted(closed_form(predictor, plan) for plan in found)
-    assert seconds == pytest.approx([seconds for seconds, _ in of_all[:count]])
+    near = [seconds for seconds, _ in of_all if seconds <= within * of_all[0][0] * (1 + 1e-9)]
+    assert seconds == pytest.approx(near[:count])
     assert len(set(found)) == len(found)
     assert set(found) <= {plan for _, plan in of_all}
 
@@ -239,12 +237,20 @@ def test_with_memory_to_spare_nothing_is_recomputed_and_without_nothing_fits() -
 def test_the_solutions_are_ordered_by_the_time_of_the_real_packs() -> None:
     predictor = predictor_of()
     solver = solver_of(round(solver_of(1, predictor).least_bytes(PACKED, PIPELINE) * 3), predictor)
-    found = solver.solutions(PACKED, PIPELINE, 8)
+    found = solver.solutions(PACKED, PIPELINE, Wanted(count=8, within=np.inf))
     simulated = [predictor.predict(plan).epoch_seconds for plan in found]
     closed = [closed_form(predictor, plan) for plan in found]
     assert len(found) == 8
     assert simulated == sorted(simulated)
     assert closed != sorted(closed)
+
+
+@given(problems(), st.sampled_from([INDEX, INDEX.repeated(8)]))
+@settings(deadline=None, max_examples=40)
+def test_the_plan_is_no_slower_on_the_whole_epoch_than_the_best_of_the_closed_form(
+    problem: tuple[Predictor, Limits, Packing, Layout],
+) -> None:
+    pass
 
 
 def test_the_forward_split_takes_no_account_of_memory_or_of_the_backward_pass() -> None:
@@ -291,7 +297,7 @@ def test_an_independent_integer_program_finds_the_same_optimum(
     limits = limits_of(round(least / HEADROOM * room), vision, language)
     program = Program(predictor.costs, predictor.sizes(PACKED, layout), layout, (vision, language), limits.usable_bytes)
     optimum = program.solve(element_bytes=4, time_limit=20)
-    found = Solver(predictor, limits).solve(PACKED, layout)
+    found = _closed_form_best(Solver(predictor, limits), layout)
     assert (found is None) == (optimum is None) == (room < 1)
     if found is not None:
         assert optimum is not None
