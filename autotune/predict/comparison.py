@@ -26,13 +26,16 @@ def epoch_seconds(predictor: Predictor, plans: Sequence[Plan]) -> Array:
     sizes = ChosenSteps(whole, steps)
     parts = [Parts.of(cut(plan)) for plan in plans]
     packs = [predictor.pack_seconds(of_plan, sizes) for of_plan in parts]
-    passes = [np.stack([getattr(of_plan, side) for of_plan in packs]) for side in ("forward", "backward", "sends")]
+    passes = [
+        np.stack([getattr(of_plan, side) for of_plan in packs]) for side in ("loaded_forward", "backward", "sends")
+    ]
     update = np.stack([predictor.update_seconds(layout, of_plan) for of_plan in parts])[:, None]
     seconds = np.zeros(len(plans))
     for block in sizes.blocks:
         count = block.shape[1]
         of_ranks = block.transpose(0, 2, 1).reshape(-1, count)
-        forward, backward, sends = (side[:, of_ranks].reshape(-1, count, side.shape[2]) for side in passes)
+        rows = len(plans) * len(of_ranks)
+        forward, backward, sends = (side[:, of_ranks].reshape(rows, count, side.shape[2]) for side in passes)
         ends = simulate(forward, backward, sends).ends.reshape(len(plans), len(block), layout.data, layout.pipeline)
         seconds += (ends.max(axis=2) + update).max(axis=2).sum(axis=1)
     return seconds * (whole.epoch.steps / len(steps))
@@ -41,4 +44,4 @@ def epoch_seconds(predictor: Predictor, plans: Sequence[Plan]) -> Array:
 def _spread(count: int) -> list[int]:
     """Steps in the middle of equal shares of the epoch; all of them when they are few."""
     few = min(count, MOST_STEPS)
-    return ((np.arange(few) + 0.5) * count / few).astype(int).tolist()
+    return [int((number + 0.5) * count / few) for number in range(few)]

@@ -96,7 +96,9 @@ def rows_within(stages: Sequence[Choices], layers: int, bound: float) -> list[In
 class _Bounds:
     """Walks bounds on the slowest stage, and keeps the best splits met."""
 
-    def __init__(self, stages: Sequence[Choices], layers: int, micro_batches: int, wanted: Wanted, least: float) -> None:
+    def __init__(
+        self, stages: Sequence[Choices], layers: int, micro_batches: int, wanted: Wanted, least: float
+    ) -> None:
         """`least` is the least bound that any split keeps."""
         self._layers, self._micro_batches, self._wanted = layers, micro_batches, wanted
         self._stages, self._rows = stages, [np.arange(len(choices.starts)) for choices in stages]

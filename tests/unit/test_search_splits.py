@@ -96,8 +96,9 @@ def test_a_long_chain_is_split_into_equal_stages(micro_batches: int) -> None:
     assert (found.total, found.slowest) == (120.0, 15.0)
 
 
+@pytest.mark.parametrize("number", [1, 5])
 @pytest.mark.parametrize("seed", range(60))
-def test_neither_the_fastest_slowest_stage_nor_the_least_total_need_be_best(seed: int) -> None:
+def test_neither_the_fastest_slowest_stage_nor_the_least_total_need_be_best(seed: int, number: int) -> None:
     random = np.random.default_rng(seed)
     layers, count, micro_batches = 9, 4, seed % 4 + 2
     starts, ends = np.triu_indices(layers + 1, 1)
@@ -110,5 +111,27 @@ def test_neither_the_fastest_slowest_stage_nor_the_least_total_need_be_best(seed
         cuts = pairwise((0, *inner, layers))
         of_split = [table[number, start, end] for number, (start, end) in enumerate(cuts)]
         of_all.append(sum(of_split) + (micro_batches - 1) * max(of_split))
-    found = best_splits(stages, layers, micro_batches, Wanted(count=5, within=np.inf))
-    assert [split.seconds(micro_batches) for split in found] == sorted(of_all)[:5]
+    found = best_splits(stages, layers, micro_batches, Wanted(count=number, within=np.inf))
+    assert [split.seconds(micro_batches) for split in found] == sorted(of_all)[:number]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "micro_batches", "best"),
+    [
+        (([16, 15, 9], [1, 2, 13]), 2, (17, 15)),
+        (([14, 19, 18, 7], [15, 4, 9, 17]), 2, (24, 17)),
+        (([7, 15, 19, 2, 15], [16, 15, 6, 18, 16]), 3, (23, 16)),
+    ],
+)
+def test_a_bound_below_one_that_was_tried_may_be_the_best(
+    seconds: tuple[list[int], list[int]], micro_batches: int, best: tuple[int, int]
+) -> None:
+    layers = len(seconds[0]) + 1
+    ends, whole = np.arange(1, layers), np.full(layers - 1, layers)
+    first, second = (np.array(of_stage, dtype=np.float64) for of_stage in seconds)
+    stages = [
+        Choices(starts=np.zeros_like(ends), ends=ends, seconds=first),
+        Choices(starts=ends, ends=whole, seconds=second),
+    ]
+    (found,) = best_splits(stages, layers, micro_batches, Wanted(count=1, within=1.0))
+    assert (found.total, found.slowest) == best
