@@ -1,6 +1,6 @@
 """The solver against other ways to split and recompute, by simulated time over real packs. Prints one JSON object.
 
-    python -m benchmarks.solver [--repeats 20] [--solutions 128] [--milp-seconds 5] [--cases 24]
+    python -m benchmarks.solver [--repeats 20] [--milp-seconds 5] [--cases 24]
 
 Layer costs are those of an analytic device, see autotune/predict/analytic.py: nothing is measured on one. Times of the
 solver are medians on one core, with the packs already made.
@@ -23,6 +23,7 @@ from autotune.predict.analytic import LABEL
 from autotune.predict.parts import Parts
 from autotune.predict.predictor import Predictor
 from autotune.search.solver import Solver
+from autotune.search.splits import Wanted
 from benchmarks.reference_splits import Program
 from benchmarks.result import at_least, at_most, finish
 from benchmarks.solver_cases import Case, cases, paper_case, speed_cases
@@ -33,7 +34,8 @@ with redirect_stdout(sys.stderr):
     # It logs on what it prints to while it is imported.
     from deepspeed.runtime.utils import partition_balanced
 
-NAMES = ("partition-balanced", "milp", "omnibal")
+CLOSED_FORM = "closed form"
+NAMES = ("partition-balanced", "milp", "omnibal", CLOSED_FORM)
 SECONDS = {"45 + 48 layers, 4 stages": 0.050, "90 + 110 layers, 32 stages": 1.0}
 """To solve at most."""
 PUBLISHED = {"omnibal": (0, 23, 47, 72, 101), "by parameters": (0, 49, 66, 82, 101)}
@@ -53,7 +55,9 @@ def main() -> None:
     summary = {
         "costs": LABEL,
         "gains": {name: _spread(values) for name, values in gains.items()},
-        "does_not_fit": {name: sum(name in row["does_not_fit"] for row in rows) for name in NAMES if name != "milp"},
+        "does_not_fit": {
+            name: sum(name in row["does_not_fit"] for row in rows) for name in ("partition-balanced", "omnibal")
+        },
     }
     checks = [
         at_most(f"seconds to solve, {size}", (row["seconds"] for row in speed if row["size"] == size), most)
@@ -62,7 +66,7 @@ def main() -> None:
     for name, values in gains.items():
         checks.append(at_least(f"epoch seconds of {name} / ours", values, 1 / ROUNDING))
     checks.append(at_least("cases", [len(rows)], 20))
-    finish([*speed, *rows, summary, *_reconstruction(arguments.solutions)], checks)
+    finish([*speed, *rows, summary, *_reconstruction()], checks)
 
 
 # --- how fast the solver is ---
@@ -102,7 +106,9 @@ def _row(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
     predictor = case.predictor()
     limits = case.tight_limits(predictor)
     solver = Solver(predictor, limits)
-    found = solver.solutions(case.packing, case.layout, arguments.solutions)
+    plan = solver.solve(case.packing, case.layout)
+    (best,) = solver.solutions(case.packing, case.layout, Wanted(count=1, within=1.0))
+    assert plan is not None  # there is memory for the leanest plan
     sizes = predictor.sizes(case.packing, case.layout)
     program = Program(
         predictor.costs, sizes, case.layout, (limits.vision_layers, limits.language_layers), limits.usable_bytes
@@ -110,22 +116,22 @@ def _row(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
     optimum = program.solve(element_bytes=2, time_limit=arguments.milp_seconds)
     proven = optimum if optimum is not None and optimum.proven else None
     others: dict[str, Plan | None] = {
+        CLOSED_FORM: best,
         "partition-balanced": _balanced(predictor, solver, case),
         "milp": Plan(packing=case.packing, layout=case.layout, stages=proven.stages) if proven else None,
         "omnibal": _omnibal(predictor, solver, case),
     }
     seconds = {name: _epoch_seconds(predictor, plan) for name, plan in others.items() if plan is not None}
-    ours = _epoch_seconds(predictor, found[0])
-    best = solver.solve(case.packing, case.layout)
-    assert best is not None  # there is memory for the leanest plan
+    ours = _epoch_seconds(predictor, plan)
     return {
         "case": case.name,
         "memory_gib": limits.memory_bytes / (1 << 30),
         "units_spread": float(sizes.table[:, 0].std() / sizes.table[:, 0].mean()),
         "tokens_spread": float(sizes.table[:, 1].std() / sizes.table[:, 1].mean()),
-        "ours": {"seconds": ours, "stages": _stages(found[0]), "closed_form_best": _epoch_seconds(predictor, best)},
-        "others": {name: {"seconds": seconds[name], "stages": _stages(plan)} for name, plan in others.items() if plan},
-        "does_not_fit": [name for name, plan in others.items() if plan is None and name != "milp"],
+        "steps": sizes.epoch.steps,
+        "ours": {"seconds": ours, "stages": _stages(plan)},
+        "others": {name: {"seconds": seconds[name], "stages": _stages(p)} for name, p in others.items() if p},
+        "does_not_fit": [name for name, p in others.items() if p is None and name != "milp"],
         "milp_closed_form": proven.seconds / _closed_form(predictor, best) if proven else None,
         "gains": {name: of_other / ours for name, of_other in seconds.items()},
     }
@@ -187,15 +193,15 @@ def _stages(plan: Plan) -> str:
 # --- OmniBal's model ---
 
 
-def _reconstruction(solutions: int) -> Iterator[dict[str, Any]]:
+def _reconstruction() -> Iterator[dict[str, Any]]:
     """Its published splits beside ours, on the analytic device."""
     case = paper_case(packs=32)
     predictor = case.predictor()
     for gigabytes in MEMORIES:
         solver = Solver(predictor, case.limits(gigabytes * 10**9))
         plans = {name: solver.fit(case.packing, case.layout, _ends(units)) for name, units in PUBLISHED.items()}
-        ours = solver.solutions(case.packing, case.layout, solutions)
-        for name, plan in {"ours": ours[0] if ours else None, **plans}.items():
+        ours = solver.solve(case.packing, case.layout)
+        for name, plan in {"ours": ours, **plans}.items():
             yield {"reconstruction": case.name, "costs": LABEL, "gigabytes": gigabytes, "split": name} | (
                 _told(predictor, plan) if plan else {"fits": False}
             )
@@ -227,7 +233,6 @@ def _tell(text: str) -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=20, help="of each timed solve")
-    parser.add_argument("--solutions", type=int, default=128, help="that are ranked by simulation")
     parser.add_argument("--milp-seconds", type=float, default=5.0)
     parser.add_argument("--cases", type=int, default=24, help="how many of the problems")
     return parser.parse_args()

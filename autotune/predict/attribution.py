@@ -30,6 +30,11 @@ class PackSeconds:
     sends: Array
     """Of the states from each stage to the next, and again of their gradient, [packs, stages - 1]."""
 
+    @property
+    def loaded_forward(self) -> Array:
+        """Forward passes with what they wait for, as the schedule runs them."""
+        return self.load + self.forward
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class UpdateSeconds:
@@ -85,8 +90,7 @@ def attribute(packs: Ints, seconds: PackSeconds, update: UpdateSeconds) -> tuple
     """
     steps, count, ranks = packs.shape
     of_ranks = packs.transpose(0, 2, 1).reshape(-1, count)
-    loaded = seconds.load + seconds.forward
-    forward, backward, sends = (side[of_ranks] for side in (loaded, seconds.backward, seconds.sends))
+    forward, backward, sends = (side[of_ranks] for side in (seconds.loaded_forward, seconds.backward, seconds.sends))
     stages = forward.shape[2]
     schedule = simulate(forward, backward, sends)
     without_sends = simulate(forward, backward) if sends.any() else schedule

@@ -11,22 +11,24 @@ from trials.data.sample import Ints
 
 
 class ChosenSteps(EpochSizes):
-    """The sizes of these steps alone, in their order by length."""
+    """The sizes of these steps alone, in their order by length. Packs are numbered from 0 over those of the steps."""
 
     def __init__(self, whole: EpochSizes, steps: Sequence[int]) -> None:
         super().__init__(whole.epoch)
-        self.table, self.samples_alone = whole.table, whole.samples_alone
-        self.steps = tuple(sorted(steps, key=lambda step: (-len(self._rows(step)), step)))
-
-    def _rows(self, step: int) -> Ints:
-        """Numbers of the step's packs, [micro-batches, data ranks]."""
-        rows: Ints = self.epoch.rows(step)
-        return rows
+        rows = {step: self.epoch.rows(step) for step in steps}
+        self.steps = tuple(sorted(steps, key=lambda step: (-len(rows[step]), step)))
+        self._packs = np.unique(np.concatenate([of_step.ravel() for of_step in rows.values()]))
+        self._rows = [np.searchsorted(self._packs, rows[step]) for step in self.steps]
+        self.table, self.samples_alone = whole.table[self._packs], whole.samples_alone[self._packs]
 
     @cached_property
     def blocks(self) -> tuple[Ints, ...]:
-        alike = groupby(map(self._rows, self.steps), key=len)
-        return tuple(np.stack(list(rows)) for _, rows in alike)
+        return tuple(np.stack(list(rows)) for _, rows in groupby(self._rows, key=len))
+
+    @cached_property
+    def pack_samples(self) -> Ints:
+        of_whole: Ints = super().pack_samples[self._packs]
+        return of_whole
 
     def packs_of_rank(self, data_rank: int) -> Ints:
         """All of that data rank's packs."""

@@ -8,7 +8,7 @@ import numpy as np
 from autotune.predict.costs import KINDS, Array, LayerCosts
 from autotune.predict.parts import LANGUAGE, VISION, Parts
 from autotune.predict.sizes import EpochSizes
-from trials.engine.memory import static_bytes
+from trials.engine.memory import stages_static_bytes
 from trials.plan import Layout
 
 _UNMODELLED = 0.01
@@ -36,6 +36,7 @@ class StageMemory:
         self._shared = _rows(layer.shared_bytes for layer in layers)
         self._transient = _rows(layer.transient_bytes for layer in layers)
         self._outputs = _rows(layer.output_bytes for layer in layers)
+        self._alone = self._kept + self._shared + self._transient
         self._errors = np.array([layer.bytes_error for layer in layers])
         self._parameters = np.array([layer.parameters for layer in layers])
         self._element_bytes = element_bytes
@@ -73,11 +74,12 @@ class StageMemory:
         kept = self._of_packs(parts, len(KINDS))
         last = len(KINDS) - 1 - np.argmax(parts.layers[:, ::-1] > 0, axis=1)
         waiting = _largest(sizes.heaviest(in_flight), kept) + _largest(sizes.heaviest(1), self._transient[last])
-        others = _largest(sizes.heaviest(in_flight - 1), kept) if in_flight > 1 else 0
-        most = waiting
+        others = _largest(sizes.heaviest(in_flight - 1), kept) if in_flight > 1 else np.zeros_like(waiting)
+        most = waiting.copy()
         for kind in (VISION, LANGUAGE):
-            recomputing = _largest(sizes.heaviest(1), self._while_recomputing(parts, kind))
-            most = np.maximum(most, np.where(recomputing > 0, others + recomputing, 0))
+            rows = np.flatnonzero((parts.layers[:, kind] > 0) & (parts.recomputed[:, kind] == parts.layers[:, kind]))
+            recomputing = _largest(sizes.heaviest(1), self._while_recomputing(parts[rows], kind))
+            most[rows] = np.maximum(most[rows], others[rows] + recomputing)
         return waiting, most
 
     def _of_packs(self, parts: Parts, kinds: int) -> Array:
@@ -92,18 +94,15 @@ class StageMemory:
     def _while_recomputing(self, parts: Parts, kind: int) -> Array:
         """Coefficients of what a pack keeps while the last recomputed layer of a kind is being recomputed, [stages, 4].
 
-        What comes behind that layer has had its backward pass and is free. Zero for a stage that does not recompute all
-        its layers of the kind: a layer that it kept asked for as much before.
+        All its layers of the kind are: where one was kept, that layer asked for as much before. What comes behind the
+        layer has had its backward pass and is free.
         """
-        inputs = np.maximum(parts.recomputed[:, kind, None] - 1, 0) * self._outputs[kind]
-        layer = self._kept[kind] + self._shared[kind] + self._transient[kind]
-        all_of_them = (parts.layers[:, kind] > 0) & (parts.recomputed[:, kind] == parts.layers[:, kind])
-        return np.where(all_of_them[:, None], self._of_packs(parts, kind) + inputs + layer, 0.0)
+        inputs = (parts.recomputed[:, kind, None] - 1) * self._outputs[kind]
+        coefficients: Array = self._of_packs(parts, kind) + inputs + self._alone[kind]
+        return coefficients
 
     def _static(self, parts: Parts, layout: Layout) -> Array:
-        parameters, which = np.unique(parts.layers @ self._parameters, return_inverse=True)
-        static = np.array([static_bytes(int(count), self._element_bytes, layout) for count in parameters])
-        return static.astype(np.float64)[which]
+        return stages_static_bytes(parts.layers @ self._parameters, self._element_bytes, layout)
 
 
 def _rows(coefficients: Iterable[tuple[float, ...]]) -> Array:

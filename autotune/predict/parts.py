@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autotune.predict.costs import KINDS, Array
+from trials.data.sample import Ints
 from trials.model.cut import Cut
 
 VISION, LANGUAGE = KINDS.index("vision"), KINDS.index("language")
@@ -33,5 +34,5 @@ class Parts:
     def __len__(self) -> int:
         return len(self.layers)
 
-    def __getitem__(self, stages: slice) -> "Parts":
+    def __getitem__(self, stages: slice | Ints) -> "Parts":
         return Parts(layers=self.layers[stages], recomputed=self.recomputed[stages])

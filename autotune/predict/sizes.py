@@ -48,10 +48,14 @@ class EpochSizes:
         return tuple(block for block in blocks if block.size)
 
     @cached_property
+    def pack_samples(self) -> Ints:
+        """[packs]"""
+        return self.epoch.pack_sizes().samples
+
+    @cached_property
     def step_samples(self) -> Ints:
         """Samples of each step, over all ranks, [steps]."""
-        samples = self.epoch.pack_sizes().samples
-        counts: Ints = np.concatenate([samples[block].sum(axis=(1, 2)) for block in self.blocks])
+        counts: Ints = np.concatenate([self.pack_samples[block].sum(axis=(1, 2)) for block in self.blocks])
         return counts
 
     def heaviest(self, in_flight: int) -> Array:

@@ -11,7 +11,7 @@ from autotune.predict.predictor import Predictor
 from autotune.search.holdings import Holdings
 from autotune.search.limits import Limits
 from autotune.search.recompute import Bools, LayerSeconds, least_recomputes
-from autotune.search.splits import Choices, Split, best_splits, min_max_split, rows_within
+from autotune.search.splits import Choices, Split, Wanted, best_splits, min_max_split, rows_within
 from trials.data.sample import Ints
 from trials.errors import InvalidPlan
 from trials.plan import Layout, Packing, Plan, Stage
@@ -71,8 +71,8 @@ class Problem:
 
     # --- the best plans ---
 
-    def best(self, count: int) -> list[Plan]:
-        """The `count` plans of least time by the closed form of `splits`, the best first.
+    def best(self, wanted: Wanted) -> list[Plan]:
+        """The plans of least time by the closed form of `splits`, the best first.
 
         Stages are looked at up to a bound on their time. A plan with a slower one takes at least total + (m - 1) bound,
         where the total is that of all layers without recomputation. The bound is raised until that is no less than what
@@ -86,12 +86,11 @@ class Problem:
         known_to_fit = False
         while True:
             fitting = self._fitting(kept, bound, over)
-            found = best_splits([stage.choices for stage in fitting], self._limits.layers, others + 1, count)
+            found = best_splits([stage.choices for stage in fitting], self._limits.layers, others + 1, wanted)
             known_to_fit = known_to_fit or bool(found) or self._any_fits()
             if not known_to_fit:
                 return []
-            if len(found) == count:
-                over = found[-1].seconds(others + 1) - fastest.total
+            over = wanted.most_seconds(found, others + 1) - fastest.total
             if over <= others * bound or bound == np.inf:
                 return [self._plan(fitting, split) for split in found]
             bound = self._raised(bound, over / others if others else np.inf)
@@ -139,24 +138,15 @@ class Problem:
         return fits
 
     def _any_fits(self) -> bool:
-        """Whether any split fits."""
-        reached = np.arange(self._limits.layers + 1) == 0
+        """Whether any split fits; with less in front, a stage needs less."""
+        reached = np.array([0])
         for number in range(self._layout.pipeline):
-            ends = np.arange(self._limits.layers + 1)
-            # Of the layers up to 0, 1, ... how many can be reached.
-            count = np.append(0, np.cumsum(reached))
-            reached = count[ends] > count[self._least_starts(number, ends)]
-        return bool(reached[-1])
-
-    def _least_starts(self, number: int, ends: Ints) -> Ints:
-        """From where on the stage fits up to each end, by bisection: with less in front, it needs less."""
-        low, high = np.full_like(ends, -1), ends.copy()
-        while (apart := high - low > 1).any():
-            middle = (low + high)[apart] // 2
-            fitting = self._fits_somehow(number, middle, ends[apart])
-            high[apart] = np.where(fitting, middle, high[apart])
-            low[apart] = np.where(fitting, low[apart], middle)
-        return high
+            ends = np.arange(reached[0] + 1, self._limits.layers + 1)
+            starts = reached[np.searchsorted(reached, ends) - 1]
+            reached = ends[self._fits_somehow(number, starts, ends)]
+            if not len(reached):
+                return False
+        return bool(reached[-1] == self._limits.layers)
 
     def _fits_somehow(self, number: int, starts: Ints, ends: Ints) -> Bools:
         """With all layers recomputed, or all but one of a kind."""

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.predict.costs import Array
-from autotune.predict.parts import Parts
+from autotune.predict.parts import LANGUAGE, Parts
 from autotune.search.holdings import Holdings
 from trials.data.sample import Ints
 
@@ -18,6 +18,8 @@ Fits: TypeAlias = Callable[[Parts], Bools]
 
 _NEVER = 1 << 30
 """More layers than any stage has."""
+_LEAST_SECONDS = 1e-300
+_ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -33,6 +35,11 @@ class LayerSeconds:
         """Of each stage, [stages]."""
         seconds: Array = parts.layers @ self.kept + parts.recomputed @ self.recomputed
         return seconds
+
+    def recomputable(self, spare: Array, kind: int) -> Ints:
+        """How many layers of a kind can be recomputed in so much time, each at least 0; rounded up if in doubt."""
+        taken = max(float(self.recomputed[kind]), _LEAST_SECONDS)
+        return np.minimum(spare / taken + _ROUNDING, _NEVER).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -67,10 +74,12 @@ def least_recomputes(holdings: Holdings, fits: Fits, seconds: LayerSeconds, boun
     def times(holding: Ints, vision: Ints, language: Ints) -> Array:
         return seconds.of(holdings[holding].parts(vision, language))
 
-    rows = np.flatnonzero(times(holding, vision, np.zeros_like(vision)) <= bounds[holding])
+    spare = bounds[holding] - times(holding, vision, np.zeros_like(vision))
+    rows = np.flatnonzero(spare >= 0)
     holding, vision = holding[rows], vision[rows]
     tried = holdings[holding]
-    language = _fewest(lambda rows, count: fits(tried[rows].parts(vision[rows], count)), tried.language)
+    affordable = np.minimum(tried.language, seconds.recomputable(spare[rows], LANGUAGE))
+    language = _fewest(lambda rows, count: fits(tried[rows].parts(vision[rows], count)), tried.language, affordable)
     rows = np.flatnonzero(_lower_than_before(holding, language))
     holding, vision, language = holding[rows], vision[rows], language[rows]
     taken = times(holding, vision, language)
@@ -78,20 +87,19 @@ def least_recomputes(holdings: Holdings, fits: Fits, seconds: LayerSeconds, boun
     return Recomputes(holding=holding[rows], vision=vision[rows], language=language[rows], seconds=taken[rows])
 
 
-def _fewest(fits: Callable[[Ints, Ints], Bools], most: Ints) -> Ints:
-    """The least count of 0 to most[i] with which row i fits; _NEVER where there is none.
+def _fewest(fits: Callable[[Ints, Ints], Bools], all_of_them: Ints, most: Ints) -> Ints:
+    """The least count of 0 to most[i] <= all_of_them[i] with which row i fits; _NEVER where there is none.
 
     By bisection: from 1 to all but one, more recomputed layers never take more memory. None and all are tried apart:
     with none, nothing is being recomputed; with all, no layer that is kept hides what recomputing asks for.
     """
     fewest = np.full(len(most), _NEVER)
-    rows = np.arange(len(most))
-    fewest[fits(rows, np.zeros_like(rows))] = 0
-    for less in (0, 1):
-        rows = np.flatnonzero((fewest == _NEVER) & (most > less))
-        high = most[rows] - less
-        fitting = fits(rows, high)
-        fewest[rows[fitting]] = high[fitting]
+    none = np.zeros_like(most)
+    fewest[fits(np.arange(len(most)), none)] = 0
+    for high in (np.where(most == all_of_them, most, none), np.minimum(most, all_of_them - 1)):
+        rows = np.flatnonzero((fewest == _NEVER) & (high > 0))
+        fitting = fits(rows, high[rows])
+        fewest[rows[fitting]] = high[rows[fitting]]
     rows = np.flatnonzero((fewest > 1) & (fewest < _NEVER))
     low, high = np.zeros_like(rows), fewest[rows]
     while (apart := high - low > 1).any():

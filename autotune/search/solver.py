@@ -4,13 +4,19 @@ from collections.abc import Callable
 
 import numpy as np
 
+from autotune.predict.comparison import epoch_seconds
 from autotune.predict.costs import Array
 from autotune.predict.predictor import Predictor
 from autotune.search.holdings import Holdings
 from autotune.search.limits import Limits
 from autotune.search.problem import Problem
-from autotune.search.splits import Choices, min_max_split
+from autotune.search.splits import Choices, Wanted, min_max_split
 from trials.plan import Layout, Packing, Plan
+
+RANKED = Wanted(count=32, within=1.05)
+"""Solutions of the closed form that are compared on real packs: beyond them hardly any is the fastest."""
+_DIGITS = 9
+"""Of times that are compared: further ones are rounding."""
 
 
 class Solver:
@@ -24,16 +30,20 @@ class Solver:
         self._limits = limits
 
     def solve(self, packing: Packing, layout: Layout) -> Plan | None:
-        """The plan of least time by the closed form; None when no split fits."""
-        return next(iter(self._problem(packing, layout).best(1)), None)
+        """Of the best plans by the closed form, the one that is fastest on the real packs; None when no split fits."""
+        return next(iter(self.solutions(packing, layout)), None)
 
-    def solutions(self, packing: Packing, layout: Layout, count: int) -> tuple[Plan, ...]:
-        """The `count` plans of least time by the closed form, that of the fastest epoch of real packs first.
+    def solutions(self, packing: Packing, layout: Layout, wanted: Wanted = RANKED) -> tuple[Plan, ...]:
+        """The plans of least time by the closed form, that of the fastest epoch of real packs first.
 
-        None of their stages could recompute fewer layers of a kind. Fewer plans when no more fit.
+        None of their stages could recompute fewer layers of a kind. Of plans that are equally fast, the better one by
+        the closed form comes first.
         """
-        plans = self._problem(packing, layout).best(count)
-        return tuple(sorted(plans, key=lambda plan: self._predictor.predict(plan).epoch_seconds))
+        plans = self._problem(packing, layout).best(wanted)
+        if not plans:
+            return ()
+        seconds = epoch_seconds(self._predictor, plans)
+        return tuple(plans[number] for number in np.argsort(np.round(seconds / seconds[0], _DIGITS), kind="stable"))
 
     def fit(self, packing: Packing, layout: Layout, ends: tuple[int, ...]) -> Plan | None:
         """The plan whose stages end after so many layers of the chain, with the least time for recomputation.

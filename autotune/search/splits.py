@@ -52,20 +52,37 @@ def min_max_split(stages: Sequence[Choices], layers: int) -> Split | None:
     None when no choices make up the chain.
     """
     bound = _least_bound(stages, layers)
-    return None if bound == np.inf else _least_totals(stages, layers, bound, 1)[0]
+    return None if bound == np.inf else _least_totals(stages, layers, bound, 1, bound * len(stages))[1][0]
 
 
-def best_splits(stages: Sequence[Choices], layers: int, micro_batches: int, count: int) -> tuple[Split, ...]:
-    """The `count` splits with the least time of a step, best first; fewer when there are fewer.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Which splits to find."""
+
+    count: int
+    """At most so many."""
+    within: float
+    """A step of them takes at most so many times that of the best one."""
+
+    def most_seconds(self, found: Sequence[Split], micro_batches: int) -> float:
+        """What a step of a further split may take at most, when those found are the best so far, the best first."""
+        if not found:
+            return np.inf
+        behind_best = self.within * found[0].seconds(micro_batches)
+        return min(behind_best, found[-1].seconds(micro_batches)) if len(found) == self.count else behind_best
+
+
+def best_splits(stages: Sequence[Choices], layers: int, micro_batches: int, wanted: Wanted) -> tuple[Split, ...]:
+    """The splits with the least time of a step, best first.
 
     For a bound B on the slowest stage, dynamic programming over (stage, layers so far) finds the least totals with all
     t_s <= B. The B are the distinct times of stages. Those between two B1 < B2 that were tried cannot take less than
-    total(B2) + (m - 1) B1; they are tried while that is less than the best found.
+    total(B2) + (m - 1) B1; they are tried while that is less than the worst that is wanted.
     """
     least = _least_bound(stages, layers)
     if least == np.inf:
         return ()
-    return _Bounds(stages, layers, micro_batches, count, least).run()
+    return _Bounds(stages, layers, micro_batches, wanted, least).run()
 
 
 def rows_within(stages: Sequence[Choices], layers: int, bound: float) -> list[Ints]:
@@ -79,13 +96,16 @@ def rows_within(stages: Sequence[Choices], layers: int, bound: float) -> list[In
 class _Bounds:
     """Walks bounds on the slowest stage, and keeps the best splits met."""
 
-    def __init__(self, stages: Sequence[Choices], layers: int, micro_batches: int, count: int, least: float) -> None:
+    def __init__(
+        self, stages: Sequence[Choices], layers: int, micro_batches: int, wanted: Wanted, least: float
+    ) -> None:
         """`least` is the least bound that any split keeps."""
-        self._layers, self._micro_batches, self._count = layers, micro_batches, count
+        self._layers, self._micro_batches, self._wanted = layers, micro_batches, wanted
         self._stages, self._rows = stages, [np.arange(len(choices.starts)) for choices in stages]
         self._best: list[Split] = []
+        self._least = least
         self._try(least)
-        self._least, self._least_total = least, self._try(np.inf)
+        self._least_total = self._try(np.inf)
 
     def run(self) -> tuple[Split, ...]:
         """The best splits, once no bound that is left can improve on them."""
@@ -98,23 +118,24 @@ class _Bounds:
             if high - low > 1 and total + (self._micro_batches - 1) * bounds[low + 1] < self._worst:
                 middle = (low + high) // 2
                 waiting += [(middle, high, total), (low, middle, self._try(bounds[middle]))]
-        return tuple(self._best)
+        return tuple(split for split in self._best if split.seconds(self._micro_batches) <= self._worst)
 
     def _try(self, bound: float) -> float:
         """Looks at the splits of least total under the bound; the least total."""
         found = {split.rows: split for split in self._best}
-        splits = _least_totals(self._stages, self._layers, bound, self._count)
+        hopeful = self._worst - (self._micro_batches - 1) * self._least
+        least_total, splits = _least_totals(self._stages, self._layers, bound, self._wanted.count, hopeful)
         for split in splits:
             rows = tuple(int(rows[row]) for rows, row in zip(self._rows, split.rows, strict=True))
             found[rows] = Split(rows=rows, total=split.total, slowest=split.slowest)
         by_time = sorted(found.values(), key=lambda split: (split.seconds(self._micro_batches), split.rows))
-        self._best = by_time[: self._count]
-        return splits[0].total if splits else np.inf
+        self._best = by_time[: self._wanted.count]
+        return least_total
 
     @property
     def _worst(self) -> float:
-        """Of the splits to return; infinite while they are too few."""
-        return self._best[-1].seconds(self._micro_batches) if len(self._best) == self._count else np.inf
+        """Seconds of a step that a split may take to be wanted."""
+        return self._wanted.most_seconds(self._best, self._micro_batches)
 
     def _drop_hopeless(self) -> None:
         """Leaves out choices that are in no split better than the best."""
@@ -156,15 +177,22 @@ def _nothing_yet(layers: int) -> Array:
     return start
 
 
-def _least_totals(stages: Sequence[Choices], layers: int, bound: float, count: int) -> list[Split]:
-    """The `count` splits of least total among those whose stages keep to the bound, the least first."""
+def _least_totals(
+    stages: Sequence[Choices], layers: int, bound: float, count: int, most: float
+) -> tuple[float, list[Split]]:
+    """Of the splits whose stages keep to the bound: the least total, and the `count` of least total up to the most.
+
+    The least first; one at least, when there is any.
+    """
     totals = np.full((layers + 1, count), np.inf)
     totals[0, 0] = 0.0
     ways = []
     for choices in stages:
         totals, way = _add_stage(totals, choices, bound)
         ways.append(way)
-    return [_trace(stages, ways, layers, rank) for rank in range(int((totals[layers] < np.inf).sum()))]
+    found = int((totals[layers] <= most * _ROUNDING).sum()) or 1
+    found = min(found, int((totals[layers] < np.inf).sum()))
+    return float(totals[layers, 0]), [_trace(stages, ways, layers, rank) for rank in range(found)]
 
 
 def _add_stage(totals: Array, choices: Choices, bound: float) -> tuple[Array, Ints]:

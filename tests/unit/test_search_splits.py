@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.search.splits import Choices, best_splits, min_max_split, rows_within
+from autotune.search.splits import Choices, Wanted, best_splits, min_max_split, rows_within
 
 COUNT = 12
 
@@ -43,18 +43,19 @@ def times_of(stages: Sequence[Choices], rows: Sequence[int]) -> list[float]:
     return [float(choices.seconds[row]) for choices, row in zip(stages, rows, strict=True)]
 
 
-@given(chains(), st.integers(1, 20), st.integers(1, COUNT))
+@given(chains(), st.integers(1, 20), st.integers(1, COUNT), st.sampled_from([1.0, 1.25, 2.0, np.inf]))
 @settings(deadline=None, max_examples=150)
 def test_the_best_splits_are_those_of_all_splits_with_the_least_time(
-    chain: tuple[list[Choices], int], micro_batches: int, count: int
+    chain: tuple[list[Choices], int], micro_batches: int, count: int, within: float
 ) -> None:
     stages, layers = chain
-    found = best_splits(stages, layers, micro_batches, count)
+    found = best_splits(stages, layers, micro_batches, Wanted(count=count, within=within))
     of_all = sorted(
         sum(times) + (micro_batches - 1) * max(times)
         for times in (times_of(stages, rows) for rows in every_split(stages, layers))
     )
-    assert [split.seconds(micro_batches) for split in found] == of_all[:count]
+    near = [seconds for seconds in of_all if seconds <= within * of_all[0]]
+    assert [split.seconds(micro_batches) for split in found] == near[:count]
     assert len({split.rows for split in found}) == len(found)
     assert {split.rows for split in found} <= set(every_split(stages, layers))
     for split in found:
@@ -91,12 +92,13 @@ def test_a_long_chain_is_split_into_equal_stages(micro_batches: int) -> None:
     layers, count = 120, 8
     starts, ends = np.triu_indices(layers + 1, 1)
     stages = [Choices(starts=starts, ends=ends, seconds=(ends - starts).astype(np.float64))] * count
-    (found,) = best_splits(stages, layers, micro_batches, 1)
+    (found,) = best_splits(stages, layers, micro_batches, Wanted(count=1, within=1.0))
     assert (found.total, found.slowest) == (120.0, 15.0)
 
 
+@pytest.mark.parametrize("number", [1, 5])
 @pytest.mark.parametrize("seed", range(60))
-def test_neither_the_fastest_slowest_stage_nor_the_least_total_need_be_best(seed: int) -> None:
+def test_neither_the_fastest_slowest_stage_nor_the_least_total_need_be_best(seed: int, number: int) -> None:
     random = np.random.default_rng(seed)
     layers, count, micro_batches = 9, 4, seed % 4 + 2
     starts, ends = np.triu_indices(layers + 1, 1)
@@ -109,5 +111,27 @@ def test_neither_the_fastest_slowest_stage_nor_the_least_total_need_be_best(seed
         cuts = pairwise((0, *inner, layers))
         of_split = [table[number, start, end] for number, (start, end) in enumerate(cuts)]
         of_all.append(sum(of_split) + (micro_batches - 1) * max(of_split))
-    found = best_splits(stages, layers, micro_batches, 5)
-    assert [split.seconds(micro_batches) for split in found] == sorted(of_all)[:5]
+    found = best_splits(stages, layers, micro_batches, Wanted(count=number, within=np.inf))
+    assert [split.seconds(micro_batches) for split in found] == sorted(of_all)[:number]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "micro_batches", "best"),
+    [
+        (([16, 15, 9], [1, 2, 13]), 2, (17, 15)),
+        (([14, 19, 18, 7], [15, 4, 9, 17]), 2, (24, 17)),
+        (([7, 15, 19, 2, 15], [16, 15, 6, 18, 16]), 3, (23, 16)),
+    ],
+)
+def test_a_bound_below_one_that_was_tried_may_be_the_best(
+    seconds: tuple[list[int], list[int]], micro_batches: int, best: tuple[int, int]
+) -> None:
+    layers = len(seconds[0]) + 1
+    ends, whole = np.arange(1, layers), np.full(layers - 1, layers)
+    first, second = (np.array(of_stage, dtype=np.float64) for of_stage in seconds)
+    stages = [
+        Choices(starts=np.zeros_like(ends), ends=ends, seconds=first),
+        Choices(starts=ends, ends=whole, seconds=second),
+    ]
+    (found,) = best_splits(stages, layers, micro_batches, Wanted(count=1, within=1.0))
+    assert (found.total, found.slowest) == best

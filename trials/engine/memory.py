@@ -4,10 +4,12 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from trials.data.epoch import Floats
 from trials.plan import Layout
 
 
@@ -34,7 +36,12 @@ class MemoryMeter(Protocol):
 
 
 def static_bytes(parameters: int, element_bytes: int, layout: Layout) -> int:
-    """Bytes of weights, gradients and AdamW's states for a stage with so many parameters.
+    """Bytes of weights, gradients and AdamW's states for a stage with so many parameters."""
+    return int(stages_static_bytes(np.array([parameters], dtype=np.float64), element_bytes, layout)[0])
+
+
+def stages_static_bytes(parameters: Floats, element_bytes: int, layout: Layout) -> Floats:
+    """The same of many stages at once, whole numbers, [stages]; exact below 2^53 bytes.
 
     ZeRO 0 keeps two float32 moments of every parameter. ZeRO 1 splits them, and a float32 copy of the weights, over the
     data-parallel ranks; ZeRO 2 splits the gradients too, ZeRO 3 also the weights (ZeRO paper, section 3).
@@ -43,7 +50,7 @@ def static_bytes(parameters: int, element_bytes: int, layout: Layout) -> int:
     states = 8 * parameters if layout.zero == 0 else 12 * share
     gradients = element_bytes * (share if layout.zero >= 2 else parameters)
     weights = element_bytes * (share if layout.zero == 3 else parameters)
-    return round(weights + gradients + states)
+    return np.rint(weights + gradients + states)
 
 
 def memory_meter(device: torch.device, stage: nn.Module, layout: Layout, limit_bytes: int) -> MemoryMeter:

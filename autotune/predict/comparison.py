@@ -1,0 +1,47 @@
+"""Many plans of one packing and layout side by side, on some steps of their epoch."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from autotune.predict.chosen_steps import ChosenSteps
+from autotune.predict.costs import Array
+from autotune.predict.parts import Parts
+from autotune.predict.predictor import Predictor
+from autotune.predict.schedule import simulate
+from trials.model.cut import cut
+from trials.plan import Plan
+
+MOST_STEPS = 16
+"""So many steps stand for an epoch that has more."""
+
+
+def epoch_seconds(predictor: Predictor, plans: Sequence[Plan]) -> Array:
+    """What `Predictor.predict` says of plans with one packing and layout, [plans].
+
+    Exact for an epoch of at most MOST_STEPS steps. Of a longer one, so many steps are simulated, spread evenly over it.
+    """
+    layout, whole = plans[0].layout, predictor.sizes(plans[0].packing, plans[0].layout)
+    steps = _spread(whole.epoch.steps)
+    sizes = ChosenSteps(whole, steps)
+    parts = [Parts.of(cut(plan)) for plan in plans]
+    packs = [predictor.pack_seconds(of_plan, sizes) for of_plan in parts]
+    passes = [
+        np.stack([getattr(of_plan, side) for of_plan in packs]) for side in ("loaded_forward", "backward", "sends")
+    ]
+    update = np.stack([predictor.update_seconds(layout, of_plan) for of_plan in parts])[:, None]
+    seconds = np.zeros(len(plans))
+    for block in sizes.blocks:
+        count = block.shape[1]
+        of_ranks = block.transpose(0, 2, 1).reshape(-1, count)
+        rows = len(plans) * len(of_ranks)
+        forward, backward, sends = (side[:, of_ranks].reshape(rows, count, side.shape[2]) for side in passes)
+        ends = simulate(forward, backward, sends).ends.reshape(len(plans), len(block), layout.data, layout.pipeline)
+        seconds += (ends.max(axis=2) + update).max(axis=2).sum(axis=1)
+    return seconds * (whole.epoch.steps / len(steps))
+
+
+def _spread(count: int) -> list[int]:
+    """Steps in the middle of equal shares of the epoch; all of them when they are few."""
+    few = min(count, MOST_STEPS)
+    return [int((number + 0.5) * count / few) for number in range(few)]

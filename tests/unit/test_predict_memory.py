@@ -1,0 +1,33 @@
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trials.engine.memory import stages_static_bytes, static_bytes
+from trials.plan import Layout, ZeroStage
+
+zeros: st.SearchStrategy[ZeroStage] = st.sampled_from([0, 1, 2, 3])
+
+
+@given(st.lists(st.integers(0, 1 << 40), max_size=8), st.sampled_from([2, 4]), st.sampled_from([1, 2, 3, 8, 64]), zeros)
+def test_static_bytes_of_many_stages_are_those_of_each(
+    parameters: list[int], element_bytes: int, data: int, zero: ZeroStage
+) -> None:
+    layout = Layout(pipeline=1, data=data, zero=zero)
+    together = stages_static_bytes(np.array(parameters, dtype=np.float64), element_bytes, layout).tolist()
+    assert together == [static_bytes(count, element_bytes, layout) for count in parameters]
+    assert together == [_exact(count, element_bytes, data, zero) for count in parameters]
+
+
+def _exact(parameters: int, element_bytes: int, data: int, zero: int) -> int:
+    share = Fraction(parameters, data)
+    weights, gradients = (element_bytes * (share if zero >= split else parameters) for split in (3, 2))
+    return round(weights + gradients + (12 * share if zero else 8 * parameters))
+
+
+@pytest.mark.parametrize(("parameters", "expected"), [(1, 4 + 2), (3, 12 + 4), (5, 20 + 8)])
+def test_a_half_byte_is_rounded_to_the_even_one(parameters: int, expected: int) -> None:
+    layout = Layout(pipeline=1, data=8, zero=1)
+    assert static_bytes(parameters, 2, layout) == expected
