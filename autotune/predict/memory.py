@@ -78,8 +78,9 @@ class StageMemory:
         most = waiting.copy()
         for kind in (VISION, LANGUAGE):
             rows = np.flatnonzero((parts.layers[:, kind] > 0) & (parts.recomputed[:, kind] == parts.layers[:, kind]))
-            recomputing = _largest(sizes.heaviest(1), self._while_recomputing(parts[rows], kind))
-            most[rows] = np.maximum(most[rows], others[rows] + recomputing)
+            if len(rows):
+                recomputing = _largest(sizes.heaviest(1), self._while_recomputing(parts[rows], kind))
+                most[rows] = np.maximum(most[rows], others[rows] + recomputing)
         return waiting, most
 
     def _of_packs(self, parts: Parts, kinds: int) -> Array:

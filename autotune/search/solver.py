@@ -13,7 +13,7 @@ from autotune.search.problem import Problem
 from autotune.search.splits import Choices, Wanted, min_max_split
 from trials.plan import Layout, Packing, Plan
 
-RANKED = Wanted(count=32, within=1.05)
+RANKED = Wanted(count=24, within=1.05)
 """Solutions of the closed form that are compared on real packs: beyond them hardly any is the fastest."""
 _DIGITS = 9
 """Of times that are compared: further ones are rounding."""
