@@ -33,7 +33,7 @@ def layer_costs(prepared: Prepared, store: Store, pool: WarmPool, logs: Path, *,
     stored = None if fresh else store.layer_profile(*keys)
     if stored is not None:
         try:
-            return wire.decode(LayerCosts, stored)
+            return wire.decode(LayerCosts, stored.document)
         except WireError as error:
             _log.info("the stored profile is of another version and is measured again: %s", error)
     costs = profile_layers(prepared, pool, logs)
