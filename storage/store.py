@@ -79,8 +79,10 @@ class Store:
         with self._database.session() as session:
             return workloads.get(session, fingerprint)
 
-    def layer_profile(self, hardware_fingerprint: str, model_fingerprint: str, software: Software) -> str | None:
-        """The document that was saved for exactly these; None when there is none."""
+    def layer_profile(
+        self, hardware_fingerprint: str, model_fingerprint: str, software: Software
+    ) -> LayerProfile | None:
+        """What was saved for exactly these; None when there is none."""
         with self._database.session() as session:
             return workloads.layer_profile(session, hardware_fingerprint, model_fingerprint, software)
 
@@ -145,6 +147,15 @@ class Store:
         """Finished trials of every study on exactly this workload, oldest first: no need to run these again."""
         with self._database.session() as session:
             return studies.answers(session, workload_fingerprint)
+
+    def comparable_trials(self, workload: Workload) -> tuple[FinishedTrial, ...]:
+        """Finished trials of every study whose times and bytes say something of this workload, oldest first.
+
+        Model (but for its name), data, batch, `oversize`, software and the kind of devices are the same; how many
+        devices there are, the machine around them and the memory limit may differ.
+        """
+        with self._database.session() as session:
+            return studies.comparable(session, workload)
 
     def save_best(self, best: BestPlan) -> None:
         """Keeps the winner of a study, in place of an earlier winner of the same study."""

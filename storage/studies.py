@@ -10,8 +10,9 @@ from sqlalchemy.orm import Session, joinedload
 from storage import codec, rows
 from storage.errors import AlreadyFinished
 from storage.records import AbandonedTrial, FinishedTrial, RunningTrial, StudyRecord, TrialResult
-from storage.tables import ABANDONED, FINISHED, RUNNING, StudyRow, TrialRow, WorkloadRow
+from storage.tables import ABANDONED, FINISHED, RUNNING, HardwareRow, ModelRow, StudyRow, TrialRow, WorkloadRow
 from trials.plan import Plan
+from trials.workload import Workload
 
 
 def create(session: Session, workload_fingerprint: str, settings: Mapping[str, object], seed: int) -> StudyRecord:
@@ -96,12 +97,27 @@ def trials(session: Session, study_id: str) -> tuple[RunningTrial | AbandonedTri
 
 
 def answers(session: Session, workload_fingerprint: str) -> tuple[FinishedTrial, ...]:
-    query = (
-        _trials()
-        .join(StudyRow)
-        .where(StudyRow.workload_fingerprint == workload_fingerprint, TrialRow.status == FINISHED)
-        .order_by(TrialRow.finished, TrialRow.id)
-    )
+    return _finished(session, _trials().join(StudyRow).where(StudyRow.workload_fingerprint == workload_fingerprint))
+
+
+def comparable(session: Session, workload: Workload) -> tuple[FinishedTrial, ...]:
+    model = codec.columns(workload.model)
+    del model["name"]
+    settings = {
+        "data_fingerprint": workload.data.fingerprint,
+        "oversize": workload.oversize,
+        "global_batch_samples": workload.global_batch_samples,
+        **codec.columns(workload.software),
+    }
+    query = _trials().join(StudyRow).join(WorkloadRow).join(HardwareRow).join(ModelRow)
+    for table, values in ((ModelRow, model), (HardwareRow, workload.hardware.kind), (WorkloadRow, settings)):
+        query = query.where(*(getattr(table, name) == value for name, value in values.items()))
+    return _finished(session, query)
+
+
+def _finished(session: Session, query: Select[TrialRow]) -> tuple[FinishedTrial, ...]:
+    """Oldest first."""
+    query = query.where(TrialRow.status == FINISHED).order_by(TrialRow.finished, TrialRow.id)
     return tuple(trial for row in session.scalars(query) if isinstance(trial := codec.trial(row), FinishedTrial))
 
 

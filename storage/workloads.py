@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 
-from sqlalchemy import select
+from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
 from storage import codec, rows
@@ -23,19 +23,14 @@ def get(session: Session, fingerprint: str) -> Workload:
     return codec.workload(rows.get(session, WorkloadRow, fingerprint))
 
 
-def layer_profile(session: Session, hardware: str, model: str, software: Software) -> str | None:
+def layer_profile(session: Session, hardware: str, model: str, software: Software) -> LayerProfile | None:
     key = {"hardware_fingerprint": hardware, "model_fingerprint": model, **codec.columns(software)}
-    row = session.get(LayerProfileRow, key)
-    return None if row is None else row.document
+    row = session.execute(_layer_profiles().filter_by(**key)).one_or_none()
+    return None if row is None else codec.layer_profile(*row)
 
 
 def layer_profiles(session: Session, hardware_name: str | None) -> tuple[LayerProfile, ...]:
-    query = (
-        select(LayerProfileRow, HardwareRow, ModelRow)
-        .join(HardwareRow, HardwareRow.fingerprint == LayerProfileRow.hardware_fingerprint)
-        .join(ModelRow, ModelRow.fingerprint == LayerProfileRow.model_fingerprint)
-        .order_by(LayerProfileRow.created.desc(), LayerProfileRow.hardware_fingerprint)
-    )
+    query = _layer_profiles().order_by(LayerProfileRow.created.desc(), LayerProfileRow.hardware_fingerprint)
     if hardware_name is not None:
         query = query.where(HardwareRow.device_name.icontains(hardware_name, autoescape=True))
     return tuple(codec.layer_profile(*row) for row in session.execute(query))
@@ -54,3 +49,11 @@ def save_layer_profile(session: Session, hardware: str, model: str, software: So
         ),
     )
     row.created, row.document = now, document
+
+
+def _layer_profiles() -> Select[LayerProfileRow, HardwareRow, ModelRow]:
+    return (
+        select(LayerProfileRow, HardwareRow, ModelRow)
+        .join(HardwareRow, HardwareRow.fingerprint == LayerProfileRow.hardware_fingerprint)
+        .join(ModelRow, ModelRow.fingerprint == LayerProfileRow.model_fingerprint)
+    )

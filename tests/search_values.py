@@ -12,6 +12,7 @@ from autotune.predict.costs import KINDS, LayerCost, LayerCosts, LinkCost, LoadC
 from autotune.predict.features import stage_features
 from autotune.predict.parts import Parts
 from autotune.predict.predictor import EpochOf, Predictor
+from autotune.predict.robust_fit import Coefficients
 from autotune.search.limits import Limits
 from autotune.search.solver import Solver
 from autotune.workload import Prepared
@@ -77,6 +78,20 @@ COSTS = costs_of(
     layer_cost((0, 2e-5, 0, 1e-5), (0, 4000, 0, 0), (0, 0, 0, 4)),
     loading=LoadCost(pixels_seconds=(1e-4, 1e-7, 0, 1e-5), labels_seconds=(5e-5, 1e-7, 0, 1e-5)),
 )
+
+
+def keeping(factor: float) -> LayerCosts:
+    """Layers that keep so many times what was profiled."""
+    layers = tuple(
+        (kind, replace(cost, kept_bytes=times(cost.kept_bytes, factor), output_bytes=times(cost.output_bytes, factor)))
+        for kind, cost in COSTS.layers
+    )
+    return replace(COSTS, layers=layers)
+
+
+def times(coefficients: Coefficients, factor: float) -> Coefficients:
+    units, tokens, squares, constant = coefficients
+    return factor * units, factor * tokens, factor * squares, factor * constant
 
 
 def random_rows(count: int, seed: int = 0) -> list[tuple[int, int]]:

@@ -25,6 +25,16 @@ class Hardware:
     ram_bytes: int
 
     @property
+    def kind(self) -> dict[str, str | int | None]:
+        """What devices of one kind share, however many there are, by field."""
+        return {
+            "accelerator": self.accelerator,
+            "device_name": self.device_name,
+            "compute_capability": self.compute_capability,
+            "device_memory_bytes": self.device_memory_bytes,
+        }
+
+    @property
     def fingerprint(self) -> str:
         return wire.digest(self)
 

@@ -29,6 +29,8 @@ def predict_job(
     options.tell("Looking at the data")
     with reading_progress(options) as progress:
         forecaster = Forecaster(job, shape, cluster, progress)
+    if wishes.profile_file is None:
+        _learn(options, forecaster)
     found = _forecasts(options, forecaster, chosen, top)
     if picture:
         plot(found[0], picture)
@@ -48,6 +50,14 @@ def _cluster(options: Options, job: Job, shape: ModelShape, wishes: Wishes) -> C
         return cluster_of_file(job, shape, file, wishes)
     with open_store(options.database_url(job.database)) as store:
         return cluster_of_store(job, shape, store, wishes)
+
+
+def _learn(options: Options, forecaster: Forecaster) -> None:
+    with open_store(options.database_url(forecaster.job.database)) as store:
+        trials = store.comparable_trials(forecaster.workload)
+    if trials:
+        options.tell("Learning from trials")
+        forecaster.learn(trials)
 
 
 def _forecasts(options: Options, forecaster: Forecaster, plan: Plan | None, top: int) -> tuple[Forecast, ...]:

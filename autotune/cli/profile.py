@@ -5,6 +5,7 @@ from pathlib import Path
 from autotune import output_file
 from autotune.cli.context import Options
 from autotune.cli.progress import reading_progress
+from autotune.forecast.profile_file import stored_costs
 from autotune.job_file import load_job
 from autotune.predict.costs_table import TypicalPack, costs_document, costs_text
 from autotune.search.profiling import layer_costs
@@ -28,9 +29,11 @@ def profile_job(options: Options, path: Path, *, out: Path | None, fresh: bool) 
         bench.store.add_workload(work)
         with WarmPool(local_ranks(work.hardware.devices, work.hardware.accelerator), logs) as pool:
             costs = layer_costs(bench.prepared, bench.store, pool, logs, fresh=fresh)
+        stored = bench.store.layer_profile(work.hardware.fingerprint, work.model.fingerprint, work.software)
+    assert stored is not None, "`layer_costs` keeps what it gives"
     if out:
         with output_file.whole(out) as partial:
-            partial.write_text(wire.encode(costs))
+            partial.write_text(wire.encode(stored_costs(stored)))
         options.tell(f"Wrote the costs to {out}")
     pack = TypicalPack.of(work.data)
     options.give({**costs_document(costs, pack), "file": out and str(out)}, lambda: costs_text(costs, pack))

@@ -1,31 +1,31 @@
 """What plans would take: the library twin of `autotune predict`. No device is touched and no rank started."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autotune.errors import NoFeasiblePlan, PredictError
 from autotune.forecast.cluster import Cluster
+from autotune.predict.costs import LayerCosts
 from autotune.predict.predictor import MOST_BATCH_DEVIATION, Prediction, Predictor
 from autotune.predict.timeline import Timeline, timeline
-from autotune.search.capacities import capacities
-from autotune.search.layouts import layout_name, layouts
+from autotune.search.calibrated import CalibratedPredictor
+from autotune.search.feasible import feasible_space
 from autotune.search.limits import Limits
 from autotune.search.solver import Solver
-from autotune.search.space import Space
 from autotune.workbench import lengths_folder
+from storage.records import FinishedTrial
 from trials.data.epoch import Epoch, build_epoch
 from trials.data.index import DatasetIndex, profile
 from trials.data.indexing import IndexReport, Reading, build_index
-from trials.errors import InvalidPlan
+from trials.errors import DataError, InvalidPlan
 from trials.job import Job
 from trials.model.encoders import load_measurer
 from trials.model.shape import cost_weights
-from trials.plan import Layout, Packed, Packing, Padded, Plan
-from trials.workload import ModelShape
+from trials.plan import Layout, Packed, Packing, Plan
+from trials.workload import ModelShape, Workload
 
-_ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
-_MEBI = 1 << 20
+_BESIDE = "beside_schedule"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -35,9 +35,24 @@ class Forecast:
     plan: Plan
     prediction: Prediction
     timeline: Timeline
-    """Of a typical step."""
+    """Of a typical step, as it is simulated."""
+    relative_error: float
+    """Standard error of the epoch's seconds, as a share of them."""
     samples_per_second: float
     memory_limit_bytes: int
+
+    @property
+    def epoch_seconds_error(self) -> float:
+        return self.prediction.epoch_seconds * self.relative_error
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Seconds of the epoch by what they are spent on; they sum to it.
+
+        The last, `beside_schedule`, is what trials took more than their simulation; negative where it was less.
+        """
+        simulated = self.prediction.breakdown.totals
+        return {**simulated, _BESIDE: self.prediction.epoch_seconds - sum(simulated.values())}
 
     @property
     def fits(self) -> bool:
@@ -59,21 +74,36 @@ class Forecaster:
         """Reads the job's data; raises what `build_index` raises."""
         self.job, self.shape, self.cluster = job, shape, cluster
         self.index, self.report = _read(job, progress)
+        self.workload = Workload(
+            model=shape,
+            data=profile(self.index),
+            hardware=replace(cluster.profiled.hardware, devices=cluster.devices),
+            software=cluster.profiled.software,
+            oversize=job.data.oversize,
+            global_batch_samples=job.training.global_batch_samples,
+            memory_limit_bytes=cluster.memory_bytes,
+        )
         self._weights = cost_weights(shape)
-        self._predictor = Predictor(
-            cluster.costs.with_workers(job.data.workers), self._epoch, _ELEMENT_BYTES[shape.dtype]
+        self._predictor = CalibratedPredictor(
+            Predictor(self._costs_on(cluster.devices), self._epoch, shape.element_bytes)
         )
-        limits = Limits(
-            vision_layers=shape.vision_layers,
-            language_layers=shape.language_layers,
-            memory_bytes=cluster.memory_bytes,
-        )
-        self._solver = Solver(self._predictor, limits)
 
     @property
-    def samples(self) -> int:
-        """Of an epoch."""
-        return profile(self.index).samples
+    def trials(self) -> int:
+        """So many have corrected what is forecast."""
+        return self._predictor.trials
+
+    def learn(self, trials: Iterable[FinishedTrial]) -> None:
+        """Corrects all forecasts by trials of a comparable workload, in this order.
+
+        They may have run on another number of devices: what they correct are the costs of layers, links and reduction.
+        """
+        for trial in trials:
+            base = self._predictor.base.with_costs(self._costs_on(trial.plan.layout.world_size))
+            self._predictor.learn(trial.plan, trial.result.outcome, self.job.search, base=base)
+
+    def _costs_on(self, devices: int) -> LayerCosts:
+        return self.cluster.costs_on(devices).with_workers(self.job.data.workers)
 
     def of(self, plan: Plan) -> Forecast:
         """Raises PredictError for a plan that is not one of this model's, or needs more devices or packs."""
@@ -81,9 +111,9 @@ class Forecaster:
         return self._forecast(plan, self._predictor.predict(plan))
 
     def best(self, count: int) -> tuple[Forecast, ...]:
-        """The plans that are predicted to be fastest, each with another layout or other capacities.
+        """The plans that are predicted to be fastest, each with another layout or other capacities; what fits is first.
 
-        For each of them every packer is tried.
+        For each of them every packer is tried. By what trials have taught of memory, a solved plan may not fit.
 
         Raises NoFeasiblePlan when none fits the memory and keeps the global batch.
         """
@@ -95,24 +125,21 @@ class Forecaster:
                 f"{MOST_BATCH_DEVIATION:.0%}; raise training.global_batch_samples"
             )
         distinct: dict[tuple[Layout, tuple[int, int]], tuple[Plan, Prediction]] = {}
-        for plan, prediction in sorted(keeping, key=lambda entry: entry[1].epoch_seconds):
+        limit = self.cluster.memory_bytes
+        for plan, prediction in sorted(
+            keeping, key=lambda entry: (max(entry[1].stage_bytes) > limit, entry[1].epoch_seconds)
+        ):
             distinct.setdefault((plan.layout, _capacities(plan.packing)), (plan, prediction))
         return tuple(self._forecast(*entry) for entry in list(distinct.values())[:count])
 
     def _solved(self) -> Iterator[Plan]:
-        possible = layouts(self.shape, self.cluster.devices)
-        least = {layout: self._solver.least_bytes(Padded(samples=1), layout) for layout in possible}
-        fitting = [layout for layout, needed in least.items() if needed <= self.cluster.memory_bytes]
-        if not fitting:
-            layout, needed = min(least.items(), key=lambda entry: entry[1])
-            raise NoFeasiblePlan(
-                f"no plan fits {self.cluster.memory_bytes / _MEBI:.0f} MiB per rank: the leanest layout, "
-                f"{layout_name(layout)} with everything recomputed, needs about {needed / _MEBI:.0f} MiB; give more "
-                "--memory or --devices"
-            )
-        hold_all = self.job.data.oversize in ("skip", "fail")
-        pairs = capacities(profile(self.index), self.job.training.global_batch_samples, hold_all=hold_all)
-        space = Space(fitting, [(pair.qv, pair.qt) for pair in pairs], self._solver)
+        limits = Limits(
+            vision_layers=self.shape.vision_layers,
+            language_layers=self.shape.language_layers,
+            memory_bytes=self.cluster.memory_bytes,
+        )
+        solver = Solver(self._predictor.corrected, limits)
+        space = feasible_space(self.workload, solver, remedy="give more --memory or --devices")
         yield from _known(space.plan(parameters) for parameters in space.grid())
 
     def _check(self, plan: Plan) -> None:
@@ -126,7 +153,11 @@ class Forecaster:
                 f"the plan needs pipeline {plan.layout.pipeline} x data {plan.layout.data} = {needed} devices but "
                 f"{devices} are given; give --devices {needed} or another layout"
             )
-        packs = int((self._predictor.sizes(plan.packing, plan.layout).epoch.packs.counts > 0).sum())
+        try:
+            epoch = self._predictor.base.sizes(plan.packing, plan.layout).epoch
+        except DataError as error:
+            raise PredictError(f"the plan cannot pack the data: {error}") from error
+        packs = int((epoch.packs.counts > 0).sum())
         if packs < plan.layout.data:
             raise PredictError(
                 f"the plan has {plan.layout.data} data ranks but the epoch only {packs} packs; lower its data degree"
@@ -136,7 +167,8 @@ class Forecaster:
         return Forecast(
             plan=plan,
             prediction=prediction,
-            timeline=timeline(self._predictor, plan, prediction),
+            timeline=timeline(self._predictor.corrected, plan, prediction),
+            relative_error=self._predictor.relative_error(plan),
             samples_per_second=float(prediction.step_samples.sum()) / prediction.epoch_seconds,
             memory_limit_bytes=self.cluster.memory_bytes,
         )

@@ -21,6 +21,7 @@ _PARTS = {
     "bubble": "the pipeline fills, drains and waits",
     "communication": "sends between stages, reduction of gradients",
     "optimizer": "update of the weights",
+    "beside_schedule": "what trials took beside all this",
 }
 
 
@@ -39,11 +40,12 @@ def forecast_document(forecaster: Forecaster, found: Sequence[Forecast]) -> dict
     cluster = forecaster.cluster
     return {
         "model": wire.to_document(forecaster.shape),
-        "samples": forecaster.samples,
+        "samples": forecaster.workload.data.samples,
         "global_batch_samples": forecaster.job.training.global_batch_samples,
         "devices": {"name": cluster.name, "count": cluster.devices, "memory_limit_bytes": cluster.memory_bytes},
         "measured": cluster.measured,
         "extrapolated": list(cluster.extrapolated),
+        "corrected_by_trials": forecaster.trials,
         "layer_residual": cluster.costs.residual,
         "plans": [_document(forecast) for forecast in found],
     }
@@ -55,9 +57,10 @@ def _document(forecast: Forecast) -> dict[str, Any]:
         "id": forecast.plan.id,
         "plan": wire.to_document(forecast.plan),
         "epoch_seconds": prediction.epoch_seconds,
+        "epoch_seconds_error": forecast.epoch_seconds_error,
         "samples_per_second": forecast.samples_per_second,
         "idle_share": prediction.idle_share,
-        "parts": prediction.breakdown.totals,
+        "parts": forecast.parts,
         "batch_deviation": prediction.batch_deviation,
         "keeps_batch": forecast.keeps_batch,
         "fits": forecast.fits,
@@ -85,9 +88,10 @@ def _for(forecaster: Forecaster) -> str:
     cluster, shape, report = forecaster.cluster, forecaster.shape, forecaster.report
     lines = [
         f"{shape.name} in {shape.dtype} on {cluster.devices} x {cluster.name}, limit "
-        f"{cluster.memory_bytes / _MEBI:,.0f} MiB per rank; {forecaster.samples} samples an epoch, global batch "
-        f"{forecaster.job.training.global_batch_samples}",
+        f"{cluster.memory_bytes / _MEBI:,.0f} MiB per rank; {forecaster.workload.data.samples} samples an epoch, "
+        f"global batch {forecaster.job.training.global_batch_samples}",
         f"Measured: {cluster.measured}; fitted with a median error of {cluster.costs.residual:.1%}",
+        f"{_corrected(forecaster.trials)}; +- is the standard error",
         *(f"Extrapolated: {what}" for what in cluster.extrapolated),
     ]
     if cluster.costs.noisy_kinds:
@@ -97,11 +101,19 @@ def _for(forecaster: Forecaster) -> str:
     return "\n".join(lines)
 
 
+def _corrected(trials: int) -> str:
+    return f"Corrected by {trials} trial{'s' * (trials > 1)}" if trials else "Corrected by no trials"
+
+
+def _epoch_seconds(forecast: Forecast) -> str:
+    return f"{forecast.prediction.epoch_seconds:.1f} +- {forecast.epoch_seconds_error:.1f}"
+
+
 def _ranking(found: Sequence[Forecast]) -> str:
     rows = [
         (
             forecast.plan.id,
-            f"{forecast.prediction.epoch_seconds:.1f}",
+            _epoch_seconds(forecast),
             f"{forecast.samples_per_second:.1f}",
             f"{forecast.prediction.idle_share:.1%}",
             f"{max(forecast.prediction.stage_bytes) / _MEBI:,.0f}",
@@ -117,7 +129,7 @@ def _plan(forecast: Forecast) -> str:
     lines = [
         f"Plan {forecast.plan.id}",
         f"  {plan_text(forecast.plan)}",
-        f"  epoch {prediction.epoch_seconds:.1f} s in {len(prediction.step_seconds)} steps, "
+        f"  epoch {_epoch_seconds(forecast)} s in {len(prediction.step_seconds)} steps, "
         f"{forecast.samples_per_second:.1f} samples/s, idle {prediction.idle_share:.1%}",
     ]
     if not forecast.fits:
@@ -133,8 +145,8 @@ def _plan(forecast: Forecast) -> str:
 def _parts(forecast: Forecast) -> str:
     whole = forecast.prediction.epoch_seconds
     rows = [
-        (name.replace("_", " "), f"{max(seconds, 0):.2f}", f"{max(seconds, 0) / whole:.1%}", _PARTS[name])
-        for name, seconds in forecast.prediction.breakdown.totals.items()
+        (name.replace("_", " "), f"{seconds:z.2f}", f"{seconds / whole:z.1%}", _PARTS[name])
+        for name, seconds in forecast.parts.items()
     ]
     return table(("part of the epoch", "seconds", "share", "what it is"), rows)
 

@@ -51,7 +51,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peak:
-    """Most bytes that were measured on a stage, beside those predicted for the same steps."""
+    """Most bytes that a stage was seen to need, beside those predicted for the same steps."""
 
     predicted: StageBytes
     measured: float
@@ -111,17 +111,17 @@ class Calibration:
         self._time, self._memory = time, memory
 
     @classmethod
-    def fit(cls, observations: Sequence[Observation] = (), peaks: Sequence[Peak] = ()) -> "Calibration":
+    def fit(
+        cls, observations: Sequence[Observation] = (), peaks: Sequence[Peak] = (), exceeded: Sequence[Peak] = ()
+    ) -> "Calibration":
+        """`exceeded` are stages that ran out of memory: what they needed at least counts where it is a surprise."""
         time, memory = _prior()
         return cls(
             time.fitted(
                 np.array([observation.features for observation in observations]),
                 np.array([observation.seconds for observation in observations]),
             ),
-            memory.fitted(
-                np.array([_byte_row(peak.predicted, peak.predicted.expected) for peak in peaks]),
-                np.array([peak.measured for peak in peaks]),
-            ),
+            _fitted_bytes(memory, peaks, exceeded),
         )
 
     @property
@@ -149,6 +149,29 @@ class Calibration:
             expected=expected,
             high=highest + _WIDTH * high_error,
         )
+
+
+def _fitted_bytes(prior: _Factors, peaks: Sequence[Peak], exceeded: Sequence[Peak]) -> _Factors:
+    """A stage that exceeded its memory counts as a peak while it needed more than all others let expect.
+
+    The one furthest above comes first: one that it explains says nothing more, and would only pull it down.
+    """
+    counted, left = list(peaks), list(exceeded)
+    while True:
+        factors = prior.fitted(
+            np.array([_byte_row(peak.predicted, peak.predicted.expected) for peak in counted]),
+            np.array([peak.measured for peak in counted]),
+        )
+        above = {number: _surprise(factors, peak) for number, peak in enumerate(left)}
+        furthest = max(above, key=lambda number: above[number], default=None)
+        if furthest is None or above[furthest] <= 1:
+            return factors
+        counted.append(left.pop(furthest))
+
+
+def _surprise(factors: _Factors, peak: Peak) -> float:
+    """Measured over expected bytes."""
+    return peak.measured / factors.predict(_byte_row(peak.predicted, peak.predicted.expected))[0]
 
 
 def _byte_row(stage: StageBytes, total: float) -> Array:

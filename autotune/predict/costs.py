@@ -123,8 +123,10 @@ class LayerCosts:
     """Median relative error of the fitted forward and backward times on the profiled sizes."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a number that no measurement can give."""
+        """Raises ValueError for a number that no measurement can give, and where a kind of layer is missing."""
         _check(self)
+        if missing := [kind for kind in KINDS if kind not in dict(self.layers)]:
+            raise ValueError(f"there are no costs of {', '.join(missing)}")
 
     def __getitem__(self, kind: Kind) -> LayerCost:
         return dict(self.layers)[kind]

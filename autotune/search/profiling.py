@@ -32,19 +32,14 @@ def layer_costs(prepared: Prepared, store: Store, pool: WarmPool, logs: Path, *,
     work = prepared.workload
     keys = (work.hardware.fingerprint, work.model.fingerprint, work.software)
     stored = None if fresh else store.layer_profile(*keys)
-    costs = None if stored is None else _decoded(stored)
-    if costs is None:
-        costs = profile_layers(prepared, pool, logs)
-        store.save_layer_profile(*keys, wire.encode(costs))
+    if stored is not None:
+        try:
+            return wire.decode(LayerCosts, stored.document)
+        except WireError as error:
+            _log.info("the stored profile is of another version and is measured again: %s", error)
+    costs = profile_layers(prepared, pool, logs)
+    store.save_layer_profile(*keys, wire.encode(costs))
     return costs
-
-
-def _decoded(stored: str) -> LayerCosts | None:
-    try:
-        return wire.decode(LayerCosts, stored)
-    except WireError as error:
-        _log.info("the stored profile is of another version and is measured again: %s", error)
-        return None
 
 
 def profile_layers(prepared: Prepared, pool: WarmPool, logs: Path) -> LayerCosts:

@@ -7,6 +7,7 @@ import numpy as np
 
 from autotune.predict.predictor import MOST_BATCH_DEVIATION, Prediction
 from autotune.search.calibrated import CalibratedPredictor
+from autotune.search.trial_steps import trial_steps
 from autotune.workload import Prepared
 from trials.errors import InvalidPlan
 from trials.outcome import Completed, Crash, Failed, Measurement, Outcome, Rejected
@@ -55,10 +56,10 @@ class Runner:
         return None
 
     def run(self, plan: Plan) -> Attempt:
-        """A warm-up and some timed steps. The heaviest step comes first, so that what cannot fit fails at once."""
+        """A warm-up and some timed steps."""
         search = self._prepared.job.search
-        prediction = self._predictor.base.predict(plan)  # uncorrected, so that a plan's steps are always the same
-        task = _choose_steps(prediction, search.warmup_steps, search.timed_steps)
+        prediction = self._predictor.base.predict(plan)
+        task = trial_steps(prediction, search)
         answer = self._pool.ask(self._prepared.request(plan, task), search.trial_timeout)
         if not isinstance(answer, Answers):
             return Attempt(outcome=Failed(cause=answer))
@@ -81,21 +82,6 @@ def estimate_epoch(measurement: Measurement, prediction: Prediction) -> tuple[fl
     spread = float(ratios.std(ddof=1) / ratios.mean()) if len(ratios) > 1 else 0.0
     seconds = float(measured.sum() * scale)
     return seconds, seconds * spread / math.sqrt(len(ratios))
-
-
-def _choose_steps(prediction: Prediction, warmup: int, timed: int) -> Trial:
-    """The costliest step to warm up with, then the most typical ones: near the mean both in cost and in samples.
-
-    Little is left to be corrected for, and samples over seconds of these steps are near those of the epoch.
-    """
-    seconds, samples = prediction.step_seconds, prediction.step_samples
-    costliest = np.argsort(-seconds, kind="stable")[:warmup]
-    distance = np.abs(seconds / seconds.mean() - 1) + np.abs(samples / samples.mean() - 1)
-    nearest = np.argsort(distance, kind="stable")
-    chosen = [int(step) for step in nearest if step not in costliest][:timed]
-    return Trial(
-        warmup_steps=tuple(int(step) for step in costliest), timed_steps=tuple(sorted(chosen or nearest[:1].tolist()))
-    )
 
 
 def _measurement(task: Trial, answer: Answers) -> Measurement | Crash:

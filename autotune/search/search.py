@@ -146,9 +146,8 @@ class Search:
         return trial
 
     def _learn(self, trial: FinishedTrial) -> None:
-        """Corrects the predictions of all plans by what was measured of this one."""
-        if isinstance(trial.result.outcome, Completed):
-            self.predictor.observe(trial.plan, trial.result.outcome.measurement, self.settings.warmup_steps)
+        """Corrects the predictions of all plans by what came of this one."""
+        self.predictor.learn(trial.plan, trial.result.outcome, self.settings)
 
     def _stop_if_all_fail(self) -> None:
         last = [trial.result.outcome for trial in self.ledger.trials if ran(trial)][-_FAILURES_IN_A_ROW:]

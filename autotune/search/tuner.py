@@ -7,8 +7,7 @@ from autotune.errors import JobError, NoFeasiblePlan
 from autotune.predict.predictor import Predictor
 from autotune.search.baselines import baselines
 from autotune.search.calibrated import CalibratedPredictor
-from autotune.search.capacities import capacities
-from autotune.search.layouts import layout_name, layouts
+from autotune.search.feasible import feasible_space, holds_all
 from autotune.search.ledger import Ledger, Listener
 from autotune.search.limits import Limits
 from autotune.search.profiling import layer_costs
@@ -16,7 +15,6 @@ from autotune.search.proposals import SAMPLERS, Proposals
 from autotune.search.runner import Runner
 from autotune.search.search import Search
 from autotune.search.solver import Solver
-from autotune.search.space import Space
 from autotune.search.winner import compare, repeated, standings
 from autotune.workload import Prepared
 from storage.records import BestPlan, StudyRecord
@@ -24,7 +22,6 @@ from storage.spool import Spool
 from storage.store import Store
 from trials import plugins
 from trials.errors import UnknownName
-from trials.plan import Padded
 from trials.run.pool import WarmPool
 from trials.run.ranks import local_ranks
 
@@ -97,7 +94,7 @@ class Tuner:
                 memory_bytes=self._workload.memory_limit_bytes,
             )
             solver = Solver(predictor, limits)
-            space = self._space(solver)
+            space = feasible_space(self._workload, solver, remedy="raise hardware.memory_limit or give more devices")
             Search(
                 settings=self._prepared.job.search,
                 ledger=ledger,
@@ -108,29 +105,7 @@ class Tuner:
                 predictor=calibrated,
                 runner=Runner(self._prepared, calibrated, pool),
                 listener=self._listener,
-            ).run(baselines(self._workload, predictor, solver, limits, hold_all=self._hold_all))
-
-    @property
-    def _hold_all(self) -> bool:
-        """Whether a sample above a pack's capacity would be lost: no plan may win by training on less."""
-        return self._prepared.job.data.oversize in ("skip", "fail")
-
-    def _space(self, solver: Solver) -> Space:
-        """Raises NoFeasiblePlan when no layout fits the memory."""
-        possible = layouts(self._workload.model, self._workload.hardware.devices)
-        found = capacities(self._workload.data, self._workload.global_batch_samples, hold_all=self._hold_all)
-        pairs = [(pair.qv, pair.qt) for pair in found]
-        least = {layout: solver.least_bytes(Padded(samples=1), layout) for layout in possible}
-        fitting = [layout for layout, needed in least.items() if needed <= self._workload.memory_limit_bytes]
-        if not fitting:
-            layout, needed = min(least.items(), key=lambda entry: entry[1])
-            mebi = 1 << 20
-            raise NoFeasiblePlan(
-                f"no plan fits {self._workload.memory_limit_bytes / mebi:.0f} MiB per rank: the leanest layout, "
-                f"{layout_name(layout)} with everything recomputed, needs about {needed / mebi:.0f} MiB; "
-                "raise hardware.memory_limit or give more devices"
-            )
-        return Space(fitting, pairs, solver)
+            ).run(baselines(self._workload, predictor, solver, limits, hold_all=holds_all(self._workload)))
 
     def _best(self, study: StudyRecord, ledger: Ledger) -> BestPlan:
         found = repeated(standings(ledger.everything()))

@@ -2,8 +2,9 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,18 @@ from click.testing import CliRunner
 from filelock import FileLock
 
 from autotune.cli import main
+from autotune.forecast.profile_file import ProfiledCosts
 from autotune.hardware import probe_hardware, software
 from autotune.job_file import load_job
 from autotune.predict.costs import LayerCosts, LinkCost
+from autotune.predict.features import scaled
+from autotune.predict.predictor import Predictor
+from autotune.search.calibrated import CalibratedPredictor
+from autotune.search.runner import Runner
 from storage.store import open_store
-from tests.search_values import COSTS
-from tests.storage_values import WORKLOAD, best_of
-from tests.training_values import PACKED, plan_of
+from tests.search_values import COSTS, SimulatedPool
+from tests.storage_values import NOON, WORKLOAD, best_of, result_of
+from tests.training_values import PACKED, plan_of, prepared_of
 from tests.users import JobFile, databases, refusal
 from trials import wire
 from trials.job import HardwareSection
@@ -26,6 +32,13 @@ from trials.model.shape import model_shape
 from trials.plan import Packed, Plan
 
 PLAN = plan_of("8+0r2,0", "4+8", packing=PACKED)
+OTHERS = (
+    plan_of("9+0", "3+8", packing=PACKED),
+    plan_of("6+0", "6+8r0,4", packing=PACKED),
+    plan_of("12+8", data=2, packing=PACKED),
+    plan_of("12+2", "0+6", packing=PACKED),
+    plan_of("12+8r6,0", data=2, packing=PACKED),
+)
 LINK = LinkCost(latency_seconds=1e-3, seconds_per_byte=1e-9)
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -40,18 +53,26 @@ def predicted(*arguments: str | Path) -> dict[str, Any]:
 
 @pytest.fixture
 def costs(job: JobFile) -> LayerCosts:
-    """Of the example's model; for its size, the embedding holds all parameters."""
     job.spoil(hardware={"devices": 2, "memory_limit": "200MiB"})
-    parameters = model_shape(load_job(job.path).model).parameters
-    layers = tuple((kind, replace(cost, parameters=0)) for kind, cost in COSTS.layers)
-    kind, first = layers[0]
-    return replace(COSTS, layers=((kind, replace(first, parameters=parameters)), *layers[1:]), link=LINK)
+    return replace(COSTS, link=LINK)
 
 
 @pytest.fixture
-def profile(costs: LayerCosts, tmp_path: Path) -> Path:
+def profiled(job: JobFile, costs: LayerCosts) -> ProfiledCosts:
+    """Of the example's model, on devices that are not here."""
+    return ProfiledCosts(
+        hardware=replace(WORKLOAD.hardware, devices=2),
+        model=model_shape(load_job(job.path).model),
+        software=software(),
+        created=NOON,
+        costs=costs,
+    )
+
+
+@pytest.fixture
+def profile(profiled: ProfiledCosts, tmp_path: Path) -> Path:
     path = tmp_path / "costs.json"
-    path.write_text(wire.encode(costs))
+    path.write_text(wire.encode(profiled))
     return path
 
 
@@ -65,13 +86,46 @@ def plan(tmp_path: Path) -> Callable[[Plan], Path]:
     return written
 
 
-def store_profile(job: JobFile, costs: LayerCosts, **hardware: Any) -> None:
+def store_profile(job: JobFile, costs: LayerCosts, document: str | None = None, **hardware: Any) -> None:
     """A profile of the job's model on this machine, or on other hardware."""
     here = replace(probe_hardware(HardwareSection(devices=2)), **hardware)
     workload = replace(WORKLOAD, model=model_shape(load_job(job.path).model), hardware=here, software=software())
     with open_store() as store:
         store.add_workload(workload)
-        store.save_layer_profile(here.fingerprint, workload.model.fingerprint, workload.software, wire.encode(costs))
+        keys = (here.fingerprint, workload.model.fingerprint, workload.software)
+        store.save_layer_profile(*keys, document or wire.encode(costs))
+
+
+class Trials:
+    """Trials in the store that ran on ranks for which other costs are the truth."""
+
+    def __init__(self, example: Path, folder: Path, costs: LayerCosts) -> None:
+        self.prepared = prepared_of(example, folder)
+        self.costs = costs
+
+    def predictor(self, costs: LayerCosts) -> Predictor:
+        return Predictor(costs, self.prepared.epoch, 4)
+
+    def seconds(self, plan: Plan, truth: LayerCosts) -> float:
+        return self.predictor(truth).predict(plan).epoch_seconds
+
+    def keep(self, plans: Sequence[Plan], truth: LayerCosts, **changes: Any) -> None:
+        """`changes` are those of the workload."""
+        workload = replace(self.prepared.workload, **changes)
+        pool = SimulatedPool(self.predictor(truth))
+        runner = Runner(self.prepared, CalibratedPredictor(self.predictor(self.costs)), pool)
+        with open_store() as store:
+            study = store.create_study(store.add_workload(workload), {}, seed=0)
+            for number, plan in enumerate(plans):
+                trial = store.start_trial(study.id, plan, "sampled")
+                time = NOON + timedelta(minutes=number)
+                result = replace(result_of(trial.id, runner.run(plan).outcome), finished=time)
+                store.finish_trial(result)
+
+
+@pytest.fixture
+def trials(example: Path, tmp_path: Path, costs: LayerCosts) -> Trials:
+    return Trials(example, tmp_path / "trials", costs)
 
 
 # --- what it tells ---
@@ -102,7 +156,7 @@ def test_the_text_shows_parts_memory_and_a_chart_of_100_columns(
     assert answer.exit_code == 0, answer.stderr
     told = answer.stdout
     assert f"Plan {PLAN.id}\n  pipeline 2 x data 1" in told
-    assert re.search(r"epoch \d+\.\d s in \d+ steps, \d+\.\d samples/s, idle \d+\.\d%", told)
+    assert re.search(r"epoch \d+\.\d \+- \d+\.\d s in \d+ steps, \d+\.\d samples/s, idle \d+\.\d%", told)
     assert re.search(r"^stage imbalance +\d+\.\d\d +\d+\.\d% ", told, re.MULTILINE)
     assert re.search(r"^0 +8v\+0l +2v\+0l +\d+\.\d% +\d+ ", told, re.MULTILINE)
     chart = re.findall(r"^stage [01] \|[0-9A-J.#]+\|$", told, re.MULTILINE)
@@ -114,8 +168,9 @@ def test_without_a_plan_the_best_solved_ones_are_ranked_and_fit(job: JobFile, pr
     found = predicted(job.path, "--device-profile", profile, "--top", "3", "--memory", "130MiB")
     seconds = [plan["epoch_seconds"] for plan in found["plans"]]
     assert seconds == sorted(seconds)
-    packings = [plan["plan"]["packing"] for plan in found["plans"]]
-    assert len({(packing["qv"], packing["qt"]) for packing in packings}) == 3
+    plans = [plan["plan"] for plan in found["plans"]]
+    distinct = {(json.dumps(plan["layout"]), plan["packing"]["qv"], plan["packing"]["qt"]) for plan in plans}
+    assert len(distinct) == 3
     assert all(plan["fits"] and plan["keeps_batch"] for plan in found["plans"])
     assert max(stage["expected"] for plan in found["plans"] for stage in plan["stages"]) <= 130 << 20
 
@@ -137,16 +192,37 @@ def test_a_stored_profile_of_these_devices_is_found_and_more_devices_are_extrapo
     assert memory.startswith("a memory limit of 1024 GiB, above the ")
 
 
-def test_reductions_over_more_devices_are_those_of_a_ring(
-    job: JobFile, costs: LayerCosts, profile: Path, plan: Callable[[Plan], Path]
+def test_a_profile_file_tells_of_its_own_devices_as_a_stored_profile_does(
+    job: JobFile, profile: Path, plan: Callable[[Plan], Path]
 ) -> None:
-    store_profile(job, costs)
-    file = plan(plan_of("12+8", data=8, packing=PACKED))
-    seconds = [
-        predicted(job.path, "--plan", file, "--devices", "8", *options)["plans"][0]["parts"]["communication"]
-        for options in ((), ("--device-profile", profile))
-    ]
+    job.spoil(hardware={})
+    found = predicted(job.path, "--device-profile", profile, "--plan", plan(PLAN))
+    assert found["devices"] == {"name": "NVIDIA A100-SXM4-80GB", "count": 2, "memory_limit_bytes": 76 << 30}
+    assert found["measured"].endswith(f"on 2 x NVIDIA A100-SXM4-80GB, 2026-11-20 12:00 UTC, as {profile} has them")
+    wide = replace(PLAN, layout=replace(PLAN.layout, data=4))
+    more = predicted(job.path, "--device-profile", profile, "--plan", plan(wide), "--devices", "8")
+    assert [text.partition(",")[0] for text in more["extrapolated"]] == ["reductions over 8 devices"]
+
+
+def test_reductions_over_more_devices_are_those_of_a_ring(
+    job: JobFile, profiled: ProfiledCosts, plan: Callable[[Plan], Path], tmp_path: Path
+) -> None:
+    file, seconds = plan(plan_of("12+8", data=8, packing=PACKED)), []
+    for devices in (2, 8):
+        path = tmp_path / f"{devices}.json"
+        path.write_text(wire.encode(replace(profiled, hardware=replace(profiled.hardware, devices=devices))))
+        found = predicted(job.path, "--plan", file, "--devices", "8", "--device-profile", path)
+        seconds.append(found["plans"][0]["parts"]["communication"])
     assert seconds[0] == pytest.approx(seconds[1] * (7 / 8) / (1 / 2))
+
+
+def test_the_name_of_a_model_changes_nothing(
+    job: JobFile, profiled: ProfiledCosts, plan: Callable[[Plan], Path], tmp_path: Path
+) -> None:
+    renamed = replace(profiled, model=replace(profiled.model, name="a copy"))
+    path = tmp_path / "renamed.json"
+    path.write_text(wire.encode(renamed))
+    assert predicted(job.path, "--plan", plan(PLAN), "--device-profile", path)["model"]["name"] != "a copy"
 
 
 def test_hardware_that_is_not_here_is_found_by_a_part_of_its_name(
@@ -189,6 +265,66 @@ def test_a_step_is_drawn(
     assert picture.read_bytes()[:4] in (b"\x89PNG", b"<?xm")
 
 
+# --- what trials have taught ---
+
+
+def test_trials_correct_what_is_predicted_and_narrow_its_error(
+    job: JobFile, costs: LayerCosts, trials: Trials, plan: Callable[[Plan], Path]
+) -> None:
+    truth = scaled(costs, (1.4, 0.8, 1, 1, 1, 1, 1))
+    store_profile(job, costs)
+    before = predicted(job.path, "--plan", plan(PLAN))
+    trials.keep(OTHERS, truth)
+    after = predicted(job.path, "--plan", plan(PLAN))
+    assert (before["corrected_by_trials"], after["corrected_by_trials"]) == (0, len(OTHERS))
+    (alone,), (corrected,) = before["plans"], after["plans"]
+    real = trials.seconds(PLAN, truth)
+    assert abs(alone["epoch_seconds"] / real - 1) > 0.08
+    assert corrected["epoch_seconds"] == pytest.approx(real, rel=0.03)
+    assert corrected["epoch_seconds_error"] < alone["epoch_seconds_error"] / 2
+    assert alone["parts"]["beside_schedule"] == pytest.approx(0, abs=1e-6)
+    assert corrected["parts"]["beside_schedule"] != pytest.approx(0, abs=1e-6)
+    assert sum(corrected["parts"].values()) == pytest.approx(corrected["epoch_seconds"])
+    told = CliRunner().invoke(main, ["predict", str(job.path), "--plan", str(plan(PLAN))]).stdout
+    assert f"Corrected by {len(OTHERS)} trials" in told
+    assert re.search(r"epoch \d+\.\d \+- \d+\.\d s in", told)
+
+
+def test_trials_with_other_software_or_beside_a_profile_file_teach_nothing(
+    job: JobFile, costs: LayerCosts, profile: Path, trials: Trials, plan: Callable[[Plan], Path]
+) -> None:
+    store_profile(job, costs)
+    trials.keep(OTHERS[:1], costs, software=replace(software(), torch="1.0"))
+    assert predicted(job.path, "--plan", plan(PLAN))["corrected_by_trials"] == 0
+    trials.keep(OTHERS[:1], costs)
+    assert predicted(job.path, "--plan", plan(PLAN))["corrected_by_trials"] == 1
+    file = predicted(job.path, "--plan", plan(PLAN), "--device-profile", profile)
+    assert (file["corrected_by_trials"], file["plans"][0]["epoch_seconds_error"] > 0) == (0, True)
+
+
+def test_trials_on_more_devices_confirm_what_was_extrapolated_to_them(
+    job: JobFile, costs: LayerCosts, trials: Trials, plan: Callable[[Plan], Path]
+) -> None:
+    slow = replace(costs, reduce_seconds_per_byte=1e-7)
+    wide = [plan_of("12+8", data=8, packing=PACKED), plan_of("9+0", "3+8", data=4, packing=PACKED)]
+    two = plan_of("12+8", data=2, packing=PACKED)
+    store_profile(job, slow)
+
+    def communication(trials: int) -> list[float]:
+        found = [
+            predicted(job.path, "--plan", plan(wide[0]), "--devices", "8"),
+            predicted(job.path, "--plan", plan(two)),
+        ]
+        assert [document["corrected_by_trials"] for document in found] == [trials, trials]
+        return [document["plans"][0]["parts"]["communication"] for document in found]
+
+    before = communication(0)
+    trials.costs = slow
+    ring = replace(slow, reduce_seconds_per_byte=1e-7 * (7 / 8) / (1 / 2))
+    trials.keep(wide * 3, ring, hardware=replace(trials.prepared.workload.hardware, devices=8))
+    assert communication(6) == pytest.approx(before, rel=0.05)
+
+
 # --- what it refuses ---
 
 
@@ -212,24 +348,49 @@ def test_a_plan_of_another_model_or_for_more_devices_or_packs_is_refused(
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [
-        (lambda text: text.replace("0.001,", "NaN,", 1), "cannot read a LayerCosts"),
+        (lambda text: text.replace("0.001,", "NaN,", 1), "costs.layers.1.1: Value error, forward_seconds is nan"),
         (lambda text: text.replace("0.001,", "-0.001,", 1), "forward_seconds is -0.001, which no measurement gives"),
-        (lambda text: text.replace('"parameters":', '"parameters":1', 1), "is of another model"),
-        (lambda text: re.sub(r'"parameters":\d+', '"parameters":7', text), "is of another model"),
-        (lambda text: re.sub(r'\["head",\{.*?\}\]', "", text).replace(",]", "]"), "holds no costs of head"),
-        (lambda text: text[:-9], "cannot read a LayerCosts"),
-        (lambda text: "{}", "cannot read a LayerCosts"),
+        (lambda text: text.replace('"float32"', '"bfloat16"'), "model with dtype bfloat16, not float32"),
+        (lambda text: text.replace('_layers":12', '_layers":45'), "model with vision_layers 45, not 12"),
+        (lambda text: re.sub(r',\["head",\{.*?\}\]', "", text), "there are no costs of head"),
+        (lambda text: text.replace('"devices":2', '"devices":0'), "hardware.devices is 0, which no devices have"),
+        (lambda text: json.dumps(json.loads(text)["costs"]), "hardware: Field required"),
+        (lambda text: text.replace("00.123456Z", "00"), "created: "),
+        (lambda text: text[:-9], "cannot read a ProfiledCosts"),
+        (lambda _: "{}", "cannot read a ProfiledCosts"),
     ],
-    ids=["nan", "negative", "a larger model", "a smaller model", "a kind missing", "cut off", "empty"],
+    ids=[
+        "nan",
+        "negative",
+        "dtype",
+        "layers",
+        "a kind missing",
+        "no devices",
+        "costs alone",
+        "no zone",
+        "cut off",
+        "empty",
+    ],
 )
-def test_a_profile_that_no_measurement_gives_is_refused(
+def test_a_profile_that_no_measurement_gives_or_of_another_model_is_refused(
     job: JobFile, profile: Path, spoil: Callable[[str], str], reason: str
 ) -> None:
-    profile.write_text(spoil(profile.read_text()))
+    before = profile.read_text()
+    profile.write_text(spoil(before))
+    assert profile.read_text() != before
     code, told = refusal("predict", job.path, "--device-profile", profile)
     assert code == 2
     assert str(profile) in told
     assert reason in told
+    assert "`autotune profile JOB --out`" in told
+
+
+def test_a_profile_that_is_no_text_or_not_there_is_refused(job: JobFile, tmp_path: Path) -> None:
+    (tmp_path / "binary.json").write_bytes(b"\xff\xfe")
+    for name, reason in (("binary.json", "it is no text"), ("none.json", "No such file"), (".", "no profile of")):
+        code, told = refusal("predict", job.path, "--device-profile", tmp_path / name)
+        assert code in (2, 3)
+        assert reason in told
 
 
 def test_a_profile_of_other_devices_another_dtype_or_none_is_refused(job: JobFile, costs: LayerCosts) -> None:
@@ -245,15 +406,26 @@ def test_a_profile_of_other_devices_another_dtype_or_none_is_refused(job: JobFil
     job.spoil(model__dtype="bfloat16")
     code, told = refusal("predict", job.path, "--device-profile", "a100")
     assert code == 2
-    assert "in bfloat16 were not profiled on devices called 'a100', only those of model in float32" in told
+    assert (
+        "in bfloat16 were not profiled on devices called 'a100', only those of model with dtype float32, not bfloat16"
+        in told
+    )
 
 
-def test_costs_alone_need_devices_and_memory_from_somewhere(job: JobFile, profile: Path) -> None:
-    job.spoil(hardware={})
-    code, told = refusal("predict", job.path, "--device-profile", profile)
-    assert (code, "give --devices, or hardware.devices in the job" in told) == (2, True)
-    code, told = refusal("predict", job.path, "--device-profile", profile, "--devices", "2")
-    assert (code, "give --memory, or hardware.memory_limit in the job" in told) == (2, True)
+def test_a_plan_without_packs_is_refused(job: JobFile, profile: Path, plan: Callable[[Plan], Path]) -> None:
+    job.spoil(data__oversize="skip")
+    nothing = replace(PLAN, packing=Packed(qv=0, qt=1, qv_min=0, qt_min=0))
+    code, told = refusal("predict", job.path, "--device-profile", profile, "--plan", plan(nothing))
+    assert code == 2
+    assert "the plan cannot pack the data: every sample is above qv=0 qt=1 and skipped; raise them" in told
+
+
+def test_a_stored_profile_of_another_version_is_refused(job: JobFile, costs: LayerCosts) -> None:
+    store_profile(job, costs, document='{"layers": []}')
+    code, told = refusal("predict", job.path)
+    assert code == 3
+    assert "cannot be read" in told
+    assert "measure it again with `autotune profile JOB`" in told
 
 
 def test_no_plan_fits_too_little_memory(job: JobFile, profile: Path) -> None:

@@ -4,16 +4,20 @@ import json
 import os
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from autotune.forecast.profile_file import read_profile
+from autotune.hardware import probe_hardware, software
 from autotune.predict.costs import KINDS, LayerCosts
 from autotune.search.profiling import layer_costs
 from autotune.workload import Prepared
 from storage.store import Store
 from tests.training_values import job_of
 from trials import wire
+from trials.model.shape import model_shape
 from trials.run.pool import WarmPool
 from trials.run.report import LayerKind
 
@@ -73,11 +77,14 @@ def test_profile_on_one_rank_prints_and_writes_the_costs(example: Path, tmp_path
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
-    written = wire.decode(LayerCosts, out.read_text())
-    assert document["costs"] == wire.to_document(written)
+    written = read_profile(out)
+    assert document["costs"] == wire.to_document(written.costs)
+    assert written.hardware == probe_hardware(job.hardware)
+    assert (written.model, written.software) == (model_shape(job.model), software())
+    assert abs(datetime.now(UTC) - written.created) < timedelta(minutes=5)
     assert document["file"] == str(out)
     assert set(document["at_typical_pack"]) == set(KINDS)
-    assert (written.link.latency_seconds, written.reduce_seconds_per_byte) == (0, 0)
+    assert (written.costs.link.latency_seconds, written.costs.reduce_seconds_per_byte) == (0, 0)
 
 
 def test_a_file_that_cannot_be_written_is_told_before_anything_is_measured(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ from autotune.predict.predictor import Predictor
 from autotune.search.calibrated import CalibratedPredictor, peaks
 from autotune.search.runner import Runner
 from tests.search_values import COSTS as LAYER_COSTS
-from tests.search_values import MEBI, SimulatedPool, predictor_of, prepared_of
+from tests.search_values import MEBI, SimulatedPool, keeping, predictor_of, prepared_of
 from tests.training_values import plan_of
-from trials.outcome import Completed, Measurement
+from trials.outcome import Completed, Crash, Failed, Measurement, OutOfMemory, Rejected
 from trials.plan import Packed, Padded, Plan
 
 PREDICTOR = predictor_of()
@@ -147,6 +147,27 @@ def test_measured_peaks_correct_the_bytes_and_narrow_their_interval() -> None:
         assert corrected.high - corrected.low < 0.06 * corrected.expected
 
 
+def kept_more(factor: float, static: float = 40.0, kept: float = 80.0) -> Peak:
+    """A stage that keeps so many times what is predicted."""
+    return Peak(predicted=stage_bytes(static * MEBI, kept * MEBI), measured=(static + factor * kept) * MEBI)
+
+
+def test_a_stage_that_ran_out_of_memory_counts_where_it_needed_more_than_expected() -> None:
+    stage = stage_bytes(40 * MEBI, 80 * MEBI)
+    alone = Calibration.fit().bytes(stage)
+    exceeded = [kept_more(factor, static, 2 * static) for factor, static in ((1.02, 30), (1.10, 50), (1.06, 40))]
+    learnt = Calibration.fit((), (), exceeded).bytes(stage)
+    assert learnt.expected == pytest.approx((40 + 1.10 * 80) * MEBI, rel=0.015)
+    assert learnt.high - learnt.low < (alone.high - alone.low) / 2
+    assert Calibration.fit((), (), [kept_more(0.97)] * 5).bytes(stage) == alone
+
+
+def test_a_stage_that_ran_out_of_memory_never_lowers_what_peaks_show() -> None:
+    stage = stage_bytes(40 * MEBI, 80 * MEBI)
+    shown = [kept_more(1.10, static) for static in (20, 40, 60)]
+    assert Calibration.fit((), shown, [kept_more(1.05)] * 5).bytes(stage) == Calibration.fit((), shown).bytes(stage)
+
+
 # --- predictions of plans ---
 
 
@@ -205,3 +226,32 @@ def test_steps_of_another_epoch_teach_nothing(tmp_path: Path) -> None:
     calibrated = CalibratedPredictor(PREDICTOR)
     calibrated.observe(PLANS[0], replace(trial, steps=(5000, 5001)), warmup_steps=1)
     assert (calibrated.predict(PLANS[0]).step_seconds == PREDICTOR.predict(PLANS[0]).step_seconds).all()
+
+
+def test_memory_is_learnt_from_trials_that_ran_out_of_it_alone(tmp_path: Path) -> None:
+    truth, held_out = predictor_of(keeping(1.10)), PLANS[-1]
+    calibrated, settings = CalibratedPredictor(PREDICTOR), prepared_of(tmp_path, timed_steps=2).job.search
+    for plan in PLANS[:-1]:
+        fullest = max(measured(plan, tmp_path, truth).stages, key=lambda stage: stage.peak_bytes)
+        limit = round(0.99 * fullest.peak_bytes)  # passed by little, though the stage was predicted to stay below it
+        cause = OutOfMemory(stage=fullest.stage, rank=0, needed_bytes=limit + 1000, limit_bytes=limit)
+        calibrated.learn(plan, Failed(cause=cause), settings)
+    assert calibrated.trials == len(PLANS) - 1
+    for before, after, real in zip(
+        PREDICTOR.predict(held_out).stage_memory,
+        calibrated.predict(held_out).stage_memory,
+        truth.predict(held_out).stage_bytes,
+        strict=True,
+    ):
+        assert abs(before.expected / real - 1) > 0.05
+        assert abs(after.expected / real - 1) < 0.03
+        assert after.low < real < after.high
+    seconds = calibrated.predict(held_out).step_seconds
+    assert (seconds == PREDICTOR.predict(held_out).step_seconds).all()
+
+
+def test_crashes_and_rejected_plans_teach_nothing(tmp_path: Path) -> None:
+    calibrated = CalibratedPredictor(PREDICTOR)
+    for outcome in (Failed(cause=Crash(rank=0, detail="boom")), Rejected(reason="too large")):
+        calibrated.learn(PLANS[0], outcome, prepared_of(tmp_path).job.search)
+    assert calibrated.trials == 0

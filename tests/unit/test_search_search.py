@@ -58,6 +58,8 @@ class Bench:
     folder: Path
     store: Store
     told: list[tuple[FinishedTrial, bool]] = field(default_factory=list)
+    learnt: list[int] = field(default_factory=list)
+    """From how many trials each search learnt."""
 
     def study(self) -> StudyRecord:
         return self.store.create_study(self.store.add_workload(prepared_of(self.folder, MEMORY).workload), {}, seed=0)
@@ -91,6 +93,7 @@ class Bench:
             runner=Runner(prepared, calibrated, pool),
             listener=lambda trial, known: self.told.append((trial, known)),
         ).run(baselines(workload, PREDICTOR, solver, limits, hold_all=False))
+        self.learnt.append(calibrated.trials)
         return ledger
 
     def record(self, study: StudyRecord, outcome: Outcome, seconds: float) -> TrialResult:
@@ -213,6 +216,13 @@ def test_a_plan_that_ran_out_of_memory_is_told_as_infeasible_and_does_not_win(be
         # Corrected by the trials before it, whose noise is 1 %.
         assert told[0].value == pytest.approx(PREDICTOR.predict(trial.plan).epoch_seconds, rel=0.02)
     assert {standing.plan.layout.pipeline for standing in standings(ledger.everything())} == {2}
+
+
+def test_a_trial_that_ran_out_of_memory_is_learnt_from_as_a_completed_one_is(bench: Bench) -> None:
+    pool = SimulatedPool(PREDICTOR, cause_of=lambda plan: TOO_LARGE if plan.layout.pipeline == 1 else None)
+    ledger = bench.search(bench.study(), pool, trials=6)
+    assert {trial.result.outcome.kind for trial in ledger.trials} >= {"completed", "failed"}
+    assert bench.learnt == [sum(map(ran, ledger.trials))]
 
 
 @pytest.mark.parametrize("trials", [1, 6, 10])

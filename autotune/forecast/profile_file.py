@@ -1,0 +1,65 @@
+"""A profile of the layers with what it is of: what the store keeps, and what `autotune profile --out` writes."""
+
+from dataclasses import dataclass
+from datetime import UTC
+from pathlib import Path
+
+from pydantic import AwareDatetime
+
+from autotune.errors import NoProfile, ProfileError
+from autotune.predict.costs import LayerCosts
+from storage.records import LayerProfile
+from trials import wire
+from trials.errors import WireError
+from trials.workload import Hardware, ModelShape, Software
+
+_AGAIN = "write it anew with `autotune profile JOB --out`"
+_COUNTS = ("devices", "device_memory_bytes", "ram_bytes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfiledCosts:
+    """The costs of a model's layers, and what they were measured on."""
+
+    hardware: Hardware
+    model: ModelShape
+    software: Software
+    created: AwareDatetime
+    costs: LayerCosts
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for devices that there cannot be."""
+        for name in _COUNTS:
+            if (value := getattr(self.hardware, name)) < 1:
+                raise ValueError(f"hardware.{name} is {value}, which no devices have")
+
+    def __str__(self) -> str:
+        taken = self.created.astimezone(UTC)
+        return f"{self.hardware.devices} x {self.hardware.device_name}, {taken:%Y-%m-%d %H:%M} UTC"
+
+
+def stored_costs(profile: LayerProfile) -> ProfiledCosts:
+    """Raises NoProfile for a document that another version of the program wrote."""
+    try:
+        costs = wire.decode(LayerCosts, profile.document)
+    except WireError as error:
+        raise NoProfile(
+            f"the stored profile of {profile.hardware.device_name} cannot be read: {error}; measure it again with "
+            "`autotune profile JOB` on the hardware itself"
+        ) from error
+    return ProfiledCosts(
+        hardware=profile.hardware, model=profile.model, software=profile.software, created=profile.created, costs=costs
+    )
+
+
+def read_profile(path: Path) -> ProfiledCosts:
+    """What `autotune profile --out` wrote. Raises ProfileError for anything else."""
+    try:
+        return wire.decode(ProfiledCosts, path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise ProfileError(
+            f"{path} cannot be read ({why}); give a file that `autotune profile JOB --out` wrote"
+        ) from error
+    except WireError as error:
+        raise ProfileError(f"{path}: {error}; {_AGAIN}") from error
