@@ -144,8 +144,9 @@ def _epoch_seconds(predictor: Predictor, plan: Plan) -> float:
 def _closed_form(predictor: Predictor, plan: Plan) -> float:
     """Seconds of a step on the mean pack."""
     sizes = predictor.sizes(plan.packing, plan.layout)
-    forward, backward = predictor.pass_seconds(Parts.of(cut(plan)), sizes.mean)
-    stages = (forward + backward)[0]
+    parts = Parts.of(cut(plan))
+    forward, backward = predictor.pass_seconds(parts, sizes.mean)
+    stages = (predictor.load_seconds(parts, sizes.mean) + forward + backward)[0]
     return float(stages.sum() + (sizes.epoch.micro_batches - 1) * stages.max())
 
 
