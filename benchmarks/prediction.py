@@ -4,9 +4,11 @@
 
 On the model of examples/tiny-internvl: profiles its layers, draws plans at random (pipeline and data parallelism, any
 split, recomputation, packers, capacities), and runs each on two warm ranks as a search does, with the upper end of its
-own predicted memory as the limit. All plans run once in order and once in reverse order. Mean times and peak bytes are
-compared with the prediction from the profile alone, and, of those behind the first ten, with one that the first runs of
-those ten have calibrated.
+own predicted memory as the limit. All plans run once in order and once in reverse order. Before and after each run a
+few layers are timed again: a shared machine drifts by more than what is to be measured, so each run is compared at the
+speed that these layers had in the profile. Mean times and peak bytes are compared with the prediction from the profile
+alone, and, of those behind the first ten, with one that the first runs of those ten have calibrated. The errors against
+the times as they were are printed as well.
 """
 
 import argparse
@@ -29,6 +31,7 @@ from autotune.search.calibrated import CalibratedPredictor, peaks
 from autotune.search.profiling import profile_layers
 from autotune.search.runner import Runner
 from autotune.workload import Prepared, prepare
+from benchmarks.drift import at_profiled_speed, slowness
 from benchmarks.result import Check, at_least, at_most, finish
 from trials import wire
 from trials.outcome import Completed, Measurement, Outcome
@@ -47,16 +50,21 @@ class Run:
 
     plan: Plan
     outcomes: tuple[Outcome, ...]
+    slowness: tuple[float, ...]
+    """Of the machine during each of them, in units of the time that layers took in the profile."""
 
     @property
-    def measurements(self) -> tuple[Measurement, ...]:
-        """Fewer than outcomes where it failed."""
-        return tuple(outcome.measurement for outcome in self.outcomes if isinstance(outcome, Completed))
+    def completed(self) -> bool:
+        return all(isinstance(outcome, Completed) for outcome in self.outcomes)
 
-    @property
-    def seconds(self) -> list[float]:
+    def measurements(self, *, drifting: bool = False) -> list[Measurement]:
+        """At the speed of the profile, or as they were."""
+        found = [outcome.measurement for outcome in self.outcomes if isinstance(outcome, Completed)]
+        return found if drifting else list(map(at_profiled_speed, found, self.slowness))
+
+    def seconds(self, *, drifting: bool = False) -> list[float]:
         """A step's mean in each round."""
-        return [sum(measured.step_seconds) / len(measured.steps) for measured in self.measurements]
+        return [float(np.mean(measured.step_seconds)) for measured in self.measurements(drifting=drifting)]
 
 
 def main() -> None:
@@ -94,11 +102,16 @@ def _plans(prepared: Prepared, predictor: Predictor, arguments: argparse.Namespa
 
 def _run_all(prepared: Prepared, predictor: Predictor, pool: WarmPool, plans: Sequence[Plan]) -> list[Run]:
     outcomes: dict[str, list[Outcome]] = {plan.id: [] for plan in plans}
+    slow: dict[str, list[float]] = {plan.id: [] for plan in plans}
+    after = slowness(prepared, pool, predictor.costs)
     for number, plan in enumerate((*plans, *reversed(plans))):
+        before = after
         outcome = _runner(prepared, predictor, pool, plan).run(plan).outcome
+        after = slowness(prepared, pool, predictor.costs)
         outcomes[plan.id].append(outcome)
-        _tell(f"run {number + 1} of {2 * len(plans)}: {outcome.kind}")
-    return [Run(plan=plan, outcomes=tuple(outcomes[plan.id])) for plan in plans]
+        slow[plan.id].append((before + after) / 2)
+        _tell(f"run {number + 1} of {2 * len(plans)}: {outcome.kind}, slowness {before:.3f}, then {after:.3f}")
+    return [Run(plan=plan, outcomes=tuple(outcomes[plan.id]), slowness=tuple(slow[plan.id])) for plan in plans]
 
 
 def _runner(prepared: Prepared, predictor: Predictor, pool: WarmPool, plan: Plan) -> Runner:
@@ -146,16 +159,17 @@ def _packing(prepared: Prepared, chance: random.Random) -> Packing:
 
 
 def _report(costs: LayerCosts, predictor: Predictor, runs: list[Run], warmup: int) -> None:
-    done = [run for run in runs if len(run.measurements) == len(run.outcomes)]
+    done = [run for run in runs if run.completed]
     uncalibrated, calibrated = CalibratedPredictor(predictor), CalibratedPredictor(predictor)
     for run in done[:CALIBRATING]:
-        calibrated.observe(run.plan, run.measurements[0], warmup)
+        calibrated.observe(run.plan, run.measurements()[0], warmup)
     alone = [_compared(uncalibrated, run, warmup) for run in done]
     later = [_compared(calibrated, run, warmup) for run in done[CALIBRATING:]]
-    apart = [abs(run.seconds[1] / run.seconds[0] - 1) for run in done]
+    slow = [value for run in runs for value in run.slowness]
     rows: list[Mapping[str, Any]] = [
         {"costs": wire.to_document(costs), "noisy": list(costs.noisy_kinds)},
-        {"two_runs_of_a_plan_differ_by": _quantiles(apart)},
+        {"slowness": {"least": min(slow), "median": float(np.median(slow)), "most": max(slow)}},
+        *(_noise(done, alone, later, drifting=drifting) for drifting in (False, True)),
         *({"after": "profile", **compared} for compared in alone),
         *({"after": f"{CALIBRATING} trials", **compared} for compared in later),
         *({"plan": wire.to_document(run.plan), "outcomes": [outcome.kind for outcome in run.outcomes]} for run in runs),
@@ -172,20 +186,34 @@ def _report(costs: LayerCosts, predictor: Predictor, runs: list[Run], warmup: in
 
 
 def _compared(predictor: CalibratedPredictor, run: Run, warmup: int) -> dict[str, Any]:
-    measurement = run.measurements[0]
+    measurement = run.measurements()[0]
     predicted = predictor.predict(run.plan).step_seconds[list(measurement.steps)].mean()
-    measured = sum(run.seconds) / len(run.seconds)
+    measured = float(np.mean(run.seconds()))
     found = peaks(predictor.base, run.plan, measurement, warmup)
     return {
         "plan_id": run.plan.id,
         "predicted_seconds": float(predicted),
         "step_seconds": measured,
-        "of_each_round": run.seconds,
+        "of_each_round": run.seconds(),
+        "drifting_seconds": float(np.mean(run.seconds(drifting=True))),
         "relative_error": float(predicted / measured - 1),
         "predicted_relative_error": predictor.relative_error(run.plan),
         "byte_errors": [peak.predicted.expected / peak.measured - 1 for peak in found],
         "measured_bytes": [peak.measured for peak in found],
         "stages": [wire.to_document(stage) for stage in measurement.stages],
+    }
+
+
+def _noise(done: list[Run], *groups: list[dict[str, Any]], drifting: bool) -> dict[str, Any]:
+    """How far two runs of a plan are apart, and the errors of the predictions against such times."""
+    times = [run.seconds(drifting=drifting) for run in done]
+    seconds = "drifting_seconds" if drifting else "step_seconds"
+    return {
+        "times": "as they were" if drifting else "at the speed of the profile",
+        "two_runs_of_a_plan_differ_by": _quantiles([abs(second / first - 1) for first, second in times]),
+        "errors": [
+            _quantiles([abs(each["predicted_seconds"] / each[seconds] - 1) for each in group]) for group in groups
+        ],
     }
 
 
