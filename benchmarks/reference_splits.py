@@ -48,6 +48,9 @@ class Program:
         self._parameters = [layer.parameters for layer in of_kinds]
         mean = sizes.table.mean(axis=0)
         self._seconds = [float(mean @ (np.array(c.forward_seconds) + c.backward_seconds)) for c in of_kinds]
+        self._seconds[0] += float(mean @ np.array(costs.loading.pixels_seconds))
+        if layout.pipeline > 1:  # a stage that is the first and the last loads its packs once
+            self._seconds[4] += float(mean @ np.array(costs.loading.labels_seconds))
         self._again = [float(mean @ np.array(c.recompute_seconds)) for c in of_kinds]
         self._kept = [np.array(c.kept_bytes) / _GIB for c in of_kinds]
         self._outputs = [np.array(c.output_bytes) / _GIB for c in of_kinds]
