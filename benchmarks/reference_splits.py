@@ -48,8 +48,9 @@ class Program:
         self._parameters = [layer.parameters for layer in of_kinds]
         mean = sizes.table.mean(axis=0)
         self._seconds = [float(mean @ (np.array(c.forward_seconds) + c.backward_seconds)) for c in of_kinds]
-        self._load_pixels = float(mean @ np.array(costs.loading.pixels_seconds))
-        self._load_labels = float(mean @ np.array(costs.loading.labels_seconds))
+        self._seconds[0] += float(mean @ np.array(costs.loading.pixels_seconds))
+        if layout.pipeline > 1:  # a stage that is the first and the last loads its packs once
+            self._seconds[4] += float(mean @ np.array(costs.loading.labels_seconds))
         self._again = [float(mean @ np.array(c.recompute_seconds)) for c in of_kinds]
         self._kept = [np.array(c.kept_bytes) / _GIB for c in of_kinds]
         self._outputs = [np.array(c.output_bytes) / _GIB for c in of_kinds]
@@ -89,10 +90,9 @@ class Program:
         }
 
     def _fixed_seconds(self, stage: int) -> float:
-        """Of vision embedding and head, and of the data that they need."""
+        """Of vision embedding and head."""
         first, last = stage == 0, stage == self._layout.pipeline - 1
-        loading = self._load_pixels if first else last * self._load_labels
-        return first * self._seconds[0] + last * self._seconds[4] + loading
+        return first * self._seconds[0] + last * self._seconds[4]
 
     def _add_counts(self, stage: int) -> None:
         most = {"vision": self._vision, "language": self._language}

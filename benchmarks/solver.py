@@ -22,9 +22,10 @@ import numpy as np
 from autotune.predict.analytic import LABEL
 from autotune.predict.parts import Parts
 from autotune.predict.predictor import Predictor
+from autotune.search.limits import Limits
 from autotune.search.solver import Solver
 from autotune.search.splits import Wanted
-from benchmarks.reference_splits import Program
+from benchmarks.reference_splits import Optimum, Program
 from benchmarks.result import at_least, at_most, finish
 from benchmarks.solver_cases import Case, cases, paper_case, speed_cases
 from trials.model.cut import cut
@@ -114,11 +115,11 @@ def _row(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
         predictor.costs, sizes, case.layout, (limits.vision_layers, limits.language_layers), limits.usable_bytes
     )
     optimum = program.solve(element_bytes=2, time_limit=arguments.milp_seconds)
-    proven = optimum if optimum is not None and optimum.proven else None
+    proven = _proven(optimum, predictor, case, limits)
     others: dict[str, Plan | None] = {
         CLOSED_FORM: best,
         "partition-balanced": _balanced(predictor, solver, case),
-        "milp": Plan(packing=case.packing, layout=case.layout, stages=proven.stages) if proven else None,
+        "milp": _plan(case, proven) if proven else None,
         "omnibal": _omnibal(predictor, solver, case),
     }
     seconds = {name: _epoch_seconds(predictor, plan) for name, plan in others.items() if plan is not None}
@@ -135,6 +136,18 @@ def _row(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
         "milp_closed_form": proven.seconds / _closed_form(predictor, best) if proven else None,
         "gains": {name: of_other / ours for name, of_other in seconds.items()},
     }
+
+
+def _proven(optimum: Optimum | None, predictor: Predictor, case: Case, limits: Limits) -> Optimum | None:
+    """The optimum of the program, unless its tolerances let a stage pass the memory."""
+    if optimum is None or not optimum.proven:
+        return None
+    needed = max(predictor.predict(_plan(case, optimum)).stage_bytes)
+    return optimum if needed <= limits.usable_bytes * ROUNDING else None
+
+
+def _plan(case: Case, optimum: Optimum) -> Plan:
+    return Plan(packing=case.packing, layout=case.layout, stages=optimum.stages)
 
 
 def _epoch_seconds(predictor: Predictor, plan: Plan) -> float:

@@ -12,33 +12,47 @@ from autotune.predict.schedule import simulate
 from trials.model.cut import cut
 from trials.plan import Plan
 
-MOST_STEPS = 16
+MOST_STEPS = 64
 """So many steps stand for an epoch that has more."""
+_ERRORS = 2
+"""Standard errors by which a difference may be wrong."""
 
 
-def epoch_seconds(predictor: Predictor, plans: Sequence[Plan]) -> Array:
-    """What `Predictor.predict` says of plans with one packing and layout, [plans].
+def cautious_seconds(predictor: Predictor, plans: Sequence[Plan]) -> Array:
+    """Seconds of an epoch of plans with one packing and layout, not less than what is sure beside the first plan.
 
-    Exact for an epoch of at most MOST_STEPS steps. Of a longer one, so many steps are simulated, spread evenly over it.
+    What `Predictor.predict` says, for an epoch of at most MOST_STEPS steps. Of a longer one, so many steps are
+    simulated, spread evenly over it, and a plan's difference from the first plan is raised by its error from that
+    (standard error of a mean of paired differences, drawn without replacement; Cochran, Sampling Techniques, 2.5).
+    [plans]
     """
-    layout, whole = plans[0].layout, predictor.sizes(plans[0].packing, plans[0].layout)
+    whole = predictor.sizes(plans[0].packing, plans[0].layout)
     steps = _spread(whole.epoch.steps)
-    sizes = ChosenSteps(whole, steps)
+    seconds = _step_seconds(predictor, plans, ChosenSteps(whole, steps))
+    count, more = len(steps), seconds - seconds[0]
+    errors = more.std(axis=1) * np.sqrt((1 - count / whole.epoch.steps) / max(count - 1, 1))
+    cautious: Array = whole.epoch.steps * (seconds[0].mean() + more.mean(axis=1) + _ERRORS * errors)
+    return cautious
+
+
+def _step_seconds(predictor: Predictor, plans: Sequence[Plan], sizes: ChosenSteps) -> Array:
+    """[plans, steps]"""
+    layout = plans[0].layout
     parts = [Parts.of(cut(plan)) for plan in plans]
     packs = [predictor.pack_seconds(of_plan, sizes) for of_plan in parts]
     passes = [
         np.stack([getattr(of_plan, side) for of_plan in packs]) for side in ("loaded_forward", "backward", "sends")
     ]
     update = np.stack([predictor.update_seconds(layout, of_plan) for of_plan in parts])[:, None]
-    seconds = np.zeros(len(plans))
+    seconds = []
     for block in sizes.blocks:
         count = block.shape[1]
         of_ranks = block.transpose(0, 2, 1).reshape(-1, count)
         rows = len(plans) * len(of_ranks)
         forward, backward, sends = (side[:, of_ranks].reshape(rows, count, side.shape[2]) for side in passes)
         ends = simulate(forward, backward, sends).ends.reshape(len(plans), len(block), layout.data, layout.pipeline)
-        seconds += (ends.max(axis=2) + update).max(axis=2).sum(axis=1)
-    return seconds * (whole.epoch.steps / len(steps))
+        seconds.append((ends.max(axis=2) + update).max(axis=2))
+    return np.concatenate(seconds, axis=1)
 
 
 def _spread(count: int) -> list[int]:

@@ -44,29 +44,19 @@ class LayerSeconds:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Recomputes:
-    """Counts of recomputed layers with which holdings fit, all [rows]; a holding has any number of rows."""
+    """Counts of recomputed layers with which holdings fit, all [holdings]."""
 
-    holding: Ints
-    """Row of the holdings, ascending."""
     vision: Ints
     language: Ints
     seconds: Array
-    """Of the stage."""
-
-    def each(self, holdings: Ints) -> tuple[Ints, Ints]:
-        """For each row of some holdings, one after the other: its place among `holdings`, and the row here."""
-        first, behind = (np.searchsorted(self.holding, holdings, side) for side in ("left", "right"))
-        counts = behind - first
-        places = np.repeat(np.arange(len(holdings)), counts)
-        within = np.arange(len(places)) - (np.cumsum(counts) - counts)[places]
-        return places, first[places] + within
+    """Of the stage; infinite where it does not fit within its bound."""
 
 
 def least_recomputes(holdings: Holdings, fits: Fits, seconds: LayerSeconds, bounds: Array) -> Recomputes:
-    """Every pair of counts that fits, within the holding's bound in seconds, of which neither can be lowered.
+    """Of all pairs of counts with which a holding fits, the one of least time; of equal ones, the fewest vision layers.
 
-    One pair at most for each number of vision layers: with the fewest language layers that fit. The least time is among
-    them, whatever the two kinds cost, and so is what may be better on packs other than the mean.
+    Looks at one pair for each number of vision layers: with the fewest language layers that fit, among those that the
+    holding's bound in seconds allows.
     """
     holding = np.repeat(np.arange(len(holdings)), holdings.vision + 1)
     vision = np.arange(len(holding)) - (np.cumsum(holdings.vision + 1) - holdings.vision - 1)[holding]
@@ -80,11 +70,20 @@ def least_recomputes(holdings: Holdings, fits: Fits, seconds: LayerSeconds, boun
     tried = holdings[holding]
     affordable = np.minimum(tried.language, seconds.recomputable(spare[rows], LANGUAGE))
     language = _fewest(lambda rows, count: fits(tried[rows].parts(vision[rows], count)), tried.language, affordable)
-    rows = np.flatnonzero(_lower_than_before(holding, language))
+    rows = np.flatnonzero(language < _NEVER)
     holding, vision, language = holding[rows], vision[rows], language[rows]
     taken = times(holding, vision, language)
-    rows = np.flatnonzero(taken <= bounds[holding])
-    return Recomputes(holding=holding[rows], vision=vision[rows], language=language[rows], seconds=taken[rows])
+    best = np.lexsort((taken, holding))
+    best = best[np.unique(holding[best], return_index=True)[1]]
+    best = best[taken[best] <= bounds[holding[best]]]
+    found = Recomputes(vision=_nothing(holdings), language=_nothing(holdings), seconds=np.full(len(holdings), np.inf))
+    for all_of_them, counted in ((found.vision, vision), (found.language, language), (found.seconds, taken)):
+        all_of_them[holding[best]] = counted[best]
+    return found
+
+
+def _nothing(holdings: Holdings) -> Ints:
+    return np.zeros(len(holdings), dtype=np.int64)
 
 
 def _fewest(fits: Callable[[Ints, Ints], Bools], all_of_them: Ints, most: Ints) -> Ints:
@@ -109,11 +108,3 @@ def _fewest(fits: Callable[[Ints, Ints], Bools], all_of_them: Ints, most: Ints) 
         low[apart] = np.where(fitting, low[apart], middle)
     fewest[rows] = high
     return fewest
-
-
-def _lower_than_before(group: Ints, values: Ints) -> Bools:
-    """Whether each value is below all before it in its group; groups ascend, and _NEVER is not below anything."""
-    # Each group lies below all of those before it, so that the running minimum begins anew.
-    lowered = values - group * (2 * _NEVER)
-    before = np.minimum.accumulate(np.append(2 * _NEVER, lowered))[:-1]
-    return (lowered < before) & (values < _NEVER)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from autotune.predict.comparison import epoch_seconds
+from autotune.predict.comparison import cautious_seconds
 from autotune.predict.costs import Array
 from autotune.predict.predictor import Predictor
 from autotune.search.holdings import Holdings
@@ -13,7 +13,7 @@ from autotune.search.problem import Problem
 from autotune.search.splits import Choices, Wanted, min_max_split
 from trials.plan import Layout, Packing, Plan
 
-RANKED = Wanted(count=24, within=1.05)
+RANKED = Wanted(count=16, within=1.08)
 """Solutions of the closed form that are compared on real packs: beyond them hardly any is the fastest."""
 _DIGITS = 9
 """Of times that are compared: further ones are rounding."""
@@ -34,15 +34,15 @@ class Solver:
         return next(iter(self.solutions(packing, layout)), None)
 
     def solutions(self, packing: Packing, layout: Layout, wanted: Wanted = RANKED) -> tuple[Plan, ...]:
-        """The plans of least time by the closed form, that of the fastest epoch of real packs first.
+        """The plans of least time by the closed form, one for each split, the one of the fastest epoch first.
 
-        None of their stages could recompute fewer layers of a kind. Of plans that are equally fast, the better one by
-        the closed form comes first.
+        Each recomputes what takes least time. Where only some steps of the epoch are looked at, a plan comes before the
+        best one by the closed form if it is surely faster. Equally fast ones stay in the order of the closed form.
         """
         plans = self._problem(packing, layout).best(wanted)
         if not plans:
             return ()
-        seconds = epoch_seconds(self._predictor, plans)
+        seconds = cautious_seconds(self._predictor, plans)
         return tuple(plans[number] for number in np.argsort(np.round(seconds / seconds[0], _DIGITS), kind="stable"))
 
     def fit(self, packing: Packing, layout: Layout, ends: tuple[int, ...]) -> Plan | None:

@@ -101,10 +101,11 @@ class _Bounds:
     ) -> None:
         """`least` is the least bound that any split keeps."""
         self._layers, self._micro_batches, self._wanted = layers, micro_batches, wanted
-        self._stages, self._rows = stages, [np.arange(len(choices.starts)) for choices in stages]
+        self._stages, self._rows = list(stages), [np.arange(len(choices.starts)) for choices in stages]
         self._best: list[Split] = []
         self._least = least
         self._try(least)
+        self._drop_hopeless()
         self._least_total = self._try(np.inf)
 
     def run(self) -> tuple[Split, ...]:
@@ -142,8 +143,8 @@ class _Bounds:
         totals = _totals_through(self._stages, self._layers)
         for number, (choices, total) in enumerate(zip(self._stages, totals, strict=True)):
             least = total + (self._micro_batches - 1) * np.maximum(choices.seconds, self._least)
-            self._rows[number] = np.flatnonzero(least <= self._worst * _ROUNDING)
-        self._stages = [choices[rows] for choices, rows in zip(self._stages, self._rows, strict=True)]
+            kept = np.flatnonzero(least <= self._worst * _ROUNDING)
+            self._stages[number], self._rows[number] = choices[kept], self._rows[number][kept]
 
 
 def _least_bound(stages: Sequence[Choices], layers: int) -> float:

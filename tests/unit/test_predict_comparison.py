@@ -1,10 +1,12 @@
+import math
+import statistics
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.predict.comparison import MOST_STEPS, epoch_seconds
+from autotune.predict.comparison import MOST_STEPS, cautious_seconds
 from autotune.predict.costs import LinkCost
 from autotune.predict.predictor import Predictor
 from tests.data_values import index_of
@@ -40,17 +42,22 @@ def test_a_short_epoch_takes_what_is_predicted_of_each_plan(packing: Packing, de
     pipeline, data, zero = degrees
     plans = plans_of(packing, Layout(pipeline=pipeline, data=data, zero=1 if zero else 0))
     assert FEW.sizes(packing, plans[0].layout).epoch.steps <= MOST_STEPS
-    assert epoch_seconds(FEW, plans) == pytest.approx([FEW.predict(plan).epoch_seconds for plan in plans], rel=1e-12)
+    assert cautious_seconds(FEW, plans) == pytest.approx([FEW.predict(plan).epoch_seconds for plan in plans], rel=1e-12)
 
 
 @pytest.mark.parametrize("data", [1, 2])
-def test_of_a_long_epoch_some_steps_count_for_all(data: int) -> None:
+def test_of_a_long_epoch_some_steps_count_for_all_and_differences_as_far_as_they_are_sure(data: int) -> None:
     plans = plans_of(PACKED, Layout(pipeline=3, data=data, zero=0))
     count = PREDICTOR.sizes(PACKED, plans[0].layout).epoch.steps
     assert count > 2 * MOST_STEPS
     steps = [int((number + 0.5) * count / MOST_STEPS) for number in range(MOST_STEPS)]
-    expected = [count * PREDICTOR.predict(plan).step_seconds[steps].mean() for plan in plans]
-    assert epoch_seconds(PREDICTOR, plans) == pytest.approx(expected)
+    seconds = [PREDICTOR.predict(plan).step_seconds[steps] for plan in plans]
+    errors = [
+        statistics.stdev(of_plan - seconds[0]) * math.sqrt((1 - MOST_STEPS / count) / MOST_STEPS) for of_plan in seconds
+    ]
+    expected = [count * (of_plan.mean() + 2 * error) for of_plan, error in zip(seconds, errors, strict=True)]
+    assert cautious_seconds(PREDICTOR, plans) == pytest.approx(expected)
+    assert errors[1] > 0
 
 
 def test_no_more_packs_are_looked_at_than_those_of_the_steps() -> None:
@@ -64,5 +71,5 @@ def test_no_more_packs_are_looked_at_than_those_of_the_steps() -> None:
     plans = plans_of(PACKED, Layout(pipeline=2, data=2, zero=0))
     sizes = PREDICTOR.sizes(PACKED, plans[0].layout)
     watching = Watching(COSTS, lambda packing, data: sizes.epoch, 4)
-    epoch_seconds(watching, plans)
+    cautious_seconds(watching, plans)
     assert max(seen) == MOST_STEPS * 2 * sizes.epoch.micro_batches < len(sizes.table)
