@@ -14,7 +14,7 @@ from tests.search_values import COSTS, predictor_of, random_rows
 from trials.plan import Layout, Packed, Packing, Padded, Plan, Stage
 
 LINK = LinkCost(latency_seconds=1e-3, seconds_per_byte=1e-9)
-PREDICTOR = predictor_of(replace(COSTS, link=LINK), index_of(random_rows(1000)))
+PREDICTOR = predictor_of(replace(COSTS, link=LINK), index_of(random_rows(2400)))
 FEW = predictor_of(replace(COSTS, link=LINK), index_of(random_rows(230)))
 PACKED = Packed(qv=12, qt=600, qv_min=12, qt_min=500)
 ENDS: dict[int, list[tuple[int, ...]]] = {1: [()], 2: [(3,), (5,), (7,)], 3: [(2, 5), (3, 6), (4, 8)]}
