@@ -4,11 +4,12 @@
 
 On the model of examples/tiny-internvl: profiles its layers, draws plans at random (pipeline and data parallelism, any
 split, recomputation, packers, capacities), and runs each on two warm ranks as a search does, with the upper end of its
-own predicted memory as the limit. All plans run once in order and once in reverse order. Before and after each run a
-few layers are timed again: a shared machine drifts by more than what is to be measured, so each run is compared at the
-speed that these layers had in the profile. Mean times and peak bytes are compared with the prediction from the profile
-alone, and, of those behind the first ten, with one that the first runs of those ten have calibrated. The errors against
-the times as they were are printed as well.
+own predicted memory as the limit. Before and after each run a few layers are timed again: a shared machine drifts by
+more than what is to be measured, so each run is compared at the speed that these layers had in the profile. A plan runs
+until the machine kept its speed in two of its runs, four times at the most, and the two calmest ones count. Their mean
+times and peak bytes are compared with the prediction from the profile alone, and, of the plans behind the first ten,
+with one that the first runs of those ten have calibrated. The errors against the times as they were are printed as
+well.
 """
 
 import argparse
@@ -42,16 +43,21 @@ from trials.run.ranks import local_ranks
 EXAMPLE = Path(__file__).parents[1] / "examples" / "tiny-internvl"
 CALIBRATING = 10
 LEAST_PLANS = 30
+COUNTED, MOST_RUNS = 2, 4
+CALM = 0.04
+"""Change of the machine's speed during a run, up to which it need not be repeated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A plan that was run in both rounds."""
+    """A plan that was run, in the runs that count."""
 
     plan: Plan
     outcomes: tuple[Outcome, ...]
     slowness: tuple[float, ...]
     """Of the machine during each of them, in units of the time that layers took in the profile."""
+    repeated: int
+    """Runs that do not count."""
 
     @property
     def completed(self) -> bool:
@@ -63,7 +69,7 @@ class Run:
         return found if drifting else list(map(at_profiled_speed, found, self.slowness))
 
     def seconds(self, *, drifting: bool = False) -> list[float]:
-        """A step's mean in each round."""
+        """A step's mean in each run."""
         return [float(np.mean(measured.step_seconds)) for measured in self.measurements(drifting=drifting)]
 
 
@@ -101,17 +107,20 @@ def _plans(prepared: Prepared, predictor: Predictor, arguments: argparse.Namespa
 
 
 def _run_all(prepared: Prepared, predictor: Predictor, pool: WarmPool, plans: Sequence[Plan]) -> list[Run]:
-    outcomes: dict[str, list[Outcome]] = {plan.id: [] for plan in plans}
-    slow: dict[str, list[float]] = {plan.id: [] for plan in plans}
-    after = slowness(prepared, pool, predictor.costs)
-    for number, plan in enumerate((*plans, *reversed(plans))):
-        before = after
-        outcome = _runner(prepared, predictor, pool, plan).run(plan).outcome
-        after = slowness(prepared, pool, predictor.costs)
-        outcomes[plan.id].append(outcome)
-        slow[plan.id].append((before + after) / 2)
-        _tell(f"run {number + 1} of {2 * len(plans)}: {outcome.kind}, slowness {before:.3f}, then {after:.3f}")
-    return [Run(plan=plan, outcomes=tuple(outcomes[plan.id]), slowness=tuple(slow[plan.id])) for plan in plans]
+    runs = []
+    slow = [slowness(prepared, pool, predictor.costs)]
+    for number, plan in enumerate(plans):
+        found: list[tuple[float, float, Outcome]] = []
+        while len(found) < MOST_RUNS and sum(drift <= CALM for drift, *_ in found) < COUNTED:
+            outcome = _runner(prepared, predictor, pool, plan).run(plan).outcome
+            slow.append(slowness(prepared, pool, predictor.costs))
+            before, after = slow[-2:]
+            found.append((abs(after / before - 1), (before + after) / 2, outcome))
+            _tell(f"plan {number + 1} of {len(plans)}: {outcome.kind}, slowness {before:.3f}, then {after:.3f}")
+        calmest = sorted(found, key=lambda run: run[0])[:COUNTED]
+        _, of_runs, outcomes = zip(*calmest, strict=True)
+        runs.append(Run(plan=plan, outcomes=outcomes, slowness=of_runs, repeated=len(found) - COUNTED))
+    return runs
 
 
 def _runner(prepared: Prepared, predictor: Predictor, pool: WarmPool, plan: Plan) -> Runner:
@@ -169,6 +178,7 @@ def _report(costs: LayerCosts, predictor: Predictor, runs: list[Run], warmup: in
     rows: list[Mapping[str, Any]] = [
         {"costs": wire.to_document(costs), "noisy": list(costs.noisy_kinds)},
         {"slowness": {"least": min(slow), "median": float(np.median(slow)), "most": max(slow)}},
+        {"runs_that_were_repeated": sum(run.repeated for run in runs)},
         *(_noise(done, alone, later, drifting=drifting) for drifting in (False, True)),
         *({"after": "profile", **compared} for compared in alone),
         *({"after": f"{CALIBRATING} trials", **compared} for compared in later),
@@ -194,7 +204,7 @@ def _compared(predictor: CalibratedPredictor, run: Run, warmup: int) -> dict[str
         "plan_id": run.plan.id,
         "predicted_seconds": float(predicted),
         "step_seconds": measured,
-        "of_each_round": run.seconds(),
+        "of_each_run": run.seconds(),
         "drifting_seconds": float(np.mean(run.seconds(drifting=True))),
         "relative_error": float(predicted / measured - 1),
         "predicted_relative_error": predictor.relative_error(run.plan),
