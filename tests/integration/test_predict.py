@@ -17,7 +17,8 @@ from autotune.forecast.profile_file import ProfiledCosts
 from autotune.hardware import probe_hardware, software
 from autotune.job_file import load_job
 from autotune.predict.costs import LayerCosts, LinkCost
-from autotune.predict.features import COSTS, scaled
+from autotune.predict.features import COSTS as FACTORS
+from autotune.predict.features import scaled
 from autotune.predict.predictor import Predictor
 from autotune.search.calibrated import CalibratedPredictor
 from autotune.search.runner import Runner
@@ -271,7 +272,7 @@ def test_a_step_is_drawn(
 def test_trials_correct_what_is_predicted_and_narrow_its_error(
     job: JobFile, costs: LayerCosts, trials: Trials, plan: Callable[[Plan], Path]
 ) -> None:
-    truth = scaled(costs, [{"vision": 1.4, "language": 0.8}.get(name, 1.0) for name in COSTS])
+    truth = scaled(costs, [{"vision": 1.4, "language": 0.8}.get(name, 1.0) for name in FACTORS])
     store_profile(job, costs)
     before = predicted(job.path, "--plan", plan(PLAN))
     trials.keep(OTHERS, truth)
