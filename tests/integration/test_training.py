@@ -69,7 +69,8 @@ def test_bfloat16_trains_and_goes_on_from_its_checkpoint(
 ) -> None:
     settings: dict[str, Any] = {
         "model": {"dtype": "bfloat16"},
-        "training": {"global_batch_samples": 16, "learning_rate": 5e-3},
+        "data": {"sources": [{"path": str(example / "data" / "train.jsonl"), "sampling": "first:18"}]},
+        "training": {"global_batch_samples": 6, "learning_rate": 5e-3},
     }
     prepared = prepared_of(example, tmp_path, **settings)
     assert train(pool, prepared, plan, max_steps=2).steps == 2
