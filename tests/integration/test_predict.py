@@ -2,9 +2,8 @@
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +13,18 @@ from filelock import FileLock
 
 from autotune.cli import main
 from autotune.forecast.profile_file import ProfiledCosts
-from autotune.hardware import probe_hardware, software
+from autotune.hardware import software
 from autotune.job_file import load_job
 from autotune.predict.costs import LayerCosts, LinkCost
 from autotune.predict.features import COSTS as FACTORS
 from autotune.predict.features import scaled
-from autotune.predict.predictor import Predictor
-from autotune.search.calibrated import CalibratedPredictor
-from autotune.search.runner import Runner
 from storage.store import open_store
-from tests.search_values import COSTS, SimulatedPool
-from tests.storage_values import NOON, WORKLOAD, best_of, result_of
-from tests.training_values import PACKED, plan_of, prepared_of
+from tests.forecast_values import Trials, store_profile
+from tests.search_values import COSTS
+from tests.storage_values import NOON, WORKLOAD, best_of
+from tests.training_values import PACKED, plan_of
 from tests.users import JobFile, databases, refusal
 from trials import wire
-from trials.job import HardwareSection
 from trials.model.shape import model_shape
 from trials.plan import Packed, Plan
 
@@ -40,7 +36,6 @@ OTHERS = (
     plan_of("12+2", "0+6", packing=PACKED),
     plan_of("12+8r6,0", data=2, packing=PACKED),
 )
-LINK = LinkCost(latency_seconds=1e-3, seconds_per_byte=1e-9)
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -55,7 +50,7 @@ def predicted(*arguments: str | Path) -> dict[str, Any]:
 @pytest.fixture
 def costs(job: JobFile) -> LayerCosts:
     job.spoil(hardware={"devices": 2, "memory_limit": "200MiB"})
-    return replace(COSTS, link=LINK)
+    return replace(COSTS, link=LinkCost(latency_seconds=1e-3, seconds_per_byte=1e-9))
 
 
 @pytest.fixture
@@ -85,43 +80,6 @@ def plan(tmp_path: Path) -> Callable[[Plan], Path]:
         return path
 
     return written
-
-
-def store_profile(job: JobFile, costs: LayerCosts, document: str | None = None, **hardware: Any) -> None:
-    """A profile of the job's model on this machine, or on other hardware."""
-    here = replace(probe_hardware(HardwareSection(devices=2)), **hardware)
-    workload = replace(WORKLOAD, model=model_shape(load_job(job.path).model), hardware=here, software=software())
-    with open_store() as store:
-        store.add_workload(workload)
-        keys = (here.fingerprint, workload.model.fingerprint, workload.software)
-        store.save_layer_profile(*keys, document or wire.encode(costs))
-
-
-class Trials:
-    """Trials in the store that ran on ranks for which other costs are the truth."""
-
-    def __init__(self, example: Path, folder: Path, costs: LayerCosts) -> None:
-        self.prepared = prepared_of(example, folder)
-        self.costs = costs
-
-    def predictor(self, costs: LayerCosts) -> Predictor:
-        return Predictor(costs, self.prepared.epoch, 4)
-
-    def seconds(self, plan: Plan, truth: LayerCosts) -> float:
-        return self.predictor(truth).predict(plan).epoch_seconds
-
-    def keep(self, plans: Sequence[Plan], truth: LayerCosts, **changes: Any) -> None:
-        """`changes` are those of the workload."""
-        workload = replace(self.prepared.workload, **changes)
-        pool = SimulatedPool(self.predictor(truth))
-        runner = Runner(self.prepared, CalibratedPredictor(self.predictor(self.costs)), pool)
-        with open_store() as store:
-            study = store.create_study(store.add_workload(workload), {}, seed=0)
-            for number, plan in enumerate(plans):
-                trial = store.start_trial(study.id, plan, "sampled")
-                time = NOON + timedelta(minutes=number)
-                result = replace(result_of(trial.id, runner.run(plan).outcome), finished=time)
-                store.finish_trial(result)
 
 
 @pytest.fixture

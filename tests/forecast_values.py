@@ -1,0 +1,60 @@
+"""What forecasts find in a store: profiles of layers, and trials."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from autotune.hardware import probe_hardware, software
+from autotune.job_file import load_job
+from autotune.predict.costs import LayerCosts
+from autotune.predict.predictor import Predictor
+from autotune.search.calibrated import CalibratedPredictor
+from autotune.search.runner import Runner
+from storage.store import open_store
+from tests.search_values import SimulatedPool
+from tests.storage_values import NOON, WORKLOAD, result_of
+from tests.training_values import prepared_of
+from tests.users import JobFile
+from trials import wire
+from trials.job import HardwareSection
+from trials.model.shape import model_shape
+from trials.plan import Plan
+
+
+def store_profile(job: JobFile, costs: LayerCosts, document: str | None = None, **hardware: Any) -> None:
+    """A profile of the job's model on this machine, or on other hardware."""
+    here = replace(probe_hardware(HardwareSection(devices=2)), **hardware)
+    workload = replace(WORKLOAD, model=model_shape(load_job(job.path).model), hardware=here, software=software())
+    with open_store() as store:
+        store.add_workload(workload)
+        keys = (here.fingerprint, workload.model.fingerprint, workload.software)
+        store.save_layer_profile(*keys, document or wire.encode(costs))
+
+
+class Trials:
+    """Trials in the store that ran on ranks for which other costs are the truth."""
+
+    def __init__(self, example: Path, folder: Path, costs: LayerCosts) -> None:
+        self.prepared = prepared_of(example, folder)
+        self.costs = costs
+
+    def predictor(self, costs: LayerCosts) -> Predictor:
+        return Predictor(costs, self.prepared.epoch, 4)
+
+    def seconds(self, plan: Plan, truth: LayerCosts) -> float:
+        return self.predictor(truth).predict(plan).epoch_seconds
+
+    def keep(self, plans: Sequence[Plan], truth: LayerCosts, **changes: Any) -> None:
+        """`changes` are those of the workload."""
+        workload = replace(self.prepared.workload, **changes)
+        pool = SimulatedPool(self.predictor(truth))
+        runner = Runner(self.prepared, CalibratedPredictor(self.predictor(self.costs)), pool)
+        with open_store() as store:
+            study = store.create_study(store.add_workload(workload), {}, seed=0)
+            for number, plan in enumerate(plans):
+                trial = store.start_trial(study.id, plan, "sampled")
+                time = NOON + timedelta(minutes=number)
+                result = replace(result_of(trial.id, runner.run(plan).outcome), finished=time)
+                store.finish_trial(result)
