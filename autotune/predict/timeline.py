@@ -60,7 +60,7 @@ def timeline(predictor: Predictor, plan: Plan, prediction: Prediction) -> Timeli
     step, sizes, parts = typical_step(prediction), predictor.sizes(plan.packing, plan.layout), Parts.of(cut(plan))
     packs = sizes.epoch.rows(step).T
     seconds, update = predictor.pack_seconds(parts, sizes), predictor.update_seconds(plan.layout, parts)
-    times = (seconds.load + seconds.forward)[packs], seconds.backward[packs], seconds.sends[packs]
+    times = seconds.loaded_forward[packs], seconds.backward[packs], seconds.sends[packs]
     schedule, passes = simulate(*times), trace(*times)
     rank = int(schedule.seconds.argmax())
     begins = schedule.ends.max(axis=0)

@@ -29,9 +29,9 @@ def time_updates(
     """
     ranks = comm.get_world_size()
     layouts = [Layout(pipeline=1, data=ranks, zero=zero) for zero in task.zero_stages] if ranks > 1 else []
-    stage = build()
-    size, element_bytes = _size(stage)
-    alone = _optimizer_seconds(stage, task.repeats)
+    # Each stage is let go of before the next one is built: of a large model, one fits.
+    size, element_bytes = _size(build())
+    alone = _optimizer_seconds(build(), task.repeats)
     timings = [UpdateTiming(zero=0, data_parallel=1, seconds_per_parameter=alone / size)]
     for layout in layouts:
         # An engine leaves its hooks on the parameters, so each has its own.
