@@ -27,6 +27,13 @@ def probe_hardware(section: HardwareSection) -> Hardware:
     return choose(section.devices, machine=this_machine(), found=usable(found, torch_version=version("torch")))
 
 
+def accelerators_of(hardware: Hardware) -> tuple[Accelerator, ...]:
+    """Those that the ranks of a job on `hardware`, which is this machine's, compute on; none on a CPU."""
+    if hardware.accelerator == "cpu":
+        return ()
+    return visible(accelerators(), os.environ.get("CUDA_VISIBLE_DEVICES"))[: hardware.devices]
+
+
 def software() -> Software:
     """The installed versions; nothing of it is imported."""
     return Software(

@@ -1,14 +1,23 @@
 """The accelerators that NVIDIA's management library sees; no CUDA context is made, and torch is not imported."""
 
 import logging
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import pynvml
 
 _log = logging.getLogger(__name__)
+
+_SLOWDOWNS = {
+    pynvml.nvmlClocksEventReasonHwSlowdown: "hardware slowdown",
+    pynvml.nvmlClocksEventReasonSwThermalSlowdown: "thermal slowdown by the driver",
+    pynvml.nvmlClocksEventReasonHwThermalSlowdown: "thermal slowdown by the hardware",
+    pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown: "power brake",
+}
+"""Reasons for a lower clock that are no property of the device. Idleness, clocks that somebody set and the power cap,
+under which large devices always work, are left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +49,52 @@ def accelerators() -> tuple[Accelerator, ...]:
         return ()
     finally:
         pynvml.nvmlShutdown()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activity:
+    """What some accelerators do at one moment, together. What they cannot tell is left out."""
+
+    pids: frozenset[int]
+    """The processes that compute on them."""
+    slowdowns: frozenset[str]
+    """Why they run slower than they should, in words."""
+    energy_joules: float | None
+    """Since the driver was loaded; None when one of them does not count it, as no MIG instance does."""
+
+
+@contextmanager
+def activity_of(uuids: Sequence[str]) -> Iterator[Callable[[], Activity]]:
+    """While the context lasts, a function that looks at the accelerators with these UUIDs."""
+    if not uuids:
+        yield lambda: _activity(())
+        return
+    pynvml.nvmlInit()
+    try:
+        handles = [handle for uuid in uuids if (handle := _told(pynvml.nvmlDeviceGetHandleByUUID, uuid)) is not None]
+        yield lambda: _activity(handles)
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _activity(handles: Sequence[Any]) -> Activity:
+    computing = [_told(pynvml.nvmlDeviceGetComputeRunningProcesses, handle) or () for handle in handles]
+    reasons = [_told(pynvml.nvmlDeviceGetCurrentClocksEventReasons, handle) or 0 for handle in handles]
+    energies = [_told(pynvml.nvmlDeviceGetTotalEnergyConsumption, handle) for handle in handles]
+    return Activity(
+        pids=frozenset(process.pid for processes in computing for process in processes),
+        slowdowns=frozenset(name for bits in reasons for bit, name in _SLOWDOWNS.items() if bits & bit),
+        energy_joules=sum(energies) / 1000 if energies and None not in energies else None,
+    )
+
+
+def _told(question: Callable[[Any], Any], subject: Any) -> Any:
+    """The answer; None where the driver or the device has none."""
+    try:
+        return question(subject)
+    except pynvml.NVMLError as error:
+        _log.debug("%s: %s", question.__name__, error)
+        return None
 
 
 def _parts(handle: Any) -> Iterator[Any]:

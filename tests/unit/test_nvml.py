@@ -1,42 +1,19 @@
-"""NVIDIA's library is simulated where the machine has none: what is simulated is pynvml, never our own code."""
-
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pynvml
 import pytest
 
-from autotune.nvml import accelerators
+from autotune.nvml import accelerators, activity_of
+from tests.simulated_nvml import refuse, simulate
 
 DRIVER = Path("/proc/driver/nvidia").exists()
 
 
 @pytest.fixture
 def two_devices(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Two devices without MIG, as the library describes them."""
-    functions = {
-        "nvmlInit": lambda: None,
-        "nvmlShutdown": lambda: None,
-        "nvmlSystemGetDriverVersion": lambda: "580.1",
-        "nvmlDeviceGetCount": lambda: 2,
-        "nvmlDeviceGetHandleByIndex": lambda index: f"{index}",
-        "nvmlDeviceGetMigMode": refuse(pynvml.NVML_ERROR_NOT_SUPPORTED),
-        "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle}",
-        "nvmlDeviceGetName": lambda handle: f"NVIDIA {handle}",
-        "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(total=16 << 30),
-        "nvmlDeviceGetCudaComputeCapability": lambda handle: (9, 0),
-    }
-    for name, function in functions.items():
-        monkeypatch.setattr(pynvml, name, function)
+    simulate(monkeypatch)
     return monkeypatch
-
-
-def refuse(code: int) -> Callable[..., None]:
-    def function(*arguments: object) -> None:
-        raise pynvml.NVMLError(code)
-
-    return function
 
 
 def test_devices_are_described_in_their_order(two_devices: pytest.MonkeyPatch) -> None:
@@ -63,6 +40,58 @@ def test_devices_that_cannot_be_read_are_not_used(
     two_devices.setattr(pynvml, "nvmlDeviceGetMemoryInfo", refuse(pynvml.NVML_ERROR_GPU_IS_LOST))
     assert accelerators() == ()
     assert "GPU is lost" in caplog.text
+
+
+def test_what_devices_do_is_told_of_all_together(two_devices: pytest.MonkeyPatch) -> None:
+    def processes(handle: str) -> list[SimpleNamespace]:
+        return [SimpleNamespace(pid=7), SimpleNamespace(pid=10 + int(handle))]
+
+    two_devices.setattr(pynvml, "nvmlDeviceGetComputeRunningProcesses", processes)
+    two_devices.setattr(pynvml, "nvmlDeviceGetTotalEnergyConsumption", lambda handle: 1500 + int(handle))
+    with activity_of(["GPU-0", "GPU-1"]) as activity:
+        both = activity()
+    with activity_of(["GPU-1"]) as activity:
+        second = activity()
+    assert (sorted(both.pids), both.energy_joules) == ([7, 10, 11], 3.001)
+    assert (sorted(second.pids), second.energy_joules) == ([7, 11], 1.501)
+
+
+@pytest.mark.parametrize(
+    ("reasons", "slowdowns"),
+    [
+        (pynvml.nvmlClocksEventReasonGpuIdle | pynvml.nvmlClocksEventReasonApplicationsClocksSetting, set()),
+        (pynvml.nvmlClocksEventReasonSwPowerCap, set()),
+        (
+            pynvml.nvmlClocksEventReasonHwSlowdown | pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown,
+            {"hardware slowdown", "power brake"},
+        ),
+        (pynvml.nvmlClocksEventReasonSwThermalSlowdown, {"thermal slowdown by the driver"}),
+        (pynvml.nvmlClocksEventReasonHwThermalSlowdown, {"thermal slowdown by the hardware"}),
+    ],
+    ids=["idle or set", "power cap", "power brake", "driver's thermal", "hardware's thermal"],
+)
+def test_only_a_clock_that_is_lower_than_it_should_be_is_a_slowdown(
+    two_devices: pytest.MonkeyPatch, reasons: int, slowdowns: set[str]
+) -> None:
+    two_devices.setattr(
+        pynvml, "nvmlDeviceGetCurrentClocksEventReasons", lambda handle: reasons if handle == "1" else 0
+    )
+    with activity_of(["GPU-0", "GPU-1"]) as activity:
+        assert activity().slowdowns == slowdowns
+
+
+def test_what_devices_cannot_tell_is_left_out(two_devices: pytest.MonkeyPatch) -> None:
+    unsupported = refuse(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    two_devices.setattr(pynvml, "nvmlDeviceGetComputeRunningProcesses", unsupported)
+    two_devices.setattr(pynvml, "nvmlDeviceGetCurrentClocksEventReasons", unsupported)
+    with activity_of(["GPU-0", "GPU-1"]) as activity:
+        found = activity()
+    assert (found.pids, found.slowdowns, found.energy_joules) == (frozenset(), frozenset(), None)
+
+
+def test_the_activity_of_no_devices_needs_no_driver() -> None:
+    with activity_of([]) as activity:
+        assert activity().energy_joules is None
 
 
 @pytest.mark.skipif(DRIVER, reason="this machine has NVIDIA's driver")

@@ -1,0 +1,36 @@
+"""NVIDIA's library where the machine has none: what is simulated is pynvml, never our own code."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pynvml
+import pytest
+
+
+def simulate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two idle devices without MIG that count no energy, as the library describes them; their handles are 0 and 1."""
+    functions = {
+        "nvmlInit": lambda: None,
+        "nvmlShutdown": lambda: None,
+        "nvmlSystemGetDriverVersion": lambda: "580.1",
+        "nvmlDeviceGetCount": lambda: 2,
+        "nvmlDeviceGetHandleByIndex": lambda index: f"{index}",
+        "nvmlDeviceGetHandleByUUID": lambda uuid: uuid.removeprefix("GPU-"),
+        "nvmlDeviceGetMigMode": refuse(pynvml.NVML_ERROR_NOT_SUPPORTED),
+        "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle}",
+        "nvmlDeviceGetName": lambda handle: f"NVIDIA {handle}",
+        "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(total=16 << 30),
+        "nvmlDeviceGetCudaComputeCapability": lambda handle: (9, 0),
+        "nvmlDeviceGetComputeRunningProcesses": lambda handle: [],
+        "nvmlDeviceGetCurrentClocksEventReasons": lambda handle: pynvml.nvmlClocksEventReasonGpuIdle,
+        "nvmlDeviceGetTotalEnergyConsumption": refuse(pynvml.NVML_ERROR_NOT_SUPPORTED),
+    }
+    for name, function in functions.items():
+        monkeypatch.setattr(pynvml, name, function)
+
+
+def refuse(code: int) -> Callable[..., None]:
+    def function(*arguments: object) -> None:
+        raise pynvml.NVMLError(code)
+
+    return function
