@@ -11,6 +11,7 @@ from storage.records import (
     LaunchRecord,
     LaunchResult,
     LayerProfile,
+    ParetoPlan,
     RunningTrial,
     StudyRecord,
     TrialResult,
@@ -38,6 +39,13 @@ from trials.plan import Packed, Plan
 from trials.workload import DataProfile, Hardware, ModelShape, Software, Workload
 
 V = TypeVar("V")
+
+_DOCUMENTS: dict[str, Any] = {
+    "baselines": tuple[Baseline, ...],
+    "ties": tuple[str, ...],
+    "pareto": tuple[ParetoPlan, ...],
+}
+"""The fields of a BestPlan that are kept as canonical JSON."""
 
 
 def columns(value: Any) -> dict[str, Any]:
@@ -118,6 +126,8 @@ def outcome_row(result: TrialResult) -> OutcomeRow:
         kind=result.outcome.kind,
         epoch_seconds=result.epoch_seconds,
         epoch_seconds_error=result.epoch_seconds_error,
+        contamination=result.contamination,
+        energy_joules=result.energy_joules,
         document=wire.encode(result.outcome, Outcome),
         **_queried(result.outcome),
     )
@@ -154,21 +164,21 @@ def result(row: TrialRow, outcome: OutcomeRow) -> TrialResult:
         epoch_seconds=outcome.epoch_seconds,
         epoch_seconds_error=outcome.epoch_seconds_error,
         finished=_present(row.finished),
+        contamination=outcome.contamination,
+        energy_joules=outcome.energy_joules,
     )
 
 
 def best_plan_row(value: BestPlan) -> BestPlanRow:
-    baselines = wire.encode(value.baselines, tuple[Baseline, ...])
-    replaced = {"plan", "workload", "baselines"}
+    documents = {name: wire.encode(getattr(value, name), kind) for name, kind in _DOCUMENTS.items()}
+    replaced = {"plan", "workload", *documents}
     kept = {name: column for name, column in columns(value).items() if name not in replaced}
-    return BestPlanRow(
-        plan_id=value.plan.id, workload_fingerprint=value.workload.fingerprint, baselines=baselines, **kept
-    )
+    return BestPlanRow(plan_id=value.plan.id, workload_fingerprint=value.workload.fingerprint, **documents, **kept)
 
 
 def best_plan(row: BestPlanRow) -> BestPlan:
-    baselines = wire.decode(tuple[Baseline, ...], row.baselines)
-    return _value(BestPlan, row, plan=plan(row.plan), workload=workload(row.workload), baselines=baselines)
+    documents = {name: wire.decode(kind, getattr(row, name)) for name, kind in _DOCUMENTS.items()}
+    return _value(BestPlan, row, plan=plan(row.plan), workload=workload(row.workload), **documents)
 
 
 def launch(row: LaunchRow) -> LaunchRecord:

@@ -52,6 +52,10 @@ class TrialResult:
     epoch_seconds_error: float | None
     """Standard error of `epoch_seconds`."""
     finished: datetime
+    contamination: str | None = None
+    """Why it should not be trusted, in words: what else the machine did meanwhile."""
+    energy_joules: float | None = None
+    """What all devices consumed, from the start of the run to its end, warm-up included."""
 
     def __post_init__(self) -> None:
         if not _UUID_HEX.fullmatch(self.trial_id):  # it becomes a file name
@@ -113,6 +117,18 @@ class Baseline:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ParetoPlan:
+    """A measured plan of a study for which every other plan is worse in one of the objectives, or equal in all."""
+
+    plan: Plan
+    samples_per_second: float
+    peak_bytes: int
+    """Of the fullest rank."""
+    joules_per_sample: float | None
+    """None where the devices do not count it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BestPlan:
     """The winner of a study, with what it was measured on."""
 
@@ -125,6 +141,12 @@ class BestPlan:
     samples_per_second_error: float
     baselines: tuple[Baseline, ...]
     created: datetime
+    confidence: float | None = None
+    """Probability that no other finalist is faster; None when there was no other."""
+    ties: tuple[str, ...] = ()
+    """Ids of the plans that could not be told from it."""
+    pareto: tuple[ParetoPlan, ...] = ()
+    """The plans that no other plan beats in every objective; empty unless several objectives were asked for."""
 
     def __post_init__(self) -> None:
         _to_utc(self, "created")

@@ -172,6 +172,8 @@ class OutcomeRow(Base):
     epoch_seconds: Mapped[float | None]
     epoch_seconds_error: Mapped[float | None]
     peak_bytes: Mapped[int | None]
+    contamination: Mapped[str | None]
+    energy_joules: Mapped[float | None]
     failure_kind: Mapped[str | None]
     failure_detail: Mapped[str | None]
     failure_stage: Mapped[int | None]
@@ -219,6 +221,9 @@ class BestPlanRow(Base):
     samples_per_second_error: Mapped[float]
     baselines: Mapped[str]
     created: Mapped[datetime]
+    confidence: Mapped[float | None]
+    ties: Mapped[str]
+    pareto: Mapped[str]
 
     plan: Mapped[PlanRow] = relationship(lazy="joined", innerjoin=True)
     workload: Mapped[WorkloadRow] = relationship(lazy="joined", innerjoin=True)

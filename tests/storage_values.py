@@ -4,7 +4,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
-from storage.records import Baseline, BestPlan, TrialResult
+from storage.records import Baseline, BestPlan, ParetoPlan, TrialResult
 from trials.outcome import (
     Completed,
     Crash,
@@ -127,6 +127,8 @@ def result_of(trial_id: str, outcome: Outcome | None = None) -> TrialResult:
         epoch_seconds=1234.5 if measured else None,
         epoch_seconds_error=6.7 if measured else None,
         finished=NOON.astimezone(timezone(timedelta(hours=5, minutes=30))),
+        contamination="other processes used 1.3 of 2 cores" if isinstance(outcome, Failed) else None,
+        energy_joules=4567.8 if measured else None,
     )
 
 
@@ -148,5 +150,11 @@ def best_of(study_id: str, **fields: Any) -> BestPlan:
             ),
         ),
         "created": NOON,
+        "confidence": 0.875,
+        "ties": (PADDED_PLAN.id,),
+        "pareto": (
+            ParetoPlan(plan=packed_plan(), samples_per_second=10.0, peak_bytes=61 << 30, joules_per_sample=0.1 + 0.2),
+            ParetoPlan(plan=PADDED_PLAN, samples_per_second=9.5, peak_bytes=40 << 30, joules_per_sample=None),
+        ),
     }
     return BestPlan(**(given | fields))

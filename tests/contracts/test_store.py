@@ -26,6 +26,7 @@ from trials.plan import Plan
 from trials.workload import Workload
 
 NOBODY = "0" * 32
+DISTURBED = "other processes used 1.3 of 2 cores"
 
 
 def new_study(store: Store, workload: Workload = WORKLOAD) -> str:
@@ -141,7 +142,7 @@ def test_what_queries_ask_for_stands_in_columns(store: Store, engine: Engine) ->
         trials = connection.execute(
             text(
                 "SELECT role, qv, pipeline, data, zero, kind, samples_per_second, epoch_seconds, peak_bytes,"
-                " failure_kind, failure_stage FROM autotune_trial"
+                " failure_kind, failure_stage, contamination, energy_joules FROM autotune_trial"
                 " JOIN autotune_plan ON autotune_plan.id = plan_id"
                 " JOIN autotune_outcome ON trial_id = autotune_trial.id"
                 " ORDER BY number"
@@ -151,11 +152,11 @@ def test_what_queries_ask_for_stands_in_columns(store: Store, engine: Engine) ->
             text("SELECT rank, stage, backward_seconds, static_bytes FROM autotune_stage_measurement ORDER BY rank")
         ).all()
     assert trials == [
-        ("completed", 9, 2, 4, 1, "completed", 64 / 1.1, 1234.5, 61 << 30, None, None),
-        ("rejected", None, 1, 8, 3, "rejected", None, None, None, None, None),
-        ("out of memory", 1, 2, 4, 1, "failed", None, None, None, "out-of-memory", 1),
-        ("crash", 2, 2, 4, 1, "failed", None, None, None, "crash", None),
-        ("timeout", 3, 2, 4, 1, "failed", None, None, None, "timeout", None),
+        ("completed", 9, 2, 4, 1, "completed", 64 / 1.1, 1234.5, 61 << 30, None, None, None, 4567.8),
+        ("rejected", None, 1, 8, 3, "rejected", None, None, None, None, None, None, None),
+        ("out of memory", 1, 2, 4, 1, "failed", None, None, None, "out-of-memory", 1, DISTURBED, None),
+        ("crash", 2, 2, 4, 1, "failed", None, None, None, "crash", None, DISTURBED, None),
+        ("timeout", 3, 2, 4, 1, "failed", None, None, None, "timeout", None, DISTURBED, None),
     ]
     assert stages == [(0, 0, 0.2, 40 << 30), (1, 1, 1.2, 40 << 30)]
 
@@ -270,7 +271,7 @@ def test_what_refers_to_nothing_is_refused(store: Store) -> None:
 
 def test_a_winner_comes_back_equal_and_replaces_the_earlier_one_of_its_study(store: Store) -> None:
     study = new_study(store)
-    store.save_best(best_of(study, plan=PADDED_PLAN, baselines=()))
+    store.save_best(best_of(study, plan=PADDED_PLAN, baselines=(), confidence=None, ties=(), pareto=()))
     store.save_best(best_of(study))
     assert store.best_plans() == (best_of(study),)
 

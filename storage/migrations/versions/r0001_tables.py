@@ -124,6 +124,8 @@ def _what_was_measured() -> None:
         _real("epoch_seconds", nullable=True),
         _real("epoch_seconds_error", nullable=True),
         _integer("peak_bytes", nullable=True),
+        _text("contamination", nullable=True),
+        _real("energy_joules", nullable=True),
         _text("failure_kind", nullable=True),
         _text("failure_detail", nullable=True),
         _integer("failure_stage", nullable=True),
@@ -157,6 +159,9 @@ def _what_came_of_it() -> None:
         _real("samples_per_second_error"),
         _text("baselines"),
         _time("created"),
+        _real("confidence", nullable=True),
+        _text("ties"),
+        _text("pareto"),
     )
     op.create_table(
         "autotune_launch",
