@@ -52,6 +52,8 @@ class Ledger:
             outcome=made.outcome,
             epoch_seconds=made.epoch_seconds,
             epoch_seconds_error=made.epoch_seconds_error,
+            contamination=made.contamination,
+            energy_joules=made.energy_joules,
             finished=datetime.now(UTC),
         )
         self._spool.put(result)

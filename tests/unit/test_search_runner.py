@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autotune.conditions import Conditions, Watch
 from autotune.predict.predictor import Prediction
 from autotune.search.calibrated import CalibratedPredictor
 from autotune.search.runner import Runner, estimate_epoch
@@ -115,6 +116,36 @@ def test_a_completed_trial_says_what_an_epoch_takes(tmp_path: Path) -> None:
     assert attempt.epoch_seconds == pytest.approx(1.5 * PREDICTOR.predict(PLAN).epoch_seconds, rel=0.03)
     assert attempt.epoch_seconds_error is not None
     assert 0 < attempt.epoch_seconds_error < 0.03 * PREDICTOR.predict(PLAN).epoch_seconds
+
+
+def conditions(foreign_gpu: bool, energy_joules: float | None = None) -> Conditions:
+    return Conditions(foreign_cpu=0.0, own_cpu=2.0, foreign_gpu=foreign_gpu, throttled=(), energy_joules=energy_joules)
+
+
+@pytest.mark.parametrize(
+    ("disturbed", "runs", "contamination"),
+    [
+        ((False,), 1, None),
+        ((True, False), 2, None),
+        ((True, True), 2, "another process computed on the devices"),
+    ],
+    ids=["never", "once", "twice"],
+)
+def test_a_disturbed_trial_is_run_once_more_and_marked_when_that_is_disturbed_too(
+    tmp_path: Path, disturbed: tuple[bool, ...], runs: int, contamination: str | None
+) -> None:
+    machine = iter([conditions(foreign, 100.0 + run) for run, foreign in enumerate(disturbed)])
+
+    class OtherMachine(Watch):
+        @property
+        def conditions(self) -> Conditions:
+            return next(machine)
+
+    pool = SimulatedPool(PREDICTOR)
+    attempt = Runner(prepared_of(tmp_path), CalibratedPredictor(PREDICTOR), pool, OtherMachine).run(PLAN)
+    assert isinstance(attempt.outcome, Completed)
+    assert pool.asked == [PLAN] * runs
+    assert (attempt.contamination, attempt.energy_joules) == (contamination, 99.0 + runs)
 
 
 def test_a_step_takes_as_long_as_its_slowest_rank(tmp_path: Path) -> None:
