@@ -50,6 +50,14 @@ def test_a_trial_reports_each_ranks_seconds_bytes_and_losses(prepared: Prepared,
         assert parts.peak_bytes > parts.static_bytes > 0
 
 
+def test_processes_that_load_ahead_change_no_loss(
+    example: Path, prepared: Prepared, pool: WarmPool, tmp_path: Path
+) -> None:
+    ahead = prepared_of(example, tmp_path, data={"workers": 2})
+    alone = reports(pool.ask(prepared.request(PIPELINE, SHORT), 120))
+    assert reports(pool.ask(ahead.request(PIPELINE, SHORT), 120))[0].losses == alone[0].losses
+
+
 def test_warm_ranks_repeat_their_losses_and_leak_nothing(prepared: Prepared, pool: WarmPool) -> None:
     other = plan_of("12+8", data=2, zero=1)
 
