@@ -115,15 +115,20 @@ def test_an_error_in_a_rank_is_told_with_its_reason(example: Path, pool: WarmPoo
     assert "index.npz cannot be read" in answer.detail
 
 
-@pytest.mark.parametrize("moment", ["ranks/logs/rank-1.log", "ranks/request-*/rendezvous"], ids=["start", "work"])
+@pytest.mark.parametrize(
+    "moment",
+    ["ranks/logs/rank-1.log", "ranks/request-*/rendezvous", "ranks/request-*/step-1.json"],
+    ids=["start", "work", "wait for a verdict"],
+)
 def test_ranks_end_when_their_agent_is_killed(prepared: Prepared, tmp_path: Path, moment: str) -> None:
     request = tmp_path / "request.json"
     request.write_text(wire.encode(prepared.request(PIPELINE, LONG)))
     script = (
-        "import sys; from pathlib import Path; from trials import wire; from trials.run.pool import WarmPool;"
+        "import sys, time; from pathlib import Path; from trials import wire; from trials.run.pool import WarmPool;"
         "from trials.run.ranks import local_ranks; from trials.run.request import Request;"
         "request = wire.decode(Request, Path(sys.argv[1]).read_text());"
-        "WarmPool(local_ranks(2, 'cpu'), Path(sys.argv[2])).ask(request, 120)"
+        "pool = WarmPool(local_ranks(2, 'cpu'), Path(sys.argv[2]));"
+        "pool.ask(request, 120, on_step=lambda _: time.sleep(60))"
     )
     agent = subprocess.Popen([sys.executable, "-c", script, request, tmp_path / "ranks"])
     try:

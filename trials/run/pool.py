@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from types import TracebackType
@@ -12,7 +12,8 @@ from uuid import uuid4
 from trials.outcome import Cause, Crash, OutOfMemory, Timeout
 from trials.run.ranks import Command, Ranks
 from trials.run.report import FailureReport, Report, read_report, report_path
-from trials.run.request import Request, write_request
+from trials.run.request import Request, Trial, write_request
+from trials.run.steering import Listener
 
 _POLL_SECONDS = 0.02
 _AFTERMATH_SECONDS = 1.0
@@ -48,18 +49,27 @@ class WarmPool:
         self._end()
 
     def ask(
-        self, request: Request, timeout_seconds: float, on_wait: Callable[[], None] = lambda: None
+        self,
+        request: Request,
+        timeout_seconds: float,
+        on_wait: Callable[[], None] = lambda: None,
+        on_step: Callable[[float], bool] | None = None,
     ) -> Answers | Cause:
         """Gives the request to all ranks and waits for their reports, or for the reason why there are none.
 
         `on_wait` is called between looks, many times a second. The time starts when the ranks have their request; the
         first one includes their start-up.
+
+        With `on_step` a trial is steered: it is called after each timed step, in order, with the seconds of that step
+        on rank 0, and all ranks stand still until it returns. False is enough: they report the steps until then. After
+        the last step nobody waits for it, nor for what it returns.
         """
         folder = self._folder / f"request-{next(self._numbers)}-{uuid4().hex[:8]}"
-        write_request(folder, request)
+        write_request(folder, _steered(request, on_step is not None))
+        listen = Listener(folder, on_step).listen if on_step else lambda: None
         try:
             self._send(str(folder))
-            outcome = self._wait(folder, timeout_seconds, on_wait)
+            outcome = self._wait(folder, timeout_seconds, listen, on_wait)
         except BaseException:
             self._end()
             raise
@@ -80,10 +90,13 @@ class WarmPool:
             self._ranks.end()
             self._ranks = None
 
-    def _wait(self, folder: Path, timeout_seconds: float, on_wait: Callable[[], None]) -> Answers | Cause:
+    def _wait(
+        self, folder: Path, timeout_seconds: float, listen: Callable[[], None], on_wait: Callable[[], None]
+    ) -> Answers | Cause:
         deadline = time.monotonic() + timeout_seconds
         while time.monotonic() < deadline:
             reports = [read_report(folder, rank) for rank in range(len(self._commands))]
+            listen()  # after the reports are read, so that the last step is heard before they are handed on
             if any(isinstance(report, FailureReport) for report in reports) or self._died():
                 time.sleep(_AFTERMATH_SECONDS)
                 return self._why(folder)
@@ -112,6 +125,12 @@ class WarmPool:
             if rank not in reported:
                 return Crash(rank=rank, detail=_describe_exit(code))
         return min(causes, key=lambda entry: entry[0])[1]
+
+
+def _steered(request: Request, steered: bool) -> Request:
+    """Ranks wait for a verdict when somebody gives one, and never else."""
+    task = request.task
+    return replace(request, task=replace(task, steered=steered)) if isinstance(task, Trial) else request
 
 
 def _describe_exit(code: int) -> str:

@@ -23,6 +23,7 @@ class TrialReport:
     """One rank's view of the timed steps."""
 
     step_seconds: tuple[float, ...]
+    """Of the steps that ran: the first of the request's timed steps, all of them unless it was steered."""
     losses: tuple[float, ...]
     samples: int
     """In the timed steps, over all ranks."""
@@ -126,17 +127,10 @@ def report_path(folder: Path, rank: int) -> Path:
 
 def write_report(folder: Path, rank: int, report: Report) -> None:
     """Appears under its name only when it is complete."""
-    target = report_path(folder, rank)
-    temporary = target.with_suffix(".tmp")
-    temporary.write_text(wire.encode(report, Report))
-    temporary.replace(target)
+    wire.write(report_path(folder, rank), report, Report)
 
 
 def read_report(folder: Path, rank: int) -> Report | None:
     """The rank's report, or None while there is none. Raises WireError for one that cannot be decoded."""
-    try:
-        text = report_path(folder, rank).read_text()
-    except FileNotFoundError:
-        return None
-    report: Report = wire.decode(Report, text)
+    report: Report | None = wire.read(Report, report_path(folder, rank))
     return report
