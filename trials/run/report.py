@@ -9,6 +9,7 @@ from pydantic import Field
 from trials import wire
 from trials.outcome import Crash, OutOfMemory, StageMeasurement
 from trials.plan import ZeroStage
+from trials.run.footprint import Footprint, footprint
 
 LayerKind: TypeAlias = Literal["vision_embedding", "vision", "projector", "language", "head"]
 """In the order of the chain."""
@@ -121,16 +122,23 @@ class FailureReport:
 Report: TypeAlias = Annotated[TrialReport | ProfileReport | TrainingReport | FailureReport, Field(discriminator="kind")]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a rank leaves when it has served a request, well or not."""
+
+    report: Report
+    footprint: Footprint
+
+
 def report_path(folder: Path, rank: int) -> Path:
     return folder / f"report-{rank}.json"
 
 
 def write_report(folder: Path, rank: int, report: Report) -> None:
-    """Appears under its name only when it is complete."""
-    wire.write(report_path(folder, rank), report, Report)
+    """With what this process holds now. The file appears under its name only when it is complete."""
+    wire.write(report_path(folder, rank), Answer(report=report, footprint=footprint()))
 
 
-def read_report(folder: Path, rank: int) -> Report | None:
+def read_report(folder: Path, rank: int) -> Answer | None:
     """The rank's report, or None while there is none. Raises WireError for one that cannot be decoded."""
-    report: Report | None = wire.read(Report, report_path(folder, rank))
-    return report
+    return wire.read(Answer, report_path(folder, rank))
