@@ -223,7 +223,11 @@ class SimulatedPool(WarmPool):
         self._random = np.random.default_rng(0)
 
     def ask(
-        self, request: Request, timeout_seconds: float, on_wait: Callable[[], None] = lambda: None
+        self,
+        request: Request,
+        timeout_seconds: float,
+        on_wait: Callable[[], None] = lambda: None,
+        on_step: Callable[[float], bool] | None = None,
     ) -> Answers | Cause:
         plan, task = request.plan, request.task
         assert isinstance(task, Trial)

@@ -186,6 +186,7 @@ jobs = st.builds(
         warmup_steps=counts,
         timed_steps=positive,
         trial_timeout=seconds,
+        workers=st.sampled_from(["warm", "fresh"]),
     ),
     database=st.none() | texts,
 )

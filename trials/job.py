@@ -96,6 +96,8 @@ class SearchSection(_Section):
     """How often the finalists are repeated, in turns."""
     trial_timeout: Seconds = 300.0
     """A trial without a result after this is ended."""
+    workers: Literal["warm", "fresh"] = "warm"
+    """Whether rank processes serve many trials, or each trial has new ones."""
 
 
 class Job(_Section):

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -47,6 +48,26 @@ def decode(kind: Any, text: str | bytes) -> Any:
     if value is None:
         raise WireError(f"cannot read a {name}: the message is null")
     return value
+
+
+def write(path: Path, value: object, kind: Any = None) -> None:
+    """Encodes to a file that appears under its name only when it is complete."""
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(encode(value, kind))
+    temporary.replace(path)
+
+
+@overload
+def read(kind: type[T], path: Path) -> T | None: ...
+@overload
+def read(kind: Any, path: Path) -> Any: ...
+def read(kind: Any, path: Path) -> Any:
+    """What `write` left, or None while there is no such file. Raises WireError as `decode` does."""
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        return None
+    return decode(kind, text)
 
 
 def to_document(value: object) -> Any:

@@ -118,11 +118,12 @@ def _attempt(task: Trial, prediction: Prediction, answer: Answers | Cause) -> At
 def _measurement(task: Trial, answer: Answers) -> Measurement | Crash:
     reports = [report for report in answer.reports if isinstance(report, TrialReport)]
     first = reports[0]
-    for step, loss in zip(task.timed_steps, first.losses, strict=True):
+    steps = task.timed_steps[: len(first.step_seconds)]
+    for step, loss in zip(steps, first.losses, strict=True):
         if not math.isfinite(loss):
             return Crash(rank=0, detail=f"the loss of step {step} is {loss}; lower training.learning_rate")
     return Measurement(
-        steps=task.timed_steps,
+        steps=steps,
         step_seconds=tuple(max(times) for times in zip(*(report.step_seconds for report in reports), strict=True)),
         samples=first.samples,
         text_tokens=first.text_tokens,

@@ -22,7 +22,7 @@ from storage.spool import Spool
 from storage.store import Store
 from trials import plugins
 from trials.errors import UnknownName
-from trials.run.pool import WarmPool
+from trials.run.pool import REQUESTS_PER_START, WarmPool
 from trials.run.ranks import local_ranks
 
 _FRESH = "fresh"
@@ -80,7 +80,8 @@ class Tuner:
     def _search(self, study: StudyRecord, ledger: Ledger) -> None:
         hardware = self._workload.hardware
         commands = local_ranks(hardware.devices, hardware.accelerator)
-        with WarmPool(commands, self._folder / "ranks" / study.id) as pool:
+        requests_per_start = REQUESTS_PER_START[self._prepared.job.search.workers]
+        with WarmPool(commands, self._folder / "ranks" / study.id, requests_per_start) as pool:
             costs = layer_costs(self._prepared, self._store, pool, self._folder / "ranks")
             predictor = Predictor(
                 costs.with_workers(self._prepared.job.data.workers),

@@ -163,6 +163,25 @@ def test_a_step_takes_as_long_as_its_slowest_rank(tmp_path: Path) -> None:
     assert outcome.measurement.step_seconds == (3.0, 4.0)
 
 
+def test_a_trial_that_ended_early_is_measured_by_the_steps_that_ran(tmp_path: Path) -> None:
+    class Ended(Recorder):
+        def ask(self, request: Request, *arguments: object) -> Answers:
+            answer = super().ask(request)
+            return Answers(
+                reports=tuple(
+                    replace(report, step_seconds=report.step_seconds[:2], losses=report.losses[:2])
+                    for report in answer.reports
+                    if isinstance(report, TrialReport)
+                )
+            )
+
+    pool = Ended(PREDICTOR)
+    outcome = runner_of(tmp_path, pool, timed_steps=3).run(PLAN).outcome
+    assert isinstance(outcome, Completed)
+    assert len(pool.tasks[0].timed_steps) == 3
+    assert outcome.measurement.steps == pool.tasks[0].timed_steps[:2]
+
+
 def test_a_failure_of_the_ranks_is_the_outcome(tmp_path: Path) -> None:
     cause = OutOfMemory(stage=0, rank=0, needed_bytes=3, limit_bytes=2)
     attempt = runner_of(tmp_path, SimulatedPool(PREDICTOR, cause_of=lambda _: cause)).run(PLAN)

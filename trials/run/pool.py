@@ -1,18 +1,27 @@
 """Rank processes that stay alive between requests, so that a trial does not pay for imports and start-up."""
 
+import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from types import TracebackType
+from typing import Literal
 from uuid import uuid4
 
 from trials.outcome import Cause, Crash, OutOfMemory, Timeout
+from trials.run.footprint import Footprint, leaks
 from trials.run.ranks import Command, Ranks
-from trials.run.report import FailureReport, Report, read_report, report_path
-from trials.run.request import Request, write_request
+from trials.run.report import Answer, FailureReport, Report, read_report, report_path
+from trials.run.request import Request, Trial, write_request
+from trials.run.steering import Listener
+
+_log = logging.getLogger(__name__)
+
+REQUESTS_PER_START: Mapping[Literal["warm", "fresh"], int] = {"warm": 50, "fresh": 1}
+"""How many requests ranks serve, by `search.workers`. Warm ones end some time, for what no count of theirs shows."""
 
 _POLL_SECONDS = 0.02
 _AFTERMATH_SECONDS = 1.0
@@ -27,16 +36,24 @@ class Answers:
 
 
 class WarmPool:
-    """Serves requests on ranks that are started on the first one and again after a failure.
+    """Serves requests on ranks that are started on the first one, and again after a failure or when they are worn out.
 
     Not for use by several threads. Leaving the context ends every rank.
     """
 
-    def __init__(self, commands: Sequence[Command], folder: Path) -> None:
-        """`folder` takes a numbered folder for each request, with the ranks' reports and errors, and their logs."""
+    def __init__(
+        self, commands: Sequence[Command], folder: Path, requests_per_start: int = REQUESTS_PER_START["warm"]
+    ) -> None:
+        """`folder` takes a numbered folder for each request, with the ranks' reports and errors, and their logs.
+
+        After `requests_per_start` requests the ranks are ended; the next request starts new ones.
+        """
         self._commands = tuple(commands)
         self._folder = folder
+        self._requests_per_start = requests_per_start
         self._ranks: Ranks | None = None
+        self._served = 0
+        self._first: tuple[Footprint, ...] = ()
         self._numbers = count(1)
 
     def __enter__(self) -> "WarmPool":
@@ -48,24 +65,35 @@ class WarmPool:
         self._end()
 
     def ask(
-        self, request: Request, timeout_seconds: float, on_wait: Callable[[], None] = lambda: None
+        self,
+        request: Request,
+        timeout_seconds: float,
+        on_wait: Callable[[], None] = lambda: None,
+        on_step: Callable[[float], bool] | None = None,
     ) -> Answers | Cause:
         """Gives the request to all ranks and waits for their reports, or for the reason why there are none.
 
         `on_wait` is called between looks, many times a second. The time starts when the ranks have their request; the
         first one includes their start-up.
+
+        With `on_step` a trial is steered: it is called after each timed step, in order, with the seconds of that step
+        on rank 0, and all ranks stand still until it returns. False is enough: they report the steps until then. After
+        the last step nobody waits for it, nor for what it returns.
         """
         folder = self._folder / f"request-{next(self._numbers)}-{uuid4().hex[:8]}"
-        write_request(folder, request)
+        write_request(folder, _steered(request, on_step is not None))
+        listen = Listener(folder, on_step).listen if on_step else lambda: None
         try:
             self._send(str(folder))
-            outcome = self._wait(folder, timeout_seconds, on_wait)
+            outcome = self._wait(folder, timeout_seconds, listen, on_wait)
         except BaseException:
             self._end()
             raise
-        if not isinstance(outcome, Answers):
+        if not isinstance(outcome, tuple):
             self._end()
-        return outcome
+            return outcome
+        self._end_when_worn(tuple(answer.footprint for answer in outcome))
+        return Answers(reports=tuple(answer.report for answer in outcome))
 
     def _send(self, line: str) -> None:
         if self._ranks is not None and self._ranks.dead():
@@ -78,18 +106,38 @@ class WarmPool:
     def _end(self) -> None:
         if self._ranks is not None:
             self._ranks.end()
-            self._ranks = None
+        self._ranks, self._served, self._first = None, 0, ()
 
-    def _wait(self, folder: Path, timeout_seconds: float, on_wait: Callable[[], None]) -> Answers | Cause:
+    def _end_when_worn(self, footprints: tuple[Footprint, ...]) -> None:
+        """Ends ranks that have served enough requests, or hold on to more than after their first one."""
+        self._served += 1
+        self._first = self._first or footprints
+        leaking = leaks(self._first, footprints)
+        for rank, (before, now) in leaking.items():
+            _log.warning(
+                "rank %d leaks: %d descriptors, %d threads and %d MiB after its first request, %d, %d and %d after "
+                "%d; new ranks take over",
+                rank,
+                *(before.descriptors, before.threads, before.resident_bytes >> 20),
+                *(now.descriptors, now.threads, now.resident_bytes >> 20),
+                self._served,
+            )
+        if leaking or self._served == self._requests_per_start:
+            self._end()
+
+    def _wait(
+        self, folder: Path, timeout_seconds: float, listen: Callable[[], None], on_wait: Callable[[], None]
+    ) -> tuple[Answer, ...] | Cause:
         deadline = time.monotonic() + timeout_seconds
         while time.monotonic() < deadline:
-            reports = [read_report(folder, rank) for rank in range(len(self._commands))]
-            if any(isinstance(report, FailureReport) for report in reports) or self._died():
+            answers = [read_report(folder, rank) for rank in range(len(self._commands))]
+            listen()  # after the reports are read, so that the last step is heard before they are handed on
+            done = tuple(answer for answer in answers if answer is not None)
+            if any(isinstance(answer.report, FailureReport) for answer in done) or self._died():
                 time.sleep(_AFTERMATH_SECONDS)
                 return self._why(folder)
-            done = [report for report in reports if report is not None]
-            if len(done) == len(reports):
-                return Answers(reports=tuple(done))
+            if len(done) == len(answers):
+                return done
             on_wait()
             time.sleep(_POLL_SECONDS)
         return Timeout(seconds=timeout_seconds)
@@ -101,9 +149,9 @@ class WarmPool:
         """The first cause: when a rank goes, its neighbours fail soon after, for want of it."""
         causes = []
         for rank in range(len(self._commands)):
-            report = read_report(folder, rank)
-            if isinstance(report, FailureReport):
-                causes.append((report_path(folder, rank).stat().st_mtime_ns, report.cause))
+            answer = read_report(folder, rank)
+            if answer is not None and isinstance(answer.report, FailureReport):
+                causes.append((report_path(folder, rank).stat().st_mtime_ns, answer.report.cause))
         for _, cause in causes:
             if isinstance(cause, OutOfMemory):
                 return cause
@@ -112,6 +160,12 @@ class WarmPool:
             if rank not in reported:
                 return Crash(rank=rank, detail=_describe_exit(code))
         return min(causes, key=lambda entry: entry[0])[1]
+
+
+def _steered(request: Request, steered: bool) -> Request:
+    """Ranks wait for a verdict when somebody gives one, and never else."""
+    task = request.task
+    return replace(request, task=replace(task, steered=steered)) if isinstance(task, Trial) else request
 
 
 def _describe_exit(code: int) -> str:

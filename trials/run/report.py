@@ -9,6 +9,7 @@ from pydantic import Field
 from trials import wire
 from trials.outcome import Crash, OutOfMemory, StageMeasurement
 from trials.plan import ZeroStage
+from trials.run.footprint import Footprint, footprint
 
 LayerKind: TypeAlias = Literal["vision_embedding", "vision", "projector", "language", "head"]
 """In the order of the chain."""
@@ -23,6 +24,7 @@ class TrialReport:
     """One rank's view of the timed steps."""
 
     step_seconds: tuple[float, ...]
+    """Of the steps that ran: the first of the request's timed steps, all of them unless it was steered."""
     losses: tuple[float, ...]
     samples: int
     """In the timed steps, over all ranks."""
@@ -120,23 +122,23 @@ class FailureReport:
 Report: TypeAlias = Annotated[TrialReport | ProfileReport | TrainingReport | FailureReport, Field(discriminator="kind")]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a rank leaves when it has served a request, well or not."""
+
+    report: Report
+    footprint: Footprint
+
+
 def report_path(folder: Path, rank: int) -> Path:
     return folder / f"report-{rank}.json"
 
 
 def write_report(folder: Path, rank: int, report: Report) -> None:
-    """Appears under its name only when it is complete."""
-    target = report_path(folder, rank)
-    temporary = target.with_suffix(".tmp")
-    temporary.write_text(wire.encode(report, Report))
-    temporary.replace(target)
+    """With what this process holds now. The file appears under its name only when it is complete."""
+    wire.write(report_path(folder, rank), Answer(report=report, footprint=footprint()))
 
 
-def read_report(folder: Path, rank: int) -> Report | None:
+def read_report(folder: Path, rank: int) -> Answer | None:
     """The rank's report, or None while there is none. Raises WireError for one that cannot be decoded."""
-    try:
-        text = report_path(folder, rank).read_text()
-    except FileNotFoundError:
-        return None
-    report: Report = wire.decode(Report, text)
-    return report
+    return wire.read(Answer, report_path(folder, rank))

@@ -21,6 +21,8 @@ class Trial:
     warmup_steps: tuple[int, ...]
     """Run first and not timed; by their number in the epoch."""
     timed_steps: tuple[int, ...]
+    steered: bool = False
+    """Wait after each timed step but the last for the agent's verdict. `WarmPool.ask` sets it."""
     kind: Literal["trial"] = "trial"
 
 

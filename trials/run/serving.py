@@ -53,7 +53,7 @@ def _run(request: Request, rank: int, folder: Path) -> Report:
                 return run_profile(request, task, device)
             case Trial() as task:
                 with open_session(request, rank, device) as session:
-                    return run_trial(session, task)
+                    return run_trial(session, task, folder)
             case Training() as task:
                 with open_session(request, rank, device) as session:
                     return run_training(session, task)

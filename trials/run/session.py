@@ -1,6 +1,6 @@
 """One rank's engine for one request: model, data and memory meter, built and taken down together."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,8 +48,8 @@ class Session:
             oversize=job.data.oversize,
         )
 
-    def batches(self, epoch: Epoch, steps: Sequence[int]) -> Iterator[MicroBatch]:
-        """This rank's packs of those steps, in order. Raises DataError as `data.on_error` says."""
+    def batches(self, epoch: Epoch, steps: Sequence[int]) -> Generator[MicroBatch, None, None]:
+        """This rank's packs of those steps, in order; close it when done. Raises DataError as `data.on_error` says."""
         data = self.request.job.data
         for batch in micro_batches(
             self.index,

@@ -1,7 +1,13 @@
-"""A trial on one rank: warm-up steps, then timed steps."""
+"""A trial on one rank: warm-up steps, then timed steps, as many as the agent wants to see."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from deepspeed import comm
 
 from trials.data.epoch import Step
 from trials.data.loader import MicroBatch
@@ -11,35 +17,67 @@ from trials.outcome import StageMeasurement
 from trials.run.report import TrialReport
 from trials.run.request import Trial
 from trials.run.session import Session
+from trials.run.steering import TimedStep, await_verdict, tell
 
 
-def run_trial(session: Session, task: Trial) -> TrialReport:
-    """Runs the steps of `task` and reports the timed ones."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Timed:
+    """A step that ran."""
+
+    step: Step
+    seconds: float
+    loss: float
+
+
+def run_trial(session: Session, task: Trial, folder: Path) -> TrialReport:
+    """Runs the steps of `task` and reports the timed ones. In `folder` the agent is asked when the task is steered."""
     epoch = session.epoch(0)
-    numbers = (*task.warmup_steps, *task.timed_steps)
-    batches = session.batches(epoch, numbers)
-    steps = [epoch.step(number) for number in numbers]
-    warmup = len(task.warmup_steps)
-    for step in steps[:warmup]:
-        session.step(batches, step)
-    session.engine.stopwatch.read()
-    timed = [_timed_step(session, batches, step) for step in steps[warmup:]]
-    seconds = tuple(duration for duration, _ in timed)
+    # Closed here: packs are prepared for steps that may never run, by processes that must end before the report.
+    with closing(session.batches(epoch, (*task.warmup_steps, *task.timed_steps))) as batches:
+        for number in task.warmup_steps:
+            session.step(batches, epoch.step(number))
+        session.engine.stopwatch.read()
+        steps = [epoch.step(number) for number in task.timed_steps]
+        timed = tuple(_timed_steps(session, batches, steps, folder if task.steered else None))
     return TrialReport(
-        step_seconds=seconds,
-        losses=tuple(loss for _, loss in timed),
-        samples=sum(step.samples for step in steps[warmup:]),
-        text_tokens=sum(step.text_tokens for step in steps[warmup:]),
-        vision_units=sum(step.vision_units for step in steps[warmup:]),
-        stage=_measure_stage(session, sum(seconds), len(seconds)),
+        step_seconds=tuple(each.seconds for each in timed),
+        losses=tuple(each.loss for each in timed),
+        samples=sum(each.step.samples for each in timed),
+        text_tokens=sum(each.step.text_tokens for each in timed),
+        vision_units=sum(each.step.vision_units for each in timed),
+        stage=_measure_stage(session, sum(each.seconds for each in timed), len(timed)),
     )
 
 
-def _timed_step(session: Session, batches: Iterator[MicroBatch], step: Step) -> tuple[float, float]:
-    """(seconds, loss) of one step; the loss is a number from the device, so the step is over when it is known."""
+def _timed_steps(
+    session: Session, batches: Iterator[MicroBatch], steps: Sequence[Step], steered_in: Path | None
+) -> Iterator[_Timed]:
+    for number, step in enumerate(steps, 1):
+        timed = _timed_step(session, batches, step)
+        yield timed
+        if steered_in is not None and not _goes_on(session, steered_in, number, timed, last=number == len(steps)):
+            return
+
+
+def _timed_step(session: Session, batches: Iterator[MicroBatch], step: Step) -> _Timed:
+    """The loss is a number from the device, so the step is over when it is known."""
     start = time.perf_counter()
     loss = session.step(batches, step)
-    return time.perf_counter() - start, loss
+    return _Timed(step=step, seconds=time.perf_counter() - start, loss=loss)
+
+
+def _goes_on(session: Session, folder: Path, number: int, timed: _Timed, *, last: bool) -> bool:
+    """Whether to run the next step: the same on every rank, since rank 0 alone asks and tells the others."""
+    asks = session.seat.rank == 0
+    if asks:
+        tell(folder, number, TimedStep(seconds=timed.seconds))
+    if last:
+        return False
+    word = torch.zeros(1, device=next(session.engine.stage.parameters()).device)
+    if asks and await_verdict(folder, number).go_on:
+        word += 1
+    comm.broadcast(word, src=0)
+    return bool(word.item())
 
 
 def _measure_stage(session: Session, total_seconds: float, steps: int) -> StageMeasurement:

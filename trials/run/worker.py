@@ -45,11 +45,16 @@ def _import_serve() -> Callable[[Path], bool]:
 
 
 def _lines_of_stdin() -> Iterator[Path]:
-    """The request folders that the agent sends. A thread reads them, so that a closed pipe ends even a busy rank."""
+    """The request folders that the agent sends. A thread reads them, so that a closed pipe ends even a busy rank.
+
+    Not through `sys.stdin`, whose lock the thread would hold: each process that the loader forks closes `sys.stdin`
+    first, and would wait for that lock for ever.
+    """
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+    stdin = os.fdopen(sys.stdin.fileno(), closefd=False)
 
     def read() -> None:
-        for line in sys.stdin:
+        for line in stdin:
             lines.put(line.rstrip("\n"))
         with contextlib.suppress(ProcessLookupError):
             os.killpg(os.getpgid(0), signal.SIGKILL)
