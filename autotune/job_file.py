@@ -140,6 +140,9 @@ def _absolute(job: Job, folder: Path) -> Job:
         update={
             "model": job.model.model_copy(update={"path": model if found else job.model.path}),
             "data": job.data.model_copy(update={"sources": sources}),
+            "search": job.search.model_copy(
+                update={"present": job.search.present and _inside(folder, job.search.present)}
+            ),
             "training": job.training.model_copy(update={"output": _inside(folder, job.training.output)}),
         }
     )

@@ -32,6 +32,8 @@ def packing_text(packing: Packing) -> str:
 
 def outcome_text(outcome: Outcome, epoch_seconds: float | None) -> str:
     match outcome:
+        case Completed(measurement=measured, shortened=True):
+            return f"ended early, clearly slower: {measured.samples_per_second:.1f} samples/s"
         case Completed(measurement=measured):
             peak = measured.peak_bytes / _MEBI
             return f"epoch {epoch_seconds:.1f} s, {measured.samples_per_second:.1f} samples/s, peak {peak:.0f} MiB"
@@ -45,7 +47,8 @@ def trial_line(trial: FinishedTrial, *, known: bool) -> str:
     """A trial's line while the search goes on."""
     prefix = "known" if known else f"trial {trial.number}"
     outcome = outcome_text(trial.result.outcome, trial.result.epoch_seconds)
-    return f"{prefix:>9}  {trial.role:<20} {outcome}\n{'':>11}{plan_text(trial.plan)}"
+    disturbed = f"; disturbed: {trial.result.contamination}" if trial.result.contamination else ""
+    return f"{prefix:>9}  {trial.role:<20} {outcome}{disturbed}\n{'':>11}{plan_text(trial.plan)}"
 
 
 def best_text(best: BestPlan) -> str:
@@ -63,7 +66,45 @@ def best_text(best: BestPlan) -> str:
         ),
     ]
     header = ("plan", "samples/s", "epoch s", "gain of best")
-    return f"Plan {best.plan.id}\n  {plan_text(best.plan)}\n\n{table(header, rows)}"
+    sure = [text for text in (_confidence_text(best), _payback_text(best), _pareto_text(best)) if text]
+    return "\n".join((f"Plan {best.plan.id}\n  {plan_text(best.plan)}\n\n{table(header, rows)}", *sure))
+
+
+def _confidence_text(best: BestPlan) -> str:
+    if best.confidence is None:
+        return ""
+    if best.ties:
+        return f"A tie: {', '.join(best.ties)} may be as fast; fastest with a probability of {best.confidence:.0%}"
+    return f"Fastest of the finalists with a probability of {best.confidence:.0%}"
+
+
+def _payback_text(best: BestPlan) -> str:
+    """What the search cost, beside what its plan saves in an epoch."""
+    if not best.baselines:
+        return ""
+    other = min(best.baselines, key=lambda baseline: baseline.gain)
+    saved = best.workload.data.samples / other.samples_per_second - best.epoch_seconds
+    cost = f"The search's trials took {best.search_seconds:.0f} s"
+    if saved <= 0:
+        return f"{cost}; {other.role} is as fast"
+    epochs = best.search_seconds / saved
+    return f"{cost}; an epoch is {saved:.0f} s shorter than with {other.role}: paid back in {epochs:.1f} epochs"
+
+
+def _pareto_text(best: BestPlan) -> str:
+    """The plans among which the objectives leave a choice."""
+    if not best.pareto:
+        return ""
+    rows = [
+        (
+            each.plan.id,
+            f"{each.samples_per_second:.1f}",
+            f"{each.peak_bytes / _MEBI:.0f}",
+            "-" if each.joules_per_sample is None else f"{each.joules_per_sample:.1f}",
+        )
+        for each in best.pareto
+    ]
+    return f"\n{table(('no plan is better in all', 'samples/s', 'peak MiB', 'J/sample'), rows)}"
 
 
 def best_document(best: BestPlan) -> dict[str, Any]:

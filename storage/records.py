@@ -39,6 +39,8 @@ class StudyRecord:
     seed: int
     started: datetime
     finished: datetime | None
+    lessons: str | None = None
+    """JSON of what its trials taught, for searches on workloads like its own; None before the end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +143,8 @@ class BestPlan:
     samples_per_second_error: float
     baselines: tuple[Baseline, ...]
     created: datetime
+    search_seconds: float = 0.0
+    """What the study's trials took, on all devices at once."""
     confidence: float | None = None
     """Probability that no other finalist is faster; None when there was no other."""
     ties: tuple[str, ...] = ()

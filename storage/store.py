@@ -108,10 +108,15 @@ class Store:
         with self._database.session() as session:
             return studies.latest(session, workload_fingerprint)
 
-    def finish_study(self, study_id: str) -> None:
-        """Marks the end; the first call sets the time."""
+    def finish_study(self, study_id: str, lessons: str | None = None) -> None:
+        """Marks the end and keeps what was learnt, as JSON; only the first call counts."""
         with self._database.session(write=True) as session:
-            studies.finish(session, study_id)
+            studies.finish(session, study_id, lessons)
+
+    def lessons(self, workload: Workload) -> str | None:
+        """Of the study that ended last with the same model family, dtype and kind of devices; None without one."""
+        with self._database.session() as session:
+            return studies.lessons(session, workload)
 
     def start_trial(
         self, study_id: str, plan: Plan, role: str, parameters: Mapping[str, object] = NO_PARAMETERS

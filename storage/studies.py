@@ -37,9 +37,18 @@ def latest(session: Session, workload_fingerprint: str) -> StudyRecord | None:
     return None if row is None else codec.study(row)
 
 
-def finish(session: Session, study_id: str) -> None:
+def finish(session: Session, study_id: str, lessons: str | None) -> None:
     row = rows.get(session, StudyRow, study_id, lock=True)
-    row.finished = row.finished or datetime.now(UTC)
+    if row.finished is None:
+        row.finished, row.lessons = datetime.now(UTC), lessons
+
+
+def lessons(session: Session, workload: Workload) -> str | None:
+    like = {"family": workload.model.family, "dtype": workload.model.dtype}
+    query = select(StudyRow.lessons).join(WorkloadRow).join(HardwareRow).join(ModelRow)
+    for table, values in ((ModelRow, like), (HardwareRow, workload.hardware.kind)):
+        query = query.where(*(getattr(table, name) == value for name, value in values.items()))
+    return session.scalar(query.where(StudyRow.lessons.is_not(None)).order_by(StudyRow.finished.desc()).limit(1))
 
 
 def start_trial(

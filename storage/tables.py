@@ -127,6 +127,7 @@ class StudyRow(Base):
     settings: Mapped[dict[str, Any]] = mapped_column(JSON)
     started: Mapped[datetime]
     finished: Mapped[datetime | None]
+    lessons: Mapped[str | None]
 
 
 class PlanRow(Base):
@@ -221,6 +222,7 @@ class BestPlanRow(Base):
     samples_per_second_error: Mapped[float]
     baselines: Mapped[str]
     created: Mapped[datetime]
+    search_seconds: Mapped[float]
     confidence: Mapped[float | None]
     ties: Mapped[str]
     pareto: Mapped[str]

@@ -12,8 +12,8 @@ from autotune.predict.costs import LayerCosts
 from autotune.predict.predictor import Predictor
 from autotune.search.calibrated import CalibratedPredictor
 from autotune.search.runner import Runner
+from autotune.search.simulated import SimulatedLauncher, Undisturbed
 from storage.store import open_store
-from tests.search_values import SimulatedPool
 from tests.storage_values import NOON, WORKLOAD, result_of
 from tests.training_values import prepared_of
 from tests.users import JobFile
@@ -49,8 +49,9 @@ class Trials:
     def keep(self, plans: Sequence[Plan], truth: LayerCosts, **changes: Any) -> None:
         """`changes` are those of the workload."""
         workload = replace(self.prepared.workload, **changes)
-        pool = SimulatedPool(self.predictor(truth))
-        runner = Runner(self.prepared, CalibratedPredictor(self.predictor(self.costs)), pool)
+        launcher = SimulatedLauncher(self.predictor(truth))
+        calibrated = CalibratedPredictor(self.predictor(self.costs))
+        runner = Runner(self.prepared, calibrated, launcher, watch=Undisturbed)
         with open_store() as store:
             study = store.create_study(store.add_workload(workload), {}, seed=0)
             for number, plan in enumerate(plans):

@@ -1,20 +1,23 @@
-"""A small workload to predict and search: layer costs, data of random lengths, and ranks that only calculate."""
+"""A small workload to predict and search: layer costs, data of random lengths, and runs on a simulated machine."""
 
-from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
 
-from autotune.predict.chosen_steps import ChosenSteps
 from autotune.predict.costs import KINDS, LayerCost, LayerCosts, LinkCost, LoadCost, UpdateCost
-from autotune.predict.features import stage_features
-from autotune.predict.parts import Parts
 from autotune.predict.predictor import EpochOf, Predictor
 from autotune.predict.robust_fit import Coefficients
+from autotune.search.calibrated import CalibratedPredictor
+from autotune.search.layouts import layouts
 from autotune.search.limits import Limits
+from autotune.search.runner import Runner
+from autotune.search.simulated import SimulatedLauncher, Undisturbed
 from autotune.search.solver import Solver
+from autotune.search.space import Axes
 from autotune.workload import Prepared
 from storage.records import FinishedTrial, TrialResult
 from tests import storage_values
@@ -22,13 +25,8 @@ from tests.data_values import index_of
 from tests.training_values import job_of
 from trials.data.epoch import CostWeights, Epoch, build_epoch
 from trials.data.index import DatasetIndex, profile
-from trials.engine.engine import seat
-from trials.model.cut import cut
-from trials.outcome import Cause, Outcome, StageMeasurement
+from trials.outcome import Outcome
 from trials.plan import Packing, Padded, Plan
-from trials.run.pool import Answers, WarmPool
-from trials.run.report import TrialReport
-from trials.run.request import Request, Trial
 from trials.workload import Workload
 
 VISION_LAYERS, LANGUAGE_LAYERS = 5, 4
@@ -149,6 +147,18 @@ def solver_of(memory_bytes: int, predictor: Predictor | None = None) -> Solver:
     return Solver(predictor or predictor_of(), limits_of(memory_bytes))
 
 
+def axes_of(devices: int = 2, **changes: Any) -> Axes:
+    """A few values of each axis; `changes` are those of the Axes."""
+    usual: dict[str, Any] = {
+        "layouts": layouts(workload_of().model, devices),
+        "packers": ("best-fit", "isf"),
+        "capacities": ((6, 320), (9, 480), (12, 480)),
+        "qv_slacks": (0, 1, 2),
+        "qt_slacks": (64, 0, 128),
+    }
+    return Axes(**(usual | changes))
+
+
 def workload_of(memory_bytes: int = 1 << 40, devices: int = 2, dtype: str = "float32") -> Workload:
     """The small model on INDEX."""
     return replace(
@@ -174,14 +184,17 @@ def prepared_of(folder: Path, memory_bytes: int = 1 << 40, **search: object) -> 
     )
 
 
-def finished(plan: Plan, outcome: Outcome, number: int = 0, role: str = "sampled", **fields: float) -> FinishedTrial:
-    """A trial that ended so; `fields` are `epoch_seconds` and its error."""
+def finished(
+    plan: Plan, outcome: Outcome, number: int = 0, role: str = "sampled", seconds: float = 0.0, **fields: float
+) -> FinishedTrial:
+    """A trial that ended so, started after so many seconds; `fields` are `epoch_seconds` and its error."""
+    started = storage_values.NOON + timedelta(seconds=seconds)
     result = TrialResult(
         trial_id=f"{number:032x}",
         outcome=outcome,
         epoch_seconds=fields.get("epoch_seconds"),
         epoch_seconds_error=fields.get("epoch_seconds_error"),
-        finished=storage_values.NOON,
+        finished=started,
     )
     return FinishedTrial(
         id=result.trial_id,
@@ -190,7 +203,7 @@ def finished(plan: Plan, outcome: Outcome, number: int = 0, role: str = "sampled
         plan=plan,
         role=role,
         parameters={},
-        started=storage_values.NOON,
+        started=started,
         result=result,
     )
 
@@ -205,67 +218,13 @@ def padded_plan(number: int) -> Plan:
     return replace(storage_values.PADDED_PLAN, packing=Padded(samples=number))
 
 
-class SimulatedPool(WarmPool):
-    """Answers trials from the prediction, with noise, instead of starting ranks."""
-
-    def __init__(
-        self,
-        predictor: Predictor,
-        cause_of: Callable[[Plan], Cause | None] = lambda _: None,
-        factor_of: Callable[[Plan], float] = lambda _: 1.0,
-    ) -> None:
-        """`cause_of` says which plans fail; `factor_of` by how much a plan is slower than predicted."""
-        super().__init__((), Path())
-        self.asked: list[Plan] = []
-        self._predictor = predictor
-        self._cause_of = cause_of
-        self._factor_of = factor_of
-        self._random = np.random.default_rng(0)
-
-    def ask(
-        self,
-        request: Request,
-        timeout_seconds: float,
-        on_wait: Callable[[], None] = lambda: None,
-        on_step: Callable[[float], bool] | None = None,
-    ) -> Answers | Cause:
-        plan, task = request.plan, request.task
-        assert isinstance(task, Trial)
-        self.asked.append(plan)
-        if cause := self._cause_of(plan):
-            return cause
-        predicted = self._predictor.predict(plan).step_seconds[list(task.timed_steps)]
-        seconds = predicted * self._factor_of(plan) * self._random.normal(1, 0.01, len(predicted))
-        stages = [self._stage(plan, task, rank) for rank in range(plan.layout.world_size)]
-        return Answers(reports=tuple(_report(stage, seconds) for stage in stages))
-
-    def _stage(self, plan: Plan, task: Trial, rank: int) -> StageMeasurement:
-        """What the prediction says of that rank, slower by the plan's factor."""
-        where, factor = seat(plan, rank), self._factor_of(plan)
-        parts = stage_features(self._predictor, plan, task.timed_steps, where.stage, where.data_rank)
-        load, forward, backward, update = (sum(features) * factor for features in parts)
-        steps = (*task.warmup_steps, *task.timed_steps)
-        sizes = ChosenSteps(self._predictor.sizes(plan.packing, plan.layout), steps)
-        memory = self._predictor.stage_memory(Parts.of(cut(plan)), plan.layout, sizes)[where.stage]
-        return StageMeasurement(
-            stage=where.stage,
-            data_rank=where.data_rank,
-            load_seconds=load,
-            forward_seconds=forward,
-            backward_seconds=backward,
-            optimizer_seconds=update,
-            idle_seconds=0.0,
-            peak_bytes=round(memory.expected),
-            static_bytes=round(memory.static),
-        )
-
-
-def _report(stage: StageMeasurement, seconds: np.ndarray) -> TrialReport:
-    return TrialReport(
-        step_seconds=tuple(seconds.tolist()),
-        losses=(1.0,) * len(seconds),
-        samples=BATCH * len(seconds),
-        text_tokens=1000,
-        vision_units=10,
-        stage=stage,
-    )
+def runner_of(
+    folder: Path,
+    launcher: SimulatedLauncher,
+    memory_bytes: int = 1 << 40,
+    predictor: Predictor | None = None,
+    **search: object,
+) -> Runner:
+    """On a machine that nobody else uses; `predictor` is what the runner believes."""
+    calibrated = CalibratedPredictor(predictor or predictor_of())
+    return Runner(prepared_of(folder, memory_bytes, **search), calibrated, launcher, watch=Undisturbed)

@@ -150,6 +150,7 @@ def best_of(study_id: str, **fields: Any) -> BestPlan:
             ),
         ),
         "created": NOON,
+        "search_seconds": 321.5,
         "confidence": 0.875,
         "ties": (PADDED_PLAN.id,),
         "pareto": (

@@ -81,21 +81,59 @@ class TrainingSection(_Section):
     """Steps between checkpoints; only at the end of each epoch when absent."""
 
 
+_Some = Field(min_length=1)
+
+
+class SpaceSection(_Section):
+    """What may be searched. An axis that is not given has the values that the data and the devices offer."""
+
+    layouts: Annotated[tuple[str, ...], _Some] | None = None
+    """Pipeline and data degree with the ZeRO stage, like p2-d4-z1."""
+    packers: Annotated[tuple[str, ...], _Some] | None = None
+    """Modules of `trials.data.packers`."""
+    qv: Annotated[tuple[Annotated[int, Field(gt=0)], ...], _Some] | None = None
+    """Most vision units of a pack."""
+    qt: Annotated[tuple[Annotated[int, Field(gt=0)], ...], _Some] | None = None
+    """Most text tokens of a pack."""
+    qv_slack: Annotated[tuple[Annotated[int, Field(ge=0)], ...], _Some] = (0, 1, 2)
+    """So many units less than qv fill a pack as well; the usual slack first."""
+    qt_slack: Annotated[tuple[Annotated[int, Field(ge=0)], ...], _Some] = (64, 0, 32, 128, 256)
+    """So many tokens less than qt fill a pack as well; the usual slack first."""
+    split: Annotated[tuple[Annotated[int, Field(gt=0)], ...], _Some] | None = None
+    """Layers of each pipeline stage, vision layers first; searched when absent."""
+    recompute: Literal["fit", "all", "none"] = "fit"
+    """Which layers are recomputed: searched around what the memory asks for, all, or none."""
+    boundary_shift: Annotated[int, Field(ge=0)] = 2
+    """Layers by which a sampler that knows no predictions moves the ends of stages."""
+    recompute_shift: Annotated[int, Field(ge=0)] = 2
+    """Layers of each kind and stage that such a sampler recomputes beside what the memory asks for."""
+
+
 class SearchSection(_Section):
     trials: Annotated[int, Field(gt=0)] = 24
     """Most trials to run."""
     time_limit: Seconds = 600.0
     """Most seconds to search, confirmation included."""
-    sampler: str = "tpe"
+    device_hours: Annotated[float, Field(gt=0)] | None = None
+    """Most hours of all devices together, such as GPU-hours; only `time_limit` counts when absent."""
+    objectives: Annotated[tuple[Literal["time", "memory", "energy"], ...], _Some] = ("time",)
+    """What plans are compared by: beside time the peak bytes of the fullest rank, and energy where devices count it."""
+    present: Path | None = None
+    """File of the plan that trainings use now, relative to the job file: one more baseline."""
+    sampler: str = "model"
     """Module of `autotune.search.samplers`."""
     warmup_steps: Annotated[int, Field(ge=0)] = 1
     """Steps of a trial that are run and not timed."""
-    timed_steps: Annotated[int, Field(gt=0)] = 3
-    """Steps of a trial that are timed."""
-    confirm_rounds: Annotated[int, Field(gt=0)] = 2
-    """How often the finalists are repeated, in turns."""
+    timed_steps: Annotated[int, Field(gt=0)] = 5
+    """Most steps of a trial that are timed."""
+    step_error: Annotated[float, Field(ge=0, lt=1)] = 0.01
+    """Fewer steps are timed once the error of their mean is below this share."""
+    confirm_rounds: Annotated[int, Field(gt=0)] = 3
+    """How often at most the finalists are repeated, in turns."""
     trial_timeout: Seconds = 300.0
     """A trial without a result after this is ended."""
+    space: SpaceSection = SpaceSection()
+    """What may be searched."""
     workers: Literal["warm", "fresh"] = "warm"
     """Whether rank processes serve many trials, or each trial has new ones."""
 

@@ -104,6 +104,8 @@ class Completed:
     """The plan ran and was measured."""
 
     measurement: Measurement
+    shortened: bool = False
+    """Ended early because it was clearly worse than another plan: no measurement to rank it by."""
     kind: Literal["completed"] = "completed"
 
 

@@ -1,10 +1,10 @@
 """What plans would take: the library twin of `autotune predict`. No device is touched and no rank started."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from autotune.errors import NoFeasiblePlan, PredictError
+from autotune.errors import PredictError
 from autotune.forecast.cluster import Cluster
 from autotune.predict.costs import LayerCosts
 from autotune.predict.predictor import MOST_BATCH_DEVIATION, Prediction, Predictor
@@ -118,29 +118,22 @@ class Forecaster:
         Raises NoFeasiblePlan when none fits the memory and keeps the global batch.
         """
         predicted = {plan.id: (plan, self._predictor.predict(plan)) for plan in self._solved()}
-        keeping = [entry for entry in predicted.values() if entry[1].batch_deviation <= MOST_BATCH_DEVIATION]
-        if not keeping:
-            raise NoFeasiblePlan(
-                f"{len(predicted)} plans fit the memory but none keeps the global batch within "
-                f"{MOST_BATCH_DEVIATION:.0%}; raise training.global_batch_samples"
-            )
         distinct: dict[tuple[Layout, tuple[int, int]], tuple[Plan, Prediction]] = {}
         limit = self.cluster.memory_bytes
         for plan, prediction in sorted(
-            keeping, key=lambda entry: (max(entry[1].stage_bytes) > limit, entry[1].epoch_seconds)
+            predicted.values(), key=lambda entry: (max(entry[1].stage_bytes) > limit, entry[1].epoch_seconds)
         ):
             distinct.setdefault((plan.layout, _capacities(plan.packing)), (plan, prediction))
         return tuple(self._forecast(*entry) for entry in list(distinct.values())[:count])
 
-    def _solved(self) -> Iterator[Plan]:
+    def _solved(self) -> tuple[Plan, ...]:
         limits = Limits(
             vision_layers=self.shape.vision_layers,
             language_layers=self.shape.language_layers,
             memory_bytes=self.cluster.memory_bytes,
         )
         solver = Solver(self._predictor.corrected, limits)
-        space = feasible_space(self.workload, solver, remedy="give more --memory or --devices")
-        yield from _known(space.plan(parameters) for parameters in space.grid())
+        return feasible_space(self.workload, solver, remedy="give more --memory or --devices").starts
 
     def _check(self, plan: Plan) -> None:
         try:
@@ -195,8 +188,3 @@ def _capacities(packing: Packing) -> tuple[int, int]:
     """Of a packing of the grid, which are all packed."""
     assert isinstance(packing, Packed)
     return packing.qv, packing.qt
-
-
-def _known(plans: Iterable[Plan | None]) -> Iterator[Plan]:
-    """Without the points of the grid that no split fits."""
-    return (plan for plan in plans if plan is not None)

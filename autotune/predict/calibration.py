@@ -8,7 +8,7 @@ trial counts little. The scale of the errors is estimated with the factors.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -35,6 +35,8 @@ _BYTE_WIDTHS = (0.02, 0.05)
 _TIME_NOISE, _BYTE_NOISE = 0.03, 0.005
 """Expected relative error of one measurement; it counts as much as so many measurements:"""
 _NOISE_WEIGHT = 5.0
+_ELSEWHERE = 0.3
+"""Share of the prior's widths by which a factor may be another on a workload that is nearly the same."""
 _FREEDOM = 3.0
 _ROUNDS = 20
 _WIDTH = 2.0
@@ -55,6 +57,18 @@ class Peak:
 
     predicted: StageBytes
     measured: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lessons:
+    """What a calibration came to, to begin another one with."""
+
+    time_mean: tuple[float, ...]
+    """Of the factors of FEATURES."""
+    time_covariance: tuple[tuple[float, ...], ...]
+    byte_mean: tuple[float, ...]
+    """Of static and of kept bytes."""
+    byte_covariance: tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -86,14 +100,30 @@ class _Factors:
             noise = math.sqrt(total / (_NOISE_WEIGHT + len(values)))
         return _Factors(mean=mean, covariance=covariance, noise=noise)
 
+    def after(self, mean: Sequence[float], covariance: Sequence[Sequence[float]]) -> "_Factors":
+        """What was learnt elsewhere, with a part of this one's own width."""
+        widened = np.array(covariance) + _ELSEWHERE**2 * self.covariance
+        return replace(self, mean=np.array(mean), covariance=widened)
+
     def predict(self, row: Array) -> tuple[float, float]:
         """(mean, standard error of a new measurement)."""
         mean = float(row @ self.mean)
         return mean, math.sqrt(float(row @ self.covariance @ row) + (self.noise * mean) ** 2)
 
 
-def _prior() -> tuple[_Factors, _Factors]:
-    """Of time and of bytes."""
+def _prior(lessons: Lessons | None) -> tuple[_Factors, _Factors]:
+    """Of time and of bytes; after lessons from other trials these, nearly."""
+    time, memory = _profiled()
+    if lessons is None or len(lessons.time_mean) != len(time.mean):
+        return time, memory
+    return (
+        time.after(lessons.time_mean, lessons.time_covariance),
+        memory.after(lessons.byte_mean, lessons.byte_covariance),
+    )
+
+
+def _profiled() -> tuple[_Factors, _Factors]:
+    """The profile is right, but for the widths."""
     own = np.diag([_OWN_WIDTHS[name] ** 2 for name in FEATURES])
     shared = np.array([name not in ("loading", "communication", "schedule") for name in FEATURES], dtype=np.float64)
     time = _Factors(
@@ -112,10 +142,17 @@ class Calibration:
 
     @classmethod
     def fit(
-        cls, observations: Sequence[Observation] = (), peaks: Sequence[Peak] = (), exceeded: Sequence[Peak] = ()
+        cls,
+        observations: Sequence[Observation] = (),
+        peaks: Sequence[Peak] = (),
+        exceeded: Sequence[Peak] = (),
+        lessons: Lessons | None = None,
     ) -> "Calibration":
-        """`exceeded` are stages that ran out of memory: what they needed at least counts where it is a surprise."""
-        time, memory = _prior()
+        """`exceeded` are stages that ran out of memory: what they needed at least counts where it is a surprise.
+
+        `lessons` come from another workload.
+        """
+        time, memory = _prior(lessons)
         return cls(
             time.fitted(
                 np.array([observation.features for observation in observations]),
@@ -125,9 +162,30 @@ class Calibration:
         )
 
     @property
+    def lessons(self) -> Lessons:
+        """For the calibration of another workload."""
+        return Lessons(
+            time_mean=tuple(self._time.mean.tolist()),
+            time_covariance=tuple(map(tuple, self._time.covariance.tolist())),
+            byte_mean=tuple(self._memory.mean.tolist()),
+            byte_covariance=tuple(map(tuple, self._memory.covariance.tolist())),
+        )
+
+    @property
     def factors(self) -> tuple[float, ...]:
         """One for each of COSTS, to scale layer costs with; none is negative."""
         return tuple(np.maximum(self._time.mean[: len(COSTS)], 0.0).tolist())
+
+    @property
+    def byte_factors(self) -> tuple[float, float]:
+        """Of static and of kept bytes; none is negative."""
+        static, kept = np.maximum(self._memory.mean, 0.0).tolist()
+        return static, kept
+
+    @property
+    def covariance(self) -> Array:
+        """Of what the factors of FEATURES are still unsure of, [features, features]."""
+        return self._time.covariance
 
     @property
     def schedule_factor(self) -> float:

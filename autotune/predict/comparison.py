@@ -6,10 +6,7 @@ import numpy as np
 
 from autotune.predict.chosen_steps import ChosenSteps
 from autotune.predict.costs import Array
-from autotune.predict.parts import Parts
 from autotune.predict.predictor import Predictor
-from autotune.predict.schedule import simulate
-from trials.model.cut import cut
 from trials.plan import Plan
 
 MOST_STEPS = 64
@@ -28,31 +25,11 @@ def cautious_seconds(predictor: Predictor, plans: Sequence[Plan]) -> Array:
     """
     whole = predictor.sizes(plans[0].packing, plans[0].layout)
     steps = _spread(whole.epoch.steps)
-    seconds = _step_seconds(predictor, plans, ChosenSteps(whole, steps))
+    seconds = predictor.plans_step_seconds(plans, ChosenSteps(whole, steps))
     count, more = len(steps), seconds - seconds[0]
     errors = more.std(axis=1) * np.sqrt((1 - count / whole.epoch.steps) / max(count - 1, 1))
     cautious: Array = whole.epoch.steps * (seconds[0].mean() + more.mean(axis=1) + _ERRORS * errors)
     return cautious
-
-
-def _step_seconds(predictor: Predictor, plans: Sequence[Plan], sizes: ChosenSteps) -> Array:
-    """[plans, steps]"""
-    layout = plans[0].layout
-    parts = [Parts.of(cut(plan)) for plan in plans]
-    packs = [predictor.pack_seconds(of_plan, sizes) for of_plan in parts]
-    passes = [
-        np.stack([getattr(of_plan, side) for of_plan in packs]) for side in ("loaded_forward", "backward", "sends")
-    ]
-    update = np.stack([predictor.update_seconds(layout, of_plan) for of_plan in parts])[:, None]
-    seconds = []
-    for block in sizes.blocks:
-        count = block.shape[1]
-        of_ranks = block.transpose(0, 2, 1).reshape(-1, count)
-        rows = len(plans) * len(of_ranks)
-        forward, backward, sends = (side[:, of_ranks].reshape(rows, count, side.shape[2]) for side in passes)
-        ends = simulate(forward, backward, sends).ends.reshape(len(plans), len(block), layout.data, layout.pipeline)
-        seconds.append((ends.max(axis=2) + update).max(axis=2))
-    return np.concatenate(seconds, axis=1)
 
 
 def _spread(count: int) -> list[int]:

@@ -29,13 +29,14 @@ class StageBytes:
 class StageMemory:
     """Memory of the stages of any plan of one model."""
 
-    def __init__(self, costs: LayerCosts, element_bytes: int) -> None:
-        """`element_bytes` is the size of a weight in the training's dtype."""
+    def __init__(self, costs: LayerCosts, element_bytes: int, factors: tuple[float, float] = (1.0, 1.0)) -> None:
+        """`element_bytes` is the size of a weight in the training's dtype; `factors` of static and of kept bytes."""
         layers = [costs[kind] for kind in KINDS]
-        self._kept = _rows(layer.kept_bytes for layer in layers)
-        self._shared = _rows(layer.shared_bytes for layer in layers)
-        self._transient = _rows(layer.transient_bytes for layer in layers)
-        self._outputs = _rows(layer.output_bytes for layer in layers)
+        self._static_factor, kept = factors
+        self._kept = kept * _rows(layer.kept_bytes for layer in layers)
+        self._shared = kept * _rows(layer.shared_bytes for layer in layers)
+        self._transient = kept * _rows(layer.transient_bytes for layer in layers)
+        self._outputs = kept * _rows(layer.output_bytes for layer in layers)
         self._alone = self._kept + self._shared + self._transient
         self._errors = np.array([layer.bytes_error for layer in layers])
         self._parameters = np.array([layer.parameters for layer in layers])
@@ -103,7 +104,8 @@ class StageMemory:
         return coefficients
 
     def _static(self, parts: Parts, layout: Layout) -> Array:
-        return stages_static_bytes(parts.layers @ self._parameters, self._element_bytes, layout)
+        static: Array = stages_static_bytes(parts.layers @ self._parameters, self._element_bytes, layout)
+        return self._static_factor * static
 
 
 def _rows(coefficients: Iterable[tuple[float, ...]]) -> Array:

@@ -11,6 +11,7 @@ from autotune.predict.chosen_steps import ChosenSteps
 from autotune.predict.costs import KINDS, Array, LayerCosts
 from autotune.predict.memory import StageBytes, StageMemory
 from autotune.predict.parts import Parts
+from autotune.predict.schedule import simulate
 from autotune.predict.sizes import EpochSizes
 from trials.data.epoch import Epoch
 from trials.data.sample import Ints
@@ -59,10 +60,16 @@ class Prediction:
 class Predictor:
     """Predicts plans for one workload from its layer costs."""
 
-    def __init__(self, costs: LayerCosts, epoch_of: EpochOf, element_bytes: int) -> None:
-        """`element_bytes` is the size of a weight in the training's dtype."""
+    def __init__(
+        self,
+        costs: LayerCosts,
+        epoch_of: EpochOf,
+        element_bytes: int,
+        byte_factors: tuple[float, float] = (1.0, 1.0),
+    ) -> None:
+        """`element_bytes` is the size of a weight in the training's dtype; `byte_factors` of static and kept bytes."""
         self.costs = costs
-        self._memory = StageMemory(costs, element_bytes)
+        self._memory = StageMemory(costs, element_bytes, byte_factors)
         # One row of coefficients per kind of layer.
         layers = [costs[kind] for kind in KINDS]
         self._forward = np.array([layer.forward_seconds for layer in layers])
@@ -74,9 +81,9 @@ class Predictor:
         self._sizes = lru_cache(maxsize=512)(lambda packing, data: EpochSizes(epoch_of(packing, data)))
         self._epoch_of = epoch_of
 
-    def with_costs(self, costs: LayerCosts) -> "Predictor":
+    def with_costs(self, costs: LayerCosts, byte_factors: tuple[float, float] = (1.0, 1.0)) -> "Predictor":
         """Another one of the same workload; packs that one of them has made serve both."""
-        other = Predictor(costs, self._epoch_of, self._element_bytes)
+        other = Predictor(costs, self._epoch_of, self._element_bytes, byte_factors)
         other._sizes = self._sizes
         return other
 
@@ -123,8 +130,31 @@ class Predictor:
 
     def step_seconds(self, plan: Plan, steps: Sequence[int]) -> Array:
         """Of these steps of the epoch alone, in the order of `ChosenSteps`."""
-        sizes = ChosenSteps(self.sizes(plan.packing, plan.layout), steps)
-        return self._schedule(plan.layout, Parts.of(cut(plan)), sizes)[0].seconds
+        seconds: Array = self.plans_step_seconds((plan,), ChosenSteps(self.sizes(plan.packing, plan.layout), steps))[0]
+        return seconds
+
+    def epoch_seconds(self, plan: Plan) -> float:
+        """What `predict` says, sooner."""
+        return float(self.plans_step_seconds((plan,), self.sizes(plan.packing, plan.layout)).sum())
+
+    def plans_step_seconds(self, plans: Sequence[Plan], sizes: EpochSizes) -> Array:
+        """Of plans with one packing and layout side by side, [plans, steps]."""
+        layout = plans[0].layout
+        parts = [Parts.of(cut(plan)) for plan in plans]
+        packs = [self.pack_seconds(of_plan, sizes) for of_plan in parts]
+        passes = [
+            np.stack([getattr(of_plan, side) for of_plan in packs]) for side in ("loaded_forward", "backward", "sends")
+        ]
+        update = np.stack([self.update_seconds(layout, of_plan) for of_plan in parts])[:, None]
+        seconds = []
+        for block in sizes.blocks:
+            count = block.shape[1]
+            of_ranks = block.transpose(0, 2, 1).reshape(-1, count)
+            rows = len(plans) * len(of_ranks)
+            forward, backward, sends = (side[:, of_ranks].reshape(rows, count, side.shape[2]) for side in passes)
+            ends = simulate(forward, backward, sends).ends.reshape(len(plans), len(block), layout.data, layout.pipeline)
+            seconds.append((ends.max(axis=2) + update).max(axis=2))
+        return np.concatenate(seconds, axis=1)
 
     def pack_seconds(self, parts: Parts, sizes: EpochSizes) -> PackSeconds:
         """Of all packs on the stages of one plan."""

@@ -108,7 +108,7 @@ def _run(clock: Array, forward: Array, backward: Array, sends: Array | None) -> 
         yield slot
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def _slots(count: int, stages: int) -> tuple[_Slot, ...]:
     """The schedule of so many micro-batches on so many stages."""
     return tuple(_slot(time, count, stages) for time in range(2 * (count + stages - 1)))

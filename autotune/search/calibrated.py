@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from autotune.predict.calibration import Calibration, Observation, Peak
+from autotune.predict.calibration import Calibration, Lessons, Observation, Peak
 from autotune.predict.chosen_steps import ChosenSteps
-from autotune.predict.features import Features, scaled, stage_features, step_features
+from autotune.predict.costs import Array
+from autotune.predict.features import COSTS, Features, scaled, stage_features, step_features
 from autotune.predict.memory import StageBytes
 from autotune.predict.parts import Parts
 from autotune.predict.predictor import Prediction, Predictor
@@ -24,17 +25,21 @@ _STEPS = 16
 class CalibratedPredictor:
     """A predictor whose times and bytes are corrected by what was measured; the same for the same trials in order."""
 
-    def __init__(self, base: Predictor) -> None:
+    def __init__(self, base: Predictor, lessons: Lessons | None = None) -> None:
+        """`lessons` are what trials of a workload like this one taught."""
         self.base = base
         """From the profile alone."""
         self.corrected = base
-        """With the seconds of its layer costs corrected; not what a step takes beside its schedule, nor bytes."""
+        """With its layer costs and bytes corrected; not what a step takes beside its schedule."""
         self.trials = 0
         """So many have taught something."""
         self._observations: list[Observation] = []
         self._peaks: list[Peak] = []
         self._exceeded: list[Peak] = []
-        self._calibration = Calibration.fit()
+        self._lessons = lessons
+        self._epoch_seconds: dict[Plan, float] = {}
+        self._shares: dict[Plan, Array] = {}
+        self._fit()
 
     def predict(self, plan: Plan) -> Prediction:
         """Corrected seconds and bytes. The breakdown lacks what a step was found to take beside its schedule."""
@@ -42,15 +47,46 @@ class CalibratedPredictor:
         return replace(
             prediction,
             step_seconds=prediction.step_seconds * self._calibration.schedule_factor,
-            stage_memory=tuple(map(self._calibration.bytes, prediction.stage_memory)),
+            stage_memory=self.memory(plan),
         )
+
+    def memory(self, plan: Plan) -> tuple[StageBytes, ...]:
+        """Corrected bytes of each stage."""
+        sizes = self.base.sizes(plan.packing, plan.layout)
+        return tuple(map(self._calibration.bytes, self.base.stage_memory(Parts.of(cut(plan)), plan.layout, sizes)))
+
+    def epoch_seconds(self, plan: Plan) -> float:
+        """Corrected; found once for each plan between two lessons."""
+        if plan not in self._epoch_seconds:
+            self._epoch_seconds[plan] = self.corrected.epoch_seconds(plan) * self._calibration.schedule_factor
+        return self._epoch_seconds[plan]
+
+    def shares(self, plan: Plan) -> Array:
+        """What parts of its time grow with each factor of FEATURES, in the profile; they sum to 1 but for the last."""
+        if plan not in self._shares:
+            profiled = np.array(step_features(self.base, plan, self._spread(plan), (1.0,) * len(COSTS)))
+            self._shares[plan] = profiled / profiled[-1]
+        return self._shares[plan]
+
+    @property
+    def lessons(self) -> Lessons:
+        """For a search on a workload like this one."""
+        return self._calibration.lessons
+
+    @property
+    def covariance(self) -> Array:
+        """Of what the factors of FEATURES are still unsure of, [features, features]."""
+        return self._calibration.covariance
 
     def relative_error(self, plan: Plan) -> float:
         """Standard error of the predicted `epoch_seconds`, as a share of it."""
-        count = self.base.sizes(plan.packing, plan.layout).epoch.steps
-        steps = np.unique(np.linspace(0, count - 1, min(count, _STEPS)).round()).astype(int).tolist()
-        mean, error = self._calibration.seconds(self._features(self.base, plan, tuple(steps)))
+        mean, error = self._calibration.seconds(self._features(self.base, plan, self._spread(plan)))
         return error / mean
+
+    def _spread(self, plan: Plan) -> tuple[int, ...]:
+        """Steps that stand for the epoch."""
+        count = self.base.sizes(plan.packing, plan.layout).epoch.steps
+        return tuple(np.unique(np.linspace(0, count - 1, min(count, _STEPS)).round()).astype(int).tolist())
 
     def learn(self, plan: Plan, outcome: Outcome, settings: SearchSection, *, base: Predictor | None = None) -> None:
         """From any trial: its measurement, or what it ran out of memory with; nothing from others.
@@ -80,6 +116,7 @@ class CalibratedPredictor:
         for stage in measurement.stages:
             self._observations += _stage_observations(base, plan, steps, stage)
         self._peaks += peaks(self.base, plan, measurement, warmup_steps)
+        self.trials += 1
         self._fit()
 
     def _exceed(self, plan: Plan, cause: OutOfMemory, settings: SearchSection) -> None:
@@ -87,12 +124,15 @@ class CalibratedPredictor:
         steps = trial_steps(self.base.predict(plan), settings)
         predicted = _bytes_in(self.base, plan, (*steps.warmup_steps, *steps.timed_steps))[cause.stage]
         self._exceeded.append(Peak(predicted=predicted, measured=cause.needed_bytes))
+        self.trials += 1
         self._fit()
 
     def _fit(self) -> None:
-        self.trials += 1
-        self._calibration = Calibration.fit(self._observations, self._peaks, self._exceeded)
-        self.corrected = self.base.with_costs(scaled(self.base.costs, self._calibration.factors))
+        self._calibration = Calibration.fit(self._observations, self._peaks, self._exceeded, self._lessons)
+        self._epoch_seconds.clear()
+        self.corrected = self.base.with_costs(
+            scaled(self.base.costs, self._calibration.factors), self._calibration.byte_factors
+        )
 
     def _features(self, base: Predictor, plan: Plan, steps: tuple[int, ...]) -> Features:
         return step_features(base, plan, steps, self._calibration.factors)

@@ -1,14 +1,22 @@
-"""What may be searched at all for a workload: the layouts that fit its memory, with the capacities of its data."""
+"""What may be searched for a workload: the values of each axis that the devices, the memory and the data allow."""
 
-from autotune.errors import NoFeasiblePlan
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+
+from autotune.errors import JobError, NoFeasiblePlan
 from autotune.search.capacities import capacities
 from autotune.search.layouts import layout_name, layouts
 from autotune.search.solver import Solver
-from autotune.search.space import Space
-from trials.plan import Padded
+from autotune.search.space import Axes, Space
+from trials import plugins
+from trials.data.packs import PACKERS
+from trials.errors import UnknownName
+from trials.job import SpaceSection
+from trials.plan import Layout, Padded
 from trials.workload import Workload
 
 _MEBI = 1 << 20
+EVERYTHING = SpaceSection()
 
 
 def holds_all(workload: Workload) -> bool:
@@ -16,17 +24,108 @@ def holds_all(workload: Workload) -> bool:
     return workload.oversize in ("skip", "fail")
 
 
-def feasible_space(workload: Workload, solver: Solver, *, remedy: str) -> Space:
-    """Raises NoFeasiblePlan, which ends with the remedy, when no layout fits the memory."""
+def feasible_space(workload: Workload, solver: Solver, *, remedy: str, wanted: SpaceSection = EVERYTHING) -> Space:
+    """The space within `wanted`.
+
+    Raises JobError for a value that cannot be, and NoFeasiblePlan, which ends with the remedy, when nothing in the
+    space fits the memory and keeps the global batch.
+    """
+    axes = Axes(
+        layouts=_fitting(workload, solver, _layouts(workload, wanted), remedy),
+        packers=_packers(wanted),
+        capacities=_capacities(workload, wanted),
+        qv_slacks=wanted.qv_slack,
+        qt_slacks=wanted.qt_slack,
+        ends=tuple(accumulate(wanted.split)) if wanted.split else None,
+        recompute=wanted.recompute,
+        boundary_shift=wanted.boundary_shift,
+        recompute_shift=wanted.recompute_shift,
+    )
+    space = Space(axes, solver)
+    if not space.starts:
+        raise NoFeasiblePlan(_nothing_left(workload, axes, remedy))
+    return space
+
+
+def _layouts(workload: Workload, wanted: SpaceSection) -> list[Layout]:
+    model, devices = workload.model, workload.hardware.devices
+    possible = {layout_name(layout): layout for layout in layouts(model, devices)}
+    names = possible if wanted.layouts is None else wanted.layouts
+    if unknown := [name for name in names if name not in possible]:
+        raise JobError(
+            f"search.space.layouts: {unknown[0]!r} is none of the layouts of {devices} devices and a model of "
+            f"{model.vision_layers + model.language_layers} layers in {model.dtype}: {', '.join(possible)}"
+        )
+    chosen = [possible[name] for name in names]
+    return chosen if wanted.split is None else _of_stages(workload, chosen, wanted.split)
+
+
+def _of_stages(workload: Workload, chosen: Sequence[Layout], split: Sequence[int]) -> list[Layout]:
+    layers = workload.model.vision_layers + workload.model.language_layers
+    if sum(split) != layers:
+        raise JobError(f"search.space.split: the stages hold {sum(split)} layers but the model has {layers}")
+    found = [layout for layout in chosen if layout.pipeline == len(split)]
+    if not found:
+        raise JobError(
+            f"search.space.split: it has {len(split)} stages, but no layout has: {_names(chosen)}; "
+            "give a split for one of them, or another number of devices"
+        )
+    return found
+
+
+def _fitting(workload: Workload, solver: Solver, chosen: Sequence[Layout], remedy: str) -> tuple[Layout, ...]:
+    """Those whose leanest plan is expected to fit."""
     limit = workload.memory_limit_bytes
-    possible = layouts(workload.model, workload.hardware.devices)
-    least = {layout: solver.least_bytes(Padded(samples=1), layout) for layout in possible}
-    fitting = [layout for layout, needed in least.items() if needed <= limit]
+    least = {layout: solver.leanest(Padded(samples=1), layout) for layout in chosen}
+    fitting = tuple(layout for layout, (needed, _) in least.items() if needed <= limit)
     if not fitting:
-        layout, needed = min(least.items(), key=lambda entry: entry[1])
+        layout, (needed, stage) = min(least.items(), key=lambda entry: entry[1][0])
         raise NoFeasiblePlan(
             f"no plan fits {limit / _MEBI:.0f} MiB per rank: the leanest layout, {layout_name(layout)} with everything "
-            f"recomputed, needs about {needed / _MEBI:.0f} MiB; {remedy}"
+            f"recomputed, needs about {needed / _MEBI:.0f} MiB on stage {stage}, {(needed - limit) / _MEBI:.0f} MiB "
+            f"more than there is; {remedy}"
         )
+    return fitting
+
+
+def _packers(wanted: SpaceSection) -> tuple[str, ...]:
+    for name in wanted.packers or ():
+        try:
+            plugins.load(PACKERS, name)
+        except UnknownName as error:
+            raise JobError(f"search.space.packers: {error}") from error
+    return wanted.packers or plugins.names(PACKERS)
+
+
+def _capacities(workload: Workload, wanted: SpaceSection) -> tuple[tuple[int, int], ...]:
+    """The data's own pairs; a capacity that is given goes with each of the other's."""
     found = capacities(workload.data, workload.global_batch_samples, hold_all=holds_all(workload))
-    return Space(fitting, [(pair.qv, pair.qt) for pair in found], solver)
+    pairs = [(pair.qv, pair.qt) for pair in found]
+    if wanted.qv is None and wanted.qt is None:
+        return tuple(pairs)
+    qvs, qts = wanted.qv or sorted({qv for qv, _ in pairs}), wanted.qt or sorted({qt for _, qt in pairs})
+    least = _longest(workload) if holds_all(workload) else (0, 0)
+    given = tuple((qv, qt) for qv in qvs for qt in qts if qv >= least[0] and qt >= least[1])
+    if not given:
+        raise JobError(
+            f"search.space: with data.oversize: {workload.oversize} a pack has to hold the longest sample, of "
+            f"{least[0]} vision units and {least[1]} text tokens; raise qv and qt, or set data.oversize: own-pack"
+        )
+    return given
+
+
+def _longest(workload: Workload) -> tuple[int, int]:
+    return workload.data.most_vision_units, workload.data.longest_text_tokens
+
+
+def _nothing_left(workload: Workload, axes: Axes, remedy: str) -> str:
+    """Every layout fits with one sample at a time, so it is the packs that do not."""
+    return (
+        f"no plan of the search space fits {workload.memory_limit_bytes / _MEBI:.0f} MiB per rank and keeps the global "
+        f"batch of {workload.global_batch_samples} samples within 10 %: layouts {_names(axes.layouts)}, "
+        f"{len(axes.capacities)} pairs of capacities, recompute {axes.recompute}; {remedy}, or widen search.space"
+    )
+
+
+def _names(chosen: Iterable[Layout]) -> str:
+    return ", ".join(map(layout_name, chosen))

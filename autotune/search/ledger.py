@@ -5,15 +5,20 @@ from datetime import UTC, datetime
 from typing import Any
 
 from autotune.search.runner import Attempt
-from storage.records import FinishedTrial, StudyRecord, TrialResult
+from storage.records import FinishedTrial, StudyRecord
 from storage.spool import Spool
 from storage.store import Store
 from trials.outcome import Completed, Failed, OutOfMemory, Rejected
 from trials.plan import Plan
 
-BASELINE_DEFAULT, BASELINE_KEPT, BASELINE_OMNIBAL = "default", "default-no-recompute", "omnibal"
-BASELINES = (BASELINE_DEFAULT, BASELINE_KEPT, BASELINE_OMNIBAL)
-PREDICTED, SAMPLED, CONFIRM = "predicted", "sampled", "confirm"
+BASELINE_PRESENT, BASELINE_DEFAULT, BASELINE_KEPT, BASELINE_OMNIBAL = (
+    "present",
+    "default",
+    "default-no-recompute",
+    "omnibal",
+)
+BASELINES = (BASELINE_PRESENT, BASELINE_DEFAULT, BASELINE_KEPT, BASELINE_OMNIBAL)
+INHERITED, PREDICTED, SAMPLED, REFERENCE, CONFIRM = "inherited", "predicted", "sampled", "reference", "confirm"
 
 Listener = Callable[[FinishedTrial, bool], None]
 """Told of each trial as it ends, and whether its answer was known before."""
@@ -46,16 +51,7 @@ class Ledger:
     ) -> FinishedTrial:
         """Runs a trial between its two entries."""
         started = self._store.start_trial(self._study.id, plan, role, parameters)
-        made = attempt()
-        result = TrialResult(
-            trial_id=started.id,
-            outcome=made.outcome,
-            epoch_seconds=made.epoch_seconds,
-            epoch_seconds_error=made.epoch_seconds_error,
-            contamination=made.contamination,
-            energy_joules=made.energy_joules,
-            finished=datetime.now(UTC),
-        )
+        result = attempt().result(started.id, datetime.now(UTC))
         self._spool.put(result)
         self._spool.replay(self._store)
         finished = FinishedTrial(

@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from itertools import count
 
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import TrialState
 
-from autotune.search.space import Space
+from autotune.search.guide import Guide
+from autotune.search.pruner import ClearlyWorse
+from autotune.search.runner import Steps
 from storage.records import FinishedTrial
 from trials import plugins
 from trials.outcome import Completed, Failed, Outcome, OutOfMemory, Rejected
@@ -38,6 +40,8 @@ class Judgement:
 def judge(outcome: Outcome, epoch_seconds: float | None, predicted_seconds: float) -> Judgement:
     """A plan that cannot be used keeps its predicted value and violates a constraint; a crash says nothing of it."""
     match outcome:
+        case Completed(shortened=True):
+            return Judgement(state=TrialState.PRUNED, value=None, constraints={"feasible": 0.0})
         case Completed():
             return Judgement(state=TrialState.COMPLETE, value=epoch_seconds, constraints={"feasible": 0.0})
         case Failed(cause=OutOfMemory(needed_bytes=needed, limit_bytes=limit)):
@@ -50,18 +54,24 @@ def judge(outcome: Outcome, epoch_seconds: float | None, predicted_seconds: floa
             return Judgement.nothing()
 
 
-class Proposals:
-    """One study in an RDB storage, over the parameters of `space`; any Optuna dashboard can open it."""
+def database(url: str) -> BaseStorage:
+    """Optuna's tables in a database."""
+    connect = {"connect_args": {"timeout": _LOCK_SECONDS}} if url.startswith("sqlite") else {"pool_pre_ping": True}
+    return RDBStorage(url, engine_kwargs=connect)
 
-    def __init__(self, url: str, name: str, space: Space, sampler: str, seed: int) -> None:
+
+class Proposals:
+    """One study over the parameters of a space; any Optuna dashboard can open it."""
+
+    def __init__(self, storage: BaseStorage, name: str, sampler: str, guide: Guide) -> None:
         """Creates the study, or opens the one of that name. Raises UnknownName for an unknown sampler."""
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        connect = {"connect_args": {"timeout": _LOCK_SECONDS}} if url.startswith("sqlite") else {"pool_pre_ping": True}
-        self._distributions = space.distributions
+        self._space = guide.space
         self._study = optuna.create_study(
-            storage=optuna.storages.RDBStorage(url, engine_kwargs=connect),
+            storage=storage,
             study_name=name,
-            sampler=plugins.load(SAMPLERS, sampler).sampler(seed),
+            sampler=plugins.load(SAMPLERS, sampler).sampler(guide),
+            pruner=ClearlyWorse(),
             load_if_exists=True,
         )
 
@@ -72,11 +82,21 @@ class Proposals:
         known = {trial.user_attrs.get(_TRIAL_ID) for trial in self._study.get_trials(deepcopy=False)}
         for record in trials:
             if record.id not in known:
-                self.add(record.id, record.role, record.parameters, judged(record))
+                self.add(record, judged(record))
 
     def suggest(self) -> optuna.Trial:
         """The sampler's next point. It is open until `tell`."""
-        return self._study.ask(self._distributions)
+        return self._study.ask(self._space.distributions)
+
+    def steps(self, trial: optuna.Trial) -> Steps:
+        """To be told the steps of a suggested trial, which the study's pruner may end."""
+        numbers = count()
+
+        def report(epoch_seconds: float) -> bool:
+            trial.report(epoch_seconds, next(numbers))
+            return not trial.should_prune()
+
+        return report
 
     def tell(self, trial: optuna.Trial, trial_id: str | None, role: str, judgement: Judgement) -> None:
         """Closes a suggested trial. `trial_id` is our own; None for one that never became a trial of ours."""
@@ -87,30 +107,19 @@ class Proposals:
             trial.set_constraint(name, violation)
         self._study.tell(trial, judgement.value, state=judgement.state)
 
-    def add(self, trial_id: str, role: str, parameters: Mapping[str, Any], judgement: Judgement) -> None:
+    def add(self, record: FinishedTrial, judgement: Judgement) -> None:
         """A trial that was not suggested here: a baseline, a seed, or one of another run.
 
-        Parameters that this study's space does not offer are left out.
+        The parameters are those of its plan in this study's space; a plan outside it has none.
         """
-        offered = self._distributions.items()
-        names = [name for name, values in offered if name in parameters and _offers(values, parameters[name])]
+        point = self._space.point(record.plan) or {}
         self._study.add_trial(
             optuna.trial.create_trial(
                 state=judgement.state,
                 value=judgement.value,
-                params={name: parameters[name] for name in names},
-                distributions={name: self._distributions[name] for name in names},
-                user_attrs={_TRIAL_ID: trial_id, "role": role},
+                params=point,
+                distributions={name: self._space.distributions[name] for name in point},
+                user_attrs={_TRIAL_ID: record.id, "role": record.role},
                 constraints=dict(judgement.constraints),
             )
         )
-
-
-def _offers(values: BaseDistribution, value: object) -> bool:
-    match values:
-        case CategoricalDistribution():
-            return value in values.choices
-        case IntDistribution():
-            return isinstance(value, int) and values.low <= value <= values.high
-        case _:
-            return False

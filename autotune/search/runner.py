@@ -3,6 +3,9 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import datetime
+from statistics import fmean, stdev
+from typing import Protocol
 
 import numpy as np
 
@@ -11,16 +14,19 @@ from autotune.predict.predictor import MOST_BATCH_DEVIATION, Prediction
 from autotune.search.calibrated import CalibratedPredictor
 from autotune.search.trial_steps import trial_steps
 from autotune.workload import Prepared
+from storage.records import TrialResult
 from trials.errors import InvalidPlan
 from trials.outcome import Cause, Completed, Crash, Failed, Measurement, Outcome, Rejected
 from trials.plan import Plan
-from trials.run.pool import Answers, WarmPool
+from trials.run.pool import Answers
 from trials.run.report import TrialReport
-from trials.run.request import Trial
+from trials.run.request import Request, Trial
 from trials.workload import Hardware
 
-_REPEATS = 1
-"""How often a trial is run again when the machine was disturbed: a second disturbance is likely to last."""
+Steps = Callable[[float], bool]
+"""Told the estimate of the epoch's seconds by each timed step; whether the trial shall go on."""
+_LEAST_STEPS = 3
+"""Fewer may agree by chance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,21 +42,47 @@ class Attempt:
     energy_joules: float | None = None
     """What all devices consumed, from the start of the trial to its end, warm-up included."""
 
+    def result(self, trial_id: str, finished: datetime) -> TrialResult:
+        return TrialResult(
+            trial_id=trial_id,
+            outcome=self.outcome,
+            epoch_seconds=self.epoch_seconds,
+            epoch_seconds_error=self.epoch_seconds_error,
+            contamination=self.contamination,
+            energy_joules=self.energy_joules,
+            finished=finished,
+        )
+
+
+class Launcher(Protocol):
+    """A `WarmPool`, or a machine that only calculates."""
+
+    def ask(
+        self,
+        request: Request,
+        timeout_seconds: float,
+        on_wait: Callable[[], None] = ...,
+        on_step: Callable[[float], bool] | None = ...,
+    ) -> Answers | Cause:
+        """The ranks' reports, or why there are none. `on_step` is told each timed step's seconds; False ends them."""
+
 
 class Runner:
-    """Runs trials on a pool of ranks."""
+    """Runs trials on a launcher."""
 
     def __init__(
         self,
         prepared: Prepared,
         predictor: CalibratedPredictor,
-        pool: WarmPool,
+        launcher: Launcher,
         watch: Callable[[Hardware], Watch] = Watch,
     ) -> None:
         self._prepared = prepared
         self._predictor = predictor
-        self._pool = pool
+        self._launcher = launcher
         self._watch = watch
+        self._is_left_alone = True
+        """By others, as far as is known: on a machine that never is, repeats would only cost time."""
 
     def rejection(self, plan: Plan) -> Rejected | None:
         """Why the plan need not run: it is not valid, misses the global batch or certainly needs more memory."""
@@ -72,23 +104,49 @@ class Runner:
                 )
         return None
 
-    def run(self, plan: Plan) -> Attempt:
-        """A warm-up and some timed steps; once more, which then counts, when the machine was disturbed."""
+    def run(self, plan: Plan, steps: Steps | None = None) -> Attempt:
+        """A warm-up and some timed steps: until their mean is as sure as asked for, or `steps` ends the trial.
+
+        Once more, to the end, when the machine was disturbed; then that one counts.
+        """
         search = self._prepared.job.search
         prediction = self._predictor.base.predict(plan)
         task = trial_steps(prediction, search)
         request = self._prepared.request(plan, task)
-        for _ in range(1 + _REPEATS):
+        for told in (steps, None) if self._is_left_alone else (steps,):
+            steering = _Steering(prediction, task, search.step_error, told)
             with self._watch(self._prepared.workload.hardware) as watch:
-                answer = self._pool.ask(request, search.trial_timeout)
-            attempt = self._under(watch.conditions, _attempt(task, prediction, answer))
+                answer = self._launcher.ask(request, search.trial_timeout, on_step=steering.shall_go_on)
+            attempt = self._under(watch.conditions, _attempt(task, prediction, answer, shortened=steering.shortened))
             if attempt.contamination is None:
                 break
+        self._is_left_alone = attempt.contamination is None
         return attempt
 
     def _under(self, conditions: Conditions, attempt: Attempt) -> Attempt:
         reason = contamination(conditions, self._prepared.workload.hardware)
         return replace(attempt, contamination=reason, energy_joules=conditions.energy_joules)
+
+
+class _Steering:
+    """Judges one trial step by step."""
+
+    def __init__(self, prediction: Prediction, task: Trial, error: float, steps: Steps | None) -> None:
+        self.shortened = False
+        self._predicted = iter(prediction.step_seconds[list(task.timed_steps)])
+        self._epoch_seconds = prediction.epoch_seconds
+        self._error = error
+        self._steps = steps
+        self._ratios: list[float] = []
+
+    def shall_go_on(self, seconds: float) -> bool:
+        """After a step of so many seconds."""
+        self._ratios.append(seconds / float(next(self._predicted)))
+        if self._steps is not None and not self._steps(self._ratios[-1] * self._epoch_seconds):
+            self.shortened = True
+            return False
+        count = len(self._ratios)
+        return count < _LEAST_STEPS or stdev(self._ratios) / math.sqrt(count) > self._error * fmean(self._ratios)
 
 
 def estimate_epoch(measurement: Measurement, prediction: Prediction) -> tuple[float, float]:
@@ -105,14 +163,15 @@ def estimate_epoch(measurement: Measurement, prediction: Prediction) -> tuple[fl
     return seconds, seconds * spread / math.sqrt(len(ratios))
 
 
-def _attempt(task: Trial, prediction: Prediction, answer: Answers | Cause) -> Attempt:
+def _attempt(task: Trial, prediction: Prediction, answer: Answers | Cause, *, shortened: bool) -> Attempt:
     if not isinstance(answer, Answers):
         return Attempt(outcome=Failed(cause=answer))
     measurement = _measurement(task, answer)
     if isinstance(measurement, Crash):
         return Attempt(outcome=Failed(cause=measurement))
     seconds, error = estimate_epoch(measurement, prediction)
-    return Attempt(outcome=Completed(measurement=measurement), epoch_seconds=seconds, epoch_seconds_error=error)
+    completed = Completed(measurement=measurement, shortened=shortened)
+    return Attempt(outcome=completed, epoch_seconds=seconds, epoch_seconds_error=error)
 
 
 def _measurement(task: Trial, answer: Answers) -> Measurement | Crash:

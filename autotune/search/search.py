@@ -1,28 +1,51 @@
 """One search: baselines, the plans predicted best, the sampler's proposals, and repeated runs of the finalists."""
 
+import logging
+import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from autotune.errors import NoFeasiblePlan, TrialsKeepFailing
+from autotune.search.advisor import Advisor
 from autotune.search.baselines import Baseline
 from autotune.search.calibrated import CalibratedPredictor
-from autotune.search.ledger import BASELINES, CONFIRM, PREDICTED, SAMPLED, Ledger, Listener, duration_seconds, ran
+from autotune.search.ledger import (
+    BASELINES,
+    CONFIRM,
+    INHERITED,
+    PREDICTED,
+    REFERENCE,
+    SAMPLED,
+    Ledger,
+    Listener,
+    duration_seconds,
+    ran,
+)
 from autotune.search.proposals import Judgement, Proposals, judge
-from autotune.search.runner import Attempt, Runner
+from autotune.search.runner import Attempt, Runner, Steps
 from autotune.search.space import Space
-from autotune.search.winner import Standing, finalists, standings
+from autotune.search.winner import SMALL_LOSS, Field, field_of
 from storage.records import FinishedTrial
 from trials.job import SearchSection
 from trials.outcome import Completed, Failed, OutOfMemory
 from trials.plan import Plan
 
-_PREDICTED_PLANS = 4
-_FINALISTS = 2
+_log = logging.getLogger(__name__)
+_PREDICTED_PLANS = 3
+_NEARLY = 1.2
+"""Plans of other pipeline degrees are tried first when they take at most so many times the best one's time."""
+_AS_FAST = 1.03
+"""The winner of an earlier search is tried when it is predicted to take at most so many times the best one's time."""
+_FINALISTS = 3
+_REFERENCE_EVERY = 8
+"""Trials after which one plan is run again, to see the machine drift."""
 _IDLE_SUGGESTIONS = 50
 """After so many suggestions in a row that need no run, the sampler has nothing new to say."""
 _FAILURES_IN_A_ROW = 4
+_LEAST_GAIN = 0.001
+_GAIN_IN_NOISE = 0.1
+"""An expected gain below this share of the error of one trial, or below _LEAST_GAIN, is not worth a trial."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,120 +57,149 @@ class Search:
     proposals: Proposals
     space: Space
     predictor: CalibratedPredictor
+    advisor: Advisor
     runner: Runner
     listener: Listener
+    clock: Callable[[], float] = time.monotonic
 
-    def run(self, baselines: Iterable[Baseline]) -> None:
-        """Spends the budget. Raises TrialsKeepFailing when several trials in a row fail of anything but memory."""
+    def run(self, baselines: Iterable[Baseline], inherited: Sequence[Plan] = ()) -> Field:
+        """Spends the budget, or less when no gain is left; all plans as they stand then.
+
+        The plans predicted best and those of earlier searches come first: a search that is ended early has them.
+
+        Raises TrialsKeepFailing when several trials in a row fail of anything but memory, and NoFeasiblePlan when no
+        plan completed.
+        """
         deadline = self._deadline()
         for trial in self.ledger.everything():
-            self._learn(trial)
-        seeds = [trial for trial in self.ledger.everything() if trial.role != CONFIRM]
+            self.advisor.learn(trial)
+        seeds = [trial for trial in self.ledger.everything() if trial.role not in (CONFIRM, REFERENCE)]
         self.proposals.synchronize(seeds, self._judge)
-        for baseline in baselines:
+        predicted = self.advisor.predicted(_NEARLY)[:_PREDICTED_PLANS]
+        to_compare = list(baselines)
+        for role, plans in ((PREDICTED, predicted), (INHERITED, self._inherited(inherited, predicted))):
+            for plan in plans:
+                if self._may_go_on(deadline, owed=self._owed(to_compare)):
+                    self._seed(plan, role)
+        for baseline in to_compare:
             if self._may_compare(baseline.role, deadline):
-                self._seed(baseline.plan, baseline.role, {})
-        for parameters, plan in self._predicted():
-            if self._may_go_on(deadline):
-                self._seed(plan, PREDICTED, parameters)
+                self._seed(baseline.plan, baseline.role)
         self._sample(deadline)
         self._confirm()
+        return self._field()
+
+    # --- the budget ---
 
     def _deadline(self) -> float:
-        """On time.monotonic's clock; what the study's trials took in earlier runs is spent."""
+        """On the clock; what the study's trials took in earlier runs is spent."""
         spent = sum(duration_seconds(trial) for trial in self.ledger.trials)
-        return time.monotonic() + self.settings.time_limit - spent
+        return self.clock() + self.settings.time_limit - spent
 
     def _may_compare(self, role: str, deadline: float) -> bool:
-        """Each role's first plan always, for the winner is compared with it; more of them from half of the trials."""
-        is_first = all(trial.role != role for trial in self.ledger.everything())
-        return is_first or (self._may_go_on(deadline) and len(self._spent()) <= self.settings.trials // 2)
+        """Each role's first plan always, for the winner is compared with it; more in a quarter of the trials."""
+        return role not in self._roles() or (
+            self._may_go_on(deadline) and self._compared() <= self.settings.trials // 4
+        )
+
+    def _owed(self, to_compare: Iterable[Baseline]) -> int:
+        """Trials that the first plans of the roles will take."""
+        return len({baseline.role for baseline in to_compare} - self._roles())
+
+    def _roles(self) -> set[str]:
+        return {trial.role for trial in self.ledger.everything()}
+
+    def _compared(self) -> int:
+        return sum(trial.role in BASELINES for trial in self._spent())
 
     def _spent(self) -> list[FinishedTrial]:
         """The trials that count against the budget."""
         return [trial for trial in self.ledger.trials if ran(trial) and trial.role != CONFIRM]
 
-    def _may_go_on(self, deadline: float) -> bool:
-        """Whether a trial is left, and time for it and for the confirmation."""
+    def _may_go_on(self, deadline: float, owed: int = 0) -> bool:
+        """Whether a trial is left beside those owed, and time for it and for the confirmation."""
         done = self._spent()
         durations = [duration_seconds(trial) for trial in done if isinstance(trial.result.outcome, Completed)]
         mean = sum(durations) / len(durations) if durations else 0.0
         runs_to_come = 1 + self.settings.confirm_rounds * (_FINALISTS + len(BASELINES))
-        return len(done) < self.settings.trials and time.monotonic() + mean * runs_to_come < deadline
+        return len(done) + owed < self.settings.trials and self.clock() + mean * runs_to_come < deadline
 
-    def _predicted(self) -> list[tuple[Mapping[str, Any], Plan]]:
-        """The plans of the grid that are predicted to be fastest, at most half of them of one pipeline degree."""
-        ranked = []
-        for parameters in self.space.grid():
-            plan = self.space.plan(parameters)
-            if plan is not None and self.runner.rejection(plan) is None:
-                ranked.append((self.predictor.predict(plan).epoch_seconds, parameters, plan))
-        chosen: list[tuple[Mapping[str, Any], Plan]] = []
-        for _, parameters, plan in sorted(ranked, key=lambda entry: entry[0]):
-            alike = sum(other.layout.pipeline == plan.layout.pipeline for _, other in chosen)
-            if len(chosen) < _PREDICTED_PLANS and alike < (_PREDICTED_PLANS + 1) // 2:
-                chosen.append((parameters, plan))
-        return chosen
+    def _is_worth(self, gain: float) -> bool:
+        return gain > max(_LEAST_GAIN, _GAIN_IN_NOISE * self.advisor.surrogate.noise)
+
+    # --- what is tried ---
+
+    def _inherited(self, plans: Iterable[Plan], beside: Sequence[Plan]) -> list[Plan]:
+        """Those that are predicted to be nearly as fast as the best."""
+        seconds = min(map(self.predictor.epoch_seconds, beside), default=math.inf)
+        return [plan for plan in plans if self.predictor.epoch_seconds(plan) <= _AS_FAST * seconds]
 
     def _sample(self, deadline: float) -> None:
         idle = 0
         while idle < _IDLE_SUGGESTIONS and self._may_go_on(deadline):
-            trial = self.proposals.suggest()
-            plan = self.space.plan(trial.params)
-            if plan is None:
-                self.proposals.tell(trial, None, SAMPLED, Judgement.nothing())
+            proposal = self.advisor.propose()
+            if proposal is None or not self._is_worth(proposal.gain):
+                _log.info("no further gain is expected that a trial could show")
+                return
+            suggestion = self.proposals.suggest()
+            plan = self.space.plan(suggestion.params)
+            known = self.ledger.answer(plan)
+            if known is not None:
+                self.proposals.tell(suggestion, known.id, SAMPLED, self._judge(known))
                 idle += 1
                 continue
-            answer, is_new = self._answer(plan, SAMPLED, trial.params)
-            idle = 0 if is_new and ran(answer) else idle + 1
-            self.proposals.tell(trial, answer.id, SAMPLED, self._judge(answer))
+            answer = self._run(plan, SAMPLED, self.proposals.steps(suggestion))
+            idle = 0 if ran(answer) else idle + 1
+            self.proposals.tell(suggestion, answer.id, SAMPLED, self._judge(answer))
+            self._refer(deadline)
+
+    def _refer(self, deadline: float) -> None:
+        """Runs one and the same plan again after some trials."""
+        again = [number for number, trial in enumerate(self.ledger.trials) if trial.role == REFERENCE]
+        since = self.ledger.trials[again[-1] + 1 if again else 0 :]
+        reference = self.ledger.trials[again[0]].plan if again else self.advisor.best()
+        if reference is not None and sum(map(ran, since)) >= _REFERENCE_EVERY and self._may_go_on(deadline):
+            self._run(reference, REFERENCE)
 
     def _confirm(self) -> None:
-        """Repeats the finalists in turns, so that a drift of the machine meets them all alike."""
-        chosen = finalists(self._standings(), _FINALISTS)
-        for number in range(self.settings.confirm_rounds):
-            for standing in chosen:
-                if self._confirmations(standing.plan) <= number:
-                    self._run(standing.plan, CONFIRM, {})
-
-    def _confirmations(self, plan: Plan) -> int:
-        return sum(trial.role == CONFIRM and trial.plan.id == plan.id for trial in self.ledger.trials)
-
-    def _standings(self) -> tuple[Standing, ...]:
-        found = standings(self.ledger.everything())
-        if not found:
+        """Repeats the finalists in turns, so that a drift of the machine meets them all alike, until one is sure."""
+        field = self._field()
+        if not field.standings:
             tried = len(self.ledger.trials)
             raise NoFeasiblePlan(f"none of the {tried} plans that were tried completed; raise hardware.memory_limit")
-        return found
+        for number in range(self.settings.confirm_rounds):
+            for plan in self._field().finalists(_FINALISTS):
+                if self._confirmations(plan) <= number:
+                    self._run(plan, CONFIRM)
+            field = self._field()
+            if not field.standings or field.verdict(field.repeated).loss <= SMALL_LOSS:
+                return
 
-    def _seed(self, plan: Plan, role: str, parameters: Mapping[str, Any]) -> None:
-        answer, is_new = self._answer(plan, role, parameters)
-        if is_new:
-            self.proposals.add(answer.id, role, parameters, self._judge(answer))
+    def _confirmations(self, plan: Plan) -> int:
+        return sum(trial.role == CONFIRM and trial.plan == plan for trial in self.ledger.trials)
 
-    def _answer(self, plan: Plan, role: str, parameters: Mapping[str, Any]) -> tuple[FinishedTrial, bool]:
-        """(what came of the plan, whether it was tried just now)."""
+    def _field(self) -> Field:
+        return field_of(self.ledger.everything(), self.advisor.surrogate)
+
+    # --- trials ---
+
+    def _seed(self, plan: Plan, role: str) -> None:
         known = self.ledger.answer(plan)
         if known is None:
-            return self._run(plan, role, parameters), True
-        if known.study_id not in {trial.study_id for trial in self.ledger.trials}:
+            answer = self._run(plan, role)
+            self.proposals.add(answer, self._judge(answer))
+        elif known.study_id not in {trial.study_id for trial in self.ledger.trials}:
             self.listener(known, True)
-        return known, False
 
-    def _run(self, plan: Plan, role: str, parameters: Mapping[str, Any]) -> FinishedTrial:
+    def _run(self, plan: Plan, role: str, steps: Steps | None = None) -> FinishedTrial:
         def attempt() -> Attempt:
             rejection = self.runner.rejection(plan)
-            return Attempt(outcome=rejection) if rejection else self.runner.run(plan)
+            return Attempt(outcome=rejection) if rejection else self.runner.run(plan, steps)
 
-        trial = self.ledger.record(plan, role, parameters, attempt)
-        self._learn(trial)
+        trial = self.ledger.record(plan, role, self.space.point(plan) or {}, attempt)
+        self.advisor.learn(trial)
         self.listener(trial, False)
         self._stop_if_all_fail()
         return trial
-
-    def _learn(self, trial: FinishedTrial) -> None:
-        """Corrects the predictions of all plans by what came of this one."""
-        self.predictor.learn(trial.plan, trial.result.outcome, self.settings)
 
     def _stop_if_all_fail(self) -> None:
         last = [trial.result.outcome for trial in self.ledger.trials if ran(trial)][-_FAILURES_IN_A_ROW:]
@@ -156,5 +208,4 @@ class Search:
             raise TrialsKeepFailing(f"{len(causes)} trials in a row failed, the last with: {causes[-1]}")
 
     def _judge(self, trial: FinishedTrial) -> Judgement:
-        predicted = self.predictor.predict(trial.plan).epoch_seconds
-        return judge(trial.result.outcome, trial.result.epoch_seconds, predicted)
+        return judge(trial.result.outcome, trial.result.epoch_seconds, self.predictor.epoch_seconds(trial.plan))

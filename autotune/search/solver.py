@@ -1,20 +1,25 @@
 """The split and the recompute counts with the least predicted time that fit the memory, for a packing and a layout."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 
 from autotune.predict.comparison import cautious_seconds
 from autotune.predict.costs import Array
-from autotune.predict.predictor import Predictor
+from autotune.predict.parts import Parts
+from autotune.predict.predictor import MOST_BATCH_DEVIATION, Predictor
 from autotune.search.holdings import Holdings
 from autotune.search.limits import Limits
 from autotune.search.problem import Problem
 from autotune.search.splits import Choices, Wanted, min_max_split
+from trials.model.cut import cut
 from trials.plan import Layout, Packing, Plan
 
 RANKED = Wanted(count=16, within=1.08)
 """Solutions of the closed form that are compared on real packs: beyond them hardly any is the fastest."""
+_AMPLE_BYTES = 1 << 62
 _DIGITS = 9
 """Of times that are compared: further ones are rounding."""
 
@@ -28,6 +33,26 @@ class Solver:
     def __init__(self, predictor: Predictor, limits: Limits) -> None:
         self._predictor = predictor
         self._limits = limits
+
+    @property
+    def layers(self) -> int:
+        """Of the model."""
+        return self._limits.layers
+
+    @property
+    def ample(self) -> "Solver":
+        """The same with memory to spare, so that nothing is recomputed."""
+        return Solver(self._predictor, replace(self._limits, memory_bytes=_AMPLE_BYTES))
+
+    def keeps_batch(self, packing: Packing, layout: Layout) -> bool:
+        """Whether steps hold the job's global batch, as nearly as every plan has to."""
+        return self._predictor.sizes(packing, layout).epoch.batch_deviation <= MOST_BATCH_DEVIATION
+
+    def admits(self, plan: Plan) -> bool:
+        """Whether a plan of the model's layers is worth a run: its batch is kept, and it may fit the memory."""
+        sizes = self._predictor.sizes(plan.packing, plan.layout)
+        memory = self._predictor.stage_memory(Parts.of(cut(plan)), plan.layout, sizes)
+        return self.keeps_batch(plan.packing, plan.layout) and self._limits.first_above(memory) is None
 
     def solve(self, packing: Packing, layout: Layout) -> Plan | None:
         """Of the best plans by the closed form, the one that is fastest on the real packs; None when no split fits."""
@@ -73,12 +98,21 @@ class Solver:
 
     def least_bytes(self, packing: Packing, layout: Layout) -> float:
         """What the fullest stage needs under the leanest split, with everything recomputed."""
+        return self.leanest(packing, layout)[0]
+
+    def leanest(self, packing: Packing, layout: Layout) -> tuple[float, int]:
+        """(`least_bytes`, the number of the fullest stage)."""
         problem = self._problem(packing, layout)
 
         def needed(number: int, held: Holdings) -> Array:
             return problem.stage_bytes(number, held.parts(held.vision, held.language))
 
-        return self._min_max(problem, layout, needed)[1]
+        ends, most = self._min_max(problem, layout, needed)
+        each = [
+            float(needed(number, problem.holdings(number, np.array([start]), np.array([end])))[0])
+            for number, (start, end) in enumerate(pairwise((0, *ends)))
+        ]
+        return most, int(np.argmax(each))
 
     def _min_max(
         self, problem: Problem, layout: Layout, function: Callable[[int, Holdings], Array]

@@ -1,27 +1,36 @@
 """Tunes a prepared job: from the store's last knowledge to a confirmed winner in it."""
 
+import math
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 
-from autotune.errors import JobError, NoFeasiblePlan
+from autotune.errors import JobError, NoFeasiblePlan, PredictError
+from autotune.plan_file import read_plan
 from autotune.predict.predictor import Predictor
-from autotune.search.baselines import baselines
+from autotune.search.advisor import Advisor
+from autotune.search.baselines import Baseline, baselines
 from autotune.search.calibrated import CalibratedPredictor
 from autotune.search.feasible import feasible_space, holds_all
-from autotune.search.ledger import Ledger, Listener
+from autotune.search.guide import Guide
+from autotune.search.heritage import inherited_lessons, inherited_plans
+from autotune.search.ledger import BASELINE_PRESENT, Ledger, Listener, duration_seconds
 from autotune.search.limits import Limits
+from autotune.search.pareto import pareto
 from autotune.search.profiling import layer_costs
-from autotune.search.proposals import SAMPLERS, Proposals
+from autotune.search.proposals import SAMPLERS, Proposals, database
 from autotune.search.runner import Runner
 from autotune.search.search import Search
 from autotune.search.solver import Solver
-from autotune.search.winner import compare, repeated, standings
+from autotune.search.winner import Field
 from autotune.workload import Prepared
-from storage.records import BestPlan, StudyRecord
+from storage.records import BestPlan, FinishedTrial, StudyRecord
 from storage.spool import Spool
 from storage.store import Store
-from trials import plugins
-from trials.errors import UnknownName
+from trials import plugins, wire
+from trials.errors import InvalidPlan, UnknownName
+from trials.job import SearchSection
 from trials.run.pool import REQUESTS_PER_START, WarmPool
 from trials.run.ranks import local_ranks
 
@@ -57,10 +66,11 @@ class Tuner:
             study = self._store.create_study(self._fingerprint, settings, self._prepared.job.training.seed)
         known = () if study.settings[_FRESH] else self._store.answers(self._fingerprint)
         ledger = Ledger(self._store, Spool(self._folder / "spool"), study, known)
-        self._search(study, ledger)
-        best = self._best(study, ledger)
+        inherits = not study.settings[_FRESH] and all(trial.study_id == study.id for trial in known)
+        found, calibrated = self._search(study, ledger, inherits=inherits)
+        best = self._best(study, ledger.trials, found)
         self._store.save_best(best)
-        self._store.finish_study(study.id)
+        self._store.finish_study(study.id, wire.encode(calibrated.lessons))
         return best
 
     def _settings(self) -> dict[str, object]:
@@ -77,7 +87,8 @@ class Tuner:
         winners = self._store.best_plans(workload_fingerprint=self._fingerprint)
         return next((best for best in winners if best.study_id == study.id), None)
 
-    def _search(self, study: StudyRecord, ledger: Ledger) -> None:
+    def _search(self, study: StudyRecord, ledger: Ledger, *, inherits: bool) -> tuple[Field, CalibratedPredictor]:
+        """`inherits` from other workloads: trials of this one teach more, and have taught those already."""
         hardware = self._workload.hardware
         commands = local_ranks(hardware.devices, hardware.accelerator)
         requests_per_start = REQUESTS_PER_START[self._prepared.job.search.workers]
@@ -88,31 +99,58 @@ class Tuner:
                 self._prepared.epoch,
                 self._workload.model.element_bytes,
             )
-            calibrated = CalibratedPredictor(predictor)
+            lessons = inherited_lessons(self._store, self._workload) if inherits else None
+            calibrated = CalibratedPredictor(predictor, lessons)
             limits = Limits(
                 vision_layers=self._workload.model.vision_layers,
                 language_layers=self._workload.model.language_layers,
                 memory_bytes=self._workload.memory_limit_bytes,
             )
             solver = Solver(predictor, limits)
-            space = feasible_space(self._workload, solver, remedy="raise hardware.memory_limit or give more devices")
-            Search(
-                settings=self._prepared.job.search,
+            search = self._prepared.job.search
+            space = feasible_space(
+                self._workload, solver, remedy="raise hardware.memory_limit or give more devices", wanted=search.space
+            )
+            advisor = Advisor(space, calibrated, limits, search)
+            guide = Guide(space=space, advisor=advisor, seed=study.seed)
+            found = Search(
+                settings=search.model_copy(update={"time_limit": _seconds(search, hardware.devices)}),
                 ledger=ledger,
-                proposals=Proposals(
-                    self._store.optuna_url, study.name, space, self._prepared.job.search.sampler, study.seed
-                ),
+                proposals=Proposals(database(self._store.optuna_url), study.name, search.sampler, guide),
                 space=space,
                 predictor=calibrated,
+                advisor=advisor,
                 runner=Runner(self._prepared, calibrated, pool),
                 listener=self._listener,
-            ).run(baselines(self._workload, predictor, solver, limits, hold_all=holds_all(self._workload)))
+            ).run(
+                chain(
+                    self._present(limits),
+                    baselines(self._workload, predictor, solver, limits, hold_all=holds_all(self._workload)),
+                ),
+                inherited_plans(self._store, self._workload, space, solver) if inherits else (),
+            )
+            return found, calibrated
 
-    def _best(self, study: StudyRecord, ledger: Ledger) -> BestPlan:
-        found = repeated(standings(ledger.everything()))
-        if not found:
+    def _present(self, limits: Limits) -> list[Baseline]:
+        """What trainings use now. Raises JobError for a plan that is not one of this job."""
+        path = self._prepared.job.search.present
+        if path is None:
+            return []
+        devices = self._workload.hardware.devices
+        try:
+            plan = read_plan(path)
+            plan.check(vision_layers=limits.vision_layers, language_layers=limits.language_layers)
+        except (PredictError, InvalidPlan) as error:
+            raise JobError(f"search.present: {error}") from error
+        if plan.layout.world_size != devices:
+            raise JobError(f"search.present: {path} is a plan for {plan.layout.world_size} devices, not {devices}")
+        return [Baseline(role=BASELINE_PRESENT, plan=plan)]
+
+    def _best(self, study: StudyRecord, trials: Sequence[FinishedTrial], field: Field) -> BestPlan:
+        if not field.standings:
             raise NoFeasiblePlan("every plan ran out of memory when it was repeated; raise hardware.memory_limit")
-        winner = found[0]
+        verdict = field.verdict(field.repeated)
+        winner = field.standings[verdict.winner]
         samples = self._workload.data.samples
         speed = samples / winner.epoch_seconds
         return BestPlan(
@@ -123,9 +161,19 @@ class Tuner:
             epoch_seconds_error=winner.epoch_seconds_error,
             samples_per_second=speed,
             samples_per_second_error=speed * winner.epoch_seconds_error / winner.epoch_seconds,
-            baselines=compare(winner, found, samples),
+            baselines=field.compare(verdict.winner, samples),
+            search_seconds=sum(map(duration_seconds, trials)),
+            pareto=pareto(field, trials, samples, self._prepared.job.search.objectives),
+            confidence=verdict.confidence,
+            ties=tuple(field.standings[number].plan.id for number in verdict.ties),
             created=datetime.now(UTC),
         )
+
+
+def _seconds(search: SearchSection, devices: int) -> float:
+    """What may be spent: the time limit, or less where the devices' time says so."""
+    of_devices = math.inf if search.device_hours is None else search.device_hours * 3600 / devices
+    return min(search.time_limit, of_devices)
 
 
 def _check_sampler(name: str) -> None:

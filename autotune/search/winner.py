@@ -1,56 +1,166 @@
-"""From the trials of a plan to its speed with an error, and from all plans to the winner. Pure functions of records."""
+"""From all trials of a study to the plans' standings, the finalists, and a winner with a confidence or a tie."""
 
 import math
-import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
 
 from autotune.search.ledger import BASELINES
+from autotune.search.surrogate import Posterior, Surrogate
 from storage.records import Baseline, FinishedTrial
-from trials.outcome import Completed, Failed, OutOfMemory
+from trials.outcome import Completed, Failed, Outcome, OutOfMemory
 from trials.plan import Plan
+
+SURE = 0.95
+"""A finalist that is slower with this probability is no match for the winner."""
+SMALL_LOSS = 0.003
+"""Expected share of the time by which another finalist is faster: less is not worth a further repeat."""
+_DRAWS = 4096
+_LEAST = 2
+"""Finalists, so that the winner is compared with something."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """What all completed trials of one plan say together."""
+    """What all trials say of one plan."""
 
     plan: Plan
     roles: frozenset[str]
     epoch_seconds: float
-    """The median over its trials: a burst of other work on the machine in one of three does not move it."""
+    """After all trials, the machine's drift taken out."""
     epoch_seconds_error: float
-    """Standard error of the mean over trials, but no less than what the trials' own errors give."""
+    """Standard error."""
     peak_bytes: int
     """Of the fullest rank, over all trials."""
     trials: int
 
 
-def standings(trials: Iterable[FinishedTrial]) -> tuple[Standing, ...]:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Verdict:
+    """Which of some plans is fastest."""
+
+    winner: int
+    """Position of the plan that is most probably fastest."""
+    confidence: float | None
+    """Probability that no other is faster; None without another."""
+    ties: tuple[int, ...]
+    """Those that cannot be told from it."""
+    loss: float
+    """Expected share of its time by which the fastest plan beats it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Field:
     """Every plan that completed and never ran out of memory, the fastest first."""
-    by_plan: dict[str, list[FinishedTrial]] = defaultdict(list)
-    too_large = set()
-    for trial in trials:
-        match trial.result.outcome:
-            case Completed():
-                by_plan[trial.plan.id].append(trial)
-            case Failed(cause=OutOfMemory()):
-                too_large.add(trial.plan.id)
-    safe = (_standing(found) for plan, found in by_plan.items() if plan not in too_large)
-    return tuple(sorted(safe, key=lambda entry: entry.epoch_seconds))
+
+    standings: tuple[Standing, ...]
+    posterior: Posterior
+    """In the same order."""
+
+    @property
+    def repeated(self) -> Sequence[int]:
+        """Those that ran more than once, if any did: one lucky trial neither wins nor serves for comparison."""
+        everything = range(len(self.standings))
+        return [number for number in everything if self.standings[number].trials > 1] or everything
+
+    def finalists(self, most: int) -> tuple[Plan, ...]:
+        """The two fastest plans and others that may be as fast, and the fastest of each kind of baseline."""
+        first = [number for number in range(min(most, len(self.standings))) if number < _LEAST or self._may_win(number)]
+        chosen = dict.fromkeys((*first, *self._best_baselines(range(len(self.standings))).values()))
+        return tuple(self.standings[number].plan for number in chosen)
+
+    def _may_win(self, number: int) -> bool:
+        more, error = self.posterior.difference(number, 0)
+        return more <= _far(SURE) * error
+
+    def verdict(self, numbers: Sequence[int]) -> Verdict:
+        """Of the plans at these positions. Draws from the posterior, the same for the same trials."""
+        rows = np.array(numbers)
+        covariance = self.posterior.covariance[np.ix_(rows, rows)]
+        random = np.random.default_rng(0)
+        drawn = random.multivariate_normal(self.posterior.mean[rows], covariance, _DRAWS, method="eigh")
+        fastest = drawn.argmin(axis=1)
+        winner = int(np.bincount(fastest, minlength=len(rows)).argmax())
+        slower = (drawn > drawn[:, [winner]]).mean(axis=0)
+        ties = [numbers[other] for other in range(len(rows)) if other != winner and slower[other] < SURE]
+        return Verdict(
+            winner=numbers[winner],
+            confidence=float((fastest == winner).mean()) if len(rows) > 1 else None,
+            ties=tuple(ties),
+            loss=float((drawn[:, winner] - drawn.min(axis=1)).mean()),
+        )
+
+    def compare(self, winner: int, samples: int) -> tuple[Baseline, ...]:
+        """The winner against the fastest of each kind of baseline; `samples` of an epoch."""
+        return tuple(self._compare(winner, *best, samples) for best in self._best_baselines(self.repeated).items())
+
+    def _compare(self, winner: int, role: str, number: int, samples: int) -> Baseline:
+        standing = self.standings[number]
+        speed = samples / standing.epoch_seconds
+        more, error = self.posterior.difference(number, winner)
+        return Baseline(
+            role=role,
+            samples_per_second=speed,
+            samples_per_second_error=speed * standing.epoch_seconds_error / standing.epoch_seconds,
+            gain=math.exp(more),
+            gain_error=math.exp(more) * error,
+        )
+
+    def _best_baselines(self, numbers: Sequence[int]) -> Mapping[str, int]:
+        """By role, the fastest plan that ran in that role."""
+        found: dict[str, int] = {}
+        for role in BASELINES:
+            of_role = [number for number in numbers if role in self.standings[number].roles]
+            if of_role:
+                found[role] = of_role[0]
+        return found
 
 
-def _standing(trials: Sequence[FinishedTrial]) -> Standing:
-    seconds = [trial.result.epoch_seconds or math.nan for trial in trials]
-    errors = [trial.result.epoch_seconds_error or 0.0 for trial in trials]
-    own = math.hypot(*errors) / len(errors)
-    between = statistics.stdev(seconds) / math.sqrt(len(seconds)) if len(seconds) > 1 else 0.0
+def field_of(trials: Iterable[FinishedTrial], surrogate: Surrogate) -> Field:
+    """The plans of these trials, which have taught the surrogate."""
+    by_plan: dict[Plan, list[FinishedTrial]] = defaultdict(list)
+    for trial in ranked(trials):
+        by_plan[trial.plan].append(trial)
+    safe = list(by_plan)
+    if not safe:
+        return Field(standings=(), posterior=Posterior(mean=np.zeros(0), covariance=np.zeros((0, 0))))
+    posterior = surrogate.posterior(safe)
+    order = np.argsort(posterior.mean, kind="stable")
+    return Field(
+        standings=tuple(_standing(by_plan[safe[row]], posterior, int(row)) for row in order),
+        posterior=Posterior(mean=posterior.mean[order], covariance=posterior.covariance[np.ix_(order, order)]),
+    )
+
+
+def ranked(trials: Iterable[FinishedTrial]) -> list[FinishedTrial]:
+    """Those that rank their plans: measured to the end, of a plan that never ran out of memory.
+
+    On a machine that others used as well only where there is no trial without them.
+    """
+    trials = list(trials)
+    too_large = {trial.plan for trial in trials if _ran_out_of_memory(trial.result.outcome)}
+    whole = [trial for trial in trials if _is_whole(trial.result.outcome) and trial.plan not in too_large]
+    return [trial for trial in whole if trial.result.contamination is None] or whole
+
+
+def _is_whole(outcome: Outcome) -> bool:
+    return isinstance(outcome, Completed) and not outcome.shortened
+
+
+def _ran_out_of_memory(outcome: Outcome) -> bool:
+    return isinstance(outcome, Failed) and isinstance(outcome.cause, OutOfMemory)
+
+
+def _standing(trials: Sequence[FinishedTrial], posterior: Posterior, row: int) -> Standing:
+    seconds = math.exp(posterior.mean[row])
     return Standing(
         plan=trials[0].plan,
         roles=frozenset(trial.role for trial in trials),
-        epoch_seconds=statistics.median(seconds),
-        epoch_seconds_error=max(own, between),
+        epoch_seconds=seconds,
+        epoch_seconds_error=seconds * float(posterior.error[row]),
         peak_bytes=max(
             t.result.outcome.measurement.peak_bytes for t in trials if isinstance(t.result.outcome, Completed)
         ),
@@ -58,43 +168,6 @@ def _standing(trials: Sequence[FinishedTrial]) -> Standing:
     )
 
 
-def repeated(found: Sequence[Standing]) -> Sequence[Standing]:
-    """Those that ran more than once, if any did: one lucky trial neither wins nor serves for comparison."""
-    return [standing for standing in found if standing.trials > 1] or found
-
-
-def finalists(found: Sequence[Standing], most: int) -> tuple[Standing, ...]:
-    """The fastest plans, and the fastest of each kind of baseline, which the winner is compared with."""
-    chosen = {standing.plan.id: standing for standing in found[:most]}
-    for best in best_baselines(found).values():
-        chosen.setdefault(best.plan.id, best)
-    return tuple(chosen.values())
-
-
-def best_baselines(found: Sequence[Standing]) -> Mapping[str, Standing]:
-    """By role, the fastest plan that ran in that role."""
-    return {
-        role: next(standing for standing in found if role in standing.roles)
-        for role in BASELINES
-        if any(role in standing.roles for standing in found)
-    }
-
-
-def compare(winner: Standing, found: Sequence[Standing], samples: int) -> tuple[Baseline, ...]:
-    """The winner against every baseline that completed; `samples` of an epoch."""
-    return tuple(
-        Baseline(
-            role=role,
-            samples_per_second=samples / other.epoch_seconds,
-            samples_per_second_error=samples / other.epoch_seconds * _relative_error(other),
-            gain=other.epoch_seconds / winner.epoch_seconds,
-            gain_error=other.epoch_seconds
-            / winner.epoch_seconds
-            * math.hypot(_relative_error(other), _relative_error(winner)),
-        )
-        for role, other in best_baselines(found).items()
-    )
-
-
-def _relative_error(standing: Standing) -> float:
-    return standing.epoch_seconds_error / standing.epoch_seconds
+def _far(probability: float) -> float:
+    """Standard deviations below which a normal variable stays with this probability."""
+    return NormalDist().inv_cdf(probability)

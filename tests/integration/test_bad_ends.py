@@ -120,8 +120,9 @@ def test_an_interrupted_tuning_leaves_no_process_and_goes_on_next_time(
         assert after.splitlines()[-1] == "Interrupted; what was measured is kept."
         assert "Traceback" not in after
     (first, role), (second, next_role) = told_of_trials
-    assert (first, role, next_role) == ("0", "default", "default-no-recompute")
+    assert first == "0"
     assert int(second) > 0
+    assert {role, next_role} <= {"predicted", "default", "default-no-recompute"}
 
 
 @pytest.mark.ranks

@@ -80,8 +80,10 @@ def load(path: Path, values: Iterable[tuple[str, Any]]) -> Job:
     source: dict[str, Any] = {"path": "train.jsonl"}
     document: dict[str, Any] = {"model": {"path": "model"}, "data": {"sources": [source]}}
     for key, value in values:
-        section, _, name = key.rpartition(".")
-        part = source if key.startswith(SOURCES) else document.setdefault(section, {}) if section else document
+        *sections, name = key.split(".")
+        part = source if key.startswith(SOURCES) else document
+        for section in () if part is source else sections:
+            part = part.setdefault(section, {})
         part[name] = value
     path.write_text(json.dumps(document))
     return load_job(path)

@@ -13,9 +13,9 @@ from autotune.predict.features import COSTS, FEATURES, scaled, stage_features, s
 from autotune.predict.memory import StageBytes
 from autotune.predict.predictor import Predictor
 from autotune.search.calibrated import CalibratedPredictor, peaks
-from autotune.search.runner import Runner
+from autotune.search.simulated import SimulatedLauncher
 from tests.search_values import COSTS as LAYER_COSTS
-from tests.search_values import MEBI, SimulatedPool, keeping, predictor_of, prepared_of
+from tests.search_values import MEBI, keeping, predictor_of, prepared_of, runner_of
 from tests.training_values import plan_of
 from trials.outcome import Completed, Crash, Failed, Measurement, OutOfMemory, Rejected
 from trials.plan import Packed, Padded, Plan
@@ -56,7 +56,7 @@ def stage_bytes(static: float, kept: float) -> StageBytes:
 
 def measured(plan: Plan, folder: Path, predictor: Predictor) -> Measurement:
     """A run on ranks for which `predictor` is the truth."""
-    run = Runner(prepared_of(folder, timed_steps=2), CalibratedPredictor(PREDICTOR), SimulatedPool(predictor)).run(plan)
+    run = runner_of(folder, SimulatedLauncher(predictor), predictor=PREDICTOR, timed_steps=2).run(plan)
     assert isinstance(run.outcome, Completed)
     return run.outcome.measurement
 

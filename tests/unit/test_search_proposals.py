@@ -1,4 +1,3 @@
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,17 +6,22 @@ import optuna
 import pytest
 from optuna.trial import FrozenTrial, TrialState
 
-from autotune.search.layouts import layouts
-from autotune.search.proposals import Judgement, Proposals, judge
+from autotune.search.advisor import Advisor
+from autotune.search.calibrated import CalibratedPredictor
+from autotune.search.guide import Guide
+from autotune.search.proposals import Judgement, Proposals, database, judge
 from autotune.search.space import Space
 from storage.records import FinishedTrial
-from tests.search_values import completed, finished, padded_plan, solver_of, workload_of
-from tests.storage_values import OUTCOMES
+from tests.search_values import axes_of, finished, limits_of, padded_plan, predictor_of, solver_of
+from tests.storage_values import OUTCOMES, completed
 from trials.errors import UnknownName
+from trials.job import SearchSection
 from trials.outcome import Failed, OutOfMemory
+from trials.plan import Plan
 
-SPACE = Space(layouts(workload_of().model, 2), ((6, 320), (9, 480)), solver_of(1 << 50))
-POINT = SPACE.grid()[0]
+PREDICTOR = predictor_of()
+SPACE = Space(axes_of(), solver_of(1 << 50, PREDICTOR))
+PLANS = (*SPACE.starts, *SPACE.neighbours(SPACE.starts[0]))
 GOOD = Judgement(state=TrialState.COMPLETE, value=100.0, constraints={"feasible": 0.0})
 TOO_LARGE = Judgement(state=TrialState.COMPLETE, value=90.0, constraints={"feasible": 0.25})
 
@@ -27,7 +31,9 @@ def url_of(folder: Path) -> str:
 
 
 def open_proposals(folder: Path, sampler: str = "tpe", seed: int = 0) -> Proposals:
-    return Proposals(url_of(folder), "study", SPACE, sampler, seed)
+    limits = limits_of(1 << 50)
+    advisor = Advisor(SPACE, CalibratedPredictor(PREDICTOR), limits, SearchSection())
+    return Proposals(database(url_of(folder)), "study", sampler, Guide(space=SPACE, advisor=advisor, seed=seed))
 
 
 def stored(folder: Path) -> list[FrozenTrial]:
@@ -39,11 +45,10 @@ def judged(trial: FinishedTrial) -> Judgement:
     return judge(trial.result.outcome, trial.result.epoch_seconds, 90.0)
 
 
-def trial(number: int, parameters: Mapping[str, Any] = POINT, kind: str = "completed") -> FinishedTrial:
-    plan = padded_plan(number)
-    made = completed(plan, 100.0 + number) if kind == "completed" else finished(plan, OUTCOMES[kind])
-    result = replace(made.result, trial_id=f"{number:032x}")
-    return replace(made, id=result.trial_id, parameters=parameters, result=result)
+def trial(number: int, kind: str = "completed", plan: Plan | None = None) -> FinishedTrial:
+    """Of the plan of that number in the space, or of another one."""
+    values: dict[str, Any] = {"epoch_seconds": 100.0 + number} if kind == "completed" else {}
+    return finished(plan or PLANS[number], OUTCOMES[kind], number, **values)
 
 
 def test_a_completed_trial_is_judged_by_its_epoch() -> None:
@@ -92,7 +97,7 @@ def test_a_suggestion_without_a_plan_becomes_a_failure_without_a_trial_of_ours(t
 def test_an_infeasible_plan_is_stored_with_its_violation(tmp_path: Path) -> None:
     proposals = open_proposals(tmp_path)
     proposals.tell(proposals.suggest(), "a" * 32, "sampled", TOO_LARGE)
-    proposals.add("b" * 32, "predicted", POINT, TOO_LARGE)
+    proposals.add(trial(2), TOO_LARGE)
     assert [dict(found.constraints) for found in stored(tmp_path)] == [{"feasible": 0.25}] * 2
 
 
@@ -105,16 +110,16 @@ def test_synchronizing_ends_what_an_interrupted_run_left_open(tmp_path: Path) ->
 def test_synchronizing_adds_what_the_study_lacks_exactly_once(tmp_path: Path) -> None:
     proposals = open_proposals(tmp_path)
     proposals.tell(proposals.suggest(), trial(1).id, "sampled", GOOD)
-    proposals.add(trial(2).id, "predicted", POINT, GOOD)
+    proposals.add(trial(2), GOOD)
     for _ in range(2):
-        open_proposals(tmp_path).synchronize([trial(1), trial(2), trial(3), trial(4, {})], judged)
+        open_proposals(tmp_path).synchronize([trial(1), trial(2), trial(3), trial(4, plan=padded_plan(4))], judged)
     found = stored(tmp_path)
     assert [each.user_attrs["trial_id"] for each in found] == [trial(number).id for number in (1, 2, 3, 4)]
-    assert (found[2].params, found[2].value, found[3].params) == (POINT, 103.0, {})
+    assert (found[2].params, found[2].value, found[3].params) == (SPACE.point(PLANS[3]), 103.0, {})
 
 
 def test_a_study_is_rebuilt_with_its_infeasible_plans_and_failures(tmp_path: Path) -> None:
-    records = [trial(1), trial(2, kind="out of memory"), trial(3, kind="crash")]
+    records = [trial(1), trial(2, "out of memory"), trial(3, "crash")]
     open_proposals(tmp_path).synchronize(records, judged)
     good, too_large, crashed = stored(tmp_path)
     assert (good.value, dict(good.constraints)) == (101.0, {"feasible": 0.0})
@@ -122,19 +127,37 @@ def test_a_study_is_rebuilt_with_its_infeasible_plans_and_failures(tmp_path: Pat
     assert (crashed.state, crashed.value) == (TrialState.FAIL, None)
 
 
-def test_parameters_that_the_space_does_not_offer_are_left_out(tmp_path: Path) -> None:
-    elsewhere = {**POINT, "qv": 1000, "recompute_0": 7, "gone": "yes"}
-    open_proposals(tmp_path).synchronize([trial(1, elsewhere)], judged)
-    kept = {name: value for name, value in POINT.items() if name not in ("qv", "recompute_0")}
-    assert stored(tmp_path)[0].params == kept
+def test_a_trial_that_was_ended_early_is_pruned(tmp_path: Path) -> None:
+    shortened = replace(completed(), shortened=True)
+    pruned = Judgement(state=TrialState.PRUNED, value=None, constraints={"feasible": 0.0})
+    assert judge(shortened, 500.0, 90.0) == pruned
+    proposals = open_proposals(tmp_path)
+    suggestion = proposals.suggest()
+    proposals.tell(suggestion, "a" * 32, "sampled", pruned)
+    open_proposals(tmp_path).synchronize([finished(PLANS[1], shortened, 1, epoch_seconds=500.0)], judged)
+    assert [found.state for found in stored(tmp_path)] == [TrialState.PRUNED] * 2
+
+
+def test_steps_go_on_until_the_study_sees_that_they_are_clearly_worse(tmp_path: Path) -> None:
+    proposals = open_proposals(tmp_path)
+    proposals.add(trial(1), GOOD)
+    good, bad = proposals.steps(proposals.suggest()), proposals.steps(proposals.suggest())
+    assert [good(seconds) for seconds in (101.0, 99.0, 100.0)] == [True] * 3
+    assert [bad(seconds) for seconds in (200.0, 201.0)] == [True, False]
+    assert stored(tmp_path)[2].intermediate_values == {0: 200.0, 1: 201.0}
 
 
 def test_the_sampler_keeps_away_from_what_does_not_fit(tmp_path: Path) -> None:
     proposals = open_proposals(tmp_path)
-    for number, point in enumerate(SPACE.grid()):
-        fits = point["layout"] == "p2-d1-z0"
-        proposals.add(f"{number:032x}", "predicted", point, GOOD if fits else TOO_LARGE)
-    suggested = [proposals.suggest().params["layout"] for _ in range(10)]
+    for number, plan in enumerate(SPACE.starts * 2):
+        fits = plan.layout.pipeline == 2
+        proposals.add(trial(number, plan=plan), GOOD if fits else TOO_LARGE)
+    suggested = []
+    for number in range(10):
+        suggestion = proposals.suggest()
+        suggested.append(suggestion.params["layout"])
+        fits = suggested[-1] == "p2-d1-z0"
+        proposals.tell(suggestion, f"{number + 50:032x}", "sampled", GOOD if fits else TOO_LARGE)
     assert suggested.count("p2-d1-z0") > 5
 
 
@@ -147,5 +170,7 @@ def test_the_same_seed_suggests_the_same(tmp_path: Path) -> None:
 
 
 def test_an_unknown_sampler_is_refused_with_the_names_that_exist(tmp_path: Path) -> None:
-    with pytest.raises(UnknownName, match="'annealing' is not one of the samplers here: tpe"):
+    with pytest.raises(
+        UnknownName, match="'annealing' is not one of the samplers here: exhaustive, gp, model, random, tpe"
+    ):
         open_proposals(tmp_path, sampler="annealing")

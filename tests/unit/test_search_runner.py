@@ -1,17 +1,19 @@
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.conditions import Conditions, Watch
+from autotune.conditions import Conditions
 from autotune.predict.predictor import Prediction
 from autotune.search.calibrated import CalibratedPredictor
 from autotune.search.runner import Runner, estimate_epoch
+from autotune.search.simulated import Behaviour, SimulatedLauncher, Undisturbed
 from tests import storage_values
-from tests.search_values import MEBI, SimulatedPool, predictor_of, prepared_of
+from tests.search_values import MEBI, predictor_of, prepared_of, runner_of
 from tests.training_values import plan_of
 from trials.outcome import Completed, Crash, Failed, Measurement, OutOfMemory, Rejected
 from trials.plan import Packed, Padded, Plan
@@ -23,21 +25,17 @@ PLAN = plan_of("4+0", "1+4", packing=Packed(qv=12, qt=600, qv_min=12, qt_min=500
 PREDICTOR = predictor_of()
 
 
-class Recorder(SimulatedPool):
+class Recorder(SimulatedLauncher):
     """Keeps the tasks that it was given."""
 
     tasks: tuple[Trial, ...] = ()
 
-    def ask(self, request: Request, *arguments: object) -> Answers:
+    def ask(self, request: Request, *arguments: Any, **options: Any) -> Answers:
         assert isinstance(request.task, Trial)
         self.tasks += (request.task,)
-        answer = super().ask(request, 1.0)
+        answer = super().ask(request, *arguments, **options)
         assert isinstance(answer, Answers)
         return answer
-
-
-def runner_of(folder: Path, pool: SimulatedPool, memory_bytes: int = 1 << 40, **search: int) -> Runner:
-    return Runner(prepared_of(folder, memory_bytes, **search), CalibratedPredictor(PREDICTOR), pool)
 
 
 def measurement(steps: tuple[int, ...], seconds: tuple[float, ...]) -> Measurement:
@@ -102,15 +100,13 @@ def test_an_epoch_of_few_steps_is_measured_all_the_same(
     plan = replace(PLAN, packing=Padded(samples=4))
     assert len(predictor.predict(plan).step_seconds) == steps
     pool = Recorder(predictor)
-    attempt = Runner(
-        prepared_of(tmp_path, warmup_steps=warmup, timed_steps=3), CalibratedPredictor(predictor), pool
-    ).run(plan)
+    attempt = runner_of(tmp_path, pool, predictor=predictor, warmup_steps=warmup, timed_steps=3).run(plan)
     assert (len(pool.tasks[0].warmup_steps), len(pool.tasks[0].timed_steps)) == (min(warmup, steps), timed)
     assert attempt.epoch_seconds == pytest.approx(predictor.predict(plan).epoch_seconds, rel=0.05)
 
 
 def test_a_completed_trial_says_what_an_epoch_takes(tmp_path: Path) -> None:
-    attempt = runner_of(tmp_path, SimulatedPool(PREDICTOR, factor_of=lambda _: 1.5)).run(PLAN)
+    attempt = runner_of(tmp_path, SimulatedLauncher(PREDICTOR, factor_of=lambda _: 1.5)).run(PLAN)
     assert isinstance(attempt.outcome, Completed)
     assert len(attempt.outcome.measurement.stages) == 2
     assert attempt.epoch_seconds == pytest.approx(1.5 * PREDICTOR.predict(PLAN).epoch_seconds, rel=0.03)
@@ -136,22 +132,82 @@ def test_a_disturbed_trial_is_run_once_more_and_marked_when_that_is_disturbed_to
 ) -> None:
     machine = iter([conditions(foreign, 100.0 + run) for run, foreign in enumerate(disturbed)])
 
-    class OtherMachine(Watch):
+    class OtherMachine(Undisturbed):
         @property
         def conditions(self) -> Conditions:
             return next(machine)
 
-    pool = SimulatedPool(PREDICTOR)
+    pool = SimulatedLauncher(PREDICTOR)
     attempt = Runner(prepared_of(tmp_path), CalibratedPredictor(PREDICTOR), pool, OtherMachine).run(PLAN)
     assert isinstance(attempt.outcome, Completed)
     assert pool.asked == [PLAN] * runs
     assert (attempt.contamination, attempt.energy_joules) == (contamination, 99.0 + runs)
 
 
+def test_on_a_machine_that_is_never_left_alone_only_the_first_trial_is_run_again(tmp_path: Path) -> None:
+    class Shared(Undisturbed):
+        @property
+        def conditions(self) -> Conditions:
+            return conditions(foreign_gpu=True)
+
+    launcher = SimulatedLauncher(PREDICTOR)
+    runner = Runner(prepared_of(tmp_path), CalibratedPredictor(PREDICTOR), launcher, Shared)
+    assert [runner.run(PLAN).contamination is not None for _ in range(2)] == [True, True]
+    assert len(launcher.asked) == 3
+
+
+def steps_of(folder: Path, noise: float, **search: Any) -> int:
+    """How many steps a trial timed on a machine of that noise."""
+    launcher = SimulatedLauncher(PREDICTOR, Behaviour(noise=noise))
+    outcome = runner_of(folder, launcher, **search).run(PLAN).outcome
+    assert isinstance(outcome, Completed)
+    assert not outcome.shortened
+    return len(outcome.measurement.step_seconds)
+
+
+def test_a_trial_times_fewer_steps_once_their_mean_is_sure(tmp_path: Path) -> None:
+    assert steps_of(tmp_path, 0.001, timed_steps=8, step_error=0.01) == 3
+    assert 3 < steps_of(tmp_path, 0.05, timed_steps=8, step_error=0.02) <= 8
+    assert steps_of(tmp_path, 0.001, timed_steps=8, step_error=0.0) == 8
+
+
+def test_a_trial_that_need_not_go_on_is_shortened(tmp_path: Path) -> None:
+    told: list[float] = []
+
+    def steps(seconds: float) -> bool:
+        told.append(seconds)
+        return len(told) < 2
+
+    launcher = SimulatedLauncher(PREDICTOR, factor_of=lambda _: 1.5)
+    attempt = runner_of(tmp_path, launcher, timed_steps=8, step_error=0.0).run(PLAN, steps)
+    assert isinstance(attempt.outcome, Completed)
+    assert attempt.outcome.shortened
+    assert len(attempt.outcome.measurement.step_seconds) == len(attempt.outcome.measurement.steps) == 2
+    whole = 1.5 * PREDICTOR.epoch_seconds(PLAN)
+    assert told == pytest.approx([whole, whole], rel=0.05)
+    assert attempt.epoch_seconds == pytest.approx(whole, rel=0.05)
+
+
+def test_a_disturbed_trial_is_repeated_to_its_end(tmp_path: Path) -> None:
+    machine = iter([conditions(foreign_gpu=True), conditions(foreign_gpu=False)])
+
+    class OnceDisturbed(Undisturbed):
+        @property
+        def conditions(self) -> Conditions:
+            return next(machine)
+
+    prepared = prepared_of(tmp_path, timed_steps=4, step_error=0.0)
+    runner = Runner(prepared, CalibratedPredictor(PREDICTOR), SimulatedLauncher(PREDICTOR), OnceDisturbed)
+    outcome = runner.run(PLAN, lambda _: False).outcome
+    assert isinstance(outcome, Completed)
+    assert not outcome.shortened
+    assert len(outcome.measurement.step_seconds) == 4
+
+
 def test_a_step_takes_as_long_as_its_slowest_rank(tmp_path: Path) -> None:
-    class Uneven(SimulatedPool):
-        def ask(self, request: Request, *arguments: object) -> Answers:
-            answer = super().ask(request, 1.0)
+    class Uneven(SimulatedLauncher):
+        def ask(self, request: Request, *arguments: Any, **options: Any) -> Answers:
+            answer = super().ask(request, *arguments, **options)
             assert isinstance(answer, Answers)
             first, second = answer.reports
             assert isinstance(first, TrialReport)
@@ -165,8 +221,8 @@ def test_a_step_takes_as_long_as_its_slowest_rank(tmp_path: Path) -> None:
 
 def test_a_trial_that_ended_early_is_measured_by_the_steps_that_ran(tmp_path: Path) -> None:
     class Ended(Recorder):
-        def ask(self, request: Request, *arguments: object) -> Answers:
-            answer = super().ask(request)
+        def ask(self, request: Request, *arguments: Any, **options: Any) -> Answers:
+            answer = super().ask(request, *arguments, **options)
             return Answers(
                 reports=tuple(
                     replace(report, step_seconds=report.step_seconds[:2], losses=report.losses[:2])
@@ -184,15 +240,15 @@ def test_a_trial_that_ended_early_is_measured_by_the_steps_that_ran(tmp_path: Pa
 
 def test_a_failure_of_the_ranks_is_the_outcome(tmp_path: Path) -> None:
     cause = OutOfMemory(stage=0, rank=0, needed_bytes=3, limit_bytes=2)
-    attempt = runner_of(tmp_path, SimulatedPool(PREDICTOR, cause_of=lambda _: cause)).run(PLAN)
+    attempt = runner_of(tmp_path, SimulatedLauncher(PREDICTOR, cause_of=lambda _: cause)).run(PLAN)
     assert (attempt.outcome, attempt.epoch_seconds) == (Failed(cause=cause), None)
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
 def test_a_loss_that_is_no_number_is_a_failure_with_its_step(tmp_path: Path, loss: float) -> None:
     class Diverging(Recorder):
-        def ask(self, request: Request, *arguments: object) -> Answers:
-            answer = super().ask(request)
+        def ask(self, request: Request, *arguments: Any, **options: Any) -> Answers:
+            answer = super().ask(request, *arguments, **options)
             return Answers(
                 reports=tuple(
                     replace(report, losses=(1.0, loss)) for report in answer.reports if isinstance(report, TrialReport)
@@ -208,7 +264,7 @@ def test_a_loss_that_is_no_number_is_a_failure_with_its_step(tmp_path: Path, los
 
 
 def rejection(folder: Path, plan: Plan, memory_bytes: int = 1 << 40) -> str | None:
-    pool = SimulatedPool(PREDICTOR)
+    pool = SimulatedLauncher(PREDICTOR)
     rejected = runner_of(folder, pool, memory_bytes).rejection(plan)
     assert pool.asked == []
     return rejected.reason if isinstance(rejected, Rejected) else None

@@ -1,76 +1,206 @@
 import math
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from autotune.search.calibrated import CalibratedPredictor
 from autotune.search.ledger import BASELINE_DEFAULT, BASELINE_KEPT, BASELINE_OMNIBAL, CONFIRM
-from autotune.search.winner import best_baselines, compare, finalists, standings
+from autotune.search.space import Space
+from autotune.search.surrogate import Posterior, Surrogate
+from autotune.search.winner import SMALL_LOSS, Field, Standing, field_of, ranked
 from storage.records import FinishedTrial
-from tests.search_values import completed, finished, padded_plan
+from tests.search_values import axes_of, completed, finished, padded_plan, predictor_of, solver_of
 from tests.storage_values import OUTCOMES
+from tests.storage_values import completed as measured
+from trials.outcome import Completed
+from trials.plan import Plan
 
-TRIALS = (
-    completed(padded_plan(1), 200.0, 2.0, BASELINE_DEFAULT),
-    completed(padded_plan(2), 150.0, 3.0, BASELINE_OMNIBAL),
-    completed(padded_plan(3), 140.0, 1.0, BASELINE_OMNIBAL),
-    completed(padded_plan(4), 100.0, 1.0),
-    completed(padded_plan(5), 90.0, 1.0),
-    completed(padded_plan(5), 94.0, 1.0, CONFIRM),
-    completed(padded_plan(5), 92.0, 1.0, CONFIRM),
-)
+PREDICTOR = predictor_of()
+PLANS = Space(axes_of(), solver_of(1 << 50, PREDICTOR)).starts[:5]
+SHORTENED = replace(measured(), shortened=True)
 
 
-def numbers(trials: tuple[FinishedTrial, ...]) -> list[int]:
-    """The plans' numbers, fastest first."""
-    known = {padded_plan(number).id: number for number in range(1, 10)}
-    return [known[standing.plan.id] for standing in standings(trials)]
+def field(*seconds: float, error: float = 0.01, roles: tuple[str, ...] = (), trials: tuple[int, ...] = ()) -> Field:
+    """Plans of so many seconds, the fastest first, whose errors are independent."""
+    standings = [
+        Standing(
+            plan=padded_plan(number + 1),
+            roles=frozenset({roles[number] if roles else "sampled"}),
+            epoch_seconds=each,
+            epoch_seconds_error=each * error,
+            peak_bytes=1 << 30,
+            trials=trials[number] if trials else 1,
+        )
+        for number, each in enumerate(seconds)
+    ]
+    posterior = Posterior(mean=np.log(seconds), covariance=error**2 * np.eye(len(seconds)))
+    return Field(standings=tuple(standings), posterior=posterior)
 
 
-def test_plans_stand_in_order_of_their_mean() -> None:
-    assert numbers(TRIALS) == [5, 4, 3, 2, 1]
-    first = standings(TRIALS)[0]
-    assert (first.epoch_seconds, first.trials, first.roles) == (92.0, 3, frozenset({"sampled", CONFIRM}))
-    assert first.peak_bytes == 61 << 30
+def numbers(plans: tuple[Plan, ...]) -> list[int]:
+    return [[padded_plan(number) for number in range(1, 10)].index(plan) for plan in plans]
 
 
-def test_repeated_trials_give_the_error_of_their_mean() -> None:
-    assert standings(TRIALS)[0].epoch_seconds_error == pytest.approx(2.0 / math.sqrt(3))
+def field_after(*trials: FinishedTrial) -> Field:
+    surrogate = Surrogate(CalibratedPredictor(PREDICTOR))
+    for trial in trials:
+        surrogate.learn(trial)
+    return field_of(trials, surrogate)
 
 
-def test_an_error_is_no_less_than_the_trials_own() -> None:
-    alike = tuple(completed(padded_plan(1), 100.0, error) for error in (3.0, 4.0))
-    assert standings(alike)[0].epoch_seconds_error == pytest.approx(2.5)
-    assert standings(alike[:1])[0].epoch_seconds_error == pytest.approx(3.0)
+def trial(plan: Plan, factor: float, number: int = 0, role: str = "sampled") -> FinishedTrial:
+    """So many times what is predicted."""
+    seconds = factor * PREDICTOR.epoch_seconds(plan)
+    made = completed(plan, seconds, 0.005 * seconds, role)
+    return replace(made, number=number)
+
+
+# --- which trials rank ---
 
 
 @pytest.mark.parametrize("kind", ["rejected", "crash", "timeout", "out of memory"])
-def test_only_completed_plans_stand(kind: str) -> None:
-    assert numbers((*TRIALS, finished(padded_plan(6), OUTCOMES[kind]))) == [5, 4, 3, 2, 1]
+def test_only_completed_trials_rank(kind: str) -> None:
+    whole = trial(PLANS[0], 1.0)
+    assert ranked([whole, finished(PLANS[1], OUTCOMES[kind])]) == [whole]
 
 
-def test_a_plan_that_once_ran_out_of_memory_does_not_stand() -> None:
-    assert numbers((*TRIALS, finished(padded_plan(5), OUTCOMES["out of memory"], role=CONFIRM))) == [4, 3, 2, 1]
-    assert numbers((*TRIALS, finished(padded_plan(5), OUTCOMES["crash"], role=CONFIRM))) == [5, 4, 3, 2, 1]
+def test_a_trial_that_was_ended_early_does_not_rank() -> None:
+    whole = trial(PLANS[0], 1.0)
+    assert ranked([whole, finished(PLANS[1], SHORTENED, epoch_seconds=1.0)]) == [whole]
 
 
-def test_the_best_plan_of_each_baseline_is_compared_with() -> None:
-    best = best_baselines(standings(TRIALS))
-    assert {role: standing.epoch_seconds for role, standing in best.items()} == {
-        BASELINE_DEFAULT: 200.0,
-        BASELINE_OMNIBAL: 140.0,
-    }
+def test_a_plan_that_once_ran_out_of_memory_does_not_rank() -> None:
+    good, too_large = trial(PLANS[0], 1.0), trial(PLANS[1], 1.0)
+    again = finished(PLANS[1], OUTCOMES["out of memory"], role=CONFIRM)
+    assert ranked([good, too_large, again]) == [good]
+    crashed = finished(PLANS[1], OUTCOMES["crash"], role=CONFIRM)
+    assert ranked([good, too_large, crashed]) == [good, too_large]
 
 
-def test_finalists_are_the_fastest_and_the_best_baselines_once_each() -> None:
-    assert [standing.epoch_seconds for standing in finalists(standings(TRIALS), 2)] == [92.0, 100.0, 200.0, 140.0]
-    assert [standing.epoch_seconds for standing in finalists(standings(TRIALS), 3)] == [92.0, 100.0, 140.0, 200.0]
+def test_disturbed_trials_rank_only_where_there_are_no_others() -> None:
+    good, other = trial(PLANS[0], 1.0), trial(PLANS[1], 1.0)
+    disturbed = replace(other, result=replace(other.result, contamination="others"))
+    assert ranked([good, disturbed]) == [good]
+    assert ranked([disturbed]) == [disturbed]
 
 
-def test_gains_are_ratios_with_the_errors_of_both() -> None:
-    found = standings((*TRIALS[:4], completed(padded_plan(6), 160.0, 0.0, BASELINE_KEPT)))
-    default, kept, omnibal = compare(found[0], found, samples=1000)
-    assert [each.role for each in (default, kept, omnibal)] == [BASELINE_DEFAULT, BASELINE_KEPT, BASELINE_OMNIBAL]
-    assert (default.gain, kept.gain, omnibal.gain) == (2.0, 1.6, 1.4)
-    assert default.gain_error == pytest.approx(2.0 * math.hypot(2 / 200, 1 / 100))
-    assert kept.gain_error == pytest.approx(1.6 / 100)
-    assert default.samples_per_second == 5.0
-    assert default.samples_per_second_error == pytest.approx(0.05)
+# --- the field ---
+
+
+def test_without_a_completed_trial_the_field_is_empty() -> None:
+    found = field_after(finished(PLANS[0], OUTCOMES["crash"]))
+    assert (found.standings, len(found.posterior.mean)) == ((), 0)
+    assert found.finalists(3) == ()
+
+
+def test_plans_stand_in_the_order_of_what_was_measured() -> None:
+    factors = {PLANS[0]: 1.1, PLANS[1]: 1.0, PLANS[2]: 1.05}
+    true = {plan: factor * PREDICTOR.epoch_seconds(plan) for plan, factor in factors.items()}
+    found = field_after(*(trial(plan, factor) for plan, factor in factors.items() for _ in range(2)))
+    assert [standing.plan for standing in found.standings] == sorted(true, key=true.__getitem__)
+    for standing in found.standings:
+        assert standing.epoch_seconds == pytest.approx(true[standing.plan], rel=0.1)
+        assert (standing.trials, standing.peak_bytes) == (2, 61 << 30)
+    assert list(found.posterior.mean) == sorted(found.posterior.mean)
+
+
+def test_a_plan_has_the_roles_of_all_its_trials() -> None:
+    (standing,) = field_after(trial(PLANS[0], 1.0, role=BASELINE_DEFAULT), trial(PLANS[0], 1.0, role=CONFIRM)).standings
+    assert standing.roles == {BASELINE_DEFAULT, CONFIRM}
+
+
+# --- the verdict ---
+
+
+def test_a_clear_winner_is_sure_and_has_no_ties() -> None:
+    found = field(90, 100, 101).verdict((0, 1, 2))
+    assert (found.winner, found.ties) == (0, ())
+    assert found.confidence is not None
+    assert found.confidence > 0.999
+    assert found.loss < SMALL_LOSS
+
+
+def test_two_equal_plans_tie() -> None:
+    found = field(100, 100, 120).verdict((0, 1, 2))
+    assert {found.winner, *found.ties} == {0, 1}
+    assert found.confidence == pytest.approx(0.5, abs=0.05)
+
+
+def test_the_loss_is_what_the_fastest_plan_is_expected_to_be_faster() -> None:
+    """Of two equal independent normal variables: their difference has the error e, and E max(0, d) = e / sqrt(2 pi)."""
+    error = 0.01 * math.sqrt(2)
+    assert field(100, 100).verdict((0, 1)).loss == pytest.approx(error / math.sqrt(2 * math.pi), rel=0.1)
+
+
+def test_a_common_error_makes_nobody_unsure() -> None:
+    alike = field(99, 100)
+    common = replace(alike, posterior=replace(alike.posterior, covariance=np.full((2, 2), 0.01) + 1e-8 * np.eye(2)))
+    found = common.verdict((0, 1))
+    assert found.confidence is not None
+    assert found.confidence > 0.999
+
+
+def test_one_plan_alone_wins_without_a_confidence() -> None:
+    found = field(90, 100, 110).verdict((1,))
+    assert (found.winner, found.confidence, found.ties, found.loss) == (1, None, (), 0.0)
+
+
+def test_the_same_trials_give_the_same_verdict() -> None:
+    first, second = (field(99, 100).verdict((0, 1)) for _ in range(2))
+    assert (first.confidence, first.loss) == (second.confidence, second.loss)
+
+
+def test_interleaved_trials_of_equal_plans_tie_and_of_unequal_ones_do_not() -> None:
+    fast, slow = PLANS[:2]
+    ratio = PREDICTOR.epoch_seconds(fast) / PREDICTOR.epoch_seconds(slow)
+    wobbles = (1.004, 0.997, 1.001, 0.999)
+    equal = field_after(*(trial(plan, by * wobble) for wobble in wobbles for plan, by in ((fast, 1.0), (slow, ratio))))
+    found = equal.verdict((0, 1))
+    assert found.ties == (1 - found.winner,)
+    unequal = field_after(
+        *(trial(plan, by * wobble) for wobble in wobbles for plan, by in ((fast, 1.0), (slow, 1.1 * ratio)))
+    )
+    assert unequal.standings[0].plan == fast
+    assert unequal.verdict((0, 1)).ties == ()
+
+
+# --- the finalists and the comparison ---
+
+ROLES = ("sampled", "sampled", BASELINE_OMNIBAL, BASELINE_KEPT, BASELINE_OMNIBAL, BASELINE_DEFAULT)
+
+
+def test_finalists_are_the_plans_that_may_win_and_the_best_of_each_baseline_once() -> None:
+    seconds = (100, 101, 102, 140, 150, 200)
+    assert numbers(field(*seconds, error=0.02, roles=ROLES).finalists(3)) == [0, 1, 2, 5, 3]
+    assert numbers(field(*seconds, error=0.02, roles=ROLES).finalists(2)) == [0, 1, 5, 3, 2]
+
+
+def test_plans_that_surely_cannot_win_are_no_finalists() -> None:
+    assert numbers(field(100, 101, 110, error=0.01).finalists(3)) == [0, 1]
+
+
+def test_only_repeated_plans_count_where_there_are_any() -> None:
+    assert list(field(90, 100, 110, trials=(1, 3, 2)).repeated) == [1, 2]
+    assert list(field(90, 100).repeated) == [0, 1]
+
+
+def test_gains_are_ratios_with_the_error_of_the_difference() -> None:
+    found = field(100, 110, 140, 160, 150, 200, error=0.02, roles=ROLES).compare(0, samples=1000)
+    assert [each.role for each in found] == [BASELINE_DEFAULT, BASELINE_KEPT, BASELINE_OMNIBAL]
+    default, kept, omnibal = found
+    assert (default.gain, kept.gain, omnibal.gain) == pytest.approx((2.0, 1.6, 1.4))
+    assert default.gain_error == pytest.approx(2.0 * 0.02 * math.sqrt(2))
+    assert default.samples_per_second == pytest.approx(5.0)
+    assert default.samples_per_second_error == pytest.approx(0.1)
+
+
+def test_a_winner_is_compared_with_repeated_baselines_alone() -> None:
+    found = field(100, 130, 140, roles=("sampled", BASELINE_DEFAULT, BASELINE_DEFAULT), trials=(2, 1, 2))
+    assert [each.gain for each in found.compare(0, samples=1)] == [pytest.approx(1.4)]
+
+
+def test_a_shortened_trial_counts_as_no_measurement_of_its_plan() -> None:
+    ended = finished(PLANS[1], SHORTENED, epoch_seconds=0.5 * PREDICTOR.epoch_seconds(PLANS[1]))
+    assert isinstance(ended.result.outcome, Completed)
+    assert [standing.plan for standing in field_after(trial(PLANS[0], 1.0), ended).standings] == [PLANS[0]]

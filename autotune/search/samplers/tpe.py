@@ -2,7 +2,9 @@
 
 from optuna.samplers import BaseSampler, TPESampler
 
+from autotune.search.guide import Guide, Nearest
 
-def sampler(seed: int) -> BaseSampler:
+
+def sampler(guide: Guide) -> BaseSampler:
     """Learns from the first trial on: the seeds of the search stand for its random start."""
-    return TPESampler(seed=seed, multivariate=True, n_startup_trials=1)
+    return Nearest(TPESampler(seed=guide.seed, multivariate=True, n_startup_trials=1), guide.space)

@@ -87,6 +87,7 @@ def _studies_and_plans() -> None:
         sa.Column("settings", sa.JSON(), nullable=False),
         _time("started"),
         _time("finished", nullable=True),
+        _text("lessons", nullable=True),
     )
     op.create_table(
         "autotune_plan",
@@ -159,6 +160,7 @@ def _what_came_of_it() -> None:
         _real("samples_per_second_error"),
         _text("baselines"),
         _time("created"),
+        _real("search_seconds"),
         _real("confidence", nullable=True),
         _text("ties"),
         _text("pareto"),

@@ -14,6 +14,8 @@ import numpy as np
 from trials.data.sample import Ints
 from trials.plan import Packed
 
+RELAXES = False
+
 _UNIT_SIZES = 64
 _SIZES = 4096
 """At most so many different sizes of vision units, and of both together: above that they count as rounded up."""

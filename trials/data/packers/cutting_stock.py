@@ -17,6 +17,8 @@ from trials.data.packers import best_fit
 from trials.data.sample import Ints
 from trials.plan import Packed
 
+RELAXES = False
+
 _SPLITS = (1, 2, 4, 8)
 """Into how many classes of like tokens the items of a number of units are split, in turn."""
 _UNIT_CLASSES = 16

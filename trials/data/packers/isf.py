@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from trials.data.sample import Ints
 from trials.plan import Packed
 
+RELAXES = True
+
 MAX_ROUNDS = 50
 """The paper sees no change after about 5; few and odd lengths need more."""
 _WORTHWHILE = 0.001

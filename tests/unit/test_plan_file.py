@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import PredictError
-from autotune.forecast.plan_file import is_plan_file, read_plan
+from autotune.plan_file import is_plan_file, read_plan
 from tests.storage_values import packed_plan
 from trials import wire
 

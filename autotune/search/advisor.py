@@ -1,0 +1,224 @@
+"""What to try next: the plan of the greatest expected improvement for each second that its trial takes."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from statistics import NormalDist, median
+from typing import TypeAlias
+
+import numpy as np
+
+from autotune.predict.costs import Array
+from autotune.predict.memory import StageBytes
+from autotune.search.calibrated import CalibratedPredictor
+from autotune.search.ledger import duration_seconds
+from autotune.search.limits import Limits
+from autotune.search.solver import Solver
+from autotune.search.space import Space
+from autotune.search.splits import Wanted
+from autotune.search.surrogate import Surrogate
+from autotune.search.winner import ranked
+from storage.records import FinishedTrial
+from trials.job import SearchSection
+from trials.outcome import Completed, Failed, OutOfMemory
+from trials.plan import Layout, Packed, Packing, Plan, Stage
+
+_COMPARED = 32
+"""Plans whose posterior is asked for, out of those that are predicted fastest."""
+_SOLVED = 8
+"""Packings and layouts that are split anew with corrected costs."""
+_AROUND = 2
+"""Plans, of those measured and of the solver's, around which others are looked for."""
+_CLIMBS = 8
+_SPLITS = Wanted(count=3, within=1.03)
+_INTERVAL = 2.0
+"""Standard deviations on each side of the interval of a stage's bytes."""
+_WEIGHTS = (0.0, 0.25, 1.0)
+_SHARES = (1.0, 0.8, 0.6)
+"""Of the memory, where less of it is an objective."""
+_NORMAL = NormalDist()
+Solve: TypeAlias = Callable[[Packing, Layout, Wanted], tuple[Plan, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """A plan that was not tried."""
+
+    plan: Plan
+    gain: float
+    """Expected improvement on the best plan so far, as a share of its time; infinite while there is none."""
+
+
+class Advisor:
+    """Looks ahead from predictions and trials. The same for the same trials in order."""
+
+    def __init__(self, space: Space, predictor: CalibratedPredictor, limits: Limits, settings: SearchSection) -> None:
+        self.space = space
+        self.surrogate = Surrogate(predictor)
+        self._predictor = predictor
+        self._limits = limits
+        self._settings = settings
+        self._trials: list[FinishedTrial] = []
+        self._tried: set[Plan] = set()
+        self._measured: tuple[Plan, ...] = ()
+        self._exceeded: list[tuple[Plan, int]] = []
+        self._beside: list[float] = []
+        self._weighs_memory = "memory" in settings.objectives
+        self._solve = self._solvers()
+
+    def _solvers(self) -> list[Solve]:
+        """Splits by corrected costs, cached; also for less memory where that is an objective."""
+        shares = _SHARES if self._weighs_memory else (1.0,)
+        limits = [replace(self._limits, memory_bytes=round(share * self._limits.memory_bytes)) for share in shares]
+        return [cache(Solver(self._predictor.corrected, each).solutions) for each in limits]
+
+    def learn(self, trial: FinishedTrial) -> None:
+        """From any trial: its plan is not proposed again."""
+        self._predictor.learn(trial.plan, trial.result.outcome, self._settings)
+        self.surrogate.learn(trial)
+        self._trials.append(trial)
+        self._tried.add(trial.plan)
+        self._measured = tuple(dict.fromkeys(each.plan for each in ranked(self._trials)))
+        match trial.result.outcome:
+            case Completed(measurement=measurement):
+                self._beside.append(max(duration_seconds(trial) - sum(measurement.step_seconds), 0.0))
+            case Failed(cause=OutOfMemory(stage=stage)):
+                self._exceeded.append((trial.plan, stage))
+            case _:
+                pass
+        self._solve = self._solvers()
+
+    def best(self) -> Plan | None:
+        """The plan that is fastest after all that is known; None while nothing was measured."""
+        if not self._measured:
+            return None
+        return self._measured[int(np.argmin(self.surrogate.posterior(self._measured).mean))]
+
+    def predicted(self, within: float) -> list[Plan]:
+        """For each pipeline degree the plan that is predicted best, if that takes at most `within` times the best's.
+
+        The best first.
+        """
+        first: dict[int, Plan] = {}
+        for start in self._ordered(self.space.starts):
+            first.setdefault(start.layout.pipeline, start)
+        best = [self._ordered(self._climbed(start))[:1] for start in first.values()]
+        found = self._ordered([plan for plans in best for plan in plans])
+        seconds = self._seconds(found)
+        return [plan for plan, takes in zip(found, seconds, strict=True) if takes <= within * seconds[0]]
+
+    def _climbed(self, start: Plan) -> list[Plan]:
+        """All that may fit of what is seen on the way from a plan to ever better predicted neighbours."""
+        found: dict[Plan, None] = {}
+        top = start
+        for _ in range(_CLIMBS):
+            around = dict.fromkeys((top, *self._resolved(top), *self.space.neighbours(top)))
+            fitting = [plan for plan in around if self._may_fit(plan) and self.space.point(plan) is not None]
+            found |= dict.fromkeys(fitting)
+            before, top = top, self._ordered(fitting)[0] if fitting else top
+            if top == before:
+                break
+        return list(found)
+
+    def _resolved(self, start: Plan) -> list[Plan]:
+        return [plan for solve in self._solve for plan in solve(start.packing, start.layout, _SPLITS)]
+
+    def propose(self, pending: Iterable[Plan] = ()) -> Proposal | None:
+        """None when there is nothing left to try. Of `pending` plans the trials are still running."""
+        waiting = {*pending}
+        candidates = [plan for plan in self._candidates() if plan not in waiting]
+        if not candidates:
+            return None
+        chances, known = self._chances(candidates), (*self._measured, *waiting)
+        if not known:
+            return Proposal(plan=candidates[int(np.argmax(chances / self._seconds(candidates)))], gain=math.inf)
+        gains = self._gains(candidates, known) * chances
+        chosen = int(np.argmax(gains / self._trial_seconds(candidates)))
+        return Proposal(plan=candidates[chosen], gain=float(gains[chosen]))
+
+    # --- where to look ---
+
+    def _candidates(self) -> list[Plan]:
+        """Plans that were not tried and may fit, the one predicted best first."""
+        starts = self._ordered(self.space.starts)
+        known = self._ordered(self._measured)
+        found = dict.fromkeys(starts[: 2 * _COMPARED])
+        for start in starts[:_SOLVED]:
+            found |= dict.fromkeys(self._resolved(start))
+        for plan in dict.fromkeys((*known[:_AROUND], *starts[:_AROUND])):
+            found |= dict.fromkeys(self._climbed(plan))
+        fitting = (plan for plan in found if plan not in self._tried and self._may_fit(plan))
+        pointed = (plan for plan in self._ordered(tuple(fitting)) if self.space.point(plan) is not None)
+        return [plan for plan, _ in zip(pointed, range(_COMPARED), strict=False)]
+
+    def _ordered(self, plans: Sequence[Plan]) -> list[Plan]:
+        return sorted(plans, key=lambda plan: math.log(self._predictor.epoch_seconds(plan)) + self._weight_of(plan))
+
+    def _may_fit(self, plan: Plan) -> bool:
+        if self._limits.first_above(self._predictor.memory(plan)) is not None:
+            return False
+        return not any(_asks_for_more(plan, failed, stage) for failed, stage in self._exceeded)
+
+    # --- what it is worth ---
+
+    def _gains(self, candidates: Sequence[Plan], known: Sequence[Plan]) -> Array:
+        """Expected improvement (Jones, Schonlau, Welch 1998) on what is or will be known, as a share, [candidates]."""
+        posterior = self.surrogate.posterior((*candidates, *known))
+        weights = np.array([self._weight_of(plan) for plan in (*candidates, *known)])
+        best = len(candidates) + int(np.argmin((posterior.mean + weights)[len(candidates) :]))
+        gains = []
+        for number in range(len(candidates)):
+            less, error = posterior.difference(best, number)
+            less += float(weights[best] - weights[number])
+            share = less / error if error > 0 else math.copysign(math.inf, less)
+            gains.append(less * _NORMAL.cdf(share) + error * _NORMAL.pdf(share) if error > 0 else max(less, 0.0))
+        return np.array(gains)
+
+    def _weight_of(self, plan: Plan) -> float:
+        """What its memory counts beside its logarithmic time, where memory is an objective.
+
+        The weight goes from trial to trial through a few, so that the trade-off is found (ParEGO, Knowles 2006).
+        """
+        exponent = _WEIGHTS[len(self._trials) % len(_WEIGHTS)] if self._weighs_memory else 0.0
+        return exponent * math.log(max(stage.expected for stage in self._predictor.memory(plan))) if exponent else 0.0
+
+    def _chances(self, candidates: Sequence[Plan]) -> Array:
+        """That a plan fits the memory, [candidates]."""
+        return np.array([math.prod(map(self._chance, self._predictor.memory(plan))) for plan in candidates])
+
+    def _chance(self, stage: StageBytes) -> float:
+        room, width = self._limits.memory_bytes - stage.expected, max(stage.high - stage.expected, 1.0)
+        return _NORMAL.cdf(_INTERVAL * room / width)
+
+    def _trial_seconds(self, candidates: Sequence[Plan]) -> Array:
+        """Warm-up and what is beside the steps included, [candidates]."""
+        steps = self._settings.warmup_steps + self._settings.timed_steps
+        counts = np.array([self._predictor.base.sizes(plan.packing, plan.layout).epoch.steps for plan in candidates])
+        beside = median(self._beside) if self._beside else 0.0
+        seconds: Array = beside + steps * self._seconds(candidates) / counts
+        return seconds
+
+    def _seconds(self, candidates: Sequence[Plan]) -> Array:
+        return np.array([self._predictor.epoch_seconds(plan) for plan in candidates])
+
+
+def _asks_for_more(plan: Plan, failed: Plan, number: int) -> bool:
+    """Whether that stage surely needs no less memory than the one that ran out of it: monotone in all that it holds."""
+    if plan.layout != failed.layout or not _holds_more(plan, failed):
+        return False
+    one, other = plan.stages[number], failed.stages[number]
+    return all(mine >= its for mine, its in zip(_held(one), _held(other), strict=True))
+
+
+def _holds_more(plan: Plan, failed: Plan) -> bool:
+    one, other = plan.packing, failed.packing
+    if isinstance(one, Packed) and isinstance(other, Packed):
+        return one.packer == other.packer and one.qv >= other.qv and one.qt >= other.qt
+    return one == other
+
+
+def _held(stage: Stage) -> tuple[int, int, int, int]:
+    """Layers, and those of them that keep everything."""
+    kept = stage.vision - stage.recompute_vision, stage.language - stage.recompute_language
+    return stage.vision, stage.language, *kept

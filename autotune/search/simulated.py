@@ -1,0 +1,223 @@
+"""A machine that only calculates: the same search on it takes milliseconds, with noise, drift and faults at will."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from autotune.conditions import Conditions, Watch
+from autotune.predict.chosen_steps import ChosenSteps
+from autotune.predict.features import stage_features
+from autotune.predict.parts import Parts
+from autotune.predict.predictor import Predictor
+from autotune.search.ledger import Ledger
+from autotune.search.runner import Attempt
+from storage.records import FinishedTrial
+from trials.engine.engine import seat
+from trials.model.cut import cut
+from trials.outcome import Cause, Crash, OutOfMemory, StageMeasurement
+from trials.plan import Plan
+from trials.run.pool import Answers
+from trials.run.report import TrialReport
+from trials.run.request import Request, Trial
+
+_BEGINNING = datetime(2026, 1, 1, tzinfo=UTC)
+_STUDY = "0" * 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Behaviour:
+    """How far the machine is from its own mean."""
+
+    noise: float = 0.01
+    """Standard deviation of a step, as a share."""
+    drift: float = 0.0
+    """Standard deviation of the machine's slowness over time, as a share."""
+    drift_seconds: float = 120.0
+    """After which its slowness is mostly another."""
+    plan_width: float = 0.0
+    """Standard deviation of what no prediction knows of a plan, as a share."""
+    crash_share: float = 0.0
+    """Of trials that fail for no reason of their plan's."""
+    start_seconds: float = 1.0
+    """Of a trial, before its first step."""
+
+
+class SimulatedLauncher:
+    """Answers trials as ranks on such a machine would; stands in for a `WarmPool`."""
+
+    def __init__(
+        self,
+        truth: Predictor,
+        behaviour: Behaviour = Behaviour(),
+        seed: int = 0,
+        *,
+        cause_of: Callable[[Plan], Cause | None] = lambda _: None,
+        factor_of: Callable[[Plan], float] = lambda _: 1.0,
+    ) -> None:
+        """`truth` knows the machine; `cause_of` says which plans fail, `factor_of` how much slower a plan is."""
+        self.asked: list[Plan] = []
+        self._truth = truth
+        self._behaviour = behaviour
+        self._random = np.random.default_rng(seed)
+        self._cause_of, self._factor_of = cause_of, factor_of
+        self._seconds = 0.0
+        self._slowness = behaviour.drift * self._random.standard_normal()
+        self.epoch_seconds = cache(self._epoch_seconds)
+
+    def clock(self) -> float:
+        """Simulated seconds since the beginning."""
+        return self._seconds
+
+    def now(self) -> datetime:
+        """The same as a time."""
+        return _BEGINNING + timedelta(seconds=self._seconds)
+
+    def _epoch_seconds(self, plan: Plan) -> float:
+        """What an epoch truly takes, without noise and drift."""
+        return self._truth.epoch_seconds(plan) * self._factor(plan)
+
+    def ask(
+        self,
+        request: Request,
+        timeout_seconds: float,
+        on_wait: Callable[[], None] = lambda: None,
+        on_step: Callable[[float], bool] | None = None,
+    ) -> Answers | Cause:
+        """As `WarmPool.ask`, but nothing is waited for; only trials are understood."""
+        del timeout_seconds, on_wait
+        plan, task = request.plan, request.task
+        assert isinstance(task, Trial)
+        self.asked.append(plan)
+        self._pass(self._behaviour.start_seconds)
+        if cause := self._cause_of(plan) or self._fault(request, task):
+            return cause
+        whole = self._truth.predict(plan)
+        for step in task.warmup_steps:
+            self._measure(plan, float(whole.step_seconds[step]))
+        measured: list[float] = []
+        for step in task.timed_steps:
+            measured.append(self._measure(plan, float(whole.step_seconds[step])))
+            if on_step is not None and not on_step(measured[-1]):
+                break
+        steps = task.timed_steps[: len(measured)]
+        slower = sum(measured) / float(whole.step_seconds[list(steps)].sum())
+        run = replace(task, timed_steps=steps)
+        stages = (self._stage(plan, run, rank, slower) for rank in range(plan.layout.world_size))
+        return Answers(
+            reports=tuple(_report(stage, measured, int(whole.step_samples[list(steps)].sum())) for stage in stages)
+        )
+
+    def _fault(self, request: Request, task: Trial) -> Cause | None:
+        if self._random.random() < self._behaviour.crash_share:
+            return Crash(rank=0, detail="a simulated fault")
+        memory = self._memory(request.plan, task)
+        for rank in range(request.plan.layout.world_size):
+            stage = seat(request.plan, rank).stage
+            if memory[stage] > request.memory_limit_bytes:
+                return OutOfMemory(
+                    stage=stage, rank=rank, needed_bytes=memory[stage], limit_bytes=request.memory_limit_bytes
+                )
+        return None
+
+    def _memory(self, plan: Plan, task: Trial) -> tuple[int, ...]:
+        """Most bytes of each stage in the steps of the trial."""
+        steps = tuple({*task.warmup_steps, *task.timed_steps})
+        sizes = ChosenSteps(self._truth.sizes(plan.packing, plan.layout), steps)
+        stages = self._truth.stage_memory(Parts.of(cut(plan)), plan.layout, sizes)
+        return tuple(round(stage.expected) for stage in stages)
+
+    def _factor(self, plan: Plan) -> float:
+        own = np.random.default_rng(int(plan.id, 16)).standard_normal()
+        return self._factor_of(plan) * math.exp(self._behaviour.plan_width * own)
+
+    def _measure(self, plan: Plan, seconds: float) -> float:
+        noise = math.exp(self._behaviour.noise * self._random.standard_normal() + self._slowness)
+        measured = seconds * self._factor(plan) * noise
+        self._pass(measured)
+        return measured
+
+    def _pass(self, seconds: float) -> None:
+        """Time goes on, and the machine changes."""
+        behaviour = self._behaviour
+        self._seconds += seconds
+        kept = math.exp(-seconds / behaviour.drift_seconds)
+        other = behaviour.drift * self._random.standard_normal()
+        self._slowness = kept * self._slowness + math.sqrt(1 - kept**2) * other
+
+    def _stage(self, plan: Plan, task: Trial, rank: int, slower: float) -> StageMeasurement:
+        where = seat(plan, rank)
+        parts = stage_features(self._truth, plan, task.timed_steps, where.stage, where.data_rank)
+        load, forward, backward, update = (sum(features) * slower for features in parts)
+        return StageMeasurement(
+            stage=where.stage,
+            data_rank=where.data_rank,
+            load_seconds=load,
+            forward_seconds=forward,
+            backward_seconds=backward,
+            optimizer_seconds=update,
+            idle_seconds=0.0,
+            peak_bytes=self._memory(plan, task)[where.stage],
+            static_bytes=0,
+        )
+
+
+def _report(stage: StageMeasurement, seconds: list[float], samples: int) -> TrialReport:
+    return TrialReport(
+        step_seconds=tuple(seconds),
+        losses=(1.0,) * len(seconds),
+        samples=samples,
+        text_tokens=0,
+        vision_units=0,
+        stage=stage,
+    )
+
+
+class Undisturbed(Watch):
+    """Of a simulated machine, which nobody else uses."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    @property
+    def conditions(self) -> Conditions:
+        return Conditions(foreign_cpu=0.0, own_cpu=0.0, foreign_gpu=False, throttled=(), energy_joules=None)
+
+
+class SimulatedLedger(Ledger):
+    """In memory, at the machine's own time."""
+
+    def __init__(self, launcher: SimulatedLauncher, known: Iterable[FinishedTrial] = ()) -> None:
+        """`known` are trials of other studies on the same workload."""
+        self.trials = []
+        self._launcher = launcher
+        self._known = list(known)
+
+    def record(
+        self, plan: Plan, role: str, parameters: Mapping[str, Any], attempt: Callable[[], Attempt]
+    ) -> FinishedTrial:
+        started = self._launcher.now()
+        made = attempt()
+        result = made.result(f"{len(self.trials):032x}", self._launcher.now())
+        trial = FinishedTrial(
+            id=result.trial_id,
+            study_id=_STUDY,
+            number=len(self.trials),
+            plan=plan,
+            role=role,
+            parameters=parameters,
+            started=started,
+            result=result,
+        )
+        self.trials.append(trial)
+        return trial

@@ -1,0 +1,104 @@
+"""What of the space that a job asks for can be searched, and what is said of what cannot."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from autotune.errors import JobError, NoFeasiblePlan
+from autotune.search.capacities import capacities
+from autotune.search.feasible import feasible_space
+from autotune.search.layouts import layout_name
+from autotune.search.space import Space
+from tests.search_values import BATCH, MEBI, predictor_of, solver_of, workload_of
+from trials.job import SpaceSection
+from trials.plan import Layout, Packed, Padded
+from trials.workload import Workload
+
+PREDICTOR = predictor_of()
+REMEDY = "raise hardware.memory_limit"
+
+
+def space_of(workload: Workload, **wanted: Any) -> Space:
+    solver = solver_of(workload.memory_limit_bytes, PREDICTOR)
+    return feasible_space(workload, solver, remedy=REMEDY, wanted=SpaceSection(**wanted))
+
+
+def pairs(space: Space) -> set[tuple[int, int]]:
+    return {(p.packing.qv, p.packing.qt) for p in space.starts if isinstance(p.packing, Packed)}
+
+
+def test_without_wishes_everything_that_the_devices_and_the_data_offer_is_searched() -> None:
+    workload = workload_of(devices=2)
+    space = space_of(workload)
+    assert {layout_name(plan.layout) for plan in space.starts} == {"p1-d2-z0", "p1-d2-z1", "p2-d1-z0"}
+    found = capacities(workload.data, BATCH, hold_all=False)
+    assert pairs(space) <= {(pair.qv, pair.qt) for pair in found}
+    assert len(pairs(space)) > 5
+
+
+def test_a_given_capacity_goes_with_each_of_the_other() -> None:
+    assert pairs(space_of(workload_of(), qv=(9,), qt=(320, 480))) == {(9, 320), (9, 480)}
+    of_units = pairs(space_of(workload_of(), qv=(9,)))
+    assert {qv for qv, _ in of_units} == {9}
+    assert len(of_units) > 2
+
+
+def test_a_layout_that_cannot_be_is_refused_with_those_that_can() -> None:
+    with pytest.raises(JobError, match=r"'p3-d1-z0' is none of .* float32: p1-d2-z0, p1-d2-z1, p2-d1-z0"):
+        space_of(workload_of(), layouts=("p3-d1-z0",))
+
+
+def test_a_split_has_as_many_layers_as_the_model() -> None:
+    with pytest.raises(JobError, match="the stages hold 8 layers but the model has 9"):
+        space_of(workload_of(), split=(4, 4))
+
+
+def test_a_split_has_as_many_stages_as_some_layout() -> None:
+    with pytest.raises(JobError, match="it has 3 stages, but no layout has: p1-d2-z0, p1-d2-z1, p2-d1-z0"):
+        space_of(workload_of(), split=(3, 3, 3))
+
+
+def test_a_split_chooses_the_layouts_of_so_many_stages() -> None:
+    assert {plan.layout.pipeline for plan in space_of(workload_of(), split=(5, 4)).starts} == {2}
+
+
+def test_an_unknown_packer_is_refused_with_those_that_exist() -> None:
+    with pytest.raises(JobError, match=r"search.space.packers: 'tetris' .*best-fit"):
+        space_of(workload_of(), packers=("isf", "tetris"))
+
+
+def test_capacities_hold_the_longest_sample_where_it_would_be_lost() -> None:
+    workload = replace(workload_of(), oversize="skip")
+    longest = (workload.data.most_vision_units, workload.data.longest_text_tokens)
+    with pytest.raises(JobError, match=f"of {longest[0]} vision units and {longest[1]} text tokens; raise qv and qt"):
+        space_of(workload, qv=(longest[0] - 1,), qt=(longest[1] - 1,))
+    space = space_of(workload, qv=(longest[0] - 1, 9), qt=(480,))
+    assert pairs(space) == {(9, 480)}
+
+
+def test_where_no_layout_fits_the_leanest_one_is_named_with_its_stage_and_what_is_missing() -> None:
+    least, stage = min(
+        solver_of(1, PREDICTOR).leanest(Padded(samples=1), layout)
+        for layout in (Layout(pipeline=1, data=2, zero=1), Layout(pipeline=2, data=1, zero=0))
+    )
+    with pytest.raises(NoFeasiblePlan) as found:
+        space_of(workload_of(round(least) - 3 * MEBI))
+    assert f"needs about {least / MEBI:.0f} MiB on stage {stage}, 3 MiB more than there is; {REMEDY}" in str(
+        found.value
+    )
+
+
+def test_layouts_that_cannot_fit_are_left_out() -> None:
+    plain, split = (
+        solver_of(1, PREDICTOR).least_bytes(Padded(samples=1), layout)
+        for layout in (Layout(pipeline=1, data=2, zero=0), Layout(pipeline=2, data=1, zero=0))
+    )
+    assert split < plain
+    space = space_of(workload_of(round((plain + split) / 2)))
+    assert {plan.layout.pipeline for plan in space.starts} == {2}
+
+
+def test_where_no_pack_keeps_the_batch_the_space_is_described() -> None:
+    with pytest.raises(NoFeasiblePlan, match=r"keeps the global batch of 16 samples .* or widen search.space"):
+        space_of(workload_of(), qv=(40,), qt=(20_000,))
