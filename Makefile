@@ -27,8 +27,8 @@ test: lint  ## run every check and every test
 	$(BIN)/python -m pytest -m "not ranks" --numprocesses logical --maxprocesses 4
 	$(BIN)/python -m pytest -m ranks
 
-bench: $(READY)  ## run every benchmark; each prints one JSON object, together some 40 minutes
-	status=0; for name in packing simulator solver prediction; do \
+bench: $(READY)  ## run every benchmark; each prints one JSON object, together some two hours
+	status=0; for name in packing simulator solver prediction search tuning; do \
 		$(BIN)/python -m benchmarks.$$name || status=1; done; exit $$status
 
 coverage: $(READY)  ## run every test with branch coverage, ranks included
