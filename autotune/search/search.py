@@ -85,7 +85,7 @@ class Search:
             if self._may_compare(baseline.role, deadline):
                 self._seed(baseline.plan, baseline.role)
         self._sample(deadline)
-        self._confirm()
+        self._confirm(deadline)
         return self._field()
 
     # --- the budget ---
@@ -117,11 +117,13 @@ class Search:
 
     def _may_go_on(self, deadline: float, owed: int = 0) -> bool:
         """Whether a trial is left beside those owed, and time for it and for the confirmation."""
-        done = self._spent()
-        durations = [duration_seconds(trial) for trial in done if isinstance(trial.result.outcome, Completed)]
+        is_left = len(self._spent()) + owed < self.settings.trials
+        return is_left and self._has_time(1 + _FINALISTS + len(BASELINES), deadline)
+
+    def _has_time(self, runs: int, deadline: float) -> bool:
+        durations = [duration_seconds(trial) for trial in self._spent() if isinstance(trial.result.outcome, Completed)]
         mean = sum(durations) / len(durations) if durations else 0.0
-        runs_to_come = 1 + self.settings.confirm_rounds * (_FINALISTS + len(BASELINES))
-        return len(done) + owed < self.settings.trials and self.clock() + mean * runs_to_come < deadline
+        return self.clock() + mean * runs < deadline
 
     def _is_worth(self, gain: float) -> bool:
         return gain > max(_LEAST_GAIN, _GAIN_IN_NOISE * self.advisor.surrogate.noise)
@@ -160,18 +162,23 @@ class Search:
         if reference is not None and sum(map(ran, since)) >= _REFERENCE_EVERY and self._may_go_on(deadline):
             self._run(reference, REFERENCE)
 
-    def _confirm(self) -> None:
-        """Repeats the finalists in turns, so that a drift of the machine meets them all alike, until one is sure."""
+    def _confirm(self, deadline: float) -> None:
+        """Repeats the finalists in turns, so that a drift of the machine meets them all alike.
+
+        Once with the baselines, and then those that may win, until one is sure or the time is spent.
+        """
         field = self._field()
         if not field.standings:
             tried = len(self.ledger.trials)
             raise NoFeasiblePlan(f"none of the {tried} plans that were tried completed; raise hardware.memory_limit")
         for number in range(self.settings.confirm_rounds):
-            for plan in self._field().finalists(_FINALISTS):
+            field = self._field()
+            for plan in field.contenders(_FINALISTS) if number else field.finalists(_FINALISTS):
                 if self._confirmations(plan) <= number:
                     self._run(plan, CONFIRM)
             field = self._field()
-            if not field.standings or field.verdict(field.repeated).loss <= SMALL_LOSS:
+            is_sure = not field.standings or field.verdict(field.repeated).loss <= SMALL_LOSS
+            if is_sure or not self._has_time(_FINALISTS, deadline):
                 return
 
     def _confirmations(self, plan: Plan) -> int:

@@ -66,11 +66,15 @@ class Field:
         everything = range(len(self.standings))
         return [number for number in everything if self.standings[number].trials > 1] or everything
 
+    def contenders(self, most: int) -> tuple[Plan, ...]:
+        """The two fastest plans and others that may be as fast."""
+        first = (number for number in range(min(most, len(self.standings))) if number < _LEAST or self._may_win(number))
+        return tuple(self.standings[number].plan for number in first)
+
     def finalists(self, most: int) -> tuple[Plan, ...]:
-        """The two fastest plans and others that may be as fast, and the fastest of each kind of baseline."""
-        first = [number for number in range(min(most, len(self.standings))) if number < _LEAST or self._may_win(number)]
-        chosen = dict.fromkeys((*first, *self._best_baselines(range(len(self.standings))).values()))
-        return tuple(self.standings[number].plan for number in chosen)
+        """The contenders and the fastest of each kind of baseline."""
+        baselines = self._best_baselines(range(len(self.standings))).values()
+        return tuple(dict.fromkeys((*self.contenders(most), *(self.standings[number].plan for number in baselines))))
 
     def _may_win(self, number: int) -> bool:
         more, error = self.posterior.difference(number, 0)
