@@ -76,7 +76,7 @@ class Run:
 def main() -> None:
     arguments = _arguments()
     with tempfile.TemporaryDirectory() as folder:
-        prepared = _prepared(Path(folder), arguments.samples)
+        prepared = example(Path(folder), arguments.samples)
         with WarmPool(local_ranks(2, "cpu"), Path(folder) / "ranks") as pool:
             costs = profile_layers(prepared, pool, Path(folder) / "ranks")
             predictor = Predictor(costs, prepared.epoch, prepared.workload.model.element_bytes)
@@ -85,11 +85,14 @@ def main() -> None:
     _report(costs, predictor, runs, prepared.job.search.warmup_steps)
 
 
-def _prepared(folder: Path, samples: int) -> Prepared:
+def example(folder: Path, samples: int, search: Mapping[str, object] | None = None) -> Prepared:
+    """The example's job on so many samples, made in `folder`; `search` takes the place of some of its settings."""
     generate = [sys.executable, str(EXAMPLE / "generate.py"), "--folder", str(folder), "--samples", str(samples)]
     subprocess.run(generate, check=True, stdout=sys.stderr)
     (folder / "job.yaml").write_text((EXAMPLE / "job.yaml").read_text())
-    return prepare(load_job(folder / "job.yaml"), folder / "work")
+    job = load_job(folder / "job.yaml")
+    settings = job.search.model_copy(update=search or {})
+    return prepare(job.model_copy(update={"search": settings}), folder / "work")
 
 
 # --- plans ---

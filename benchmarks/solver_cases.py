@@ -29,6 +29,8 @@ _DATA = {
     "tiles up to 5": ({0: 0.15, 1: 0.25, 3: 0.15, 5: 0.45}, 150),
     "text and tiles": ({0: 0.4, 1: 0.2, 2: 0.1, 5: 0.2, 7: 0.1}, 400),
     "many tiles": ({1: 0.2, 4: 0.2, 7: 0.3, 13: 0.3}, 120),
+    "single tiles": ({1: 1.0}, 250),
+    "long text": ({0: 0.5, 1: 0.3, 2: 0.2}, 900),
 }
 
 _CAPACITIES = {"tiles up to 5": (9, 4096), "text and tiles": (12, 4096), "many tiles": (20, 6144)}
@@ -123,14 +125,14 @@ def paper_case(packs: int) -> Case:
     )
 
 
-def lengths(data: str, seed: int) -> DatasetIndex:
+def lengths(data: str, seed: int, samples: int = _SAMPLES) -> DatasetIndex:
     """Samples of random lengths, or all alike."""
     if data == EQUAL:
         return index_of(np.full(_EQUAL_SAMPLES, 3), np.full(_EQUAL_SAMPLES, 1365))
     shares, mean = _DATA[data]
     random = np.random.default_rng(seed)
-    units = random.choice(list(shares), size=_SAMPLES, p=list(shares.values()))
-    text = np.minimum(random.lognormal(np.log(mean), 0.8, _SAMPLES), 2000).astype(np.int64)
+    units = random.choice(list(shares), size=samples, p=list(shares.values()))
+    text = np.minimum(random.lognormal(np.log(mean), 0.8, samples), 2000).astype(np.int64)
     return index_of(units, units * _TILE_TOKENS + text + 1)
 
 

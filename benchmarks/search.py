@@ -1,0 +1,359 @@
+"""Searches beside each other on simulated machines and on a recorded surface. Prints one JSON object.
+
+    python -m benchmarks.search [--workloads 50] [--processes 2]
+
+Each workload of `benchmarks/workloads.py` is a job with its own model, data, devices and memory, on a machine whose
+layers differ from their profile by 8 %, whose steps have noise and which drifts. Regret is how much longer an epoch
+truly takes under the plan that a search would choose after so many trials than under the best plan known, which was
+found with the machine's own costs. Others are Optuna's samplers and a grid of the solver's plans, in random order, on
+the same space with the same trials; they choose the plan that measured fastest.
+"""
+
+import argparse
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import optuna
+from optuna.storages import InMemoryStorage
+
+from autotune.predict.calibration import Lessons
+from autotune.search.advisor import Advisor
+from autotune.search.baselines import baselines
+from autotune.search.calibrated import CalibratedPredictor
+from autotune.search.guide import Guide
+from autotune.search.heritage import moved
+from autotune.search.ledger import BASELINE_OMNIBAL, CONFIRM, ran
+from autotune.search.limits import Limits
+from autotune.search.proposals import SAMPLERS, Proposals
+from autotune.search.runner import Runner
+from autotune.search.search import Search
+from autotune.search.simulated import Behaviour, SimulatedLedger, Undisturbed
+from autotune.search.solver import Solver
+from benchmarks.result import Check, at_least, at_most, finish
+from benchmarks.surface import FOLDER, Surface, read_surface, recorded_space
+from benchmarks.workloads import NOISY, SimulatedWorkload, workloads
+from storage.records import FinishedTrial
+from trials import plugins
+from trials.outcome import Completed
+from trials.plan import Plan
+
+TRIALS = 12
+MANY_TRIALS = 30
+OTHERS = ("tpe", "gp", "random", "grid")
+OTHERS_TRIALS = 60
+SURFACE, SURFACE_TRIALS = FOLDER / "tiny-internvl.jsonl", 60
+RECORDED_PLANS = 300
+ENOUGH = 0.01
+"""Regret that counts as found."""
+WRONG = 2.0
+"""Factor by which layer costs are planted wrong."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What one search came to."""
+
+    regrets: tuple[float, ...]
+    """After each trial that counts; infinite while nothing was measured."""
+    plan: Plan
+    """The winner."""
+    seconds: float
+    """True time of an epoch under the winner."""
+    confidence: float | None
+    trials: int
+    """All of them, repeats included."""
+    lessons: Lessons
+
+
+def search(
+    workload: SimulatedWorkload,
+    trials: int,
+    behaviour: Behaviour = NOISY,
+    seed: int = 0,
+    after: Found | None = None,
+) -> Found:
+    """Ours; `after` another one, on a workload like this."""
+    launcher = workload.launcher(behaviour, seed)
+    best = workload.best_seconds(launcher)
+    prepared = workload.prepared(trials=trials)
+    limits = workload.limits(workload.memory_bytes)
+    calibrated = CalibratedPredictor(workload.predictor, after.lessons if after else None)
+    space = workload.space(workload.predictor)
+    advisor = Advisor(space, calibrated, limits, prepared.job.search)
+    ledger = SimulatedLedger(launcher)
+    regrets: list[float] = []
+
+    def listen(trial: FinishedTrial, is_known: bool) -> None:
+        if not is_known and ran(trial) and trial.role != CONFIRM:
+            chosen = advisor.best()
+            regrets.append(launcher.epoch_seconds(chosen) / best - 1 if chosen else math.inf)
+
+    solver = Solver(workload.predictor, limits)
+    inherited = after and moved(after.plan, workload.workload, solver)
+    field = Search(
+        settings=prepared.job.search,
+        ledger=ledger,
+        proposals=Proposals(InMemoryStorage(), "study", "model", Guide(space=space, advisor=advisor, seed=seed)),
+        space=space,
+        predictor=calibrated,
+        advisor=advisor,
+        runner=Runner(prepared, calibrated, launcher, Undisturbed),
+        listener=listen,
+        clock=launcher.clock,
+    ).run(
+        baselines(workload.workload, workload.predictor, solver, limits, hold_all=False),
+        [inherited] if inherited and space.point(inherited) else [],
+    )
+    verdict = field.verdict(field.repeated)
+    plan = field.standings[verdict.winner].plan
+    return Found(
+        regrets=tuple(regrets),
+        plan=plan,
+        seconds=launcher.epoch_seconds(plan),
+        confidence=verdict.confidence,
+        trials=len(ledger.trials),
+        lessons=calibrated.lessons,
+    )
+
+
+def other_search(workload: SimulatedWorkload, name: str, trials: int, seed: int = 0) -> list[float]:
+    """Regret after each trial."""
+    launcher = workload.launcher(NOISY, seed)
+    best = workload.best_seconds(launcher)
+    prepared = workload.prepared(trials=trials)
+    predictor = CalibratedPredictor(workload.predictor)
+    runner = Runner(prepared, predictor, launcher, Undisturbed)
+    space = workload.space(workload.predictor)
+    plans = _grid(space.starts, seed) if name == "grid" else None
+    advisor = Advisor(space, predictor, workload.limits(workload.memory_bytes), prepared.job.search)
+    guide = Guide(space=space, advisor=advisor, seed=seed)
+    study = optuna.create_study(sampler=None if plans else plugins.load(SAMPLERS, name).sampler(guide))
+    measured: dict[Plan, float] = {}
+    regrets: list[float] = []
+    for _ in range(trials):
+        trial = study.ask(space.distributions) if plans is None else None
+        plan = space.plan(trial.params) if trial else next(plans or iter(()), None)
+        if plan is None:
+            break
+        attempt = runner.run(plan)
+        if isinstance(attempt.outcome, Completed) and attempt.epoch_seconds is not None:
+            measured[plan] = min(attempt.epoch_seconds, measured.get(plan, math.inf))
+        if trial is not None:
+            predicted = predictor.epoch_seconds(plan)
+            study.tell(trial, attempt.epoch_seconds if attempt.epoch_seconds is not None else 2 * predicted)
+        chosen = min(measured, key=lambda plan: measured[plan], default=None)
+        regrets.append(launcher.epoch_seconds(chosen) / best - 1 if chosen else math.inf)
+    return regrets
+
+
+def _grid(starts: Sequence[Plan], seed: int) -> Iterator[Plan]:
+    order = np.random.default_rng(seed).permutation(len(starts))
+    return iter([starts[number] for number in order])
+
+
+def sequential_seconds(workload: SimulatedWorkload) -> float | None:
+    """True time of OmniBal's recipe: the fastest, on the machine, of its split's neighbours that fit."""
+    launcher = workload.launcher(NOISY, 0)
+    limits = workload.limits(workload.memory_bytes)
+    solver = Solver(workload.predictor, limits)
+    plans = baselines(workload.workload, workload.predictor, solver, limits, hold_all=False)
+    fitting = [each.plan for each in plans if each.role == BASELINE_OMNIBAL and workload.fits(each.plan)]
+    return min(map(launcher.epoch_seconds, fitting), default=None)
+
+
+# --- on the recorded surface ---
+
+
+def replayed(name: str, surface: Surface, trials: int, seed: int) -> list[float]:
+    """Regret after each trial of a search among the recorded plans; "model" is ours."""
+    predictor, run = CalibratedPredictor(surface.predictor), surface.replay(seed)
+    model = surface.workload.model
+    limits = Limits(
+        vision_layers=model.vision_layers,
+        language_layers=model.language_layers,
+        memory_bytes=surface.workload.memory_limit_bytes,
+    )
+    space = recorded_space(surface, Solver(surface.predictor, limits))
+    advisor = Advisor(space, predictor, limits, surface.settings)
+    guide = Guide(space=space, advisor=advisor, seed=seed)
+    plans = _grid(space.starts, seed) if name == "grid" else None
+    study = optuna.create_study(sampler=None if plans else plugins.load(SAMPLERS, name).sampler(guide))
+    measured: dict[Plan, float] = {}
+    regrets: list[float] = []
+    for number in range(trials):
+        trial = study.ask(space.distributions) if plans is None else None
+        plan = space.plan(trial.params) if trial else next(plans or iter(()))
+        done = run(plan, number)
+        seconds = done.result.epoch_seconds
+        if trial is not None:
+            study.tell(trial, seconds if seconds is not None else 2 * predictor.epoch_seconds(plan))
+        if seconds is not None:
+            measured[plan] = min(seconds, measured.get(plan, math.inf))
+        advisor.learn(done)
+        fastest = min(measured, key=lambda plan: measured[plan], default=None)
+        chosen = advisor.best() if name == "model" else fastest
+        regrets.append(surface.epoch_seconds[chosen] / surface.best_seconds - 1 if chosen else math.inf)
+    return regrets
+
+
+def on_surface(seed: int) -> dict[str, Any]:
+    """One row: searches that begin with this seed."""
+    surface = Surface(*read_surface(SURFACE))
+    regrets = {name: replayed(name, surface, SURFACE_TRIALS, seed) for name in ("model", *OTHERS)}
+    _tell(f"surface, seed {seed}: {regrets['model'][TRIALS - 1]:.4f}")
+    return {
+        "surface": SURFACE.stem,
+        "plans": len(surface.epoch_seconds),
+        "error_of_a_plan": surface.error,
+        "seed": seed,
+        "regret_after_12": {name: each[TRIALS - 1] for name, each in regrets.items()},
+        "trials_needed": {name: needed(each) for name, each in regrets.items()},
+    }
+
+
+# --- what is compared ---
+
+
+def compare(workload: SimulatedWorkload) -> dict[str, Any]:
+    """One row: ours, others, and the sequential recipe."""
+    found = search(workload, TRIALS)
+    sequential = sequential_seconds(workload)
+    regrets = {name: other_search(workload, name, OTHERS_TRIALS) for name in OTHERS}
+    _tell(f"{workload.name}: {found.regrets[-1]:.4f}")
+    return {
+        "workload": workload.name,
+        "regrets": found.regrets,
+        "winner_regret": found.seconds / workload.best_seconds(workload.launcher(NOISY, 0)) - 1,
+        "confidence": found.confidence,
+        "trials_in_all": found.trials,
+        "trials_needed": {"model": needed(found.regrets), **{name: needed(each) for name, each in regrets.items()}},
+        "regret_after_12": {name: each[:TRIALS][-1] for name, each in regrets.items()},
+        "gain_on_sequential": sequential / found.seconds if sequential else None,
+    }
+
+
+def needed(regrets: Sequence[float]) -> int | None:
+    """Trials until the regret stays at ENOUGH or below; None when it never does."""
+    above = [number for number, regret in enumerate(regrets, 1) if regret > ENOUGH]
+    last = above[-1] if above else 0
+    return last + 1 if last < len(regrets) else None
+
+
+def planted(number: int) -> dict[str, Any]:
+    """A machine whose layers take twice or half of what the profile says, and 20 % more or less memory."""
+    workload = list(workloads(50))[number]
+    random = np.random.default_rng(number)
+    times = [WRONG ** float(random.choice((-1, 1))) for _ in range(3)]
+    kept = float(random.choice((0.8, 1.2)))
+    wrong = replace(workload, wrong=(*times, times[0], 1.0, 1.0, 1.0, 1.0, kept))
+    found = search(wrong, MANY_TRIALS)
+    regret = found.seconds / wrong.best_seconds(wrong.launcher(NOISY, 0)) - 1
+    _tell(f"planted {times} {kept} {wrong.name}: {regret:.4f}")
+    return {"workload": wrong.name, "factors": times, "bytes": kept, "regrets": found.regrets, "winner_regret": regret}
+
+
+def second(number: int) -> dict[str, Any]:
+    """A job that is changed a little: a quarter more data and batch, other samples, and one more language layer."""
+    workload = list(workloads(50))[number]
+    language = replace(workload.language, layers=workload.language.layers + 1)
+    changed = replace(workload, language=language, growth=1.25, memory=workload.memory_bytes)
+    first = search(workload, TRIALS)
+    cold, warm = search(changed, TRIALS, seed=1), search(changed, TRIALS, seed=1, after=first)
+    _tell(f"second {changed.name}: {needed(cold.regrets)}, after the first {needed(warm.regrets)}")
+    return {
+        "workload": changed.name,
+        "trials_needed_alone": needed(cold.regrets),
+        "trials_needed_after_the_first": needed(warm.regrets),
+        "regrets": [cold.regrets, warm.regrets],
+    }
+
+
+def repeated(number: int) -> dict[str, Any]:
+    """Ten searches of one job on a noisy machine, each at another time."""
+    workload = list(workloads(50))[number]
+    noisy = replace(NOISY, noise=0.05, drift=0.10)
+    seconds = [search(workload, TRIALS, noisy, seed).seconds for seed in range(10)]
+    best = min(seconds)
+    _tell(f"repeated {workload.name}: {[round(each / best - 1, 4) for each in seconds]}")
+    return {"workload": workload.name, "above_best": [each / best - 1 for each in seconds]}
+
+
+def main() -> None:
+    arguments = _arguments()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    chosen = list(workloads(arguments.workloads))
+    few = range(min(10, arguments.workloads))
+    with ProcessPoolExecutor(arguments.processes) as pool:
+        compared = list(pool.map(compare, chosen))
+        wrong = list(pool.map(planted, few))
+        again = list(pool.map(repeated, list(few)[:3]))
+        seconds = list(pool.map(second, few))
+        recorded = list(pool.map(on_surface, range(arguments.seeds)))
+    rows: list[Mapping[str, Any]] = [*compared, *wrong, *seconds, *again, *recorded]
+    finish(rows, [*_regret_checks(compared), *_surface_checks(recorded), *_other_checks(wrong, seconds, again)])
+
+
+def _regret_checks(compared: list[dict[str, Any]]) -> list[Check]:
+    last = [row["regrets"][-1] for row in compared]
+    gains = [row["gain_on_sequential"] for row in compared if row["gain_on_sequential"]]
+    return [
+        at_most("median regret after 12 trials", [float(np.median(last))], 0.01),
+        at_most("regret after 12 trials, 90th percentile", [float(np.quantile(last, 0.9))], 0.03),
+        at_least("trials of the best other sampler over ours, medians, to stay within 1 %", [_advantage(compared)], 5),
+        at_least("least gain on the sequential recipe", gains, 0.985),
+    ]
+
+
+def _surface_checks(recorded: list[dict[str, Any]]) -> list[Check]:
+    last = [row["regret_after_12"]["model"] for row in recorded]
+    return [
+        at_least("recorded plans", [row["plans"] for row in recorded], RECORDED_PLANS),
+        at_most("median regret after 12 trials, recorded", [float(np.median(last))], 0.01),
+        at_most("regret after 12 trials, 90th percentile, recorded", [float(np.quantile(last, 0.9))], 0.03),
+        at_least("trials of the best other sampler over ours, recorded", [_advantage(recorded)], 5),
+    ]
+
+
+def _advantage(rows: list[dict[str, Any]]) -> float:
+    """Median trials that the best other sampler needs, over ours."""
+    medians = {
+        name: float(np.median([row["trials_needed"][name] or OTHERS_TRIALS + 1 for row in rows]))
+        for name in ("model", *OTHERS)
+    }
+    return min(medians[name] for name in OTHERS) / medians["model"]
+
+
+def _other_checks(
+    wrong: list[dict[str, Any]], seconds: list[dict[str, Any]], again: list[dict[str, Any]]
+) -> list[Check]:
+    alone, after = (
+        float(np.median([row[f"trials_needed_{which}"] or TRIALS + 1 for row in seconds]))
+        for which in ("alone", "after_the_first")
+    )
+    close = [sum(each <= 0.02 for each in row["above_best"]) for row in again]
+    return [
+        at_most("regret after 30 trials with a wrong profile", [row["winner_regret"] for row in wrong], 0.03),
+        at_most("trials of a second search over those of one alone, medians", [after / alone], 0.5),
+        at_least("of 10 repeated searches, winners within 2 % of each other", close, 9),
+    ]
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workloads", type=int, default=50)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--seeds", type=int, default=10, help="searches on the recorded surface")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,218 @@
+"""A recorded surface: many plans of one workload, each measured for real in some rounds, to compare searches on."""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from autotune.predict.costs import LayerCosts
+from autotune.predict.predictor import Predictor
+from autotune.search.calibrated import CalibratedPredictor
+from autotune.search.runner import estimate_epoch
+from autotune.search.solver import Solver
+from autotune.search.space import Axes, Point, Space
+from autotune.search.surrogate import Surrogate
+from benchmarks.drift import at_profiled_speed
+from storage.records import FinishedTrial, TrialResult
+from trials import wire
+from trials.data.epoch import CostWeights, Epoch, build_epoch
+from trials.data.formats import AnnotationFile
+from trials.data.index import COLUMNS, DatasetIndex
+from trials.data.packs import Oversize
+from trials.job import SearchSection
+from trials.outcome import Completed, Failed, OutOfMemory
+from trials.plan import Packed, Packing, Plan
+from trials.workload import Workload
+
+FOLDER = Path(__file__).parent / "surfaces"
+REPLAYED_NOISE = 0.015
+"""Of a trial, as a share: what the steps of one trial differ by on a machine that is left alone."""
+_BEGINNING, _TRIAL_SECONDS = datetime(2026, 1, 1, tzinfo=UTC), 7.0
+_NEAREST = 9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """The first line of the file: what all runs have in common."""
+
+    workload: Workload
+    costs: LayerCosts
+    """Profiled before the first run."""
+    weights: CostWeights
+    seed: int
+    warmup_steps: int
+    lengths: tuple[tuple[int, int, int], ...]
+    """(vision units, text tokens, target tokens) of each sample."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run of a plan: a further line."""
+
+    plan: Plan
+    outcome: Completed | Failed
+    began: float
+    """Seconds since the epoch of Unix."""
+    ended: float
+
+
+def read_surface(path: Path) -> tuple[Header, list[Run]]:
+    with path.open() as lines:
+        header = wire.decode(Header, next(lines))
+        return header, [wire.decode(Run, line) for line in lines]
+
+
+def lengths_of(index: DatasetIndex) -> tuple[tuple[int, int, int], ...]:
+    columns = (index.vision_units, index.text_tokens, index.target_tokens)
+    return tuple(zip(*(column.tolist() for column in columns), strict=True))
+
+
+def index_of(header: Header) -> DatasetIndex:
+    """An index of samples with the recorded lengths, which stand nowhere."""
+    units, tokens, targets = np.array(header.lengths).T
+    numbers = np.arange(len(units))
+    columns = {**dict.fromkeys(COLUMNS, numbers), "file": np.zeros_like(numbers)}
+    columns |= {"vision_units": units, "text_tokens": tokens, "target_tokens": targets}
+    nowhere = AnnotationFile(path=Path("/nowhere"), images=Path("/nowhere"), format="internvl", repeat=1.0)
+    return DatasetIndex(files=(nowhere,), **{name: columns[name].astype(kind) for name, kind in COLUMNS.items()})
+
+
+class Surface:
+    """What the recorded plans truly take: after all runs, with drift and noise taken out by `Surrogate`."""
+
+    def __init__(self, header: Header, runs: Sequence[Run]) -> None:
+        self.header = header
+        self.workload = header.workload
+        self.index = index_of(header)
+        self.predictor = Predictor(header.costs, self.epoch, self.workload.model.element_bytes)
+        self.trials = [_trial(self.predictor, run, number) for number, run in enumerate(runs) if _lasts(run.outcome)]
+        self.settings = SearchSection(warmup_steps=header.warmup_steps)
+        calibrated = CalibratedPredictor(self.predictor)
+        surrogate = Surrogate(calibrated)
+        for trial in self.trials:
+            calibrated.learn(trial.plan, trial.result.outcome, self.settings)
+            surrogate.learn(trial)
+        measured = {trial.plan for trial in self.trials if isinstance(trial.result.outcome, Completed)}
+        too_large = {trial.plan for trial in self.trials if isinstance(trial.result.outcome, Failed)}
+        good = sorted(measured - too_large, key=lambda plan: plan.id)
+        posterior = surrogate.posterior(good)
+        self.epoch_seconds: dict[Plan, float] = dict(zip(good, np.exp(posterior.mean).tolist(), strict=True))
+        self.error = float(np.median(posterior.error))
+        """Standard error of a plan's time, as a share: the median."""
+
+    @property
+    def best_seconds(self) -> float:
+        return min(self.epoch_seconds.values())
+
+    def epoch(self, packing: Packing, data_parallel: int) -> Epoch:
+        return build_epoch(
+            self.index,
+            packing,
+            data_parallel=data_parallel,
+            global_batch_samples=self.workload.global_batch_samples,
+            weights=self.header.weights,
+            seed=self.header.seed,
+            epoch=0,
+            oversize=cast(Oversize, self.workload.oversize),
+        )
+
+    def replay(self, seed: int) -> Callable[[Plan, int], FinishedTrial]:
+        """One of the recorded runs of a plan as trial of this number: without its drift, with noise of its own."""
+        random = np.random.default_rng(seed)
+        of_plan: dict[Plan, list[FinishedTrial]] = defaultdict(list)
+        for trial in self.trials:
+            of_plan[trial.plan].append(trial)
+
+        def run(plan: Plan, number: int) -> FinishedTrial:
+            recorded = of_plan[plan][int(random.integers(len(of_plan[plan])))]
+            finished = _BEGINNING + timedelta(seconds=_TRIAL_SECONDS * number)
+            result = replace(recorded.result, trial_id=f"{number:032x}", finished=finished)
+            if isinstance(result.outcome, Completed) and result.epoch_seconds:
+                seconds = self.epoch_seconds[plan] * math.exp(REPLAYED_NOISE * random.standard_normal())
+                slowness = result.epoch_seconds / seconds
+                outcome = replace(result.outcome, measurement=at_profiled_speed(result.outcome.measurement, slowness))
+                result = replace(result, outcome=outcome, epoch_seconds=seconds)
+            return replace(recorded, id=result.trial_id, number=number, started=finished, result=result)
+
+        return run
+
+
+class RecordedSpace(Space):
+    """A space of the recorded plans alone: another point stands for the nearest of them."""
+
+    def __init__(self, axes: Axes, solver: Solver, plans: Iterable[Plan]) -> None:
+        super().__init__(axes, solver)
+        whole = Space(axes, solver)
+        points = {plan: whole.point(plan) for plan in plans}
+        self._points = {plan: point for plan, point in points.items() if point is not None}
+
+    @cached_property
+    def starts(self) -> tuple[Plan, ...]:
+        return tuple(self._points)
+
+    def point(self, plan: Plan) -> Point | None:
+        return self._points.get(plan)
+
+    def plan(self, point: Mapping[str, Any]) -> Plan:
+        return min(self._points, key=lambda plan: _apart(self._points[plan], point))
+
+    def neighbours(self, plan: Plan) -> Iterator[Plan]:
+        yield from sorted(self._points, key=lambda other: _apart(self._points[other], self._points[plan]))[1:_NEAREST]
+
+
+def recorded_space(surface: Surface, solver: Solver) -> RecordedSpace:
+    """Of a surface's plans, with the axes that they need."""
+    plans = [trial.plan for trial in surface.trials]
+    packings = [plan.packing for plan in plans if isinstance(plan.packing, Packed)]
+    axes = Axes(
+        layouts=tuple(dict.fromkeys(plan.layout for plan in plans)),
+        packers=tuple(sorted({packing.packer for packing in packings})),
+        capacities=tuple(sorted({(packing.qv, packing.qt) for packing in packings})),
+        qv_slacks=tuple(sorted({packing.qv - packing.qv_min for packing in packings})),
+        qt_slacks=tuple(sorted({packing.qt - packing.qt_min for packing in packings})),
+    )
+    return RecordedSpace(axes, solver, plans)
+
+
+def _apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
+    """A step of a boundary or a recompute count is as far as a tenth of a capacity."""
+    far: float = 3.0 * (one["layout"] != other["layout"]) + 0.1 * (one["packer"] != other["packer"])
+    far += abs(math.log(one["qv"] / other["qv"])) + abs(math.log(one["qt"] / other["qt"]))
+    far += 0.1 * sum(
+        min(abs(value - other[name]), 2) for name, value in one.items() if name.startswith(("boundary", "recompute"))
+    )
+    return far
+
+
+def _lasts(outcome: Completed | Failed) -> bool:
+    """Whether it would end alike another time: a measurement, or too little memory."""
+    return isinstance(outcome, Completed) or isinstance(outcome.cause, OutOfMemory)
+
+
+def _trial(predictor: Predictor, run: Run, number: int) -> FinishedTrial:
+    seconds = error = None
+    if isinstance(run.outcome, Completed):
+        seconds, error = estimate_epoch(run.outcome.measurement, predictor.predict(run.plan))
+    result = TrialResult(
+        trial_id=f"{number:032x}",
+        outcome=run.outcome,
+        epoch_seconds=seconds,
+        epoch_seconds_error=error,
+        finished=datetime.fromtimestamp(run.ended, UTC),
+    )
+    return FinishedTrial(
+        id=result.trial_id,
+        study_id="0" * 32,
+        number=number,
+        plan=run.plan,
+        role="recorded",
+        parameters={},
+        started=datetime.fromtimestamp(run.began, UTC),
+        result=result,
+    )

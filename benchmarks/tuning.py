@@ -1,0 +1,128 @@
+"""What a real tuning of the example spends its time on, and trials on warm and on fresh ranks. Prints one JSON object.
+
+    python -m benchmarks.tuning [--samples 400] [--trials 14]
+
+Tunes the example on two ranks with its profile known: the share of the time that is spent neither in timed nor in
+warm-up steps. Then runs plans in turns on ranks that stay alive and on ranks of their own.
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from autotune.predict.predictor import Predictor
+from autotune.search.calibrated import CalibratedPredictor
+from autotune.search.feasible import feasible_space
+from autotune.search.ledger import duration_seconds, ran
+from autotune.search.limits import Limits
+from autotune.search.profiling import layer_costs
+from autotune.search.runner import Runner
+from autotune.search.solver import Solver
+from autotune.search.tuner import Tuner
+from autotune.workload import Prepared
+from benchmarks.prediction import example
+from benchmarks.result import at_most, finish
+from storage.records import FinishedTrial
+from storage.store import Store, open_store
+from trials.outcome import Completed
+from trials.plan import Plan
+from trials.run.pool import REQUESTS_PER_START, WarmPool
+from trials.run.ranks import local_ranks
+
+PLANS = 6
+
+
+def main() -> None:
+    arguments = _arguments()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        prepared = example(folder, arguments.samples, search={"trials": arguments.trials, "time_limit": 3600.0})
+        with open_store(f"sqlite:///{folder}/tuning.db") as store:
+            with WarmPool(local_ranks(2, "cpu"), folder / "profile") as pool:
+                store.add_workload(prepared.workload)
+                layer_costs(prepared, store, pool, folder / "profile")
+            tuning = _tuning(prepared, store, folder / "tuning")
+            rates = _rates(prepared, store, folder / "rates")
+    share = tuning["share_beside_steps"]
+    finish([tuning, rates], [at_most("share of a tuning that is not spent in steps", [share], 0.25)])
+
+
+def _tuning(prepared: Prepared, store: Store, folder: Path) -> dict[str, Any]:
+    trials: list[FinishedTrial] = []
+
+    def listen(trial: FinishedTrial, _: bool) -> None:
+        trials.append(trial)
+        print(f"trial {trial.number}: {trial.role}, {trial.result.outcome.kind}", file=sys.stderr, flush=True)
+
+    began = time.perf_counter()
+    best = Tuner(prepared, store, folder, listen).tune()
+    seconds = time.perf_counter() - began
+    done = [trial for trial in trials if ran(trial)]
+    timed = sum(sum(_steps(trial)) for trial in done)
+    warmup = sum(float(np.mean(_steps(trial))) * prepared.job.search.warmup_steps for trial in done if _steps(trial))
+    return {
+        "tuning_seconds": seconds,
+        "trials": len(done),
+        "share_beside_steps": 1 - (timed + warmup) / seconds,
+        "share_beside_timed_steps": 1 - timed / seconds,
+        "share_beside_trials": 1 - sum(map(duration_seconds, done)) / seconds,
+        "roles": [trial.role for trial in trials],
+        "confidence": best.confidence,
+        "ties": list(best.ties),
+        "gains": {baseline.role: baseline.gain for baseline in best.baselines},
+    }
+
+
+def _steps(trial: FinishedTrial) -> tuple[float, ...]:
+    outcome = trial.result.outcome
+    return outcome.measurement.step_seconds if isinstance(outcome, Completed) else ()
+
+
+def _rates(prepared: Prepared, store: Store, folder: Path) -> Mapping[str, Any]:
+    """Seconds of each trial, from its request to its result, on warm and on fresh ranks."""
+    model, limit = prepared.workload.model, prepared.workload.memory_limit_bytes
+    commands = local_ranks(2, "cpu")
+    with (
+        WarmPool(commands, folder / "warm") as warm,
+        WarmPool(commands, folder / "fresh", REQUESTS_PER_START["fresh"]) as fresh,
+    ):
+        predictor = Predictor(layer_costs(prepared, store, warm, folder), prepared.epoch, model.element_bytes)
+        limits = Limits(vision_layers=model.vision_layers, language_layers=model.language_layers, memory_bytes=limit)
+        space = feasible_space(prepared.workload, Solver(predictor, limits), remedy="give more memory")
+        plans = sorted(space.starts, key=predictor.epoch_seconds)[:PLANS]
+        runners = {
+            name: Runner(prepared, CalibratedPredictor(predictor), pool)
+            for name, pool in (("warm", warm), ("fresh", fresh))
+        }
+        runners["warm"].run(plans[0])  # starts its ranks
+        seconds: dict[str, list[float]] = {name: [] for name in runners}
+        for number, plan in enumerate(plans):
+            for name in sorted(runners, reverse=number % 2 == 0):
+                seconds[name].append(_timed(runners[name], plan))
+    return {
+        "trials_per_minute": {name: 60 / float(np.median(each)) for name, each in seconds.items()},
+        "seconds": seconds,
+    }
+
+
+def _timed(runner: Runner, plan: Plan) -> float:
+    began = time.perf_counter()
+    runner.run(plan)
+    return time.perf_counter() - began
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--samples", type=int, default=400, help="of the example's data")
+    parser.add_argument("--trials", type=int, default=14)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
