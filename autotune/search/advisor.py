@@ -66,6 +66,8 @@ class Advisor:
         self._beside: list[float] = []
         self._weighs_memory = "memory" in settings.objectives
         self._solve = self._solvers()
+        self._proposed: dict[frozenset[Plan], Proposal | None] = {}
+        """Until the next lesson, by pending plans."""
 
     def _solvers(self) -> list[Solve]:
         """Splits by corrected costs, cached; also for less memory where that is an objective."""
@@ -88,6 +90,7 @@ class Advisor:
             case _:
                 pass
         self._solve = self._solvers()
+        self._proposed.clear()
 
     def best(self) -> Plan | None:
         """The plan that is fastest after all that is known; None while nothing was measured."""
@@ -126,7 +129,12 @@ class Advisor:
 
     def propose(self, pending: Iterable[Plan] = ()) -> Proposal | None:
         """None when there is nothing left to try. Of `pending` plans the trials are still running."""
-        waiting = {*pending}
+        waiting = frozenset(pending)
+        if waiting not in self._proposed:
+            self._proposed[waiting] = self._best_proposal(waiting)
+        return self._proposed[waiting]
+
+    def _best_proposal(self, waiting: frozenset[Plan]) -> Proposal | None:
         candidates = [plan for plan in self._candidates() if plan not in waiting]
         if not candidates:
             return None
