@@ -31,6 +31,8 @@ _SOLVED = 8
 _AROUND = 2
 """Plans, of those measured and of the solver's, around which others are looked for."""
 _CLIMBS = 8
+_WRONG = 0.02
+"""Change of the predicted bytes that is worth a space made anew."""
 _SPLITS = Wanted(count=3, within=1.03)
 _INTERVAL = 2.0
 """Standard deviations on each side of the interval of a stage's bytes."""
@@ -64,6 +66,8 @@ class Advisor:
         self._measured: tuple[Plan, ...] = ()
         self._exceeded: list[tuple[Plan, int]] = []
         self._beside: list[float] = []
+        self._byte_factors = (1.0, 1.0)
+        """Those that the space was made with."""
         self._weighs_memory = "memory" in settings.objectives
         self._solve = self._solvers()
         self._proposed: dict[frozenset[Plan], Proposal | None] = {}
@@ -79,6 +83,7 @@ class Advisor:
         """From any trial: its plan is not proposed again."""
         self._predictor.learn(trial.plan, trial.result.outcome, self._settings)
         self.surrogate.learn(trial)
+        self._renew_space()
         self._trials.append(trial)
         self._tried.add(trial.plan)
         self._measured = tuple(dict.fromkeys(each.plan for each in ranked(self._trials)))
@@ -91,6 +96,14 @@ class Advisor:
                 pass
         self._solve = self._solvers()
         self._proposed.clear()
+
+    def _renew_space(self) -> None:
+        """Where trials show that the profile is wrong about memory, other plans can be trained than it said."""
+        now = self._predictor.byte_factors
+        if any(abs(factor / before - 1) > _WRONG for factor, before in zip(now, self._byte_factors, strict=True)):
+            base = self._predictor.base
+            self.space.renew(Solver(base.with_costs(base.costs, now), self._limits))
+            self._byte_factors = now
 
     def best(self) -> Plan | None:
         """The plan that is fastest after all that is known; None while nothing was measured."""

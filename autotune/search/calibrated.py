@@ -74,6 +74,11 @@ class CalibratedPredictor:
         return self._calibration.lessons
 
     @property
+    def byte_factors(self) -> tuple[float, float]:
+        """Of static and of kept bytes."""
+        return self._calibration.byte_factors
+
+    @property
     def covariance(self) -> Array:
         """Of what the factors of FEATURES are still unsure of, [features, features]."""
         return self._calibration.covariance

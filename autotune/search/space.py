@@ -57,14 +57,19 @@ class Space:
 
     def __init__(self, axes: Axes, solver: Solver) -> None:
         self._axes = axes
-        self._solver = solver
-        self._splitter = solver if axes.recompute == "fit" else solver.ample
         self._layouts = {layout_name(layout): layout for layout in axes.layouts}
         self._relaxes = {name: plugins.load(PACKERS, name).RELAXES for name in axes.packers}
         self._stages = max(layout.pipeline for layout in axes.layouts)
+        self.renew(solver)
+
+    def renew(self, solver: Solver) -> None:
+        """From now on shifts are counted from the plans of this solver, and what it admits can be trained."""
+        self._solver = solver
+        self._splitter = solver if self._axes.recompute == "fit" else solver.ample
         self.anchor = cache(self._anchor)
         self._fitted = cache(self._fit)
         self.admits = cache(solver.admits)
+        self.__dict__.pop("starts", None)
 
     # --- the axes ---
 

@@ -21,6 +21,7 @@ from tests.search_values import (
     COSTS,
     axes_of,
     finished,
+    keeping,
     limits_of,
     predictor_of,
     runner_of,
@@ -229,3 +230,20 @@ def test_a_profile_that_is_wrong_in_one_kind_of_layer_is_corrected_within_10_tri
     assert found.least_seconds <= 1.03 * best_seconds(truth, found.launcher)
     for plan in found.tried:
         assert found.corrected.epoch_seconds(plan) == pytest.approx(found.launcher.epoch_seconds(plan), rel=0.1)
+
+
+def test_where_the_profile_is_wrong_about_memory_the_space_follows_the_trials(tmp_path: Path) -> None:
+    """Layers keep a fifth less than profiled, so that plans can be trained that the profile rules out."""
+    limit = round(1.3 * solver_of(1, PREDICTOR).least_bytes(Padded(samples=2), Layout(pipeline=1, data=2, zero=0)))
+    advisor, truth = advisor_of(limit), predictor_of(keeping(0.8))
+    before = set(advisor.space.starts)
+    plan = proposed(advisor).plan
+    outcome = runner_of(tmp_path, SimulatedLauncher(truth), limit).run(plan).outcome
+    advisor.learn(finished(plan, outcome, epoch_seconds=truth.epoch_seconds(plan), epoch_seconds_error=0.0))
+    after = set(advisor.space.starts)
+    assert after != before
+    assert min(map(truth.epoch_seconds, after)) < min(map(truth.epoch_seconds, before))
+    for found in after:
+        point = advisor.space.point(found)
+        assert point is not None
+        assert advisor.space.plan(point) == found
