@@ -53,7 +53,10 @@ def test_wrong_usage_is_told_and_exits_with_2(
         ({"hardware__memory_limit": "400 apples"}, "'400 apples' is not a size such as 400MiB or 1.5GB"),
         ({"hardware__devices": TOO_MANY}, f"asks for {TOO_MANY} ranks but no accelerator is visible"),
         ({"model__path": ""}, "model.path: must be a text that is not empty"),
-        ({"search__sampler": "nope"}, "search.sampler: 'nope' is not one of the samplers here: tpe"),
+        (
+            {"search__sampler": "nope"},
+            "search.sampler: 'nope' is not one of the samplers here: exhaustive, gp, model, random, tpe",
+        ),
         ({"database": "results.db"}, "cannot read the database URL that begins with 'results.db'; use sqlite:///FILE"),
         ({"database": "mysql://me@host/results"}, "no database driver 'mysql'; use sqlite:///FILE"),
     ],
