@@ -7,7 +7,7 @@ import pytest
 from autotune.search.pareto import pareto
 from autotune.search.surrogate import Posterior
 from autotune.search.winner import Field, Standing
-from storage.records import FinishedTrial
+from storage.records import FinishedTrial, ParetoPlan
 from tests.search_values import completed, padded_plan
 
 SAMPLES = 100
@@ -37,8 +37,8 @@ def spent(number: int, joules: float, seconds: float) -> FinishedTrial:
     )
 
 
-def numbers(found: tuple[object, ...]) -> list[int]:
-    return [entry.plan.packing.samples for entry in found]  # type: ignore[attr-defined]
+def numbers(found: tuple[ParetoPlan, ...]) -> list[int]:
+    return [[padded_plan(number) for number in range(1, 10)].index(entry.plan) + 1 for entry in found]
 
 
 def test_time_alone_leaves_no_choice() -> None:
