@@ -23,7 +23,7 @@ _PLAN_WIDTHS = (0.003, 0.01, 0.03, 0.1)
 _DRIFT_WIDTHS = (0.003, 0.02, 0.06, 0.18)
 _DRIFT_SECONDS = (60.0, 600.0)
 _NOISES = (0.005, 0.01, 0.02, 0.04, 0.08)
-_USUAL = (0.01, 0.02, 0.02)
+_USUAL = (0.03, 0.02, 0.02)
 """Plan width, drift and noise before anything is measured; a factor of e away is one standard deviation."""
 _OWN = 0.1
 """Of the variance of what predictions do not know of a plan, the share that not even the most similar plan tells."""
