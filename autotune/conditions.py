@@ -64,9 +64,10 @@ class Watch:
     Ours are a process and its descendants. Two looks a second take a few milliseconds, which count as ours.
     """
 
-    def __init__(self, hardware: Hardware, root: int | None = None) -> None:
-        """`root` is the first of our processes; by default this one."""
+    def __init__(self, hardware: Hardware, root: int | None = None, *, group: int = 0) -> None:
+        """`root` is the first of our processes; by default this one. `group` is that of the devices in use."""
         self._hardware = hardware
+        self._group = group
         self._root = psutil.Process(root)
         self._cores = os.sched_getaffinity(0)
         self._looks: list[Look] = []
@@ -75,7 +76,7 @@ class Watch:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            uuids = [one.uuid for one in accelerators_of(self._hardware)]
+            uuids = [one.uuid for one in accelerators_of(self._hardware, self._group)]
             self._activity = stack.enter_context(activity_of(uuids))
             self._look()
             self._thread.start()

@@ -18,20 +18,23 @@ MOST_RANKS_PER_CORE = 4
 _log = logging.getLogger(__name__)
 
 
-def probe_hardware(section: HardwareSection) -> Hardware:
+def probe_hardware(section: HardwareSection, groups: int = 1) -> Hardware:
     """The devices of this machine that the job may use. Raises HardwareError when it asks for more than there are.
 
-    Warns when a CPU build of torch leaves accelerators unused, and when CPU ranks outnumber the cores.
+    So many `groups` of them are used at the same time. Warns when a CPU build of torch leaves accelerators unused, and
+    when CPU ranks outnumber the cores.
     """
     found = visible(accelerators(), os.environ.get("CUDA_VISIBLE_DEVICES"))
-    return choose(section.devices, machine=this_machine(), found=usable(found, torch_version=version("torch")))
+    usable_ones = usable(found, torch_version=version("torch"))
+    return choose(section.devices, machine=this_machine(), found=usable_ones, groups=groups)
 
 
-def accelerators_of(hardware: Hardware) -> tuple[Accelerator, ...]:
-    """Those that the ranks of a job on `hardware`, which is this machine's, compute on; none on a CPU."""
+def accelerators_of(hardware: Hardware, group: int = 0) -> tuple[Accelerator, ...]:
+    """Those that a group of ranks on `hardware`, which is this machine's, computes on; none on a CPU."""
     if hardware.accelerator == "cpu":
         return ()
-    return visible(accelerators(), os.environ.get("CUDA_VISIBLE_DEVICES"))[: hardware.devices]
+    seen = visible(accelerators(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return seen[group * hardware.devices :][: hardware.devices]
 
 
 def software() -> Software:
@@ -44,14 +47,14 @@ def software() -> Software:
     )
 
 
-def default_memory_limit(hardware: Hardware) -> int:
+def default_memory_limit(hardware: Hardware, groups: int = 1) -> int:
     """Bytes per rank when the job names no limit.
 
-    An accelerator keeps 5 %, at least 1 GiB, for its driver and for the allocator's gaps; CPU ranks share 80 % of the
-    memory.
+    An accelerator keeps 5 %, at least 1 GiB, for its driver and for the allocator's gaps; CPU ranks, also those of
+    groups that work at the same time, share 80 % of the memory.
     """
     if hardware.accelerator == "cpu":
-        return hardware.ram_bytes * 8 // 10 // hardware.devices
+        return hardware.ram_bytes * 8 // 10 // (hardware.devices * groups)
     reserve = max(hardware.device_memory_bytes // 20, 1 << 30)
     return hardware.device_memory_bytes - reserve
 
@@ -84,22 +87,26 @@ def usable(found: Sequence[Accelerator], *, torch_version: str) -> tuple[Acceler
     return ()
 
 
-def choose(devices: int | None, *, machine: Machine, found: Sequence[Accelerator]) -> Hardware:
-    """`devices` ranks on `found`, or on the CPU where nothing is found. Raises HardwareError like `probe_hardware`."""
-    return _accelerated(devices or len(found), machine, found) if found else _on_cpu(devices, machine)
+def choose(devices: int | None, *, machine: Machine, found: Sequence[Accelerator], groups: int = 1) -> Hardware:
+    """`devices` ranks on `found`, or on the CPU where nothing is found, as one of so many `groups`.
+
+    Raises HardwareError like `probe_hardware`.
+    """
+    return _accelerated(devices, machine, found, groups) if found else _on_cpu(devices, machine, groups)
 
 
-def _accelerated(devices: int, machine: Machine, found: Sequence[Accelerator]) -> Hardware:
-    if devices > len(found):
+def _accelerated(devices: int | None, machine: Machine, found: Sequence[Accelerator], groups: int) -> Hardware:
+    ranks = devices or max(1, len(found) // groups)
+    if ranks * groups > len(found):
         raise HardwareError(
-            f"hardware.devices asks for {devices} ranks but {len(found)} accelerators are visible, "
-            f"{devices - len(found)} too few; set it to {len(found)} or less, or look at CUDA_VISIBLE_DEVICES"
+            f"{_asked(ranks, groups)} but {len(found)} accelerators are visible, {ranks * groups - len(found)} too "
+            f"few; {_lower(len(found), groups)}, or look at CUDA_VISIBLE_DEVICES"
         )
-    used = found[:devices]
+    used = found[: ranks * groups]
     return Hardware(
         accelerator="cuda",
         device_name=" + ".join(dict.fromkeys(one.name for one in used)),
-        devices=devices,
+        devices=ranks,
         device_memory_bytes=min(one.memory_bytes for one in used),
         compute_capability=min((one.compute_capability for one in used), key=_capability),
         driver=used[0].driver,
@@ -109,23 +116,36 @@ def _accelerated(devices: int, machine: Machine, found: Sequence[Accelerator]) -
     )
 
 
+def _asked(ranks: int, groups: int) -> str:
+    if groups == 1:
+        return f"hardware.devices asks for {ranks} ranks"
+    return f"search.parallel asks for {groups} times {ranks} ranks"
+
+
+def _lower(most: int, groups: int) -> str:
+    if most >= groups > 1:
+        return f"set hardware.devices to {most // groups} or less, or lower search.parallel"
+    return f"set it to {most} or less"
+
+
 def _capability(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split(".")))
 
 
-def _on_cpu(devices: int | None, machine: Machine) -> Hardware:
+def _on_cpu(devices: int | None, machine: Machine, groups: int) -> Hardware:
     ranks, most = devices or DEFAULT_CPU_RANKS, machine.cpu_cores * MOST_RANKS_PER_CORE
-    if ranks > most:
+    if ranks * groups > most:
         raise HardwareError(
-            f"hardware.devices asks for {ranks} ranks but no accelerator is visible, and {machine.cpu_cores} CPU cores "
-            f"run at most {machine.cpu_cores} x {MOST_RANKS_PER_CORE} = {most}; set it to {most} or less"
+            f"{_asked(ranks, groups)} but no accelerator is visible, and {machine.cpu_cores} CPU cores run at most "
+            f"{machine.cpu_cores} x {MOST_RANKS_PER_CORE} = {most}; {_lower(most, groups)}"
         )
-    if ranks > machine.cpu_cores:
+    if ranks * groups > machine.cpu_cores:
         _log.warning(
-            "%d ranks share %d CPU cores, so measured times will not hold; set hardware.devices to %d or less",
-            ranks,
+            "%d ranks share %d CPU cores, so measured times will not hold; %s",
+            ranks * groups,
             machine.cpu_cores,
-            machine.cpu_cores,
+            f"set hardware.devices to {max(1, machine.cpu_cores // groups)} or less"
+            + (", or lower search.parallel" if groups > 1 else ""),
         )
     return Hardware(
         accelerator="cpu",

@@ -76,7 +76,7 @@ def look_at(job: Job) -> Outline:
     """
     for source in job.data.sources:
         _check_trainable(source)
-    hardware = probe_hardware(job.hardware)
+    hardware = probe_hardware(job.hardware, job.search.parallel)
     shape = model_shape(job.model)
     return Outline(hardware=hardware, shape=shape, encoder=load_encoder(job.model, job.data))
 
@@ -129,7 +129,7 @@ def read_data(
         software=software(),
         oversize=job.data.oversize,
         global_batch_samples=job.training.global_batch_samples,
-        memory_limit_bytes=job.hardware.memory_limit or default_memory_limit(hardware),
+        memory_limit_bytes=job.hardware.memory_limit or default_memory_limit(hardware, job.search.parallel),
     )
     return Prepared(
         job=job, workload=workload, index=index, index_file=index_file.absolute(), weights=cost_weights(shape)

@@ -95,20 +95,22 @@ def search(
 
     solver = Solver(workload.predictor, limits)
     inherited = after and moved(after.plan, workload.workload, solver)
-    field = Search(
+    ours = Search(
         settings=prepared.job.search,
         ledger=ledger,
         proposals=Proposals(InMemoryStorage(), "study", "model", Guide(space=space, advisor=advisor, seed=seed)),
         space=space,
         predictor=calibrated,
         advisor=advisor,
-        runner=Runner(prepared, calibrated, launcher, Undisturbed),
+        runners=[Runner(prepared, calibrated, launcher, Undisturbed)],
         listener=listen,
         clock=launcher.clock,
-    ).run(
+    )
+    ours.explore(
         baselines(workload.workload, workload.predictor, solver, limits, hold_all=False),
         [inherited] if inherited and space.point(inherited) else [],
     )
+    field = ours.confirm()
     verdict = field.verdict(field.repeated)
     plan = field.standings[verdict.winner].plan
     return Found(

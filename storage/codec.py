@@ -149,6 +149,7 @@ def trial(row: TrialRow) -> RunningTrial | AbandonedTrial | FinishedTrial:
         "role": row.role,
         "parameters": row.parameters,
         "started": row.started,
+        "agent_id": row.agent_id,
     }
     if row.status == RUNNING:
         return RunningTrial(**common)

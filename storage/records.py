@@ -27,6 +27,19 @@ class LayerProfile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AgentRecord:
+    """A process that runs trials, as it was seen last."""
+
+    id: str
+    machine: str
+    """The same for processes that can look each other up by number."""
+    process: str
+    """Its number there and its start, so that a later process of the same number is another."""
+    beats: int
+    """Grows while it lives."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StudyRecord:
     """One search on one workload."""
 
@@ -41,6 +54,8 @@ class StudyRecord:
     finished: datetime | None
     lessons: str | None = None
     """JSON of what its trials taught, for searches on workloads like its own; None before the end."""
+    leader_id: str | None = None
+    """Of its agents the one that ends it; None while all explore."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +98,8 @@ class TrialRecord:
     parameters: Mapping[str, object]
     """The plan's point in the search space, as JSON values; empty for a plan outside it."""
     started: datetime
+    agent_id: str | None = None
+    """Who ran it; None when nobody looked after it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,13 +1,15 @@
 """The store: everything that is remembered, behind one object."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from types import MappingProxyType, TracebackType
 from typing import Self
 
-from storage import launches, plans, schema, studies, url, workloads
+from storage import agents, launches, plans, schema, studies, url, workloads
 from storage.engine import Database
 from storage.records import (
     AbandonedTrial,
+    AgentRecord,
     BestPlan,
     FinishedTrial,
     LaunchRecord,
@@ -70,6 +72,10 @@ class Store:
         """For Optuna's `RDBStorage`, whose tables live beside ours. It holds the password: never show it."""
         return self._database.url.render_as_string(hide_password=False)
 
+    def exclusive(self) -> AbstractContextManager[None]:
+        """Other processes that ask for the same wait meanwhile, also those that create tables."""
+        return schema.lock(self._database)
+
     def add_workload(self, workload: Workload) -> str:
         """Its fingerprint; a workload that is stored already is left as it is."""
         with self._database.session(write=True) as session:
@@ -98,10 +104,48 @@ class Store:
         with self._database.session(write=True) as session:
             workloads.save_layer_profile(session, hardware_fingerprint, model_fingerprint, software, document)
 
+    def add_agent(self, machine: str, process: str) -> AgentRecord:
+        """A process that will run trials, as `AgentRecord` describes it."""
+        with self._database.session(write=True) as session:
+            return agents.add(session, machine, process)
+
+    def beat(self, agent_id: str) -> Mapping[str, AgentRecord]:
+        """Says that the agent lives; all agents that have not ended, by id, itself among them."""
+        with self._database.session(write=True) as session:
+            return agents.beat(session, agent_id)
+
+    def end_agent(self, agent_id: str) -> None:
+        """Says that the agent runs nothing any more; only the first call counts."""
+        with self._database.session(write=True) as session:
+            agents.end(session, agent_id)
+
     def create_study(self, workload_fingerprint: str, settings: Mapping[str, object], seed: int) -> StudyRecord:
         """A new search, begun now; `settings` are JSON values."""
         with self._database.session(write=True) as session:
             return studies.create(session, workload_fingerprint, settings, seed)
+
+    def join_study(
+        self,
+        workload_fingerprint: str,
+        settings: Mapping[str, object],
+        seed: int,
+        same: Callable[[StudyRecord], bool],
+    ) -> StudyRecord:
+        """The study that began last, if it is the `same` search, else a new one.
+
+        Of any number of processes that ask at once, one creates it and all join it.
+        """
+        with self._database.session(write=True) as session:
+            return studies.join(session, workload_fingerprint, settings, seed, same)
+
+    def study(self, study_id: str) -> StudyRecord:
+        with self._database.session() as session:
+            return studies.get(session, study_id)
+
+    def lead_study(self, study_id: str, agent_id: str, instead_of: str | None = None) -> str:
+        """The agent that ends the study: the first to ask, or the one that asks `instead_of` it."""
+        with self._database.session(write=True) as session:
+            return agents.lead(session, study_id, agent_id, instead_of)
 
     def latest_study(self, workload_fingerprint: str) -> StudyRecord | None:
         """The study that began last, finished or not."""
@@ -119,11 +163,25 @@ class Store:
             return studies.lessons(session, workload)
 
     def start_trial(
-        self, study_id: str, plan: Plan, role: str, parameters: Mapping[str, object] = NO_PARAMETERS
+        self,
+        study_id: str,
+        plan: Plan,
+        role: str,
+        parameters: Mapping[str, object] = NO_PARAMETERS,
+        agent_id: str | None = None,
     ) -> RunningTrial:
         """A trial with the study's next number, whichever processes start others meanwhile."""
         with self._database.session(write=True) as session:
-            return studies.start_trial(session, study_id, plan, role, parameters)
+            return studies.start_trial(session, study_id, plan, role, parameters, agent_id=agent_id)
+
+    def claim_trial(
+        self, study_id: str, plan: Plan, role: str, parameters: Mapping[str, object], agent_id: str
+    ) -> RunningTrial | None:
+        """As `start_trial`, unless a trial of the plan runs in the study or is finished: of many that claim it, one."""
+        with self._database.session(write=True) as session:
+            if studies.is_taken(session, study_id, plan):
+                return None
+            return studies.start_trial(session, study_id, plan, role, parameters, agent_id=agent_id)
 
     def finish_trial(self, result: TrialResult) -> None:
         """Keeps the result for ever, also that of an abandoned trial. Giving the same result again does nothing.

@@ -1,6 +1,6 @@
 """Studies and their trials."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from uuid import uuid4
 
@@ -31,6 +31,22 @@ def create(session: Session, workload_fingerprint: str, settings: Mapping[str, o
     return codec.study(row)
 
 
+def join(
+    session: Session,
+    workload_fingerprint: str,
+    settings: Mapping[str, object],
+    seed: int,
+    same: Callable[[StudyRecord], bool],
+) -> StudyRecord:
+    rows.get(session, WorkloadRow, workload_fingerprint, lock=True)  # so that no two processes create one
+    found = latest(session, workload_fingerprint)
+    return found if found is not None and same(found) else create(session, workload_fingerprint, settings, seed)
+
+
+def get(session: Session, study_id: str) -> StudyRecord:
+    return codec.study(rows.get(session, StudyRow, study_id))
+
+
 def latest(session: Session, workload_fingerprint: str) -> StudyRecord | None:
     query = select(StudyRow).where(StudyRow.workload_fingerprint == workload_fingerprint)
     row = session.scalars(query.order_by(StudyRow.started.desc()).limit(1)).one_or_none()
@@ -52,13 +68,20 @@ def lessons(session: Session, workload: Workload) -> str | None:
 
 
 def start_trial(
-    session: Session, study_id: str, plan: Plan, role: str, parameters: Mapping[str, object]
+    session: Session,
+    study_id: str,
+    plan: Plan,
+    role: str,
+    parameters: Mapping[str, object],
+    *,
+    agent_id: str | None,
 ) -> RunningTrial:
     rows.get(session, StudyRow, study_id, lock=True)  # so that no two trials take the same number
     highest = session.scalar(select(func.max(TrialRow.number)).where(TrialRow.study_id == study_id))
     row = TrialRow(
         id=uuid4().hex,
         study_id=study_id,
+        agent_id=agent_id,
         number=0 if highest is None else highest + 1,
         plan_id=rows.ensure(session, codec.plan_row(plan)).id,
         role=role,
@@ -75,7 +98,17 @@ def start_trial(
         role=role,
         parameters=dict(parameters),
         started=row.started,
+        agent_id=agent_id,
     )
+
+
+def is_taken(session: Session, study_id: str, plan: Plan) -> bool:
+    """Whether a trial of the plan runs or is finished; it stays so until the transaction ends."""
+    rows.get(session, StudyRow, study_id, lock=True)
+    taken = select(TrialRow.id).where(
+        TrialRow.study_id == study_id, TrialRow.plan_id == plan.id, TrialRow.status != ABANDONED
+    )
+    return session.scalar(taken.limit(1)) is not None
 
 
 def finish_trial(session: Session, result: TrialResult) -> None:

@@ -117,6 +117,17 @@ class WorkloadRow(Base):
     data: Mapped[DataProfileRow] = relationship(lazy="joined", innerjoin=True)
 
 
+class AgentRow(Base):
+    __tablename__ = "autotune_agent"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    machine: Mapped[str]
+    process: Mapped[str]
+    started: Mapped[datetime]
+    beats: Mapped[int]
+    ended: Mapped[datetime | None]
+
+
 class StudyRow(Base):
     __tablename__ = "autotune_study"
 
@@ -128,6 +139,7 @@ class StudyRow(Base):
     started: Mapped[datetime]
     finished: Mapped[datetime | None]
     lessons: Mapped[str | None]
+    leader_id: Mapped[str | None] = mapped_column(ForeignKey(AgentRow.id))
 
 
 class PlanRow(Base):
@@ -152,6 +164,7 @@ class TrialRow(Base):
 
     id: Mapped[str] = mapped_column(primary_key=True)
     study_id: Mapped[str] = mapped_column(ForeignKey(StudyRow.id))
+    agent_id: Mapped[str | None] = mapped_column(ForeignKey(AgentRow.id))
     number: Mapped[int]
     plan_id: Mapped[str] = mapped_column(ForeignKey(PlanRow.id), index=True)
     role: Mapped[str]

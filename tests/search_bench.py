@@ -1,17 +1,20 @@
 """Whole searches on a real database, on a simulated machine."""
 
 import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
 
+from autotune.agent import Agent
 from autotune.search.advisor import Advisor
 from autotune.search.baselines import baselines
 from autotune.search.calibrated import CalibratedPredictor
 from autotune.search.guide import Guide
-from autotune.search.ledger import Ledger
+from autotune.search.ledger import Ledger, Listener
 from autotune.search.proposals import Proposals, database
 from autotune.search.runner import Runner
 from autotune.search.search import Search
@@ -41,26 +44,43 @@ class Bench:
     told: list[tuple[FinishedTrial, bool]] = dataclasses.field(default_factory=list)
     learnt: list[int] = dataclasses.field(default_factory=list)
     """From how many trials each search learnt."""
+    remembers: bool = True
+    """Whether trials of other studies count."""
+    listener: Listener = lambda _trial, _known: None
     field: Field = EMPTY
     """After the last search."""
 
     def study(self) -> StudyRecord:
         return self.store.create_study(self.store.add_workload(prepared_of(self.folder, MEMORY).workload), {}, seed=0)
 
-    def ledger(self, study: StudyRecord) -> Ledger:
-        known = self.store.answers(study.workload_fingerprint)
-        return Ledger(self.store, Spool(self.folder / "spool"), study, known)
-
     def search(
         self,
         study: StudyRecord,
-        pool: SimulatedLauncher,
-        *,
+        *pools: SimulatedLauncher,
         memory: int = MEMORY,
         axes: Axes | None = None,
         **settings: object,
     ) -> Ledger:
-        """One whole search; its ledger."""
+        """One whole search, with a trial on each of `pools` at the same time; its ledger."""
+        with self._begun(study, pools, memory, axes, settings) as search:
+            self.field = search.confirm()
+            self.learnt.append(search.predictor.trials)
+            return search.ledger
+
+    def explore(self, study: StudyRecord, *pools: SimulatedLauncher, **settings: object) -> Ledger:
+        """A search up to the repetitions."""
+        with self._begun(study, pools, MEMORY, None, settings) as search:
+            return search.ledger
+
+    @contextmanager
+    def _begun(
+        self,
+        study: StudyRecord,
+        pools: Sequence[SimulatedLauncher],
+        memory: int,
+        axes: Axes | None,
+        settings: Mapping[str, object],
+    ) -> Iterator[Search]:
         prepared = prepared_of(
             self.folder, memory, **{"trials": 10, "time_limit": "60s", "step_error": 0.0, **settings}
         )
@@ -69,19 +89,27 @@ class Bench:
         space = Space(axes or AXES, Solver(PREDICTOR, limits_of(MEMORY)))
         advisor = Advisor(space, calibrated, limits, found)
         guide = Guide(space=space, advisor=advisor, seed=study.seed)
-        ledger = self.ledger(study)
-        self.field = Search(
-            settings=found,
-            ledger=ledger,
-            proposals=Proposals(database(self.store.optuna_url), study.name, found.sampler, guide),
-            space=space,
-            predictor=calibrated,
-            advisor=advisor,
-            runner=Runner(prepared, calibrated, pool, watch=Undisturbed),
-            listener=lambda trial, known: self.told.append((trial, known)),
-        ).run(baselines(prepared.workload, PREDICTOR, solver, limits, hold_all=False))
-        self.learnt.append(calibrated.trials)
-        return ledger
+        known = self.store.answers(study.workload_fingerprint) if self.remembers else ()
+        with ExitStack() as stack:
+            agent = stack.enter_context(Agent(self.store))
+            with self.store.exclusive():
+                optuna = stack.enter_context(database(self.store.optuna_url))
+            search = Search(
+                settings=found,
+                ledger=Ledger(self.store, Spool(self.folder / "spool"), study, agent, known),
+                proposals=Proposals(optuna, study.name, found.sampler, guide),
+                space=space,
+                predictor=calibrated,
+                advisor=advisor,
+                runners=[Runner(prepared, calibrated, pool, watch=Undisturbed) for pool in pools],
+                listener=self._listen,
+            )
+            search.explore(baselines(prepared.workload, PREDICTOR, solver, limits, hold_all=False))
+            yield search
+
+    def _listen(self, trial: FinishedTrial, known: bool) -> None:
+        self.told.append((trial, known))
+        self.listener(trial, known)
 
     def record(self, study: StudyRecord, outcome: Outcome, seconds: float) -> TrialResult:
         """The default plan's trial in an earlier run, whose result is in the spool."""

@@ -134,6 +134,8 @@ class SearchSection(_Section):
     """A trial without a result after this is ended."""
     space: SpaceSection = SpaceSection()
     """What may be searched."""
+    parallel: Annotated[int, Field(gt=0)] = 1
+    """Trials that run at the same time, each on `hardware.devices` devices of its own."""
     workers: Literal["warm", "fresh"] = "warm"
     """Whether rank processes serve many trials, or each trial has new ones."""
 

@@ -70,6 +70,8 @@ class Advisor:
         """Those that the space was made with."""
         self._weighs_memory = "memory" in settings.objectives
         self._solve = self._solvers()
+        self.pending: frozenset[Plan] = frozenset()
+        """Plans whose trials are running: each is taken to come out as it is expected to."""
         self._proposed: dict[frozenset[Plan], Proposal | None] = {}
         """Until the next lesson, by pending plans."""
 
@@ -140,9 +142,9 @@ class Advisor:
     def _resolved(self, start: Plan) -> list[Plan]:
         return [plan for solve in self._solve for plan in solve(start.packing, start.layout, _SPLITS)]
 
-    def propose(self, pending: Iterable[Plan] = ()) -> Proposal | None:
-        """None when there is nothing left to try. Of `pending` plans the trials are still running."""
-        waiting = frozenset(pending)
+    def propose(self, also_pending: Iterable[Plan] = ()) -> Proposal | None:
+        """None when there is nothing left to try."""
+        waiting = self.pending.union(also_pending)
         if waiting not in self._proposed:
             self._proposed[waiting] = self._best_proposal(waiting)
         return self._proposed[waiting]

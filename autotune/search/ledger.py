@@ -1,11 +1,13 @@
 """What one study knows: its own trials and earlier answers. Every result is on disk before the next trial starts."""
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from typing import Any
 
+from autotune.agent import Agent
 from autotune.search.runner import Attempt
-from storage.records import FinishedTrial, StudyRecord
+from storage.records import FinishedTrial, RunningTrial, StudyRecord, TrialResult
 from storage.spool import Spool
 from storage.store import Store
 from trials.outcome import Completed, Failed, OutOfMemory, Rejected
@@ -19,24 +21,56 @@ BASELINE_PRESENT, BASELINE_DEFAULT, BASELINE_KEPT, BASELINE_OMNIBAL = (
 )
 BASELINES = (BASELINE_PRESENT, BASELINE_DEFAULT, BASELINE_KEPT, BASELINE_OMNIBAL)
 INHERITED, PREDICTED, SAMPLED, REFERENCE, CONFIRM = "inherited", "predicted", "sampled", "reference", "confirm"
+AGAIN = (REFERENCE, CONFIRM)
+"""Roles of a plan that was tried before."""
 
 Listener = Callable[[FinishedTrial, bool], None]
 """Told of each trial as it ends, and whether its answer was known before."""
 
 
 class Ledger:
-    """The trials of one study, in the store and in memory."""
+    """The trials of one study, in the store and in memory; other agents may work on the same study."""
 
-    def __init__(self, store: Store, spool: Spool, study: StudyRecord, known: Iterable[FinishedTrial]) -> None:
-        """Gives up what an interrupted run left open. `known` are trials of other studies on the same workload."""
+    def __init__(
+        self, store: Store, spool: Spool, study: StudyRecord, agent: Agent, known: Iterable[FinishedTrial]
+    ) -> None:
+        """`known` are trials of other studies on the same workload."""
         self._store = store
         self._spool = spool
         self._study = study
+        self._agent = agent
+        self.agent_id: str | None = agent.id
         spool.replay(store)
-        for trial in store.running_trials(study.id):
-            store.abandon_trial(trial.id)
-        self.trials = [trial for trial in store.trials(study.id) if isinstance(trial, FinishedTrial)]
+        self.trials: list[FinishedTrial] = []
+        """In the order in which they became known here."""
+        self.open: tuple[RunningTrial, ...] = ()
+        """Those that run, of every agent."""
+        self.is_closing = False
+        """Whether another agent is ending the study."""
         self._known = [trial for trial in known if trial.study_id != study.id and _holds(trial)]
+        self.catch_up()
+
+    def catch_up(self) -> list[FinishedTrial]:
+        """What ended since the last time, elsewhere. Trials whose agent is gone are given up."""
+        for trial in self._store.running_trials(self._study.id):
+            if trial.agent_id != self._agent.id and self._agent.is_gone(trial.agent_id):
+                self._store.abandon_trial(trial.id)
+        leader = self._store.study(self._study.id).leader_id
+        self.is_closing = leader not in (None, self._agent.id) and not self._agent.is_gone(leader)
+        before = {trial.id for trial in self.trials}
+        now = self._store.trials(self._study.id)
+        news = [trial for trial in now if isinstance(trial, FinishedTrial) and trial.id not in before]
+        self.trials += news
+        self.open = tuple(trial for trial in now if isinstance(trial, RunningTrial))
+        return news
+
+    def exclusive(self) -> AbstractContextManager[None]:
+        """Other agents that ask for the same wait meanwhile."""
+        return self._store.exclusive()
+
+    def is_left(self, agent_id: str | None) -> bool:
+        """Whether what this agent began is left behind; of an unnamed one, when no other could have begun it."""
+        return self._agent.is_alone if agent_id is None else self._agent.is_gone(agent_id)
 
     def everything(self) -> tuple[FinishedTrial, ...]:
         """Known trials of other studies, then those of this one."""
@@ -46,24 +80,33 @@ class Ledger:
         """What is known of the plan; a failure counts only within this study, for it may have been an accident."""
         return next((trial for trial in self.everything() if trial.plan.id == plan.id), None)
 
-    def record(
-        self, plan: Plan, role: str, parameters: Mapping[str, Any], attempt: Callable[[], Attempt]
-    ) -> FinishedTrial:
-        """Runs a trial between its two entries."""
-        started = self._store.start_trial(self._study.id, plan, role, parameters)
-        result = attempt().result(started.id, datetime.now(UTC))
+    def begin(self, plan: Plan, role: str, parameters: Mapping[str, Any]) -> RunningTrial | None:
+        """Opens a trial. None when the plan was tried meanwhile, unless it is to be run again."""
+        begin = self._store.start_trial if role in AGAIN else self._store.claim_trial
+        trial = begin(self._study.id, plan, role, parameters, self._agent.id)
+        self.open += (trial,) if trial else ()
+        return trial
+
+    def finish(self, trial: RunningTrial, attempt: Attempt) -> FinishedTrial:
+        """Keeps what came of it, on disk before the store is asked."""
+        result = attempt.result(trial.id, datetime.now(UTC))
         self._spool.put(result)
         self._spool.replay(self._store)
+        return self._close(trial, result)
+
+    def _close(self, trial: RunningTrial, result: TrialResult) -> FinishedTrial:
         finished = FinishedTrial(
-            id=started.id,
-            study_id=started.study_id,
-            number=started.number,
-            plan=plan,
-            role=role,
-            parameters=parameters,
-            started=started.started,
+            id=trial.id,
+            study_id=trial.study_id,
+            number=trial.number,
+            plan=trial.plan,
+            role=trial.role,
+            parameters=trial.parameters,
+            started=trial.started,
+            agent_id=trial.agent_id,
             result=result,
         )
+        self.open = tuple(other for other in self.open if other.id != trial.id)
         self.trials.append(finished)
         return finished
 
@@ -76,6 +119,15 @@ def ran(trial: FinishedTrial) -> bool:
 def duration_seconds(trial: FinishedTrial) -> float:
     """From its start to its result."""
     return (trial.result.finished - trial.started).total_seconds()
+
+
+def busy_seconds(trials: Iterable[FinishedTrial]) -> float:
+    """While at least one of them ran."""
+    total, until = 0.0, datetime.min.replace(tzinfo=UTC)
+    for started, finished in sorted((trial.started, trial.result.finished) for trial in trials):
+        total += max((finished - max(started, until)).total_seconds(), 0.0)
+        until = max(until, finished)
+    return total
 
 
 def _holds(trial: FinishedTrial) -> bool:

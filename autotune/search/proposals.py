@@ -1,6 +1,7 @@
 """The Optuna study: what has been tried, and what to try next. It can be rebuilt from our own tables."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 
@@ -16,7 +17,7 @@ from trials import plugins
 from trials.outcome import Completed, Failed, Outcome, OutOfMemory, Rejected
 
 SAMPLERS = "autotune.search.samplers"
-_TRIAL_ID = "trial_id"
+_TRIAL_ID, _AGENT_ID = "trial_id", "agent_id"
 _LOCK_SECONDS = 60
 _REJECTED = 1.0
 """Violation of a plan that was not worth a run: far more than that of one which failed by some per cent."""
@@ -54,10 +55,16 @@ def judge(outcome: Outcome, epoch_seconds: float | None, predicted_seconds: floa
             return Judgement.nothing()
 
 
-def database(url: str) -> BaseStorage:
-    """Optuna's tables in a database."""
+@contextmanager
+def database(url: str) -> Iterator[BaseStorage]:
+    """Optuna's tables in a database, created when they are not there; no other process may do so meanwhile."""
     connect = {"connect_args": {"timeout": _LOCK_SECONDS}} if url.startswith("sqlite") else {"pool_pre_ping": True}
-    return RDBStorage(url, engine_kwargs=connect)
+    storage = RDBStorage(url, engine_kwargs=connect)
+    try:
+        yield storage
+    finally:
+        storage.remove_session()
+        storage.engine.dispose()
 
 
 class Proposals:
@@ -75,18 +82,30 @@ class Proposals:
             load_if_exists=True,
         )
 
-    def synchronize(self, trials: Iterable[FinishedTrial], judged: Callable[[FinishedTrial], Judgement]) -> None:
-        """Ends what an interrupted run left open, and adds the finished trials that the study lacks."""
+    def synchronize(
+        self,
+        trials: Iterable[FinishedTrial],
+        judged: Callable[[FinishedTrial], Judgement],
+        is_left: Callable[[str | None], bool] = lambda _: True,
+    ) -> None:
+        """Ends the open trials and adds the finished ones that an agent left behind, of which `is_left` tells.
+
+        No other agent may do so meanwhile.
+        """
         for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING, TrialState.WAITING)):
-            self._study.tell(trial.number, state=TrialState.FAIL)
+            if is_left(trial.user_attrs.get(_AGENT_ID)):
+                self._study.tell(trial.number, state=TrialState.FAIL)
         known = {trial.user_attrs.get(_TRIAL_ID) for trial in self._study.get_trials(deepcopy=False)}
         for record in trials:
-            if record.id not in known:
+            if record.id not in known and is_left(record.agent_id):
                 self.add(record, judged(record))
 
-    def suggest(self) -> optuna.Trial:
-        """The sampler's next point. It is open until `tell`."""
-        return self._study.ask(self._space.distributions)
+    def suggest(self, agent_id: str | None = None) -> optuna.Trial:
+        """The sampler's next point, for an agent. It is open until `tell`."""
+        trial = self._study.ask(self._space.distributions)
+        if agent_id is not None:
+            trial.set_user_attr(_AGENT_ID, agent_id)
+        return trial
 
     def steps(self, trial: optuna.Trial) -> Steps:
         """To be told the steps of a suggested trial, which the study's pruner may end."""

@@ -104,10 +104,11 @@ class Runner:
                 )
         return None
 
-    def run(self, plan: Plan, steps: Steps | None = None) -> Attempt:
+    def run(self, plan: Plan, steps: Steps | None = None, on_wait: Callable[[], None] = lambda: None) -> Attempt:
         """A warm-up and some timed steps: until their mean is as sure as asked for, or `steps` ends the trial.
 
-        Once more, to the end, when the machine was disturbed; then that one counts.
+        Once more, to the end, when the machine was disturbed; then that one counts. `on_wait` is called many times a
+        second; what it raises ends the ranks and is raised.
         """
         search = self._prepared.job.search
         prediction = self._predictor.base.predict(plan)
@@ -116,7 +117,9 @@ class Runner:
         for told in (steps, None) if self._is_left_alone else (steps,):
             steering = _Steering(prediction, task, search.step_error, told)
             with self._watch(self._prepared.workload.hardware) as watch:
-                answer = self._launcher.ask(request, search.trial_timeout, on_step=steering.shall_go_on)
+                answer = self._launcher.ask(
+                    request, search.trial_timeout, on_wait=on_wait, on_step=steering.shall_go_on
+                )
             attempt = self._under(watch.conditions, _attempt(task, prediction, answer, shortened=steering.shortened))
             if attempt.contamination is None:
                 break

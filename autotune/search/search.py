@@ -3,14 +3,20 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from itertools import chain
+
+import optuna
 
 from autotune.errors import NoFeasiblePlan, TrialsKeepFailing
 from autotune.search.advisor import Advisor
 from autotune.search.baselines import Baseline
 from autotune.search.calibrated import CalibratedPredictor
+from autotune.search.lanes import Lanes
 from autotune.search.ledger import (
+    AGAIN,
     BASELINES,
     CONFIRM,
     INHERITED,
@@ -19,16 +25,17 @@ from autotune.search.ledger import (
     SAMPLED,
     Ledger,
     Listener,
+    busy_seconds,
     duration_seconds,
     ran,
 )
 from autotune.search.proposals import Judgement, Proposals, judge
-from autotune.search.runner import Attempt, Runner, Steps
+from autotune.search.runner import Attempt, Runner
 from autotune.search.space import Space
 from autotune.search.winner import SMALL_LOSS, Field, field_of
-from storage.records import FinishedTrial
+from storage.records import FinishedTrial, RunningTrial, TrialRecord
 from trials.job import SearchSection
-from trials.outcome import Completed, Failed, OutOfMemory
+from trials.outcome import Completed, Failed, OutOfMemory, Rejected
 from trials.plan import Plan
 
 _log = logging.getLogger(__name__)
@@ -43,12 +50,32 @@ _REFERENCE_EVERY = 8
 _IDLE_SUGGESTIONS = 50
 """After so many suggestions in a row that need no run, the sampler has nothing new to say."""
 _FAILURES_IN_A_ROW = 4
+_LOOK_SECONDS = 0.5
+"""Between looks at what other agents did, while there is nothing else to do."""
 _LEAST_GAIN = 0.001
 _GAIN_IN_NOISE = 0.1
 """An expected gain below this share of the error of one trial, or below _LEAST_GAIN, is not worth a trial."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Wanted:
+    """A trial to run."""
+
+    plan: Plan
+    role: str
+    suggestion: optuna.Trial | None = None
+    """That the plan comes from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Running:
+    """A trial that runs."""
+
+    trial: RunningTrial
+    suggestion: optuna.Trial | None
+
+
+@dataclass(slots=True, kw_only=True)
 class Search:
     """Works through one study; what is answered already is not run again."""
 
@@ -58,72 +85,81 @@ class Search:
     space: Space
     predictor: CalibratedPredictor
     advisor: Advisor
-    runner: Runner
+    runners: Sequence[Runner]
+    """Each on devices of its own: so many trials run at the same time."""
     listener: Listener
     clock: Callable[[], float] = time.monotonic
+    _deadline: float = field(init=False)
+    """On the clock; what the study's trials took in earlier runs is spent."""
 
-    def run(self, baselines: Iterable[Baseline], inherited: Sequence[Plan] = ()) -> Field:
-        """Spends the budget, or less when no gain is left; all plans as they stand then.
+    def __post_init__(self) -> None:
+        self._deadline = self.clock() + self.settings.time_limit - busy_seconds(self.ledger.trials)
+
+    def explore(self, baselines: Iterable[Baseline], inherited: Sequence[Plan] = ()) -> None:
+        """Spends the budget, or less when no gain is left, together with the other agents of the study.
 
         The plans predicted best and those of earlier searches come first: a search that is ended early has them.
 
-        Raises TrialsKeepFailing when several trials in a row fail of anything but memory, and NoFeasiblePlan when no
-        plan completed.
+        Raises TrialsKeepFailing when several trials in a row fail of anything but memory.
         """
-        deadline = self._deadline()
         for trial in self.ledger.everything():
             self.advisor.learn(trial)
-        seeds = [trial for trial in self.ledger.everything() if trial.role not in (CONFIRM, REFERENCE)]
-        self.proposals.synchronize(seeds, self._judge)
-        predicted = self.advisor.predicted(_NEARLY)[:_PREDICTED_PLANS]
-        to_compare = list(baselines)
-        for role, plans in ((PREDICTED, predicted), (INHERITED, self._inherited(inherited, predicted))):
-            for plan in plans:
-                if self._may_go_on(deadline, owed=self._owed(to_compare)):
-                    self._seed(plan, role)
-        for baseline in to_compare:
-            if self._may_compare(baseline.role, deadline):
-                self._seed(baseline.plan, baseline.role)
-        self._sample(deadline)
-        self._confirm(deadline)
+        seeds = [trial for trial in self.ledger.everything() if trial.role not in AGAIN]
+        with self.ledger.exclusive():
+            self.proposals.synchronize(seeds, self._judge, self.ledger.is_left)
+        with Lanes(self.runners) as lanes:
+            self._work(chain(self._seeds(baselines, inherited), self._samples()), lanes)
+
+    def confirm(self) -> Field:
+        """Repeats the finalists in turns, so that a drift of the machine meets them all alike; all plans as they stand.
+
+        Once with the baselines, and then those that may win, until one is sure or the time is spent. For one agent, on
+        one and the same devices, when all others are done.
+
+        Raises NoFeasiblePlan when no plan completed, and TrialsKeepFailing.
+        """
+        self._catch_up()
+        while self.ledger.open:  # another agent finishes its last trial
+            time.sleep(_LOOK_SECONDS)
+            self._catch_up()
+        if not self._field().standings:
+            tried = len(self.ledger.trials)
+            raise NoFeasiblePlan(f"none of the {tried} plans that were tried completed; raise hardware.memory_limit")
+        with Lanes(self.runners[:1]) as lanes:
+            self._work(self._repeats(), lanes)
         return self._field()
 
     # --- the budget ---
 
-    def _deadline(self) -> float:
-        """On the clock; what the study's trials took in earlier runs is spent."""
-        spent = sum(duration_seconds(trial) for trial in self.ledger.trials)
-        return self.clock() + self.settings.time_limit - spent
-
-    def _may_compare(self, role: str, deadline: float) -> bool:
+    def _may_compare(self, role: str) -> bool:
         """Each role's first plan always, for the winner is compared with it; more in a quarter of the trials."""
-        return role not in self._roles() or (
-            self._may_go_on(deadline) and self._compared() <= self.settings.trials // 4
-        )
+        return role not in self._roles() or (self._may_go_on() and self._compared() <= self.settings.trials // 4)
 
     def _owed(self, to_compare: Iterable[Baseline]) -> int:
         """Trials that the first plans of the roles will take."""
         return len({baseline.role for baseline in to_compare} - self._roles())
 
     def _roles(self) -> set[str]:
-        return {trial.role for trial in self.ledger.everything()}
+        return {trial.role for trial in (*self.ledger.everything(), *self.ledger.open)}
 
     def _compared(self) -> int:
         return sum(trial.role in BASELINES for trial in self._spent())
 
-    def _spent(self) -> list[FinishedTrial]:
-        """The trials that count against the budget."""
-        return [trial for trial in self.ledger.trials if ran(trial) and trial.role != CONFIRM]
+    def _spent(self) -> list[TrialRecord]:
+        """The trials that count against the budget, those that run among them."""
+        trials = (*filter(ran, self.ledger.trials), *self.ledger.open)
+        return [trial for trial in trials if trial.role != CONFIRM]
 
-    def _may_go_on(self, deadline: float, owed: int = 0) -> bool:
+    def _may_go_on(self, owed: int = 0) -> bool:
         """Whether a trial is left beside those owed, and time for it and for the confirmation."""
-        is_left = len(self._spent()) + owed < self.settings.trials
-        return is_left and self._has_time(1 + _FINALISTS + len(BASELINES), deadline)
+        is_left = len(self._spent()) + owed < self.settings.trials and not self.ledger.is_closing
+        return is_left and self._has_time(1 + _FINALISTS + len(BASELINES))
 
-    def _has_time(self, runs: int, deadline: float) -> bool:
-        durations = [duration_seconds(trial) for trial in self._spent() if isinstance(trial.result.outcome, Completed)]
+    def _has_time(self, runs: int) -> bool:
+        counted = [trial for trial in self.ledger.trials if trial.role != CONFIRM]
+        durations = [duration_seconds(trial) for trial in counted if isinstance(trial.result.outcome, Completed)]
         mean = sum(durations) / len(durations) if durations else 0.0
-        return self.clock() + mean * runs < deadline
+        return self.clock() + mean * runs < self._deadline
 
     def _is_worth(self, gain: float) -> bool:
         return gain > max(_LEAST_GAIN, _GAIN_IN_NOISE * self.advisor.surrogate.noise)
@@ -135,50 +171,75 @@ class Search:
         seconds = min(map(self.predictor.epoch_seconds, beside), default=math.inf)
         return [plan for plan in plans if self.predictor.epoch_seconds(plan) <= _AS_FAST * seconds]
 
-    def _sample(self, deadline: float) -> None:
+    def _seeds(self, baselines: Iterable[Baseline], inherited: Sequence[Plan]) -> Iterator[_Wanted | None]:
+        predicted = self.advisor.predicted(_NEARLY)[:_PREDICTED_PLANS]
+        to_compare = list(baselines)
+        for role, plans in ((PREDICTED, predicted), (INHERITED, self._inherited(inherited, predicted))):
+            for plan in plans:
+                if self._may_go_on(owed=self._owed(to_compare)):
+                    yield from self._seed(plan, role)
+        for baseline in to_compare:
+            if self._may_compare(baseline.role):
+                yield from self._seed(baseline.plan, baseline.role)
+
+    def _seed(self, plan: Plan, role: str) -> Iterator[_Wanted | None]:
+        self._catch_up()
+        known = self.ledger.answer(plan)
+        if known is None:
+            yield _Wanted(plan=plan, role=role)
+        elif known.study_id not in {trial.study_id for trial in self.ledger.trials}:
+            self.listener(known, True)
+
+    def _samples(self) -> Iterator[_Wanted | None]:
         idle = 0
-        while idle < _IDLE_SUGGESTIONS and self._may_go_on(deadline):
-            proposal = self.advisor.propose()
-            if proposal is None or not self._is_worth(proposal.gain):
-                _log.info("no further gain is expected that a trial could show")
-                return
-            suggestion = self.proposals.suggest()
+        while idle < _IDLE_SUGGESTIONS:
+            self._catch_up()
+            if not self._is_promising():
+                if not self.ledger.open:
+                    return
+                yield None  # what still runs may change that, and must be over before the finalists are repeated
+                continue
+            suggestion = self.proposals.suggest(self.ledger.agent_id)
             plan = self.space.plan(suggestion.params)
             known = self.ledger.answer(plan)
             if known is not None:
                 self.proposals.tell(suggestion, known.id, SAMPLED, self._judge(known))
                 idle += 1
                 continue
-            answer = self._run(plan, SAMPLED, self.proposals.steps(suggestion))
-            idle = 0 if ran(answer) else idle + 1
-            self.proposals.tell(suggestion, answer.id, SAMPLED, self._judge(answer))
-            self._refer(deadline)
+            idle = 0 if self._rejection(plan) is None else idle + 1
+            yield _Wanted(plan=plan, role=SAMPLED, suggestion=suggestion)
+            if self._may_go_on():
+                yield from self._reference()
 
-    def _refer(self, deadline: float) -> None:
-        """Runs one and the same plan again after some trials."""
+    def _is_promising(self) -> bool:
+        """Whether one more trial is affordable and worth it."""
+        if not self._may_go_on():
+            return False
+        self.advisor.pending = frozenset(trial.plan for trial in self.ledger.open)
+        proposal = self.advisor.propose()
+        if proposal is not None and self._is_worth(proposal.gain):
+            return True
+        _log.info("no further gain is expected that a trial could show")
+        return False
+
+    def _reference(self) -> Iterator[_Wanted]:
+        """The same plan again after some trials."""
         again = [number for number, trial in enumerate(self.ledger.trials) if trial.role == REFERENCE]
         since = self.ledger.trials[again[-1] + 1 if again else 0 :]
         reference = self.ledger.trials[again[0]].plan if again else self.advisor.best()
-        if reference is not None and sum(map(ran, since)) >= _REFERENCE_EVERY and self._may_go_on(deadline):
-            self._run(reference, REFERENCE)
+        is_running = any(trial.role == REFERENCE for trial in self.ledger.open)
+        if reference is not None and sum(map(ran, since)) >= _REFERENCE_EVERY and not is_running:
+            yield _Wanted(plan=reference, role=REFERENCE)
 
-    def _confirm(self, deadline: float) -> None:
-        """Repeats the finalists in turns, so that a drift of the machine meets them all alike.
-
-        Once with the baselines, and then those that may win, until one is sure or the time is spent.
-        """
-        field = self._field()
-        if not field.standings:
-            tried = len(self.ledger.trials)
-            raise NoFeasiblePlan(f"none of the {tried} plans that were tried completed; raise hardware.memory_limit")
+    def _repeats(self) -> Iterator[_Wanted]:
         for number in range(self.settings.confirm_rounds):
-            field = self._field()
-            for plan in field.contenders(_FINALISTS) if number else field.finalists(_FINALISTS):
+            now = self._field()
+            for plan in now.contenders(_FINALISTS) if number else now.finalists(_FINALISTS):
                 if self._confirmations(plan) <= number:
-                    self._run(plan, CONFIRM)
-            field = self._field()
-            is_sure = not field.standings or field.verdict(field.repeated).loss <= SMALL_LOSS
-            if is_sure or not self._has_time(_FINALISTS, deadline):
+                    yield _Wanted(plan=plan, role=CONFIRM)
+            now = self._field()
+            is_sure = not now.standings or now.verdict(now.repeated).loss <= SMALL_LOSS
+            if is_sure or not self._has_time(_FINALISTS):
                 return
 
     def _confirmations(self, plan: Plan) -> int:
@@ -189,24 +250,52 @@ class Search:
 
     # --- trials ---
 
-    def _seed(self, plan: Plan, role: str) -> None:
-        known = self.ledger.answer(plan)
-        if known is None:
-            answer = self._run(plan, role)
-            self.proposals.add(answer, self._judge(answer))
-        elif known.study_id not in {trial.study_id for trial in self.ledger.trials}:
-            self.listener(known, True)
+    def _work(self, wanted: Iterator[_Wanted | None], lanes: Lanes) -> None:
+        """Asks for a next trial whenever devices are free; where there is none yet, waits until one has ended."""
+        running: dict[Future[Attempt], _Running] = {}
+        for want in wanted:
+            if want is not None:
+                self._start(want, lanes, running)
+            if len(running) == lanes.count or (want is None and running):
+                self._finish(running, lanes)
+            elif want is None:
+                time.sleep(_LOOK_SECONDS)  # others run trials of this study
+        while running:
+            self._finish(running, lanes)
 
-    def _run(self, plan: Plan, role: str, steps: Steps | None = None) -> FinishedTrial:
-        def attempt() -> Attempt:
-            rejection = self.runner.rejection(plan)
-            return Attempt(outcome=rejection) if rejection else self.runner.run(plan, steps)
+    def _start(self, want: _Wanted, lanes: Lanes, running: dict[Future[Attempt], _Running]) -> None:
+        trial = self.ledger.begin(want.plan, want.role, self.space.point(want.plan) or {})
+        if trial is None:  # another agent was faster
+            if want.suggestion:
+                self.proposals.tell(want.suggestion, None, SAMPLED, Judgement.nothing())
+        elif rejection := self._rejection(want.plan):
+            self._keep(_Running(trial=trial, suggestion=want.suggestion), Attempt(outcome=rejection))
+        else:
+            steps = self.proposals.steps(want.suggestion) if want.suggestion else None
+            running[lanes.start(want.plan, steps)] = _Running(trial=trial, suggestion=want.suggestion)
 
-        trial = self.ledger.record(plan, role, self.space.point(plan) or {}, attempt)
+    def _finish(self, running: dict[Future[Attempt], _Running], lanes: Lanes) -> None:
+        done = lanes.first_done()
+        self._keep(running.pop(done), done.result())
+
+    def _keep(self, run: _Running, attempt: Attempt) -> None:
+        trial = self.ledger.finish(run.trial, attempt)
         self.advisor.learn(trial)
         self.listener(trial, False)
+        if run.suggestion:
+            self.proposals.tell(run.suggestion, trial.id, trial.role, self._judge(trial))
+        elif trial.role not in AGAIN:
+            self.proposals.add(trial, self._judge(trial))
         self._stop_if_all_fail()
-        return trial
+
+    def _catch_up(self) -> None:
+        """With the other agents of the study."""
+        for trial in self.ledger.catch_up():
+            self.advisor.learn(trial)
+            self.listener(trial, True)
+
+    def _rejection(self, plan: Plan) -> Rejected | None:
+        return self.runners[0].rejection(plan)
 
     def _stop_if_all_fail(self) -> None:
         last = [trial.result.outcome for trial in self.ledger.trials if ran(trial)][-_FAILURES_IN_A_ROW:]

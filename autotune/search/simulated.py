@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -9,6 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
+from typing_extensions import override
 
 from autotune.conditions import Conditions, Watch
 from autotune.predict.chosen_steps import ChosenSteps
@@ -17,7 +19,7 @@ from autotune.predict.parts import Parts
 from autotune.predict.predictor import Predictor
 from autotune.search.ledger import Ledger
 from autotune.search.runner import Attempt
-from storage.records import FinishedTrial
+from storage.records import FinishedTrial, RunningTrial
 from trials.engine.engine import seat
 from trials.model.cut import cut
 from trials.outcome import Cause, Crash, OutOfMemory, StageMeasurement
@@ -200,24 +202,40 @@ class SimulatedLedger(Ledger):
     def __init__(self, launcher: SimulatedLauncher, known: Iterable[FinishedTrial] = ()) -> None:
         """`known` are trials of other studies on the same workload."""
         self.trials = []
+        self.open = ()
+        self.is_closing = False
+        self.agent_id = None
         self._launcher = launcher
         self._known = list(known)
 
-    def record(
-        self, plan: Plan, role: str, parameters: Mapping[str, Any], attempt: Callable[[], Attempt]
-    ) -> FinishedTrial:
-        started = self._launcher.now()
-        made = attempt()
-        result = made.result(f"{len(self.trials):032x}", self._launcher.now())
-        trial = FinishedTrial(
-            id=result.trial_id,
+    @override
+    def catch_up(self) -> list[FinishedTrial]:
+        return []
+
+    @override
+    def exclusive(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    @override
+    def is_left(self, agent_id: str | None) -> bool:
+        return True
+
+    @override
+    def begin(self, plan: Plan, role: str, parameters: Mapping[str, Any]) -> RunningTrial:
+        number = len(self.trials) + len(self.open)
+        trial = RunningTrial(
+            id=f"{number:032x}",
             study_id=_STUDY,
-            number=len(self.trials),
+            number=number,
             plan=plan,
             role=role,
             parameters=parameters,
-            started=started,
-            result=result,
+            started=self._launcher.now(),
+            agent_id=None,
         )
-        self.trials.append(trial)
+        self.open += (trial,)
         return trial
+
+    @override
+    def finish(self, trial: RunningTrial, attempt: Attempt) -> FinishedTrial:
+        return self._close(trial, attempt.result(trial.id, self._launcher.now()))

@@ -1,11 +1,18 @@
 """Tunes a prepared job: from the store's last knowledge to a confirmed winner in it."""
 
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
+from optuna.storages import BaseStorage
+
+from autotune.agent import Agent
+from autotune.conditions import Watch
 from autotune.errors import JobError, NoFeasiblePlan, PredictError
 from autotune.plan_file import read_plan
 from autotune.predict.predictor import Predictor
@@ -35,6 +42,8 @@ from trials.run.pool import REQUESTS_PER_START, WarmPool
 from trials.run.ranks import local_ranks
 
 _FRESH = "fresh"
+_LOOK_SECONDS = 0.5
+"""Between looks at how far the agent is that repeats the finalists."""
 
 
 class Tuner:
@@ -56,80 +65,136 @@ class Tuner:
     def tune(self, *, fresh: bool = False) -> BestPlan:
         """The winner. A finished study with the same settings is answered from the store; `fresh` begins anew.
 
-        Raises NoFeasiblePlan and TrialsKeepFailing; everything measured until then is kept.
+        An unfinished one is gone on with, beside other agents that work on it. Raises NoFeasiblePlan and
+        TrialsKeepFailing; everything measured until then is kept.
         """
-        study = None if fresh else self._unfinished_or_same()
-        if study is not None and study.finished is not None and (winner := self._winner_of(study)):
-            return winner
-        if study is None:
-            settings = {**self._settings(), _FRESH: fresh}
-            study = self._store.create_study(self._fingerprint, settings, self._prepared.job.training.seed)
+        study = self._begun() if fresh else self._joined()
+        if study.finished is not None:
+            return self._winner_of(study)
         known = () if study.settings[_FRESH] else self._store.answers(self._fingerprint)
-        ledger = Ledger(self._store, Spool(self._folder / "spool"), study, known)
-        inherits = not study.settings[_FRESH] and all(trial.study_id == study.id for trial in known)
-        found, calibrated = self._search(study, ledger, inherits=inherits)
-        best = self._best(study, ledger.trials, found)
-        self._store.save_best(best)
-        self._store.finish_study(study.id, wire.encode(calibrated.lessons))
-        return best
+        with Agent(self._store) as agent:
+            ledger = Ledger(self._store, Spool(self._folder / "spool"), study, agent, known)
+            inherits = not study.settings[_FRESH] and all(trial.study_id == study.id for trial in known)
+            with self._lanes(study) as pools, self._optuna() as optuna:
+                search = self._search(study, ledger, pools, optuna, inherits=inherits)
+                if not self._leads(study, agent):
+                    return self._winner_of(study)
+                found = search.confirm()
+            best = self._best(study, ledger.trials, found)
+            self._store.save_best(best)
+            self._store.finish_study(study.id, wire.encode(search.predictor.lessons))
+            return best
+
+    @contextmanager
+    def _optuna(self) -> Iterator[BaseStorage]:
+        with ExitStack() as stack:
+            with self._store.exclusive():
+                storage = stack.enter_context(database(self._store.optuna_url))
+            yield storage
+
+    def _begun(self) -> StudyRecord:
+        settings = {**self._settings(), _FRESH: True}
+        return self._store.create_study(self._fingerprint, settings, self._prepared.job.training.seed)
+
+    def _joined(self) -> StudyRecord:
+        """The last study when it was given the same settings, or a new one."""
+        settings = {**self._settings(), _FRESH: False}
+
+        def is_same(study: StudyRecord) -> bool:
+            return {**study.settings, _FRESH: False} == settings
+
+        return self._store.join_study(self._fingerprint, settings, self._prepared.job.training.seed, is_same)
+
+    def _leads(self, study: StudyRecord, agent: Agent) -> bool:
+        """Whether this agent is to repeat the finalists and to name the winner; waits while another does."""
+        gone = None
+        while self._store.study(study.id).finished is None:
+            leader = self._store.lead_study(study.id, agent.id, gone)
+            if leader == agent.id:
+                return True
+            if agent.is_gone(leader):
+                gone = leader
+            else:
+                time.sleep(_LOOK_SECONDS)
+        return False
+
+    @contextmanager
+    def _lanes(self, study: StudyRecord) -> Iterator[list[WarmPool]]:
+        """Groups of ranks, each on devices of its own."""
+        search, hardware = self._prepared.job.search, self._workload.hardware
+        with ExitStack() as stack:
+            yield [
+                stack.enter_context(
+                    WarmPool(
+                        local_ranks(hardware.devices, hardware.accelerator, group=group, groups=search.parallel),
+                        self._folder / "ranks" / study.id / str(group),
+                        REQUESTS_PER_START[search.workers],
+                    )
+                )
+                for group in range(search.parallel)
+            ]
 
     def _settings(self) -> dict[str, object]:
         """What makes two studies of one workload the same search."""
         return self._prepared.job.search.model_dump(mode="json")
 
-    def _unfinished_or_same(self) -> StudyRecord | None:
-        """The last study, when it was given the same settings."""
-        study = self._store.latest_study(self._fingerprint)
-        same = study is not None and {**study.settings, _FRESH: None} == {**self._settings(), _FRESH: None}
-        return study if same else None
-
-    def _winner_of(self, study: StudyRecord) -> BestPlan | None:
+    def _winner_of(self, study: StudyRecord) -> BestPlan:
         winners = self._store.best_plans(workload_fingerprint=self._fingerprint)
-        return next((best for best in winners if best.study_id == study.id), None)
+        return next(best for best in winners if best.study_id == study.id)
 
-    def _search(self, study: StudyRecord, ledger: Ledger, *, inherits: bool) -> tuple[Field, CalibratedPredictor]:
-        """`inherits` from other workloads: trials of this one teach more, and have taught those already."""
-        hardware = self._workload.hardware
-        commands = local_ranks(hardware.devices, hardware.accelerator)
-        requests_per_start = REQUESTS_PER_START[self._prepared.job.search.workers]
-        with WarmPool(commands, self._folder / "ranks" / study.id, requests_per_start) as pool:
-            costs = layer_costs(self._prepared, self._store, pool, self._folder / "ranks")
-            predictor = Predictor(
-                costs.with_workers(self._prepared.job.data.workers),
-                self._prepared.epoch,
-                self._workload.model.element_bytes,
-            )
-            lessons = inherited_lessons(self._store, self._workload) if inherits else None
-            calibrated = CalibratedPredictor(predictor, lessons)
-            limits = Limits(
-                vision_layers=self._workload.model.vision_layers,
-                language_layers=self._workload.model.language_layers,
-                memory_bytes=self._workload.memory_limit_bytes,
-            )
-            solver = Solver(predictor, limits)
-            search = self._prepared.job.search
-            space = feasible_space(
-                self._workload, solver, remedy="raise hardware.memory_limit or give more devices", wanted=search.space
-            )
-            advisor = Advisor(space, calibrated, limits, search)
-            guide = Guide(space=space, advisor=advisor, seed=study.seed)
-            found = Search(
-                settings=search.model_copy(update={"time_limit": _seconds(search, hardware.devices)}),
-                ledger=ledger,
-                proposals=Proposals(database(self._store.optuna_url), study.name, search.sampler, guide),
-                space=space,
-                predictor=calibrated,
-                advisor=advisor,
-                runner=Runner(self._prepared, calibrated, pool),
-                listener=self._listener,
-            ).run(
-                chain(
-                    self._present(limits),
-                    baselines(self._workload, predictor, solver, limits, hold_all=holds_all(self._workload)),
-                ),
-                inherited_plans(self._store, self._workload, space, solver) if inherits else (),
-            )
-            return found, calibrated
+    def _search(
+        self,
+        study: StudyRecord,
+        ledger: Ledger,
+        pools: Sequence[WarmPool],
+        optuna: BaseStorage,
+        *,
+        inherits: bool,
+    ) -> Search:
+        """One that has spent its budget. `inherits` from other workloads: trials of this one teach more, and have
+        taught those already.
+        """
+        settings, hardware = self._prepared.job.search, self._workload.hardware
+        costs = layer_costs(self._prepared, self._store, pools[0], self._folder / "ranks")
+        predictor = Predictor(
+            costs.with_workers(self._prepared.job.data.workers),
+            self._prepared.epoch,
+            self._workload.model.element_bytes,
+        )
+        lessons = inherited_lessons(self._store, self._workload) if inherits else None
+        calibrated = CalibratedPredictor(predictor, lessons)
+        limits = Limits(
+            vision_layers=self._workload.model.vision_layers,
+            language_layers=self._workload.model.language_layers,
+            memory_bytes=self._workload.memory_limit_bytes,
+        )
+        solver = Solver(predictor, limits)
+        space = feasible_space(
+            self._workload, solver, remedy="raise hardware.memory_limit or give more devices", wanted=settings.space
+        )
+        advisor = Advisor(space, calibrated, limits, settings)
+        guide = Guide(space=space, advisor=advisor, seed=study.seed)
+        search = Search(
+            settings=settings.model_copy(update={"time_limit": _seconds(settings, hardware.devices)}),
+            ledger=ledger,
+            proposals=Proposals(optuna, study.name, settings.sampler, guide),
+            space=space,
+            predictor=calibrated,
+            advisor=advisor,
+            runners=[
+                Runner(self._prepared, calibrated, pool, partial(Watch, group=group))
+                for group, pool in enumerate(pools)
+            ],
+            listener=self._listener,
+        )
+        search.explore(
+            chain(
+                self._present(limits),
+                baselines(self._workload, predictor, solver, limits, hold_all=holds_all(self._workload)),
+            ),
+            inherited_plans(self._store, self._workload, space, solver) if inherits else (),
+        )
+        return search
 
     def _present(self, limits: Limits) -> list[Baseline]:
         """What trainings use now. Raises JobError for a plan that is not one of this job."""
@@ -172,7 +237,8 @@ class Tuner:
 
 def _seconds(search: SearchSection, devices: int) -> float:
     """What may be spent: the time limit, or less where the devices' time says so."""
-    of_devices = math.inf if search.device_hours is None else search.device_hours * 3600 / devices
+    used = devices * search.parallel
+    of_devices = math.inf if search.device_hours is None else search.device_hours * 3600 / used
     return min(search.time_limit, of_devices)
 
 

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -63,13 +64,13 @@ def costs(
 
 
 @pytest.fixture(scope="session")
-def give_profile(prepared: Prepared, costs: LayerCosts) -> Callable[[Path], None]:
+def give_profile(prepared: Prepared, costs: LayerCosts) -> Callable[..., None]:
     """Leaves the profile in a user's database, so that tuning begins with its first trial."""
 
-    def give(database: Path) -> None:
+    def give(url: str, devices: int = 2) -> None:
         work = prepared.workload
-        database.parent.mkdir(parents=True)
-        with open_store(f"sqlite:///{database}") as store:
+        work = replace(work, hardware=replace(work.hardware, devices=devices))
+        with open_store(url) as store:
             store.add_workload(work)
             store.save_layer_profile(
                 work.hardware.fingerprint, work.model.fingerprint, work.software, wire.encode(costs)

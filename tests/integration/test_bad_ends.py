@@ -73,9 +73,9 @@ class Tunings:
 
 
 @pytest.fixture(scope="module")
-def tunings(example: Path, tmp_path_factory: pytest.TempPathFactory, give_profile: Callable[[Path], None]) -> Tunings:
+def tunings(example: Path, tmp_path_factory: pytest.TempPathFactory, give_profile: Callable[[str], None]) -> Tunings:
     tunings = Tunings(example, tmp_path_factory.mktemp("tunings"))
-    give_profile(tunings.data / "autotune" / "autotune.db")
+    give_profile(f"sqlite:///{tunings.data / 'autotune' / 'autotune.db'}")
     return tunings
 
 

@@ -11,15 +11,18 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import psutil
+import psycopg
 import pytest
 import yaml
 from click.testing import CliRunner
 
 from autotune.cli import main
+from tests import postgres
 from tests.training_values import job_of
 
 pytestmark = pytest.mark.ranks
@@ -30,12 +33,20 @@ SEARCH = {"trials": 4, "time_limit": "90s", "timed_steps": 1, "confirm_rounds": 
 class User:
     """Someone with a job and a data folder of their own, in which the layers' profile is known."""
 
-    def __init__(self, example: Path, folder: Path, **search: Any) -> None:
-        job = job_of(example, folder / "output", search={**SEARCH, **search}, training={"global_batch_samples": 8})
+    def __init__(self, example: Path, folder: Path, devices: int = 2, **search: Any) -> None:
+        job = job_of(
+            example,
+            folder / "output",
+            hardware={"devices": devices},
+            search={**SEARCH, **search},
+            training={"global_batch_samples": 8},
+        )
+        folder.mkdir(exist_ok=True)
         self.job = folder / "job.yaml"
         self.job.write_text(yaml.safe_dump(job.model_dump(mode="json", exclude_none=True)))
         self.output = folder / "output"
         self.database = folder / "data" / "autotune" / "autotune.db"
+        self.url = f"sqlite:///{self.database}"
         self.homes = {"XDG_DATA_HOME": str(folder / "data"), "XDG_CACHE_HOME": str(folder / "cache")}
         self.first: dict[str, Any] = {}
         """What the first tuning answered."""
@@ -76,10 +87,10 @@ FINISHED = """
 
 
 @pytest.fixture(scope="module")
-def user(example: Path, tmp_path_factory: pytest.TempPathFactory, give_profile: Callable[[Path], None]) -> User:
+def user(example: Path, tmp_path_factory: pytest.TempPathFactory, give_profile: Callable[[str], None]) -> User:
     """A user who has tuned once; the tests below go on from there, in their order."""
     user = User(example, tmp_path_factory.mktemp("user"))
-    give_profile(user.database)
+    give_profile(user.url)
     user.first, _ = user.run("tune", str(user.job))
     return user
 
@@ -163,10 +174,10 @@ def test_a_dry_run_prints_commands_that_run_as_they_are(user: User, example: Pat
 
 
 def test_a_tuning_that_is_killed_at_any_moment_loses_nothing(
-    example: Path, tmp_path: Path, give_profile: Callable[[Path], None]
+    example: Path, tmp_path: Path, give_profile: Callable[[str], None]
 ) -> None:
     user = User(example, tmp_path, trials=3, warmup_steps=0)
-    give_profile(user.database)
+    give_profile(user.url)
     process = user.start("tune", str(user.job))
     told = until_a_trial_is_told(process)
     time.sleep(random.uniform(0, 2))
@@ -185,6 +196,47 @@ def test_a_tuning_that_is_killed_at_any_moment_loses_nothing(
     assert acknowledged
     assert acknowledged <= kept
     assert not user.rows("SELECT id FROM autotune_trial WHERE status = 'running'")
+
+
+# --- several trials at the same time ---
+
+
+def test_trials_run_side_by_side_each_on_a_device_of_its_own(
+    example: Path, tmp_path: Path, give_profile: Callable[[str, int], None]
+) -> None:
+    user = User(example, tmp_path, devices=1, parallel=2)
+    give_profile(user.url, 1)
+    best, _ = user.run("tune", str(user.job))
+    times = user.rows("SELECT started, finished FROM autotune_trial WHERE role != 'confirm' ORDER BY number")
+    assert any(later[0] < earlier[1] for earlier, later in pairwise(times))
+    confirmed = user.rows("SELECT started, finished FROM autotune_trial WHERE role = 'confirm' ORDER BY number")
+    assert len(confirmed) >= 2
+    assert all(later[0] >= earlier[1] for earlier, later in pairwise(confirmed))
+    assert best["id"] in {plan for _, plan, role, _ in user.rows(FINISHED) if role == "confirm"}
+
+
+def test_agents_on_two_machines_share_a_search_and_outlive_each_other(
+    example: Path, tmp_path: Path, give_profile: Callable[[str, int], None]
+) -> None:
+    """Three on one PostgreSQL database, as on hosts with data folders of their own; one is killed."""
+    with postgres.server() as server, postgres.database(server) as url:
+        give_profile(url, 1)
+        users = [User(example, tmp_path / name, devices=1, trials=6) for name in ("one", "other", "killed")]
+        first, second, third = (user.start("tune", str(user.job), "--db", url, "--json") for user in users)
+        until_a_trial_is_told(third)
+        third.send_signal(signal.SIGKILL)
+        third.communicate()
+        documents = [json.loads(process.communicate(timeout=200)[0]) for process in (first, second)]
+        assert documents[0]["id"] == documents[1]["id"]
+        with psycopg.connect(url) as connection:
+            statuses = connection.execute("SELECT agent_id, plan_id, role, status FROM autotune_trial").fetchall()
+            assert connection.execute("SELECT count(*) FROM autotune_study").fetchone() == (1,)
+    assert "running" not in {status for *_, status in statuses}
+    finished = [(agent, plan, role) for agent, plan, role, status in statuses if status == "finished"]
+    assert len({agent for agent, _, role in finished if role != "confirm"}) >= 2
+    assert len({agent for agent, _, role in finished if role == "confirm"}) == 1
+    plans = Counter(plan for _, plan, role in finished if role not in ("confirm", "reference"))
+    assert set(plans.values()) == {1}
 
 
 def until_a_trial_is_told(process: "subprocess.Popen[str]") -> str:

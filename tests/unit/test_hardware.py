@@ -105,6 +105,27 @@ def test_an_accelerator_keeps_a_reserve(memory: int, expected: int) -> None:
     assert default_memory_limit(choose(1, machine=MACHINE, found=(gpu,))) == expected
 
 
+# --- groups of devices ---
+
+
+def test_the_accelerators_are_shared_out_to_the_groups() -> None:
+    assert choose(None, machine=MACHINE, found=GPUS, groups=2).devices == len(GPUS) // 2
+
+
+def test_more_groups_than_accelerators_are_refused_with_a_number_that_fits() -> None:
+    with pytest.raises(HardwareError, match=rf"asks for 2 times 3 ranks.*set hardware.devices to {len(GPUS) // 2} or"):
+        choose(3, machine=MACHINE, found=GPUS, groups=2)
+
+
+def test_groups_on_a_cpu_share_its_cores_and_memory(caplog: pytest.LogCaptureFixture) -> None:
+    hardware = choose(1, machine=MACHINE, found=(), groups=4)
+    assert hardware.devices == 1
+    assert default_memory_limit(hardware, groups=4) == default_memory_limit(choose(4, machine=MACHINE, found=()))
+    with pytest.raises(HardwareError, match="lower search.parallel"):
+        choose(5, machine=MACHINE, found=(), groups=4)
+    assert not caplog.records
+
+
 @given(st.integers(1, 16))
 def test_cpu_ranks_leave_a_fifth_of_the_memory(ranks: int) -> None:
     hardware = choose(ranks, machine=MACHINE, found=())

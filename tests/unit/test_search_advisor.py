@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -212,7 +211,7 @@ def tune(folder: Path, truth: Predictor, trials: int, behaviour: Behaviour) -> T
     ledger = SimulatedLedger(launcher)
     for _ in range(trials):
         plan = proposed(advisor).plan
-        advisor.learn(ledger.record(plan, SAMPLED, {}, partial(runner.run, plan)))
+        advisor.learn(ledger.finish(ledger.begin(plan, SAMPLED, {}), runner.run(plan)))
     return Tuning(launcher, tuple(trial.plan for trial in ledger.trials), calibrated)
 
 

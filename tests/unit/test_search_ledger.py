@@ -1,5 +1,6 @@
 from pathlib import Path
 
+from autotune.agent import Agent
 from autotune.search.ledger import Ledger
 from autotune.search.runner import Attempt
 from storage.spool import Spool
@@ -17,8 +18,11 @@ def test_what_an_attempt_gave_is_recorded_whole(tmp_path: Path) -> None:
     )
     with open_store(f"sqlite:///{tmp_path}/tuning.db") as store:
         study = store.create_study(store.add_workload(WORKLOAD), {}, seed=0)
-        ledger = Ledger(store, Spool(tmp_path / "spool"), study, ())
-        trial = ledger.record(PADDED_PLAN, "sampled", {}, lambda: attempt)
+        with Agent(store) as agent:
+            ledger = Ledger(store, Spool(tmp_path / "spool"), study, agent, ())
+            begun = ledger.begin(PADDED_PLAN, "sampled", {})
+            assert begun is not None
+            trial = ledger.finish(begun, attempt)
         assert store.trials(study.id) == (trial,)
     result = trial.result
     assert attempt == Attempt(

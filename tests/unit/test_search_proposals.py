@@ -9,7 +9,7 @@ from optuna.trial import FrozenTrial, TrialState
 from autotune.search.advisor import Advisor
 from autotune.search.calibrated import CalibratedPredictor
 from autotune.search.guide import Guide
-from autotune.search.proposals import Judgement, Proposals, database, judge
+from autotune.search.proposals import Judgement, Proposals, judge
 from autotune.search.space import Space
 from storage.records import FinishedTrial
 from tests.search_values import axes_of, finished, limits_of, padded_plan, predictor_of, solver_of
@@ -33,7 +33,9 @@ def url_of(folder: Path) -> str:
 def open_proposals(folder: Path, sampler: str = "tpe", seed: int = 0) -> Proposals:
     limits = limits_of(1 << 50)
     advisor = Advisor(SPACE, CalibratedPredictor(PREDICTOR), limits, SearchSection())
-    return Proposals(database(url_of(folder)), "study", sampler, Guide(space=SPACE, advisor=advisor, seed=seed))
+    return Proposals(
+        optuna.storages.RDBStorage(url_of(folder)), "study", sampler, Guide(space=SPACE, advisor=advisor, seed=seed)
+    )
 
 
 def stored(folder: Path) -> list[FrozenTrial]:

@@ -29,12 +29,15 @@ class Command:
         return " ".join((*settings, shlex.join(self.argv)))
 
 
-def local_ranks(world_size: int, accelerator: str, request: Path | None = None) -> tuple[Command, ...]:
+def local_ranks(
+    world_size: int, accelerator: str, request: Path | None = None, *, group: int = 0, groups: int = 1
+) -> tuple[Command, ...]:
     """One worker per rank on this machine, each with its share of the cores.
 
-    They wait for requests on their standard input, or serve the one in the folder `request`.
+    They wait for requests on their standard input, or serve the one in the folder `request`. Of several `groups` that
+    work at the same time, the first has the first devices, and so on.
     """
-    threads = max(1, len(os.sched_getaffinity(0)) // world_size)
+    threads = max(1, len(os.sched_getaffinity(0)) // (world_size * groups))
     only = ("--request", str(request)) if request else ()
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_PORT)} if request else {}
     return tuple(
@@ -43,7 +46,7 @@ def local_ranks(world_size: int, accelerator: str, request: Path | None = None) 
             argv=(sys.executable, "-P", "-m", "trials.run.worker", *only),
             environment={
                 "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
+                "LOCAL_RANK": str(group * world_size + rank),
                 "WORLD_SIZE": str(world_size),
                 **meeting,
                 "DS_ACCELERATOR": accelerator,

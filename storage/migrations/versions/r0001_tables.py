@@ -79,6 +79,15 @@ def _what_is_measured() -> None:
 
 def _studies_and_plans() -> None:
     op.create_table(
+        "autotune_agent",
+        _text("id", primary_key=True),
+        _text("machine"),
+        _text("process"),
+        _time("started"),
+        _integer("beats"),
+        _time("ended", nullable=True),
+    )
+    op.create_table(
         "autotune_study",
         _text("id", primary_key=True),
         _text("name", unique=True),
@@ -88,6 +97,7 @@ def _studies_and_plans() -> None:
         _time("started"),
         _time("finished", nullable=True),
         _text("lessons", nullable=True),
+        _reference("leader_id", "agent.id", nullable=True),
     )
     op.create_table(
         "autotune_plan",
@@ -106,6 +116,7 @@ def _what_was_measured() -> None:
         "autotune_trial",
         _text("id", primary_key=True),
         _reference("study_id", "study.id"),
+        _reference("agent_id", "agent.id", nullable=True),
         _integer("number"),
         _reference("plan_id", "plan.id", index=True),
         _text("role"),

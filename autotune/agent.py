@@ -1,0 +1,118 @@
+"""This process among the agents of a database: it shows that it lives, and sees which others are gone."""
+
+import logging
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event, Lock, Thread
+from types import TracebackType
+from typing import Self
+from uuid import uuid4
+
+from storage.errors import DatabaseUnavailable, StorageError
+from storage.records import AgentRecord
+from storage.store import Store
+
+_BEAT_SECONDS = 5.0
+_SILENT_BEATS = 6
+"""Beats of ours between which another gave none, after which it counts as gone. Counting our own needs no clock, and
+while a lock keeps it from writing, it keeps us from counting."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sight:
+    """Another agent as it was seen last."""
+
+    record: AgentRecord
+    silent: int
+    """Beats of ours since one of its own."""
+
+
+class Agent:
+    """An entry in the store from entering its context until leaving it, kept alive by a thread of its own."""
+
+    def __init__(self, store: Store, beat_seconds: float = _BEAT_SECONDS) -> None:
+        self._store = store
+        self._seconds = beat_seconds
+        self._ended = Event()
+        self._lock = Lock()
+        self._seen: dict[str, _Sight] = {}
+        self._thread = Thread(target=self._live, name="heartbeat", daemon=True)
+
+    def __enter__(self) -> Self:
+        self.id = self._store.add_agent(machine(), process(os.getpid()) or "?").id
+        self._look(0)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+        try:
+            self._store.end_agent(self.id)
+        except DatabaseUnavailable as problem:  # others find out by our silence
+            _log.warning("%s", problem)
+
+    def is_gone(self, agent_id: str | None) -> bool:
+        """Whether nobody works under this id any more: it ended, its process died here, or it fell silent."""
+        if agent_id is None:
+            return True
+        if agent_id not in self._seen:  # it may have come since our last beat
+            self._look(0)
+        sight = self._seen.get(agent_id)
+        return sight is None or sight.silent >= _SILENT_BEATS or _has_died(sight.record)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other agent works with this database."""
+        self._look(0)
+        return all(other == self.id or self.is_gone(other) for other in tuple(self._seen))
+
+    def _live(self) -> None:
+        while not self._ended.wait(self._seconds):
+            try:
+                self._look(1)
+            except StorageError as error:
+                _log.info("no sign of life could be given: %s", error)
+
+    def _look(self, beats: int) -> None:
+        """Beats, which counts as so many, and sees the others."""
+        with self._lock:
+            present = self._store.beat(self.id)
+            self._seen = {key: _sight(record, self._seen.get(key), beats) for key, record in present.items()}
+
+
+def _sight(record: AgentRecord, before: _Sight | None, beats: int) -> _Sight:
+    is_silent = before is not None and before.record.beats == record.beats
+    return _Sight(record=record, silent=before.silent + beats if before and is_silent else 0)
+
+
+def _has_died(record: AgentRecord) -> bool:
+    """Whether its process is known to be over: those of other machines are not known here."""
+    if record.machine != machine():
+        return False
+    number = int(record.process.partition(" ")[0])
+    return process(number) != record.process
+
+
+def machine() -> str:
+    """A name for all processes that can look each other up: this host since its start, and this container."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{platform.node()} {boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:  # no Linux: nobody can be looked up
+        return f"{platform.node()} {uuid4()}"
+
+
+def process(number: int) -> str | None:
+    """The number and the start of a process, in ticks since that of the machine; None when there is none."""
+    try:
+        stat = Path(f"/proc/{number}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    state, *fields = stat.rpartition(")")[2].split()  # proc_pid_stat(5): the name before may hold spaces
+    return None if state == "Z" else f"{number} {fields[18]}"

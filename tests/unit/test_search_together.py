@@ -1,0 +1,207 @@
+"""Trials at the same time: on several groups of devices, and by several agents on one study."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from threading import Barrier, BrokenBarrierError, Event
+from typing import Any
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+from autotune.search import search
+from autotune.search.ledger import AGAIN, BASELINES, CONFIRM, PREDICTED, ran
+from autotune.search.proposals import database
+from autotune.search.simulated import SimulatedLauncher
+from storage.records import FinishedTrial
+from storage.store import open_store
+from tests import postgres
+from tests.search_bench import PREDICTOR, Bench
+from trials.outcome import Cause
+from trials.run.pool import Answers
+from trials.run.request import Request
+
+SECONDS = 20
+"""More than a simulated trial can take."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with postgres.server() as url:
+        yield url
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path}/tuning.db"
+        return
+    with postgres.database(request.getfixturevalue("server")) as url:
+        yield url
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    with open_store(f"sqlite:///{tmp_path}/tuning.db") as store:
+        yield Bench(tmp_path, store)
+
+
+class Meeting(SimulatedLauncher):
+    """Answers when all who share the barrier were asked, as long as there is something for each of them."""
+
+    def __init__(self, barrier: Barrier) -> None:
+        super().__init__(PREDICTOR)
+        self.barrier = barrier
+        self.met = 0
+
+    def ask(self, request: Request, *arguments: Any, **options: Any) -> Answers | Cause:
+        try:
+            self.barrier.wait(timeout=SECONDS)
+            self.met += 1
+        except BrokenBarrierError:
+            pass
+        return super().ask(request, *arguments, **options)
+
+
+def test_groups_of_devices_run_trials_at_the_same_time(bench: Bench) -> None:
+    barrier = Barrier(2)
+    one, other = Meeting(barrier), Meeting(barrier)
+
+    def listen(trial: FinishedTrial, _: bool) -> None:
+        if trial.number >= 4:
+            barrier.abort()  # from here on, each goes on alone
+
+    bench.listener = listen
+    study = bench.study()
+    ledger = bench.search(study, one, other)
+    assert min(one.met, other.met) >= 2
+    once = [trial.plan for trial in ledger.trials if trial.role not in AGAIN]
+    assert len(set(once)) == len(once)
+    assert ledger.open == () == bench.store.running_trials(study.id)
+    assert [trial.number for trial in bench.stored(study)] == list(range(len(ledger.trials)))
+
+
+def test_finalists_are_repeated_on_the_first_group_alone(bench: Bench) -> None:
+    one, other = SimulatedLauncher(PREDICTOR), SimulatedLauncher(PREDICTOR)
+    ledger = bench.search(bench.study(), one, other)
+    confirmed = [trial.plan for trial in ledger.trials if trial.role == CONFIRM]
+    assert one.asked[-len(confirmed) :] == confirmed
+    assert len(other.asked) + len(one.asked) == sum(map(ran, ledger.trials))
+
+
+def test_no_more_trials_run_than_the_budget(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "_LEAST_GAIN", -1.0)
+    monkeypatch.setattr(search, "_GAIN_IN_NOISE", -1.0)
+    pools = [SimulatedLauncher(PREDICTOR) for _ in range(3)]
+    ledger = bench.search(bench.study(), *pools, trials=11)
+    assert sum(ran(trial) and trial.role != CONFIRM for trial in ledger.trials) == 11
+
+
+class Stopped(BaseException):
+    """Stands for Ctrl-C."""
+
+
+def test_a_trial_on_other_devices_is_given_up_when_the_search_ends(bench: Bench) -> None:
+    begun, ended = Event(), Event()
+
+    class Endless(SimulatedLauncher):
+        def ask(
+            self,
+            request: Request,
+            timeout_seconds: float,
+            on_wait: Callable[[], None] = lambda: None,
+            on_step: Callable[[float], bool] | None = None,
+        ) -> Answers | Cause:
+            begun.set()
+            try:
+                for _ in range(100 * SECONDS):
+                    on_wait()
+                    ended.wait(0.01)
+                raise AssertionError("nobody ended the trial")
+            finally:
+                ended.set()
+
+    class Stopping(SimulatedLauncher):
+        def ask(self, *arguments: Any, **options: Any) -> Answers | Cause:
+            assert begun.wait(SECONDS)
+            raise Stopped
+
+    study = bench.study()
+    with pytest.raises(Stopped):
+        bench.search(study, Stopping(PREDICTOR), Endless(PREDICTOR))
+    assert ended.is_set()
+    assert len(bench.store.running_trials(study.id)) == 2
+    ledger = bench.search(study, SimulatedLauncher(PREDICTOR))  # gives them up and goes on
+    assert bench.store.running_trials(study.id) == ()
+    assert ledger.trials
+
+
+def test_agents_share_one_study(database_url: str, tmp_path: Path) -> None:
+    """Two at once: no plan twice, one budget, and every trial of both in the Optuna study once."""
+    with ExitStack() as stack:
+        benches = []
+        for name in ("one", "other"):
+            (tmp_path / name).mkdir()
+            benches.append(Bench(tmp_path / name, stack.enter_context(open_store(database_url))))
+        study, barrier = benches[0].study(), Barrier(2)
+        launchers = [Meeting(barrier), Meeting(barrier)]
+        for bench in benches:
+            bench.listener = lambda trial, _: barrier.abort() if trial.number >= 4 else None
+        with ThreadPoolExecutor(2) as threads:
+            both = [
+                threads.submit(bench.explore, study, launcher, trials=9)
+                for bench, launcher in zip(benches, launchers, strict=True)
+            ]
+            ledgers = [each.result() for each in both]
+        assert min(launcher.met for launcher in launchers) >= 2
+        trials = benches[0].stored(study)
+        assert len({trial.agent_id for trial in trials}) == 2
+        plans = [trial.plan for trial in trials if trial.role not in AGAIN]
+        assert len(set(plans)) == len(plans)
+        assert len(trials) <= 9 + 1  # both may begin the last one at the same moment
+        for ledger in ledgers:
+            ledger.catch_up()
+            assert {trial.id for trial in ledger.trials} == {trial.id for trial in trials}
+        assert benches[0].store.running_trials(study.id) == ()
+        with database(benches[0].store.optuna_url) as storage:
+            found = optuna.load_study(study_name=study.name, storage=storage).get_trials()
+        told = [each.user_attrs["trial_id"] for each in found if "trial_id" in each.user_attrs]
+        assert sorted(told) == sorted(trial.id for trial in trials if trial.role not in AGAIN)
+        assert not any(each.state == TrialState.RUNNING for each in found)
+
+
+def test_an_agent_begins_nothing_while_another_ends_the_study(bench: Bench) -> None:
+    study = bench.study()
+    leader = bench.store.add_agent("another host", "1 1").id
+    bench.store.lead_study(study.id, leader)
+    assert {trial.role for trial in bench.explore(study, SimulatedLauncher(PREDICTOR)).trials} == set(BASELINES[1:])
+    bench.store.end_agent(leader)
+    assert len(bench.explore(study, SimulatedLauncher(PREDICTOR)).trials) > len(BASELINES)
+
+
+def test_what_a_dead_agent_left_is_run_by_the_other(bench: Bench) -> None:
+    study = bench.study()
+    gone = bench.store.add_agent("another host", "1 1")
+    bench.store.end_agent(gone.id)
+    plan = bench.search(bench.study(), SimulatedLauncher(PREDICTOR), trials=3).trials[0].plan
+    left = bench.store.claim_trial(study.id, plan, PREDICTED, {}, gone.id)
+    assert left is not None
+    bench.remembers = False
+    ledger = bench.search(study, SimulatedLauncher(PREDICTOR))
+    assert plan in {trial.plan for trial in ledger.trials}
+    assert left.id not in {trial.id for trial in ledger.trials}
+
+
+def test_a_plan_that_a_living_agent_runs_is_left_to_it(bench: Bench) -> None:
+    study = bench.study()
+    other = bench.store.add_agent("another host", "1 1")
+    plan = bench.search(bench.study(), SimulatedLauncher(PREDICTOR), trials=3).trials[0].plan
+    theirs = bench.store.claim_trial(study.id, plan, PREDICTED, {}, other.id)
+    assert theirs is not None
+
+    bench.remembers = False
+    bench.listener = lambda *_: bench.store.abandon_trial(theirs.id)  # or the search would wait for it
+    ledger = bench.search(study, SimulatedLauncher(PREDICTOR))
+    assert ledger.trials[0].plan != plan
