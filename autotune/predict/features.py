@@ -16,6 +16,8 @@ from trials.plan import Plan
 
 COSTS = ("vision", "language", "head", "recompute", "pack", "loading", "communication", "update")
 """Of layers by size and kind, of each layer for a pack of any size, of loading, links and reduction, the optimizer."""
+LAYER_COSTS = COSTS[:4]
+"""What the best split hangs on."""
 FEATURES = (*COSTS, "schedule")
 """And what a whole step takes beside them."""
 Features: TypeAlias = tuple[float, ...]

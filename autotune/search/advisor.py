@@ -1,7 +1,8 @@
 """What to try next: the plan of the greatest expected improvement for each second that its trial takes."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from statistics import NormalDist, median
@@ -10,6 +11,7 @@ from typing import TypeAlias
 import numpy as np
 
 from autotune.predict.costs import Array
+from autotune.predict.features import LAYER_COSTS
 from autotune.predict.memory import StageBytes
 from autotune.search.calibrated import CalibratedPredictor
 from autotune.search.ledger import duration_seconds
@@ -27,12 +29,13 @@ from trials.plan import Layout, Packed, Packing, Plan, Stage
 _COMPARED = 32
 """Plans whose posterior is asked for, out of those that are predicted fastest."""
 _SOLVED = 8
-"""Packings and layouts that are split anew with corrected costs."""
-_AROUND = 2
-"""Plans, of those measured and of the solver's, around which others are looked for."""
+"""Packings and layouts that are split anew with corrected costs, and so many of each layout beside:"""
+_SOLVED_OF_LAYOUT = 2
+_AROUND = 4
+"""Packings and layouts around whose best plan others are looked for."""
 _CLIMBS = 8
-_WRONG = 0.02
-"""Change of the predicted bytes that is worth a space made anew."""
+_WRONG_BYTES, _WRONG_TIMES = 0.02, 0.1
+"""Changes of the predicted bytes, and of the times of layers against each other, that are worth a space made anew."""
 _SPLITS = Wanted(count=3, within=1.03)
 _INTERVAL = 2.0
 """Standard deviations on each side of the interval of a stage's bytes."""
@@ -66,8 +69,9 @@ class Advisor:
         self._measured: tuple[Plan, ...] = ()
         self._exceeded: list[tuple[Plan, int]] = []
         self._beside: list[float] = []
-        self._byte_factors = (1.0, 1.0)
-        """Those that the space was made with."""
+        self._factors: Array = np.ones(len(LAYER_COSTS) + 2)
+        """`CalibratedPredictor.factors` that the space was made with."""
+        self._renew_space()
         self._weighs_memory = "memory" in settings.objectives
         self._solve = self._solvers()
         self.pending: frozenset[Plan] = frozenset()
@@ -100,12 +104,13 @@ class Advisor:
         self._proposed.clear()
 
     def _renew_space(self) -> None:
-        """Where trials show that the profile is wrong about memory, other plans can be trained than it said."""
-        now = self._predictor.byte_factors
-        if any(abs(factor / before - 1) > _WRONG for factor, before in zip(now, self._byte_factors, strict=True)):
-            base = self._predictor.base
-            self.space.renew(Solver(base.with_costs(base.costs, now), self._limits))
-            self._byte_factors = now
+        """Where trials show that the profile is wrong, other plans can be trained than it said, or are good."""
+        now = self._predictor.factors
+        more = np.log(now) - np.log(self._factors)
+        layers, kept = more[: len(LAYER_COSTS)], more[len(LAYER_COSTS) :]
+        if np.ptp(layers) > _WRONG_TIMES or np.abs(kept).max() > _WRONG_BYTES:
+            self.space.renew(Solver(self._predictor.corrected, self._limits))
+            self._factors = now
 
     def best(self) -> Plan | None:
         """The plan that is fastest after all that is known; None while nothing was measured."""
@@ -132,7 +137,7 @@ class Advisor:
         top = start
         for _ in range(_CLIMBS):
             around = dict.fromkeys((top, *self._resolved(top), *self.space.neighbours(top)))
-            fitting = [plan for plan in around if self._may_fit(plan) and self.space.point(plan) is not None]
+            fitting = [plan for plan in around if self.may_fit(plan) and self.space.point(plan) is not None]
             found |= dict.fromkeys(fitting)
             before, top = top, self._ordered(fitting)[0] if fitting else top
             if top == before:
@@ -165,20 +170,31 @@ class Advisor:
     def _candidates(self) -> list[Plan]:
         """Plans that were not tried and may fit, the one predicted best first."""
         starts = self._ordered(self.space.starts)
-        known = self._ordered(self._measured)
-        found = dict.fromkeys(starts[: 2 * _COMPARED])
-        for start in starts[:_SOLVED]:
+        found = dict.fromkeys((*self._measured, *starts[: 2 * _COMPARED]))
+        for start in self._leading(starts):
             found |= dict.fromkeys(self._resolved(start))
-        for plan in dict.fromkeys((*known[:_AROUND], *starts[:_AROUND])):
+        best: dict[tuple[Packing, Layout], Plan] = {}
+        for plan in self._ordered(tuple(found)):
+            best.setdefault((plan.packing, plan.layout), plan)
+        for plan in list(best.values())[:_AROUND]:
             found |= dict.fromkeys(self._climbed(plan))
-        fitting = (plan for plan in found if plan not in self._tried and self._may_fit(plan))
+        fitting = (plan for plan in found if plan not in self._tried and self.may_fit(plan))
         pointed = (plan for plan in self._ordered(tuple(fitting)) if self.space.point(plan) is not None)
         return [plan for plan, _ in zip(pointed, range(_COMPARED), strict=False)]
+
+    def _leading(self, starts: Sequence[Plan]) -> Iterator[Plan]:
+        """The first ones, and the first of each layout: one that was profiled wrong is split worse than others."""
+        of_layout: Counter[Layout] = Counter()
+        for number, start in enumerate(starts):
+            of_layout[start.layout] += 1
+            if number < _SOLVED or of_layout[start.layout] <= _SOLVED_OF_LAYOUT:
+                yield start
 
     def _ordered(self, plans: Sequence[Plan]) -> list[Plan]:
         return sorted(plans, key=lambda plan: math.log(self._predictor.epoch_seconds(plan)) + self._weight_of(plan))
 
-    def _may_fit(self, plan: Plan) -> bool:
+    def may_fit(self, plan: Plan) -> bool:
+        """Whether it is neither predicted to need too much memory, nor asks for more than a plan that did."""
         if self._limits.first_above(self._predictor.memory(plan)) is not None:
             return False
         return not any(_asks_for_more(plan, failed, stage) for failed, stage in self._exceeded)

@@ -8,7 +8,7 @@ import numpy as np
 from autotune.predict.calibration import Calibration, Lessons, Observation, Peak
 from autotune.predict.chosen_steps import ChosenSteps
 from autotune.predict.costs import Array
-from autotune.predict.features import COSTS, Features, scaled, stage_features, step_features
+from autotune.predict.features import COSTS, LAYER_COSTS, Features, scaled, stage_features, step_features
 from autotune.predict.memory import StageBytes
 from autotune.predict.parts import Parts
 from autotune.predict.predictor import Prediction, Predictor
@@ -74,9 +74,9 @@ class CalibratedPredictor:
         return self._calibration.lessons
 
     @property
-    def byte_factors(self) -> tuple[float, float]:
-        """Of static and of kept bytes."""
-        return self._calibration.byte_factors
+    def factors(self) -> Array:
+        """By which the profile was corrected: LAYER_COSTS, then static and kept bytes."""
+        return np.array([*self._calibration.factors[: len(LAYER_COSTS)], *self._calibration.byte_factors])
 
     @property
     def covariance(self) -> Array:

@@ -44,6 +44,8 @@ _NEARLY = 1.2
 """Plans of other pipeline degrees are tried first when they take at most so many times the best one's time."""
 _AS_FAST = 1.03
 """The winner of an earlier search is tried when it is predicted to take at most so many times the best one's time."""
+_NEIGHBOURS = 2
+"""Further plans of a kind of baseline that are tried, those predicted fastest."""
 _FINALISTS = 3
 _REFERENCE_EVERY = 8
 """Trials after which one plan is run again, to see the machine drift."""
@@ -89,6 +91,8 @@ class Search:
     """Each on devices of its own: so many trials run at the same time."""
     listener: Listener
     clock: Callable[[], float] = time.monotonic
+    _baselines: dict[Plan, str] = field(init=False, default_factory=dict)
+    """Their roles, also of those that were tried for another reason before."""
     _deadline: float = field(init=False)
     """On the clock; what the study's trials took in earlier runs is spent."""
 
@@ -131,19 +135,13 @@ class Search:
 
     # --- the budget ---
 
-    def _may_compare(self, role: str) -> bool:
-        """Each role's first plan always, for the winner is compared with it; more in a quarter of the trials."""
-        return role not in self._roles() or (self._may_go_on() and self._compared() <= self.settings.trials // 4)
-
-    def _owed(self, to_compare: Iterable[Baseline]) -> int:
-        """Trials that the first plans of the roles will take."""
-        return len({baseline.role for baseline in to_compare} - self._roles())
+    def _may_compare_more(self) -> bool:
+        """Whether baselines take no more than a quarter of the trials."""
+        compared = sum(trial.role in BASELINES for trial in self._spent())
+        return self._may_go_on() and compared <= self.settings.trials // 4
 
     def _roles(self) -> set[str]:
         return {trial.role for trial in (*self.ledger.everything(), *self.ledger.open)}
-
-    def _compared(self) -> int:
-        return sum(trial.role in BASELINES for trial in self._spent())
 
     def _spent(self) -> list[TrialRecord]:
         """The trials that count against the budget, those that run among them."""
@@ -166,25 +164,47 @@ class Search:
 
     # --- what is tried ---
 
-    def _inherited(self, plans: Iterable[Plan], beside: Sequence[Plan]) -> list[Plan]:
-        """Those that are predicted to be nearly as fast as the best."""
-        seconds = min(map(self.predictor.epoch_seconds, beside), default=math.inf)
-        return [plan for plan in plans if self.predictor.epoch_seconds(plan) <= _AS_FAST * seconds]
-
-    def _seeds(self, baselines: Iterable[Baseline], inherited: Sequence[Plan]) -> Iterator[_Wanted | None]:
-        predicted = self.advisor.predicted(_NEARLY)[:_PREDICTED_PLANS]
-        to_compare = list(baselines)
-        for role, plans in ((PREDICTED, predicted), (INHERITED, self._inherited(inherited, predicted))):
+    def _seeds(self, baselines: Iterable[Baseline], inherited: Sequence[Plan]) -> Iterator[_Wanted]:
+        to_compare: dict[str, list[Plan]] = {}
+        for baseline in baselines:
+            to_compare.setdefault(baseline.role, []).append(baseline.plan)
+        for role, plans in ((PREDICTED, self._predicted()), (INHERITED, self._inherited(inherited))):
             for plan in plans:
-                if self._may_go_on(owed=self._owed(to_compare)):
+                if self._may_go_on(owed=len(to_compare.keys() - self._roles())):
                     yield from self._seed(plan, role)
-        for baseline in to_compare:
-            if self._may_compare(baseline.role):
-                yield from self._seed(baseline.plan, baseline.role)
+        for role, compared in to_compare.items():
+            # Always, whatever the budget is: the winner is compared with it.
+            yield from self._seed(compared.pop(0), role)
+            for _ in range(_NEIGHBOURS):
+                fitting = filter(self.advisor.may_fit, compared)
+                fastest = min(fitting, key=self.predictor.epoch_seconds, default=None)
+                if fastest and self._may_compare_more():
+                    compared.remove(fastest)
+                    yield from self._seed(fastest, role)
 
-    def _seed(self, plan: Plan, role: str) -> Iterator[_Wanted | None]:
+    def _predicted(self) -> Iterator[Plan]:
+        """Each of another pipeline degree, and after what the one before it taught."""
+        degrees: set[int] = set()
+        for _ in range(_PREDICTED_PLANS):
+            found = (plan for plan in self.advisor.predicted(_NEARLY) if plan.layout.pipeline not in degrees)
+            plan = next(found, None)
+            if plan is None:
+                return
+            degrees.add(plan.layout.pipeline)
+            yield plan
+
+    def _inherited(self, plans: Iterable[Plan]) -> Iterator[Plan]:
+        """Those that are predicted to be nearly as fast as the best of what was tried."""
+        for plan in plans:
+            tried = min((self.predictor.epoch_seconds(trial.plan) for trial in self.ledger.trials), default=math.inf)
+            if self.predictor.epoch_seconds(plan) <= _AS_FAST * tried:
+                yield plan
+
+    def _seed(self, plan: Plan, role: str) -> Iterator[_Wanted]:
         self._catch_up()
         known = self.ledger.answer(plan)
+        if role in BASELINES:
+            self._baselines[plan] = role
         if known is None:
             yield _Wanted(plan=plan, role=role)
         elif known.study_id not in {trial.study_id for trial in self.ledger.trials}:
@@ -246,7 +266,7 @@ class Search:
         return sum(trial.role == CONFIRM and trial.plan == plan for trial in self.ledger.trials)
 
     def _field(self) -> Field:
-        return field_of(self.ledger.everything(), self.advisor.surrogate)
+        return field_of(self.ledger.everything(), self.advisor.surrogate, self._baselines)
 
     # --- trials ---
 

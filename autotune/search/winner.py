@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from types import MappingProxyType
 
 import numpy as np
 
@@ -18,6 +19,7 @@ SURE = 0.95
 """A finalist that is slower with this probability is no match for the winner."""
 SMALL_LOSS = 0.003
 """Expected share of the time by which another finalist is faster: less is not worth a further repeat."""
+_NONE: Mapping[Plan, str] = MappingProxyType({})
 _DRAWS = 4096
 _LEAST = 2
 """Finalists, so that the winner is compared with something."""
@@ -123,8 +125,8 @@ class Field:
         return found
 
 
-def field_of(trials: Iterable[FinishedTrial], surrogate: Surrogate) -> Field:
-    """The plans of these trials, which have taught the surrogate."""
+def field_of(trials: Iterable[FinishedTrial], surrogate: Surrogate, baselines: Mapping[Plan, str] = _NONE) -> Field:
+    """The plans of these trials, which have taught the surrogate; `baselines` have one more role than their trials."""
     by_plan: dict[Plan, list[FinishedTrial]] = defaultdict(list)
     for trial in ranked(trials):
         by_plan[trial.plan].append(trial)
@@ -134,7 +136,7 @@ def field_of(trials: Iterable[FinishedTrial], surrogate: Surrogate) -> Field:
     posterior = surrogate.posterior(safe)
     order = np.argsort(posterior.mean, kind="stable")
     return Field(
-        standings=tuple(_standing(by_plan[safe[row]], posterior, int(row)) for row in order),
+        standings=tuple(_standing(by_plan[safe[row]], posterior, int(row), baselines) for row in order),
         posterior=Posterior(mean=posterior.mean[order], covariance=posterior.covariance[np.ix_(order, order)]),
     )
 
@@ -158,11 +160,14 @@ def _ran_out_of_memory(outcome: Outcome) -> bool:
     return isinstance(outcome, Failed) and isinstance(outcome.cause, OutOfMemory)
 
 
-def _standing(trials: Sequence[FinishedTrial], posterior: Posterior, row: int) -> Standing:
+def _standing(
+    trials: Sequence[FinishedTrial], posterior: Posterior, row: int, baselines: Mapping[Plan, str]
+) -> Standing:
+    plan = trials[0].plan
     seconds = math.exp(posterior.mean[row])
     return Standing(
-        plan=trials[0].plan,
-        roles=frozenset(trial.role for trial in trials),
+        plan=plan,
+        roles=frozenset((*(trial.role for trial in trials), *filter(None, [baselines.get(plan)]))),
         epoch_seconds=seconds,
         epoch_seconds_error=seconds * float(posterior.error[row]),
         peak_bytes=max(

@@ -121,7 +121,7 @@ def test_groups_on_a_cpu_share_its_cores_and_memory(caplog: pytest.LogCaptureFix
     hardware = choose(1, machine=MACHINE, found=(), groups=4)
     assert hardware.devices == 1
     assert default_memory_limit(hardware, groups=4) == default_memory_limit(choose(4, machine=MACHINE, found=()))
-    with pytest.raises(HardwareError, match="lower search[.]parallel"):
+    with pytest.raises(HardwareError, match=r"lower search\.parallel"):
         choose(5, machine=MACHINE, found=(), groups=4)
     assert not caplog.records
 
