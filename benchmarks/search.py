@@ -45,7 +45,7 @@ from trials.plan import Plan
 TRIALS = 12
 MANY_TRIALS = 30
 OTHERS = ("tpe", "gp", "random", "grid")
-OTHERS_TRIALS = 60
+OTHERS_TRIALS = 40
 SURFACE, SURFACE_TRIALS = FOLDER / "tiny-internvl.jsonl", 60
 RECORDED_PLANS = 300
 ENOUGH = 0.01
@@ -79,7 +79,7 @@ def search(
 ) -> Found:
     """Ours; `after` another one, on a workload like this."""
     launcher = workload.launcher(behaviour, seed)
-    best = workload.best_seconds(launcher)
+    best = workload.best_seconds
     prepared = workload.prepared(trials=trials)
     limits = workload.limits(workload.memory_bytes)
     calibrated = CalibratedPredictor(workload.predictor, after.lessons if after else None)
@@ -126,7 +126,7 @@ def search(
 def other_search(workload: SimulatedWorkload, name: str, trials: int, seed: int = 0) -> list[float]:
     """Regret after each trial."""
     launcher = workload.launcher(NOISY, seed)
-    best = workload.best_seconds(launcher)
+    best = workload.best_seconds
     prepared = workload.prepared(trials=trials)
     predictor = CalibratedPredictor(workload.predictor)
     runner = Runner(prepared, predictor, launcher, Undisturbed)
@@ -230,7 +230,7 @@ def compare(workload: SimulatedWorkload) -> dict[str, Any]:
     return {
         "workload": workload.name,
         "regrets": found.regrets,
-        "winner_regret": found.seconds / workload.best_seconds(workload.launcher(NOISY, 0)) - 1,
+        "winner_regret": found.seconds / workload.best_seconds - 1,
         "confidence": found.confidence,
         "trials_in_all": found.trials,
         "trials_needed": {"model": needed(found.regrets), **{name: needed(each) for name, each in regrets.items()}},
@@ -254,7 +254,7 @@ def planted(number: int) -> dict[str, Any]:
     kept = float(random.choice((0.8, 1.2)))
     wrong = replace(workload, wrong=(*times, times[0], 1.0, 1.0, 1.0, 1.0, kept))
     found = search(wrong, MANY_TRIALS)
-    regret = found.seconds / wrong.best_seconds(wrong.launcher(NOISY, 0)) - 1
+    regret = found.seconds / wrong.best_seconds - 1
     _tell(f"planted {times} {kept} {wrong.name}: {regret:.4f}")
     return {"workload": wrong.name, "factors": times, "bytes": kept, "regrets": found.regrets, "winner_regret": regret}
 
