@@ -5,11 +5,11 @@
 On the model of examples/tiny-internvl: profiles its layers, draws plans at random (pipeline and data parallelism, any
 split, recomputation, packers, capacities), and runs each on two warm ranks as a search does, with the upper end of its
 own predicted memory as the limit. Before and after each run a few layers are timed again: a shared machine drifts by
-more than what is to be measured, so each run is compared at the speed that these layers had in the profile. A plan runs
-until the machine kept its speed in two of its runs, four times at the most, and the two calmest ones count. Their mean
-times and peak bytes are compared with the prediction from the profile alone, and, of the plans behind the first ten,
-with one that the first runs of those ten have calibrated. The errors against the times as they were are printed as
-well.
+more than what is to be measured, so each run is compared at the speed that these layers had in the profile. All plans
+run once in each of three rounds, each in an order of its own; a plan's time is the median of its runs, minutes apart.
+It is compared with the prediction from the profile alone, and, of the plans behind the first ten, with one that the
+first runs of those ten have calibrated. The errors against the times as they were are printed as well, and how far
+two rounds agree on the ranking: no prediction can be expected to agree better with them than they with each other.
 """
 
 import argparse
@@ -20,13 +20,14 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from autotune.job_file import load_job
-from autotune.predict.costs import LayerCosts
+from autotune.predict.costs import Array, LayerCosts
 from autotune.predict.predictor import MOST_BATCH_DEVIATION, Predictor
 from autotune.search.calibrated import CalibratedPredictor, peaks
 from autotune.search.profiling import profile_layers
@@ -43,21 +44,17 @@ from trials.run.ranks import local_ranks
 EXAMPLE = Path(__file__).parents[1] / "examples" / "tiny-internvl"
 CALIBRATING = 10
 LEAST_PLANS = 30
-COUNTED, MOST_RUNS = 2, 4
-CALM = 0.04
-"""Change of the machine's speed during a run, up to which it need not be repeated."""
+ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A plan that was run, in the runs that count."""
+    """A plan that was run, once in each round."""
 
     plan: Plan
     outcomes: tuple[Outcome, ...]
     slowness: tuple[float, ...]
     """Of the machine during each of them, in units of the time that layers took in the profile."""
-    repeated: int
-    """Runs that do not count."""
 
     @property
     def completed(self) -> bool:
@@ -69,7 +66,7 @@ class Run:
         return found if drifting else list(map(at_profiled_speed, found, self.slowness))
 
     def seconds(self, *, drifting: bool = False) -> list[float]:
-        """A step's mean in each run."""
+        """A step's mean in each round."""
         return [float(np.mean(measured.step_seconds)) for measured in self.measurements(drifting=drifting)]
 
 
@@ -110,20 +107,19 @@ def _plans(prepared: Prepared, predictor: Predictor, arguments: argparse.Namespa
 
 
 def _run_all(prepared: Prepared, predictor: Predictor, pool: WarmPool, plans: Sequence[Plan]) -> list[Run]:
-    runs = []
-    slow = [slowness(prepared, pool, predictor.costs)]
-    for number, plan in enumerate(plans):
-        found: list[tuple[float, float, Outcome]] = []
-        while len(found) < MOST_RUNS and sum(drift <= CALM for drift, *_ in found) < COUNTED:
-            outcome = _runner(prepared, predictor, pool, plan).run(plan).outcome
-            slow.append(slowness(prepared, pool, predictor.costs))
-            before, after = slow[-2:]
-            found.append((abs(after / before - 1), (before + after) / 2, outcome))
-            _tell(f"plan {number + 1} of {len(plans)}: {outcome.kind}, slowness {before:.3f}, then {after:.3f}")
-        calmest = sorted(found, key=lambda run: run[0])[:COUNTED]
-        _, of_runs, outcomes = zip(*calmest, strict=True)
-        runs.append(Run(plan=plan, outcomes=outcomes, slowness=of_runs, repeated=len(found) - COUNTED))
-    return runs
+    outcomes: dict[Plan, list[Outcome]] = {plan: [] for plan in plans}
+    of_runs: dict[Plan, list[float]] = {plan: [] for plan in plans}
+    before = slowness(prepared, pool, predictor.costs)
+    for number in range(ROUNDS):
+        for plan in random.Random(number).sample(plans, len(plans)):
+            outcomes[plan].append(_runner(prepared, predictor, pool, plan).run(plan).outcome)
+            after = slowness(prepared, pool, predictor.costs)
+            of_runs[plan].append((before + after) / 2)
+            print(
+                f"round {number + 1}: {plan.id}, slowness {before:.3f}, then {after:.3f}", file=sys.stderr, flush=True
+            )
+            before = after
+    return [Run(plan=plan, outcomes=tuple(outcomes[plan]), slowness=tuple(of_runs[plan])) for plan in plans]
 
 
 def _runner(prepared: Prepared, predictor: Predictor, pool: WarmPool, plan: Plan) -> Runner:
@@ -181,7 +177,7 @@ def _report(costs: LayerCosts, predictor: Predictor, runs: list[Run], warmup: in
     rows: list[Mapping[str, Any]] = [
         {"costs": wire.to_document(costs), "noisy": list(costs.noisy_kinds)},
         {"slowness": {"least": min(slow), "median": float(np.median(slow)), "most": max(slow)}},
-        {"runs_that_were_repeated": sum(run.repeated for run in runs)},
+        {"tau_of_two_rounds": _tau_of_rounds(done)},
         *(_noise(done, alone, later, drifting=drifting) for drifting in (False, True)),
         *({"after": "profile", **compared} for compared in alone),
         *({"after": f"{CALIBRATING} trials", **compared} for compared in later),
@@ -201,14 +197,14 @@ def _report(costs: LayerCosts, predictor: Predictor, runs: list[Run], warmup: in
 def _compared(predictor: CalibratedPredictor, run: Run, warmup: int) -> dict[str, Any]:
     measurement = run.measurements()[0]
     predicted = predictor.predict(run.plan).step_seconds[list(measurement.steps)].mean()
-    measured = float(np.mean(run.seconds()))
+    measured = float(np.median(run.seconds()))
     found = peaks(predictor.base, run.plan, measurement, warmup)
     return {
         "plan_id": run.plan.id,
         "predicted_seconds": float(predicted),
         "step_seconds": measured,
         "of_each_run": run.seconds(),
-        "drifting_seconds": float(np.mean(run.seconds(drifting=True))),
+        "drifting_seconds": float(np.median(run.seconds(drifting=True))),
         "relative_error": float(predicted / measured - 1),
         "predicted_relative_error": predictor.relative_error(run.plan),
         "byte_errors": [peak.predicted.expected / peak.measured - 1 for peak in found],
@@ -218,20 +214,28 @@ def _compared(predictor: CalibratedPredictor, run: Run, warmup: int) -> dict[str
 
 
 def _noise(done: list[Run], *groups: list[dict[str, Any]], drifting: bool) -> dict[str, Any]:
-    """How far two runs of a plan are apart, and the errors of the predictions against such times."""
-    times = [run.seconds(drifting=drifting) for run in done]
+    """How far a plan's runs are from their median, and the errors of the predictions against such times."""
+    times = np.array([run.seconds(drifting=drifting) for run in done])
     seconds = "drifting_seconds" if drifting else "step_seconds"
     return {
         "times": "as they were" if drifting else "at the speed of the profile",
-        "two_runs_of_a_plan_differ_by": _quantiles([abs(second / first - 1) for first, second in times]),
+        "a_run_differs_from_the_median_by": _quantiles(np.abs(times / np.median(times, axis=1)[:, None] - 1).ravel()),
         "errors": [
             _quantiles([abs(each["predicted_seconds"] / each[seconds] - 1) for each in group]) for group in groups
         ],
     }
 
 
-def _quantiles(values: list[float]) -> dict[str, float]:
-    return {"median": float(np.median(values)), "90th percentile": float(np.quantile(values, 0.9))} if values else {}
+def _tau_of_rounds(done: list[Run]) -> list[float]:
+    """Of the first round with the second, and so on."""
+    times = list(zip(*(run.seconds() for run in done), strict=True))
+    return [kendall(list(zip(*pair, strict=True))) for pair in combinations(times, 2)]
+
+
+def _quantiles(values: Sequence[float] | Array) -> dict[str, float]:
+    return (
+        {"median": float(np.median(values)), "90th percentile": float(np.quantile(values, 0.9))} if len(values) else {}
+    )
 
 
 def _time_checks(name: str, compared: list[dict[str, Any]], median: float, tail: float) -> list[Check]:
@@ -254,10 +258,6 @@ def kendall(pairs: list[tuple[float, float]]) -> float:
     predicted, measured = np.array(pairs).T
     agree = np.sign(predicted[:, None] - predicted) * np.sign(measured[:, None] - measured)
     return float(agree[np.triu_indices(len(pairs), 1)].mean())
-
-
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def _arguments() -> argparse.Namespace:

@@ -5,16 +5,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
 from autotune.agent import Agent
 from autotune.search.advisor import Advisor
-from autotune.search.baselines import baselines
+from autotune.search.baselines import Baseline, baselines
 from autotune.search.calibrated import CalibratedPredictor
 from autotune.search.guide import Guide
-from autotune.search.ledger import Ledger, Listener
+from autotune.search.ledger import BASELINE_PRESENT, Ledger, Listener
 from autotune.search.proposals import Proposals, database
 from autotune.search.runner import Runner
 from autotune.search.search import Search
@@ -28,6 +29,7 @@ from storage.spool import Spool
 from storage.store import Store
 from tests.search_values import axes_of, limits_of, predictor_of, prepared_of
 from trials.outcome import Completed, Outcome
+from trials.plan import Plan
 
 MEMORY = 1 << 40
 PREDICTOR = predictor_of()
@@ -46,6 +48,7 @@ class Bench:
     """From how many trials each search learnt."""
     remembers: bool = True
     """Whether trials of other studies count."""
+    present: Plan | None = None
     listener: Listener = lambda _trial, _known: None
     field: Field = EMPTY
     """After the last search."""
@@ -104,7 +107,8 @@ class Bench:
                 runners=[Runner(prepared, calibrated, pool, watch=Undisturbed) for pool in pools],
                 listener=self._listen,
             )
-            search.explore(baselines(prepared.workload, PREDICTOR, solver, limits, hold_all=False))
+            present = [Baseline(role=BASELINE_PRESENT, plan=self.present)] if self.present else []
+            search.explore(chain(present, baselines(prepared.workload, PREDICTOR, solver, limits, hold_all=False)))
             yield search
 
     def _listen(self, trial: FinishedTrial, known: bool) -> None:

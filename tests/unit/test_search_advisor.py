@@ -246,3 +246,25 @@ def test_where_the_profile_is_wrong_about_memory_the_space_follows_the_trials(tm
         point = advisor.space.point(found)
         assert point is not None
         assert advisor.space.plan(point) == found
+
+
+def test_where_the_profile_is_wrong_about_the_time_of_some_layers_the_space_follows_the_trials(tmp_path: Path) -> None:
+    """Language layers take four times as long: all splits of the profile leave their stages behind."""
+    advisor, truth = advisor_of(AMPLE), slower({"language": 4.0})
+    before = set(advisor.space.starts)
+    plan = next(start for start in advisor.space.starts if start.layout.pipeline == 2)
+    outcome = runner_of(tmp_path, SimulatedLauncher(truth), AMPLE).run(plan).outcome
+    advisor.learn(finished(plan, outcome, epoch_seconds=truth.epoch_seconds(plan), epoch_seconds_error=0.0))
+    after = [start for start in advisor.space.starts if start.layout == plan.layout]
+    assert set(after) != {start for start in before if start.layout == plan.layout}
+    fastest = min(truth.epoch_seconds(start) for start in before if start.layout == plan.layout)
+    assert min(map(truth.epoch_seconds, after)) < 0.97 * fastest
+
+
+def test_of_a_layout_that_is_predicted_worst_plans_are_split_anew_all_the_same() -> None:
+    """It may be behind only because its splits were made for wrong times."""
+    advisor = advisor_of(AMPLE)
+    starts = [start for start in advisor.space.starts if start.layout.pipeline == 1]
+    many = [replace(starts[0], packing=Padded(samples=samples)) for samples in range(1, 12)]
+    last = next(start for start in advisor.space.starts if start.layout.pipeline == 2)
+    assert list(advisor._leading([*many, last])) == [*many[:8], last]
