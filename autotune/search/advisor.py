@@ -121,13 +121,13 @@ class Advisor:
     def predicted(self, within: float) -> list[Plan]:
         """For each pipeline degree the plan that is predicted best, if that takes at most `within` times the best's.
 
-        The best first.
+        The best first. Best is that of the greatest chance to fit the memory over its time.
         """
         first: dict[int, Plan] = {}
         for start in self._ordered(self.space.starts):
             first.setdefault(start.layout.pipeline, start)
-        best = [self._ordered(self._climbed(start))[:1] for start in first.values()]
-        found = self._ordered([plan for plans in best for plan in plans])
+        climbed = [plans for start in first.values() if (plans := self._climbed(start))]
+        found = self._ordered([plans[int(np.argmax(self._chance_over_time(plans)))] for plans in climbed])
         seconds = self._seconds(found)
         return [plan for plan, takes in zip(found, seconds, strict=True) if takes <= within * seconds[0]]
 
@@ -158,10 +158,10 @@ class Advisor:
         candidates = [plan for plan in self._candidates() if plan not in waiting]
         if not candidates:
             return None
-        chances, known = self._chances(candidates), (*self._measured, *waiting)
+        known = (*self._measured, *waiting)
         if not known:
-            return Proposal(plan=candidates[int(np.argmax(chances / self._seconds(candidates)))], gain=math.inf)
-        gains = self._gains(candidates, known) * chances
+            return Proposal(plan=candidates[int(np.argmax(self._chance_over_time(candidates)))], gain=math.inf)
+        gains = self._gains(candidates, known) * self._chances(candidates)
         chosen = int(np.argmax(gains / self._trial_seconds(candidates)))
         return Proposal(plan=candidates[chosen], gain=float(gains[chosen]))
 
@@ -191,7 +191,11 @@ class Advisor:
                 yield start
 
     def _ordered(self, plans: Sequence[Plan]) -> list[Plan]:
-        return sorted(plans, key=lambda plan: math.log(self._predictor.epoch_seconds(plan)) + self._weight_of(plan))
+        return sorted(plans, key=self._cost)
+
+    def _cost(self, plan: Plan) -> float:
+        """Logarithm of its predicted time, with what else counts."""
+        return math.log(self._predictor.epoch_seconds(plan)) + self._weight_of(plan)
 
     def may_fit(self, plan: Plan) -> bool:
         """Whether it is neither predicted to need too much memory, nor asks for more than a plan that did."""
@@ -221,6 +225,12 @@ class Advisor:
         """
         exponent = _WEIGHTS[len(self._trials) % len(_WEIGHTS)] if self._weighs_memory else 0.0
         return exponent * math.log(max(stage.expected for stage in self._predictor.memory(plan))) if exponent else 0.0
+
+    def _chance_over_time(self, candidates: Sequence[Plan]) -> Array:
+        """What is looked for while nothing was measured, [candidates]."""
+        seconds = np.exp([self._cost(plan) for plan in candidates])
+        ratio: Array = self._chances(candidates) / seconds
+        return ratio
 
     def _chances(self, candidates: Sequence[Plan]) -> Array:
         """That a plan fits the memory, [candidates]."""

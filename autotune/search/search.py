@@ -91,6 +91,8 @@ class Search:
     """Each on devices of its own: so many trials run at the same time."""
     listener: Listener
     clock: Callable[[], float] = time.monotonic
+    _to_compare: dict[str, list[Plan]] = field(init=False, default_factory=dict)
+    """Baselines that were not tried yet."""
     _baselines: dict[Plan, str] = field(init=False, default_factory=dict)
     """Their roles, also of those that were tried for another reason before."""
     _deadline: float = field(init=False)
@@ -112,7 +114,7 @@ class Search:
         with self.ledger.exclusive():
             self.proposals.synchronize(seeds, self._judge, self.ledger.is_left)
         with Lanes(self.runners) as lanes:
-            self._work(chain(self._seeds(baselines, inherited), self._samples()), lanes)
+            self._work(chain(self._seeds(baselines, inherited), self._samples(), self._neighbours()), lanes)
 
     def confirm(self) -> Field:
         """Repeats the finalists in turns, so that a drift of the machine meets them all alike; all plans as they stand.
@@ -135,10 +137,11 @@ class Search:
 
     # --- the budget ---
 
-    def _may_compare_more(self) -> bool:
-        """Whether baselines take no more than a quarter of the trials."""
+    def _left_to_compare(self) -> int:
+        """Trials for further plans of the baselines: all baselines together take about a quarter."""
         compared = sum(trial.role in BASELINES for trial in self._spent())
-        return self._may_go_on() and compared <= self.settings.trials // 4
+        most = sum(min(len(plans), _NEIGHBOURS) for plans in self._to_compare.values())
+        return min(most, max(self.settings.trials // 4 + 1 - compared, 0))
 
     def _roles(self) -> set[str]:
         return {trial.role for trial in (*self.ledger.everything(), *self.ledger.open)}
@@ -165,33 +168,38 @@ class Search:
     # --- what is tried ---
 
     def _seeds(self, baselines: Iterable[Baseline], inherited: Sequence[Plan]) -> Iterator[_Wanted]:
-        to_compare: dict[str, list[Plan]] = {}
+        to_compare = self._to_compare
         for baseline in baselines:
             to_compare.setdefault(baseline.role, []).append(baseline.plan)
         for role, plans in ((PREDICTED, self._predicted()), (INHERITED, self._inherited(inherited))):
             for plan in plans:
                 if self._may_go_on(owed=len(to_compare.keys() - self._roles())):
                     yield from self._seed(plan, role)
-        for role, compared in to_compare.items():
-            # Always, whatever the budget is: the winner is compared with it.
-            yield from self._seed(compared.pop(0), role)
-            for _ in range(_NEIGHBOURS):
-                fitting = filter(self.advisor.may_fit, compared)
+        for role, plans_of_role in to_compare.items():  # always, whatever the budget is
+            yield from self._seed(plans_of_role.pop(0), role)
+
+    def _neighbours(self) -> Iterator[_Wanted]:
+        """Further plans of the kinds of baselines that have some."""
+        for role, plans in self._to_compare.items():
+            for _ in range(min(_NEIGHBOURS, len(plans))):
+                fitting = filter(self.advisor.may_fit, plans)
                 fastest = min(fitting, key=self.predictor.epoch_seconds, default=None)
-                if fastest and self._may_compare_more():
-                    compared.remove(fastest)
+                if fastest and self._left_to_compare() and self._may_go_on():
+                    plans.remove(fastest)
                     yield from self._seed(fastest, role)
 
     def _predicted(self) -> Iterator[Plan]:
-        """Each of another pipeline degree, and after what the one before it taught."""
+        """Each after what the one before it taught, and of another pipeline degree, unless that one could not run."""
         degrees: set[int] = set()
         for _ in range(_PREDICTED_PLANS):
             found = (plan for plan in self.advisor.predicted(_NEARLY) if plan.layout.pipeline not in degrees)
             plan = next(found, None)
             if plan is None:
                 return
-            degrees.add(plan.layout.pipeline)
             yield plan
+            known = self.ledger.answer(plan)
+            if known is None or isinstance(known.result.outcome, Completed):
+                degrees.add(plan.layout.pipeline)
 
     def _inherited(self, plans: Iterable[Plan]) -> Iterator[Plan]:
         """Those that are predicted to be nearly as fast as the best of what was tried."""
@@ -201,7 +209,6 @@ class Search:
                 yield plan
 
     def _seed(self, plan: Plan, role: str) -> Iterator[_Wanted]:
-        self._catch_up()
         known = self.ledger.answer(plan)
         if role in BASELINES:
             self._baselines[plan] = role
@@ -213,7 +220,6 @@ class Search:
     def _samples(self) -> Iterator[_Wanted | None]:
         idle = 0
         while idle < _IDLE_SUGGESTIONS:
-            self._catch_up()
             if not self._is_promising():
                 if not self.ledger.open:
                     return
@@ -233,7 +239,7 @@ class Search:
 
     def _is_promising(self) -> bool:
         """Whether one more trial is affordable and worth it."""
-        if not self._may_go_on():
+        if not self._may_go_on(owed=self._left_to_compare()):
             return False
         self.advisor.pending = frozenset(trial.plan for trial in self.ledger.open)
         proposal = self.advisor.propose()
@@ -280,6 +286,7 @@ class Search:
                 self._finish(running, lanes)
             elif want is None:
                 time.sleep(_LOOK_SECONDS)  # others run trials of this study
+            self._catch_up()
         while running:
             self._finish(running, lanes)
 
