@@ -1,6 +1,7 @@
 """Everything that a command on a job needs, opened together: the job, its database, and these devices for itself."""
 
 import hashlib
+import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,7 +40,7 @@ def workbench(
     data = user_data_path("autotune")
     # Results wait for the database that knows their trials, so each database has a folder of its own.
     folder = data / "work" / hashlib.sha256(masked(url).encode()).hexdigest()[:12]
-    with _devices(data / "devices.lock"):
+    with _devices(devices_lock()):
         outline = look_at(job)
         with open_store(database_url) as store:
             _make(folder)
@@ -50,6 +51,11 @@ def workbench(
 def lengths_folder() -> Path:
     """Where measured lengths are kept for every job of this user."""
     return user_cache_path("autotune") / "lengths"
+
+
+def devices_lock() -> Path:
+    """The file that whoever uses the devices holds; machines may share the folder."""
+    return user_data_path("autotune") / f"devices-{platform.node()}.lock"
 
 
 @contextmanager

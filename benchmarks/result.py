@@ -3,7 +3,7 @@
 import json
 import platform
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
@@ -33,7 +33,7 @@ def at_least(name: str, values: Iterable[float], bar: float) -> Check:
     return Check(name=name, value=value, bar=bar, holds=value is not None and value >= bar)
 
 
-def finish(rows: list[Mapping[str, Any]], checks: list[Check]) -> NoReturn:
+def finish(rows: Sequence[Mapping[str, Any]], checks: list[Check]) -> NoReturn:
     """Prints the result on stdout; exits 1 when a check does not hold."""
     machine = {**asdict(this_machine()), "python": platform.python_version(), "system": platform.platform()}
     json.dump({"machine": machine, "rows": rows, "checks": [asdict(check) for check in checks]}, sys.stdout, indent=1)

@@ -1,6 +1,8 @@
 """Searches beside each other on simulated machines and on a recorded surface. Prints one JSON object.
 
-    python -m benchmarks.search [--workloads 50] [--processes 2]
+    python -m benchmarks.search [--workloads 50] [--processes 2] [--rows FILE]
+
+What is done is kept in a file of rows, and a run that was ended goes on from there.
 
 Each workload of `benchmarks/workloads.py` is a job with its own model, data, devices and memory, on a machine whose
 layers differ from their profile by 8 %, whose steps have noise and which drifts. Regret is how much longer an epoch
@@ -10,12 +12,14 @@ the same space with the same trials; they choose the plan that measured fastest.
 """
 
 import argparse
+import json
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 import optuna
@@ -42,6 +46,8 @@ from trials import plugins
 from trials.outcome import Completed
 from trials.plan import Plan
 
+ALL = 50
+"""Workloads."""
 TRIALS = 12
 MANY_TRIALS = 30
 OTHERS = ("tpe", "gp", "random", "grid")
@@ -52,6 +58,7 @@ ENOUGH = 0.01
 """Regret that counts as found."""
 WRONG = 2.0
 """Factor by which layer costs are planted wrong."""
+Task: TypeAlias = Callable[[int], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,8 +228,9 @@ def on_surface(seed: int) -> dict[str, Any]:
 # --- what is compared ---
 
 
-def compare(workload: SimulatedWorkload) -> dict[str, Any]:
+def compare(number: int) -> dict[str, Any]:
     """One row: ours, others, and the sequential recipe."""
+    workload = list(workloads(ALL))[number]
     found = search(workload, TRIALS)
     sequential = sequential_seconds(workload)
     regrets = {name: other_search(workload, name, OTHERS_TRIALS) for name in OTHERS}
@@ -248,7 +256,7 @@ def needed(regrets: Sequence[float]) -> int | None:
 
 def planted(number: int) -> dict[str, Any]:
     """A machine whose layers take twice or half of what the profile says, and 20 % more or less memory."""
-    workload = list(workloads(50))[number]
+    workload = list(workloads(ALL))[number]
     random = np.random.default_rng(number)
     times = [WRONG ** float(random.choice((-1, 1))) for _ in range(3)]
     kept = float(random.choice((0.8, 1.2)))
@@ -261,7 +269,7 @@ def planted(number: int) -> dict[str, Any]:
 
 def second(number: int) -> dict[str, Any]:
     """A job that is changed a little: a quarter more data and batch, other samples, and one more language layer."""
-    workload = list(workloads(50))[number]
+    workload = list(workloads(ALL))[number]
     language = replace(workload.language, layers=workload.language.layers + 1)
     changed = replace(workload, language=language, growth=1.25, memory=workload.memory_bytes)
     first = search(workload, TRIALS)
@@ -277,7 +285,7 @@ def second(number: int) -> dict[str, Any]:
 
 def repeated(number: int) -> dict[str, Any]:
     """Ten searches of one job on a noisy machine, each at another time."""
-    workload = list(workloads(50))[number]
+    workload = list(workloads(ALL))[number]
     noisy = replace(NOISY, noise=0.05, drift=0.10)
     seconds = [search(workload, TRIALS, noisy, seed).seconds for seed in range(10)]
     best = min(seconds)
@@ -288,16 +296,36 @@ def repeated(number: int) -> dict[str, Any]:
 def main() -> None:
     arguments = _arguments()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    chosen = list(workloads(arguments.workloads))
     few = range(min(10, arguments.workloads))
-    with ProcessPoolExecutor(arguments.processes) as pool:
-        compared = list(pool.map(compare, chosen))
-        wrong = list(pool.map(planted, few))
-        again = list(pool.map(repeated, list(few)[:3]))
-        seconds = list(pool.map(second, few))
-        recorded = list(pool.map(on_surface, range(arguments.seeds)))
-    rows: list[Mapping[str, Any]] = [*compared, *wrong, *seconds, *again, *recorded]
+    tasks = [
+        *((compare, number) for number in range(arguments.workloads)),
+        *((planted, number) for number in few),
+        *((repeated, number) for number in list(few)[:3]),
+        *((second, number) for number in few),
+        *((on_surface, seed) for seed in range(arguments.seeds)),
+    ]
+    rows = _rows(tasks, arguments)
+    compared, wrong, again, seconds, recorded = (
+        [row for row in rows if row["task"] == task.__name__]
+        for task in (compare, planted, repeated, second, on_surface)
+    )
     finish(rows, [*_regret_checks(compared), *_surface_checks(recorded), *_other_checks(wrong, seconds, again)])
+
+
+def _rows(tasks: Sequence[tuple[Task, int]], arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """One of each task, in order; those that an earlier run has left in the file are taken from it."""
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    if arguments.rows.exists():
+        with arguments.rows.open() as lines:
+            found = {(row["task"], row["number"]): row for row in map(json.loads, lines)}
+    with ProcessPoolExecutor(arguments.processes) as pool, arguments.rows.open("a") as file:
+        left = [(task, number) for task, number in tasks if (task.__name__, number) not in found]
+        running = {pool.submit(task, number): (task.__name__, number) for task, number in left}
+        for done in as_completed(running):
+            task, number = running[done]
+            found[task, number] = {"task": task, "number": number, **done.result()}
+            print(json.dumps(found[task, number]), file=file, flush=True)
+    return [found[task.__name__, number] for task, number in tasks]
 
 
 def _regret_checks(compared: list[dict[str, Any]]) -> list[Check]:
@@ -351,7 +379,8 @@ def _tell(text: str) -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workloads", type=int, default=50)
+    parser.add_argument("--workloads", type=int, default=ALL)
+    parser.add_argument("--rows", type=Path, default=Path("search-rows.jsonl"), help="what is done; goes on from there")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--seeds", type=int, default=10, help="searches on the recorded surface")
     return parser.parse_args()

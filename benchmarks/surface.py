@@ -1,7 +1,7 @@
 """A recorded surface: many plans of one workload, each measured for real in some rounds, to compare searches on."""
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -91,7 +91,11 @@ class Surface:
         self.workload = header.workload
         self.index = index_of(header)
         self.predictor = Predictor(header.costs, self.epoch, self.workload.model.element_bytes)
-        self.trials = [_trial(self.predictor, run, number) for number, run in enumerate(runs) if _lasts(run.outcome)]
+        failed = [run for run in runs if isinstance(run.outcome, Failed) and _lasts(run.outcome)]
+        too_large = {run.plan for run in failed}
+        lasting = [*failed, *(run for run in runs if _lasts(run.outcome) and run.plan not in too_large)]
+        lasting.sort(key=lambda run: run.began)
+        self.trials = [_trial(self.predictor, run, number) for number, run in enumerate(lasting)]
         self.settings = SearchSection(warmup_steps=header.warmup_steps)
         calibrated = CalibratedPredictor(self.predictor)
         surrogate = Surrogate(calibrated)
@@ -99,8 +103,7 @@ class Surface:
             calibrated.learn(trial.plan, trial.result.outcome, self.settings)
             surrogate.learn(trial)
         measured = {trial.plan for trial in self.trials if isinstance(trial.result.outcome, Completed)}
-        too_large = {trial.plan for trial in self.trials if isinstance(trial.result.outcome, Failed)}
-        good = sorted(measured - too_large, key=lambda plan: plan.id)
+        good = sorted(measured, key=lambda plan: plan.id)
         posterior = surrogate.posterior(good)
         self.epoch_seconds: dict[Plan, float] = dict(zip(good, np.exp(posterior.mean).tolist(), strict=True))
         self.error = float(np.median(posterior.error))
@@ -174,10 +177,15 @@ def recorded_space(surface: Surface, solver: Solver) -> RecordedSpace:
         layouts=tuple(dict.fromkeys(plan.layout for plan in plans)),
         packers=tuple(sorted({packing.packer for packing in packings})),
         capacities=tuple(sorted({(packing.qv, packing.qt) for packing in packings})),
-        qv_slacks=tuple(sorted({packing.qv - packing.qv_min for packing in packings})),
-        qt_slacks=tuple(sorted({packing.qt - packing.qt_min for packing in packings})),
+        qv_slacks=_usual_first(packing.qv - packing.qv_min for packing in packings),
+        qt_slacks=_usual_first(packing.qt - packing.qt_min for packing in packings),
     )
     return RecordedSpace(axes, solver, plans)
+
+
+def _usual_first(slacks: Iterable[int]) -> tuple[int, ...]:
+    """The usual one, which all packers have that relax nothing, is the commonest."""
+    return tuple(slack for slack, _ in Counter(slacks).most_common())
 
 
 def _apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:

@@ -33,8 +33,13 @@ def end(session: Session, agent_id: str) -> None:
     row.ended = row.ended or datetime.now(UTC)
 
 
-def lead(session: Session, study_id: str, agent_id: str, instead_of: str | None) -> str:
+def lead(session: Session, study_id: str, agent_id: str, instead_of: str | None) -> None:
     row = rows.get(session, StudyRow, study_id, lock=True)
     if row.leader_id in (None, instead_of):
         row.leader_id = agent_id
-    return row.leader_id or agent_id
+
+
+def may_conclude(session: Session, study_id: str, agent_id: str) -> bool:
+    """It stays so until the transaction ends."""
+    row = rows.get(session, StudyRow, study_id, lock=True)
+    return row.finished is None and row.leader_id == agent_id

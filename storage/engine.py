@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import Connection, Engine, create_engine, event, exc
 from sqlalchemy.engine import URL
-from sqlalchemy.exc import DatabaseError, DataError, DBAPIError, IntegrityError, ProgrammingError
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, ProgrammingError
 from sqlalchemy.orm import Session
 
 from storage.errors import DatabaseUnavailable
@@ -69,7 +69,7 @@ class Database:
         """Turns the errors that a user can mend into DatabaseUnavailable; a wrong statement stays what it is."""
         try:
             yield
-        except (DatabaseError, sqlite3.Error, OSError, ImportError) as error:
+        except (DBAPIError, exc.TimeoutError, sqlite3.Error, OSError, ImportError) as error:
             if _is_ours(error):
                 raise
             raise DatabaseUnavailable(_explain(self.url, error)) from None  # the cause may show what the message hides

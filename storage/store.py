@@ -142,10 +142,22 @@ class Store:
         with self._database.session() as session:
             return studies.get(session, study_id)
 
-    def lead_study(self, study_id: str, agent_id: str, instead_of: str | None = None) -> str:
-        """The agent that ends the study: the first to ask, or the one that asks `instead_of` it."""
+    def lead_study(self, study_id: str, agent_id: str, instead_of: str | None = None) -> None:
+        """Makes this agent the one that ends the study, if none is or the one `instead_of` which it comes."""
         with self._database.session(write=True) as session:
-            return agents.lead(session, study_id, agent_id, instead_of)
+            agents.lead(session, study_id, agent_id, instead_of)
+
+    def conclude_study(self, best: BestPlan, lessons: str, agent_id: str) -> bool:
+        """Keeps the winner of a study, what was learnt, as JSON, and its end, all at once.
+
+        False, and nothing is kept, unless the study is unfinished and this agent leads it.
+        """
+        with self._database.session(write=True) as session:
+            if not agents.may_conclude(session, best.study_id, agent_id):
+                return False
+            plans.save(session, best)
+            studies.finish(session, best.study_id, lessons)
+            return True
 
     def latest_study(self, workload_fingerprint: str) -> StudyRecord | None:
         """The study that began last, finished or not."""

@@ -1,25 +1,27 @@
 """Trials at the same time, each on devices of its own."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from threading import Event
 from types import TracebackType
-from typing import Self
+from typing import Generic, Self, TypeVar
 
-from autotune.search.runner import Attempt, Runner, Steps
-from trials.plan import Plan
+from autotune.search.runner import Runner
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Cancelled(Exception):
     """A trial was given up with its search."""
 
 
-class Lanes:
-    """Runs each trial on a runner that is free, in a thread. Leaving the context gives up what still runs."""
+class Lanes(Generic[T, R]):
+    """Does each task with a runner that is free, in a thread. Leaving the context gives up what still runs."""
 
     def __init__(self, runners: Sequence[Runner]) -> None:
         self._runners = tuple(runners)
-        self._busy: dict[Future[Attempt], Runner] = {}
+        self._running: dict[Future[R], tuple[Runner, T]] = {}
         self._cancelled = Event()
         self._threads = ThreadPoolExecutor(len(runners), thread_name_prefix="lane")
 
@@ -33,21 +35,30 @@ class Lanes:
         self._threads.shutdown()
 
     @property
-    def count(self) -> int:
-        return len(self._runners)
+    def are_busy(self) -> bool:
+        """Whether any of them works."""
+        return bool(self._running)
 
-    def start(self, plan: Plan, steps: Steps | None) -> Future[Attempt]:
-        """On the first runner that is free; there must be one."""
-        runner = next(one for one in self._runners if one not in self._busy.values())
-        future = self._threads.submit(runner.run, plan, steps, self._go_on)
-        self._busy[future] = runner
-        return future
+    @property
+    def are_full(self) -> bool:
+        """Whether all of them work."""
+        return len(self._running) == len(self._runners)
 
-    def first_done(self) -> Future[Attempt]:
-        """Waits until one of those that run has ended; its runner is free again."""
-        done = wait(self._busy, return_when=FIRST_COMPLETED).done.pop()
-        del self._busy[done]
-        return done
+    def start(self, what: T, task: Callable[[Runner, Callable[[], None]], R]) -> None:
+        """On the first runner that is free; there must be one. The task calls its second argument many times a second.
+
+        `what` comes back with the task's result.
+        """
+        busy = [runner for runner, _ in self._running.values()]
+        runner = next(one for one in self._runners if one not in busy)
+        self._running[self._threads.submit(task, runner, self._go_on)] = runner, what
+
+    def done(self, *, wait_for_one: bool) -> list[tuple[T, R]]:
+        """All that have ended, with their results; their runners are free again. Raises what a task raised."""
+        ended = [future for future in self._running if future.done()]
+        if not ended and wait_for_one and self._running:
+            ended = list(wait(self._running, return_when=FIRST_COMPLETED).done)
+        return [(self._running.pop(future)[1], future.result()) for future in ended]
 
     def _go_on(self) -> None:
         if self._cancelled.is_set():

@@ -1,4 +1,4 @@
-"""What one study knows: its own trials and earlier answers. Every result is on disk before the next trial starts."""
+"""What one study knows: its own trials and earlier answers. Every result is on disk as soon as it is there."""
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
@@ -50,19 +50,23 @@ class Ledger:
         self._known = [trial for trial in known if trial.study_id != study.id and _holds(trial)]
         self.catch_up()
 
-    def catch_up(self) -> list[FinishedTrial]:
-        """What ended since the last time, elsewhere. Trials whose agent is gone are given up."""
-        for trial in self._store.running_trials(self._study.id):
-            if trial.agent_id != self._agent.id and self._agent.is_gone(trial.agent_id):
-                self._store.abandon_trial(trial.id)
-        leader = self._store.study(self._study.id).leader_id
-        self.is_closing = leader not in (None, self._agent.id) and not self._agent.is_gone(leader)
-        before = {trial.id for trial in self.trials}
-        now = self._store.trials(self._study.id)
-        news = [trial for trial in now if isinstance(trial, FinishedTrial) and trial.id not in before]
+    def catch_up(self) -> tuple[list[FinishedTrial], list[RunningTrial]]:
+        """(what other agents finished since the last time, what was given up for its agent is gone)."""
+        study, now = self._store.study(self._study.id), self._store.trials(self._study.id)
+        self.is_closing = study.finished is not None or (
+            study.leader_id not in (None, self.agent_id) and not self._agent.is_gone(study.leader_id)
+        )
+        theirs = [trial for trial in now if trial.agent_id != self.agent_id]
+        running = [trial for trial in theirs if isinstance(trial, RunningTrial)]
+        gone = [trial for trial in running if self._agent.is_gone(trial.agent_id)]
+        for trial in gone:
+            self._store.abandon_trial(trial.id)
+        ours = [trial for trial in self.open if trial.agent_id == self.agent_id]
+        self.open = (*ours, *(trial for trial in running if trial not in gone))
+        known = {trial.id for trial in self.trials}
+        news = [trial for trial in theirs if isinstance(trial, FinishedTrial) and trial.id not in known]
         self.trials += news
-        self.open = tuple(trial for trial in now if isinstance(trial, RunningTrial))
-        return news
+        return news, gone
 
     def exclusive(self) -> AbstractContextManager[None]:
         """Other agents that ask for the same wait meanwhile."""
@@ -71,6 +75,10 @@ class Ledger:
     def is_left(self, agent_id: str | None) -> bool:
         """Whether what this agent began is left behind; of an unnamed one, when no other could have begun it."""
         return self._agent.is_alone if agent_id is None else self._agent.is_gone(agent_id)
+
+    def left(self) -> list[FinishedTrial]:
+        """Trials of which no living agent tells Optuna."""
+        return [*self._known, *(trial for trial in self.trials if self.is_left(trial.agent_id))]
 
     def everything(self) -> tuple[FinishedTrial, ...]:
         """Known trials of other studies, then those of this one."""
@@ -87,10 +95,14 @@ class Ledger:
         self.open += (trial,) if trial else ()
         return trial
 
-    def finish(self, trial: RunningTrial, attempt: Attempt) -> FinishedTrial:
-        """Keeps what came of it, on disk before the store is asked."""
+    def put(self, trial: RunningTrial, attempt: Attempt) -> TrialResult:
+        """Keeps what came of it, on disk; in any thread."""
         result = attempt.result(trial.id, datetime.now(UTC))
         self._spool.put(result)
+        return result
+
+    def finish(self, trial: RunningTrial, result: TrialResult) -> FinishedTrial:
+        """Hands a result that was put to the store."""
         self._spool.replay(self._store)
         return self._close(trial, result)
 

@@ -1,21 +1,25 @@
 """The Optuna study: what has been tried, and what to try next. It can be rebuilt from our own tables."""
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 
 import optuna
+from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
 from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import TrialState
 
 from autotune.search.guide import Guide
 from autotune.search.pruner import ClearlyWorse
 from autotune.search.runner import Steps
+from storage.errors import DatabaseUnavailable
 from storage.records import FinishedTrial
 from trials import plugins
 from trials.outcome import Completed, Failed, Outcome, OutOfMemory, Rejected
 
+_log = logging.getLogger(__name__)
 SAMPLERS = "autotune.search.samplers"
 _TRIAL_ID, _AGENT_ID = "trial_id", "agent_id"
 _LOCK_SECONDS = 60
@@ -59,12 +63,24 @@ def judge(outcome: Outcome, epoch_seconds: float | None, predicted_seconds: floa
 def database(url: str) -> Iterator[BaseStorage]:
     """Optuna's tables in a database, created when they are not there; no other process may do so meanwhile."""
     connect = {"connect_args": {"timeout": _LOCK_SECONDS}} if url.startswith("sqlite") else {"pool_pre_ping": True}
-    storage = RDBStorage(url, engine_kwargs=connect)
+    with _errors():
+        storage = RDBStorage(url, engine_kwargs=connect)
     try:
         yield storage
     finally:
         storage.remove_session()
         storage.engine.dispose()
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    """Turns those of the database into ours; Optuna's messages name no URL."""
+    try:
+        yield
+    except StorageInternalError as error:
+        raise DatabaseUnavailable(
+            f"Optuna cannot use the database: {error.__cause__ or error}; try again when it can be reached"
+        ) from error
 
 
 class Proposals:
@@ -82,24 +98,26 @@ class Proposals:
             load_if_exists=True,
         )
 
+    @_errors()
     def synchronize(
         self,
         trials: Iterable[FinishedTrial],
         judged: Callable[[FinishedTrial], Judgement],
         is_left: Callable[[str | None], bool] = lambda _: True,
     ) -> None:
-        """Ends the open trials and adds the finished ones that an agent left behind, of which `is_left` tells.
+        """Ends the open trials that an agent left behind, of which `is_left` tells, and adds those that it lacks.
 
         No other agent may do so meanwhile.
         """
         for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING, TrialState.WAITING)):
             if is_left(trial.user_attrs.get(_AGENT_ID)):
-                self._study.tell(trial.number, state=TrialState.FAIL)
+                self._study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
         known = {trial.user_attrs.get(_TRIAL_ID) for trial in self._study.get_trials(deepcopy=False)}
         for record in trials:
-            if record.id not in known and is_left(record.agent_id):
+            if record.id not in known:
                 self.add(record, judged(record))
 
+    @_errors()
     def suggest(self, agent_id: str | None = None) -> optuna.Trial:
         """The sampler's next point, for an agent. It is open until `tell`."""
         trial = self._study.ask(self._space.distributions)
@@ -112,13 +130,25 @@ class Proposals:
         numbers = count()
 
         def report(epoch_seconds: float) -> bool:
-            trial.report(epoch_seconds, next(numbers))
-            return not trial.should_prune()
+            try:
+                trial.report(epoch_seconds, next(numbers))
+                return not trial.should_prune()
+            except (StorageInternalError, UpdateFinishedTrialError) as error:  # a measurement is worth more than advice
+                _log.info("a step could not be told to Optuna: %s", error)
+                return True
 
         return report
 
     def tell(self, trial: optuna.Trial, trial_id: str | None, role: str, judgement: Judgement) -> None:
-        """Closes a suggested trial. `trial_id` is our own; None for one that never became a trial of ours."""
+        """Closes a suggested trial. `trial_id` is our own; None for one that never became a trial of ours.
+
+        One that another agent has closed meanwhile, because this one was silent, is added by a later synchronization.
+        """
+        with suppress(UpdateFinishedTrialError):
+            self._tell(trial, trial_id, role, judgement)
+
+    @_errors()
+    def _tell(self, trial: optuna.Trial, trial_id: str | None, role: str, judgement: Judgement) -> None:
         if trial_id is not None:
             trial.set_user_attr(_TRIAL_ID, trial_id)
         trial.set_user_attr("role", role)
@@ -126,6 +156,7 @@ class Proposals:
             trial.set_constraint(name, violation)
         self._study.tell(trial, judgement.value, state=judgement.state)
 
+    @_errors()
     def add(self, record: FinishedTrial, judgement: Judgement) -> None:
         """A trial that was not suggested here: a baseline, a seed, or one of another run.
 

@@ -4,7 +4,6 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -33,7 +32,7 @@ from autotune.search.proposals import Judgement, Proposals, judge
 from autotune.search.runner import Attempt, Runner
 from autotune.search.space import Space
 from autotune.search.winner import SMALL_LOSS, Field, field_of
-from storage.records import FinishedTrial, RunningTrial, TrialRecord
+from storage.records import FinishedTrial, RunningTrial, TrialRecord, TrialResult
 from trials.job import SearchSection
 from trials.outcome import Completed, Failed, OutOfMemory, Rejected
 from trials.plan import Plan
@@ -110,10 +109,8 @@ class Search:
         """
         for trial in self.ledger.everything():
             self.advisor.learn(trial)
-        seeds = [trial for trial in self.ledger.everything() if trial.role not in AGAIN]
-        with self.ledger.exclusive():
-            self.proposals.synchronize(seeds, self._judge, self.ledger.is_left)
-        with Lanes(self.runners) as lanes:
+        self._synchronize()
+        with Lanes[_Running, TrialResult](self.runners) as lanes:
             self._work(chain(self._seeds(baselines, inherited), self._samples(), self._neighbours()), lanes)
 
     def confirm(self) -> Field:
@@ -131,7 +128,7 @@ class Search:
         if not self._field().standings:
             tried = len(self.ledger.trials)
             raise NoFeasiblePlan(f"none of the {tried} plans that were tried completed; raise hardware.memory_limit")
-        with Lanes(self.runners[:1]) as lanes:
+        with Lanes[_Running, TrialResult](self.runners[:1]) as lanes:
             self._work(self._repeats(), lanes)
         return self._field()
 
@@ -222,6 +219,7 @@ class Search:
         while idle < _IDLE_SUGGESTIONS:
             if not self._is_promising():
                 if not self.ledger.open:
+                    _log.info("no further gain is expected that a trial could show, or the budget is spent")
                     return
                 yield None  # what still runs may change that, and must be over before the finalists are repeated
                 continue
@@ -231,6 +229,11 @@ class Search:
             if known is not None:
                 self.proposals.tell(suggestion, known.id, SAMPLED, self._judge(known))
                 idle += 1
+                continue
+            if plan in {trial.plan for trial in self.ledger.open}:
+                self.proposals.tell(suggestion, None, SAMPLED, Judgement.nothing())
+                idle += 1
+                yield None
                 continue
             idle = 0 if self._rejection(plan) is None else idle + 1
             yield _Wanted(plan=plan, role=SAMPLED, suggestion=suggestion)
@@ -243,10 +246,7 @@ class Search:
             return False
         self.advisor.pending = frozenset(trial.plan for trial in self.ledger.open)
         proposal = self.advisor.propose()
-        if proposal is not None and self._is_worth(proposal.gain):
-            return True
-        _log.info("no further gain is expected that a trial could show")
-        return False
+        return proposal is not None and self._is_worth(proposal.gain)
 
     def _reference(self) -> Iterator[_Wanted]:
         """The same plan again after some trials."""
@@ -276,37 +276,47 @@ class Search:
 
     # --- trials ---
 
-    def _work(self, wanted: Iterator[_Wanted | None], lanes: Lanes) -> None:
+    def _synchronize(self) -> None:
+        """Optuna's study with what agents left behind that are gone."""
+        trials = [trial for trial in self.ledger.left() if trial.role not in AGAIN]
+        with self.ledger.exclusive():
+            self.proposals.synchronize(trials, self._judge, self.ledger.is_left)
+
+    def _work(self, wanted: Iterator[_Wanted | None], lanes: Lanes[_Running, TrialResult]) -> None:
         """Asks for a next trial whenever devices are free; where there is none yet, waits until one has ended."""
-        running: dict[Future[Attempt], _Running] = {}
         for want in wanted:
             if want is not None:
-                self._start(want, lanes, running)
-            if len(running) == lanes.count or (want is None and running):
-                self._finish(running, lanes)
-            elif want is None:
+                self._start(want, lanes)
+            elif not lanes.are_busy:
                 time.sleep(_LOOK_SECONDS)  # others run trials of this study
+            self._collect(lanes, wait_for_one=want is None or lanes.are_full)
             self._catch_up()
-        while running:
-            self._finish(running, lanes)
+        while lanes.are_busy:
+            self._collect(lanes, wait_for_one=True)
 
-    def _start(self, want: _Wanted, lanes: Lanes, running: dict[Future[Attempt], _Running]) -> None:
+    def _start(self, want: _Wanted, lanes: Lanes[_Running, TrialResult]) -> None:
         trial = self.ledger.begin(want.plan, want.role, self.space.point(want.plan) or {})
         if trial is None:  # another agent was faster
             if want.suggestion:
                 self.proposals.tell(want.suggestion, None, SAMPLED, Judgement.nothing())
-        elif rejection := self._rejection(want.plan):
-            self._keep(_Running(trial=trial, suggestion=want.suggestion), Attempt(outcome=rejection))
-        else:
-            steps = self.proposals.steps(want.suggestion) if want.suggestion else None
-            running[lanes.start(want.plan, steps)] = _Running(trial=trial, suggestion=want.suggestion)
+            return
+        run = _Running(trial=trial, suggestion=want.suggestion)
+        if rejection := self._rejection(want.plan):
+            self._keep(run, self.ledger.put(trial, Attempt(outcome=rejection)))
+            return
+        steps = self.proposals.steps(want.suggestion) if want.suggestion else None
 
-    def _finish(self, running: dict[Future[Attempt], _Running], lanes: Lanes) -> None:
-        done = lanes.first_done()
-        self._keep(running.pop(done), done.result())
+        def measure(runner: Runner, on_wait: Callable[[], None]) -> TrialResult:
+            return self.ledger.put(trial, runner.run(want.plan, steps, on_wait))
 
-    def _keep(self, run: _Running, attempt: Attempt) -> None:
-        trial = self.ledger.finish(run.trial, attempt)
+        lanes.start(run, measure)
+
+    def _collect(self, lanes: Lanes[_Running, TrialResult], *, wait_for_one: bool) -> None:
+        for run, result in lanes.done(wait_for_one=wait_for_one):
+            self._keep(run, result)
+
+    def _keep(self, run: _Running, result: TrialResult) -> None:
+        trial = self.ledger.finish(run.trial, result)
         self.advisor.learn(trial)
         self.listener(trial, False)
         if run.suggestion:
@@ -317,15 +327,19 @@ class Search:
 
     def _catch_up(self) -> None:
         """With the other agents of the study."""
-        for trial in self.ledger.catch_up():
+        news, gone = self.ledger.catch_up()
+        for trial in news:
             self.advisor.learn(trial)
             self.listener(trial, True)
+        if gone:  # or Optuna would take their plans for running for ever
+            self._synchronize()
 
     def _rejection(self, plan: Plan) -> Rejected | None:
         return self.runners[0].rejection(plan)
 
     def _stop_if_all_fail(self) -> None:
-        last = [trial.result.outcome for trial in self.ledger.trials if ran(trial)][-_FAILURES_IN_A_ROW:]
+        ours = [trial for trial in self.ledger.trials if trial.agent_id == self.ledger.agent_id and ran(trial)]
+        last = [trial.result.outcome for trial in ours[-_FAILURES_IN_A_ROW:]]
         causes = [outcome.cause for outcome in last if isinstance(outcome, Failed)]
         if len(causes) == _FAILURES_IN_A_ROW and not any(isinstance(cause, OutOfMemory) for cause in causes):
             raise TrialsKeepFailing(f"{len(causes)} trials in a row failed, the last with: {causes[-1]}")

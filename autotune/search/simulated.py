@@ -19,7 +19,7 @@ from autotune.predict.parts import Parts
 from autotune.predict.predictor import Predictor
 from autotune.search.ledger import Ledger
 from autotune.search.runner import Attempt
-from storage.records import FinishedTrial, RunningTrial
+from storage.records import FinishedTrial, RunningTrial, TrialResult
 from trials.engine.engine import seat
 from trials.model.cut import cut
 from trials.outcome import Cause, Crash, OutOfMemory, StageMeasurement
@@ -209,8 +209,8 @@ class SimulatedLedger(Ledger):
         self._known = list(known)
 
     @override
-    def catch_up(self) -> list[FinishedTrial]:
-        return []
+    def catch_up(self) -> tuple[list[FinishedTrial], list[RunningTrial]]:
+        return [], []
 
     @override
     def exclusive(self) -> AbstractContextManager[None]:
@@ -237,5 +237,9 @@ class SimulatedLedger(Ledger):
         return trial
 
     @override
-    def finish(self, trial: RunningTrial, attempt: Attempt) -> FinishedTrial:
-        return self._close(trial, attempt.result(trial.id, self._launcher.now()))
+    def put(self, trial: RunningTrial, attempt: Attempt) -> TrialResult:
+        return attempt.result(trial.id, self._launcher.now())
+
+    @override
+    def finish(self, trial: RunningTrial, result: TrialResult) -> FinishedTrial:
+        return self._close(trial, result)

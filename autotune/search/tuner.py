@@ -38,6 +38,7 @@ from storage.store import Store
 from trials import plugins, wire
 from trials.errors import InvalidPlan, UnknownName
 from trials.job import SearchSection
+from trials.plan import Plan
 from trials.run.pool import REQUESTS_PER_START, WarmPool
 from trials.run.ranks import local_ranks
 
@@ -52,7 +53,7 @@ class Tuner:
     def __init__(self, prepared: Prepared, store: Store, folder: Path, listener: Listener) -> None:
         """`folder` keeps results until the store has them, and the ranks' requests and logs.
 
-        Raises JobError for an unknown sampler.
+        Raises JobError for an unknown sampler, and for a present plan that is not one of this job.
         """
         self._prepared = prepared
         self._workload = prepared.workload
@@ -60,6 +61,7 @@ class Tuner:
         self._folder = folder
         self._listener = listener
         _check_sampler(prepared.job.search.sampler)
+        self._present = self._read_present()
         self._fingerprint = store.add_workload(prepared.workload)
 
     def tune(self, *, fresh: bool = False) -> BestPlan:
@@ -81,9 +83,9 @@ class Tuner:
                     return self._winner_of(study)
                 found = search.confirm()
             best = self._best(study, ledger.trials, found)
-            self._store.save_best(best)
-            self._store.finish_study(study.id, wire.encode(search.predictor.lessons))
-            return best
+            if self._store.conclude_study(best, wire.encode(search.predictor.lessons), agent.id):
+                return best
+            return self._winner_of(study)  # another agent took this one, which was silent, for gone
 
     @contextmanager
     def _optuna(self) -> Iterator[BaseStorage]:
@@ -107,13 +109,11 @@ class Tuner:
 
     def _leads(self, study: StudyRecord, agent: Agent) -> bool:
         """Whether this agent is to repeat the finalists and to name the winner; waits while another does."""
-        gone = None
-        while self._store.study(study.id).finished is None:
-            leader = self._store.lead_study(study.id, agent.id, gone)
-            if leader == agent.id:
+        while (now := self._store.study(study.id)).finished is None:
+            if now.leader_id is None or agent.is_gone(now.leader_id):
+                self._store.lead_study(study.id, agent.id, instead_of=now.leader_id)
+            elif now.leader_id == agent.id:
                 return True
-            if agent.is_gone(leader):
-                gone = leader
             else:
                 time.sleep(_LOOK_SECONDS)
         return False
@@ -135,8 +135,9 @@ class Tuner:
             ]
 
     def _settings(self) -> dict[str, object]:
-        """What makes two studies of one workload the same search."""
-        return self._prepared.job.search.model_dump(mode="json")
+        """What makes two studies of one workload the same search; the present plan is named by its id, not its file."""
+        settings = self._prepared.job.search.model_dump(mode="json")
+        return {**settings, "present": self._present and self._present.id}
 
     def _winner_of(self, study: StudyRecord) -> BestPlan:
         winners = self._store.best_plans(workload_fingerprint=self._fingerprint)
@@ -189,27 +190,27 @@ class Tuner:
         )
         search.explore(
             chain(
-                self._present(limits),
+                [Baseline(role=BASELINE_PRESENT, plan=self._present)] if self._present else [],
                 baselines(self._workload, predictor, solver, limits, hold_all=holds_all(self._workload)),
             ),
             inherited_plans(self._store, self._workload, space, solver) if inherits else (),
         )
         return search
 
-    def _present(self, limits: Limits) -> list[Baseline]:
+    def _read_present(self) -> Plan | None:
         """What trainings use now. Raises JobError for a plan that is not one of this job."""
-        path = self._prepared.job.search.present
+        path, model = self._prepared.job.search.present, self._workload.model
         if path is None:
-            return []
-        devices = self._workload.hardware.devices
+            return None
         try:
             plan = read_plan(path)
-            plan.check(vision_layers=limits.vision_layers, language_layers=limits.language_layers)
+            plan.check(vision_layers=model.vision_layers, language_layers=model.language_layers)
         except (PredictError, InvalidPlan) as error:
             raise JobError(f"search.present: {error}") from error
+        devices = self._workload.hardware.devices
         if plan.layout.world_size != devices:
             raise JobError(f"search.present: {path} is a plan for {plan.layout.world_size} devices, not {devices}")
-        return [Baseline(role=BASELINE_PRESENT, plan=plan)]
+        return plan
 
     def _best(self, study: StudyRecord, trials: Sequence[FinishedTrial], field: Field) -> BestPlan:
         if not field.standings:

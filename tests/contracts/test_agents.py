@@ -15,7 +15,7 @@ from sqlalchemy import Engine, text
 from autotune import agent as agents
 from autotune.agent import Agent
 from storage.store import Store
-from tests.storage_values import PADDED_PLAN, WORKLOAD, packed_plan, result_of
+from tests.storage_values import PADDED_PLAN, WORKLOAD, best_of, packed_plan, result_of
 
 BEAT = 0.02
 ELSEWHERE = "another host"
@@ -161,7 +161,29 @@ def test_agents_that_begin_the_same_search_at_once_join_one_study(store: Store) 
 def test_one_agent_leads_a_study_until_another_takes_its_place(store: Store) -> None:
     study = new_study(store)
     first, second, third = (store.add_agent(ELSEWHERE, f"{number} 1").id for number in range(3))
-    assert store.lead_study(study, first) == first
-    assert store.lead_study(study, second) == first
-    assert store.lead_study(study, second, instead_of=first) == second
-    assert store.lead_study(study, third, instead_of=first) == second
+
+    def leader_after(agent: str, instead_of: str | None = None) -> str | None:
+        store.lead_study(study, agent, instead_of)
+        return store.study(study).leader_id
+
+    assert leader_after(first) == first
+    assert leader_after(second) == first
+    assert leader_after(second, instead_of=first) == second
+    assert leader_after(third, instead_of=first) == second
+
+
+def test_only_the_leader_concludes_a_study_and_only_once(store: Store) -> None:
+    study = new_study(store)
+    best = best_of(study)
+    first, second = (store.add_agent(ELSEWHERE, f"{number} 1").id for number in range(2))
+    assert not store.conclude_study(best, "{}", first)
+    store.lead_study(study, first)
+    store.lead_study(study, second, instead_of=first)
+    assert not store.conclude_study(best, "{}", first)
+    assert store.best_plans() == ()
+    assert store.study(study).finished is None
+    assert store.conclude_study(best, "{}", second)
+    finished = store.study(study)
+    assert (finished.lessons, store.best_plans()) == ("{}", (best,))
+    assert not store.conclude_study(best, "[]", second)
+    assert store.study(study) == finished

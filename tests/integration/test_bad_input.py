@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from filelock import FileLock
 
 from autotune.cli import main
+from autotune.workbench import devices_lock
 from storage.store import open_store
 from tests.storage_values import WORKLOAD, best_of, packed_plan
 from tests.users import JobFile, databases, refusal
@@ -121,7 +122,7 @@ def test_a_data_folder_that_cannot_be_written_is_told(job: JobFile, monkeypatch:
 
 
 def test_devices_in_use_exit_with_6(job: JobFile, home: Path) -> None:
-    lock = home / "data" / "autotune" / "devices.lock"
+    lock = devices_lock()
     lock.parent.mkdir(parents=True)
     with FileLock(lock):
         code, told = refusal("run", job.path, "--json")

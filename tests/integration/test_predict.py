@@ -18,6 +18,7 @@ from autotune.job_file import load_job
 from autotune.predict.costs import LayerCosts, LinkCost
 from autotune.predict.features import COSTS as FACTORS
 from autotune.predict.features import scaled
+from autotune.workbench import devices_lock
 from storage.store import open_store
 from tests.forecast_values import Trials, store_profile
 from tests.search_values import COSTS
@@ -94,7 +95,7 @@ def test_a_plan_is_predicted_from_a_profile_without_devices_and_database(
     job: JobFile, profile: Path, plan: Callable[[Plan], Path], home: Path
 ) -> None:
     (home / "data" / "autotune").mkdir(parents=True)
-    with FileLock(home / "data" / "autotune" / "devices.lock"):
+    with FileLock(devices_lock()):
         found = predicted(job.path, "--device-profile", profile, "--plan", plan(PLAN))
     assert databases(home) == []
     (only,) = found["plans"]

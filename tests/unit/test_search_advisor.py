@@ -211,7 +211,8 @@ def tune(folder: Path, truth: Predictor, trials: int, behaviour: Behaviour) -> T
     ledger = SimulatedLedger(launcher)
     for _ in range(trials):
         plan = proposed(advisor).plan
-        advisor.learn(ledger.finish(ledger.begin(plan, SAMPLED, {}), runner.run(plan)))
+        begun = ledger.begin(plan, SAMPLED, {})
+        advisor.learn(ledger.finish(begun, ledger.put(begun, runner.run(plan))))
     return Tuning(launcher, tuple(trial.plan for trial in ledger.trials), calibrated)
 
 

@@ -22,7 +22,7 @@ def test_what_an_attempt_gave_is_recorded_whole(tmp_path: Path) -> None:
             ledger = Ledger(store, Spool(tmp_path / "spool"), study, agent, ())
             begun = ledger.begin(PADDED_PLAN, "sampled", {})
             assert begun is not None
-            trial = ledger.finish(begun, attempt)
+            trial = ledger.finish(begun, ledger.put(begun, attempt))
         assert store.trials(study.id) == (trial,)
     result = trial.result
     assert attempt == Attempt(
@@ -32,3 +32,31 @@ def test_what_an_attempt_gave_is_recorded_whole(tmp_path: Path) -> None:
         contamination=result.contamination,
         energy_joules=result.energy_joules,
     )
+
+
+def test_a_result_that_was_put_is_kept_though_nobody_finished_its_trial(tmp_path: Path) -> None:
+    with open_store(f"sqlite:///{tmp_path / 'tuning.db'}") as store:
+        study, spool = store.create_study(store.add_workload(WORKLOAD), {}, seed=0), Spool(tmp_path / "spool")
+        with Agent(store) as agent:
+            ledger = Ledger(store, spool, study, agent, ())
+            begun = ledger.begin(PADDED_PLAN, "sampled", {})
+            assert begun is not None
+            result = ledger.put(begun, Attempt(outcome=completed(), epoch_seconds=12.5, epoch_seconds_error=0.5))
+        with Agent(store) as later:
+            assert [trial.result for trial in Ledger(store, spool, study, later, ()).trials] == [result]
+
+
+def test_a_result_that_another_lane_stored_is_told_once(tmp_path: Path) -> None:
+    with open_store(f"sqlite:///{tmp_path / 'tuning.db'}") as store:
+        study, spool = store.create_study(store.add_workload(WORKLOAD), {}, seed=0), Spool(tmp_path / "spool")
+        with Agent(store) as agent:
+            ledger = Ledger(store, spool, study, agent, ())
+            begun = ledger.begin(PADDED_PLAN, "sampled", {})
+            assert begun is not None
+            result = ledger.put(begun, Attempt(outcome=completed(), epoch_seconds=12.5, epoch_seconds_error=0.5))
+            spool.replay(store)
+            assert ledger.catch_up() == ([], [])
+            assert ledger.open == (begun,)
+            assert ledger.finish(begun, result) in ledger.trials
+            assert len(ledger.trials) == 1
+            assert ledger.catch_up() == ([], [])

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from threading import Barrier, BrokenBarrierError, Event
 from typing import Any
@@ -11,15 +12,17 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
+from autotune.errors import TrialsKeepFailing
 from autotune.search import search
-from autotune.search.ledger import AGAIN, BASELINES, CONFIRM, PREDICTED, ran
+from autotune.search.ledger import AGAIN, BASELINES, CONFIRM, PREDICTED, SAMPLED, ran
 from autotune.search.proposals import database
 from autotune.search.simulated import SimulatedLauncher
-from storage.records import FinishedTrial
+from storage.records import FinishedTrial, RunningTrial
 from storage.store import open_store
 from tests import postgres
-from tests.search_bench import PREDICTOR, Bench
-from trials.outcome import Cause
+from tests.search_bench import AXES, PREDICTOR, Bench
+from trials.outcome import Cause, Completed, Crash
+from trials.plan import Packed
 from trials.run.pool import Answers
 from trials.run.request import Request
 
@@ -181,6 +184,37 @@ def test_an_agent_begins_nothing_while_another_ends_the_study(bench: Bench) -> N
     assert len(bench.explore(study, SimulatedLauncher(PREDICTOR)).trials) > len(BASELINES)
 
 
+def test_an_agent_that_comes_late_begins_nothing_in_a_finished_study(bench: Bench) -> None:
+    study = bench.study()
+    bench.store.finish_study(study.id)
+    assert {trial.role for trial in bench.explore(study, SimulatedLauncher(PREDICTOR)).trials} == set(BASELINES[1:])
+
+
+def test_a_sampler_that_suggests_what_is_running_waits_for_it(bench: Bench) -> None:
+    class Slow(SimulatedLauncher):
+        def ask(self, *arguments: Any, **options: Any) -> Answers | Cause:
+            Event().wait(0.2)
+            return super().ask(*arguments, **options)
+
+    study = bench.study()
+    axes = replace(AXES, packers=("isf",), qv_slacks=(0,), qt_slacks=(64,), recompute="none", boundary_shift=0)
+    ledger = bench.search(study, Slow(PREDICTOR), Slow(PREDICTOR), axes=axes, sampler="random", trials=30)
+    with database(bench.store.optuna_url) as storage:
+        found = optuna.load_study(study_name=study.name, storage=storage).get_trials()
+    failed = [each for each in found if each.state == TrialState.FAIL]
+    assert len(failed) <= len(ledger.trials)
+
+
+def test_one_machine_whose_trials_crash_does_not_stop_another(bench: Bench) -> None:
+    study = bench.study()
+    crashing = SimulatedLauncher(PREDICTOR, cause_of=lambda _: Crash(rank=0, detail="boom"))
+    with pytest.raises(TrialsKeepFailing):
+        bench.explore(study, crashing)
+    once = iter([Crash(rank=0, detail="once")])
+    ledger = bench.explore(study, SimulatedLauncher(PREDICTOR, cause_of=lambda _: next(once, None)))
+    assert any(isinstance(trial.result.outcome, Completed) for trial in ledger.trials)
+
+
 def test_what_a_dead_agent_left_is_run_by_the_other(bench: Bench) -> None:
     study = bench.study()
     gone = bench.store.add_agent("another host", "1 1")
@@ -192,6 +226,35 @@ def test_what_a_dead_agent_left_is_run_by_the_other(bench: Bench) -> None:
     ledger = bench.search(study, SimulatedLauncher(PREDICTOR))
     assert plan in {trial.plan for trial in ledger.trials}
     assert left.id not in {trial.id for trial in ledger.trials}
+
+
+def test_what_an_agent_left_that_died_meanwhile_is_closed_and_run(bench: Bench) -> None:
+    """Optuna's own trial of it too: a plan that seems to run is never suggested again."""
+    study = bench.study()
+    other = bench.store.add_agent("another host", "1 1")
+    left: list[RunningTrial] = []
+
+    def listen(trial: FinishedTrial, _: bool) -> None:
+        if left or trial.role != SAMPLED:
+            return
+        with database(bench.store.optuna_url) as storage:
+            theirs = optuna.load_study(study_name=study.name, storage=storage).ask()
+            theirs.set_user_attr("agent_id", other.id)
+        packing = trial.plan.packing
+        assert isinstance(packing, Packed)
+        plan = replace(trial.plan, packing=replace(packing, qt=packing.qt + 1))
+        begun = bench.store.claim_trial(study.id, plan, SAMPLED, {}, other.id)
+        assert begun is not None
+        left.append(begun)
+        bench.store.end_agent(other.id)
+
+    bench.listener = listen
+    bench.search(study, SimulatedLauncher(PREDICTOR))
+    assert left
+    assert bench.store.running_trials(study.id) == ()
+    with database(bench.store.optuna_url) as storage:
+        found = optuna.load_study(study_name=study.name, storage=storage).get_trials()
+    assert not any(each.state == TrialState.RUNNING for each in found)
 
 
 def test_a_plan_that_a_living_agent_runs_is_left_to_it(bench: Bench) -> None:
