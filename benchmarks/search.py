@@ -52,7 +52,7 @@ TRIALS = 12
 MANY_TRIALS = 30
 OTHERS = ("tpe", "gp", "random", "grid")
 OTHERS_TRIALS = 40
-SURFACE, SURFACE_TRIALS = FOLDER / "tiny-internvl.jsonl", 60
+SURFACE = FOLDER / "tiny-internvl.jsonl"
 RECORDED_PLANS = 300
 ENOUGH = 0.01
 """Regret that counts as found."""
@@ -213,7 +213,7 @@ def replayed(name: str, surface: Surface, trials: int, seed: int) -> list[float]
 def on_surface(seed: int) -> dict[str, Any]:
     """One row: searches that begin with this seed."""
     surface = Surface(*read_surface(SURFACE))
-    regrets = {name: replayed(name, surface, SURFACE_TRIALS, seed) for name in ("model", *OTHERS)}
+    regrets = {name: replayed(name, surface, OTHERS_TRIALS, seed) for name in ("model", *OTHERS)}
     _tell(f"surface, seed {seed}: {regrets['model'][TRIALS - 1]:.4f}")
     return {
         "surface": SURFACE.stem,
