@@ -2,9 +2,7 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator
 from itertools import pairwise
-from pathlib import Path
 
 import optuna
 import pytest
@@ -12,12 +10,10 @@ from optuna.trial import TrialState
 
 from autotune.errors import NoFeasiblePlan, TrialsKeepFailing
 from autotune.search import search
-from autotune.search.baselines import baselines
 from autotune.search.ledger import (
     BASELINE_DEFAULT,
     BASELINE_KEPT,
     BASELINE_OMNIBAL,
-    BASELINE_PRESENT,
     CONFIRM,
     PREDICTED,
     REFERENCE,
@@ -29,9 +25,8 @@ from autotune.search.solver import Solver
 from autotune.search.space import Space
 from autotune.search.winner import Standing
 from storage.records import AbandonedTrial, FinishedTrial
-from storage.store import open_store
 from tests.search_bench import MEMORY, PREDICTOR, Bench
-from tests.search_values import axes_of, limits_of, prepared_of
+from tests.search_values import axes_of, limits_of
 from tests.storage_values import completed as measured
 from trials.outcome import Cause, Completed, Crash, Failed, OutOfMemory, Timeout
 from trials.plan import Layout, Packed, Padded, Plan
@@ -53,19 +48,6 @@ ALWAYS = (BASELINE_DEFAULT, BASELINE_KEPT, BASELINE_OMNIBAL)
 
 class Killed(BaseException):
     """Stands for the end of the process in the middle of a trial."""
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    with open_store(f"sqlite:///{tmp_path}/tuning.db") as store:
-        yield Bench(tmp_path, store)
-
-
-@pytest.fixture
-def unsatisfied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The search goes on though no gain is expected."""
-    monkeypatch.setattr(search, "_LEAST_GAIN", -1.0)
-    monkeypatch.setattr(search, "_GAIN_IN_NOISE", -1.0)
 
 
 def roles(trials: list[FinishedTrial]) -> list[str]:
@@ -382,25 +364,3 @@ def test_a_trial_that_is_clearly_worse_is_pruned_and_does_not_rank(bench: Bench)
 def is_shortened(trial: FinishedTrial) -> bool:
     outcome = trial.result.outcome
     return isinstance(outcome, Completed) and outcome.shortened
-
-
-# --- baselines ---
-
-
-@pytest.mark.usefixtures("unsatisfied")
-def test_of_the_neighbours_of_a_baseline_the_two_predicted_fastest_are_run(bench: Bench) -> None:
-    ledger = bench.search(bench.study(), SimulatedLauncher(PREDICTOR, Behaviour(noise=0.0)), trials=40)
-    omnibal = [trial.plan for trial in ledger.trials if trial.role == BASELINE_OMNIBAL]
-    prepared, limits = prepared_of(bench.folder, MEMORY), limits_of(MEMORY)
-    everything = baselines(prepared.workload, PREDICTOR, Solver(PREDICTOR, limits), limits, hold_all=False)
-    anchor, *neighbours = [each.plan for each in everything if each.role == BASELINE_OMNIBAL]
-    assert omnibal == [anchor, *sorted(neighbours, key=PREDICTOR.epoch_seconds)[:2]]
-
-
-def test_a_baseline_that_was_tried_as_predicted_best_is_compared_with(bench: Bench) -> None:
-    first = bench.search(bench.study(), SimulatedLauncher(PREDICTOR), trials=6)
-    best = next(trial.plan for trial in first.trials if trial.role == PREDICTED)
-    bench.remembers, bench.present = False, best
-    ledger = bench.search(bench.study(), SimulatedLauncher(PREDICTOR), trials=6)
-    assert [trial.plan for trial in ledger.trials if trial.role != CONFIRM].count(best) == 1
-    assert BASELINE_PRESENT in {baseline.role for baseline in bench.field.compare(0, samples=100)}

@@ -45,12 +45,6 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
         yield url
 
 
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    with open_store(f"sqlite:///{tmp_path}/tuning.db") as store:
-        yield Bench(tmp_path, store)
-
-
 class Meeting(SimulatedLauncher):
     """Answers when all who share the barrier were asked, as long as there is something for each of them."""
 
