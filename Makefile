@@ -13,7 +13,7 @@ ANSWERS = timeout 5 $(PYTHON) -c 'import urllib.request as r; r.urlopen("$(CPU_I
 CPU_TORCH = --constraint constraints/cpu.txt $(shell $(ANSWERS) 2>/dev/null && echo --extra-index-url $(CPU_INDEX))
 TORCH = $(if $(CUDA),,$(CPU_TORCH))
 
-.PHONY: help demo test bench coverage lint format clean
+.PHONY: help demo test bench storm coverage lint format clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -28,8 +28,11 @@ test: lint  ## run every check and every test
 	$(BIN)/python -m pytest -m ranks
 
 bench: $(READY)  ## run every benchmark; each prints one JSON object, together some two hours
-	status=0; for name in packing simulator solver prediction search tuning; do \
+	status=0; for name in packing simulator solver prediction search tuning database; do \
 		$(BIN)/python -m benchmarks.$$name || status=1; done; exit $$status
+
+storm: $(READY)  ## kill, race, lock, fill and damage the database in full; some twenty minutes
+	$(BIN)/python -m benchmarks.database
 
 coverage: $(READY)  ## run every test with branch coverage, ranks included
 	$(BIN)/python -m pytest --cov --cov-report=term

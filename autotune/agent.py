@@ -3,6 +3,7 @@
 import logging
 import os
 import platform
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Lock, Thread
@@ -10,7 +11,8 @@ from types import TracebackType
 from typing import Self
 from uuid import uuid4
 
-from storage.errors import DatabaseUnavailable, StorageError
+from autotune.errors import DeviceBusy
+from storage.errors import DatabaseUnavailable, ResourceHeld, StorageError
 from storage.records import AgentRecord
 from storage.store import Store
 
@@ -57,6 +59,32 @@ class Agent:
         except DatabaseUnavailable as problem:  # others find out by our silence
             _log.warning("%s", problem)
 
+    def take(self, resources: Collection[str]) -> None:
+        """Has them for itself until its end, in place of agents that are gone.
+
+        A holder of whom nothing is known is watched until it gives a sign of life or counts as gone. Raises DeviceBusy
+        for one that lives.
+        """
+        beats: dict[str, int] = {}
+        while True:
+            try:
+                self._store.take_resources(self.id, resources, [other for other in self._seen if self.is_gone(other)])
+            except ResourceHeld as held:
+                self._wait_for(held, beats)
+            else:
+                return
+
+    def _wait_for(self, held: ResourceHeld, beats: dict[str, int]) -> None:
+        """Raises DeviceBusy once the holder beats more often than it had before."""
+        if self.is_gone(held.holder_id):
+            return
+        record = self._seen[held.holder_id].record
+        if record.id not in beats:
+            _log.warning("%s; looking whether it still lives", _busy(held, record))
+        if record.beats > beats.setdefault(record.id, record.beats):
+            raise DeviceBusy(f"{_busy(held, record)}; wait for it")
+        self._ended.wait(self._seconds / 10)
+
     def is_gone(self, agent_id: str | None) -> bool:
         """Whether nobody works under this id any more: it ended, its process died here, or it fell silent."""
         if agent_id is None:
@@ -64,7 +92,7 @@ class Agent:
         if agent_id not in self._seen:  # it may have come since our last beat
             self._look(0)
         sight = self._seen.get(agent_id)
-        return sight is None or sight.silent >= _SILENT_BEATS or _has_died(sight.record)
+        return sight is None or sight.silent >= _SILENT_BEATS or has_died(sight.record)
 
     @property
     def is_alone(self) -> bool:
@@ -86,12 +114,17 @@ class Agent:
             self._seen = {key: _sight(record, self._seen.get(key), beats) for key, record in present.items()}
 
 
+def _busy(held: ResourceHeld, holder: AgentRecord) -> str:
+    host, number = holder.machine.partition(" ")[0], holder.process.partition(" ")[0]
+    return f"{held.resource.partition(' ')[0]} is used by process {number} on {host}"
+
+
 def _sight(record: AgentRecord, before: _Sight | None, beats: int) -> _Sight:
     is_silent = before is not None and before.record.beats == record.beats
     return _Sight(record=record, silent=before.silent + beats if before and is_silent else 0)
 
 
-def _has_died(record: AgentRecord) -> bool:
+def has_died(record: AgentRecord) -> bool:
     """Whether its process is known to be over: those of other machines are not known here."""
     if record.machine != machine():
         return False

@@ -11,10 +11,20 @@ AutotuneError
 |-- PackError          the lengths, or the file for the packs or the plot, cannot be used
 |-- PredictError       the plan to predict cannot be used, or what it is predicted for is not known
 |-- NoProfile          the layers of the model were not profiled on the hardware to predict for
+|-- DatabaseFaulty     the database holds what no version of this software writes
 `-- DeviceBusy         other processes use the devices, so that measurements would not hold
 """
 
-from storage.errors import AmbiguousPlan, BadUrl, DatabaseTooNew, DatabaseUnavailable, UnknownRecord
+from storage.errors import (
+    AmbiguousId,
+    BadBundle,
+    BadUrl,
+    DatabaseTooNew,
+    DatabaseUnavailable,
+    Superseded,
+    UnfinishedStudy,
+    UnknownRecord,
+)
 from trials.errors import UnknownName
 
 
@@ -62,6 +72,10 @@ class NoProfile(AutotuneError):
     """The layers of the model were not profiled on the hardware to predict for."""
 
 
+class DatabaseFaulty(AutotuneError):
+    """A check of the database found something wrong."""
+
+
 class DeviceBusy(AutotuneError):
     """Other processes use the devices, so that measurements would not hold."""
 
@@ -75,7 +89,9 @@ _EXIT_CODES: dict[type[Exception], int] = {
     PredictError: 2,
     UnknownName: 2,
     BadUrl: 2,
-    AmbiguousPlan: 2,
+    BadBundle: 2,
+    UnfinishedStudy: 2,
+    AmbiguousId: 2,
     UnknownRecord: 2,
     NoFeasiblePlan: 3,
     PlanNotValid: 3,
@@ -83,6 +99,7 @@ _EXIT_CODES: dict[type[Exception], int] = {
     DatabaseUnavailable: 4,
     DatabaseTooNew: 5,
     DeviceBusy: 6,
+    Superseded: 6,
 }
 
 

@@ -8,7 +8,7 @@ from importlib.metadata import version
 
 from autotune.errors import HardwareError
 from autotune.machine import Machine, this_machine
-from autotune.nvml import Accelerator, accelerators
+from autotune.nvml import FROM_FAST_TO_SLOW, Accelerator, accelerators
 from trials.job import HardwareSection
 from trials.workload import Hardware, Software
 
@@ -103,6 +103,7 @@ def _accelerated(devices: int | None, machine: Machine, found: Sequence[Accelera
             f"few; {_lower(len(found), groups)}, or look at CUDA_VISIBLE_DEVICES"
         )
     used = found[: ranks * groups]
+    link, topology = _connections(used[:ranks])
     return Hardware(
         accelerator="cuda",
         device_name=" + ".join(dict.fromkeys(one.name for one in used)),
@@ -113,7 +114,27 @@ def _accelerated(devices: int | None, machine: Machine, found: Sequence[Accelera
         cpu_name=machine.cpu_name,
         cpu_cores=machine.cpu_cores,
         ram_bytes=machine.ram_bytes,
+        link=link,
+        topology=topology,
     )
+
+
+def _connections(used: Sequence[Accelerator]) -> tuple[str | None, str | None]:
+    """(slowest connection of two of them, that of every pair); None for a single one, and where the driver is mute."""
+    pairs = [
+        (f"{first}-{second}", dict(one.links).get(used[second].uuid))
+        for first, one in enumerate(used)
+        for second in range(first + 1, len(used))
+    ]
+    known = [link for _, link in pairs if link is not None]
+    if not known or len(known) < len(pairs):
+        return None, None
+    return max(known, key=_slowness), ", ".join(f"{pair} {link}" for pair, link in pairs)
+
+
+def _slowness(link: str) -> tuple[int, int]:
+    name = link.rstrip("0123456789")
+    return FROM_FAST_TO_SLOW.index(name), -int(link.removeprefix(name) or 0)
 
 
 def _asked(ranks: int, groups: int) -> str:

@@ -55,6 +55,7 @@ def launch(
     store: Store,
     folder: Path,
     *,
+    agent_id: str | None = None,
     predicted_samples_per_second: float | None,
     max_steps: int | None,
     on_step: Callable[[Progress], None],
@@ -74,7 +75,7 @@ def launch(
     task = Training(output=prepared.job.training.output, max_steps=max_steps)
     task.output.mkdir(parents=True, exist_ok=True)
     follower = _Follower(task.output / PROGRESS_FILE, on_step)
-    record = store.start_launch(plan, store.add_workload(prepared.workload), predicted_samples_per_second)
+    record = store.start_launch(plan, store.add_workload(prepared.workload), predicted_samples_per_second, agent_id)
     logs = folder / record.id
 
     def finish(status: Literal["finished", "failed", "interrupted"], steps: int) -> None:

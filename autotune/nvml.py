@@ -20,6 +20,18 @@ _SLOWDOWNS = {
 under which large devices always work, are left out."""
 
 
+_ANCESTORS = {
+    pynvml.NVML_TOPOLOGY_INTERNAL: "PSB",
+    pynvml.NVML_TOPOLOGY_SINGLE: "PIX",
+    pynvml.NVML_TOPOLOGY_MULTIPLE: "PXB",
+    pynvml.NVML_TOPOLOGY_HOSTBRIDGE: "PHB",
+    pynvml.NVML_TOPOLOGY_NODE: "NODE",
+    pynvml.NVML_TOPOLOGY_SYSTEM: "SYS",
+}
+"""What a pair without NVLink has in common on the way between them, from near to far."""
+FROM_FAST_TO_SLOW = ("NV", *_ANCESTORS.values())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accelerator:
     """One GPU, or one MIG instance of it."""
@@ -31,6 +43,8 @@ class Accelerator:
     compute_capability: str
     """`9.0`"""
     driver: str
+    links: tuple[tuple[str, str], ...] = ()
+    """(UUID, connection) of each other accelerator that it can be told of, in nvidia-smi's words."""
 
 
 def accelerators() -> tuple[Accelerator, ...]:
@@ -43,7 +57,7 @@ def accelerators() -> tuple[Accelerator, ...]:
     try:
         driver = pynvml.nvmlSystemGetDriverVersion()
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        return tuple(_describe(part, handle, driver) for handle in handles for part in _parts(handle))
+        return tuple(_describe(part, one, handles, driver) for one in handles for part in _parts(one))
     except pynvml.NVMLError as error:
         _log.warning("the accelerators cannot be read and are not used: %s", error)
         return ()
@@ -88,10 +102,10 @@ def _activity(handles: Sequence[Any]) -> Activity:
     )
 
 
-def _told(question: Callable[[Any], Any], subject: Any) -> Any:
+def _told(question: Callable[..., Any], *subjects: Any) -> Any:
     """The answer; None where the driver or the device has none."""
     try:
-        return question(subject)
+        return question(*subjects)
     except pynvml.NVMLError as error:
         _log.debug("%s: %s", question.__name__, error)
         return None
@@ -110,7 +124,29 @@ def _parts(handle: Any) -> Iterator[Any]:
             yield pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
 
 
-def _describe(part: Any, device: Any, driver: str) -> Accelerator:
+def _links(device: Any, others: Sequence[Any]) -> Iterator[tuple[str, str]]:
+    """How the device reaches each other one, as far as the driver tells."""
+    for other in others:
+        if other is device:
+            continue
+        if _told(_by_nvlink, device, other):
+            yield pynvml.nvmlDeviceGetUUID(other), f"NV{_nvlinks(device)}"
+        elif name := _ANCESTORS.get(_told(pynvml.nvmlDeviceGetTopologyCommonAncestor, device, other)):
+            yield pynvml.nvmlDeviceGetUUID(other), name
+
+
+def _by_nvlink(device: Any, other: Any) -> bool:
+    status = pynvml.nvmlDeviceGetP2PStatus(device, other, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
+    return bool(status == pynvml.NVML_P2P_STATUS_OK)
+
+
+def _nvlinks(device: Any) -> int:
+    """How many of the device's NVLinks are active."""
+    numbers = range(pynvml.NVML_NVLINK_MAX_LINKS)
+    return sum(_told(pynvml.nvmlDeviceGetNvLinkState, device, number) == 1 for number in numbers)
+
+
+def _describe(part: Any, device: Any, devices: Sequence[Any], driver: str) -> Accelerator:
     major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(device)
     return Accelerator(
         uuid=pynvml.nvmlDeviceGetUUID(part),
@@ -118,4 +154,5 @@ def _describe(part: Any, device: Any, driver: str) -> Accelerator:
         memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(part).total),
         compute_capability=f"{major}.{minor}",
         driver=driver,
+        links=tuple(_links(device, devices)) if part is device else (),  # instances reach each other by no link
     )

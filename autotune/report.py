@@ -1,15 +1,19 @@
 """Results as tables for people and as documents for programs."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from storage.records import BestPlan, FinishedTrial, LaunchRecord
+from storage.nearness import Difference
+from storage.records import AbandonedTrial, BestPlan, FinishedTrial, LaunchRecord, StudyRecord, TrialRecord
 from storage.validity import Validity
 from trials import wire
 from trials.outcome import Completed, Failed, Outcome, Rejected, StageMeasurement
 from trials.plan import Packing, Padded, Plan
+from trials.workload import Workload
 
 _MEBI = 1 << 20
+_SHOWN = 4
 
 
 def plan_text(plan: Plan) -> str:
@@ -48,6 +52,7 @@ def trial_line(trial: FinishedTrial, *, known: bool) -> str:
     prefix = "known" if known else f"trial {trial.number}"
     outcome = outcome_text(trial.result.outcome, trial.result.epoch_seconds)
     disturbed = f"; disturbed: {trial.result.contamination}" if trial.result.contamination else ""
+    disturbed += "; its result came after it was given up" if trial.given_up else ""
     return f"{prefix:>9}  {trial.role:<20} {outcome}{disturbed}\n{'':>11}{plan_text(trial.plan)}"
 
 
@@ -112,24 +117,94 @@ def best_document(best: BestPlan) -> dict[str, Any]:
     return {"id": best.plan.id, **_plain(best)}
 
 
-def plans_text(found: Sequence[tuple[BestPlan, Validity]]) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """A stored plan, seen from here."""
+
+    best: BestPlan
+    validity: Validity
+    used_by: tuple[str, ...] = ()
+    """Where trainings with it run now."""
+    differences: tuple[Difference, ...] | None = None
+    """Of its workload from the one at hand, the weightiest first; None when there was none to compare with."""
+    distance: float | None = None
+
+    @property
+    def gain(self) -> float:
+        """Over the slowest baseline."""
+        return max((baseline.gain for baseline in self.best.baselines), default=1.0)
+
+
+def plans_text(found: Sequence[Known]) -> str:
     rows = [
         (
-            best.plan.id,
-            best.workload.model.name,
-            f"{best.workload.hardware.devices} x {best.workload.hardware.device_name}",
-            _speed(best.samples_per_second, best.samples_per_second_error),
-            f"{max((baseline.gain for baseline in best.baselines), default=1.0):.2f}",
-            best.created.strftime("%Y-%m-%d %H:%M"),
-            f"{validity.verdict}{_reason(validity)}",
+            known.best.plan.id,
+            known.best.workload.model.name,
+            f"{known.best.workload.hardware.devices} x {known.best.workload.hardware.device_name}",
+            _speed(known.best.samples_per_second, known.best.samples_per_second_error),
+            f"{known.gain:.2f}",
+            known.best.created.strftime("%Y-%m-%d %H:%M"),
+            "" if known.distance is None else f"{known.distance:.3g}",
+            f"{known.validity.verdict}{_reason(known.validity)}",
         )
-        for best, validity in found
+        for known in found
     ]
-    return table(("plan", "model", "hardware", "samples/s", "gain", "found (UTC)", "here"), rows)
+    header = ("plan", "model", "hardware", "samples/s", "gain", "found (UTC)", "distance", "here")
+    return "\n".join((table(header, rows), *(line for known in found for line in _known_lines(known))))
+
+
+def _known_lines(known: Known) -> Iterator[str]:
+    if known.used_by:
+        yield f"{known.best.plan.id} is in use: {', '.join(known.used_by)}"
+    if known.differences:
+        rest = len(known.differences) - _SHOWN
+        more = f"; {rest} more" if rest > 0 else ""
+        yield f"{known.best.plan.id} differs in {'; '.join(map(str, known.differences[:_SHOWN]))}{more}"
+
+
+def study_document(study: StudyRecord, work: Workload, best: BestPlan | None) -> dict[str, Any]:
+    """A study and what came of it, as JSON values."""
+    return {**_plain(study), "workload": _plain(work), "best": None if best is None else best_document(best)}
+
+
+def studies_text(found: Sequence[tuple[StudyRecord, Workload, BestPlan | None]]) -> str:
+    if not found:
+        return "No study is known; run `autotune tune JOB`."
+    rows = [
+        (
+            study.name,
+            f"{work.hardware.devices} x {work.hardware.device_name}",
+            study.started.strftime("%Y-%m-%d %H:%M"),
+            "unfinished" if study.finished is None else study.finished.strftime("%Y-%m-%d %H:%M"),
+            "" if best is None else best.plan.id,
+            "" if best is None else _speed(best.samples_per_second, best.samples_per_second_error),
+            study.imported_from or "",
+        )
+        for study, work, best in found
+    ]
+    return table(("study", "hardware", "began (UTC)", "ended", "best plan", "samples/s", "imported from"), rows)
+
+
+def study_text(study: StudyRecord, work: Workload, best: BestPlan | None, trials: Sequence[TrialRecord]) -> str:
+    """Its trials in their order, and its winner."""
+    lines = [
+        trial_line(trial, known=False) if isinstance(trial, FinishedTrial) else _open_line(trial) for trial in trials
+    ]
+    winner = best_text(best) if best else "It has no winner yet."
+    return "\n".join((studies_text([(study, work, best)]), "", *lines, "", winner))
+
+
+def _open_line(trial: TrialRecord) -> str:
+    state = "given up" if isinstance(trial, AbandonedTrial) else "runs, or its process died"
+    return f"trial {trial.number}  {trial.role:<20} {state}\n{'':>11}{plan_text(trial.plan)}"
 
 
 def show_text(
-    best: BestPlan, validity: Validity, trials: Sequence[FinishedTrial], launches: Sequence[LaunchRecord]
+    best: BestPlan,
+    validity: Validity,
+    trials: Sequence[FinishedTrial],
+    launches: Sequence[LaunchRecord],
+    used_by: Sequence[str],
 ) -> str:
     """The plan, what was measured of it, why it won, and whether it holds here."""
     sections = [best_text(best), f"Here: {validity.verdict}{_reason(validity)}", _workload_text(best)]
@@ -139,6 +214,8 @@ def show_text(
     if completed:
         sections.append(f"Measured in {len(completed)} trials; the stages of the last:\n{_stages_text(completed[-1])}")
     sections += [_launch_text(launch) for launch in launches]
+    if used_by:
+        sections.append(f"In use: {', '.join(used_by)}")
     return "\n\n".join(sections)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from autotune.agent import Agent
 from autotune.predict.predictor import Predictor
 from autotune.search.calibrated import CalibratedPredictor
 from autotune.search.feasible import feasible_space
@@ -61,7 +62,8 @@ def _tuning(prepared: Prepared, store: Store, folder: Path) -> dict[str, Any]:
         print(f"trial {trial.number}: {trial.role}, {trial.result.outcome.kind}", file=sys.stderr, flush=True)
 
     began = time.perf_counter()
-    best = Tuner(prepared, store, folder, listen).tune()
+    with Agent(store) as agent:
+        best = Tuner(prepared, store, agent, folder, listen).tune()
     seconds = time.perf_counter() - began
     done = [trial for trial in trials if ran(trial)]
     timed = sum(sum(_steps(trial)) for trial in done)

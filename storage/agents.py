@@ -1,36 +1,66 @@
-"""Agents: processes that run trials of a study, and the signs of life that they give each other."""
+"""Agents: processes that use the devices, the signs of life that they give each other, and what each has for itself.
 
-from collections.abc import Mapping
+What an agent holds is fenced by its id, which is never used again: who takes the place of a silent agent ends it, and
+what an ended agent asks for is refused in the transaction that would have given it.
+"""
+
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from uuid import uuid4
 
-from sqlalchemy import select
+from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from storage import rows
+from storage.errors import ResourceHeld, Superseded
 from storage.records import AgentRecord
-from storage.tables import AgentRow, StudyRow
+from storage.tables import AgentRow, LeaseRow, StudyRow
 
 
 def add(session: Session, machine: str, process: str) -> AgentRecord:
     row = AgentRow(id=uuid4().hex, machine=machine, process=process, started=datetime.now(UTC), beats=0)
     session.add(row)
-    return AgentRecord(id=row.id, machine=machine, process=process, beats=0)
+    return _record(row)
 
 
 def beat(session: Session, agent_id: str) -> Mapping[str, AgentRecord]:
-    row = rows.get(session, AgentRow, agent_id, lock=True)
-    row.beats += 1
-    present = session.scalars(select(AgentRow).where(AgentRow.ended.is_(None)))
-    return {
-        each.id: AgentRecord(id=each.id, machine=each.machine, process=each.process, beats=each.beats)
-        for each in present
-    }
+    rows.get(session, AgentRow, agent_id, lock=True).beats += 1
+    return present(session)
+
+
+def present(session: Session) -> Mapping[str, AgentRecord]:
+    found = session.scalars(select(AgentRow).where(AgentRow.ended.is_(None)))
+    return {row.id: _record(row) for row in found}
 
 
 def end(session: Session, agent_id: str) -> None:
     row = rows.get(session, AgentRow, agent_id, lock=True)
     row.ended = row.ended or datetime.now(UTC)
+    session.execute(delete(LeaseRow).where(LeaseRow.agent_id == agent_id))
+
+
+def check(session: Session, agent_id: str | None) -> None:
+    """Raises Superseded when the agent has ended. One that has not stays so until the transaction ends."""
+    if agent_id is not None and rows.get(session, AgentRow, agent_id, lock=True).ended is not None:
+        raise Superseded(
+            "this process gave no sign of life for so long that others took its place; what it measured is kept. "
+            "Run the command again to go on"
+        )
+
+
+def take(session: Session, agent_id: str, resources: Collection[str], gone: Collection[str]) -> None:
+    check(session, agent_id)
+    for resource in sorted(resources):  # always in this order: two agents wait for each other, never in a circle
+        row = rows.ensure(session, LeaseRow(resource=resource, agent_id=agent_id))
+        session.refresh(row, with_for_update=True)
+        if row.agent_id == agent_id:
+            continue
+        if row.agent_id not in gone:
+            raise ResourceHeld(resource, row.agent_id)
+        end(session, row.agent_id)
+        session.expunge(row)
+        session.add(LeaseRow(resource=resource, agent_id=agent_id))
+        session.flush()
 
 
 def lead(session: Session, study_id: str, agent_id: str, instead_of: str | None) -> None:
@@ -43,3 +73,7 @@ def may_conclude(session: Session, study_id: str, agent_id: str) -> bool:
     """It stays so until the transaction ends."""
     row = rows.get(session, StudyRow, study_id, lock=True)
     return row.finished is None and row.leader_id == agent_id
+
+
+def _record(row: AgentRow) -> AgentRecord:
+    return AgentRecord(id=row.id, machine=row.machine, process=row.process, beats=row.beats)

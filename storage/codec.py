@@ -3,10 +3,13 @@
 from dataclasses import fields
 from typing import Any, Literal, TypeVar, cast
 
+from sqlalchemy import inspect
+
 from storage.records import (
     AbandonedTrial,
     Baseline,
     BestPlan,
+    DisturbedRun,
     FinishedTrial,
     LaunchRecord,
     LaunchResult,
@@ -19,6 +22,7 @@ from storage.records import (
 from storage.tables import (
     ABANDONED,
     RUNNING,
+    AttemptRow,
     Base,
     BestPlanRow,
     DataProfileRow,
@@ -53,6 +57,11 @@ def columns(value: Any) -> dict[str, Any]:
     return {field.name: getattr(value, field.name) for field in fields(value)}
 
 
+def row_values(row: Base) -> dict[str, Any]:
+    """The columns of a row, by name."""
+    return {column.key: getattr(row, column.key) for column in inspect(type(row)).columns}
+
+
 def hardware_row(value: Hardware) -> HardwareRow:
     return HardwareRow(fingerprint=value.fingerprint, **columns(value))
 
@@ -78,12 +87,24 @@ def workload_row(value: Workload) -> WorkloadRow:
     )
 
 
+def hardware(row: HardwareRow) -> Hardware:
+    return _value(Hardware, row)
+
+
+def model(row: ModelRow) -> ModelShape:
+    return _value(ModelShape, row)
+
+
+def data(row: DataProfileRow) -> DataProfile:
+    histogram = tuple(cast(tuple[int, int, int], tuple(bucket)) for bucket in row.histogram)
+    return _value(DataProfile, row, histogram=histogram)
+
+
 def workload(row: WorkloadRow) -> Workload:
-    histogram = tuple(cast(tuple[int, int, int], tuple(bucket)) for bucket in row.data.histogram)
     return Workload(
-        model=_value(ModelShape, row.model),
-        data=_value(DataProfile, row.data, histogram=histogram),
-        hardware=_value(Hardware, row.hardware),
+        model=model(row.model),
+        data=data(row.data),
+        hardware=hardware(row.hardware),
         software=_value(Software, row),
         oversize=row.oversize,
         global_batch_samples=row.global_batch_samples,
@@ -91,18 +112,13 @@ def workload(row: WorkloadRow) -> Workload:
     )
 
 
-def layer_profile(row: LayerProfileRow, hardware: HardwareRow, model: ModelRow) -> LayerProfile:
-    return _value(
-        LayerProfile,
-        row,
-        hardware=_value(Hardware, hardware),
-        model=_value(ModelShape, model),
-        software=_value(Software, row),
-    )
+def layer_profile(row: LayerProfileRow, of_hardware: HardwareRow, of_model: ModelRow) -> LayerProfile:
+    given = {"hardware": hardware(of_hardware), "model": model(of_model), "software": _value(Software, row)}
+    return _value(LayerProfile, row, **given)
 
 
-def study(row: StudyRow) -> StudyRecord:
-    return _value(StudyRecord, row)
+def study(row: StudyRow, imported_from: str | None = None) -> StudyRecord:
+    return _value(StudyRecord, row, imported_from=imported_from)
 
 
 def plan_row(value: Plan) -> PlanRow:
@@ -120,6 +136,15 @@ def plan(row: PlanRow) -> Plan:
     return wire.decode(Plan, row.document)
 
 
+def outcome(row: OutcomeRow) -> Outcome:
+    return outcome_of(row.document)
+
+
+def outcome_of(document: str) -> Outcome:
+    found: Outcome = wire.decode(Outcome, document)
+    return found
+
+
 def outcome_row(result: TrialResult) -> OutcomeRow:
     return OutcomeRow(
         trial_id=result.trial_id,
@@ -128,16 +153,31 @@ def outcome_row(result: TrialResult) -> OutcomeRow:
         epoch_seconds_error=result.epoch_seconds_error,
         contamination=result.contamination,
         energy_joules=result.energy_joules,
+        seconds=result.seconds,
         document=wire.encode(result.outcome, Outcome),
-        **_queried(result.outcome),
+        **queried(result.outcome),
     )
 
 
-def stage_rows(result: TrialResult) -> list[StageMeasurementRow]:
-    if not isinstance(result.outcome, Completed):
+def attempt_rows(result: TrialResult) -> list[AttemptRow]:
+    return [
+        AttemptRow(
+            trial_id=result.trial_id,
+            number=number,
+            kind=run.outcome.kind,
+            epoch_seconds=run.epoch_seconds,
+            contamination=run.contamination,
+            document=wire.encode(run.outcome, Outcome),
+        )
+        for number, run in enumerate(result.disturbed)
+    ]
+
+
+def stage_rows(trial_id: str, outcome: Outcome) -> list[StageMeasurementRow]:
+    if not isinstance(outcome, Completed):
         return []
-    stages = enumerate(result.outcome.measurement.stages)
-    return [StageMeasurementRow(trial_id=result.trial_id, rank=rank, **columns(stage)) for rank, stage in stages]
+    stages = enumerate(outcome.measurement.stages)
+    return [StageMeasurementRow(trial_id=trial_id, rank=rank, **columns(stage)) for rank, stage in stages]
 
 
 def trial(row: TrialRow) -> RunningTrial | AbandonedTrial | FinishedTrial:
@@ -155,31 +195,41 @@ def trial(row: TrialRow) -> RunningTrial | AbandonedTrial | FinishedTrial:
         return RunningTrial(**common)
     if row.status == ABANDONED:
         return AbandonedTrial(**common, abandoned=_present(row.finished))
-    return FinishedTrial(**common, result=result(row, _present(row.outcome)))
+    return FinishedTrial(**common, result=result(row, _present(row.outcome)), given_up=row.given_up)
 
 
-def result(row: TrialRow, outcome: OutcomeRow) -> TrialResult:
+def result(row: TrialRow, counts: OutcomeRow) -> TrialResult:
     return TrialResult(
         trial_id=row.id,
-        outcome=wire.decode(Outcome, outcome.document),
-        epoch_seconds=outcome.epoch_seconds,
-        epoch_seconds_error=outcome.epoch_seconds_error,
+        outcome=outcome(counts),
+        epoch_seconds=counts.epoch_seconds,
+        epoch_seconds_error=counts.epoch_seconds_error,
         finished=_present(row.finished),
-        contamination=outcome.contamination,
-        energy_joules=outcome.energy_joules,
+        contamination=counts.contamination,
+        energy_joules=counts.energy_joules,
+        seconds=counts.seconds,
+        disturbed=tuple(
+            DisturbedRun(
+                outcome=outcome_of(run.document),
+                epoch_seconds=run.epoch_seconds,
+                contamination=run.contamination,
+            )
+            for run in row.attempts
+        ),
     )
 
 
 def best_plan_row(value: BestPlan) -> BestPlanRow:
     documents = {name: wire.encode(getattr(value, name), kind) for name, kind in _DOCUMENTS.items()}
-    replaced = {"plan", "workload", *documents}
+    replaced = {"plan", "workload", "imported_from", *documents}
     kept = {name: column for name, column in columns(value).items() if name not in replaced}
     return BestPlanRow(plan_id=value.plan.id, workload_fingerprint=value.workload.fingerprint, **documents, **kept)
 
 
-def best_plan(row: BestPlanRow) -> BestPlan:
+def best_plan(row: BestPlanRow, imported_from: str | None) -> BestPlan:
     documents = {name: wire.decode(kind, getattr(row, name)) for name, kind in _DOCUMENTS.items()}
-    return _value(BestPlan, row, plan=plan(row.plan), workload=workload(row.workload), **documents)
+    given = {"plan": plan(row.plan), "workload": workload(row.workload), "imported_from": imported_from}
+    return _value(BestPlan, row, **given, **documents)
 
 
 def launch(row: LaunchRow) -> LaunchRecord:
@@ -197,7 +247,8 @@ def _value(kind: type[V], row: Base, **given: object) -> V:
     return kind(**{name: given[name] if name in given else getattr(row, name) for name in names})
 
 
-def _queried(outcome: Outcome) -> dict[str, Any]:
+def queried(outcome: Outcome) -> dict[str, Any]:
+    """What columns of its own repeat of the document, so that it can be asked for."""
     if isinstance(outcome, Completed):
         measurement = outcome.measurement
         return {"samples_per_second": measurement.samples_per_second, "peak_bytes": measurement.peak_bytes}

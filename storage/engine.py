@@ -12,14 +12,19 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, ProgrammingError
 from sqlalchemy.orm import Session
 
-from storage.errors import DatabaseUnavailable
+from storage.errors import DatabaseDamaged, DatabaseUnavailable
+from storage.filesystem import shared_filesystem
 from storage.url import masked, secrets, sqlite_path
+from trials.errors import TrialsError
 
+LOCK_TIMEOUT_SECONDS = 120.0
+"""Backups and viewers hold locks of a minute; what waits meanwhile is worth minutes of devices."""
 _REMEDIES = (
     ("locked", "another program holds it: close that program, or wait and try again"),
     ("could not be acquired", "another process is creating its tables: wait and try again"),
     ("lock timeout", "another program holds it: close that program, or wait and try again"),
     ("full", "free some space and try again"),
+    ("disk i/o error", "free some space, look whether the disk is sound, and try again"),
     ("readonly", "make the file and its folder writable, or name another database"),
     ("unable to open", "make the file and its folder writable, or name another database"),
     ("is a directory", "name a file, also one that is not there yet"),
@@ -28,7 +33,7 @@ _REMEDIES = (
     ("permission denied", "grant the right to write there, or name another database"),
     ("not a database", "move the file away, or name another database"),
     ("no module named", "run `pip install vlm-autotune[postgres]`, or name another database"),
-    ("malformed", "restore the file from a backup, or name another database"),
+    ("malformed", "run `autotune db repair`, or restore the file from a backup"),
 )
 _OTHER_REMEDY = "check that it exists and can be reached, or name another database"
 _OF_THE_USER = {None, "42501", "3D000", "3F000"}  # SQLSTATE: bad URL option, no privilege, no such database or schema
@@ -39,9 +44,9 @@ class Database:
     """Connections to one database. Threads may share it; a forked child must open its own."""
 
     def __init__(self, url: URL, lock_timeout_seconds: float) -> None:
-        """Connects to nothing yet, but creates an absent SQLite file: mode 0600, new folders 0700.
+        """Connects to nothing yet, but creates absent folders of a SQLite file, with mode 0700.
 
-        Raises DatabaseUnavailable when that file cannot be written, or PostgreSQL's driver is not installed.
+        Raises DatabaseUnavailable when the file cannot be written, or PostgreSQL's driver is not installed.
         """
         self.url = url
         self.lock_timeout_seconds = lock_timeout_seconds
@@ -50,7 +55,7 @@ class Database:
             if path is None:
                 self.engine = _postgresql(url, lock_timeout_seconds)
             else:
-                _create_file(path)
+                _check_place(url, path)
                 self.engine = _sqlite(url, lock_timeout_seconds)
         self._writing = self.engine.execution_options(**{_WRITES: True})
 
@@ -59,10 +64,26 @@ class Database:
         """One transaction: committed at the end, rolled back by an exception.
 
         A writing session takes SQLite's write lock at once: a lock taken later fails instead of waiting when
-        another process has written in between. Raises DatabaseUnavailable.
+        another process has written in between. Raises DatabaseUnavailable, DatabaseDamaged when a row holds nonsense.
         """
-        with self.errors(), Session(self._writing if write else self.engine) as session, session.begin():
+        with (
+            self.errors(),
+            Session(self._writing if write else self.engine) as session,
+            session.begin(),
+            self._damage(),
+        ):
             yield session
+
+    @contextmanager
+    def _damage(self) -> Iterator[None]:
+        """Turns what only a row can cause that nobody wrote so, into DatabaseDamaged."""
+        try:
+            yield
+        except (TrialsError, ValueError, TypeError, LookupError, AssertionError) as error:
+            raise DatabaseDamaged(
+                f"{masked(self.url)} holds a row that cannot be read ({type(error).__name__}: {error}); run "
+                "`autotune db check`, then `autotune db repair`"
+            ) from error
 
     @contextmanager
     def errors(self) -> Iterator[None]:
@@ -73,6 +94,15 @@ class Database:
             if _is_ours(error):
                 raise
             raise DatabaseUnavailable(_explain(self.url, error)) from None  # the cause may show what the message hides
+
+    def create_file(self) -> bool:
+        """Creates an absent SQLite file, mode 0600; whether it was absent."""
+        path = sqlite_path(self.url)
+        if path is None or path.exists():
+            return False
+        with self.errors():
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        return True
 
     def close(self) -> None:
         self.engine.dispose()
@@ -106,11 +136,24 @@ def _postgresql(url: URL, lock_timeout_seconds: float) -> Engine:
     return engine
 
 
-def _create_file(path: Path) -> None:
+def _check_place(url: URL, path: Path) -> None:
+    """Raises OSError for a file that cannot be written."""
+    if kind := shared_filesystem(path):
+        raise DatabaseUnavailable(
+            f"{masked(url)} lies on a network file system ({kind}), where SQLite cannot keep processes apart; name a "
+            "file on a local disk, or a PostgreSQL database"
+        )
     for folder in reversed([path.parent, *path.parent.parents]):
         if not folder.exists():
             folder.mkdir(mode=0o700, exist_ok=True)
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    if path.exists():
+        os.close(os.open(path, os.O_RDWR))
+        return
+    log = path.with_name(f"{path.name}-wal")
+    if log.exists() and log.stat().st_size:
+        raise DatabaseDamaged(
+            f"{masked(url)} is gone, but its log {log.name} is still there; put the file back, or move the log away"
+        )
 
 
 def _is_ours(error: Exception) -> bool:

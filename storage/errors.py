@@ -3,9 +3,15 @@
 StorageError
 |-- BadUrl                 a database URL that cannot be understood; nothing was opened
 |-- DatabaseUnavailable    the database cannot be opened, read or written just now
+|   |-- DatabaseDamaged    it holds what no version of this software writes
+|   `-- SpoolUnavailable   results cannot be put on disk to wait for their database
 |-- DatabaseTooNew         a newer version of this software wrote the database; nothing was changed
+|-- BadBundle              a file of exported results cannot be imported; nothing was stored
+|-- UnfinishedStudy        a study has no winner yet
+|-- Superseded             an agent was silent for so long that others took its place
+|-- ResourceHeld           another agent uses the devices
 |-- AlreadyFinished        something finished is immutable and was given another content
-|-- AmbiguousPlan          several plans begin with the given id
+|-- AmbiguousId            several plans or studies begin with the given id
 `-- UnknownRecord          nothing is stored under the given id
     `-- UnknownPlan        no winning plan begins with the given id
 """
@@ -23,16 +29,45 @@ class DatabaseUnavailable(StorageError):
     """The database cannot be opened, read or written; trying again after the remedy is safe."""
 
 
+class DatabaseDamaged(DatabaseUnavailable):
+    """A file or row of the database holds what no version of this software writes."""
+
+
+class SpoolUnavailable(DatabaseUnavailable):
+    """The folder where results wait for their database cannot be written."""
+
+
 class DatabaseTooNew(StorageError):
     """The database has tables that this version does not know."""
+
+
+class BadBundle(StorageError):
+    """A file of exported results is incomplete, changed, of another version, or contradicts what is stored."""
+
+
+class UnfinishedStudy(StorageError):
+    """A study that is to be exported has no winner yet."""
+
+
+class Superseded(StorageError):
+    """An agent counts as gone, because it was silent for too long; what it began was given to others."""
+
+
+class ResourceHeld(StorageError):
+    """Another agent uses what is asked for."""
+
+    def __init__(self, resource: str = "it", holder_id: str = "") -> None:
+        super().__init__(f"{resource} is used by agent {holder_id}; wait for it")
+        self.resource = resource
+        self.holder_id = holder_id
 
 
 class AlreadyFinished(StorageError):
     """A trial or launch is finished with another content than the one given."""
 
 
-class AmbiguousPlan(StorageError):
-    """More than one stored plan begins with the given id."""
+class AmbiguousId(StorageError):
+    """More than one stored plan or study begins with the given id."""
 
 
 class UnknownRecord(StorageError):

@@ -14,7 +14,11 @@ from trials.plan import Plan
 
 
 def start(
-    session: Session, plan: Plan, workload_fingerprint: str, predicted_samples_per_second: float | None
+    session: Session,
+    plan: Plan,
+    workload_fingerprint: str,
+    predicted_samples_per_second: float | None,
+    agent_id: str | None,
 ) -> LaunchRecord:
     row = LaunchRow(
         id=uuid4().hex,
@@ -23,6 +27,7 @@ def start(
         started=datetime.now(UTC),
         predicted_samples_per_second=predicted_samples_per_second,
         status=RUNNING,
+        agent_id=agent_id,
     )
     session.add(row)
     session.flush()
@@ -37,6 +42,11 @@ def finish(session: Session, launch_id: str, result: LaunchResult) -> None:
         return
     for name, value in codec.columns(result).items():
         setattr(row, name, value)
+
+
+def running(session: Session) -> tuple[LaunchRecord, ...]:
+    query = select(LaunchRow).where(LaunchRow.status == RUNNING).order_by(LaunchRow.started, LaunchRow.id)
+    return tuple(codec.launch(row) for row in session.scalars(query))
 
 
 def of_plan(session: Session, plan_id: str) -> tuple[LaunchRecord, ...]:

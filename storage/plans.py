@@ -1,15 +1,43 @@
-"""The winners of studies: kept, listed and found by the beginning of their id."""
+"""The winners of studies: kept, listed, found by the beginning of their id, and the nearest to a workload."""
 
 import difflib
+from bisect import insort
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any
 
-from sqlalchemy import func, select
-from sqlalchemy.orm import Session
+from sqlalchemy import Select, exists, func, select
+from sqlalchemy.orm import InstrumentedAttribute, Session
 from sqlalchemy.sql.elements import ColumnElement
 
-from storage import codec, rows, workloads
-from storage.errors import AmbiguousPlan, UnknownPlan
+from storage import codec, provenance, rows, workloads
+from storage.errors import AmbiguousId, UnknownPlan
+from storage.nearness import Difference, Fields, differences, distance
 from storage.records import BestPlan
 from storage.tables import BestPlanRow, HardwareRow, ModelRow, StudyRow, WorkloadRow
+from trials.workload import Hardware, ModelShape, Software
+
+_HISTOGRAM, _FINGERPRINT = "data.histogram", "fingerprint"
+_SHOWN = 5
+_COLUMNS: dict[str, InstrumentedAttribute[Any]] = {
+    _FINGERPRINT: WorkloadRow.fingerprint,
+    **{name: getattr(WorkloadRow, name) for name in ("oversize", "global_batch_samples", "memory_limit_bytes")},
+    **{f"software.{field.name}": getattr(WorkloadRow, field.name) for field in fields(Software)},
+    **{f"hardware.{field.name}": getattr(HardwareRow, field.name) for field in fields(Hardware)},
+    **{f"model.{field.name}": getattr(ModelRow, field.name) for field in fields(ModelShape)},
+}
+"""The fields of a workload but for its data, by dotted name; of the data only the histogram has a weight."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NearPlan:
+    """A winner, and how far its workload is from the one asked for."""
+
+    best: BestPlan
+    differences: tuple[Difference, ...]
+    """The weightiest first."""
+    distance: float
+    """Their sum; 0 when nothing that counts differs."""
 
 
 def save(session: Session, best: BestPlan) -> None:
@@ -19,46 +47,106 @@ def save(session: Session, best: BestPlan) -> None:
     session.merge(codec.best_plan_row(best))
 
 
-def listed(
-    session: Session,
-    *,
-    hardware_fingerprint: str | None,
-    hardware_name: str | None,
-    model_name: str | None,
-    workload_fingerprint: str | None,
-    limit: int | None,
-) -> tuple[BestPlan, ...]:
-    conditions: list[ColumnElement[bool]] = []
-    if hardware_fingerprint is not None:
-        conditions.append(WorkloadRow.hardware_fingerprint == hardware_fingerprint)
-    if hardware_name is not None:
-        conditions.append(HardwareRow.device_name.icontains(hardware_name, autoescape=True))
-    if model_name is not None:
-        conditions.append(ModelRow.name.icontains(model_name, autoescape=True))
-    if workload_fingerprint is not None:
-        conditions.append(BestPlanRow.workload_fingerprint == workload_fingerprint)
-    newest = func.max(BestPlanRow.created).over(partition_by=BestPlanRow.workload_fingerprint)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Which winners a query is for; a name may be a part of the stored one, in either case."""
+
+    hardware_fingerprint: str | None = None
+    hardware_name: str | None = None
+    model_name: str | None = None
+    workload_fingerprint: str | None = None
+
+    def conditions(self) -> Iterator[ColumnElement[bool]]:
+        if self.hardware_fingerprint is not None:
+            yield WorkloadRow.hardware_fingerprint == self.hardware_fingerprint
+        if self.hardware_name is not None:
+            yield HardwareRow.device_name.icontains(self.hardware_name, autoescape=True)
+        if self.model_name is not None:
+            yield ModelRow.name.icontains(self.model_name, autoescape=True)
+        if self.workload_fingerprint is not None:
+            yield WorkloadRow.fingerprint == self.workload_fingerprint
+
+
+def listed(session: Session, wanted: Wanted, limit: int | None) -> tuple[BestPlan, ...]:
+    newest = func.max(StudyRow.started).over(partition_by=BestPlanRow.workload_fingerprint)
     query = (
         select(BestPlanRow)
-        .join(BestPlanRow.workload)
-        .join(WorkloadRow.hardware)
-        .join(WorkloadRow.model)
-        .where(*conditions)
+        .join(StudyRow, StudyRow.id == BestPlanRow.study_id)
+        .join(WorkloadRow, WorkloadRow.fingerprint == BestPlanRow.workload_fingerprint)
+        .join(HardwareRow, HardwareRow.fingerprint == WorkloadRow.hardware_fingerprint)
+        .join(ModelRow, ModelRow.fingerprint == WorkloadRow.model_fingerprint)
+        .where(*wanted.conditions())
         .order_by(newest.desc(), BestPlanRow.workload_fingerprint, BestPlanRow.epoch_seconds)
         .limit(limit)
     )
-    return tuple(codec.best_plan(row) for row in session.scalars(query))
+    return _read(session, query)
+
+
+def last(session: Session, workload_fingerprint: str) -> BestPlan | None:
+    query = select(BestPlanRow).join(StudyRow).where(StudyRow.workload_fingerprint == workload_fingerprint)
+    query = query.where(~provenance.is_foreign(StudyRow.id)).order_by(StudyRow.started.desc()).limit(1)
+    return next(iter(_read(session, query)), None)
+
+
+def of_study(session: Session, study_id: str) -> BestPlan | None:
+    return next(iter(_read(session, select(BestPlanRow).where(BestPlanRow.study_id == study_id))), None)
+
+
+def nearest(session: Session, now: Fields, wanted: Wanted, limit: int) -> tuple[NearPlan, ...]:
+    told = _distances(session, now, wanted, limit)
+    query = select(BestPlanRow).where(BestPlanRow.workload_fingerprint.in_(told))
+    best_plans = ((best, told[best.workload.fingerprint]) for best in _read(session, query))
+    found = [NearPlan(best=best, differences=each, distance=distance(each)) for best, each in best_plans]
+    return tuple(sorted(found, key=lambda near: (near.distance, near.best.epoch_seconds))[:limit])
+
+
+def _distances(session: Session, now: Fields, wanted: Wanted, limit: int) -> dict[str, tuple[Difference, ...]]:
+    """The differences of the nearest workloads, by fingerprint.
+
+    Histograms are long, so they are only read of a workload that is among the nearest without its own.
+    """
+    query = (
+        select(*_COLUMNS.values())
+        .join(HardwareRow, HardwareRow.fingerprint == WorkloadRow.hardware_fingerprint)
+        .join(ModelRow, ModelRow.fingerprint == WorkloadRow.model_fingerprint)
+        .where(exists().where(BestPlanRow.workload_fingerprint == WorkloadRow.fingerprint), *wanted.conditions())
+    )
+    coarse = {name: value for name, value in now.items() if name != _HISTOGRAM}
+    ranked: list[tuple[float, str, tuple[Difference, ...]]] = []
+    for row in session.execute(query):
+        then = dict(zip(_COLUMNS, row, strict=True))
+        found = differences(then, coarse)
+        ranked.append((distance(found), str(then[_FINGERPRINT]), found))
+    ranked.sort(key=lambda one: one[:2])
+    nearest: list[tuple[float, str, tuple[Difference, ...]]] = []
+    for least, fingerprint, found in ranked:
+        if len(nearest) >= limit and least > nearest[limit - 1][0]:
+            break
+        whole = found
+        if _HISTOGRAM in now:
+            then = {_HISTOGRAM: codec.workload(rows.get(session, WorkloadRow, fingerprint)).data.histogram}
+            of_data = differences(then, {_HISTOGRAM: now[_HISTOGRAM]})
+            whole = tuple(sorted((*found, *of_data), key=lambda one: -one.distance))
+        insort(nearest, (distance(whole), fingerprint, whole), key=lambda one: one[:2])
+    return {fingerprint: found for _, fingerprint, found in nearest[:limit]}
 
 
 def find(session: Session, id_prefix: str) -> BestPlan:
     prefix = id_prefix.lower()
-    ids = session.scalars(select(BestPlanRow.plan_id).distinct().order_by(BestPlanRow.plan_id)).all()
-    matches = [plan_id for plan_id in ids if plan_id.startswith(prefix)]
+    ids = select(BestPlanRow.plan_id).distinct().order_by(BestPlanRow.plan_id)
+    beginning = ids.where(BestPlanRow.plan_id.startswith(prefix, autoescape=True))
+    matches = session.scalars(beginning.limit(_SHOWN + 1)).all()
     if not matches:
-        near = difflib.get_close_matches(prefix, ids, n=3, cutoff=0.0)
+        near = difflib.get_close_matches(prefix, session.scalars(ids).all(), n=3, cutoff=0.0)
         advice = f"near ids are {', '.join(near)}" if near else "no study has found a plan yet; run a search first"
         raise UnknownPlan(f"no plan begins with {id_prefix!r}; {advice}")
     if len(matches) > 1:
-        raise AmbiguousPlan(f"{len(matches)} plans begin with {id_prefix!r}: {', '.join(matches[:5])}; add digits")
+        more = ", ..." if len(matches) > _SHOWN else ""
+        raise AmbiguousId(f"several plans begin with {id_prefix!r}: {', '.join(matches[:_SHOWN])}{more}; add digits")
     query = select(BestPlanRow).where(BestPlanRow.plan_id == matches[0]).order_by(BestPlanRow.created.desc())
-    return codec.best_plan(session.scalars(query.limit(1)).one())
+    return _read(session, query.limit(1))[0]
+
+
+def _read(session: Session, query: Select[Any]) -> tuple[BestPlan, ...]:
+    sourced = provenance.with_source(query, BestPlanRow.study_id)
+    return tuple(codec.best_plan(row, source) for row, source in session.execute(sourced))

@@ -56,6 +56,18 @@ class StudyRecord:
     """JSON of what its trials taught, for searches on workloads like its own; None before the end."""
     leader_id: str | None = None
     """Of its agents the one that ends it; None while all explore."""
+    imported_from: str | None = None
+    """The database whose bundle brought it; None for one of this database."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DisturbedRun:
+    """A run of a trial that does not count, because the machine did something else meanwhile."""
+
+    outcome: Outcome
+    epoch_seconds: float | None
+    contamination: str
+    """What disturbed it, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +85,10 @@ class TrialResult:
     """Why it should not be trusted, in words: what else the machine did meanwhile."""
     energy_joules: float | None = None
     """What all devices consumed, from the start of the run to its end, warm-up included."""
+    disturbed: tuple[DisturbedRun, ...] = ()
+    """The runs before the one that counts, oldest first."""
+    seconds: float | None = None
+    """What the trial took with all its runs, counted without looking at the time of day; None when nobody counted."""
 
     def __post_init__(self) -> None:
         if not _UUID_HEX.fullmatch(self.trial_id):  # it becomes a file name
@@ -119,6 +135,8 @@ class FinishedTrial(TrialRecord):
     """A trial with its result, which never changes."""
 
     result: TrialResult
+    given_up: datetime | None = None
+    """When it was abandoned, if its result came after that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +186,8 @@ class BestPlan:
     """Ids of the plans that could not be told from it."""
     pareto: tuple[ParetoPlan, ...] = ()
     """The plans that no other plan beats in every objective; empty unless several objectives were asked for."""
+    imported_from: str | None = None
+    """The database whose bundle brought it; None for what was measured with this one. A bundle keeps its own."""
 
     def __post_init__(self) -> None:
         _to_utc(self, "created")
@@ -199,6 +219,8 @@ class LaunchRecord:
     predicted_samples_per_second: float | None
     result: LaunchResult | None
     """None while it runs, or when its process died without a word."""
+    agent_id: str | None = None
+    """Who runs it."""
 
 
 def _to_utc(value: object, field: str) -> None:

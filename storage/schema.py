@@ -1,5 +1,6 @@
 """Creates and upgrades the tables, one process at a time."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,33 +12,43 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
+from storage.backup import back_up
 from storage.engine import Database
-from storage.errors import DatabaseTooNew
+from storage.errors import DatabaseTooNew, DatabaseUnavailable
 from storage.url import masked, sqlite_path
 
 VERSION_TABLE = "autotune_alembic_version"  # Optuna keeps its own in `alembic_version` of the same database
 _ADVISORY_LOCK = 0x6175746F74756E65  # "autotune"
+_log = logging.getLogger(__name__)
 
 
 def prepare(database: Database) -> None:
-    """Brings the tables to this version; any number of processes may do so at once.
+    """Brings the tables to this version, older ones after a backup; any number of processes may do so at once.
 
     Raises DatabaseTooNew, before anything is written, when a newer version made the tables; DatabaseUnavailable.
     """
-    if _is_current(database):
+    path = sqlite_path(database.url)
+    if (path is None or path.exists()) and _is_current(database):
         return
     with lock(database):
+        is_new = database.create_file()
         if _is_current(database):
             return
-        if sqlite_path(database.url) is not None:
+        if path is not None:
             _use_write_ahead_log(database)
         with database.session(write=True) as session:
+            old = _revision(session)
+            if old is None and path is not None and not is_new:
+                _log.warning("%s was there but empty: it is begun anew", masked(database.url))
+            if old is not None:
+                kept = back_up(session, old)
+                _log.warning("upgrading %s; as it was, it is kept as %s", masked(database.url), kept)
             command.upgrade(_config(session), "head")
 
 
 @contextmanager
 def lock(database: Database) -> Iterator[None]:
-    """Keeps other processes from creating tables in the same database. Raises DatabaseUnavailable."""
+    """Keeps away other processes that ask for the same. Raises DatabaseUnavailable."""
     path = sqlite_path(database.url)
     if path is None:
         with database.session() as session:  # the lock goes with the transaction, and so with a killed process
@@ -53,17 +64,42 @@ def lock(database: Database) -> Iterator[None]:
         file.release()
 
 
+def check_known(database: Database) -> None:
+    """Raises DatabaseTooNew when a newer version made the tables, and DatabaseUnavailable when there are none."""
+    with database.session() as session:
+        if _checked_revision(database, session) is None:
+            raise DatabaseUnavailable(f"{masked(database.url)} has no tables of autotune; name another database")
+
+
+def revision(database: Database) -> str | None:
+    """Of the tables; None when there are none."""
+    with database.session() as session:
+        return _revision(session)
+
+
 def _is_current(database: Database) -> bool:
     with database.session() as session:
-        context = MigrationContext.configure(session.connection(), opts={"version_table": VERSION_TABLE})
-        revision = context.get_current_revision()
-        script = ScriptDirectory.from_config(_config(session))
-    if revision is not None and revision not in {known.revision for known in script.walk_revisions()}:
+        return _checked_revision(database, session) == _script(session).get_current_head()
+
+
+def _checked_revision(database: Database, session: Session) -> str | None:
+    """Raises DatabaseTooNew."""
+    found, script = _revision(session), _script(session)
+    if found is not None and found not in {known.revision for known in script.walk_revisions()}:
         raise DatabaseTooNew(
-            f"{masked(database.url)} was made by a newer version (tables {revision}, this version knows "
+            f"{masked(database.url)} was made by a newer version (tables {found}, this version knows "
             f"{script.get_current_head()}); upgrade vlm-autotune, or name another database"
         )
-    return revision == script.get_current_head()
+    return found
+
+
+def _script(session: Session) -> ScriptDirectory:
+    return ScriptDirectory.from_config(_config(session))
+
+
+def _revision(session: Session) -> str | None:
+    context = MigrationContext.configure(session.connection(), opts={"version_table": VERSION_TABLE})
+    return context.get_current_revision()
 
 
 def _use_write_ahead_log(database: Database) -> None:

@@ -3,9 +3,12 @@
 import logging
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from storage.errors import AlreadyFinished, UnknownRecord
+from storage.backup import sync
+from storage.errors import AlreadyFinished, SpoolUnavailable, UnknownRecord
 from storage.records import TrialResult
 from storage.store import Store
 from trials import wire
@@ -21,28 +24,33 @@ class Spool:
     """
 
     def __init__(self, directory: Path) -> None:
-        """Creates the directory, mode 0700, when it is absent. Raises OSError."""
+        """Creates the directory, mode 0700, when it is absent. Raises SpoolUnavailable."""
         self._directory = directory
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self._errors():
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def put(self, result: TrialResult) -> None:
         """Returns when the result is on the disk itself and would survive a power loss.
 
-        Raises OSError, or WireError for a result that could not be read back (a loss that is not a number).
+        Raises SpoolUnavailable, or WireError for a result that could not be read back (a loss that is not a number).
         """
         text = wire.encode(result)
         wire.decode(TrialResult, text)
+        with self._errors():
+            self._write(text, f"{result.trial_id}.json")
+
+    def _write(self, text: str, name: str) -> None:
         descriptor, temporary = tempfile.mkstemp(dir=self._directory, prefix=".", suffix=".tmp")
         try:
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
-            Path(temporary).rename(self._directory / f"{result.trial_id}.json")
+            Path(temporary).rename(self._directory / name)
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
             raise
-        _sync(self._directory)
+        sync(self._directory)
 
     def pending(self) -> tuple[Path, ...]:
         """The files that still wait, by name."""
@@ -72,10 +80,12 @@ class Spool:
         path.unlink(missing_ok=True)
         return True
 
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise SpoolUnavailable(
+                f"cannot keep results in {self._directory}: {error.strerror}; free some space or make it writable, "
+                "then run the command again: what was kept before is safe"
+            ) from error

@@ -1,12 +1,17 @@
 """The store: everything that is remembered, behind one object."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Self
 
-from storage import agents, launches, plans, schema, studies, url, workloads
-from storage.engine import Database
+from storage import agents, bundles, health, launches, plans, schema, studies, url, workloads
+from storage.bundles import Imported
+from storage.engine import LOCK_TIMEOUT_SECONDS, Database
+from storage.health import Problem
+from storage.nearness import Fields
+from storage.plans import NearPlan, Wanted
 from storage.records import (
     AbandonedTrial,
     AgentRecord,
@@ -25,7 +30,7 @@ from trials.workload import Software, Workload
 NO_PARAMETERS: Mapping[str, object] = MappingProxyType({})
 
 
-def open_store(database_url: str | None = None, *, lock_timeout_seconds: float = 60.0) -> "Store":
+def open_store(database_url: str | None = None, *, lock_timeout_seconds: float = LOCK_TIMEOUT_SECONDS) -> "Store":
     """The store at a `sqlite:///` or `postgresql://` URL, created or upgraded when it needs to be.
 
     Without a URL it is the user's own SQLite file. Any number of processes may open the same new database at once.
@@ -72,6 +77,16 @@ class Store:
         """For Optuna's `RDBStorage`, whose tables live beside ours. It holds the password: never show it."""
         return self._database.url.render_as_string(hide_password=False)
 
+    @property
+    def name(self) -> str:
+        """Of the file or the server's database, for people."""
+        return Path(self._database.url.database or "").name
+
+    @property
+    def revision(self) -> str | None:
+        """Of the tables, as the migrations count."""
+        return schema.revision(self._database)
+
     def exclusive(self) -> AbstractContextManager[None]:
         """Other processes that ask for the same wait meanwhile, also those that create tables."""
         return schema.lock(self._database)
@@ -114,8 +129,21 @@ class Store:
         with self._database.session(write=True) as session:
             return agents.beat(session, agent_id)
 
+    def agents(self) -> Mapping[str, AgentRecord]:
+        """All agents that have not ended, by id."""
+        with self._database.session() as session:
+            return agents.present(session)
+
+    def take_resources(self, agent_id: str, resources: Collection[str], gone: Collection[str] = ()) -> None:
+        """Gives all of them to the agent until it ends, or none. Holders that are known to be gone are ended.
+
+        Raises ResourceHeld with another holder, and Superseded when the agent itself was ended.
+        """
+        with self._database.session(write=True) as session:
+            agents.take(session, agent_id, resources, gone)
+
     def end_agent(self, agent_id: str) -> None:
-        """Says that the agent runs nothing any more; only the first call counts."""
+        """Says that the agent runs nothing any more, and gives free what it holds; only the first call counts."""
         with self._database.session(write=True) as session:
             agents.end(session, agent_id)
 
@@ -164,6 +192,16 @@ class Store:
         with self._database.session() as session:
             return studies.latest(session, workload_fingerprint)
 
+    def studies(self, *, model_name: str | None = None, limit: int | None = None) -> tuple[StudyRecord, ...]:
+        """Every study, or those on models with the name as a part of theirs; the one that began last comes first."""
+        with self._database.session() as session:
+            return studies.listed(session, model_name, limit)
+
+    def find_study(self, name: str) -> StudyRecord:
+        """The study whose name or id begins so. Raises UnknownRecord and AmbiguousId."""
+        with self._database.session() as session:
+            return studies.find(session, name)
+
     def finish_study(self, study_id: str, lessons: str | None = None) -> None:
         """Marks the end and keeps what was learnt, as JSON; only the first call counts."""
         with self._database.session(write=True) as session:
@@ -182,7 +220,10 @@ class Store:
         parameters: Mapping[str, object] = NO_PARAMETERS,
         agent_id: str | None = None,
     ) -> RunningTrial:
-        """A trial with the study's next number, whichever processes start others meanwhile."""
+        """A trial with the study's next number, whichever processes start others meanwhile.
+
+        Raises Superseded when the agent has ended.
+        """
         with self._database.session(write=True) as session:
             return studies.start_trial(session, study_id, plan, role, parameters, agent_id=agent_id)
 
@@ -208,8 +249,8 @@ class Store:
         with self._database.session(write=True) as session:
             studies.abandon_trial(session, trial_id)
 
-    def running_trials(self, study_id: str) -> tuple[RunningTrial, ...]:
-        """In order of number. Empty for an unknown study."""
+    def running_trials(self, study_id: str | None = None) -> tuple[RunningTrial, ...]:
+        """Of every study, or of one, in order of start. Empty for an unknown study."""
         with self._database.session() as session:
             return studies.running(session, study_id)
 
@@ -253,34 +294,90 @@ class Store:
         with self._database.session() as session:
             return plans.listed(
                 session,
-                hardware_fingerprint=hardware_fingerprint,
-                hardware_name=hardware_name,
-                model_name=model_name,
-                workload_fingerprint=workload_fingerprint,
-                limit=limit,
+                Wanted(
+                    hardware_fingerprint=hardware_fingerprint,
+                    hardware_name=hardware_name,
+                    model_name=model_name,
+                    workload_fingerprint=workload_fingerprint,
+                ),
+                limit,
             )
+
+    def nearest_plans(
+        self, now: Fields, *, hardware_name: str | None = None, model_name: str | None = None, limit: int = 10
+    ) -> tuple[NearPlan, ...]:
+        """Winners whose workloads differ least from the fields of the one at hand, which need not be all.
+
+        Those of the same distance come with the fastest first. `storage.nearness` has the weights.
+        """
+        with self._database.session() as session:
+            return plans.nearest(session, now, Wanted(hardware_name=hardware_name, model_name=model_name), limit)
+
+    def last_winner(self, workload_fingerprint: str) -> BestPlan | None:
+        """Of the study that began last on exactly this workload, with this database; None without one."""
+        with self._database.session() as session:
+            return plans.last(session, workload_fingerprint)
+
+    def winner(self, study_id: str) -> BestPlan | None:
+        """Of the study; None while it has none."""
+        with self._database.session() as session:
+            return plans.of_study(session, study_id)
 
     def find_plan(self, id_prefix: str) -> BestPlan:
         """The winner whose plan id begins so; of a plan that won several studies, the newest.
 
-        Raises UnknownPlan, with the nearest ids, and AmbiguousPlan.
+        Raises UnknownPlan, with the nearest ids, and AmbiguousId.
         """
         with self._database.session() as session:
             return plans.find(session, id_prefix)
 
     def start_launch(
-        self, plan: Plan, workload_fingerprint: str, predicted_samples_per_second: float | None
+        self,
+        plan: Plan,
+        workload_fingerprint: str,
+        predicted_samples_per_second: float | None,
+        agent_id: str | None = None,
     ) -> LaunchRecord:
         """A full training, begun now."""
         with self._database.session(write=True) as session:
-            return launches.start(session, plan, workload_fingerprint, predicted_samples_per_second)
+            return launches.start(session, plan, workload_fingerprint, predicted_samples_per_second, agent_id)
 
     def finish_launch(self, launch_id: str, result: LaunchResult) -> None:
         """Keeps how it ended; the same again does nothing. Raises AlreadyFinished when it ended otherwise."""
         with self._database.session(write=True) as session:
             launches.finish(session, launch_id, result)
 
+    def running_launches(self) -> tuple[LaunchRecord, ...]:
+        """Every training whose end is not known, oldest first; its agent tells whether it still runs."""
+        with self._database.session() as session:
+            return launches.running(session)
+
     def launches(self, plan_id: str) -> tuple[LaunchRecord, ...]:
         """Every training with the plan, oldest first. Empty for an unknown plan."""
         with self._database.session() as session:
             return launches.of_plan(session, plan_id)
+
+    def export_studies(self, study_ids: Sequence[str], source: str) -> Iterator[str]:
+        """The lines of a bundle with all that belongs to them; `source` names this database for people.
+
+        Raises UnknownRecord, and UnfinishedStudy for one that has no winner yet.
+        """
+        with self._database.session() as session:
+            for study_id in study_ids:
+                studies.check_finished(session, study_id)
+            yield from bundles.lines(session, study_ids, source)
+
+    def import_bundle(self, path: Path) -> Imported:
+        """Stores what `export_studies` wrote and this database does not hold; nothing happens the second time.
+
+        Every row is remembered with where it came from. Raises BadBundle, with nothing stored.
+        """
+        with bundles.opened(path) as text:
+            digest = bundles.check(text)
+        with bundles.opened(path) as text, self._database.session(write=True) as session:
+            return bundles.take_in(session, text, digest)
+
+    def problems(self) -> tuple[Problem, ...]:
+        """Everything in the database that no version of this software writes; it reads all of it."""
+        with self._database.session() as session:
+            return tuple(health.problems(session))

@@ -1,22 +1,28 @@
 """Studies and their trials."""
 
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
-from sqlalchemy import Select, func, select
+from sqlalchemy import Select, func, or_, select
 from sqlalchemy.orm import Session, joinedload
 
-from storage import codec, rows
-from storage.errors import AlreadyFinished
+from storage import agents, codec, provenance, rows
+from storage.errors import AlreadyFinished, AmbiguousId, UnfinishedStudy, UnknownRecord
 from storage.records import AbandonedTrial, FinishedTrial, RunningTrial, StudyRecord, TrialResult
 from storage.tables import ABANDONED, FINISHED, RUNNING, HardwareRow, ModelRow, StudyRow, TrialRow, WorkloadRow
 from trials.plan import Plan
 from trials.workload import Workload
 
+_SHOWN = 5
+
 
 def create(session: Session, workload_fingerprint: str, settings: Mapping[str, object], seed: int) -> StudyRecord:
-    model = rows.get(session, WorkloadRow, workload_fingerprint).model
+    model = rows.get(session, WorkloadRow, workload_fingerprint, lock=True).model
+    last = session.scalar(
+        select(func.max(StudyRow.started)).where(StudyRow.workload_fingerprint == workload_fingerprint)
+    )
+    now = datetime.now(UTC)
     identity = uuid4().hex
     row = StudyRow(
         id=identity,
@@ -24,7 +30,7 @@ def create(session: Session, workload_fingerprint: str, settings: Mapping[str, o
         workload_fingerprint=workload_fingerprint,
         seed=seed,
         settings=dict(settings),
-        started=datetime.now(UTC),
+        started=now if last is None else max(now, last + timedelta(microseconds=1)),  # clocks are set back
     )
     session.add(row)
     session.flush()
@@ -44,11 +50,41 @@ def join(
 
 
 def get(session: Session, study_id: str) -> StudyRecord:
-    return codec.study(rows.get(session, StudyRow, study_id))
+    rows.get(session, StudyRow, study_id)
+    return _records(session, select(StudyRow).where(StudyRow.id == study_id))[0]
+
+
+def listed(session: Session, model_name: str | None, limit: int | None) -> tuple[StudyRecord, ...]:
+    query = (
+        select(StudyRow).join(WorkloadRow).join(ModelRow).order_by(StudyRow.started.desc(), StudyRow.id).limit(limit)
+    )
+    if model_name is not None:
+        query = query.where(ModelRow.name.icontains(model_name, autoescape=True))
+    return _records(session, query)
+
+
+def find(session: Session, name: str) -> StudyRecord:
+    named = or_(StudyRow.name.startswith(name, autoescape=True), StudyRow.id.startswith(name.lower(), autoescape=True))
+    found = _records(session, select(StudyRow).where(named).order_by(StudyRow.name).limit(_SHOWN))
+    if not found:
+        raise UnknownRecord(f"no study has a name or id that begins with {name!r}; `autotune studies` lists them")
+    if len(found) > 1:
+        raise AmbiguousId(
+            f"several studies begin with {name!r}: {', '.join(study.name for study in found)}; add digits"
+        )
+    return found[0]
+
+
+def check_finished(session: Session, study_id: str) -> None:
+    row = rows.get(session, StudyRow, study_id)
+    if row.finished is None:
+        raise UnfinishedStudy(f"study {row.name} has no winner yet; run `autotune tune` until its end first")
 
 
 def latest(session: Session, workload_fingerprint: str) -> StudyRecord | None:
-    query = select(StudyRow).where(StudyRow.workload_fingerprint == workload_fingerprint)
+    query = select(StudyRow).where(
+        StudyRow.workload_fingerprint == workload_fingerprint, ~provenance.is_foreign(StudyRow.id)
+    )
     row = session.scalars(query.order_by(StudyRow.started.desc()).limit(1)).one_or_none()
     return None if row is None else codec.study(row)
 
@@ -77,6 +113,7 @@ def start_trial(
     agent_id: str | None,
 ) -> RunningTrial:
     rows.get(session, StudyRow, study_id, lock=True)  # so that no two trials take the same number
+    agents.check(session, agent_id)
     highest = session.scalar(select(func.max(TrialRow.number)).where(TrialRow.study_id == study_id))
     row = TrialRow(
         id=uuid4().hex,
@@ -117,9 +154,12 @@ def finish_trial(session: Session, result: TrialResult) -> None:
         if codec.result(row, row.outcome) != result:
             raise AlreadyFinished(f"trial {row.id} already has another result, which stays; start a new trial")
         return
+    if row.status == ABANDONED:
+        row.given_up = row.finished
     row.status, row.finished = FINISHED, result.finished
     session.add(codec.outcome_row(result))
-    session.add_all(codec.stage_rows(result))
+    session.add_all(codec.attempt_rows(result))
+    session.add_all(codec.stage_rows(result.trial_id, result.outcome))
 
 
 def abandon_trial(session: Session, trial_id: str) -> None:
@@ -128,8 +168,10 @@ def abandon_trial(session: Session, trial_id: str) -> None:
         row.status, row.finished = ABANDONED, datetime.now(UTC)
 
 
-def running(session: Session, study_id: str) -> tuple[RunningTrial, ...]:
-    query = _trials().where(TrialRow.study_id == study_id, TrialRow.status == RUNNING).order_by(TrialRow.number)
+def running(session: Session, study_id: str | None) -> tuple[RunningTrial, ...]:
+    query = _trials().where(TrialRow.status == RUNNING).order_by(TrialRow.started, TrialRow.number)
+    if study_id is not None:
+        query = query.where(TrialRow.study_id == study_id)
     return tuple(trial for row in session.scalars(query) if isinstance(trial := codec.trial(row), RunningTrial))
 
 
@@ -139,7 +181,8 @@ def trials(session: Session, study_id: str) -> tuple[RunningTrial | AbandonedTri
 
 
 def answers(session: Session, workload_fingerprint: str) -> tuple[FinishedTrial, ...]:
-    return _finished(session, _trials().join(StudyRow).where(StudyRow.workload_fingerprint == workload_fingerprint))
+    of_workload = StudyRow.workload_fingerprint == workload_fingerprint
+    return _finished(session, _trials().join(StudyRow).where(of_workload, ~provenance.is_foreign(StudyRow.id)))
 
 
 def comparable(session: Session, workload: Workload) -> tuple[FinishedTrial, ...]:
@@ -154,13 +197,18 @@ def comparable(session: Session, workload: Workload) -> tuple[FinishedTrial, ...
     query = _trials().join(StudyRow).join(WorkloadRow).join(HardwareRow).join(ModelRow)
     for table, values in ((ModelRow, model), (HardwareRow, workload.hardware.kind), (WorkloadRow, settings)):
         query = query.where(*(getattr(table, name) == value for name, value in values.items()))
-    return _finished(session, query)
+    return _finished(session, query.where(~provenance.is_foreign(StudyRow.id)))
 
 
 def _finished(session: Session, query: Select[TrialRow]) -> tuple[FinishedTrial, ...]:
     """Oldest first."""
     query = query.where(TrialRow.status == FINISHED).order_by(TrialRow.finished, TrialRow.id)
     return tuple(trial for row in session.scalars(query) if isinstance(trial := codec.trial(row), FinishedTrial))
+
+
+def _records(session: Session, query: Select[StudyRow]) -> tuple[StudyRecord, ...]:
+    sourced = provenance.with_source(query, StudyRow.id)
+    return tuple(codec.study(row, source) for row, source in session.execute(sourced))
 
 
 def _trials() -> Select[TrialRow]:

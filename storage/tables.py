@@ -18,6 +18,7 @@ from sqlalchemy import (
     Text,
     TypeDecorator,
     UniqueConstraint,
+    text,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
@@ -65,6 +66,9 @@ class HardwareRow(Base):
     cpu_name: Mapped[str]
     cpu_cores: Mapped[int]
     ram_bytes: Mapped[int]
+    nodes: Mapped[int] = mapped_column(server_default=text("1"))
+    link: Mapped[str | None]
+    topology: Mapped[str | None]
 
 
 class ModelRow(Base):
@@ -128,6 +132,13 @@ class AgentRow(Base):
     ended: Mapped[datetime | None]
 
 
+class LeaseRow(Base):
+    __tablename__ = "autotune_lease"
+
+    resource: Mapped[str] = mapped_column(primary_key=True)
+    agent_id: Mapped[str] = mapped_column(ForeignKey(AgentRow.id), index=True)
+
+
 class StudyRow(Base):
     __tablename__ = "autotune_study"
 
@@ -172,9 +183,11 @@ class TrialRow(Base):
     status: Mapped[str]
     started: Mapped[datetime]
     finished: Mapped[datetime | None]
+    given_up: Mapped[datetime | None]
 
     plan: Mapped[PlanRow] = relationship()
     outcome: Mapped["OutcomeRow | None"] = relationship()
+    attempts: Mapped[list["AttemptRow"]] = relationship(lazy="selectin", order_by="AttemptRow.number")
 
 
 class OutcomeRow(Base):
@@ -188,9 +201,23 @@ class OutcomeRow(Base):
     peak_bytes: Mapped[int | None]
     contamination: Mapped[str | None]
     energy_joules: Mapped[float | None]
+    seconds: Mapped[float | None]
     failure_kind: Mapped[str | None]
     failure_detail: Mapped[str | None]
     failure_stage: Mapped[int | None]
+    document: Mapped[str]
+
+
+class AttemptRow(Base):
+    """A run that was repeated because the machine was disturbed; the run that counts is the outcome."""
+
+    __tablename__ = "autotune_attempt"
+
+    trial_id: Mapped[str] = mapped_column(ForeignKey(TrialRow.id), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    kind: Mapped[str]
+    epoch_seconds: Mapped[float | None]
+    contamination: Mapped[str]
     document: Mapped[str]
 
 
@@ -260,3 +287,23 @@ class LaunchRow(Base):
     finished: Mapped[datetime | None]
     steps: Mapped[int | None]
     samples_per_second: Mapped[float | None]
+    agent_id: Mapped[str | None] = mapped_column(ForeignKey(AgentRow.id))
+
+
+class BundleRow(Base):
+    __tablename__ = "autotune_bundle"
+
+    digest: Mapped[str] = mapped_column(primary_key=True)
+    source: Mapped[str]
+    exported: Mapped[datetime]
+    imported: Mapped[datetime]
+
+
+class ProvenanceRow(Base):
+    """A row that came with a bundle; all others were measured here."""
+
+    __tablename__ = "autotune_provenance"
+
+    kind: Mapped[str] = mapped_column(primary_key=True)
+    key: Mapped[str] = mapped_column(primary_key=True)
+    bundle_digest: Mapped[str] = mapped_column(ForeignKey(BundleRow.digest), index=True)

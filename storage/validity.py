@@ -8,6 +8,8 @@
 | number of devices | re-measure | the plan runs when they suffice (the launch checks), but another may be faster |
 | device memory, memory limit | re-measure | the plan may not fit any more, or may recompute more than it needs |
 | driver, software, processor, cores, machine memory | re-measure | seconds drift, the best plan seldom |
+| links, topology, machines | re-measure | communication takes another time |
+| the database that measured it | re-measure | machines that look alike differ |
 | numbers and lengths of the samples, over-size rule, global batch | re-measure | other packs and micro-batches |
 
 What is not named is `re-measure`, so that a field that comes later cannot make a stale plan look valid.
@@ -59,14 +61,19 @@ _INVALIDATING = ("model.", "hardware.accelerator", "hardware.device_name", "hard
 _HARMLESS = ("model.name", "data.lengths_digest")
 
 
-def validity(then: Workload, now: Workload) -> Validity:
-    """Compares the workload of a measurement with the present one; the worst change decides."""
-    before, after = _leaves(then), _leaves(now)
+def validity(then: Workload, now: Workload, *, imported_from: str | None = None) -> Validity:
+    """Compares the workload of a measurement with the present one; the worst change decides.
+
+    What was measured elsewhere, and imported from there, was not measured on these very devices.
+    """
+    before, after = leaves(then), leaves(now)
     changes = tuple(
         Change(field=field, then=before[field], now=after[field], verdict=_verdict(field))
         for field in before
         if before[field] != after[field]
     )
+    if imported_from is not None:
+        changes += (Change(field="measured with", then=imported_from, now="this database", verdict=Verdict.REMEASURE),)
     worst = max((change.verdict for change in changes), key=list(Verdict).index, default=Verdict.VALID)
     return Validity(verdict=worst, changes=changes)
 
@@ -77,10 +84,11 @@ def _verdict(field: str) -> Verdict:
     return Verdict.INVALID if field.startswith(_INVALIDATING) else Verdict.REMEASURE
 
 
-def _leaves(value: object, prefix: str = "") -> dict[str, object]:
+def leaves(value: object, prefix: str = "") -> dict[str, object]:
+    """The values of a dataclass and of those within it, by dotted field."""
     if not is_dataclass(value):
         return {prefix.removesuffix("."): value}
-    leaves: dict[str, object] = {}
+    found: dict[str, object] = {}
     for field in fields(value):
-        leaves |= _leaves(getattr(value, field.name), f"{prefix}{field.name}.")
-    return leaves
+        found |= leaves(getattr(value, field.name), f"{prefix}{field.name}.")
+    return found

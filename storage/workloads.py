@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
-from storage import codec, rows
+from storage import codec, provenance, rows
 from storage.records import LayerProfile
 from storage.tables import HardwareRow, LayerProfileRow, ModelRow, WorkloadRow
 from trials.workload import Software, Workload
@@ -25,8 +25,8 @@ def get(session: Session, fingerprint: str) -> Workload:
 
 def layer_profile(session: Session, hardware: str, model: str, software: Software) -> LayerProfile | None:
     key = {"hardware_fingerprint": hardware, "model_fingerprint": model, **codec.columns(software)}
-    row = session.execute(_layer_profiles().filter_by(**key)).one_or_none()
-    return None if row is None else codec.layer_profile(*row)
+    found = session.execute(_layer_profiles().filter_by(**key)).one_or_none()
+    return None if found is None or provenance.of(session, found[0]) else codec.layer_profile(*found)
 
 
 def layer_profiles(session: Session, hardware_name: str | None) -> tuple[LayerProfile, ...]:
@@ -49,6 +49,7 @@ def save_layer_profile(session: Session, hardware: str, model: str, software: So
         ),
     )
     row.created, row.document = now, document
+    provenance.forget(session, row)
 
 
 def _layer_profiles() -> Select[LayerProfileRow, HardwareRow, ModelRow]:

@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 from storage.records import Baseline, BestPlan, ParetoPlan, TrialResult
+from storage.store import Store
 from trials.outcome import (
     Completed,
     Crash,
@@ -159,3 +160,12 @@ def best_of(study_id: str, **fields: Any) -> BestPlan:
         ),
     }
     return BestPlan(**(given | fields))
+
+
+def concluded(store: Store, best: BestPlan, lessons: str = "{}") -> BestPlan:
+    """Ends the study of a winner, as an agent that leads it does."""
+    agent = store.add_agent("a host", "1 1").id
+    store.lead_study(best.study_id, agent)
+    assert store.conclude_study(best, lessons, agent)
+    store.end_agent(agent)
+    return best

@@ -75,6 +75,11 @@ def to_document(value: object) -> Any:
     return json.loads(encode(value))
 
 
-def digest(value: object, kind: Any = None) -> str:
-    """The first 16 hexadecimal digits of the SHA-256 of the value's canonical JSON."""
-    return hashlib.sha256(encode(value, kind).encode()).hexdigest()[:16]
+def digest(value: object, kind: Any = None, *, with_defaults: bool = True) -> str:
+    """The first 16 hexadecimal digits of the SHA-256 of the value's canonical JSON.
+
+    Without defaults, a field that has its default value does not count.
+    """
+    described_by: Any = kind or type(value)
+    text = _adapter(described_by).dump_json(value, exclude_defaults=not with_defaults)
+    return hashlib.sha256(text).hexdigest()[:16]

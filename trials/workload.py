@@ -1,4 +1,8 @@
-"""What a measurement depends on besides the plan. Its fingerprint keys the database."""
+"""What a measurement depends on besides the plan. Its fingerprint keys the database.
+
+A field that comes later gets a default that says what was true, or not known, before; fingerprints leave defaults out,
+so that what is stored keeps its key.
+"""
 
 from dataclasses import dataclass
 
@@ -23,6 +27,12 @@ class Hardware:
     cpu_cores: int
     """Physical and logical alike: what the scheduler offers to this process."""
     ram_bytes: int
+    nodes: int = 1
+    """Machines over which the ranks are spread."""
+    link: str | None = None
+    """The slowest connection between two of the devices, in nvidia-smi's words: `NV18`, `PIX`, `SYS`."""
+    topology: str | None = None
+    """The connection of every pair, `0-1 NV18, 0-2 SYS, 1-2 SYS`."""
 
     @property
     def kind(self) -> dict[str, str | int | None]:
@@ -36,7 +46,7 @@ class Hardware:
 
     @property
     def fingerprint(self) -> str:
-        return wire.digest(self)
+        return wire.digest(self, with_defaults=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,4 +129,4 @@ class Workload:
 
     @property
     def fingerprint(self) -> str:
-        return wire.digest(self)
+        return wire.digest(self, with_defaults=False)

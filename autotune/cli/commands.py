@@ -170,16 +170,37 @@ def pack(
 
 
 @main.command()
-@click.option("--here", is_flag=True, help="Only plans for this machine's hardware.")
+@click.option("--here", is_flag=True, help="Plans for this machine; where none holds here, the nearest.")
+@click.option("--like", metavar="JOB", type=click.Path(path_type=Path), help="The plans nearest to JOB here.")
 @click.option("--hardware", metavar="NAME", help="Only plans for devices with NAME in their name.")
 @click.option("--model", metavar="NAME", help="Only plans for models with NAME in their name.")
+@click.option("--verdict", type=click.Choice(["valid", "re-measure", "invalid"]), help="Only plans of this verdict.")
+@click.option("--in-use", is_flag=True, help="Only plans that a training uses now.")
+@click.option(
+    "--sort", type=click.Choice(["speed", "gain", "found", "distance"]), help="Order. Default: nearest first."
+)
 @click.option("--top", type=click.IntRange(min=1), help="At most so many.")
 @_common
-def plans(options: Options, here: bool, hardware: str | None, model: str | None, top: int | None) -> None:
+def plans(options: Options, **wishes: Any) -> None:
     """List the best plans known, and whether they still hold here."""
-    from autotune.cli.query import list_plans
+    from autotune.cli.query import Wishes, list_plans
 
-    list_plans(options, here=here, hardware=hardware, model=model, top=top)
+    list_plans(options, Wishes(**wishes))
+
+
+@main.command()
+@click.argument("study", required=False)
+@click.option("--model", metavar="NAME", help="Only studies of models with NAME in their name.")
+@click.option("--top", type=click.IntRange(min=1), help="At most so many.")
+@_common
+def studies(options: Options, study: str | None, model: str | None, top: int | None) -> None:
+    """List the searches known, or show the history of STUDY: every trial and the winner."""
+    from autotune.cli.query import list_studies, show_study
+
+    if study is None:
+        list_studies(options, model=model, top=top)
+    else:
+        show_study(options, study)
 
 
 @main.command()
@@ -190,3 +211,69 @@ def show(options: Options, plan: str) -> None:
     from autotune.cli.query import show_plan
 
     show_plan(options, plan)
+
+
+@main.command()
+@click.argument("job", required=False, type=click.Path(path_type=Path))
+@_common
+def doctor(options: Options, job: Path | None) -> None:
+    """Report on hardware, software and database, on rows that need care, and on the data of JOB."""
+    from autotune.cli.doctor import examine
+
+    examine(options, job)
+
+
+@main.group()
+def db() -> None:
+    """Upgrade, check, repair and share the database."""
+
+
+@db.command()
+@_common
+def upgrade(options: Options) -> None:
+    """Create the tables, or bring older ones to this version after a backup."""
+    from autotune.cli.database import upgrade_database
+
+    upgrade_database(options)
+
+
+@db.command()
+@_common
+def check(options: Options) -> None:
+    """Verify every row, every reference and every page; exit with 1 when something is wrong."""
+    from autotune.cli.database import check_database
+
+    check_database(options)
+
+
+@db.command()
+@_common
+def repair(options: Options) -> None:
+    """Keep a copy, then save what can be read and drop what makes no sense."""
+    from autotune.cli.database import repair_database
+
+    repair_database(options)
+
+
+@db.command()
+@click.option(
+    "--study", "studies", metavar="STUDY", multiple=True, help="A finished study; may be given several times."
+)
+@click.option("--hardware", metavar="NAME", help="Every finished study on devices with NAME in their name.")
+@click.option("--out", type=click.Path(path_type=Path), help="Write to this .jsonl file. Default: stdout.")
+@_common
+def export(options: Options, studies: tuple[str, ...], hardware: str | None, out: Path | None) -> None:
+    """Write finished studies, with all that was measured, as a bundle for another database."""
+    from autotune.cli.database import export_bundle
+
+    export_bundle(options, studies, hardware=hardware, out=out)
+
+
+@db.command(name="import")
+@click.argument("bundle", type=click.Path(path_type=Path))
+@_common
+def import_(options: Options, bundle: Path) -> None:
+    """Take in a BUNDLE that `autotune db export` wrote; its plans count as measured elsewhere."""
+    from autotune.cli.database import import_bundle
+
+    import_bundle(options, bundle)

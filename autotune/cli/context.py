@@ -1,5 +1,6 @@
 """What all commands share: output, errors and the place of the database."""
 
+import errno
 import functools
 import json
 import logging
@@ -19,6 +20,7 @@ from storage.errors import StorageError
 from trials.errors import TrialsError
 
 INTERRUPTED = 130
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
 class Terminated(KeyboardInterrupt):
@@ -72,6 +74,12 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
                 command(options, **arguments)
         except (AutotuneError, StorageError, TrialsError) as error:
             click.echo(f"Error: {error}", err=True)
+            sys.exit(exit_code(error))
+        except OSError as error:
+            if error.errno not in _NO_SPACE:
+                raise
+            where = f" ({error.filename})" if error.filename else ""
+            click.echo(f"Error: {error.strerror}{where}; free some space and try again", err=True)
             sys.exit(exit_code(error))
         except KeyboardInterrupt as interrupt:
             click.echo("Interrupted; what was measured is kept.", err=True)

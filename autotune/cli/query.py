@@ -1,44 +1,132 @@
-"""The commands that only look things up: plans and show."""
+"""The commands that only look things up: plans, studies and show."""
 
-from dataclasses import replace
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from autotune import report
+from autotune.agent import has_died
 from autotune.cli.context import Options
+from autotune.cli.progress import reading_progress
 from autotune.errors import HardwareError
 from autotune.hardware import probe_hardware, software
-from storage.records import BestPlan, FinishedTrial
-from storage.store import open_store
+from autotune.job_file import load_job
+from autotune.report import Known
+from autotune.workbench import lengths_folder
+from autotune.workload import look_at, read_data
+from storage.nearness import Fields, fields_of, fields_of_machine
+from storage.records import AgentRecord, BestPlan, FinishedTrial, LaunchRecord
+from storage.store import Store, open_store
 from storage.validity import Validity, Verdict, validity
 from trials import wire
 from trials.job import HardwareSection
+from trials.workload import Workload
+
+_NEAREST = 5
+_SORTS: Mapping[str, Callable[[Known], Any]] = {
+    "speed": lambda known: -known.best.samples_per_second,
+    "gain": lambda known: -known.gain,
+    "found": lambda known: -known.best.created.timestamp(),
+    "distance": lambda known: known.distance or 0.0,
+}
+SORTS = tuple(_SORTS)
 
 
-def list_plans(options: Options, *, here: bool, hardware: str | None, model: str | None, top: int | None) -> None:
-    with open_store(options.database_url()) as store:
-        known = store.best_plans(hardware_name=hardware, model_name=model)
-    found = [(best, holds_here(best)) for best in known]
-    if here:
-        found = [(best, holds) for best, holds in found if holds.verdict is not Verdict.INVALID]
-    found = found[:top]
-    document = {"plans": [{**report.best_document(best), "validity": wire.to_document(holds)} for best, holds in found]}
-    nothing = "No plan is known" + (" for this hardware" if here else "") + "; run `autotune tune JOB`."
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """Which plans are listed, and in what order."""
+
+    here: bool
+    like: Path | None
+    hardware: str | None
+    model: str | None
+    verdict: str | None
+    in_use: bool
+    sort: str | None
+    top: int | None
+
+
+def list_plans(options: Options, wishes: Wishes) -> None:
+    """Without a machine or a job to compare with, the workload that was searched last comes first."""
+    job = load_job(wishes.like) if wishes.like else None
+    now = _workload(options, wishes.like) if wishes.like else None
+    with open_store(options.database_url(job.database if job else None)) as store:
+        found = _near(store, wishes, now) if now or wishes.here else _all(store, wishes)
+    found = [known for known in found if wishes.verdict in (None, known.validity.verdict)]
+    found = [known for known in found if known.used_by or not wishes.in_use]
+    if wishes.sort:
+        found.sort(key=_SORTS[wishes.sort])
+    found = found[: wishes.top]
+    document = {"plans": [_document(known) for known in found]}
+    nothing = "No plan is known" + (" for this hardware" if wishes.here else "") + "; run `autotune tune JOB`."
     options.give(document, lambda: report.plans_text(found) if found else nothing)
+
+
+def _near(store: Store, wishes: Wishes, now: Workload | None) -> list[Known]:
+    """The plans that hold here, the nearest first; where none does, the nearest of all."""
+    hardware = now.hardware if now else probe_hardware(HardwareSection())
+    fields: Fields = fields_of(now) if now else fields_of_machine(hardware, software())
+    found = store.nearest_plans(
+        fields, hardware_name=wishes.hardware, model_name=wishes.model, limit=max(wishes.top or 0, 1000)
+    )
+    used = _uses(store)
+    known = [
+        Known(
+            best=near.best,
+            validity=_validity(near.best, now) if now else holds_here(near.best),
+            used_by=used.get(near.best.plan.id, ()),
+            differences=near.differences,
+            distance=near.distance,
+        )
+        for near in found
+    ]
+    return [one for one in known if one.validity.verdict is not Verdict.INVALID] or known[: wishes.top or _NEAREST]
+
+
+def _all(store: Store, wishes: Wishes) -> list[Known]:
+    used = _uses(store)
+    return [
+        Known(best=best, validity=holds_here(best), used_by=used.get(best.plan.id, ()))
+        for best in store.best_plans(hardware_name=wishes.hardware, model_name=wishes.model)
+    ]
+
+
+def list_studies(options: Options, *, model: str | None, top: int | None) -> None:
+    with open_store(options.database_url()) as store:
+        found = [
+            (study, store.workload(study.workload_fingerprint), store.winner(study.id))
+            for study in store.studies(model_name=model, limit=top)
+        ]
+    document = {"studies": [report.study_document(*each) for each in found]}
+    options.give(document, lambda: report.studies_text(found))
+
+
+def show_study(options: Options, name: str) -> None:
+    with open_store(options.database_url()) as store:
+        study = store.find_study(name)
+        found = study, store.workload(study.workload_fingerprint), store.winner(study.id)
+        trials = store.trials(study.id)
+    document = {**report.study_document(*found), "trials": [wire.to_document(trial) for trial in trials]}
+    options.give(document, lambda: report.study_text(*found, trials))
 
 
 def show_plan(options: Options, plan: str) -> None:
     with open_store(options.database_url()) as store:
         best = store.find_plan(plan)
-        answers = store.answers(best.workload.fingerprint)
+        trials = [trial for trial in store.trials(best.study_id) if isinstance(trial, FinishedTrial)]
         launches = store.launches(best.plan.id)
-    trials = [trial for trial in answers if isinstance(trial, FinishedTrial)]
+        used = _uses(store).get(best.plan.id, ())
     holds = holds_here(best)
     document = {
         **report.best_document(best),
         "validity": wire.to_document(holds),
         "trials": [wire.to_document(trial) for trial in trials if trial.plan.id == best.plan.id],
         "launches": [wire.to_document(launch) for launch in launches],
+        "used_by": list(used),
     }
-    options.give(document, lambda: report.show_text(best, holds, trials, launches))
+    options.give(document, lambda: report.show_text(best, holds, trials, launches, used))
 
 
 def holds_here(best: BestPlan) -> Validity:
@@ -48,4 +136,46 @@ def holds_here(best: BestPlan) -> Validity:
         hardware = probe_hardware(HardwareSection(devices=then.hardware.devices))
     except HardwareError:
         hardware = probe_hardware(HardwareSection())
-    return validity(then, replace(then, hardware=hardware, software=software()))
+    return _validity(best, replace(then, hardware=hardware, software=software()))
+
+
+def _validity(best: BestPlan, now: Workload) -> Validity:
+    return validity(best.workload, now, imported_from=best.imported_from)
+
+
+def _workload(options: Options, path: Path) -> Workload:
+    """Of a job, without devices or a database."""
+    job = load_job(path)
+    with tempfile.TemporaryDirectory() as folder, reading_progress(options) as progress:
+        return read_data(job, look_at(job), Path(folder), progress, cache=lengths_folder()).workload
+
+
+def _uses(store: Store) -> dict[str, tuple[str, ...]]:
+    """Where trainings run now, by plan id."""
+    agents = store.agents()
+    found: dict[str, tuple[str, ...]] = {}
+    for launch in store.running_launches():
+        if (agent := living(launch, agents)) is not None:
+            found[launch.plan_id] = (*found.get(launch.plan_id, ()), place(agent))
+    return found
+
+
+def living(launch: LaunchRecord, agents: Mapping[str, AgentRecord]) -> AgentRecord | None:
+    """Who runs it, as far as is known here."""
+    agent = agents.get(launch.agent_id or "")
+    return None if agent is None or has_died(agent) else agent
+
+
+def place(agent: AgentRecord) -> str:
+    """Where a process is, for people."""
+    return f"process {agent.process.partition(' ')[0]} on {agent.machine.partition(' ')[0]}"
+
+
+def _document(known: Known) -> dict[str, Any]:
+    return {
+        **report.best_document(known.best),
+        "validity": wire.to_document(known.validity),
+        "used_by": list(known.used_by),
+        "distance": known.distance,
+        "differences": None if known.differences is None else [wire.to_document(one) for one in known.differences],
+    }

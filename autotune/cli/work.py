@@ -74,7 +74,7 @@ def _tune(options: Options, bench: Workbench, *, fresh: bool) -> BestPlan:
     def listen(trial: FinishedTrial, known: bool) -> None:
         options.tell(report.trial_line(trial, known=known))
 
-    return Tuner(bench.prepared, bench.store, bench.folder, listen).tune(fresh=fresh)
+    return Tuner(bench.prepared, bench.store, bench.agent, bench.folder, listen).tune(fresh=fresh)
 
 
 def _launch(options: Options, bench: Workbench, best: BestPlan, steps: int | None) -> Launched:
@@ -90,6 +90,7 @@ def _launch(options: Options, bench: Workbench, best: BestPlan, steps: int | Non
         best.plan,
         bench.store,
         bench.folder / "launch",
+        agent_id=bench.agent.id,
         predicted_samples_per_second=best.samples_per_second,
         max_steps=steps,
         on_step=on_step,
@@ -97,9 +98,8 @@ def _launch(options: Options, bench: Workbench, best: BestPlan, steps: int | Non
 
 
 def _known(bench: Workbench) -> BestPlan | None:
-    """The winner of the last search on exactly this workload."""
-    known = bench.store.best_plans(workload_fingerprint=bench.prepared.workload.fingerprint)
-    return max(known, key=lambda best: best.created, default=None)
+    """The winner of the last search on exactly this workload, with this database."""
+    return bench.store.last_winner(bench.prepared.workload.fingerprint)
 
 
 def _chosen(options: Options, bench: Workbench, plan_id: str | None) -> BestPlan:
@@ -109,7 +109,7 @@ def _chosen(options: Options, bench: Workbench, plan_id: str | None) -> BestPlan
             return known
         raise PlanNotValid("no plan is known for this job here; run `autotune tune` or `autotune run` first")
     best = bench.store.find_plan(plan_id)
-    found = validity(best.workload, bench.prepared.workload)
+    found = validity(best.workload, bench.prepared.workload, imported_from=best.imported_from)
     if found.verdict is Verdict.REMEASURE:
         options.tell(f"Plan {best.plan.id} was found elsewhere: {'; '.join(str(change) for change in found.changes)}")
     if found.verdict is Verdict.INVALID:

@@ -6,15 +6,15 @@ from itertools import accumulate, pairwise
 from autotune.predict.calibration import Lessons
 from autotune.search.solver import Solver
 from autotune.search.space import Space
+from storage.nearness import fields_of
 from storage.store import Store
-from storage.validity import validity
 from trials import wire
 from trials.errors import WireError
 from trials.plan import Plan
 from trials.workload import Workload
 
 _log = logging.getLogger(__name__)
-_PLANS = 2
+_PLANS, _LOOKED_AT = 2, 50
 
 
 def inherited_lessons(store: Store, workload: Workload) -> Lessons | None:
@@ -31,9 +31,8 @@ def inherited_lessons(store: Store, workload: Workload) -> Lessons | None:
 
 def inherited_plans(store: Store, workload: Workload, space: Space, solver: Solver) -> list[Plan]:
     """Winners of the workloads on such devices that differ least, moved to this model; the nearest first."""
-    known = store.best_plans(hardware_name=workload.hardware.device_name)
-    nearest = sorted(known, key=lambda best: len(validity(best.workload, workload).changes))
-    found = (moved(best.plan, workload, solver) for best in nearest)
+    nearest = store.nearest_plans(fields_of(workload), hardware_name=workload.hardware.device_name, limit=_LOOKED_AT)
+    found = (moved(near.best.plan, workload, solver) for near in nearest)
     return list(dict.fromkeys(plan for plan in found if plan is not None and space.point(plan)))[:_PLANS]
 
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from autotune.agent import Agent
-from autotune.search.runner import Attempt
+from autotune.search.attempt import Attempt
 from storage.records import FinishedTrial, RunningTrial, StudyRecord, TrialResult
 from storage.spool import Spool
 from storage.store import Store
@@ -129,14 +129,16 @@ def ran(trial: FinishedTrial) -> bool:
 
 
 def duration_seconds(trial: FinishedTrial) -> float:
-    """From its start to its result."""
-    return (trial.result.finished - trial.started).total_seconds()
+    """From its start to its result; what was counted is better than the difference of two clocks' times."""
+    counted, told = trial.result.seconds, trial.result.finished - trial.started
+    return max(told.total_seconds(), 0.0) if counted is None else counted
 
 
 def busy_seconds(trials: Iterable[FinishedTrial]) -> float:
     """While at least one of them ran."""
     total, until = 0.0, datetime.min.replace(tzinfo=UTC)
-    for started, finished in sorted((trial.started, trial.result.finished) for trial in trials):
+    ends = ((trial.started, trial.started + timedelta(seconds=duration_seconds(trial))) for trial in trials)
+    for started, finished in sorted(ends):
         total += max((finished - max(started, until)).total_seconds(), 0.0)
         until = max(until, finished)
     return total

@@ -1,7 +1,7 @@
 """The Optuna study: what has been tried, and what to try next. It can be rebuilt from our own tables."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
@@ -22,7 +22,9 @@ from trials.outcome import Completed, Failed, Outcome, OutOfMemory, Rejected
 _log = logging.getLogger(__name__)
 SAMPLERS = "autotune.search.samplers"
 _TRIAL_ID, _AGENT_ID = "trial_id", "agent_id"
-_LOCK_SECONDS = 60
+_LOCK_SECONDS = 120
+_CONSTRAINTS = "constraints"
+"""Where Optuna keeps a list of them, and the one place where its dashboard (0.21) looks; it knows no named ones yet."""
 _REJECTED = 1.0
 """Violation of a plan that was not worth a run: far more than that of one which failed by some per cent."""
 
@@ -33,28 +35,27 @@ class Judgement:
 
     state: TrialState
     value: float | None
-    constraints: Mapping[str, float]
-    """Above 0 where the plan is not feasible: by which share it passes the limit."""
+    violation: float | None
+    """Above 0 where the plan is not feasible: by which share it passes the limit. None where nothing is known of it."""
 
     @classmethod
     def nothing(cls) -> "Judgement":
         """Of what has no plan, or whose failure does not lie in the plan."""
-        return cls(state=TrialState.FAIL, value=None, constraints={})
+        return cls(state=TrialState.FAIL, value=None, violation=None)
 
 
 def judge(outcome: Outcome, epoch_seconds: float | None, predicted_seconds: float) -> Judgement:
     """A plan that cannot be used keeps its predicted value and violates a constraint; a crash says nothing of it."""
     match outcome:
         case Completed(shortened=True):
-            return Judgement(state=TrialState.PRUNED, value=None, constraints={"feasible": 0.0})
+            return Judgement(state=TrialState.PRUNED, value=None, violation=0.0)
         case Completed():
-            return Judgement(state=TrialState.COMPLETE, value=epoch_seconds, constraints={"feasible": 0.0})
+            return Judgement(state=TrialState.COMPLETE, value=epoch_seconds, violation=0.0)
         case Failed(cause=OutOfMemory(needed_bytes=needed, limit_bytes=limit)):
             violation = max(needed / limit - 1, 1e-3)
-            return Judgement(state=TrialState.COMPLETE, value=predicted_seconds, constraints={"feasible": violation})
+            return Judgement(state=TrialState.COMPLETE, value=predicted_seconds, violation=violation)
         case Rejected():
-            rejected = {"feasible": _REJECTED}
-            return Judgement(state=TrialState.COMPLETE, value=predicted_seconds, constraints=rejected)
+            return Judgement(state=TrialState.COMPLETE, value=predicted_seconds, violation=_REJECTED)
         case _:
             return Judgement.nothing()
 
@@ -90,6 +91,7 @@ class Proposals:
         """Creates the study, or opens the one of that name. Raises UnknownName for an unknown sampler."""
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._space = guide.space
+        self._storage = storage
         self._study = optuna.create_study(
             storage=storage,
             study_name=name,
@@ -97,6 +99,7 @@ class Proposals:
             pruner=ClearlyWorse(),
             load_if_exists=True,
         )
+        self._study_id = storage.get_study_id_from_name(name)
 
     @_errors()
     def synchronize(
@@ -152,8 +155,9 @@ class Proposals:
         if trial_id is not None:
             trial.set_user_attr(_TRIAL_ID, trial_id)
         trial.set_user_attr("role", role)
-        for name, violation in judgement.constraints.items():
-            trial.set_constraint(name, violation)
+        if judgement.violation is not None:
+            number = self._storage.get_trial_id_from_study_id_trial_number(self._study_id, trial.number)
+            self._storage.set_trial_system_attr(number, _CONSTRAINTS, [judgement.violation])
         self._study.tell(trial, judgement.value, state=judgement.state)
 
     @_errors()
@@ -170,6 +174,6 @@ class Proposals:
                 params=point,
                 distributions={name: self._space.distributions[name] for name in point},
                 user_attrs={_TRIAL_ID: record.id, "role": record.role},
-                constraints=dict(judgement.constraints),
+                system_attrs={} if judgement.violation is None else {_CONSTRAINTS: [judgement.violation]},
             )
         )

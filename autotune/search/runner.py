@@ -1,9 +1,9 @@
 """Runs a plan on the hardware and says what came of it, in seconds per epoch."""
 
 import math
+import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from datetime import datetime
+from dataclasses import replace
 from statistics import fmean, stdev
 from typing import Protocol
 
@@ -11,12 +11,13 @@ import numpy as np
 
 from autotune.conditions import Conditions, Watch, contamination
 from autotune.predict.predictor import MOST_BATCH_DEVIATION, Prediction
+from autotune.search.attempt import Attempt
 from autotune.search.calibrated import CalibratedPredictor
 from autotune.search.trial_steps import trial_steps
 from autotune.workload import Prepared
-from storage.records import TrialResult
+from storage.records import DisturbedRun
 from trials.errors import InvalidPlan
-from trials.outcome import Cause, Completed, Crash, Failed, Measurement, Outcome, Rejected
+from trials.outcome import Cause, Completed, Crash, Failed, Measurement, Rejected
 from trials.plan import Plan
 from trials.run.pool import Answers
 from trials.run.report import TrialReport
@@ -27,31 +28,6 @@ Steps = Callable[[float], bool]
 """Told the estimate of the epoch's seconds by each timed step; whether the trial shall go on."""
 _LEAST_STEPS = 3
 """Fewer may agree by chance."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
-    """What one run of a plan gave."""
-
-    outcome: Outcome
-    epoch_seconds: float | None = None
-    epoch_seconds_error: float | None = None
-    """Standard error, from the scatter of the timed steps around the prediction."""
-    contamination: str | None = None
-    """Why it should not be trusted, in words: what else the machine did meanwhile."""
-    energy_joules: float | None = None
-    """What all devices consumed, from the start of the trial to its end, warm-up included."""
-
-    def result(self, trial_id: str, finished: datetime) -> TrialResult:
-        return TrialResult(
-            trial_id=trial_id,
-            outcome=self.outcome,
-            epoch_seconds=self.epoch_seconds,
-            epoch_seconds_error=self.epoch_seconds_error,
-            contamination=self.contamination,
-            energy_joules=self.energy_joules,
-            finished=finished,
-        )
 
 
 class Launcher(Protocol):
@@ -114,17 +90,27 @@ class Runner:
         prediction = self._predictor.base.predict(plan)
         task = trial_steps(prediction, search)
         request = self._prepared.request(plan, task)
+        disturbed: tuple[DisturbedRun, ...] = ()
+        began = time.monotonic()
         for told in (steps, None) if self._is_left_alone else (steps,):
             steering = _Steering(prediction, task, search.step_error, told)
             with self._watch(self._prepared.workload.hardware) as watch:
                 answer = self._launcher.ask(
                     request, search.trial_timeout, on_wait=on_wait, on_step=steering.shall_go_on
                 )
-            attempt = self._under(watch.conditions, _attempt(task, prediction, answer, shortened=steering.shortened))
+            run = _attempt(task, prediction, answer, shortened=steering.shortened)
+            attempt = replace(self._under(watch.conditions, run), disturbed=disturbed)
             if attempt.contamination is None:
                 break
+            disturbed += (
+                DisturbedRun(
+                    outcome=attempt.outcome,
+                    epoch_seconds=attempt.epoch_seconds,
+                    contamination=attempt.contamination,
+                ),
+            )
         self._is_left_alone = attempt.contamination is None
-        return attempt
+        return replace(attempt, seconds=time.monotonic() - began)
 
     def _under(self, conditions: Conditions, attempt: Attempt) -> Attempt:
         reason = contamination(conditions, self._prepared.workload.hardware)

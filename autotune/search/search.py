@@ -11,6 +11,7 @@ import optuna
 
 from autotune.errors import NoFeasiblePlan, TrialsKeepFailing
 from autotune.search.advisor import Advisor
+from autotune.search.attempt import Attempt
 from autotune.search.baselines import Baseline
 from autotune.search.calibrated import CalibratedPredictor
 from autotune.search.lanes import Lanes
@@ -29,7 +30,7 @@ from autotune.search.ledger import (
     ran,
 )
 from autotune.search.proposals import Judgement, Proposals, judge
-from autotune.search.runner import Attempt, Runner
+from autotune.search.runner import Runner
 from autotune.search.space import Space
 from autotune.search.winner import SMALL_LOSS, Field, field_of
 from storage.records import FinishedTrial, RunningTrial, TrialRecord, TrialResult

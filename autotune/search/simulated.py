@@ -17,8 +17,8 @@ from autotune.predict.chosen_steps import ChosenSteps
 from autotune.predict.features import stage_features
 from autotune.predict.parts import Parts
 from autotune.predict.predictor import Predictor
+from autotune.search.attempt import Attempt
 from autotune.search.ledger import Ledger
-from autotune.search.runner import Attempt
 from storage.records import FinishedTrial, RunningTrial, TrialResult
 from trials.engine.engine import seat
 from trials.model.cut import cut

@@ -50,7 +50,7 @@ _LOOK_SECONDS = 0.5
 class Tuner:
     """Finds the best plan of one job, resuming what an earlier run began."""
 
-    def __init__(self, prepared: Prepared, store: Store, folder: Path, listener: Listener) -> None:
+    def __init__(self, prepared: Prepared, store: Store, agent: Agent, folder: Path, listener: Listener) -> None:
         """`folder` keeps results until the store has them, and the ranks' requests and logs.
 
         Raises JobError for an unknown sampler, and for a present plan that is not one of this job.
@@ -58,6 +58,7 @@ class Tuner:
         self._prepared = prepared
         self._workload = prepared.workload
         self._store = store
+        self._agent = agent
         self._folder = folder
         self._listener = listener
         _check_sampler(prepared.job.search.sampler)
@@ -74,18 +75,17 @@ class Tuner:
         if study.finished is not None:
             return self._winner_of(study)
         known = () if study.settings[_FRESH] else self._store.answers(self._fingerprint)
-        with Agent(self._store) as agent:
-            ledger = Ledger(self._store, Spool(self._folder / "spool"), study, agent, known)
-            inherits = not study.settings[_FRESH] and all(trial.study_id == study.id for trial in known)
-            with self._lanes(study) as pools, self._optuna() as optuna:
-                search = self._search(study, ledger, pools, optuna, inherits=inherits)
-                if not self._leads(study, agent):
-                    return self._winner_of(study)
-                found = search.confirm()
-            best = self._best(study, ledger.trials, found)
-            if self._store.conclude_study(best, wire.encode(search.predictor.lessons), agent.id):
-                return best
-            return self._winner_of(study)  # another agent took this one, which was silent, for gone
+        ledger = Ledger(self._store, Spool(self._folder / "spool"), study, self._agent, known)
+        inherits = not study.settings[_FRESH] and all(trial.study_id == study.id for trial in known)
+        with self._lanes(study) as pools, self._optuna() as optuna:
+            search = self._search(study, ledger, pools, optuna, inherits=inherits)
+            if not self._leads(study):
+                return self._winner_of(study)
+            found = search.confirm()
+        best = self._best(study, ledger.trials, found)
+        if self._store.conclude_study(best, wire.encode(search.predictor.lessons), self._agent.id):
+            return best
+        return self._winner_of(study)  # another agent took this one, which was silent, for gone
 
     @contextmanager
     def _optuna(self) -> Iterator[BaseStorage]:
@@ -107,12 +107,12 @@ class Tuner:
 
         return self._store.join_study(self._fingerprint, settings, self._prepared.job.training.seed, is_same)
 
-    def _leads(self, study: StudyRecord, agent: Agent) -> bool:
+    def _leads(self, study: StudyRecord) -> bool:
         """Whether this agent is to repeat the finalists and to name the winner; waits while another does."""
         while (now := self._store.study(study.id)).finished is None:
-            if now.leader_id is None or agent.is_gone(now.leader_id):
-                self._store.lead_study(study.id, agent.id, instead_of=now.leader_id)
-            elif now.leader_id == agent.id:
+            if now.leader_id is None or self._agent.is_gone(now.leader_id):
+                self._store.lead_study(study.id, self._agent.id, instead_of=now.leader_id)
+            elif now.leader_id == self._agent.id:
                 return True
             else:
                 time.sleep(_LOOK_SECONDS)
@@ -140,8 +140,9 @@ class Tuner:
         return {**settings, "present": self._present and self._present.id}
 
     def _winner_of(self, study: StudyRecord) -> BestPlan:
-        winners = self._store.best_plans(workload_fingerprint=self._fingerprint)
-        return next(best for best in winners if best.study_id == study.id)
+        winner = self._store.winner(study.id)
+        assert winner is not None, "a study ends with its winner"
+        return winner
 
     def _search(
         self,

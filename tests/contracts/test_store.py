@@ -2,12 +2,13 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 
 import pytest
 from sqlalchemy import Engine, text
 
-from storage.errors import AlreadyFinished, AmbiguousPlan, UnknownPlan, UnknownRecord
+from storage import studies
+from storage.errors import AlreadyFinished, AmbiguousId, UnknownPlan, UnknownRecord
 from storage.records import AbandonedTrial, FinishedTrial, LaunchResult, RunningTrial
 from storage.store import Store
 from tests.storage_values import (
@@ -18,6 +19,7 @@ from tests.storage_values import (
     best_of,
     changed,
     completed,
+    concluded,
     packed_plan,
     result_of,
 )
@@ -277,17 +279,37 @@ def test_a_winner_comes_back_equal_and_replaces_the_earlier_one_of_its_study(sto
 
 
 def test_winners_are_the_fastest_first_within_the_workload_searched_last(store: Store) -> None:
+    """What the clock said when a plan won does not count: it may have been set."""
     old = changed("hardware.devices", 4)
+    elsewhere = best_of(new_study(store, old), workload=old, epoch_seconds=1.0, created=NOON + timedelta(hours=9))
     slow = best_of(new_study(store), plan=PADDED_PLAN, epoch_seconds=200.0, created=NOON + timedelta(hours=1))
     fast = best_of(new_study(store), created=NOON - timedelta(hours=2))
-    elsewhere = best_of(new_study(store, old), workload=old, epoch_seconds=1.0)
     for best in (elsewhere, slow, fast):
-        store.save_best(best)
+        concluded(store, best)
     assert store.best_plans() == (fast, slow, elsewhere)
     assert store.best_plans(limit=1) == (fast,)
-    later = replace(elsewhere, created=NOON + timedelta(hours=2))
-    store.save_best(later)
-    assert store.best_plans() == (later, fast, slow)
+    assert store.last_winner(WORKLOAD.fingerprint) == fast
+    later = concluded(store, best_of(new_study(store, old), workload=old, epoch_seconds=2.0))
+    assert store.best_plans() == (elsewhere, later, fast, slow)
+    assert store.last_winner(old.fingerprint) == later
+
+
+def test_a_study_begins_after_those_before_it_though_the_clock_was_set_back(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = new_study(store)
+
+    class SetBack(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+            return datetime.now(tz) - timedelta(hours=1)
+
+    monkeypatch.setattr(studies, "datetime", SetBack)
+    second = new_study(store)
+    assert store.study(second).started > store.study(first).started
+    latest = store.latest_study(WORKLOAD.fingerprint)
+    assert latest is not None
+    assert latest.id == second
 
 
 def test_winners_of_other_hardware_models_and_workloads_are_left_out(store: Store) -> None:
@@ -315,7 +337,7 @@ def test_a_plan_is_found_by_the_beginning_of_its_id(store: Store) -> None:
 def test_an_id_that_fits_several_plans_is_refused_with_their_ids(store: Store) -> None:
     for plan in (packed_plan(), PADDED_PLAN):
         store.save_best(best_of(new_study(store), plan=plan))
-    with pytest.raises(AmbiguousPlan, match=PADDED_PLAN.id):
+    with pytest.raises(AmbiguousId, match=PADDED_PLAN.id):
         store.find_plan("")
 
 

@@ -18,7 +18,7 @@ from tests.storage_values import WORKLOAD, packed_plan, result_of
 
 PROCESSES = 4
 TRIALS = 10
-HEAD = "0001"
+HEAD = "0002"
 
 
 def record_trials(url: str, barrier: Barrier) -> None:

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from filelock import FileLock
 
 from autotune.cli import main
-from autotune.workbench import devices_lock
+from autotune.devices import lock_file
 from storage.store import open_store
 from tests.storage_values import WORKLOAD, best_of, packed_plan
 from tests.users import JobFile, databases, refusal
@@ -122,7 +122,7 @@ def test_a_data_folder_that_cannot_be_written_is_told(job: JobFile, monkeypatch:
 
 
 def test_devices_in_use_exit_with_6(job: JobFile, home: Path) -> None:
-    lock = devices_lock()
+    lock = lock_file()
     lock.parent.mkdir(parents=True)
     with FileLock(lock):
         code, told = refusal("run", job.path, "--json")
@@ -147,7 +147,7 @@ def test_an_id_that_several_plans_share_asks_for_more_digits() -> None:
             store.save_best(best_of(study.id, plan=packed_plan(qv)))
     code, told = refusal("show", "")
     assert code == 2
-    assert told.startswith("2 plans begin with ''")
+    assert told.startswith("several plans begin with ''")
     code, told = refusal("show", "none")
     assert code == 2
     assert all(packed_plan(qv).id in told for qv in (9, 10))

@@ -17,11 +17,11 @@ from filelock import FileLock
 
 from autotune.cli import main
 from autotune.cli.commands import pack
+from autotune.devices import lock_file
 from autotune.job_file import load_job
 from autotune.packing.balance import balanced
 from autotune.packing.material import Wishes, read_material
 from autotune.packing.paper_model import paper_weights
-from autotune.workbench import devices_lock
 from tests.data_values import write_records
 from tests.users import JobFile, databases, refusal
 from trials.data.epoch import build_epoch
@@ -124,7 +124,7 @@ def test_capacities_of_large_data_are_compared_on_a_part_of_it(lengths: Path, mo
 
 
 def test_a_job_is_packed_without_devices_and_database(job: JobFile, home: Path) -> None:
-    lock = devices_lock()
+    lock = lock_file()
     lock.parent.mkdir(parents=True)
     with FileLock(lock):
         found = document(job.spoil(hardware__devices=2), *ASKED)

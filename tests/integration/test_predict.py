@@ -12,13 +12,13 @@ from click.testing import CliRunner
 from filelock import FileLock
 
 from autotune.cli import main
+from autotune.devices import lock_file
 from autotune.forecast.profile_file import ProfiledCosts
 from autotune.hardware import software
 from autotune.job_file import load_job
 from autotune.predict.costs import LayerCosts, LinkCost
 from autotune.predict.features import COSTS as FACTORS
 from autotune.predict.features import scaled
-from autotune.workbench import devices_lock
 from storage.store import open_store
 from tests.forecast_values import Trials, store_profile
 from tests.search_values import COSTS
@@ -95,7 +95,7 @@ def test_a_plan_is_predicted_from_a_profile_without_devices_and_database(
     job: JobFile, profile: Path, plan: Callable[[Plan], Path], home: Path
 ) -> None:
     (home / "data" / "autotune").mkdir(parents=True)
-    with FileLock(devices_lock()):
+    with FileLock(lock_file()):
         found = predicted(job.path, "--device-profile", profile, "--plan", plan(PLAN))
     assert databases(home) == []
     (only,) = found["plans"]

@@ -78,9 +78,9 @@ def test_an_error_rolls_the_whole_transaction_back(tmp_path: Path) -> None:
     def fail_halfway() -> None:
         with database.session(write=True) as session:
             session.execute(text("DELETE FROM autotune_alembic_version"))
-            raise KeyError
+            raise FileExistsError
 
-    with pytest.raises(KeyError):
+    with pytest.raises(DatabaseUnavailable):
         fail_halfway()
     with database.session() as session:
         assert session.scalar(text("SELECT count(*) FROM autotune_alembic_version")) == 1

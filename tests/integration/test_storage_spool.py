@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.errors import DatabaseUnavailable
+from storage.errors import DatabaseUnavailable, SpoolUnavailable
 from storage.records import FinishedTrial
 from storage.spool import Spool
 from storage.store import Store, open_store
@@ -195,6 +195,6 @@ def test_a_full_disk_is_reported_and_leaves_no_half_of_a_result(
 
     spool = Spool(tmp_path / "spool")
     monkeypatch.setattr(os, "fsync", fsync)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(SpoolUnavailable, match="No space left on device; free some space"):
         spool.put(result_of("0" * 32))
     assert list((tmp_path / "spool").iterdir()) == []

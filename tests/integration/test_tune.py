@@ -30,10 +30,20 @@ pytestmark = pytest.mark.ranks
 SEARCH = {"trials": 4, "time_limit": "90s", "timed_steps": 1, "confirm_rounds": 1}
 
 
+ELSEWHERE = (
+    "import platform, sys; host = sys.argv.pop(1); platform.node = lambda: host; from autotune.cli import main; main()"
+)
+"""Starts the program on a machine of another name."""
+
+
 class User:
     """Someone with a job and a data folder of their own, in which the layers' profile is known."""
 
-    def __init__(self, example: Path, folder: Path, devices: int = 2, **search: Any) -> None:
+    def __init__(
+        self, example: Path, folder: Path, devices: int = 2, *, host: str | None = None, **search: Any
+    ) -> None:
+        """On this machine, or on one that calls itself otherwise."""
+        self._program = ["-m", "autotune"] if host is None else ["-c", ELSEWHERE, host]
         job = job_of(
             example,
             folder / "output",
@@ -62,7 +72,7 @@ class User:
     def start(self, *arguments: str) -> "subprocess.Popen[str]":
         with self.environment():
             return subprocess.Popen(
-                [sys.executable, "-m", "autotune", *arguments],
+                [sys.executable, *self._program, *arguments],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -221,7 +231,8 @@ def test_agents_on_two_machines_share_a_search_and_outlive_each_other(
     """Three on one PostgreSQL database, as on hosts with data folders of their own; one is killed."""
     with postgres.server() as server, postgres.database(server) as url:
         give_profile(url, 1)
-        users = [User(example, tmp_path / name, devices=1, trials=6) for name in ("one", "other", "killed")]
+        names = ("one", "other", "killed")
+        users = [User(example, tmp_path / name, devices=1, host=name, trials=6) for name in names]
         first, second, third = (user.start("tune", str(user.job), "--db", url, "--json") for user in users)
         until_a_trial_is_told(third)
         third.send_signal(signal.SIGKILL)

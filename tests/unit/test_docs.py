@@ -96,24 +96,41 @@ def subclasses(kind: type[Exception]) -> set[type[Exception]]:
 # --- commands ---
 
 
+def commands(group: click.Group = main, prefix: str = "") -> dict[str, click.Command]:
+    """Every command, those of groups with the group's name before theirs."""
+    found: dict[str, click.Command] = {}
+    for name, command in group.commands.items():
+        found |= commands(command, f"{prefix}{name} ") if isinstance(command, click.Group) else {prefix + name: command}
+    return found
+
+
+def split(words: list[str]) -> tuple[str, list[str]]:
+    """(the command that a line begins with, the rest of the line)."""
+    length = 2 if isinstance(main.commands.get(words[0]), click.Group) else 1
+    return " ".join(words[:length]), words[length:]
+
+
 def test_the_readme_lists_every_command_with_its_own_options() -> None:
-    listed = {row[0].strip("`").split()[1]: set(re.findall(r"`([^`]+)`", row[2])) for row in _command_rows()}
-    common = set.intersection(*(options_of(command) for command in main.commands.values()))
-    assert listed == {name: options_of(command) - common for name, command in main.commands.items()}
+    listed = {split(row[0].strip("`").split()[1:])[0]: set(re.findall(r"`([^`]+)`", row[2])) for row in _command_rows()}
+    common = set.intersection(*map(options_of, commands().values()))
+    assert listed == {name: options_of(command) - common for name, command in commands().items()}
 
 
 def test_the_readme_names_the_arguments_of_each_command() -> None:
     for usage, *_ in _command_rows():
-        _, name, *arguments = usage.strip("`").split()
-        expected = [p.human_readable_name.upper() for p in main.commands[name].params if isinstance(p, click.Argument)]
-        assert arguments == expected
+        name, arguments = split(usage.strip("`").split()[1:])
+        parameters = [each for each in commands()[name].params if isinstance(each, click.Argument)]
+        names = [each.human_readable_name.upper() for each in parameters]
+        assert arguments == [
+            name if each.required else f"[{name}]" for name, each in zip(names, parameters, strict=True)
+        ]
 
 
 def test_the_readme_names_the_options_that_all_commands_share() -> None:
     sentence = README.read_text().partition("Every command takes")[2].partition("stderr")[0]
     named = set(re.findall(r"`(-[\w-]+)`", sentence))
     own = {option for *_, options in _command_rows() for option in re.findall(r"`([^`]+)`", options)}
-    for command in main.commands.values():
+    for command in commands().values():
         given = (set(p.opts) for p in command.params if isinstance(p, click.Option))
         assert named <= options_of(command)
         assert all(options & (named | own) for options in given)
@@ -124,9 +141,10 @@ def test_command_lines_in_the_documents_are_valid(document: Path) -> None:
     lines = re.findall(r"^(?:\$ )?autotune (.+)$", blocks(document), flags=re.MULTILINE)
     lines += [span.removeprefix("autotune ") for span in spans(document) if span.startswith("autotune ")]
     for line in lines:
-        name, *words = shlex.split(line, comments=True)
-        known = options_of(main) if name.startswith("-") else options_of(main.commands[name])
-        assert {word for word in (name, *words) if word.startswith("-")} <= known, line
+        words = shlex.split(line, comments=True)
+        is_option = words[0].startswith("-")
+        known = options_of(main) if is_option else options_of(commands()[split(words)[0]])
+        assert {word for word in words if word.startswith("-")} <= known, line
 
 
 @documents

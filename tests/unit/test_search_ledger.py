@@ -1,8 +1,8 @@
 from pathlib import Path
 
 from autotune.agent import Agent
+from autotune.search.attempt import Attempt
 from autotune.search.ledger import Ledger
-from autotune.search.runner import Attempt
 from storage.spool import Spool
 from storage.store import open_store
 from tests.storage_values import PADDED_PLAN, WORKLOAD, completed

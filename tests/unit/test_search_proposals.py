@@ -22,8 +22,8 @@ from trials.plan import Plan
 PREDICTOR = predictor_of()
 SPACE = Space(axes_of(), solver_of(1 << 50, PREDICTOR))
 PLANS = (*SPACE.starts, *SPACE.neighbours(SPACE.starts[0]))
-GOOD = Judgement(state=TrialState.COMPLETE, value=100.0, constraints={"feasible": 0.0})
-TOO_LARGE = Judgement(state=TrialState.COMPLETE, value=90.0, constraints={"feasible": 0.25})
+GOOD = Judgement(state=TrialState.COMPLETE, value=100.0, violation=0.0)
+TOO_LARGE = Judgement(state=TrialState.COMPLETE, value=90.0, violation=0.25)
 
 
 def url_of(folder: Path) -> str:
@@ -64,13 +64,13 @@ def test_a_plan_that_did_not_fit_violates_a_constraint_by_its_share_above_the_li
 
 def test_a_plan_that_did_not_fit_by_a_hair_violates_its_constraint_all_the_same() -> None:
     outcome = Failed(cause=OutOfMemory(stage=0, rank=0, needed_bytes=100, limit_bytes=100))
-    assert judge(outcome, None, 90.0).constraints["feasible"] > 0
+    assert (judge(outcome, None, 90.0).violation or 0.0) > 0
 
 
 def test_a_plan_that_was_not_worth_a_run_violates_a_constraint_more_than_one_that_nearly_fitted() -> None:
     rejected = judge(OUTCOMES["rejected"], None, 90.0)
     assert (rejected.state, rejected.value) == (TrialState.COMPLETE, 90.0)
-    assert rejected.constraints["feasible"] > TOO_LARGE.constraints["feasible"]
+    assert (rejected.violation or 0.0) > (TOO_LARGE.violation or 0.0)
 
 
 @pytest.mark.parametrize("kind", ["crash", "timeout"])
@@ -85,7 +85,7 @@ def test_a_suggestion_is_a_point_of_the_space_and_open_until_it_is_told(tmp_path
     assert [found.state for found in stored(tmp_path)] == [TrialState.RUNNING]
     proposals.tell(suggestion, "a" * 32, "sampled", GOOD)
     (told,) = stored(tmp_path)
-    assert (told.state, told.value, dict(told.constraints)) == (TrialState.COMPLETE, 100.0, {"feasible": 0.0})
+    assert (told.state, told.value, dict(told.constraints)) == (TrialState.COMPLETE, 100.0, {"0": 0.0})
     assert told.user_attrs == {"trial_id": "a" * 32, "role": "sampled"}
 
 
@@ -100,7 +100,7 @@ def test_an_infeasible_plan_is_stored_with_its_violation(tmp_path: Path) -> None
     proposals = open_proposals(tmp_path)
     proposals.tell(proposals.suggest(), "a" * 32, "sampled", TOO_LARGE)
     proposals.add(trial(2), TOO_LARGE)
-    assert [dict(found.constraints) for found in stored(tmp_path)] == [{"feasible": 0.25}] * 2
+    assert [dict(found.constraints) for found in stored(tmp_path)] == [{"0": 0.25}] * 2
 
 
 def test_synchronizing_ends_what_an_interrupted_run_left_open(tmp_path: Path) -> None:
@@ -124,14 +124,14 @@ def test_a_study_is_rebuilt_with_its_infeasible_plans_and_failures(tmp_path: Pat
     records = [trial(1), trial(2, "out of memory"), trial(3, "crash")]
     open_proposals(tmp_path).synchronize(records, judged)
     good, too_large, crashed = stored(tmp_path)
-    assert (good.value, dict(good.constraints)) == (101.0, {"feasible": 0.0})
-    assert (too_large.value, dict(too_large.constraints)) == (90.0, {"feasible": 90 / 76 - 1})
+    assert (good.value, dict(good.constraints)) == (101.0, {"0": 0.0})
+    assert (too_large.value, dict(too_large.constraints)) == (90.0, {"0": 90 / 76 - 1})
     assert (crashed.state, crashed.value) == (TrialState.FAIL, None)
 
 
 def test_a_trial_that_was_ended_early_is_pruned(tmp_path: Path) -> None:
     shortened = replace(completed(), shortened=True)
-    pruned = Judgement(state=TrialState.PRUNED, value=None, constraints={"feasible": 0.0})
+    pruned = Judgement(state=TrialState.PRUNED, value=None, violation=0.0)
     assert judge(shortened, 500.0, 90.0) == pruned
     proposals = open_proposals(tmp_path)
     suggestion = proposals.suggest()

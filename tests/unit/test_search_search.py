@@ -149,7 +149,7 @@ def test_a_plan_that_ran_out_of_memory_is_told_as_infeasible_and_does_not_win(be
     found = optuna.load_study(study_name=study.name, storage=bench.store.optuna_url).get_trials()
     for trial in failed:
         told = [each for each in found if each.user_attrs.get("trial_id") == trial.id]
-        assert [dict(each.constraints) for each in told] == [{"feasible": pytest.approx(0.2)}]
+        assert [dict(each.constraints) for each in told] == [{"0": pytest.approx(0.2)}]
         # Corrected by the trials before it, whose noise is 1 %.
         assert told[0].value == pytest.approx(PREDICTOR.predict(trial.plan).epoch_seconds, rel=0.02)
     assert {standing.plan.layout.pipeline for standing in bench.field.standings} == {2}

@@ -212,9 +212,9 @@ def test_one_machine_whose_trials_crash_does_not_stop_another(bench: Bench) -> N
 def test_what_a_dead_agent_left_is_run_by_the_other(bench: Bench) -> None:
     study = bench.study()
     gone = bench.store.add_agent("another host", "1 1")
-    bench.store.end_agent(gone.id)
     plan = bench.search(bench.study(), SimulatedLauncher(PREDICTOR), trials=3).trials[0].plan
     left = bench.store.claim_trial(study.id, plan, PREDICTED, {}, gone.id)
+    bench.store.end_agent(gone.id)
     assert left is not None
     bench.remembers = False
     ledger = bench.search(study, SimulatedLauncher(PREDICTOR))

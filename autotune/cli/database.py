@@ -1,0 +1,77 @@
+"""The commands on the database itself."""
+
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from autotune import output_file
+from autotune.cli.context import Options
+from autotune.errors import AutotuneError, DatabaseFaulty
+from storage.repair import repair
+from storage.store import Store, open_store
+from trials import wire
+
+_SHOWN = 20
+
+
+def upgrade_database(options: Options) -> None:
+    with open_store(options.database_url()) as store:
+        revision, shown = store.revision, repr(store)
+    options.give({"revision": revision}, lambda: f"{shown} has the tables of revision {revision}.")
+
+
+def check_database(options: Options) -> None:
+    """Raises DatabaseFaulty, after the result, when there is any problem."""
+    with open_store(options.database_url()) as store:
+        found = list(store.problems())
+    lines = [str(problem) for problem in found]
+    text = "\n".join((*lines[:_SHOWN], *([f"... {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else [])))
+    options.give({"problems": [wire.to_document(problem) for problem in found]}, lambda: text or "Nothing is wrong.")
+    if found:
+        raise DatabaseFaulty(f"{len(found)} things are wrong; `autotune db repair` keeps a copy and mends them")
+
+
+def repair_database(options: Options) -> None:
+    done = repair(options.database_url())
+    dropped = "; ".join(f"{count} of {table}" for table, count in done.dropped.items()) or "nothing"
+    read = f", {sum(done.read.values())} rows were read" if done.read else ""
+    options.give(wire.to_document(done), lambda: f"Kept as it was: {done.kept_as}{read}. Dropped: {dropped}.")
+
+
+def export_bundle(options: Options, names: Sequence[str], *, hardware: str | None, out: Path | None) -> None:
+    if not names and hardware is None:
+        raise click.UsageError("name what to export: --study STUDY, or --hardware NAME")
+    if out:
+        output_file.check_output_file(out, (".jsonl",))
+    with open_store(options.database_url()) as store:
+        ids = dict.fromkeys(store.find_study(name).id for name in names)
+        if hardware is not None:
+            ids |= dict.fromkeys(best.study_id for best in store.best_plans(hardware_name=hardware))
+        if not ids:
+            raise AutotuneError(f"no finished study ran on {hardware!r}; `autotune studies` lists all")
+        if out is None:
+            for line in store.export_studies(tuple(ids), _name(store)):
+                click.echo(line, nl=False)
+            return
+        with output_file.whole(out) as partial, partial.open("w", encoding="utf-8", newline="\n") as file:
+            file.writelines(store.export_studies(tuple(ids), _name(store)))
+    options.give({"studies": list(ids), "file": str(out)}, lambda: f"Wrote {len(ids)} studies to {out}")
+
+
+def import_bundle(options: Options, bundle: Path) -> None:
+    with open_store(options.database_url()) as store:
+        done = store.import_bundle(bundle)
+    options.give(
+        wire.to_document(done),
+        lambda: (
+            f"Took in {done.new} rows from {done.source}; {done.known} were known. Imported plans are to be "
+            "measured again before they count here."
+        ),
+    )
+
+
+def _name(store: Store) -> str:
+    """This database, for people elsewhere."""
+    return f"{platform.node()}: {store.name}"

@@ -1,0 +1,52 @@
+"""A copy of the tables before they are changed."""
+
+import os
+import sqlite3
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+
+from sqlalchemy import inspect, text
+from sqlalchemy.orm import Session
+
+from storage.url import sqlite_path
+
+_PREFIX = "autotune_"
+
+
+def back_up(session: Session, revision: str) -> str:
+    """Copies the tables as they are, while the session keeps others from writing; where they are then, in words.
+
+    A SQLite file is copied whole, beside itself. In PostgreSQL our own tables are copied into a schema of their own, in
+    the session's transaction. Raises what the session's database raises.
+    """
+    path = sqlite_path(session.get_bind().engine.url)
+    stamp = f"{revision}_{datetime.now(UTC):%Y%m%dt%H%M%S}"
+    if path is not None:
+        return str(copy_file(path, path.with_name(f"{path.name}.backup-{stamp}")))
+    schema = f"{_PREFIX}backup_{stamp}"
+    session.execute(text(f"CREATE SCHEMA {schema}"))
+    for table in inspect(session.connection()).get_table_names():
+        if table.startswith(_PREFIX):
+            session.execute(text(f"CREATE TABLE {schema}.{table} AS TABLE {table}"))
+    return f"the schema {schema}"
+
+
+def copy_file(source: Path, target: Path) -> Path:
+    """A consistent copy of a SQLite file, what waits in its log included; on disk when it returns, mode 0600."""
+    os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    with closing(sqlite3.connect(source)) as old, closing(sqlite3.connect(target)) as new:
+        old.backup(new)
+        new.execute("PRAGMA journal_mode = DELETE")  # one file
+    sync(target, target.parent)
+    return target
+
+
+def sync(*paths: Path) -> None:
+    """Returns when these files and folders are on the disk itself."""
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,309 @@
+"""Finished studies as a file that another database can take in: JSON lines that describe themselves.
+
+    {"format": "autotune-bundle", "version": 1, "source": "host: autotune.db", "exported": "2026-11-22T12:00:00+00:00"}
+    {"table": "autotune_hardware", "row": {"fingerprint": "9504b3532fd465ff", "accelerator": "cuda", ...}}
+    ...
+    {"rows": 412, "sha256": "..."}
+
+A row stands after those that it refers to. The last line counts the rows and holds the SHA-256 of all bytes before it.
+Agents are left behind: they are processes, of no meaning elsewhere.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TextIO
+
+from sqlalchemy import JSON, Column, Select, inspect, select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from storage import codec, provenance
+from storage.errors import BadBundle
+from storage.health import ROW_CHECKS, problem_of
+from storage.tables import (
+    ABANDONED,
+    FINISHED,
+    RUNNING,
+    AgentRow,
+    AttemptRow,
+    Base,
+    BestPlanRow,
+    BundleRow,
+    DataProfileRow,
+    HardwareRow,
+    LaunchRow,
+    LayerProfileRow,
+    ModelRow,
+    OutcomeRow,
+    PlanRow,
+    ProvenanceRow,
+    StageMeasurementRow,
+    StudyRow,
+    TrialRow,
+    UtcDateTime,
+    WorkloadRow,
+)
+
+FORMAT, VERSION = "autotune-bundle", 1
+_KINDS: tuple[type[Base], ...] = (
+    HardwareRow,
+    ModelRow,
+    DataProfileRow,
+    WorkloadRow,
+    LayerProfileRow,
+    PlanRow,
+    StudyRow,
+    TrialRow,
+    OutcomeRow,
+    AttemptRow,
+    StageMeasurementRow,
+    BestPlanRow,
+    LaunchRow,
+)
+"""In an order in which every row comes after those that it refers to."""
+_ROWS_AT_ONCE = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imported:
+    """What an import did."""
+
+    source: str
+    """Where the bundle was exported."""
+    new: int
+    """Rows that were stored."""
+    known: int
+    """Rows that were stored already."""
+
+
+def lines(session: Session, studies: Sequence[str], source: str) -> Iterator[str]:
+    """The bundle of finished studies, line by line, each with its end. `source` names this database for people."""
+    header = {"format": FORMAT, "version": VERSION, "source": source, "exported": datetime.now(UTC).isoformat()}
+    digest, count = hashlib.sha256(), 0
+    for document in (header, *_documents(session, studies)):
+        line = f"{json.dumps(document)}\n"
+        digest.update(line.encode())
+        count += 1
+        yield line
+    yield f"{json.dumps({'rows': count - 1, 'sha256': digest.hexdigest()})}\n"
+
+
+def _documents(session: Session, studies: Sequence[str]) -> Iterator[dict[str, Any]]:
+    for kind, query in _queries(studies).items():
+        for row in session.scalars(query.execution_options(yield_per=_ROWS_AT_ONCE)):
+            yield {"table": kind.__tablename__, "row": _document(row)}
+
+
+def _queries(ids: Sequence[str]) -> dict[type[Base], Select[Any]]:
+    """The rows of each table that belong to the studies, in the order of `_KINDS`."""
+    of_workloads = select(StudyRow.workload_fingerprint).where(StudyRow.id.in_(ids))
+    workloads = select(WorkloadRow).where(WorkloadRow.fingerprint.in_(of_workloads))
+
+    def of_workload(kind: type[Base], key: Any, reference: Any) -> Select[Any]:
+        return select(kind).where(key.in_(workloads.with_only_columns(reference))).order_by(key)
+
+    trials = select(TrialRow).where(TrialRow.study_id.in_(ids))
+    of_trials = trials.with_only_columns(TrialRow.id)
+    launches = select(LaunchRow).where(LaunchRow.workload_fingerprint.in_(of_workloads), LaunchRow.status != RUNNING)
+    plans = [
+        query.with_only_columns(plan_id)
+        for query, plan_id in ((trials, TrialRow.plan_id), (launches, LaunchRow.plan_id))
+    ]
+    return {
+        HardwareRow: of_workload(HardwareRow, HardwareRow.fingerprint, WorkloadRow.hardware_fingerprint),
+        ModelRow: of_workload(ModelRow, ModelRow.fingerprint, WorkloadRow.model_fingerprint),
+        DataProfileRow: of_workload(DataProfileRow, DataProfileRow.fingerprint, WorkloadRow.data_fingerprint),
+        WorkloadRow: workloads.order_by(WorkloadRow.fingerprint),
+        LayerProfileRow: select(LayerProfileRow)
+        .join(
+            WorkloadRow,
+            (WorkloadRow.hardware_fingerprint == LayerProfileRow.hardware_fingerprint)
+            & (WorkloadRow.model_fingerprint == LayerProfileRow.model_fingerprint),
+        )
+        .where(WorkloadRow.fingerprint.in_(of_workloads))
+        .distinct(),
+        PlanRow: select(PlanRow).where(PlanRow.id.in_(plans[0].union(plans[1]))).order_by(PlanRow.id),
+        StudyRow: select(StudyRow).where(StudyRow.id.in_(ids)).order_by(StudyRow.started),
+        TrialRow: trials.order_by(TrialRow.study_id, TrialRow.number),
+        OutcomeRow: select(OutcomeRow).where(OutcomeRow.trial_id.in_(of_trials)),
+        AttemptRow: select(AttemptRow).where(AttemptRow.trial_id.in_(of_trials)),
+        StageMeasurementRow: select(StageMeasurementRow).where(StageMeasurementRow.trial_id.in_(of_trials)),
+        BestPlanRow: select(BestPlanRow).where(BestPlanRow.study_id.in_(ids)),
+        LaunchRow: launches.order_by(LaunchRow.started),
+    }
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[TextIO]:
+    """A bundle's file. Raises BadBundle when it cannot be read."""
+    try:
+        with path.open(encoding="utf-8", newline="\n") as text:
+            yield text
+    except UnicodeDecodeError as error:
+        raise BadBundle(f"{path} is no text; name a file that `autotune db export` wrote") from error
+    except OSError as error:
+        reason = f"cannot be read ({error.strerror})"
+        raise BadBundle(f"{path} {reason}; name a file that `autotune db export` wrote") from error
+
+
+def check(text: Iterable[str]) -> str:
+    """The digest of a bundle. Raises BadBundle unless it is whole, unchanged and of this version.
+
+    Nothing of it is kept in memory, and nothing is read of it but its first and last line.
+    """
+    digest, count, before = hashlib.sha256(), 0, None
+    for line in text:
+        if before is not None:
+            digest.update(before.encode())
+        before, count = line, count + 1
+        if count == 1:
+            _check_header(_parsed(line, 1))
+    end = _parsed(before or "", count)
+    if end.keys() != {"rows", "sha256"}:
+        raise BadBundle(f"the bundle ends in line {count} without its checksum: it is not whole; copy it again")
+    if end["sha256"] != digest.hexdigest():
+        raise BadBundle("the bundle was changed since it was exported: its checksum is another; copy it again")
+    if end["rows"] != count - 2:
+        raise BadBundle(f"the bundle holds {count - 2} rows in place of {end['rows']}; export it again")
+    return digest.hexdigest()
+
+
+def take_in(session: Session, text: Iterable[str], digest: str) -> Imported:
+    """Stores what a checked bundle holds and this database does not. Raises BadBundle."""
+    numbered = enumerate(text, 1)
+    header = _parsed(next(numbered)[1], 1)
+    bundle = BundleRow(
+        digest=digest,
+        source=header["source"],
+        exported=_time(header["exported"]),
+        imported=datetime.now(UTC),
+    )
+    if session.get(BundleRow, digest) is None:
+        session.add(bundle)
+        session.flush()
+    new, fresh = _stored(session, numbered, digest)
+    for row in fresh:
+        session.refresh(row)
+        what = problem_of(row, ROW_CHECKS[type(row)]) if type(row) in ROW_CHECKS else None
+        if what is not None:
+            raise BadBundle(f"the bundle's {row.__tablename__} {provenance.key_of(row)} {what}; export it again")
+    return Imported(source=header["source"], new=len(fresh), known=new - len(fresh))
+
+
+def _stored(session: Session, numbered: Iterable[tuple[int, str]], digest: str) -> tuple[int, list[Base]]:
+    """(rows of the bundle, those that are new)."""
+    kinds = {kind.__tablename__: kind for kind in _KINDS}
+    count, fresh = 0, list[Base]()
+    for number, line in numbered:
+        document = _parsed(line, number)
+        if "sha256" in document:
+            break
+        kind = kinds.get(document.get("table", ""))
+        if kind is None:
+            raise BadBundle(f"line {number} of the bundle names no table that can be imported; export it again")
+        count += 1
+        row = _row(kind, document.get("row"), number)
+        if _merged(session, row, number):
+            session.add(ProvenanceRow(kind=row.__tablename__, key=provenance.key_of(row), bundle_digest=digest))
+            fresh.append(row)
+    return count, fresh
+
+
+def _merged(session: Session, row: Base, number: int) -> bool:
+    """Adds the row if it is new. One that is stored stays, but for a trial of which the bundle knows the end."""
+    kind = type(row)
+    stored = session.get(kind, inspect(kind).primary_key_from_instance(row))
+    if stored is None:
+        try:
+            with session.begin_nested():
+                session.add(row)
+        except IntegrityError as error:
+            raise BadBundle(
+                f"line {number} of the bundle, of {kind.__tablename__}, refers to a row that is missing, or "
+                "contradicts one that is stored; export it again"
+            ) from error
+        return True
+    if isinstance(stored, TrialRow) and isinstance(row, TrialRow) and stored.status != row.status:
+        if row.status == FINISHED:
+            stored.status, stored.finished, stored.given_up = row.status, row.finished, row.given_up
+    elif _document(stored) != _document(row) and not isinstance(row, LayerProfileRow):
+        raise BadBundle(
+            f"line {number} of the bundle contradicts the {kind.__tablename__} {provenance.key_of(row)} that is "
+            "stored; what is stored stays"
+        )
+    return False
+
+
+def _document(row: Base) -> dict[str, Any]:
+    """The row as JSON values, without what means nothing elsewhere. A trial that still runs counts as given up."""
+    local = {column.key for column in inspect(type(row)).columns if _is_local(column)}
+    values = {name: value for name, value in codec.row_values(row).items() if name not in local}
+    if isinstance(row, TrialRow) and row.status == RUNNING:
+        values |= {"status": ABANDONED, "finished": row.started}
+    return {name: value.isoformat() if isinstance(value, datetime) else value for name, value in values.items()}
+
+
+def _row(kind: type[Base], document: Any, number: int) -> Base:
+    columns = {column.key: column for column in inspect(kind).columns if not _is_local(column)}
+    if not isinstance(document, dict) or document.keys() != columns.keys():
+        names = set(columns).symmetric_difference(document if isinstance(document, dict) else {})
+        raise BadBundle(
+            f"line {number} of the bundle has not the columns of {kind.__tablename__}: "
+            f"{', '.join(sorted(names)) or 'none'}; export it again with this version"
+        )
+    return kind(**{name: _value(columns[name], value, number) for name, value in document.items()})
+
+
+def _value(column: Column[Any], value: Any, number: int) -> Any:
+    if value is None and column.nullable:
+        return None
+    if isinstance(column.type, UtcDateTime):
+        return _time(value)
+    if isinstance(column.type, JSON):
+        return value
+    wanted = column.type.python_type
+    if wanted is float and type(value) is int:
+        return float(value)
+    if type(value) is not wanted:
+        raise BadBundle(f"line {number} of the bundle: {column.key} is no {wanted.__name__}; export it again")
+    return value
+
+
+def _is_local(column: Column[Any]) -> bool:
+    """Whether it names an agent."""
+    return any(key.column.table.name == AgentRow.__tablename__ for key in column.foreign_keys)
+
+
+def _time(value: Any) -> datetime:
+    try:
+        time = datetime.fromisoformat(value)
+    except (TypeError, ValueError):
+        raise BadBundle(f"the bundle has {value!r} for a time; export it again") from None
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+def _check_header(header: dict[str, Any]) -> None:
+    if header.get("format") != FORMAT:
+        raise BadBundle(f"this is no file that `autotune db export` wrote; its first line is not of an {FORMAT}")
+    if header.get("version") != VERSION:
+        raise BadBundle(
+            f"the bundle has version {header.get('version')!r}, this software reads {VERSION}; export it again "
+            "with the same version of vlm-autotune"
+        )
+    if not isinstance(header.get("source"), str):
+        raise BadBundle("the bundle does not say where it comes from; export it again")
+
+
+def _parsed(line: str, number: int) -> dict[str, Any]:
+    try:
+        document = json.loads(line)
+    except ValueError:
+        document = None
+    if not isinstance(document, dict):
+        raise BadBundle(f"line {number} of the bundle is no JSON object: it is not whole or no bundle; copy it again")
+    return document

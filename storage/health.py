@@ -1,0 +1,186 @@
+"""What must be true of the tables whatever happened, checked row by row."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import func, select, text
+from sqlalchemy.orm import Session
+
+from storage import codec
+from storage.errors import StorageError
+from storage.provenance import key_of
+from storage.tables import (
+    FINISHED,
+    AgentRow,
+    Base,
+    BestPlanRow,
+    DataProfileRow,
+    HardwareRow,
+    LaunchRow,
+    LeaseRow,
+    ModelRow,
+    OutcomeRow,
+    PlanRow,
+    ProvenanceRow,
+    StageMeasurementRow,
+    StudyRow,
+    TrialRow,
+    WorkloadRow,
+)
+from trials.errors import TrialsError
+from trials.outcome import Completed
+
+UNREADABLE = (StorageError, TrialsError, ValueError, TypeError, LookupError, AssertionError, AttributeError)
+"""What reading a row raises that holds nonsense."""
+_ROWS_AT_ONCE = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """Something that no version of this software writes."""
+
+    table: str
+    key: str
+    """Of the row; empty when it is no single one."""
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.table} {self.key}: {self.what}".replace(" :", ":")
+
+
+def problems(session: Session) -> Iterator[Problem]:
+    """Everything that is wrong, in the order of the tables. It takes as long as reading the whole database."""
+    if session.get_bind().dialect.name == "sqlite":
+        yield from _problems_of_file(session)
+    for kind, check in ROW_CHECKS.items():
+        for row in session.scalars(select(kind).execution_options(yield_per=_ROWS_AT_ONCE)):
+            what = problem_of(row, check)
+            if what is not None:
+                yield Problem(table=kind.__tablename__, key=key_of(row), what=what)
+    yield from _problems_between_rows(session)
+
+
+def problem_of(row: Base, check: "Callable[[Any], str | None]") -> str | None:
+    """What is wrong with one row; None when nothing is."""
+    try:
+        return check(row)
+    except UNREADABLE as error:
+        return f"cannot be read: {error}"
+
+
+def _problems_of_file(session: Session) -> Iterator[Problem]:
+    """Of SQLite's pages, indices and references."""
+    for line in session.scalars(text("PRAGMA integrity_check")):
+        if line != "ok":
+            yield Problem(table="the file", key="", what=str(line))
+    for table, row, parent, _ in session.execute(text("PRAGMA foreign_key_check")):
+        if table.startswith("autotune_"):
+            yield Problem(table=table, key=f"row {row}", what=f"refers to a row of {parent} that is not there")
+
+
+def _hardware(row: HardwareRow) -> str | None:
+    return _digest(row.fingerprint, codec.hardware(row).fingerprint)
+
+
+def _model(row: ModelRow) -> str | None:
+    return _digest(row.fingerprint, codec.model(row).fingerprint)
+
+
+def _data(row: DataProfileRow) -> str | None:
+    return _digest(row.fingerprint, codec.data(row).fingerprint)
+
+
+def _workload(row: WorkloadRow) -> str | None:
+    return _digest(row.fingerprint, codec.workload(row).fingerprint)
+
+
+def _plan(row: PlanRow) -> str | None:
+    found = codec.plan(row)
+    columns = codec.plan_row(found)
+    names = ("pipeline", "data", "zero", "qv", "qt")
+    wrong = [name for name in names if getattr(row, name) != getattr(columns, name)]
+    return _digest(row.id, found.id) or (f"{', '.join(wrong)} contradict its document" if wrong else None)
+
+
+def _digest(key: str, found: str) -> str | None:
+    return None if key == found else f"its content is that of {found}"
+
+
+def _trial(row: TrialRow) -> str | None:
+    if (row.status == FINISHED) != (row.outcome is not None):
+        return f"is {row.status} with{'out' if row.outcome is None else ''} an outcome"
+    codec.trial(row)
+    return None
+
+
+def _outcome(row: OutcomeRow) -> str | None:
+    found = codec.outcome(row)
+    wrong = [name for name, value in codec.queried(found).items() if getattr(row, name) != value]
+    if row.kind != found.kind:
+        wrong.append("kind")
+    return f"{', '.join(wrong)} contradict its document" if wrong else None
+
+
+def _study(row: StudyRow) -> str | None:
+    codec.study(row)
+    return None
+
+
+def _best_plan(row: BestPlanRow) -> str | None:
+    codec.best_plan(row, None)
+    return None if row.epoch_seconds > 0 else f"an epoch takes {row.epoch_seconds} s"
+
+
+def _launch(row: LaunchRow) -> str | None:
+    codec.launch(row)
+    return None
+
+
+ROW_CHECKS: dict[type[Base], Callable[[Any], str | None]] = {
+    HardwareRow: _hardware,
+    ModelRow: _model,
+    DataProfileRow: _data,
+    WorkloadRow: _workload,
+    PlanRow: _plan,
+    StudyRow: _study,
+    TrialRow: _trial,
+    OutcomeRow: _outcome,
+    BestPlanRow: _best_plan,
+    LaunchRow: _launch,
+}
+
+
+def _problems_between_rows(session: Session) -> Iterator[Problem]:
+    counted = select(TrialRow.study_id, func.count(), func.min(TrialRow.number), func.max(TrialRow.number))
+    for study, count, first, last in session.execute(counted.group_by(TrialRow.study_id)):
+        if (first, last) != (0, count - 1):
+            what = f"its {count} trials have the numbers {first} to {last}"
+            yield Problem(table=StudyRow.__tablename__, key=study, what=what)
+    won = select(StudyRow.id, BestPlanRow.study_id).outerjoin(BestPlanRow, BestPlanRow.study_id == StudyRow.id)
+    for study, winner in session.execute(won.where((StudyRow.finished.is_(None)) != (BestPlanRow.study_id.is_(None)))):
+        what = "has a winner, but no end" if winner else "has ended without a winner"
+        yield Problem(table=StudyRow.__tablename__, key=study, what=what)
+    held = select(LeaseRow.resource).join(AgentRow).where(AgentRow.ended.is_not(None))
+    for resource in session.scalars(held):
+        yield Problem(table=LeaseRow.__tablename__, key=resource, what="is held by an agent that has ended")
+    ranks = select(OutcomeRow.trial_id, OutcomeRow.document, func.count(StageMeasurementRow.rank))
+    ranks = ranks.outerjoin(StageMeasurementRow, StageMeasurementRow.trial_id == OutcomeRow.trial_id)
+    ranks = ranks.where(OutcomeRow.kind == "completed").group_by(OutcomeRow.trial_id, OutcomeRow.document)
+    for trial, document, count in session.execute(ranks.execution_options(yield_per=_ROWS_AT_ONCE)):
+        if wrong := problem_of_ranks(document, count):
+            yield Problem(table=StageMeasurementRow.__tablename__, key=trial, what=wrong)
+    tables = {mapper.class_.__tablename__: mapper.class_ for mapper in Base.registry.mappers}
+    for row in session.scalars(select(ProvenanceRow).execution_options(yield_per=_ROWS_AT_ONCE)):
+        if row.kind not in tables:
+            yield Problem(table=ProvenanceRow.__tablename__, key=f"{row.kind}/{row.key}", what="names no table")
+
+
+def problem_of_ranks(document: str, count: int) -> str | None:
+    """Of the ranks' measurements beside the outcome that they belong to."""
+    try:
+        found = codec.outcome_of(document)
+    except UNREADABLE:  # told of the outcome itself
+        return None
+    expected = len(found.measurement.stages) if isinstance(found, Completed) else 0
+    return None if count == expected else f"{count} ranks in place of {expected}"

@@ -1,0 +1,110 @@
+"""How far the workload of a stored plan is from the one at hand, field by field.
+
+The distance is the sum, over the fields that differ, of a weight times how much they differ: 1 for a text that is
+another one; the number of doublings between two numbers; of histograms the share of samples that would have to change
+their lengths. Weights are in units of a doubling of the ranks = 10. What decides every second and byte weighs most:
+
+| field | weight | why |
+|---|---|---|
+| accelerator | 200 | another kind of machine |
+| device name | 100 | every measured second differs |
+| model family | 40 | other layers |
+| compute capability, dtype | 20 | other kernels |
+| data histogram | 20 | other packs |
+| layers, parameters, devices, nodes, device memory, memory limit | 10 | another split or recomputation may be best |
+| operations per unit, token and square; link, global batch | 5 | other balance of the parts of a step |
+| torch, deepspeed, processor, over-size rule | 2 | seconds drift, the best plan seldom |
+| all others | 1 | worth to be named |
+| names, digests and totals of the data, model name | 0 | for people, or told by another field |
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from storage.validity import leaves
+from trials.workload import Hardware, Software, Workload
+
+Fields = Mapping[str, object]
+"""Values by dotted field: `hardware.driver`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One field that differs, and what it adds to the distance."""
+
+    field: str
+    """Dotted: `hardware.driver`."""
+    then: object
+    now: object
+    weight: float
+    """Of a whole difference: another text, or a doubling."""
+    distance: float
+    """The weight times how much the values differ."""
+
+    def __str__(self) -> str:
+        values = "" if isinstance(self.then, tuple) else f" {self.then} -> {self.now}"  # a histogram is too long
+        return f"{self.field}{values} [{self.distance:.3g}]"
+
+
+def fields_of(workload: Workload) -> Fields:
+    """All that is known of a job here."""
+    return leaves(workload)
+
+
+def fields_of_machine(hardware: Hardware, software: Software) -> Fields:
+    """All that is known without a job; model, data and batch then count as equal."""
+    return {**leaves(hardware, "hardware."), **leaves(software, "software.")}
+
+
+def differences(then: Fields, now: Fields) -> tuple[Difference, ...]:
+    """Of the fields that both have, the weightiest first."""
+    found = (_difference(field, then[field], value) for field, value in now.items() if field in then)
+    return tuple(sorted((one for one in found if one is not None), key=lambda one: -one.distance))
+
+
+def distance(found: Iterable[Difference]) -> float:
+    return math.fsum(one.distance for one in found)
+
+
+def _difference(field: str, then: object, now: object) -> Difference | None:
+    weight = _WEIGHTS.get(field, 1.0)
+    if then == now or weight == 0:
+        return None
+    return Difference(field=field, then=then, now=now, weight=weight, distance=weight * _amount(then, now))
+
+
+def _amount(then: object, now: object) -> float:
+    if isinstance(then, int | float) and isinstance(now, int | float) and then > 0 < now:
+        return abs(math.log2(then / now))
+    if isinstance(then, tuple) and isinstance(now, tuple):
+        return _moved(then, now)
+    return 1.0
+
+
+def _moved(then: tuple[tuple[int, int, int], ...], now: tuple[tuple[int, int, int], ...]) -> float:
+    """The total variation between two histograms of (units, tokens, samples): 0 for equal ones, 1 for disjoint ones."""
+    shares: list[dict[tuple[int, int], float]] = []
+    for histogram in (then, now):
+        total = sum(samples for *_, samples in histogram) or 1
+        shares.append({(units, tokens): samples / total for units, tokens, samples in histogram})
+    buckets = shares[0].keys() | shares[1].keys()
+    return math.fsum(abs(shares[0].get(bucket, 0.0) - shares[1].get(bucket, 0.0)) for bucket in buckets) / 2
+
+
+def _weighted(weight: float, names: str) -> dict[str, float]:
+    return dict.fromkeys(names.split(), weight)
+
+
+_WEIGHTS = {
+    **_weighted(200, "hardware.accelerator"),
+    **_weighted(100, "hardware.device_name"),
+    **_weighted(40, "model.family"),
+    **_weighted(20, "hardware.compute_capability model.dtype data.histogram"),
+    **_weighted(10, "hardware.devices hardware.nodes hardware.device_memory_bytes memory_limit_bytes"),
+    **_weighted(10, "model.vision_layers model.language_layers model.parameters"),
+    **_weighted(5, "model.unit_flops model.token_flops model.square_flops hardware.link global_batch_samples"),
+    **_weighted(2, "software.torch software.deepspeed hardware.cpu_name oversize"),
+    **_weighted(0, "model.name data.samples data.text_only_samples data.vision_units data.text_tokens"),
+    **_weighted(0, "data.longest_text_tokens data.most_vision_units data.lengths_digest"),
+}

@@ -1,0 +1,196 @@
+"""Studies that travel from one database to another as a file."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from storage.errors import BadBundle, UnfinishedStudy, UnknownRecord
+from storage.records import LaunchResult
+from storage.store import Store, open_store
+from storage.validity import Verdict, validity
+from tests.storage_values import NOON, OUTCOMES, PADDED_PLAN, WORKLOAD, best_of, concluded, packed_plan, result_of
+
+HERE = "laptop: autotune.db"
+STRANGE = 'o\'brien\n"x"; DROP TABLE autotune_trial; -- 雪'
+
+
+def studied(store: Store) -> str:
+    """A finished study with one of everything."""
+    study = store.create_study(store.add_workload(WORKLOAD), {"note": STRANGE}, seed=7).id
+    for name, outcome in OUTCOMES.items():
+        store.finish_trial(result_of(store.start_trial(study, packed_plan(len(name)), name, {"qv": 9}).id, outcome))
+    store.abandon_trial(store.start_trial(study, packed_plan(40), "sampled").id)
+    store.start_trial(study, packed_plan(41), "sampled")
+    concluded(store, best_of(study), '{"lessons": []}')
+    store.save_layer_profile(
+        WORKLOAD.hardware.fingerprint, WORKLOAD.model.fingerprint, WORKLOAD.software, '{"layers": [0.1]}'
+    )
+    launch = store.start_launch(packed_plan(), WORKLOAD.fingerprint, 12.5)
+    store.finish_launch(launch.id, LaunchResult(status="finished", steps=40, samples_per_second=11.9, finished=NOON))
+    store.start_launch(packed_plan(), WORKLOAD.fingerprint, None)
+    return study
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> Iterator[Store]:
+    """Another database."""
+    with open_store(f"sqlite:///{tmp_path / 'there.db'}") as store:
+        yield store
+
+
+@pytest.fixture
+def bundle(store: Store, tmp_path: Path) -> Path:
+    return exported(store, studied(store), tmp_path / "bundle.jsonl")
+
+
+def exported(store: Store, study: str, path: Path) -> Path:
+    path.write_text("".join(store.export_studies([study], HERE)))
+    return path
+
+
+def test_what_is_exported_is_found_elsewhere_with_where_it_came_from(store: Store, there: Store, bundle: Path) -> None:
+    done = there.import_bundle(bundle)
+    assert (done.source, done.known) == (HERE, 0)
+    assert done.new == len(bundle.read_text().splitlines()) - 2
+    (study,) = there.studies()
+    assert (study.imported_from, study.settings) == (HERE, {"note": STRANGE})
+    (theirs,), (ours,) = there.best_plans(), store.best_plans()
+    assert theirs.imported_from == HERE
+    assert best_of(study.id) == ours
+    assert [trial.plan for trial in there.trials(study.id)] == [trial.plan for trial in store.trials(study.id)]
+    assert not there.running_trials()
+    assert not list(there.problems())
+
+
+def test_an_import_is_done_once(there: Store, bundle: Path) -> None:
+    first = there.import_bundle(bundle)
+    second = there.import_bundle(bundle)
+    assert (second.new, second.known) == (0, first.new)
+
+
+def test_what_comes_home_is_not_foreign(store: Store, bundle: Path) -> None:
+    assert store.import_bundle(bundle).new == 0
+    assert store.studies()[0].imported_from is None
+
+
+def test_a_foreign_plan_is_to_be_measured_again_and_its_trials_answer_nothing(there: Store, bundle: Path) -> None:
+    there.import_bundle(bundle)
+    (best,) = there.best_plans()
+    found = validity(best.workload, WORKLOAD, imported_from=best.imported_from)
+    assert found.verdict is Verdict.REMEASURE
+    assert "laptop" in str(found.changes[0])
+    assert there.answers(WORKLOAD.fingerprint) == there.comparable_trials(WORKLOAD) == ()
+    assert there.latest_study(WORKLOAD.fingerprint) is None
+    assert there.last_winner(WORKLOAD.fingerprint) is None
+    key = WORKLOAD.hardware.fingerprint, WORKLOAD.model.fingerprint, WORKLOAD.software
+    assert there.layer_profile(*key) is None
+    assert len(there.layer_profiles()) == 1
+    there.save_layer_profile(*key, "{}")
+    assert there.layer_profile(*key) is not None
+
+
+def test_a_result_that_came_after_the_export_is_taken_in_later(store: Store, there: Store, bundle: Path) -> None:
+    there.import_bundle(bundle)
+    study = store.studies()[0].id
+    late = [trial for trial in store.trials(study) if trial.plan in (packed_plan(40), packed_plan(41))]
+    for trial in late:
+        store.finish_trial(result_of(trial.id))
+    assert there.import_bundle(exported(store, study, bundle)).new == 6  # an outcome and two ranks each
+    assert {trial.id for trial in late} <= {trial.id for trial in there.trials(study) if hasattr(trial, "result")}
+    assert not list(there.problems())
+
+
+def test_a_study_without_a_winner_or_an_unknown_one_is_refused(store: Store) -> None:
+    study = store.create_study(store.add_workload(WORKLOAD), {}, seed=0)
+    with pytest.raises(UnfinishedStudy, match=study.name):
+        list(store.export_studies([study.id], HERE))
+    with pytest.raises(UnknownRecord):
+        list(store.export_studies(["0" * 32], HERE))
+
+
+def resigned(lines: list[str]) -> list[str]:
+    """With a right last line: what a clumsy hand, not an accident, would make."""
+    body = "".join(lines[:-1])
+    end = {"rows": len(lines) - 2, "sha256": hashlib.sha256(body.encode()).hexdigest()}
+    return [*lines[:-1], f"{json.dumps(end)}\n"]
+
+
+def without(table: str) -> Callable[[list[str]], list[str]]:
+    def spoil(lines: list[str]) -> list[str]:
+        return resigned([line for line in lines if f'"table": "autotune_{table}"' not in line])
+
+    return spoil
+
+
+def changed(table: str, old: str, new: str) -> Callable[[list[str]], list[str]]:
+    def spoil(lines: list[str]) -> list[str]:
+        ours = [line for line in lines if f'"autotune_{table}"' in line]
+        assert old in ours[0]
+        return resigned([line.replace(old, new) if line is ours[0] else line for line in lines])
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (lambda lines: lines[:-1], "without its checksum"),
+        (lambda lines: [*lines[:-1], lines[-1][:20]], "no JSON object"),
+        (lambda lines: [line.replace("11.9", "99.9") for line in lines], "its checksum is another"),
+        (lambda lines: [*lines[:5], *lines[6:]], "its checksum is another"),
+        (lambda lines: [*lines, "\n"], "no JSON object"),
+        (lambda lines: [], "no JSON object"),
+        (lambda lines: ["\x00\x01\x02"], "no JSON object"),
+        (lambda lines: ["[1, 2]\n", *lines[1:]], "no JSON object"),
+        (lambda lines: [lines[0].replace('"version": 1', '"version": 2'), *lines[1:]], "has version 2"),
+        (lambda lines: [lines[0].replace("autotune-bundle", "x"), *lines[1:]], "no file that `autotune db export`"),
+        (without("plan"), "refers to a row that is missing"),
+        (without("model"), "refers to a row that is missing"),
+        (without("outcome"), "without an outcome"),
+        (changed("hardware", '"devices": 8', '"devices": 4'), "its content is that of"),
+        (changed("hardware", '"devices": 8', '"devices": "8"'), "devices is no int"),
+        (changed("hardware", '"devices": 8', '"device": 8'), "has not the columns"),
+        (changed("trial", '"finished"', '"done"'), "has not the columns"),
+        (changed("study", '"started": "2', '"started": "x'), "for a time"),
+        (changed("outcome", '"kind": "', '"kind": "x'), r"contradict its document"),
+        (changed("plan", '"autotune_plan"', '"autotune_agent"'), "names no table"),
+    ],
+)
+def test_a_bundle_that_is_not_whole_is_refused_and_nothing_is_stored(
+    there: Store, bundle: Path, spoil: Callable[[list[str]], list[str]], told: str
+) -> None:
+    lines = bundle.read_text().splitlines(keepends=True)
+    bundle.write_text("".join(spoil(lines)))
+    with pytest.raises(BadBundle, match=told):
+        there.import_bundle(bundle)
+    assert not there.studies()
+    assert not there.best_plans()
+    with pytest.raises(UnknownRecord):
+        there.workload(WORKLOAD.fingerprint)
+
+
+def test_a_file_that_is_no_text_or_not_there_is_refused(there: Store, tmp_path: Path) -> None:
+    binary = tmp_path / "binary"
+    binary.write_bytes(b"\xff\xfe\x00")
+    for path in (binary, tmp_path / "none", tmp_path):
+        with pytest.raises(BadBundle, match="autotune db export"):
+            there.import_bundle(path)
+
+
+def test_a_bundle_that_contradicts_what_is_stored_is_refused(there: Store, bundle: Path) -> None:
+    there.import_bundle(bundle)
+    lines = bundle.read_text().splitlines(keepends=True)
+    bundle.write_text("".join(changed("study", '"seed": 7', '"seed": 8')(lines)))
+    with pytest.raises(BadBundle, match="contradicts the autotune_study"):
+        there.import_bundle(bundle)
+
+
+def test_a_bundle_of_a_padded_plan_without_data_fields_is_whole(store: Store, there: Store, tmp_path: Path) -> None:
+    study = store.create_study(store.add_workload(WORKLOAD), {}, seed=0).id
+    store.finish_trial(result_of(store.start_trial(study, PADDED_PLAN, "default").id))
+    concluded(store, best_of(study, plan=PADDED_PLAN, confidence=None, ties=(), pareto=(), baselines=()))
+    there.import_bundle(exported(store, study, tmp_path / "bundle"))
+    assert there.best_plans()[0].plan == PADDED_PLAN

@@ -1,0 +1,87 @@
+"""What an agent has for itself: devices, while it lives."""
+
+from threading import Thread
+from time import sleep
+
+import pytest
+
+from autotune import agent as agents
+from autotune.agent import Agent
+from autotune.errors import DeviceBusy
+from storage.errors import ResourceHeld, Superseded
+from storage.store import Store
+from tests.storage_values import PADDED_PLAN, WORKLOAD, packed_plan
+
+BEAT = 0.02
+ELSEWHERE = "host-7 boot pid:[1]"
+
+
+def elsewhere(store: Store) -> str:
+    return store.add_agent(ELSEWHERE, "1234 5").id
+
+
+def test_devices_are_given_all_together_or_not_at_all(store: Store) -> None:
+    one, other = elsewhere(store), elsewhere(store)
+    store.take_resources(one, ["GPU-b", "GPU-a"])
+    store.take_resources(one, ["GPU-a"])
+    with pytest.raises(ResourceHeld, match="GPU-b") as held:
+        store.take_resources(other, ["GPU-c", "GPU-b"])
+    assert held.value.holder_id == one
+    store.take_resources(one, ["GPU-c"])
+
+
+def test_devices_are_free_when_their_agent_ends(store: Store) -> None:
+    one, other = elsewhere(store), elsewhere(store)
+    store.take_resources(one, ["GPU-a"])
+    store.end_agent(one)
+    store.take_resources(other, ["GPU-a"])
+
+
+def test_who_takes_the_place_of_a_silent_agent_ends_it(store: Store) -> None:
+    one, other = elsewhere(store), elsewhere(store)
+    study = store.create_study(store.add_workload(WORKLOAD), {}, seed=0).id
+    store.take_resources(one, ["GPU-a", "GPU-b"])
+    running = store.start_trial(study, PADDED_PLAN, "sampled", agent_id=one)
+    store.take_resources(other, ["GPU-b"], gone=[one])
+    store.take_resources(other, ["GPU-a"])
+    with pytest.raises(Superseded, match="Run the command again"):
+        store.start_trial(study, PADDED_PLAN, "confirm", agent_id=one)
+    with pytest.raises(Superseded):
+        store.claim_trial(study, packed_plan(), "sampled", {}, one)
+    with pytest.raises(Superseded):
+        store.take_resources(one, ["GPU-c"])
+    assert store.running_trials(study) == (running,)
+
+
+def test_devices_of_an_agent_that_lives_are_refused_with_its_place(store: Store) -> None:
+    other = elsewhere(store)
+    store.take_resources(other, ["GPU-a"])
+
+    def live() -> None:
+        for _ in range(5 * agents._SILENT_BEATS):
+            store.beat(other)
+            sleep(BEAT)
+
+    living = Thread(target=live)
+    with Agent(store, BEAT) as one:
+        living.start()
+        with pytest.raises(DeviceBusy, match=r"GPU-a is used by process 1234 on host-7; wait for it"):
+            one.take(["GPU-a"])
+        living.join()
+
+
+def test_devices_of_an_agent_that_falls_silent_are_taken_after_a_while(store: Store) -> None:
+    other = elsewhere(store)
+    store.take_resources(other, ["GPU-a"])
+    with Agent(store, BEAT) as one:
+        one.take(["GPU-a"])
+        assert other not in store.agents()
+        with pytest.raises(ResourceHeld):
+            store.take_resources(elsewhere(store), ["GPU-a"])
+
+
+def test_devices_of_a_process_that_died_here_are_taken_at_once(store: Store) -> None:
+    dead = store.add_agent(agents.machine(), "1 1")
+    store.take_resources(dead.id, ["GPU-a"])
+    with Agent(store, beat_seconds=3600) as one:
+        one.take(["GPU-a"])

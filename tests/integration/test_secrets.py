@@ -1,0 +1,88 @@
+"""A password in a database URL is in no output, log or file, whatever goes wrong."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from click.testing import CliRunner
+
+from autotune.cli import main
+from storage.store import open_store
+from storage.url import parse
+from tests import postgres
+from tests.storage_values import WORKLOAD, best_of, concluded, packed_plan, result_of
+from tests.users import JobFile
+
+CANARY = "c4nary-p4ss"
+COMMANDS = (
+    ["plans"],
+    ["plans", "--here"],
+    ["studies"],
+    ["doctor"],
+    ["show", packed_plan().id],
+    ["show", "no-such-plan"],
+    ["db", "upgrade"],
+    ["db", "check"],
+    ["db", "repair"],
+    ["db", "export", "--hardware", "a100"],
+    ["db", "import", "no-such-file"],
+)
+WRONG = (
+    f"postgresql://me:{CANARY}@127.0.0.1:1/results",
+    f"postgresql://127.0.0.1:1/results?password={CANARY}",
+    f"postgresql://127.0.0.1:1/results?sslpassword={CANARY}&no_such_option=1",
+    f"postgresql://me:{CANARY}@127.0.0.1:port/results",
+    f"postgresql://me:{CANARY}@[::1/results",
+    f"postgres://me:{CANARY}@127.0.0.1/results",
+    f"mysql://me:{CANARY}@127.0.0.1/results",
+    f"sqlite://me:{CANARY}@host/results.db",
+    f"sqlite:///results.db?password={CANARY}",
+    f"{CANARY}",
+    f"me:{CANARY}@127.0.0.1/results",
+)
+
+
+def said(*arguments: str) -> str:
+    answer = CliRunner().invoke(main, [*arguments, "-vv"])
+    assert answer.exception is None or isinstance(answer.exception, SystemExit), answer.exception
+    return answer.output + answer.stderr
+
+
+@pytest.fixture(scope="module")
+def guarded_url() -> Iterator[str]:
+    """A database that only the password opens, with a plan in it."""
+    with postgres.server() as server, postgres.database(server) as url:
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute(f"CREATE ROLE canary LOGIN SUPERUSER PASSWORD '{CANARY}'")
+        opened = parse(url).set(username="canary", password=CANARY)
+        guarded = opened.render_as_string(hide_password=False).replace("postgresql+psycopg", "postgresql")
+        with open_store(guarded) as store:
+            study = store.create_study(store.add_workload(WORKLOAD), {}, seed=0).id
+            store.finish_trial(result_of(store.start_trial(study, packed_plan(), "default").id))
+            concluded(store, best_of(study))
+        yield guarded
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_no_command_shows_the_password_of_its_database(guarded_url: str, home: Path, command: list[str]) -> None:
+    told = said(*command, "--db", guarded_url)
+    assert CANARY not in told
+    assert told
+
+
+@pytest.mark.parametrize("url", WRONG)
+def test_no_refusal_shows_a_password(home: Path, url: str) -> None:
+    for command in (["plans"], ["doctor"], ["db", "repair"]):
+        told = said(*command, "--db", url)
+        assert CANARY not in told.replace(f"'{CANARY}'", "") if url == CANARY else CANARY not in told
+        assert "Error: " in told
+
+
+def test_no_file_holds_the_password(guarded_url: str, job: JobFile, home: Path) -> None:
+    told = said("tune", job.spoil(hardware__memory_limit="1MiB"), "--db", guarded_url)
+    assert CANARY not in told
+    files = [path for path in home.rglob("*") if path.is_file()]
+    assert files
+    assert not [path for path in files if CANARY.encode() in path.read_bytes()]
+    assert CANARY not in "".join(str(path) for path in files)

@@ -1,0 +1,198 @@
+"""Agents that record trials while they are killed, and openings of one new database at the same moment."""
+
+import multiprocessing
+import os
+import random
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, tzinfo
+from multiprocessing.process import BaseProcess
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+
+from autotune.agent import Agent
+from autotune.search import ledger
+from autotune.search.attempt import Attempt
+from autotune.search.ledger import Ledger
+from autotune.search.proposals import database
+from storage import agents, studies
+from storage.records import FinishedTrial, RunningTrial, TrialResult
+from storage.spool import Spool
+from storage.store import Store, open_store
+from tests.storage_values import WORKLOAD, completed, packed_plan
+from trials import wire
+
+_PLANS_OF_A_WORKER = 1000
+_LONGEST_TRIAL_SECONDS = 0.02
+_GATE_SECONDS = 120.0
+
+
+def context() -> "multiprocessing.context.ForkServerContext":
+    """Processes that start at once: what they import is loaded once."""
+    found = multiprocessing.get_context("forkserver")
+    found.set_forkserver_preload(["tests.storms"])
+    return found
+
+
+@dataclass(kw_only=True)
+class Storm:
+    """What was left behind; every list is to be empty."""
+
+    trials: int = 0
+    """That were acknowledged."""
+    kills: int = 0
+    lost: list[str] = field(default_factory=list)
+    """Acknowledged results that the database does not have, or has otherwise."""
+    doubled: list[str] = field(default_factory=list)
+    """Plans with more than one result."""
+    running: list[str] = field(default_factory=list)
+    """Trials that still run though nobody is left."""
+    failed: list[str] = field(default_factory=list)
+    """Processes that ended otherwise than by a kill or by their own will: what they said."""
+    wrong: list[str] = field(default_factory=list)
+    """What a check of the database finds."""
+    seconds_to_settle: float = 0.0
+    """Until nothing ran any more, for the next command."""
+
+    def is_harmless(self) -> bool:
+        return not (self.lost or self.doubled or self.running or self.failed or self.wrong)
+
+
+def storm(url: str, folder: Path, *, processes: int, trials: int, kills: int, wandering_clocks: bool = False) -> Storm:
+    """So many processes record so many trials each; so many times one of them is killed, and starts anew."""
+    dice, start = random.Random(0), context()
+    told = Storm()
+    workers: dict[int, BaseProcess] = {}
+
+    def begin(number: int) -> None:
+        workers[number] = start.Process(target=_work, args=(url, folder, number, trials, wandering_clocks))
+        workers[number].start()
+
+    for number in range(processes):
+        begin(number)
+    while workers:
+        time.sleep(dice.uniform(0, 2 * _pause(processes)))
+        if told.kills < kills:
+            workers[dice.choice(list(workers))].kill()
+            told.kills += 1
+        for number, worker in list(workers.items()):
+            if worker.is_alive():
+                continue
+            del workers[number]
+            if worker.exitcode == -9:
+                begin(number)
+            elif worker.exitcode != 0:
+                told.failed.append(_log(folder, number).read_text())
+    _judge(told, url, folder, processes)
+    return told
+
+
+def _pause(processes: int) -> float:
+    """Seconds between two kills, so that a process lives long enough to do something."""
+    return 1.5 / processes
+
+
+def _work(url: str, folder: Path, number: int, trials: int, wandering_clock: bool) -> None:
+    if wandering_clock:
+        for module in _WITH_CLOCKS:
+            vars(module)["datetime"] = _Wandering
+    try:
+        with open_store(url) as store, Agent(store) as agent, _acks(folder, number) as acknowledge:
+            own = _ledger(store, folder, agent)
+            for plan in range(trials):
+                trial = own.begin(packed_plan(number * _PLANS_OF_A_WORKER + plan), "sampled", {})
+                if trial is None:  # an earlier life of this worker finished it
+                    continue
+                time.sleep(random.uniform(0, _LONGEST_TRIAL_SECONDS))
+                result = own.put(trial, Attempt(outcome=completed(1.0 + plan), epoch_seconds=2.0))
+                acknowledge(result)
+                own.finish(trial, result)
+    except BaseException:
+        _log(folder, number).write_text(traceback.format_exc())
+        raise
+
+
+class _Wandering(datetime):
+    """A clock that is set back and forth by an hour."""
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> "_Wandering":
+        moved = datetime.now(tz) + timedelta(hours=random.choice((-1, 0, 1)))
+        return cls.fromisoformat(moved.isoformat())
+
+
+_WITH_CLOCKS = (agents, studies, ledger)
+
+
+def _ledger(store: Store, folder: Path, agent: Agent) -> Ledger:
+    study = store.join_study(store.add_workload(WORKLOAD), {}, 0, lambda study: study.finished is None)
+    return Ledger(store, Spool(folder / "spool"), study, agent, ())
+
+
+@contextmanager
+def _acks(folder: Path, number: int) -> Iterator[Callable[[TrialResult], None]]:
+    with (folder / f"acks-{number}").open("a") as file:
+
+        def acknowledge(result: TrialResult) -> None:
+            file.write(wire.encode(result) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+        yield acknowledge
+
+
+def _log(folder: Path, number: int) -> Path:
+    return folder / f"log-{number}"
+
+
+def _judge(told: Storm, url: str, folder: Path, processes: int) -> None:
+    began = time.monotonic()
+    with open_store(url) as store, Agent(store) as agent:
+        own = _ledger(store, folder, agent)
+        while own.open and time.monotonic() < began + _GATE_SECONDS:
+            time.sleep(0.1)
+            own.catch_up()
+        told.seconds_to_settle = time.monotonic() - began
+        study = store.latest_study(WORKLOAD.fingerprint)
+        assert study is not None
+        stored = {trial.id: trial for trial in store.trials(study.id)}
+        told.running = [key for key, trial in stored.items() if isinstance(trial, RunningTrial)]
+        told.wrong = [str(problem) for problem in store.problems()]
+    finished = [trial for trial in stored.values() if isinstance(trial, FinishedTrial)]
+    plans = [trial.plan.id for trial in finished]
+    told.doubled = [plan for plan in set(plans) if plans.count(plan) > 1]
+    for number in range(processes):
+        for line in (folder / f"acks-{number}").read_text().splitlines(keepends=True):
+            if not line.endswith("\n"):  # a kill cut it off: nothing was acknowledged
+                continue
+            told.trials += 1
+            result = wire.decode(TrialResult, line)
+            trial = stored.get(result.trial_id)
+            if not isinstance(trial, FinishedTrial) or trial.result != result:
+                told.lost.append(result.trial_id)
+
+
+def race(url: str, folder: Path, *, processes: int) -> list[str]:
+    """Opens the database, Optuna's tables included, in so many processes at one moment; what those that fail say."""
+    start = context()
+    gate = start.Barrier(processes, timeout=_GATE_SECONDS)
+    openers = [start.Process(target=_open, args=(url, folder, number, gate)) for number in range(processes)]
+    for opener in openers:
+        opener.start()
+    for opener in openers:
+        opener.join(_GATE_SECONDS)
+    failed = [number for number, opener in enumerate(openers) if opener.exitcode != 0]
+    return [_log(folder, number).read_text() if _log(folder, number).exists() else "no answer" for number in failed]
+
+
+def _open(url: str, folder: Path, number: int, gate: Barrier) -> None:
+    try:
+        gate.wait()
+        with open_store(url) as store, store.exclusive(), database(store.optuna_url):
+            store.add_workload(WORKLOAD)
+    except BaseException:
+        _log(folder, number).write_text(traceback.format_exc())
+        raise
