@@ -76,9 +76,10 @@ class Agent:
 
     def _wait_for(self, held: ResourceHeld, beats: dict[str, int]) -> None:
         """Raises DeviceBusy once the holder beats more often than it had before."""
-        if self.is_gone(held.holder_id):
+        sight = None if self.is_gone(held.holder_id) else self._seen.get(held.holder_id)
+        if sight is None:
             return
-        record = self._seen[held.holder_id].record
+        record = sight.record
         if record.id not in beats:
             _log.warning("%s; looking whether it still lives", _busy(held, record))
         if record.beats > beats.setdefault(record.id, record.beats):
@@ -126,10 +127,13 @@ def _sight(record: AgentRecord, before: _Sight | None, beats: int) -> _Sight:
 
 def has_died(record: AgentRecord) -> bool:
     """Whether its process is known to be over: those of other machines are not known here."""
-    if record.machine != machine():
-        return False
+    return record.machine == machine() and not lives(record)
+
+
+def lives(record: AgentRecord) -> bool:
+    """Whether its process is known to be there."""
     number = int(record.process.partition(" ")[0])
-    return process(number) != record.process
+    return record.machine == machine() and process(number) == record.process
 
 
 def machine() -> str:

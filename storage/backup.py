@@ -21,15 +21,20 @@ def back_up(session: Session, revision: str) -> str:
     the session's transaction. Raises what the session's database raises.
     """
     path = sqlite_path(session.get_bind().engine.url)
-    stamp = f"{revision}_{datetime.now(UTC):%Y%m%dt%H%M%S}"
+    name = f"{revision}_{stamp()}"
     if path is not None:
-        return str(copy_file(path, path.with_name(f"{path.name}.backup-{stamp}")))
-    schema = f"{_PREFIX}backup_{stamp}"
+        return str(copy_file(path, path.with_name(f"{path.name}.backup-{name}")))
+    schema = f"{_PREFIX}backup_{name}"
     session.execute(text(f"CREATE SCHEMA {schema}"))
     for table in inspect(session.connection()).get_table_names():
         if table.startswith(_PREFIX):
             session.execute(text(f"CREATE TABLE {schema}.{table} AS TABLE {table}"))
     return f"the schema {schema}"
+
+
+def stamp() -> str:
+    """The time as part of a name that no earlier copy has."""
+    return f"{datetime.now(UTC):%Y%m%dt%H%M%S%f}"
 
 
 def copy_file(source: Path, target: Path) -> Path:

@@ -43,6 +43,8 @@ from trials.plan import Packed, Plan
 from trials.workload import DataProfile, Hardware, ModelShape, Software, Workload
 
 V = TypeVar("V")
+Histogram = tuple[tuple[int, int, int], ...]
+"""As in `DataProfile`."""
 
 _DOCUMENTS: dict[str, Any] = {
     "baselines": tuple[Baseline, ...],
@@ -96,8 +98,11 @@ def model(row: ModelRow) -> ModelShape:
 
 
 def data(row: DataProfileRow) -> DataProfile:
-    histogram = tuple(cast(tuple[int, int, int], tuple(bucket)) for bucket in row.histogram)
-    return _value(DataProfile, row, histogram=histogram)
+    return _value(DataProfile, row, histogram=histogram(row.histogram))
+
+
+def histogram(buckets: list[list[int]]) -> Histogram:
+    return tuple(cast(tuple[int, int, int], tuple(bucket)) for bucket in buckets)
 
 
 def workload(row: WorkloadRow) -> Workload:

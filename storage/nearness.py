@@ -2,20 +2,8 @@
 
 The distance is the sum, over the fields that differ, of a weight times how much they differ: 1 for a text that is
 another one; the number of doublings between two numbers; of histograms the share of samples that would have to change
-their lengths. Weights are in units of a doubling of the ranks = 10. What decides every second and byte weighs most:
-
-| field | weight | why |
-|---|---|---|
-| accelerator | 200 | another kind of machine |
-| device name | 100 | every measured second differs |
-| model family | 40 | other layers |
-| compute capability, dtype | 20 | other kernels |
-| data histogram | 20 | other packs |
-| layers, parameters, devices, nodes, device memory, memory limit | 10 | another split or recomputation may be best |
-| operations per unit, token and square; link, global batch | 5 | other balance of the parts of a step |
-| torch, deepspeed, processor, over-size rule | 2 | seconds drift, the best plan seldom |
-| all others | 1 | worth to be named |
-| names, digests and totals of the data, model name | 0 | for people, or told by another field |
+their lengths. Weights are in units of a doubling of the ranks = 10; what decides every second and byte weighs most.
+They are judged, not fitted, and stand at the end of this file.
 """
 
 import math
@@ -39,12 +27,14 @@ class Difference:
     now: object
     weight: float
     """Of a whole difference: another text, or a doubling."""
+    why: str
+    """What it means for a plan."""
     distance: float
     """The weight times how much the values differ."""
 
     def __str__(self) -> str:
         values = "" if isinstance(self.then, tuple) else f" {self.then} -> {self.now}"  # a histogram is too long
-        return f"{self.field}{values} [{self.distance:.3g}]"
+        return f"{self.field}{values} [{self.distance:.3g}: {self.why}]"
 
 
 def fields_of(workload: Workload) -> Fields:
@@ -68,10 +58,10 @@ def distance(found: Iterable[Difference]) -> float:
 
 
 def _difference(field: str, then: object, now: object) -> Difference | None:
-    weight = _WEIGHTS.get(field, 1.0)
+    weight, why = _WEIGHTS.get(field, _OTHER)
     if then == now or weight == 0:
         return None
-    return Difference(field=field, then=then, now=now, weight=weight, distance=weight * _amount(then, now))
+    return Difference(field=field, then=then, now=now, weight=weight, why=why, distance=weight * _amount(then, now))
 
 
 def _amount(then: object, now: object) -> float:
@@ -92,19 +82,26 @@ def _moved(then: tuple[tuple[int, int, int], ...], now: tuple[tuple[int, int, in
     return math.fsum(abs(shares[0].get(bucket, 0.0) - shares[1].get(bucket, 0.0)) for bucket in buckets) / 2
 
 
-def _weighted(weight: float, names: str) -> dict[str, float]:
-    return dict.fromkeys(names.split(), weight)
+def _weighted(weight: float, why: str, names: str) -> dict[str, tuple[float, str]]:
+    return dict.fromkeys(names.split(), (weight, why))
 
 
+FARTHEST_HISTOGRAM = 20.0
+"""What two histograms without a common bucket add to the distance."""
+_OTHER = (1.0, "worth to be named")
+_SPLIT = "another split or recomputation may be best"
 _WEIGHTS = {
-    **_weighted(200, "hardware.accelerator"),
-    **_weighted(100, "hardware.device_name"),
-    **_weighted(40, "model.family"),
-    **_weighted(20, "hardware.compute_capability model.dtype data.histogram"),
-    **_weighted(10, "hardware.devices hardware.nodes hardware.device_memory_bytes memory_limit_bytes"),
-    **_weighted(10, "model.vision_layers model.language_layers model.parameters"),
-    **_weighted(5, "model.unit_flops model.token_flops model.square_flops hardware.link global_batch_samples"),
-    **_weighted(2, "software.torch software.deepspeed hardware.cpu_name oversize"),
-    **_weighted(0, "model.name data.samples data.text_only_samples data.vision_units data.text_tokens"),
-    **_weighted(0, "data.longest_text_tokens data.most_vision_units data.lengths_digest"),
+    **_weighted(200, "another kind of machine", "hardware.accelerator"),
+    **_weighted(100, "every measured second differs", "hardware.device_name"),
+    **_weighted(40, "other layers", "model.family"),
+    **_weighted(20, "other kernels", "hardware.compute_capability model.dtype"),
+    **_weighted(FARTHEST_HISTOGRAM, "other packs", "data.histogram"),
+    **_weighted(10, _SPLIT, "hardware.devices hardware.nodes hardware.device_memory_bytes memory_limit_bytes"),
+    **_weighted(10, _SPLIT, "model.vision_layers model.language_layers model.parameters"),
+    **_weighted(5, "other shares of a step's parts", "model.unit_flops model.token_flops model.square_flops"),
+    **_weighted(5, "other shares of a step's parts", "hardware.link global_batch_samples"),
+    **_weighted(2, "seconds drift", "software.torch software.deepspeed hardware.cpu_name oversize"),
+    **_weighted(0, "for people", "model.name data.lengths_digest"),
+    **_weighted(0, "told by the histogram", "data.samples data.text_only_samples data.vision_units data.text_tokens"),
+    **_weighted(0, "told by the histogram", "data.longest_text_tokens data.most_vision_units"),
 }

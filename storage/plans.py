@@ -2,19 +2,20 @@
 
 import difflib
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Select, exists, func, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 from sqlalchemy.sql.elements import ColumnElement
 
 from storage import codec, provenance, rows, workloads
+from storage.codec import Histogram
 from storage.errors import AmbiguousId, UnknownPlan
-from storage.nearness import Difference, Fields, differences, distance
+from storage.nearness import FARTHEST_HISTOGRAM, Difference, Fields, differences, distance
 from storage.records import BestPlan
-from storage.tables import BestPlanRow, HardwareRow, ModelRow, StudyRow, WorkloadRow
+from storage.tables import BestPlanRow, DataProfileRow, HardwareRow, ModelRow, StudyRow, WorkloadRow
 from trials.workload import Hardware, ModelShape, Software
 
 _HISTOGRAM, _FINGERPRINT = "data.histogram", "fingerprint"
@@ -103,32 +104,51 @@ def nearest(session: Session, now: Fields, wanted: Wanted, limit: int) -> tuple[
 def _distances(session: Session, now: Fields, wanted: Wanted, limit: int) -> dict[str, tuple[Difference, ...]]:
     """The differences of the nearest workloads, by fingerprint.
 
-    Histograms are long, so they are only read of a workload that is among the nearest without its own.
+    Histograms are long, so only those are read that can bring their workload among the nearest.
     """
+    ranked = _ranked(session, {name: value for name, value in now.items() if name != _HISTOGRAM}, wanted)
+    if _HISTOGRAM not in now:
+        return {each.fingerprint: each.differences for each in ranked[:limit]}
+    farthest = ranked[min(limit, len(ranked)) - 1].distance + FARTHEST_HISTOGRAM if ranked else 0.0
+    near = [each for each in ranked if each.distance <= farthest]
+    histograms = _histograms(session, [each.fingerprint for each in near])
+    whole: list[_Ranked] = []
+    for each in near:
+        if len(whole) >= limit and each.distance > whole[limit - 1].distance:
+            break
+        then = {_HISTOGRAM: histograms[each.fingerprint]}
+        insort(whole, _rank(each.fingerprint, (*each.differences, *differences(then, {_HISTOGRAM: now[_HISTOGRAM]}))))
+    return {each.fingerprint: each.differences for each in whole[:limit]}
+
+
+class _Ranked(NamedTuple):
+    """A workload; tuples of them sort by distance."""
+
+    distance: float
+    fingerprint: str
+    differences: tuple[Difference, ...]
+
+
+def _rank(fingerprint: str, found: tuple[Difference, ...]) -> _Ranked:
+    return _Ranked(distance(found), fingerprint, tuple(sorted(found, key=lambda one: -one.distance)))
+
+
+def _ranked(session: Session, now: Fields, wanted: Wanted) -> list[_Ranked]:
+    """Every workload with a winner, the nearest first."""
     query = (
         select(*_COLUMNS.values())
         .join(HardwareRow, HardwareRow.fingerprint == WorkloadRow.hardware_fingerprint)
         .join(ModelRow, ModelRow.fingerprint == WorkloadRow.model_fingerprint)
         .where(exists().where(BestPlanRow.workload_fingerprint == WorkloadRow.fingerprint), *wanted.conditions())
     )
-    coarse = {name: value for name, value in now.items() if name != _HISTOGRAM}
-    ranked: list[tuple[float, str, tuple[Difference, ...]]] = []
-    for row in session.execute(query):
-        then = dict(zip(_COLUMNS, row, strict=True))
-        found = differences(then, coarse)
-        ranked.append((distance(found), str(then[_FINGERPRINT]), found))
-    ranked.sort(key=lambda one: one[:2])
-    nearest: list[tuple[float, str, tuple[Difference, ...]]] = []
-    for least, fingerprint, found in ranked:
-        if len(nearest) >= limit and least > nearest[limit - 1][0]:
-            break
-        whole = found
-        if _HISTOGRAM in now:
-            then = {_HISTOGRAM: codec.workload(rows.get(session, WorkloadRow, fingerprint)).data.histogram}
-            of_data = differences(then, {_HISTOGRAM: now[_HISTOGRAM]})
-            whole = tuple(sorted((*found, *of_data), key=lambda one: -one.distance))
-        insort(nearest, (distance(whole), fingerprint, whole), key=lambda one: one[:2])
-    return {fingerprint: found for _, fingerprint, found in nearest[:limit]}
+    rows_of = (dict(zip(_COLUMNS, row, strict=True)) for row in session.execute(query))
+    return sorted(_rank(str(then[_FINGERPRINT]), differences(then, now)) for then in rows_of)
+
+
+def _histograms(session: Session, fingerprints: Collection[str]) -> dict[str, Histogram]:
+    query = select(WorkloadRow.fingerprint, DataProfileRow.histogram).where(WorkloadRow.fingerprint.in_(fingerprints))
+    query = query.join(DataProfileRow, DataProfileRow.fingerprint == WorkloadRow.data_fingerprint)
+    return {fingerprint: codec.histogram(buckets) for fingerprint, buckets in session.execute(query)}
 
 
 def find(session: Session, id_prefix: str) -> BestPlan:

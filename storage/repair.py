@@ -19,7 +19,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from storage import codec, schema, url
-from storage.backup import back_up, sync
+from storage.backup import back_up, stamp, sync
 from storage.engine import LOCK_TIMEOUT_SECONDS, Database
 from storage.errors import DatabaseDamaged, DatabaseUnavailable
 from storage.health import ROW_CHECKS, UNREADABLE, problem_of
@@ -83,7 +83,7 @@ def _repair_file(database: Database, path: Path) -> Repaired:
     with suppress(DatabaseUnavailable):  # where not even the version can be read, nothing says that it is newer
         schema.check_known(database)
     database.close()
-    kept = path.with_name(f"{path.name}.damaged-{datetime.now(UTC):%Y%m%dt%H%M%S}")
+    kept = path.with_name(f"{path.name}.damaged-{stamp()}")
     made = path.with_name(f"{path.name}.repaired")
     with database.errors():
         for ending in ("", "-wal"):
@@ -94,10 +94,10 @@ def _repair_file(database: Database, path: Path) -> Repaired:
     try:
         read, dropped = _rebuild(database, kept, made)
         with database.errors():
-            sync(made)
-            made.replace(path)
-            for ending in ("-wal", "-shm"):
+            for ending in ("-wal", "-shm"):  # first: the new file must never meet the old one's log
                 Path(f"{path}{ending}").unlink(missing_ok=True)
+            sync(made, path.parent)
+            made.replace(path)
             sync(path.parent)
     finally:
         for ending in ("", "-wal", "-shm", ".lock"):

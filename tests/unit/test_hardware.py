@@ -185,3 +185,36 @@ def test_versions_are_those_that_are_installed() -> None:
     import torch  # noqa: PLC0415 - to compare
 
     assert software().torch == torch.__version__
+
+
+def linked(*rows: str) -> tuple[Accelerator, ...]:
+    """GPUS with the connections of each to all, `-` to itself."""
+    return tuple(
+        dataclasses.replace(
+            gpu, links=tuple((GPUS[other].uuid, link) for other, link in enumerate(row.split()) if link != "-")
+        )
+        for gpu, row in zip(GPUS, rows, strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "link", "topology"),
+    [
+        (("- NV18 NV18", "NV18 - NV18", "NV18 NV18 -"), "NV18", "0-1 NV18, 0-2 NV18, 1-2 NV18"),
+        (("- NV4 NV12", "NV4 - NV12", "NV12 NV12 -"), "NV4", "0-1 NV4, 0-2 NV12, 1-2 NV12"),
+        (("- NV4 SYS", "NV4 - PIX", "SYS PIX -"), "SYS", "0-1 NV4, 0-2 SYS, 1-2 PIX"),
+        (("- PSB NODE", "PSB - PXB", "NODE PXB -"), "NODE", "0-1 PSB, 0-2 NODE, 1-2 PXB"),
+        (("- NV4 -", "NV4 - -", "- - -"), None, None),
+    ],
+)
+def test_the_slowest_connection_and_that_of_every_pair_are_told(
+    rows: tuple[str, ...], link: str | None, topology: str | None
+) -> None:
+    hardware = choose(None, machine=MACHINE, found=linked(*rows))
+    assert (hardware.link, hardware.topology, hardware.nodes) == (link, topology, 1)
+
+
+def test_one_device_has_no_connection_and_two_of_three_have_theirs() -> None:
+    found = linked("- NV4 SYS", "NV4 - PIX", "SYS PIX -")
+    assert choose(1, machine=MACHINE, found=found).link is None
+    assert choose(2, machine=MACHINE, found=found).topology == "0-1 NV4"

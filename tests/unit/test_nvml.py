@@ -105,3 +105,22 @@ def test_the_devices_of_this_machine_have_memory_and_a_name() -> None:
         assert one.memory_bytes > 1 << 30
         assert one.uuid.startswith(("GPU-", "MIG-"))
         assert one.name
+
+
+def test_the_connection_of_two_devices_is_told_as_by_nvidia_smi(two_devices: pytest.MonkeyPatch) -> None:
+    two_devices.setattr(pynvml, "nvmlDeviceGetP2PStatus", lambda one, other, capability: pynvml.NVML_P2P_STATUS_OK)
+    two_devices.setattr(pynvml, "nvmlDeviceGetNvLinkState", lambda handle, number: int(number < 18))
+    first, second = accelerators()
+    assert (first.links, second.links) == ((("GPU-1", "NV18"),), (("GPU-0", "NV18"),))
+    disabled = pynvml.NVML_P2P_STATUS_DISABLED_BY_REGKEY
+    two_devices.setattr(pynvml, "nvmlDeviceGetP2PStatus", lambda one, other, capability: disabled)
+    two_devices.setattr(
+        pynvml, "nvmlDeviceGetTopologyCommonAncestor", lambda one, other: pynvml.NVML_TOPOLOGY_HOSTBRIDGE
+    )
+    assert [one.links for one in accelerators()] == [(("GPU-1", "PHB"),), (("GPU-0", "PHB"),)]
+
+
+def test_devices_whose_connection_the_driver_does_not_tell_have_none(two_devices: pytest.MonkeyPatch) -> None:
+    for name in ("nvmlDeviceGetP2PStatus", "nvmlDeviceGetTopologyCommonAncestor"):
+        two_devices.setattr(pynvml, name, refuse(pynvml.NVML_ERROR_NOT_SUPPORTED))
+    assert [one.links for one in accelerators()] == [(), ()]

@@ -142,6 +142,8 @@ def test_a_disturbed_trial_is_run_once_more_and_marked_when_that_is_disturbed_to
     assert isinstance(attempt.outcome, Completed)
     assert pool.asked == [PLAN] * runs
     assert (attempt.contamination, attempt.energy_joules) == (contamination, 99.0 + runs)
+    assert [run.contamination for run in attempt.disturbed] == ["another process computed on the devices"] * (runs - 1)
+    assert attempt.seconds is not None
 
 
 def test_on_a_machine_that_is_never_left_alone_only_the_first_trial_is_run_again(tmp_path: Path) -> None:
