@@ -74,6 +74,19 @@ class Agent:
             else:
                 return
 
+    def another(self) -> AgentRecord | None:
+        """One that lives, or None. Those of whom nothing is known are watched until they beat or count as gone."""
+        self._look(0)
+        first = {key: sight.record.beats for key, sight in self._seen.items() if key != self.id}
+        while True:
+            others = [sight.record for key, sight in self._seen.items() if key in first and not self.is_gone(key)]
+            for record in others:
+                if lives(record) or record.beats > first[record.id]:
+                    return record
+            if not others:
+                return None
+            self._ended.wait(self._seconds / 10)
+
     def _wait_for(self, held: ResourceHeld, beats: dict[str, int]) -> None:
         """Raises DeviceBusy once the holder beats more often than it had before."""
         sight = None if self.is_gone(held.holder_id) else self._seen.get(held.holder_id)
@@ -132,8 +145,10 @@ def has_died(record: AgentRecord) -> bool:
 
 def lives(record: AgentRecord) -> bool:
     """Whether its process is known to be there."""
-    number = int(record.process.partition(" ")[0])
-    return record.machine == machine() and process(number) == record.process
+    if record.machine != machine():
+        return False
+    number = record.process.partition(" ")[0]
+    return number.isdigit() and process(int(number)) == record.process
 
 
 def machine() -> str:

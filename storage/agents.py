@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from uuid import uuid4
 
 from sqlalchemy import delete, select
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from storage import rows
@@ -51,20 +52,30 @@ def check(session: Session, agent_id: str | None) -> None:
 def take(session: Session, agent_id: str, resources: Collection[str], gone: Collection[str]) -> None:
     check(session, agent_id)
     for resource in sorted(resources):  # always in this order: two agents wait for each other, never in a circle
-        row = rows.ensure(session, LeaseRow(resource=resource, agent_id=agent_id))
-        session.refresh(row, with_for_update=True)
-        if row.agent_id == agent_id:
-            continue
-        if row.agent_id not in gone:
-            raise ResourceHeld(resource, row.agent_id)
-        end(session, row.agent_id)
-        session.expunge(row)
-        session.add(LeaseRow(resource=resource, agent_id=agent_id))
-        session.flush()
+        while not _taken(session, agent_id, resource, gone):
+            pass  # its holder has just ended, or another has just come
+
+
+def _taken(session: Session, agent_id: str, resource: str, gone: Collection[str]) -> bool:
+    """Whether it was possible just now. Raises ResourceHeld."""
+    holder = session.scalar(select(LeaseRow.agent_id).where(LeaseRow.resource == resource))
+    if holder == agent_id:
+        return True
+    if holder is not None:
+        if holder not in gone:
+            raise ResourceHeld(resource, holder)
+        end(session, holder)  # as the holder itself would do it: first its row, then what it holds
+    try:
+        with session.begin_nested():
+            session.add(LeaseRow(resource=resource, agent_id=agent_id))
+    except IntegrityError:
+        return False
+    return True
 
 
 def lead(session: Session, study_id: str, agent_id: str, instead_of: str | None) -> None:
     row = rows.get(session, StudyRow, study_id, lock=True)
+    check(session, agent_id)
     if row.leader_id in (None, instead_of):
         row.leader_id = agent_id
 

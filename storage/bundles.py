@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
-from sqlalchemy import JSON, Column, Select, inspect, select
+from sqlalchemy import JSON, Column, Select, inspect, select, union
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -110,9 +110,10 @@ def _queries(ids: Sequence[str]) -> dict[type[Base], Select[Any]]:
     trials = select(TrialRow).where(TrialRow.study_id.in_(ids))
     of_trials = trials.with_only_columns(TrialRow.id)
     launches = select(LaunchRow).where(LaunchRow.workload_fingerprint.in_(of_workloads), LaunchRow.status != RUNNING)
+    best = select(BestPlanRow).where(BestPlanRow.study_id.in_(ids))
     plans = [
         query.with_only_columns(plan_id)
-        for query, plan_id in ((trials, TrialRow.plan_id), (launches, LaunchRow.plan_id))
+        for query, plan_id in ((trials, TrialRow.plan_id), (launches, LaunchRow.plan_id), (best, BestPlanRow.plan_id))
     ]
     return {
         HardwareRow: of_workload(HardwareRow, HardwareRow.fingerprint, WorkloadRow.hardware_fingerprint),
@@ -127,20 +128,22 @@ def _queries(ids: Sequence[str]) -> dict[type[Base], Select[Any]]:
         )
         .where(WorkloadRow.fingerprint.in_(of_workloads))
         .distinct(),
-        PlanRow: select(PlanRow).where(PlanRow.id.in_(plans[0].union(plans[1]))).order_by(PlanRow.id),
+        PlanRow: select(PlanRow).where(PlanRow.id.in_(union(*plans))).order_by(PlanRow.id),
         StudyRow: select(StudyRow).where(StudyRow.id.in_(ids)).order_by(StudyRow.started),
         TrialRow: trials.order_by(TrialRow.study_id, TrialRow.number),
         OutcomeRow: select(OutcomeRow).where(OutcomeRow.trial_id.in_(of_trials)),
         AttemptRow: select(AttemptRow).where(AttemptRow.trial_id.in_(of_trials)),
         StageMeasurementRow: select(StageMeasurementRow).where(StageMeasurementRow.trial_id.in_(of_trials)),
-        BestPlanRow: select(BestPlanRow).where(BestPlanRow.study_id.in_(ids)),
+        BestPlanRow: best,
         LaunchRow: launches.order_by(LaunchRow.started),
     }
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[TextIO]:
-    """A bundle's file. Raises BadBundle when it cannot be read."""
+    """A bundle's file, which is read twice. Raises BadBundle when it cannot be."""
+    if path.exists() and not path.is_file():
+        raise BadBundle(f"{path} is no file that can be read twice; name a file that `autotune db export` wrote")
     try:
         with path.open(encoding="utf-8", newline="\n") as text:
             yield text
@@ -209,7 +212,7 @@ def _stored(session: Session, numbered: Iterable[tuple[int, str]], digest: str) 
         count += 1
         row = _row(kind, document.get("row"), number)
         if _merged(session, row, number):
-            session.add(ProvenanceRow(kind=row.__tablename__, key=provenance.key_of(row), bundle_digest=digest))
+            session.merge(ProvenanceRow(kind=row.__tablename__, key=provenance.key_of(row), bundle_digest=digest))
             fresh.append(row)
     return count, fresh
 

@@ -33,6 +33,7 @@ _REMEDIES = (
     ("permission denied", "grant the right to write there, or name another database"),
     ("not a database", "move the file away, or name another database"),
     ("no module named", "run `pip install vlm-autotune[postgres]`, or name another database"),
+    ("can't decode", "run `autotune db repair`, or restore the file from a backup"),
     ("malformed", "run `autotune db repair`, or restore the file from a backup"),
 )
 _OTHER_REMEDY = "check that it exists and can be reached, or name another database"
@@ -58,17 +59,19 @@ class Database:
                 _check_place(url, path)
                 self.engine = _sqlite(url, lock_timeout_seconds)
         self._writing = self.engine.execution_options(**{_WRITES: True})
+        is_server = path is None  # in SQLite every transaction is a snapshot
+        self._snapshots = self.engine.execution_options(isolation_level="REPEATABLE READ") if is_server else self.engine
 
     @contextmanager
-    def session(self, *, write: bool = False) -> Iterator[Session]:
-        """One transaction: committed at the end, rolled back by an exception.
+    def session(self, *, write: bool = False, snapshot: bool = False) -> Iterator[Session]:
+        """One transaction: committed at the end, rolled back by an exception. All of a snapshot is of one moment.
 
         A writing session takes SQLite's write lock at once: a lock taken later fails instead of waiting when
         another process has written in between. Raises DatabaseUnavailable, DatabaseDamaged when a row holds nonsense.
         """
         with (
             self.errors(),
-            Session(self._writing if write else self.engine) as session,
+            Session(self._writing if write else self._snapshots if snapshot else self.engine) as session,
             session.begin(),
             self._damage(),
         ):
@@ -90,7 +93,7 @@ class Database:
         """Turns the errors that a user can mend into DatabaseUnavailable; a wrong statement stays what it is."""
         try:
             yield
-        except (DBAPIError, exc.TimeoutError, sqlite3.Error, OSError, ImportError) as error:
+        except (DBAPIError, exc.TimeoutError, sqlite3.Error, UnicodeDecodeError, OSError, ImportError) as error:
             if _is_ours(error):
                 raise
             raise DatabaseUnavailable(_explain(self.url, error)) from None  # the cause may show what the message hides
@@ -136,6 +139,11 @@ def _postgresql(url: URL, lock_timeout_seconds: float) -> Engine:
     return engine
 
 
+def lock_path(path: Path) -> Path:
+    """The file that keeps apart those who create the tables of a SQLite file."""
+    return path.with_name(f"{path.name}.lock")
+
+
 def _check_place(url: URL, path: Path) -> None:
     """Raises OSError for a file that cannot be written."""
     if kind := shared_filesystem(path):
@@ -154,6 +162,7 @@ def _check_place(url: URL, path: Path) -> None:
         raise DatabaseDamaged(
             f"{masked(url)} is gone, but its log {log.name} is still there; put the file back, or move the log away"
         )
+    os.close(os.open(lock_path(path), os.O_RDWR | os.O_CREAT, 0o600))  # fails at once where the file itself would
 
 
 def _is_ours(error: Exception) -> bool:

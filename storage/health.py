@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import func, select, text
+from sqlalchemy import func, inspect, select, text
 from sqlalchemy.orm import Session
 
 from storage import codec
@@ -13,6 +13,7 @@ from storage.provenance import key_of
 from storage.tables import (
     FINISHED,
     AgentRow,
+    AttemptRow,
     Base,
     BestPlanRow,
     DataProfileRow,
@@ -54,11 +55,29 @@ def problems(session: Session) -> Iterator[Problem]:
     if session.get_bind().dialect.name == "sqlite":
         yield from _problems_of_file(session)
     for kind, check in ROW_CHECKS.items():
-        for row in session.scalars(select(kind).execution_options(yield_per=_ROWS_AT_ONCE)):
-            what = problem_of(row, check)
-            if what is not None:
-                yield Problem(table=kind.__tablename__, key=key_of(row), what=what)
+        yield from _problems_of_table(session, kind, check)
     yield from _problems_between_rows(session)
+
+
+def _problems_of_table(session: Session, kind: type[Base], check: "Callable[[Any], str | None]") -> list[Problem]:
+    try:
+        rows = session.scalars(select(kind).execution_options(yield_per=_ROWS_AT_ONCE))
+        found = [(key_of(row), what) for row in rows if (what := problem_of(row, check)) is not None]
+    except UNREADABLE:  # one after the other, to tell which
+        found = list(unreadable(session, kind, check))
+    return [Problem(table=kind.__tablename__, key=key, what=what) for key, what in found]
+
+
+def unreadable(session: Session, kind: type[Base], check: "Callable[[Any], str | None]") -> "Iterator[tuple[str, str]]":
+    """(key, what is wrong) of each row that does not hold, whatever it holds."""
+    for key in session.execute(select(*inspect(kind).primary_key)).all():
+        try:
+            row = session.get(kind, tuple(key))
+            what = "cannot be read" if row is None else problem_of(row, check)
+        except UNREADABLE as error:
+            what = f"cannot be read: {error}"
+        if what is not None:
+            yield "/".join(map(str, key)), what
 
 
 def problem_of(row: Base, check: "Callable[[Any], str | None]") -> str | None:
@@ -107,6 +126,10 @@ def _digest(key: str, found: str) -> str | None:
     return None if key == found else f"its content is that of {found}"
 
 
+def _attempt(row: AttemptRow) -> str | None:
+    return None if row.kind == codec.outcome_of(row.document).kind else "kind contradicts its document"
+
+
 def _trial(row: TrialRow) -> str | None:
     if (row.status == FINISHED) != (row.outcome is not None):
         return f"is {row.status} with{'out' if row.outcome is None else ''} an outcome"
@@ -144,6 +167,7 @@ ROW_CHECKS: dict[type[Base], Callable[[Any], str | None]] = {
     WorkloadRow: _workload,
     PlanRow: _plan,
     StudyRow: _study,
+    AttemptRow: _attempt,
     TrialRow: _trial,
     OutcomeRow: _outcome,
     BestPlanRow: _best_plan,

@@ -6,7 +6,7 @@ from uuid import uuid4
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from storage import codec, rows
+from storage import agents, codec, rows
 from storage.errors import AlreadyFinished
 from storage.records import LaunchRecord, LaunchResult
 from storage.tables import RUNNING, LaunchRow, WorkloadRow
@@ -20,6 +20,7 @@ def start(
     predicted_samples_per_second: float | None,
     agent_id: str | None,
 ) -> LaunchRecord:
+    agents.check(session, agent_id)
     row = LaunchRow(
         id=uuid4().hex,
         plan_id=rows.ensure(session, codec.plan_row(plan)).id,

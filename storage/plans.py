@@ -15,7 +15,7 @@ from storage.codec import Histogram
 from storage.errors import AmbiguousId, UnknownPlan
 from storage.nearness import FARTHEST_HISTOGRAM, Difference, Fields, differences, distance
 from storage.records import BestPlan
-from storage.tables import BestPlanRow, DataProfileRow, HardwareRow, ModelRow, StudyRow, WorkloadRow
+from storage.tables import BestPlanRow, BundleRow, DataProfileRow, HardwareRow, ModelRow, StudyRow, WorkloadRow
 from trials.workload import Hardware, ModelShape, Software
 
 _HISTOGRAM, _FINGERPRINT = "data.histogram", "fingerprint"
@@ -163,8 +163,8 @@ def find(session: Session, id_prefix: str) -> BestPlan:
     if len(matches) > 1:
         more = ", ..." if len(matches) > _SHOWN else ""
         raise AmbiguousId(f"several plans begin with {id_prefix!r}: {', '.join(matches[:_SHOWN])}{more}; add digits")
-    query = select(BestPlanRow).where(BestPlanRow.plan_id == matches[0]).order_by(BestPlanRow.created.desc())
-    return _read(session, query.limit(1))[0]
+    query = select(BestPlanRow).where(BestPlanRow.plan_id == matches[0])
+    return _read(session, query.order_by(BundleRow.source.is_not(None), BestPlanRow.created.desc()).limit(1))[0]
 
 
 def _read(session: Session, query: Select[Any]) -> tuple[BestPlan, ...]:

@@ -7,14 +7,14 @@ import json
 import shutil
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import JSON, Table, delete, inspect, select
+from sqlalchemy import JSON, Table, delete, inspect, select, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -29,6 +29,7 @@ from storage.tables import (
     AgentRow,
     Base,
     BestPlanRow,
+    BundleRow,
     LeaseRow,
     ProvenanceRow,
     StageMeasurementRow,
@@ -37,7 +38,11 @@ from storage.tables import (
     UtcDateTime,
 )
 
-_ROWS = "SELECT rowid, * FROM {} WHERE rowid > ? ORDER BY rowid"
+_UNREADABLE_PAGE = (sqlite3.Error, UnicodeDecodeError)
+"""The second when SQLite quotes in its message what is damaged."""
+_LOGS = ("", "-wal", "-journal", "-shm")
+"""Endings of a file and of what SQLite keeps beside it."""
+_NEVER = datetime.fromtimestamp(0, UTC)
 _FARTHEST = 1 << 40
 """Row ids above this are not looked for behind a damaged page."""
 
@@ -54,20 +59,29 @@ class Repaired:
     """Rows by table that were read, and refer to nothing or make no sense."""
 
 
-def repair(database_url: str | None = None, *, lock_timeout_seconds: float = LOCK_TIMEOUT_SECONDS) -> Repaired:
-    """Mends the tables in place; a SQLite file is written anew from what can be read of it. Nobody else may use it.
+def repair(
+    database_url: str | None = None,
+    *,
+    check: Callable[[], None] = lambda: None,
+    lock_timeout_seconds: float = LOCK_TIMEOUT_SECONDS,
+) -> Repaired:
+    """Mends the tables in place; a SQLite file is written anew from what can be read of it.
 
-    Optuna's tables of such a file are left behind: the next search fills them again from ours. Raises DatabaseDamaged,
-    with everything as it was, when none of our tables can be read; BadUrl, DatabaseUnavailable and DatabaseTooNew.
+    Nobody else may use it: `check`, which is called when the copy is there, raises when somebody does. Optuna's tables
+    of a file are left behind: the next search fills them again from ours. Raises DatabaseDamaged, with everything as it
+    was, when none of our tables can be read; BadUrl, DatabaseUnavailable and DatabaseTooNew.
     """
-    url_ = url.parse(url.default_url() if database_url is None else database_url)
-    path = url.sqlite_path(url_)
+    parsed = url.parse(url.default_url() if database_url is None else database_url)
+    path = url.sqlite_path(parsed)
     if path is not None and not path.exists():
-        raise DatabaseUnavailable(f"there is no database {url.masked(url_)} to repair; name one with --db")
-    database = Database(url_, lock_timeout_seconds)
+        raise DatabaseUnavailable(f"there is no database {url.masked(parsed)} to repair; name one with --db")
+    database = Database(parsed, lock_timeout_seconds)
     try:
+        if path is not None:
+            return _repair_file(database, path, check)
+        check()
         with schema.lock(database):
-            return _repair_server(database) if path is None else _repair_file(database, path)
+            return _repair_server(database)
     finally:
         database.close()
 
@@ -75,34 +89,53 @@ def repair(database_url: str | None = None, *, lock_timeout_seconds: float = LOC
 def _repair_server(database: Database) -> Repaired:
     schema.check_known(database)
     with database.session(write=True) as session:
+        names = ", ".join(table.name for table in Base.metadata.sorted_tables)
+        session.execute(text(f"LOCK TABLE {names} IN SHARE ROW EXCLUSIVE MODE"))
         kept_as = back_up(session, "repair")
         return Repaired(kept_as=kept_as, read={}, dropped=_mend(session))
 
 
-def _repair_file(database: Database, path: Path) -> Repaired:
-    with suppress(DatabaseUnavailable):  # where not even the version can be read, nothing says that it is newer
-        schema.check_known(database)
-    database.close()
+def _repair_file(database: Database, path: Path, check: Callable[[], None]) -> Repaired:
     kept = path.with_name(f"{path.name}.damaged-{stamp()}")
-    made = path.with_name(f"{path.name}.repaired")
-    with database.errors():
-        for ending in ("", "-wal"):
-            if (source := Path(f"{path}{ending}")).exists():
-                shutil.copy2(source, f"{kept}{ending}")
-                sync(Path(f"{kept}{ending}"), kept.parent)
-        made.unlink(missing_ok=True)
+    made, work = path.with_name(f"{path.name}.repaired"), path.with_name(f"{path.name}.read")
     try:
-        read, dropped = _rebuild(database, kept, made)
         with database.errors():
-            for ending in ("-wal", "-shm"):  # first: the new file must never meet the old one's log
-                Path(f"{path}{ending}").unlink(missing_ok=True)
-            sync(made, path.parent)
-            made.replace(path)
-            sync(path.parent)
+            _copy(path, kept)  # before anyone opens the file, which may bring its log into it
+        with suppress(DatabaseUnavailable):  # where not even the version can be read, nothing says that it is newer
+            schema.check_known(database)
+        check()
+    except BaseException:
+        _remove(kept, _LOGS)
+        raise
+    try:
+        with schema.lock(database):
+            database.close()
+            with database.errors():
+                _remove(made, _LOGS)
+                _copy(kept, work)
+            read, dropped = _rebuild(database, work, made)
+            with database.errors():
+                _remove(path, _LOGS[1:])  # first: the new file must never meet the old one's log
+                sync(made, path.parent)
+                made.replace(path)
+                sync(path.parent)
     finally:
-        for ending in ("", "-wal", "-shm", ".lock"):
-            Path(f"{made}{ending}").unlink(missing_ok=True)
+        for each in (made, work):
+            _remove(each, (*_LOGS, ".lock"))
     return Repaired(kept_as=str(kept), read=read, dropped=dropped)
+
+
+def _copy(source: Path, target: Path) -> None:
+    """With all that SQLite keeps beside it, on disk when it returns."""
+    for ending in _LOGS[:-1]:
+        if Path(f"{source}{ending}").exists():
+            shutil.copy2(f"{source}{ending}", f"{target}{ending}")
+            sync(Path(f"{target}{ending}"), target.parent)
+
+
+def _remove(path: Path, endings: Sequence[str]) -> None:
+    for ending in endings:
+        Path(f"{path}{ending}").unlink(missing_ok=True)
 
 
 def _rebuild(database: Database, kept: Path, made: Path) -> tuple[Counter[str], Counter[str]]:
@@ -132,32 +165,70 @@ def _rebuild(database: Database, kept: Path, made: Path) -> tuple[Counter[str], 
 
 def _is_there(old: sqlite3.Connection, table: Table) -> bool:
     try:
-        old.execute(_ROWS.format(table.name), (0,)).close()
-    except sqlite3.Error:
+        old.execute(f"SELECT * FROM {table.name} WHERE 0").close()  # noqa: S608  # a name of ours; no page of it is read
+    except _UNREADABLE_PAGE:
         return False
     return True
 
 
 def _rows(old: sqlite3.Connection, table: Table) -> Iterator[dict[str, Any]]:
-    """What can be read of a table, of which some pages may be lost."""
+    """What can be read of a table, of which some pages may be lost.
+
+    One after the other: a cursor that meets a lost page takes the row before it along.
+    """
+    query = f"SELECT rowid, * FROM {table.name} WHERE rowid > ? ORDER BY rowid LIMIT 1"  # noqa: S608  # a name of ours
     last, step = -1, 1
     while step < _FARTHEST:
         try:
-            cursor = old.execute(_ROWS.format(table.name), (last,))
-            names = [column[0] for column in cursor.description[1:]]
-            for rowid, *values in cursor:
-                last, step = rowid, 1
-                yield dict(zip(names, values, strict=True))
-        except sqlite3.Error:  # beyond the damage, perhaps, others can be read
+            found = _row(old, query, last)
+        except _UNREADABLE_PAGE:  # beyond the damage, perhaps, others can be read
             last, step = last + step, step * 2
-        else:
+            continue
+        number, row = found or (_FARTHEST, {})
+        if step > 1:  # those between the damage and here, which the last leap has missed
+            yield from _backwards(old, table, number, last - step // 2)
+        if found is None:
             return
+        yield row
+        last, step = number, 1
+
+
+def _backwards(old: sqlite3.Connection, table: Table, before: int, until: int) -> Iterator[dict[str, Any]]:
+    query = f"SELECT rowid, * FROM {table.name} WHERE rowid < ? ORDER BY rowid DESC LIMIT 1"  # noqa: S608  # as above
+    with suppress(*_UNREADABLE_PAGE):
+        while (found := _row(old, query, before)) is not None and found[0] > until:
+            before, row = found
+            yield row
+
+
+def _row(old: sqlite3.Connection, query: str, rowid: int) -> tuple[int, dict[str, Any]] | None:
+    cursor = old.execute(query, (rowid,))
+    found = cursor.fetchone()
+    names = [column[0] for column in cursor.description[1:]]
+    return None if found is None else (found[0], dict(zip(names, found[1:], strict=True)))
 
 
 def _inserted(session: Session, table: Table, row: Mapping[str, Any]) -> bool:
-    """Whether the row could be stored: it has the columns, values of their types, and what it refers to is there."""
+    """Whether the row could be stored: it has the columns, values of their types, and what it refers to is there.
+
+    Without the agent or the bundle that it names, of which nothing else is known then.
+    """
     try:
         values = {column.name: _value(column.type, row[column.name]) for column in table.columns if column.name in row}
+    except UNREADABLE:
+        return False
+    if _stored(session, table, values):
+        return True
+    if table.name == ProvenanceRow.__tablename__:  # what came from elsewhere must not look like ours
+        lost = {"source": "a bundle that was lost", "exported": _NEVER, "imported": _NEVER}
+        _stored(session, inspect(BundleRow).local_table, {"digest": values["bundle_digest"], **lost})
+        return _stored(session, table, values)
+    agents = [key.parent.name for key in table.foreign_keys if key.column.table.name == AgentRow.__tablename__]
+    return bool(agents) and _stored(session, table, {**values, **dict.fromkeys(agents)})
+
+
+def _stored(session: Session, table: Any, values: Mapping[str, Any]) -> bool:
+    try:
         with session.begin_nested():
             session.execute(table.insert().values(values))
     except (IntegrityError, *UNREADABLE):
@@ -193,8 +264,20 @@ def _mend(session: Session) -> Counter[str]:
         _mend_study(session, study)
     ended = select(AgentRow.id).where(AgentRow.ended.is_not(None))
     session.execute(delete(LeaseRow).where(LeaseRow.agent_id.in_(ended)))
-    session.execute(delete(ProvenanceRow).where(ProvenanceRow.kind.not_in(list(Base.metadata.tables))))
+    _forget_lost(session)
     return dropped
+
+
+def _forget_lost(session: Session) -> None:
+    """Rows that are not there came from nowhere: a later import brings them as new ones."""
+    kinds = {mapper.class_.__tablename__: mapper for mapper in Base.registry.mappers}
+    for name in session.scalars(select(ProvenanceRow.kind).distinct()).all():
+        of_kind = delete(ProvenanceRow).where(ProvenanceRow.kind == name)
+        known = session.execute(select(*kinds[name].primary_key)).all() if name in kinds else []
+        keys = {"/".join(map(str, key)) for key in known}
+        for key in session.scalars(select(ProvenanceRow.key).where(ProvenanceRow.kind == name)).all():
+            if key not in keys:
+                session.execute(of_kind.where(ProvenanceRow.key == key))
 
 
 def _bad_keys(session: Session, kind: type[Base], check: Any) -> list[tuple[Any, ...]]:
@@ -245,7 +328,7 @@ def _mend_study(session: Session, study: StudyRow) -> None:
             trial.number = number
             session.flush()  # one after the other: two of one number are refused
     best = session.get(BestPlanRow, study.id)
-    if best is None:
+    if best is None and study.finished is not None:
         study.finished = study.lessons = study.leader_id = None
-    elif study.finished is None:
+    elif best is not None and study.finished is None:
         study.finished = best.created

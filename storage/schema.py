@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import filelock
 from alembic import command
@@ -13,7 +13,7 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from storage.backup import back_up
-from storage.engine import Database
+from storage.engine import Database, lock_path
 from storage.errors import DatabaseTooNew, DatabaseUnavailable
 from storage.url import masked, sqlite_path
 
@@ -51,11 +51,12 @@ def lock(database: Database) -> Iterator[None]:
     """Keeps away other processes that ask for the same. Raises DatabaseUnavailable."""
     path = sqlite_path(database.url)
     if path is None:
-        with database.session() as session:  # the lock goes with the transaction, and so with a killed process
-            session.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
+        with closing(database.engine.connect()) as connection:
+            with database.errors():  # the lock goes with the transaction, and so with a killed process
+                connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
             yield
         return
-    file = filelock.FileLock(f"{path}.lock", timeout=database.lock_timeout_seconds, mode=0o600)
+    file = filelock.FileLock(lock_path(path), timeout=database.lock_timeout_seconds, mode=0o600)
     with database.errors():
         file.acquire()
     try:

@@ -362,7 +362,7 @@ class Store:
 
         Raises UnknownRecord, and UnfinishedStudy for one that has no winner yet.
         """
-        with self._database.session() as session:
+        with self._database.session(snapshot=True) as session:
             for study_id in study_ids:
                 studies.check_finished(session, study_id)
             yield from bundles.lines(session, study_ids, source)
@@ -374,10 +374,10 @@ class Store:
         """
         with bundles.opened(path) as text:
             digest = bundles.check(text)
-        with bundles.opened(path) as text, self._database.session(write=True) as session:
+        with self.exclusive(), bundles.opened(path) as text, self._database.session(write=True) as session:
             return bundles.take_in(session, text, digest)
 
     def problems(self) -> tuple[Problem, ...]:
         """Everything in the database that no version of this software writes; it reads all of it."""
-        with self._database.session() as session:
+        with self._database.session(snapshot=True) as session:
             return tuple(health.problems(session))

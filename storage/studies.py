@@ -100,7 +100,8 @@ def lessons(session: Session, workload: Workload) -> str | None:
     query = select(StudyRow.lessons).join(WorkloadRow).join(HardwareRow).join(ModelRow)
     for table, values in ((ModelRow, like), (HardwareRow, workload.hardware.kind)):
         query = query.where(*(getattr(table, name) == value for name, value in values.items()))
-    return session.scalar(query.where(StudyRow.lessons.is_not(None)).order_by(StudyRow.finished.desc()).limit(1))
+    ours_first = provenance.is_foreign(StudyRow.id), StudyRow.finished.desc()
+    return session.scalar(query.where(StudyRow.lessons.is_not(None)).order_by(*ours_first).limit(1))
 
 
 def start_trial(

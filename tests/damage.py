@@ -102,7 +102,7 @@ def _is_empty(path: Path) -> bool:
     try:
         with closing(sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True)) as file:
             return bool(file.execute("SELECT count(*) = 0 FROM sqlite_master").fetchone()[0])
-    except sqlite3.Error:
+    except (sqlite3.Error, UnicodeDecodeError):  # a message may quote what is damaged
         return False
 
 

@@ -8,14 +8,13 @@ from pathlib import Path
 import click
 
 from autotune import output_file
-from autotune.agent import lives
+from autotune.agent import Agent
 from autotune.cli.context import Options
 from autotune.cli.query import place
 from autotune.errors import AutotuneError, DatabaseFaulty, DeviceBusy
 from storage.errors import DatabaseUnavailable
 from storage.repair import repair
 from storage.store import Store, open_store
-from storage.url import default_url, parse, sqlite_path
 from trials import wire
 
 _SHOWN = 20
@@ -39,11 +38,9 @@ def check_database(options: Options) -> None:
 
 
 def repair_database(options: Options) -> None:
-    """Raises DeviceBusy while a process of this machine works with the database."""
+    """Raises DeviceBusy while another process works with the database."""
     url = options.database_url()
-    for user in _users(url):
-        raise DeviceBusy(f"{user} works with the database; wait for it or end it before the repair")
-    done = repair(url)
+    done = repair(url, check=lambda: _check_unused(url))
     dropped = "; ".join(f"{count} of {table}" for table, count in done.dropped.items()) or "nothing"
     read = f", {sum(done.read.values())} rows were read" if done.read else ""
     options.give(wire.to_document(done), lambda: f"Kept as it was: {done.kept_as}{read}. Dropped: {dropped}.")
@@ -86,11 +83,8 @@ def _name(store: Store) -> str:
     return f"{platform.node()}: {store.name}"
 
 
-def _users(url: str | None) -> list[str]:
-    """The processes of this machine that work with the database, as far as it can be read."""
-    path = sqlite_path(parse(default_url() if url is None else url))
-    if path is not None and not path.exists():
-        return []
-    with suppress(DatabaseUnavailable), open_store(url) as store:
-        return [place(agent) for agent in store.agents().values() if lives(agent)]
-    return []
+def _check_unused(url: str | None) -> None:
+    """As far as it can be read."""
+    with suppress(DatabaseUnavailable), open_store(url) as store, Agent(store) as agent:
+        if (other := agent.another()) is not None:
+            raise DeviceBusy(f"{place(other)} works with the database; wait for it or end it before the repair")

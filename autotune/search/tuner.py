@@ -32,6 +32,7 @@ from autotune.search.search import Search
 from autotune.search.solver import Solver
 from autotune.search.winner import Field
 from autotune.workload import Prepared
+from storage.errors import Superseded
 from storage.records import BestPlan, FinishedTrial, StudyRecord
 from storage.spool import Spool
 from storage.store import Store
@@ -141,7 +142,8 @@ class Tuner:
 
     def _winner_of(self, study: StudyRecord) -> BestPlan:
         winner = self._store.winner(study.id)
-        assert winner is not None, "a study ends with its winner"
+        if winner is None:
+            raise Superseded("another agent ends this search; run the command again to be told its winner")
         return winner
 
     def _search(

@@ -120,6 +120,10 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(study=studies_made, agent=agents_made, others=st.booleans())
     def lead(self, study: str, agent: str, others: bool) -> None:
         before = self.studies[study].leader
+        if not self.agents[agent]:
+            with pytest.raises(Superseded):
+                self.store.lead_study(study, agent)
+            return
         self.store.lead_study(study, agent, instead_of=before if others else None)
         if before is None or others:
             self.studies[study].leader = agent

@@ -15,7 +15,7 @@ from autotune.cli import main
 from storage.errors import DatabaseDamaged, DatabaseUnavailable, StorageError
 from storage.repair import repair
 from storage.store import open_store
-from tests.damage import DAMAGES, damaged, filled, judged, on_a_small_disk
+from tests.damage import DAMAGES, PAGE, damaged, filled, judged, on_a_small_disk
 from tests.storage_values import WORKLOAD
 
 
@@ -98,3 +98,47 @@ def test_a_file_on_a_network_file_system_is_refused(tmp_path: Path, monkeypatch:
 def test_local_file_systems_are_not_network_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mounted(monkeypatch, {"/": "nfs", str(tmp_path): "fuse.ext2"})
     open_store(f"sqlite:///{tmp_path / 'store.db'}").close()
+
+
+def pages_with(path: Path, text: bytes) -> list[int]:
+    """Numbers, from 0, of the leaves of tables that hold the text (https://sqlite.org/fileformat2.html, 1.6)."""
+    content = path.read_bytes()
+    pages = (content[start : start + PAGE] for start in range(0, len(content), PAGE))
+    return [number for number, page in enumerate(pages) if page[:1] == b"\x0d" and text in page]
+
+
+def lose_page(path: Path, number: int) -> None:
+    with path.open("r+b") as raw:
+        raw.seek(number * PAGE)
+        raw.write(os.urandom(PAGE))
+
+
+def test_agents_that_are_lost_take_no_measurement_with_them(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    with filled(path, trials=20) as store:
+        before = store.answers(WORKLOAD.fingerprint)
+    (page,) = pages_with(path, b"a host")
+    lose_page(path, page)
+    done = repair(f"sqlite:///{path}")
+    assert not any(done.dropped.values())
+    with open_store(f"sqlite:///{path}") as store:
+        assert store.answers(WORKLOAD.fingerprint) == before
+        assert len(store.best_plans()) == 1
+        assert store.problems() == ()
+
+
+@pytest.mark.parametrize("which", [0, 0.5, 1])
+def test_rows_before_and_behind_a_lost_page_are_saved(tmp_path: Path, which: float) -> None:
+    path = tmp_path / "store.db"
+    with filled(path, trials=200) as store:
+        outcomes = {trial.id for trial in store.answers(WORKLOAD.fingerprint)}
+    leaves = pages_with(path, b'{"measurement":')
+    lost = leaves[round(which * (len(leaves) - 1))]
+    content = path.read_bytes()[lost * PAGE :][:PAGE]
+    there = {trial for trial in outcomes if trial.encode() in content}
+    assert there
+    lose_page(path, lost)
+    repair(f"sqlite:///{path}")
+    with open_store(f"sqlite:///{path}") as store:
+        assert {trial.id for trial in store.answers(WORKLOAD.fingerprint)} == outcomes - there
+        assert store.problems() == ()
