@@ -49,7 +49,7 @@ def fields_of_machine(hardware: Hardware, software: Software) -> Fields:
 
 def differences(then: Fields, now: Fields) -> tuple[Difference, ...]:
     """Of the fields that both have, the weightiest first."""
-    found = (_difference(field, then[field], value) for field, value in now.items() if field in then)
+    found = (_difference(field, value, now[field]) for field, value in then.items() if field in now)
     return tuple(sorted((one for one in found if one is not None), key=lambda one: -one.distance))
 
 
@@ -86,8 +86,6 @@ def _weighted(weight: float, why: str, names: str) -> dict[str, tuple[float, str
     return dict.fromkeys(names.split(), (weight, why))
 
 
-FARTHEST_HISTOGRAM = 20.0
-"""What two histograms without a common bucket add to the distance."""
 _OTHER = (1.0, "worth to be named")
 _SPLIT = "another split or recomputation may be best"
 _WEIGHTS = {
@@ -95,7 +93,7 @@ _WEIGHTS = {
     **_weighted(100, "every measured second differs", "hardware.device_name"),
     **_weighted(40, "other layers", "model.family"),
     **_weighted(20, "other kernels", "hardware.compute_capability model.dtype"),
-    **_weighted(FARTHEST_HISTOGRAM, "other packs", "data.histogram"),
+    **_weighted(20, "other packs", "data.histogram"),
     **_weighted(10, _SPLIT, "hardware.devices hardware.nodes hardware.device_memory_bytes memory_limit_bytes"),
     **_weighted(10, _SPLIT, "model.vision_layers model.language_layers model.parameters"),
     **_weighted(5, "other shares of a step's parts", "model.unit_flops model.token_flops model.square_flops"),

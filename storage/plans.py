@@ -1,7 +1,7 @@
 """The winners of studies: kept, listed, found by the beginning of their id, and the nearest to a workload."""
 
 import difflib
-from bisect import insort
+import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
@@ -13,21 +13,36 @@ from sqlalchemy.sql.elements import ColumnElement
 from storage import codec, provenance, rows, workloads
 from storage.codec import Histogram
 from storage.errors import AmbiguousId, UnknownPlan
-from storage.nearness import FARTHEST_HISTOGRAM, Difference, Fields, differences, distance
+from storage.nearness import Difference, Fields, differences, distance
 from storage.records import BestPlan
 from storage.tables import BestPlanRow, BundleRow, DataProfileRow, HardwareRow, ModelRow, StudyRow, WorkloadRow
 from trials.workload import Hardware, ModelShape, Software
 
-_HISTOGRAM, _FINGERPRINT = "data.histogram", "fingerprint"
+_HISTOGRAM = "data.histogram"
 _SHOWN = 5
-_COLUMNS: dict[str, InstrumentedAttribute[Any]] = {
-    _FINGERPRINT: WorkloadRow.fingerprint,
-    **{name: getattr(WorkloadRow, name) for name in ("oversize", "global_batch_samples", "memory_limit_bytes")},
-    **{f"software.{field.name}": getattr(WorkloadRow, field.name) for field in fields(Software)},
+_COMPARED = 64
+"""Workloads whose histograms are compared, unless more are asked for."""
+_Columns = dict[str, InstrumentedAttribute[Any]]
+_HARDWARE_COLUMNS: _Columns = {
+    "fingerprint": HardwareRow.fingerprint,
     **{f"hardware.{field.name}": getattr(HardwareRow, field.name) for field in fields(Hardware)},
+}
+_MODEL_COLUMNS: _Columns = {
+    "fingerprint": ModelRow.fingerprint,
     **{f"model.{field.name}": getattr(ModelRow, field.name) for field in fields(ModelShape)},
 }
-"""The fields of a workload but for its data, by dotted name; of the data only the histogram has a weight."""
+_OWN_COLUMNS: _Columns = {
+    **{name: getattr(WorkloadRow, name) for name in ("oversize", "global_batch_samples", "memory_limit_bytes")},
+    **{f"software.{field.name}": getattr(WorkloadRow, field.name) for field in fields(Software)},
+}
+_OF_WORKLOAD = (
+    WorkloadRow.fingerprint,
+    WorkloadRow.hardware_fingerprint,
+    WorkloadRow.model_fingerprint,
+    DataProfileRow.samples,
+    DataProfileRow.vision_units,
+    DataProfileRow.text_tokens,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +101,8 @@ def listed(session: Session, wanted: Wanted, limit: int | None) -> tuple[BestPla
 def last(session: Session, workload_fingerprint: str) -> BestPlan | None:
     query = select(BestPlanRow).join(StudyRow).where(StudyRow.workload_fingerprint == workload_fingerprint)
     query = query.where(~provenance.is_foreign(StudyRow.id)).order_by(StudyRow.started.desc()).limit(1)
-    return next(iter(_read(session, query)), None)
+    row = session.scalars(query).one_or_none()
+    return None if row is None else codec.best_plan(row, None)
 
 
 def of_study(session: Session, study_id: str) -> BestPlan | None:
@@ -104,45 +120,72 @@ def nearest(session: Session, now: Fields, wanted: Wanted, limit: int) -> tuple[
 def _distances(session: Session, now: Fields, wanted: Wanted, limit: int) -> dict[str, tuple[Difference, ...]]:
     """The differences of the nearest workloads, by fingerprint.
 
-    Histograms are long, so only those are read that can bring their workload among the nearest.
+    Histograms are long: of workloads that are equally far without them those are compared whose mean lengths are near.
     """
-    ranked = _ranked(session, {name: value for name, value in now.items() if name != _HISTOGRAM}, wanted)
-    if _HISTOGRAM not in now:
-        return {each.fingerprint: each.differences for each in ranked[:limit]}
-    farthest = ranked[min(limit, len(ranked)) - 1].distance + FARTHEST_HISTOGRAM if ranked else 0.0
-    near = [each for each in ranked if each.distance <= farthest]
-    histograms = _histograms(session, [each.fingerprint for each in near])
-    whole: list[_Ranked] = []
-    for each in near:
-        if len(whole) >= limit and each.distance > whole[limit - 1].distance:
-            break
-        then = {_HISTOGRAM: histograms[each.fingerprint]}
-        insort(whole, _rank(each.fingerprint, (*each.differences, *differences(then, {_HISTOGRAM: now[_HISTOGRAM]}))))
-    return {each.fingerprint: each.differences for each in whole[:limit]}
+    coarse = {name: value for name, value in now.items() if name != _HISTOGRAM}
+    ranked = _ranked(session, coarse, wanted, _mean_lengths(now))
+    if _HISTOGRAM in now:
+        near = ranked[: max(limit, _COMPARED)]
+        histograms = _histograms(session, [each.fingerprint for each in near])
+        of_data = {_HISTOGRAM: now[_HISTOGRAM]}
+        whole = [(each, differences({_HISTOGRAM: histograms[each.fingerprint]}, of_data)) for each in near]
+        ranked = sorted(
+            _Ranked(each.distance + distance(data), each.lengths, each.fingerprint, each.found + data)
+            for each, data in whole
+        )
+    return {each.fingerprint: tuple(sorted(each.found, key=_weightiest)) for each in ranked[:limit]}
 
 
 class _Ranked(NamedTuple):
     """A workload; tuples of them sort by distance."""
 
     distance: float
+    lengths: float
+    """How far its mean lengths are, in doublings."""
     fingerprint: str
-    differences: tuple[Difference, ...]
+    found: tuple[Difference, ...]
 
 
-def _rank(fingerprint: str, found: tuple[Difference, ...]) -> _Ranked:
-    return _Ranked(distance(found), fingerprint, tuple(sorted(found, key=lambda one: -one.distance)))
+def _weightiest(difference: Difference) -> float:
+    return -difference.distance
 
 
-def _ranked(session: Session, now: Fields, wanted: Wanted) -> list[_Ranked]:
-    """Every workload with a winner, the nearest first."""
+def _ranked(session: Session, now: Fields, wanted: Wanted, lengths: tuple[float, ...]) -> list[_Ranked]:
+    """Every workload with a winner, the nearest first. Many share their hardware or model, which is compared once."""
+    hardware = _compared(session, _HARDWARE_COLUMNS, now)
+    models = _compared(session, _MODEL_COLUMNS, now)
+    has_winner = exists().where(BestPlanRow.workload_fingerprint == WorkloadRow.fingerprint)
     query = (
-        select(*_COLUMNS.values())
+        select(*_OF_WORKLOAD, *_OWN_COLUMNS.values())
         .join(HardwareRow, HardwareRow.fingerprint == WorkloadRow.hardware_fingerprint)
         .join(ModelRow, ModelRow.fingerprint == WorkloadRow.model_fingerprint)
-        .where(exists().where(BestPlanRow.workload_fingerprint == WorkloadRow.fingerprint), *wanted.conditions())
+        .join(DataProfileRow, DataProfileRow.fingerprint == WorkloadRow.data_fingerprint)
+        .where(has_winner, *wanted.conditions())
     )
-    rows_of = (dict(zip(_COLUMNS, row, strict=True)) for row in session.execute(query))
-    return sorted(_rank(str(then[_FINGERPRINT]), differences(then, now)) for then in rows_of)
+    ranked: list[_Ranked] = []
+    for fingerprint, of_hardware, of_model, samples, units, tokens, *own in session.execute(query):
+        found = differences(dict(zip(_OWN_COLUMNS, own, strict=True)), now)
+        found = (*hardware[of_hardware], *models[of_model], *found)
+        means = units / samples, tokens / samples
+        apart = sum(abs(math.log2((1 + then) / (1 + mean))) for then, mean in zip(means, lengths, strict=False))
+        ranked.append(_Ranked(distance(found), apart, fingerprint, found))
+    return sorted(ranked, key=lambda each: each[:3])
+
+
+def _mean_lengths(now: Fields) -> tuple[float, ...]:
+    """Vision units and text tokens of a sample, as far as they are known."""
+    samples = now.get("data.samples")
+    known = [now.get("data.vision_units"), now.get("data.text_tokens")]
+    return tuple(each / samples for each in known if isinstance(each, int) and isinstance(samples, int) and samples)
+
+
+def _compared(session: Session, columns: _Columns, now: Fields) -> dict[str, tuple[Difference, ...]]:
+    """The differences of every row of a table, by its fingerprint, which is the first column."""
+    names = tuple(columns)[1:]
+    return {
+        row[0]: differences(dict(zip(names, row[1:], strict=True)), now)
+        for row in session.execute(select(*columns.values()))
+    }
 
 
 def _histograms(session: Session, fingerprints: Collection[str]) -> dict[str, Histogram]:
