@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, contextmanager
 
 import filelock
 from alembic import command
@@ -51,8 +51,9 @@ def lock(database: Database) -> Iterator[None]:
     """Keeps away other processes that ask for the same. Raises DatabaseUnavailable."""
     path = sqlite_path(database.url)
     if path is None:
-        with closing(database.engine.connect()) as connection:
+        with ExitStack() as held:
             with database.errors():  # the lock goes with the transaction, and so with a killed process
+                connection = held.enter_context(database.engine.connect())
                 connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
             yield
         return

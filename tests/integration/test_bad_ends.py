@@ -6,15 +6,14 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 
 from storage.store import open_store
 from tests.data_values import record, write_records
+from tests.processes import children, wait_for, wait_for_the_end
 from tests.storage_values import best_of
 from tests.training_values import plan_of, prepared_of
 from tests.users import JobFile, refusal
@@ -88,19 +87,16 @@ def stop(process: "subprocess.Popen[str]", number: int, *, told: str, group: boo
             before.append(line)
             if told in line:
                 break
-        while len(ranks := psutil.Process(process.pid).children(recursive=True)) < 2:
-            assert process.poll() is None, "".join(before)
-            time.sleep(0.1)
+        wait_for(lambda: len(children(process.pid)) >= 2)
+        ranks = children(process.pid)
         (os.killpg if group else os.kill)(process.pid, number)
-        _, after = process.communicate(timeout=30)
-        _, alive = psutil.wait_procs(ranks, timeout=0.5)
-        assert not alive
+        _, after = process.communicate(timeout=60)
+        wait_for_the_end(ranks)
     finally:
         process.kill()  # its ranks end with it
     return "".join(before), after
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.ranks
 def test_an_interrupted_tuning_leaves_no_process_and_goes_on_next_time(
     tunings: Tunings, monkeypatch: pytest.MonkeyPatch, heard_interrupts: None

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from tests.data_values import record, write_records
 from tests.integration.test_data_cache import assert_equal
 from tests.measurers import Dying, Slow, Unloadable, Words
+from tests.processes import children, wait_for, wait_for_the_end
 from trials.data import chunk, measuring
 from trials.data.index import DatasetIndex
 from trials.data.indexing import IndexReport, build_index
@@ -125,22 +125,11 @@ def test_no_process_outlives_the_one_that_reads(
         text=True,
         start_new_session=True,
     )
-    wait_for(lambda: len(children(process)) >= 3)  # two, and the tracker of multiprocessing's own resources
+    wait_for(lambda: len(children(process.pid)) >= 3)  # two, and the tracker of multiprocessing's own resources
     time.sleep(delay)
-    started = children(process)
+    started = children(process.pid)
     stop(process)
     _, told = process.communicate(timeout=20)
     assert process.returncode == code
     assert "Traceback" not in told
-    wait_for(lambda: not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in started))
-
-
-def children(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    return psutil.Process(process.pid).children(recursive=True)
-
-
-def wait_for(happened: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
-    while not happened():
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    wait_for_the_end(started)

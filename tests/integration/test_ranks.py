@@ -8,10 +8,10 @@ import threading
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from autotune.workload import Prepared
+from tests.processes import children, wait_for_file, wait_for_the_end
 from tests.training_values import plan_of, prepared_of
 from trials import wire
 from trials.outcome import Crash, OutOfMemory, Timeout
@@ -30,10 +30,6 @@ PIPELINE = plan_of("8+0r2,0", "4+8")
 def reports(answer: object) -> list[TrialReport]:
     assert isinstance(answer, Answers), answer
     return [report for report in answer.reports if isinstance(report, TrialReport)]
-
-
-def children() -> set[int]:
-    return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
 def test_a_trial_reports_each_ranks_seconds_bytes_and_losses(prepared: Prepared, pool: WarmPool) -> None:
@@ -73,23 +69,23 @@ def test_passing_the_memory_limit_is_out_of_memory_with_stage_and_bytes(
 
 
 def test_a_killed_rank_is_a_crash_and_takes_no_neighbour_for_the_culprit(prepared: Prepared, tmp_path: Path) -> None:
-    before = children()
+    before = set(children())
     with WarmPool(local_ranks(2, "cpu"), tmp_path) as pool:
         reports(pool.ask(prepared.request(PIPELINE, SHORT), 120))
-        victim = next(p for p in psutil.Process().children() if p.pid not in before and p.environ()["RANK"] == "1")
+        victim = next(p for p in children() if p not in before and p.environ()["RANK"] == "1")
         threading.Timer(1.0, victim.kill).start()
         answer = pool.ask(prepared.request(PIPELINE, LONG), 120)
         assert answer == Crash(rank=1, detail="the process was ended by signal 9")
-        assert not (children() - before)
+        assert not (set(children()) - before)
         reports(pool.ask(prepared.request(PIPELINE, SHORT), 120))
-    assert not (children() - before)
+    assert not (set(children()) - before)
 
 
 def test_ranks_without_an_answer_in_time_are_ended(prepared: Prepared, tmp_path: Path) -> None:
-    before = children()
+    before = set(children())
     with WarmPool(local_ranks(2, "cpu"), tmp_path) as pool:
         assert pool.ask(prepared.request(PIPELINE, SHORT), 0.5) == Timeout(seconds=0.5)
-        assert not (children() - before)
+        assert not (set(children()) - before)
 
 
 def test_an_error_in_a_rank_is_told_with_its_reason(example: Path, pool: WarmPool, tmp_path: Path) -> None:
@@ -117,22 +113,14 @@ def test_ranks_end_when_their_agent_is_killed(prepared: Prepared, tmp_path: Path
     )
     agent = subprocess.Popen([sys.executable, "-c", script, request, tmp_path / "ranks"])
     try:
-        wait_for(tmp_path, moment)
+        wait_for_file(tmp_path, moment)
         time.sleep(1)
-        ranks = psutil.Process(agent.pid).children(recursive=True)
+        ranks = children(agent.pid)
         assert len(ranks) == 2
     finally:
         agent.send_signal(signal.SIGKILL)
         agent.wait()
-    _, alive = psutil.wait_procs(ranks, timeout=2)
-    assert not alive
-
-
-def wait_for(folder: Path, pattern: str) -> None:
-    deadline = time.monotonic() + 60
-    while not list(folder.glob(pattern)):
-        assert time.monotonic() < deadline, f"no {pattern}"
-        time.sleep(0.1)
+    wait_for_the_end(ranks)
 
 
 def test_a_request_is_served_under_another_launcher(prepared: Prepared, tmp_path: Path) -> None:

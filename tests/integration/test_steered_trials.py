@@ -1,13 +1,14 @@
 """Trials that the agent ends early."""
 
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 
 from autotune.workload import Prepared
+from tests.processes import children, wait_for
 from tests.training_values import plan_of, prepared_of
 from trials.plan import Plan
 from trials.run.pool import Answers, WarmPool
@@ -89,6 +90,6 @@ def test_loader_workers_end_with_a_trial_that_ends_early(example: Path, pool: Wa
     prepared = prepared_of(example, tmp_path, data={"workers": 2})
     ended = reports(pool.ask(prepared.request(PIPELINE, SIX), 120, on_step=Agent(enough=1)))
     assert len(ended[0].step_seconds) == 1
-    ranks = [process for process in psutil.Process().children() if "trials.run.worker" in process.cmdline()]
+    ranks = [child for child in children() if child.ppid() == os.getpid() and "trials.run.worker" in child.cmdline()]
     assert len(ranks) == 2
-    assert [rank.children(recursive=True) for rank in ranks] == [[], []]
+    wait_for(lambda: not any(children(rank.pid) for rank in ranks))

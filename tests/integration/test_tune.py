@@ -15,7 +15,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import psutil
 import psycopg
 import pytest
 import yaml
@@ -23,6 +22,7 @@ from click.testing import CliRunner
 
 from autotune.cli import main
 from tests import postgres
+from tests.processes import children, wait_for_the_end
 from tests.training_values import job_of
 
 pytestmark = pytest.mark.ranks
@@ -191,11 +191,10 @@ def test_a_tuning_that_is_killed_at_any_moment_loses_nothing(
     process = user.start("tune", str(user.job))
     told = until_a_trial_is_told(process)
     time.sleep(random.uniform(0, 2))
-    ranks = psutil.Process(process.pid).children(recursive=True)
+    ranks = children(process.pid)
     process.send_signal(signal.SIGKILL)
     told += process.communicate()[1]
-    psutil.wait_procs(ranks, timeout=10)
-    assert not [rank for rank in ranks if rank.is_running()]
+    wait_for_the_end(ranks)
     user.run("tune", str(user.job))
     finished = user.rows(FINISHED)
     assert len(user.rows("SELECT id FROM autotune_study")) == 1

@@ -1,0 +1,38 @@
+"""Processes that tests start and look at, on machines that may be busy."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+WAIT_SECONDS = 60.0
+"""What takes longer never comes."""
+
+
+def wait_for(happened: Callable[[], object]) -> None:
+    end = time.monotonic() + WAIT_SECONDS
+    while not happened():
+        assert time.monotonic() < end, "it never happened"
+        time.sleep(0.05)
+
+
+def wait_for_file(folder: Path, pattern: str) -> None:
+    wait_for(lambda: any(folder.glob(pattern)))
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """Also when nobody has asked yet how it ended."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def children(pid: int | None = None) -> list[psutil.Process]:
+    """Those of a process, by default this one, that run, and theirs."""
+    return [child for child in psutil.Process(pid).children(recursive=True) if not has_ended(child)]
+
+
+def wait_for_the_end(processes: list[psutil.Process]) -> None:
+    wait_for(lambda: all(map(has_ended, processes)))
