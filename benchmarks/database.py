@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 from sqlalchemy import create_engine, insert, text
 
-from benchmarks.result import Check, at_most, finish
+from benchmarks.result import Check, at_least, at_most, finish
 from storage import codec
 from storage.engine import Database
 from storage.nearness import fields_of
@@ -90,6 +90,7 @@ def _told(kind: str, done: Storm, wanted: int) -> dict[str, Any]:
         "trials_wanted": wanted,
         "trials": done.trials,
         "kills": done.kills,
+        "kills_in_commits": done.kills_in_commits,
         **counts,
         "seconds_to_settle": done.seconds_to_settle,
         "first_fault": first,
@@ -287,6 +288,8 @@ def _checks(part: str, rows: list[dict[str, Any]]) -> list[Check]:
     checks = [at_most(f"{part}: {fault}", [row[fault] for row in rows], 0) for fault in seen]
     if part == "storm":
         checks.append(at_most("storm: kills still owed", [2 * KILLS - 20 - sum(row["kills"] for row in rows)], 0))
+        in_commits = sum(row["kills_in_commits"] for row in rows)
+        checks.append(at_least("storm: kills inside a commit", [in_commits], 1))
         settled = [row["seconds_to_settle"] for row in rows]
         checks.append(at_most("storm: seconds until nothing runs any more", settled, GRACE_SECONDS))
     if part == "speed":

@@ -80,11 +80,5 @@ def lead(session: Session, study_id: str, agent_id: str, instead_of: str | None)
         row.leader_id = agent_id
 
 
-def may_conclude(session: Session, study_id: str, agent_id: str) -> bool:
-    """It stays so until the transaction ends."""
-    row = rows.get(session, StudyRow, study_id, lock=True)
-    return row.finished is None and row.leader_id == agent_id
-
-
 def _record(row: AgentRow) -> AgentRecord:
     return AgentRecord(id=row.id, machine=row.machine, process=row.process, beats=row.beats)

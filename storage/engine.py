@@ -38,7 +38,8 @@ _REMEDIES = (
 )
 _OTHER_REMEDY = "check that it exists and can be reached, or name another database"
 _OF_THE_USER = {None, "42501", "3D000", "3F000"}  # SQLSTATE: bad URL option, no privilege, no such database or schema
-_WRITES = "autotune_writes"
+WRITES = "autotune_writes"
+"""Option of a connection whose transactions write."""
 
 
 class Database:
@@ -58,7 +59,7 @@ class Database:
             else:
                 _check_place(url, path)
                 self.engine = _sqlite(url, lock_timeout_seconds)
-        self._writing = self.engine.execution_options(**{_WRITES: True})
+        self._writing = self.engine.execution_options(**{WRITES: True})
         is_server = path is None  # in SQLite every transaction is a snapshot
         self._snapshots = self.engine.execution_options(isolation_level="REPEATABLE READ") if is_server else self.engine
 
@@ -122,7 +123,7 @@ def _sqlite(url: URL, lock_timeout_seconds: float) -> Engine:
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        writes = connection.get_execution_options().get(_WRITES, False)
+        writes = connection.get_execution_options().get(WRITES, False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
     return engine

@@ -57,10 +57,9 @@ class NearPlan:
 
 
 def save(session: Session, best: BestPlan) -> None:
-    rows.get(session, StudyRow, best.study_id, lock=True)
     workloads.add(session, best.workload)
     rows.ensure(session, codec.plan_row(best.plan))
-    session.merge(codec.best_plan_row(best))
+    session.add(codec.best_plan_row(best))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

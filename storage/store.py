@@ -181,10 +181,9 @@ class Store:
         False, and nothing is kept, unless the study is unfinished and this agent leads it.
         """
         with self._database.session(write=True) as session:
-            if not agents.may_conclude(session, best.study_id, agent_id):
+            if not studies.conclude(session, best.study_id, lessons, agent_id):
                 return False
             plans.save(session, best)
-            studies.finish(session, best.study_id, lessons)
             return True
 
     def latest_study(self, workload_fingerprint: str) -> StudyRecord | None:
@@ -201,11 +200,6 @@ class Store:
         """The study whose name or id begins so. Raises UnknownRecord and AmbiguousId."""
         with self._database.session() as session:
             return studies.find(session, name)
-
-    def finish_study(self, study_id: str, lessons: str | None = None) -> None:
-        """Marks the end and keeps what was learnt, as JSON; only the first call counts."""
-        with self._database.session(write=True) as session:
-            studies.finish(session, study_id, lessons)
 
     def lessons(self, workload: Workload) -> str | None:
         """Of the study that ended last with the same model family, dtype and kind of devices; None without one."""
@@ -272,11 +266,6 @@ class Store:
         """
         with self._database.session() as session:
             return studies.comparable(session, workload)
-
-    def save_best(self, best: BestPlan) -> None:
-        """Keeps the winner of a study, in place of an earlier winner of the same study."""
-        with self._database.session(write=True) as session:
-            plans.save(session, best)
 
     def best_plans(
         self,

@@ -89,10 +89,13 @@ def latest(session: Session, workload_fingerprint: str) -> StudyRecord | None:
     return None if row is None else codec.study(row)
 
 
-def finish(session: Session, study_id: str, lessons: str | None) -> None:
+def conclude(session: Session, study_id: str, lessons: str, agent_id: str) -> bool:
+    """Whether the study was unfinished and led by this agent; now it is finished."""
     row = rows.get(session, StudyRow, study_id, lock=True)
-    if row.finished is None:
-        row.finished, row.lessons = datetime.now(UTC), lessons
+    if row.finished is not None or row.leader_id != agent_id:
+        return False
+    row.finished, row.lessons = datetime.now(UTC), lessons
+    return True
 
 
 def lessons(session: Session, workload: Workload) -> str | None:

@@ -1,8 +1,10 @@
 """Agents that record trials while they are killed, and openings of one new database at the same moment."""
 
+import ctypes
 import multiprocessing
 import os
 import random
+import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -12,6 +14,10 @@ from datetime import datetime, timedelta, tzinfo
 from multiprocessing.process import BaseProcess
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
+from typing import NamedTuple
+
+from sqlalchemy import Connection, Engine, PoolProxiedConnection, event
+from sqlalchemy.engine.default import DefaultDialect
 
 from autotune.agent import Agent
 from autotune.search import ledger
@@ -19,6 +25,7 @@ from autotune.search.attempt import Attempt
 from autotune.search.ledger import Ledger
 from autotune.search.proposals import database
 from storage import agents, studies
+from storage.engine import WRITES
 from storage.records import FinishedTrial, RunningTrial, TrialResult
 from storage.spool import Spool
 from storage.store import Store, open_store
@@ -44,6 +51,8 @@ class Storm:
     trials: int = 0
     """That were acknowledged."""
     kills: int = 0
+    kills_in_commits: int = 0
+    """So many of them fell while the database committed what the process had written."""
     lost: list[str] = field(default_factory=list)
     """Acknowledged results that the database does not have, or has otherwise."""
     doubled: list[str] = field(default_factory=list)
@@ -63,31 +72,60 @@ class Storm:
 
 def storm(url: str, folder: Path, *, processes: int, trials: int, kills: int, wandering_clocks: bool = False) -> Storm:
     """So many processes record so many trials each; so many times one of them is killed, and starts anew."""
-    dice, start = random.Random(0), context()
-    told = Storm()
-    workers: dict[int, BaseProcess] = {}
-
-    def begin(number: int) -> None:
-        workers[number] = start.Process(target=_work, args=(url, folder, number, trials, wandering_clocks))
-        workers[number].start()
-
-    for number in range(processes):
-        begin(number)
-    while workers:
+    dice, told = random.Random(0), Storm()
+    workers = _Workers([_Work(url, folder, number, trials, wandering_clocks) for number in range(processes)])
+    while workers.alive:
         time.sleep(dice.uniform(0, 2 * _pause(processes)))
         if told.kills < kills:
-            workers[dice.choice(list(workers))].kill()
+            victim = workers.committing() if told.kills % 2 else None
+            (victim or dice.choice(list(workers.alive.values()))).kill()
             told.kills += 1
-        for number, worker in list(workers.items()):
-            if worker.is_alive():
-                continue
-            del workers[number]
-            if worker.exitcode == -9:
-                begin(number)
-            elif worker.exitcode != 0:
-                told.failed.append(_log(folder, number).read_text())
+        for work, code in workers.ended():
+            if code == -signal.SIGKILL:
+                told.kills_in_commits += workers.commits[work.number]
+                workers.begin(work)
+            elif code != 0:
+                told.failed.append(_log(folder, work.number).read_text())
     _judge(told, url, folder, processes)
     return told
+
+
+class _Work(NamedTuple):
+    url: str
+    folder: Path
+    number: int
+    trials: int
+    wandering_clock: bool
+
+
+class _Workers:
+    def __init__(self, works: list[_Work]) -> None:
+        self.alive: dict[_Work, BaseProcess] = {}
+        self.commits = context().RawArray("b", len(works))
+        """Of each worker: whether what it wrote is being committed."""
+        for work in works:
+            self.begin(work)
+
+    def begin(self, work: _Work) -> None:
+        self.commits[work.number] = False
+        self.alive[work] = context().Process(target=_work, args=(work, self.commits))
+        self.alive[work].start()
+
+    def committing(self) -> BaseProcess | None:
+        """One that commits just now; None when there is none for a while."""
+        end = time.monotonic() + 1.0
+        while time.monotonic() < end:
+            for work, process in self.alive.items():
+                if self.commits[work.number]:
+                    return process
+        return None
+
+    def ended(self) -> Iterator[tuple[_Work, int | None]]:
+        """Those that run no more, with their exit codes."""
+        for work, process in list(self.alive.items()):
+            if not process.is_alive():
+                del self.alive[work]
+                yield work, process.exitcode
 
 
 def _pause(processes: int) -> float:
@@ -95,7 +133,9 @@ def _pause(processes: int) -> float:
     return 1.5 / processes
 
 
-def _work(url: str, folder: Path, number: int, trials: int, wandering_clock: bool) -> None:
+def _work(work: _Work, commits: "ctypes.Array[ctypes.c_byte]") -> None:
+    url, folder, number, trials, wandering_clock = work
+    _mark_commits(lambda during: commits.__setitem__(number, during))
     if wandering_clock:
         for module in _WITH_CLOCKS:
             vars(module)["datetime"] = _Wandering
@@ -113,6 +153,24 @@ def _work(url: str, folder: Path, number: int, trials: int, wandering_clock: boo
     except BaseException:
         _log(folder, number).write_text(traceback.format_exc())
         raise
+
+
+def _mark_commits(mark: Callable[[bool], None]) -> None:
+    """Marks, for this process, the time during which a transaction that wrote is committed."""
+    commit: Callable[[DefaultDialect, PoolProxiedConnection], None] = DefaultDialect.do_commit
+    writes = False
+
+    @event.listens_for(Engine, "commit")
+    def begins(connection: Connection) -> None:
+        nonlocal writes
+        writes = connection.get_execution_options().get(WRITES, False)
+
+    def marked(self: DefaultDialect, connection: PoolProxiedConnection) -> None:
+        mark(writes)
+        commit(self, connection)
+        mark(False)
+
+    DefaultDialect.do_commit = marked  # type: ignore[method-assign]
 
 
 class _Wandering(datetime):

@@ -77,15 +77,11 @@ def test_the_latest_study_is_that_of_the_same_workload(store: Store) -> None:
     assert store.latest_study(changed("hardware.devices", 2).fingerprint) is None
 
 
-def test_a_study_is_finished_once(store: Store) -> None:
-    study = new_study(store)
-    store.finish_study(study)
-    finished = store.latest_study(WORKLOAD.fingerprint)
+def test_a_study_with_a_winner_has_ended(store: Store) -> None:
+    best = concluded(store, best_of(new_study(store)))
+    finished = store.study(best.study_id).finished
     assert finished is not None
-    assert finished.finished is not None
-    assert is_recent(finished.finished)
-    store.finish_study(study)
-    assert store.latest_study(WORKLOAD.fingerprint) == finished
+    assert is_recent(finished)
 
 
 @pytest.mark.parametrize("plan", [packed_plan(), PADDED_PLAN], ids=["packed", "padded"])
@@ -255,11 +251,10 @@ def test_what_refers_to_nothing_is_refused(store: Store) -> None:
     store.add_workload(WORKLOAD)
     attempts = (
         lambda: store.create_study(NOBODY, {}, 0),
-        lambda: store.finish_study(NOBODY),
+        lambda: store.conclude_study(best_of(NOBODY), "{}", NOBODY),
         lambda: store.start_trial(NOBODY, PADDED_PLAN, "search"),
         lambda: store.finish_trial(result_of(NOBODY)),
         lambda: store.abandon_trial(NOBODY),
-        lambda: store.save_best(best_of(NOBODY)),
         lambda: store.start_launch(PADDED_PLAN, NOBODY, None),
         lambda: store.finish_launch(
             NOBODY, LaunchResult(status="failed", steps=0, samples_per_second=None, finished=NOON)
@@ -271,11 +266,11 @@ def test_what_refers_to_nothing_is_refused(store: Store) -> None:
             attempt()
 
 
-def test_a_winner_comes_back_equal_and_replaces_the_earlier_one_of_its_study(store: Store) -> None:
-    study = new_study(store)
-    store.save_best(best_of(study, plan=PADDED_PLAN, baselines=(), confidence=None, ties=(), pareto=()))
-    store.save_best(best_of(study))
-    assert store.best_plans() == (best_of(study),)
+def test_a_winner_comes_back_equal(store: Store) -> None:
+    bare = concluded(store, best_of(new_study(store), baselines=(), confidence=None, ties=(), pareto=()))
+    assert store.best_plans() == (bare,)
+    rich = concluded(store, best_of(new_study(store)))
+    assert set(store.best_plans()) == {bare, rich}
 
 
 def test_winners_are_the_fastest_first_within_the_workload_searched_last(store: Store) -> None:
@@ -315,8 +310,8 @@ def test_a_study_begins_after_those_before_it_though_the_clock_was_set_back(
 def test_winners_of_other_hardware_models_and_workloads_are_left_out(store: Store) -> None:
     other = changed("hardware.device_name", "NVIDIA H100 50%", changed("model.name", "qwen2.5-vl_7b"))
     ours, theirs = best_of(new_study(store)), best_of(new_study(store, other), workload=other)
-    store.save_best(ours)
-    store.save_best(theirs)
+    concluded(store, ours)
+    concluded(store, theirs)
     assert store.best_plans(hardware_fingerprint=WORKLOAD.hardware.fingerprint) == (ours,)
     assert store.best_plans(workload_fingerprint=other.fingerprint) == (theirs,)
     assert store.best_plans(hardware_name="a100") == (ours,)
@@ -327,16 +322,16 @@ def test_winners_of_other_hardware_models_and_workloads_are_left_out(store: Stor
 
 
 def test_a_plan_is_found_by_the_beginning_of_its_id(store: Store) -> None:
-    store.save_best(best_of(new_study(store), created=NOON - timedelta(days=1)))
+    concluded(store, best_of(new_study(store), created=NOON - timedelta(days=1)))
     newest = best_of(new_study(store), epoch_seconds=300.0)
-    store.save_best(newest)
-    store.save_best(best_of(new_study(store), plan=PADDED_PLAN))
+    concluded(store, newest)
+    concluded(store, best_of(new_study(store), plan=PADDED_PLAN))
     assert store.find_plan(newest.plan.id[:8].upper()) == newest
 
 
 def test_an_id_that_fits_several_plans_is_refused_with_their_ids(store: Store) -> None:
     for plan in (packed_plan(), PADDED_PLAN):
-        store.save_best(best_of(new_study(store), plan=plan))
+        concluded(store, best_of(new_study(store), plan=plan))
     with pytest.raises(AmbiguousId, match=PADDED_PLAN.id):
         store.find_plan("")
 
@@ -344,7 +339,7 @@ def test_an_id_that_fits_several_plans_is_refused_with_their_ids(store: Store) -
 def test_an_unknown_plan_is_answered_with_the_nearest_ids(store: Store) -> None:
     with pytest.raises(UnknownPlan, match="run a search first"):
         store.find_plan("feed")
-    store.save_best(best_of(new_study(store)))
+    concluded(store, best_of(new_study(store)))
     mistyped = packed_plan().id[:6] + "%"
     with pytest.raises(UnknownPlan, match=packed_plan().id):
         store.find_plan(mistyped)

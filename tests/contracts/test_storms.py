@@ -10,6 +10,7 @@ def test_no_kill_loses_or_doubles_a_result(database_url: str, tmp_path: Path) ->
     assert told.is_harmless(), told
     assert told.trials == 48
     assert told.kills >= 6
+    assert told.kills_in_commits >= 1
 
 
 def test_processes_that_open_one_new_database_at_once_all_succeed(database_url: str, tmp_path: Path) -> None:

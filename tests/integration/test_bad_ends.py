@@ -14,7 +14,7 @@ import pytest
 from storage.store import open_store
 from tests.data_values import record, write_records
 from tests.processes import children, wait_for, wait_for_the_end
-from tests.storage_values import best_of
+from tests.storage_values import best_of, concluded
 from tests.training_values import plan_of, prepared_of
 from tests.users import JobFile, refusal
 
@@ -136,7 +136,7 @@ def test_a_launch_onto_the_checkpoint_of_another_plan_is_refused(job: JobFile, e
     plan = plan_of("9+0", "3+8")
     with open_store() as store:
         study = store.create_study(store.add_workload(prepared.workload), {}, seed=0)
-        store.save_best(best_of(study.id, plan=plan, workload=prepared.workload))
+        concluded(store, best_of(study.id, plan=plan, workload=prepared.workload))
     checkpoint = job.output / "checkpoint-3"
     checkpoint.mkdir(parents=True)
     (checkpoint / "state.json").write_text(

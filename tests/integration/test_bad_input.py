@@ -10,7 +10,7 @@ from filelock import FileLock
 from autotune.cli import main
 from autotune.devices import lock_file
 from storage.store import open_store
-from tests.storage_values import WORKLOAD, best_of, packed_plan
+from tests.storage_values import WORKLOAD, best_of, concluded, packed_plan
 from tests.users import JobFile, databases, refusal
 
 TOO_MANY = (os.cpu_count() or 1) * 4 + 1
@@ -144,7 +144,7 @@ def test_an_id_that_several_plans_share_asks_for_more_digits() -> None:
     with open_store() as store:
         for qv in (9, 10):
             study = store.create_study(store.add_workload(WORKLOAD), {}, seed=0)
-            store.save_best(best_of(study.id, plan=packed_plan(qv)))
+            concluded(store, best_of(study.id, plan=packed_plan(qv)))
     code, told = refusal("show", "")
     assert code == 2
     assert told.startswith("several plans begin with ''")

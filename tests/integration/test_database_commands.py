@@ -2,6 +2,7 @@
 
 import json
 import os
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -175,7 +176,8 @@ def test_exports_and_imports_that_cannot_be_done_are_refused(store: Store, tmp_p
 
 
 def test_a_check_that_finds_something_exits_with_1_after_its_result(store: Store) -> None:
-    store.finish_study(store.create_study(WORKLOAD.fingerprint, {}, seed=0).id)
+    with sqlite3.connect(default_url().removeprefix("sqlite:///")) as connection:
+        connection.execute("DELETE FROM autotune_best_plan WHERE rowid = 1")
     answer = CliRunner().invoke(main, ["db", "check", "--json"])
     assert answer.exit_code == 1
     assert len(json.loads(answer.stdout)["problems"]) == 1

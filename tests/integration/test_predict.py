@@ -22,7 +22,7 @@ from autotune.predict.features import scaled
 from storage.store import open_store
 from tests.forecast_values import Trials, store_profile
 from tests.search_values import COSTS
-from tests.storage_values import NOON, WORKLOAD, best_of
+from tests.storage_values import NOON, WORKLOAD, best_of, concluded
 from tests.training_values import PACKED, plan_of
 from tests.users import JobFile, databases, refusal
 from trials import wire
@@ -201,7 +201,7 @@ def test_hardware_that_is_not_here_is_found_by_a_part_of_its_name(
 def test_a_known_plan_is_named_by_the_beginning_of_its_id(job: JobFile, profile: Path) -> None:
     with open_store() as store:
         study = store.create_study(store.add_workload(WORKLOAD), {}, seed=0)
-        store.save_best(best_of(study.id, plan=PLAN))
+        concluded(store, best_of(study.id, plan=PLAN))
     assert predicted(job.path, "--device-profile", profile, "--plan", PLAN.id[:5])["plans"][0]["id"] == PLAN.id
 
 

@@ -22,7 +22,7 @@ from tests.search_values import (
     solver_of,
     workload_of,
 )
-from tests.storage_values import best_of
+from tests.storage_values import best_of, concluded
 from trials import wire
 from trials.job import SearchSection
 from trials.plan import Plan
@@ -41,11 +41,10 @@ def store(tmp_path: Path) -> Iterator[Store]:
         yield opened
 
 
-def keep(store: Store, workload: Workload, plan: Plan, lessons: str | None = None) -> None:
+def keep(store: Store, workload: Workload, plan: Plan, lessons: str = "{}") -> None:
     """A finished study on that workload, which the plan won."""
     study = store.create_study(store.add_workload(workload), {}, seed=0)
-    store.save_best(best_of(study.id, plan=plan, workload=workload))
-    store.finish_study(study.id, lessons)
+    concluded(store, best_of(study.id, plan=plan, workload=workload), lessons)
 
 
 def bigger(workload: Workload) -> Workload:

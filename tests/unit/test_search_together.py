@@ -21,6 +21,7 @@ from storage.records import FinishedTrial, RunningTrial
 from storage.store import open_store
 from tests import postgres
 from tests.search_bench import AXES, PREDICTOR, Bench
+from tests.storage_values import best_of, concluded
 from trials.outcome import Cause, Completed, Crash
 from trials.plan import Packed
 from trials.run.pool import Answers
@@ -180,7 +181,7 @@ def test_an_agent_begins_nothing_while_another_ends_the_study(bench: Bench) -> N
 
 def test_an_agent_that_comes_late_begins_nothing_in_a_finished_study(bench: Bench) -> None:
     study = bench.study()
-    bench.store.finish_study(study.id)
+    concluded(bench.store, best_of(study.id, workload=bench.store.workload(study.workload_fingerprint)))
     assert {trial.role for trial in bench.explore(study, SimulatedLauncher(PREDICTOR)).trials} == set(BASELINES[1:])
 
 
