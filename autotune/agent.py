@@ -140,15 +140,29 @@ def _sight(record: AgentRecord, before: _Sight | None, beats: int) -> _Sight:
 
 def has_died(record: AgentRecord) -> bool:
     """Whether its process is known to be over: those of other machines are not known here."""
-    return record.machine == machine() and not lives(record)
+    return record.machine == machine() and not lives(record) and not _is_hidden(_number(record))
 
 
 def lives(record: AgentRecord) -> bool:
     """Whether its process is known to be there."""
-    if record.machine != machine():
-        return False
+    return record.machine == machine() and process(_number(record)) == record.process
+
+
+def _number(record: AgentRecord) -> int:
+    """0 where it is not known."""
     number = record.process.partition(" ")[0]
-    return number.isdigit() and process(int(number)) == record.process
+    return int(number) if number.isdigit() else 0
+
+
+def _is_hidden(number: int) -> bool:
+    """Whether there is a process of that number of which nothing can be known: hosts may hide those of other users."""
+    try:
+        os.kill(number, 0)
+    except PermissionError:
+        return process(number) is None
+    except (OSError, OverflowError):
+        return False  # there is none
+    return False
 
 
 def machine() -> str:

@@ -11,7 +11,9 @@ from typing import Literal
 
 from autotune.errors import JobError, LaunchFailed, PlanNotValid
 from autotune.workload import Prepared
+from storage.errors import DatabaseUnavailable
 from storage.records import LaunchResult
+from storage.spool import Spool
 from storage.store import Store
 from trials import wire
 from trials.plan import Plan
@@ -53,6 +55,7 @@ def launch(
     prepared: Prepared,
     plan: Plan,
     store: Store,
+    spool: Spool,
     folder: Path,
     *,
     agent_id: str | None = None,
@@ -62,7 +65,8 @@ def launch(
 ) -> Launched:
     """Trains until the end, or until `max_steps`; a training that was interrupted goes on.
 
-    `folder` takes a folder of this launch, with the ranks' request and logs. Raises PlanNotValid for a plan that needs
+    How it ended is kept by the spool until the store has it. `folder` takes a folder of this launch, with the ranks'
+    request and logs. Raises PlanNotValid for a plan that needs
     more devices, JobError for an output that cannot be written, and LaunchFailed with the reason when a rank fails.
     """
     hardware = prepared.workload.hardware
@@ -79,10 +83,19 @@ def launch(
     logs = folder / record.id
 
     def finish(status: Literal["finished", "failed", "interrupted"], steps: int) -> None:
-        result = LaunchResult(
-            status=status, steps=steps, samples_per_second=follower.samples_per_second, finished=datetime.now(UTC)
+        spool.put(
+            LaunchResult(
+                launch_id=record.id,
+                status=status,
+                steps=steps,
+                samples_per_second=follower.samples_per_second,
+                finished=datetime.now(UTC),
+            )
         )
-        store.finish_launch(record.id, result)
+        try:
+            spool.replay(store)
+        except DatabaseUnavailable as error:
+            _log.warning("how the training ended waits on disk for the database: %s", error)
 
     try:
         with WarmPool(local_ranks(plan.layout.world_size, hardware.accelerator), logs) as pool:
@@ -90,6 +103,9 @@ def launch(
         follower.look()
     except KeyboardInterrupt:
         finish("interrupted", follower.steps)
+        raise
+    except BaseException:
+        finish("failed", follower.steps)
         raise
     if not isinstance(answer, Answers) or not isinstance(answer.reports[0], TrainingReport):
         finish("failed", follower.steps)

@@ -1,4 +1,4 @@
-"""Files that `autotune pack` writes: whole or not at all, in place of what stood there."""
+"""Files that commands write: whole or not at all, in place of what stood there."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -12,9 +12,9 @@ def check_output_file(path: Path, suffixes: Iterable[str]) -> None:
     known = tuple(suffixes)
     if path.suffix not in known:
         raise PackError(f"{path}: a file of this kind cannot be written; give a name that ends on {' or '.join(known)}")
-    if path.is_dir():
-        raise PackError(f"{path} cannot be written (it is a folder); name a file in it")
     try:
+        if path.is_dir():
+            raise PackError(f"{path} cannot be written (it is a folder); name a file in it")
         _partial(path).open("wb").close()
         _partial(path).unlink()
     except OSError as error:

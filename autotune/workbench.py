@@ -11,6 +11,7 @@ from platformdirs import user_cache_path, user_data_path
 from autotune.agent import Agent
 from autotune.devices import device_names, locked, make_folder, resource
 from autotune.workload import Prepared, look_at, read_data
+from storage.spool import Spool
 from storage.store import Store, open_store
 from storage.url import default_url, masked, parse
 from trials.data.indexing import Reading
@@ -25,6 +26,11 @@ class Workbench:
     store: Store
     agent: Agent
     folder: Path
+
+    @property
+    def spool(self) -> Spool:
+        """Results that wait for this database."""
+        return Spool(spool_folder(self.folder))
 
 
 @contextmanager
@@ -50,6 +56,11 @@ def work_folder(database_url: str | None) -> Path:
     """What ranks read and write, and results that wait: only the database that knows their trials can take them."""
     url = parse(default_url() if database_url is None else database_url)
     return user_data_path("autotune") / "work" / hashlib.sha256(masked(url).encode()).hexdigest()[:12]
+
+
+def spool_folder(folder: Path) -> Path:
+    """Where results wait, in a database's work folder."""
+    return folder / "spool"
 
 
 def lengths_folder() -> Path:

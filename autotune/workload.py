@@ -91,9 +91,9 @@ def _check_trainable(source: Source) -> None:
             )
 
 
-def prepare(job: Job, folder: Path, progress: Callable[[Reading], None] | None = None) -> Prepared:
+def prepare(job: Job, folder: Path) -> Prepared:
     """Looks at the job and reads its data; raises what `look_at` and `read_data` raise."""
-    return read_data(job, look_at(job), folder, progress)
+    return read_data(job, look_at(job), folder)
 
 
 def read_data(

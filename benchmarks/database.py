@@ -54,7 +54,7 @@ def main() -> None:
     arguments = _arguments()
     rows: list[dict[str, Any]] = []
     checks: list[Check] = []
-    with tempfile.TemporaryDirectory(prefix="autotune-bench-") as folder, postgres.server() as server:
+    with tempfile.TemporaryDirectory(prefix="autotune-bench-") as folder, postgres.server(durable=True) as server:
         for part in arguments.part:
             for row in _PARTS[part](Path(folder), server, arguments.scale):
                 print(row, file=sys.stderr, flush=True)

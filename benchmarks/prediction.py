@@ -6,7 +6,7 @@ On the model of examples/tiny-internvl: profiles its layers, draws plans at rand
 split, recomputation, packers, capacities), and runs each on two warm ranks as a search does, with the upper end of its
 own predicted memory as the limit. Before and after each run a few layers are timed again: a shared machine drifts by
 more than what is to be measured, so each run is compared at the speed that these layers had in the profile. All plans
-run once in each of three rounds, each in an order of its own; a plan's time is the median of its runs, minutes apart.
+run once in each of seven rounds, each in an order of its own; a plan's time is the median of its runs, minutes apart.
 It is compared with the prediction from the profile alone, and, of the plans behind the first ten, with one that the
 first runs of those ten have calibrated. The errors against the times as they were are printed as well, and how far
 two rounds agree on the ranking: no prediction can be expected to agree better with them than they with each other.
@@ -44,7 +44,7 @@ from trials.run.ranks import local_ranks
 EXAMPLE = Path(__file__).parents[1] / "examples" / "tiny-internvl"
 CALIBRATING = 10
 LEAST_PLANS = 30
-ROUNDS = 3
+ROUNDS = 7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,7 @@ from autotune.search.profiling import layer_costs
 from autotune.search.runner import Runner
 from autotune.search.solver import Solver
 from autotune.search.tuner import Tuner
+from autotune.workbench import Workbench
 from autotune.workload import Prepared
 from benchmarks.prediction import example
 from benchmarks.result import at_most, finish
@@ -63,7 +64,7 @@ def _tuning(prepared: Prepared, store: Store, folder: Path) -> dict[str, Any]:
 
     began = time.perf_counter()
     with Agent(store) as agent:
-        best = Tuner(prepared, store, agent, folder, listen).tune()
+        best = Tuner(Workbench(prepared=prepared, store=store, agent=agent, folder=folder), listen).tune()
     seconds = time.perf_counter() - began
     done = [trial for trial in trials if ran(trial)]
     timed = sum(sum(_steps(trial)) for trial in done)

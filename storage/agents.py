@@ -8,30 +8,33 @@ from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from uuid import uuid4
 
-from sqlalchemy import delete, select
+from sqlalchemy import ColumnElement, delete, func, select, type_coerce
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from storage import rows
 from storage.errors import ResourceHeld, Superseded
 from storage.records import AgentRecord
-from storage.tables import AgentRow, LeaseRow, StudyRow
+from storage.tables import AgentRow, LeaseRow, StudyRow, UtcDateTime
 
 
 def add(session: Session, machine: str, process: str) -> AgentRecord:
-    row = AgentRow(id=uuid4().hex, machine=machine, process=process, started=datetime.now(UTC), beats=0)
+    row = AgentRow(
+        id=uuid4().hex, machine=machine, process=process, started=datetime.now(UTC), beats=0, heard=_database_time()
+    )
     session.add(row)
-    return _record(row)
+    return _record(row, silent_seconds=0.0)
 
 
 def beat(session: Session, agent_id: str) -> Mapping[str, AgentRecord]:
-    rows.get(session, AgentRow, agent_id, lock=True).beats += 1
+    row = rows.get(session, AgentRow, agent_id, lock=True)
+    row.beats, row.heard = row.beats + 1, _database_time()
     return present(session)
 
 
 def present(session: Session) -> Mapping[str, AgentRecord]:
-    found = session.scalars(select(AgentRow).where(AgentRow.ended.is_(None)))
-    return {row.id: _record(row) for row in found}
+    found = session.execute(select(AgentRow, _database_time()).where(AgentRow.ended.is_(None)))
+    return {row.id: _record(row, (now - row.heard).total_seconds() if row.heard else None) for row, now in found}
 
 
 def end(session: Session, agent_id: str) -> None:
@@ -80,5 +83,11 @@ def lead(session: Session, study_id: str, agent_id: str, instead_of: str | None)
         row.leader_id = agent_id
 
 
-def _record(row: AgentRow) -> AgentRecord:
-    return AgentRecord(id=row.id, machine=row.machine, process=row.process, beats=row.beats)
+def _database_time() -> ColumnElement[datetime]:
+    return type_coerce(func.current_timestamp(), UtcDateTime)
+
+
+def _record(row: AgentRow, silent_seconds: float | None) -> AgentRecord:
+    return AgentRecord(
+        id=row.id, machine=row.machine, process=row.process, beats=row.beats, silent_seconds=silent_seconds
+    )

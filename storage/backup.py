@@ -40,10 +40,14 @@ def stamp() -> str:
 def copy_file(source: Path, target: Path) -> Path:
     """A consistent copy of a SQLite file, what waits in its log included; on disk when it returns, mode 0600."""
     os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-    with closing(sqlite3.connect(source)) as old, closing(sqlite3.connect(target)) as new:
-        old.backup(new)
-        new.execute("PRAGMA journal_mode = DELETE")  # one file
-    sync(target, target.parent)
+    try:
+        with closing(sqlite3.connect(source)) as old, closing(sqlite3.connect(target)) as new:
+            old.backup(new)
+            new.execute("PRAGMA journal_mode = DELETE")  # one file
+        sync(target, target.parent)
+    except BaseException:
+        target.unlink()  # a part of a copy is worth less than its space
+        raise
     return target
 
 

@@ -18,13 +18,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
-from sqlalchemy import JSON, Column, Select, inspect, select, union
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import JSON, Column, Select, inspect, select, tuple_, union
+from sqlalchemy.exc import DataError, IntegrityError
 from sqlalchemy.orm import Session
 
 from storage import codec, provenance
 from storage.errors import BadBundle
-from storage.health import ROW_CHECKS, problem_of
+from storage.health import problem_of, problems_of_studies
 from storage.tables import (
     ABANDONED,
     FINISHED,
@@ -142,9 +142,9 @@ def _queries(ids: Sequence[str]) -> dict[type[Base], Select[Any]]:
 @contextmanager
 def opened(path: Path) -> Iterator[TextIO]:
     """A bundle's file, which is read twice. Raises BadBundle when it cannot be."""
-    if path.exists() and not path.is_file():
-        raise BadBundle(f"{path} is no file that can be read twice; name a file that `autotune db export` wrote")
     try:
+        if path.exists() and not path.is_file():
+            raise BadBundle(f"{path} is no file that can be read twice; name a file that `autotune db export` wrote")
         with path.open(encoding="utf-8", newline="\n") as text:
             yield text
     except UnicodeDecodeError as error:
@@ -189,31 +189,48 @@ def take_in(session: Session, text: Iterable[str], digest: str) -> Imported:
     if session.get(BundleRow, digest) is None:
         session.add(bundle)
         session.flush()
-    new, fresh = _stored(session, numbered, digest)
-    for row in fresh:
-        session.refresh(row)
-        what = problem_of(row, ROW_CHECKS[type(row)]) if type(row) in ROW_CHECKS else None
-        if what is not None:
-            raise BadBundle(f"the bundle's {row.__tablename__} {provenance.key_of(row)} {what}; export it again")
-    return Imported(source=header["source"], new=len(fresh), known=new - len(fresh))
+    count, fresh = _stored(session, numbered, digest)
+    for kind, keys in fresh.items():
+        for row in _read(session, kind, keys):
+            if (what := problem_of(row)) is not None:
+                raise BadBundle(f"the bundle's {row.__tablename__} {provenance.key_of(row)} {what}; export it again")
+    for problem in problems_of_studies(session, [key for (key,) in fresh[StudyRow]]):
+        raise BadBundle(f"the bundle is not whole: {problem}; export it again")
+    new = sum(map(len, fresh.values()))
+    return Imported(source=header["source"], new=new, known=count - new)
 
 
-def _stored(session: Session, numbered: Iterable[tuple[int, str]], digest: str) -> tuple[int, list[Base]]:
-    """(rows of the bundle, those that are new)."""
+def _read(session: Session, kind: type[Base], keys: Sequence[tuple[Any, ...]]) -> Iterator[Base]:
+    """The rows as they are stored."""
+    for first in range(0, len(keys), _ROWS_AT_ONCE):
+        some = keys[first : first + _ROWS_AT_ONCE]
+        yield from session.scalars(select(kind).where(tuple_(*inspect(kind).primary_key).in_(some)))
+        session.expunge_all()
+
+
+def _stored(
+    session: Session, numbered: Iterable[tuple[int, str]], digest: str
+) -> tuple[int, dict[type[Base], list[tuple[Any, ...]]]]:
+    """(rows of the bundle, the primary keys of those that are new)."""
     kinds = {kind.__tablename__: kind for kind in _KINDS}
-    count, fresh = 0, list[Base]()
+    count, fresh = 0, {kind: list[tuple[Any, ...]]() for kind in _KINDS}
     for number, line in numbered:
         document = _parsed(line, number)
         if "sha256" in document:
             break
-        kind = kinds.get(document.get("table", ""))
+        kind = kinds.get(str(document.get("table")))
         if kind is None:
             raise BadBundle(f"line {number} of the bundle names no table that can be imported; export it again")
         count += 1
         row = _row(kind, document.get("row"), number)
         if _merged(session, row, number):
             session.merge(ProvenanceRow(kind=row.__tablename__, key=provenance.key_of(row), bundle_digest=digest))
-            fresh.append(row)
+            fresh[kind].append(tuple(inspect(kind).primary_key_from_instance(row)))
+        if count % _ROWS_AT_ONCE == 0:
+            session.flush()
+            session.expunge_all()
+    session.flush()
+    session.expunge_all()
     return count, fresh
 
 
@@ -223,12 +240,12 @@ def _merged(session: Session, row: Base, number: int) -> bool:
     stored = session.get(kind, inspect(kind).primary_key_from_instance(row))
     if stored is None:
         try:
-            with session.begin_nested():
-                session.add(row)
-        except IntegrityError as error:
+            session.add(row)
+            session.flush()
+        except (IntegrityError, DataError, OverflowError) as error:
             raise BadBundle(
-                f"line {number} of the bundle, of {kind.__tablename__}, refers to a row that is missing, or "
-                "contradicts one that is stored; export it again"
+                f"line {number} of the bundle, of {kind.__tablename__}, refers to a row that is missing, contradicts "
+                "one that is stored, or holds a value that cannot be stored; export it again"
             ) from error
         return True
     if isinstance(stored, TrialRow) and isinstance(row, TrialRow) and stored.status != row.status:
@@ -285,9 +302,9 @@ def _is_local(column: Column[Any]) -> bool:
 def _time(value: Any) -> datetime:
     try:
         time = datetime.fromisoformat(value)
-    except (TypeError, ValueError):
+        return time.astimezone(UTC) if time.tzinfo else time.replace(tzinfo=UTC)
+    except (TypeError, ValueError, OverflowError):
         raise BadBundle(f"the bundle has {value!r} for a time; export it again") from None
-    return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 def _check_header(header: dict[str, Any]) -> None:
@@ -300,12 +317,13 @@ def _check_header(header: dict[str, Any]) -> None:
         )
     if not isinstance(header.get("source"), str):
         raise BadBundle("the bundle does not say where it comes from; export it again")
+    _time(header.get("exported"))
 
 
 def _parsed(line: str, number: int) -> dict[str, Any]:
     try:
         document = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict):
         raise BadBundle(f"line {number} of the bundle is no JSON object: it is not whole or no bundle; copy it again")

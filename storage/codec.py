@@ -244,7 +244,7 @@ def launch(row: LaunchRow) -> LaunchRecord:
 
 def launch_result(row: LaunchRow) -> LaunchResult:
     status = cast(Literal["finished", "failed", "interrupted"], row.status)
-    return _value(LaunchResult, row, status=status)
+    return _value(LaunchResult, row, launch_id=row.id, status=status)
 
 
 def _value(kind: type[V], row: Base, **given: object) -> V:
@@ -260,8 +260,13 @@ def queried(outcome: Outcome) -> dict[str, Any]:
     if isinstance(outcome, Failed):
         cause = outcome.cause
         stage = cause.stage if isinstance(cause, OutOfMemory) else None
-        return {"failure_kind": cause.kind, "failure_detail": str(cause), "failure_stage": stage}
-    return {"failure_detail": outcome.reason}
+        return {"failure_kind": cause.kind, "failure_detail": _text(str(cause)), "failure_stage": stage}
+    return {"failure_detail": _text(outcome.reason)}
+
+
+def _text(text: str) -> str:
+    """As PostgreSQL can store it."""
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
 def _present(value: V | None) -> V:

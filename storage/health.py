@@ -1,6 +1,6 @@
 """What must be true of the tables whatever happened, checked row by row."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +8,7 @@ from sqlalchemy import func, inspect, select, text
 from sqlalchemy.orm import Session
 
 from storage import codec
-from storage.errors import StorageError
+from storage.engine import UNREADABLE
 from storage.provenance import key_of
 from storage.tables import (
     FINISHED,
@@ -29,11 +29,8 @@ from storage.tables import (
     TrialRow,
     WorkloadRow,
 )
-from trials.errors import TrialsError
 from trials.outcome import Completed
 
-UNREADABLE = (StorageError, TrialsError, ValueError, TypeError, LookupError, AssertionError, AttributeError)
-"""What reading a row raises that holds nonsense."""
 _ROWS_AT_ONCE = 500
 
 
@@ -54,36 +51,44 @@ def problems(session: Session) -> Iterator[Problem]:
     """Everything that is wrong, in the order of the tables. It takes as long as reading the whole database."""
     if session.get_bind().dialect.name == "sqlite":
         yield from _problems_of_file(session)
-    for kind, check in ROW_CHECKS.items():
-        yield from _problems_of_table(session, kind, check)
-    yield from _problems_between_rows(session)
+    for kind in ROW_CHECKS:
+        yield from _problems_of_table(session, kind)
+    yield from problems_of_studies(session)
+    held = select(LeaseRow.resource).join(AgentRow).where(AgentRow.ended.is_not(None))
+    for resource in session.scalars(held):
+        yield Problem(table=LeaseRow.__tablename__, key=resource, what="is held by an agent that has ended")
+    tables = {mapper.class_.__tablename__: mapper.class_ for mapper in Base.registry.mappers}
+    for row in session.scalars(select(ProvenanceRow).execution_options(yield_per=_ROWS_AT_ONCE)):
+        if row.kind not in tables:
+            yield Problem(table=ProvenanceRow.__tablename__, key=f"{row.kind}/{row.key}", what="names no table")
 
 
-def _problems_of_table(session: Session, kind: type[Base], check: "Callable[[Any], str | None]") -> list[Problem]:
+def _problems_of_table(session: Session, kind: type[Base]) -> list[Problem]:
     try:
         rows = session.scalars(select(kind).execution_options(yield_per=_ROWS_AT_ONCE))
-        found = [(key_of(row), what) for row in rows if (what := problem_of(row, check)) is not None]
+        found = [(key_of(row), what) for row in rows if (what := problem_of(row)) is not None]
     except UNREADABLE:  # one after the other, to tell which
-        found = list(unreadable(session, kind, check))
+        found = [("/".join(map(str, key)), what) for key, what in bad_rows(session, kind)]
     return [Problem(table=kind.__tablename__, key=key, what=what) for key, what in found]
 
 
-def unreadable(session: Session, kind: type[Base], check: "Callable[[Any], str | None]") -> "Iterator[tuple[str, str]]":
-    """(key, what is wrong) of each row that does not hold, whatever it holds."""
-    for key in session.execute(select(*inspect(kind).primary_key)).all():
+def bad_rows(session: Session, kind: type[Base]) -> Iterator[tuple[tuple[Any, ...], str]]:
+    """(primary key, what is wrong) of each row of a table that is not right, also where it cannot be read."""
+    for key in map(tuple, session.execute(select(*inspect(kind).primary_key)).all()):
         try:
-            row = session.get(kind, tuple(key))
-            what = "cannot be read" if row is None else problem_of(row, check)
+            row = session.get(kind, key)
+            what = "cannot be read" if row is None else problem_of(row)
         except UNREADABLE as error:
             what = f"cannot be read: {error}"
         if what is not None:
-            yield "/".join(map(str, key)), what
+            yield key, what
 
 
-def problem_of(row: Base, check: "Callable[[Any], str | None]") -> str | None:
-    """What is wrong with one row; None when nothing is."""
+def problem_of(row: Base) -> str | None:
+    """What is wrong with one row by itself; None when nothing is."""
+    check = ROW_CHECKS.get(type(row))
     try:
-        return check(row)
+        return None if check is None else check(row)
     except UNREADABLE as error:
         return f"cannot be read: {error}"
 
@@ -175,32 +180,41 @@ ROW_CHECKS: dict[type[Base], Callable[[Any], str | None]] = {
 }
 
 
-def _problems_between_rows(session: Session) -> Iterator[Problem]:
-    counted = select(TrialRow.study_id, func.count(), func.min(TrialRow.number), func.max(TrialRow.number))
-    for study, count, first, last in session.execute(counted.group_by(TrialRow.study_id)):
+def problems_of_studies(session: Session, ids: Collection[str] | None = None) -> Iterator[Problem]:
+    """What is wrong between the rows of all studies, or of some."""
+    these = () if ids is None else (StudyRow.id.in_(ids),)
+    counted = select(StudyRow.id, func.count(), func.min(TrialRow.number), func.max(TrialRow.number))
+    counted = counted.join(TrialRow, TrialRow.study_id == StudyRow.id).where(*these).group_by(StudyRow.id)
+    for study, count, first, last in session.execute(counted):
         if (first, last) != (0, count - 1):
             what = f"its {count} trials have the numbers {first} to {last}"
             yield Problem(table=StudyRow.__tablename__, key=study, what=what)
-    won = select(StudyRow.id, BestPlanRow.study_id).outerjoin(BestPlanRow, BestPlanRow.study_id == StudyRow.id)
-    for study, winner in session.execute(won.where((StudyRow.finished.is_(None)) != (BestPlanRow.study_id.is_(None)))):
-        what = "has a winner, but no end" if winner else "has ended without a winner"
-        yield Problem(table=StudyRow.__tablename__, key=study, what=what)
-    held = select(LeaseRow.resource).join(AgentRow).where(AgentRow.ended.is_not(None))
-    for resource in session.scalars(held):
-        yield Problem(table=LeaseRow.__tablename__, key=resource, what="is held by an agent that has ended")
+    won = select(
+        StudyRow.id, StudyRow.finished.is_(None), StudyRow.workload_fingerprint, BestPlanRow.workload_fingerprint
+    )
+    won = won.outerjoin(BestPlanRow, BestPlanRow.study_id == StudyRow.id).where(*these)
+    for study, is_open, workload, winners in session.execute(won):
+        if (end := _problem_of_end(workload, winners, is_open=is_open)) is not None:
+            yield Problem(table=StudyRow.__tablename__, key=study, what=end)
     ranks = select(OutcomeRow.trial_id, OutcomeRow.document, func.count(StageMeasurementRow.rank))
+    ranks = ranks.join(TrialRow, TrialRow.id == OutcomeRow.trial_id).join(StudyRow, StudyRow.id == TrialRow.study_id)
     ranks = ranks.outerjoin(StageMeasurementRow, StageMeasurementRow.trial_id == OutcomeRow.trial_id)
-    ranks = ranks.where(OutcomeRow.kind == "completed").group_by(OutcomeRow.trial_id, OutcomeRow.document)
+    ranks = ranks.where(OutcomeRow.kind == "completed", *these).group_by(OutcomeRow.trial_id, OutcomeRow.document)
     for trial, document, count in session.execute(ranks.execution_options(yield_per=_ROWS_AT_ONCE)):
-        if wrong := problem_of_ranks(document, count):
+        if wrong := _problem_of_ranks(document, count):
             yield Problem(table=StageMeasurementRow.__tablename__, key=trial, what=wrong)
-    tables = {mapper.class_.__tablename__: mapper.class_ for mapper in Base.registry.mappers}
-    for row in session.scalars(select(ProvenanceRow).execution_options(yield_per=_ROWS_AT_ONCE)):
-        if row.kind not in tables:
-            yield Problem(table=ProvenanceRow.__tablename__, key=f"{row.kind}/{row.key}", what="names no table")
 
 
-def problem_of_ranks(document: str, count: int) -> str | None:
+def _problem_of_end(workload: str, winners: str | None, *, is_open: bool) -> str | None:
+    """`winners` is the workload of the study's winner, if it has one."""
+    if winners is None:
+        return None if is_open else "has ended without a winner"
+    if is_open:
+        return "has a winner, but no end"
+    return None if winners == workload else f"its winner is of {winners}"
+
+
+def _problem_of_ranks(document: str, count: int) -> str | None:
     """Of the ranks' measurements beside the outcome that they belong to."""
     try:
         found = codec.outcome_of(document)

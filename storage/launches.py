@@ -35,14 +35,14 @@ def start(
     return codec.launch(row)
 
 
-def finish(session: Session, launch_id: str, result: LaunchResult) -> None:
-    row = rows.get(session, LaunchRow, launch_id, lock=True)
+def finish(session: Session, result: LaunchResult) -> None:
+    row = rows.get(session, LaunchRow, result.launch_id, lock=True)
     if row.status != RUNNING:
         if codec.launch_result(row) != result:
-            raise AlreadyFinished(f"launch {launch_id} already ended as {row.status}, which stays; start a new launch")
+            raise AlreadyFinished(f"launch {row.id} already ended as {row.status}, which stays; start a new launch")
         return
-    for name, value in codec.columns(result).items():
-        setattr(row, name, value)
+    row.status, row.steps, row.samples_per_second = result.status, result.steps, result.samples_per_second
+    row.finished = result.finished
 
 
 def running(session: Session) -> tuple[LaunchRecord, ...]:

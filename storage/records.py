@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -37,6 +37,8 @@ class AgentRecord:
     """Its number there and its start, so that a later process of the same number is another."""
     beats: int
     """Grows while it lives."""
+    silent_seconds: float | None = field(default=None, compare=False)
+    """Since it grew last, by the clock of the database; None when that is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,13 +197,14 @@ class BestPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchResult:
-    """How a full training ended."""
+    """How a full training ended. It is complete in itself, so that it can wait on disk for its database."""
 
+    launch_id: str
     status: Literal["finished", "failed", "interrupted"]
     steps: int
     """Optimizer steps done."""
     samples_per_second: float | None
-    """Measured over the whole training; None when no step was done."""
+    """Of this launch, over its steps but the first, which warms up; None when there were none."""
     finished: datetime
 
     def __post_init__(self) -> None:

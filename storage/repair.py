@@ -8,7 +8,7 @@ import shutil
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,9 +20,9 @@ from sqlalchemy.orm import Session
 
 from storage import codec, schema, url
 from storage.backup import back_up, stamp, sync
-from storage.engine import LOCK_TIMEOUT_SECONDS, Database
+from storage.engine import LOCK_TIMEOUT_SECONDS, UNREADABLE, Database
 from storage.errors import DatabaseDamaged, DatabaseUnavailable
-from storage.health import ROW_CHECKS, UNREADABLE, problem_of
+from storage.health import ROW_CHECKS, bad_rows
 from storage.tables import (
     ABANDONED,
     FINISHED,
@@ -73,11 +73,13 @@ def repair(
     """
     parsed = url.parse(url.default_url() if database_url is None else database_url)
     path = url.sqlite_path(parsed)
-    if path is not None and not path.exists():
-        raise DatabaseUnavailable(f"there is no database {url.masked(parsed)} to repair; name one with --db")
     database = Database(parsed, lock_timeout_seconds)
     try:
         if path is not None:
+            with database.errors():
+                is_there = path.exists()
+            if not is_there:
+                raise DatabaseUnavailable(f"there is no database {url.masked(parsed)} to repair; name one with --db")
             return _repair_file(database, path, check)
         check()
         with schema.lock(database):
@@ -98,31 +100,54 @@ def _repair_server(database: Database) -> Repaired:
 def _repair_file(database: Database, path: Path, check: Callable[[], None]) -> Repaired:
     kept = path.with_name(f"{path.name}.damaged-{stamp()}")
     made, work = path.with_name(f"{path.name}.repaired"), path.with_name(f"{path.name}.read")
+    is_replaced = False
     try:
         with database.errors():
             _copy(path, kept)  # before anyone opens the file, which may bring its log into it
         with suppress(DatabaseUnavailable):  # where not even the version can be read, nothing says that it is newer
             schema.check_known(database)
         check()
-    except BaseException:
-        _remove(kept, _LOGS)
-        raise
-    try:
         with schema.lock(database):
             database.close()
             with database.errors():
                 _remove(made, _LOGS)
-                _copy(kept, work)
+                before = _state(path)
+                _copy(path, work)
             read, dropped = _rebuild(database, work, made)
-            with database.errors():
+            with database.errors(), _without_writers(path):
+                if _state(path) != before:
+                    raise DatabaseUnavailable(
+                        f"{url.masked(database.url)} was written during its repair and stays as it is; end what works "
+                        "with it, then repair it again"
+                    )
                 _remove(path, _LOGS[1:])  # first: the new file must never meet the old one's log
+                shutil.copymode(path, made)
                 sync(made, path.parent)
                 made.replace(path)
+                is_replaced = True
                 sync(path.parent)
     finally:
-        for each in (made, work):
+        for each in (made, work, *(() if is_replaced else (kept,))):
             _remove(each, (*_LOGS, ".lock"))
     return Repaired(kept_as=str(kept), read=read, dropped=dropped)
+
+
+def _state(path: Path) -> list[tuple[int, int]]:
+    """It is another after every write to the file or its log; an empty log is none."""
+    files = [file for ending in _LOGS[:-1] if (file := Path(f"{path}{ending}")).exists()]
+    return [(found.st_mtime_ns, found.st_size) for found in map(Path.stat, files) if found.st_size]
+
+
+@contextmanager
+def _without_writers(path: Path) -> Iterator[None]:
+    """Nobody else writes meanwhile; where the damage keeps the lock from us, it keeps it from them."""
+    with closing(sqlite3.connect(path, LOCK_TIMEOUT_SECONDS, isolation_level=None)) as connection:
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+        except _UNREADABLE_PAGE as error:
+            if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
+                raise
+        yield
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -140,7 +165,7 @@ def _remove(path: Path, endings: Sequence[str]) -> None:
 
 def _rebuild(database: Database, kept: Path, made: Path) -> tuple[Counter[str], Counter[str]]:
     read, dropped = Counter[str](), Counter[str]()
-    new = Database(url.parse(f"sqlite:///{made}"), database.lock_timeout_seconds)
+    new = Database(url.parse(url.of_file(made)), database.lock_timeout_seconds)
     try:
         schema.prepare(new)
         with closing(sqlite3.connect(kept)) as old, new.session(write=True) as session:
@@ -176,11 +201,10 @@ def _rows(old: sqlite3.Connection, table: Table) -> Iterator[dict[str, Any]]:
 
     One after the other: a cursor that meets a lost page takes the row before it along.
     """
-    query = f"SELECT rowid, * FROM {table.name} WHERE rowid > ? ORDER BY rowid LIMIT 1"  # noqa: S608  # a name of ours
     last, step = -1, 1
     while step < _FARTHEST:
         try:
-            found = _row(old, query, last)
+            found = _row(old, table, last)
         except _UNREADABLE_PAGE:  # beyond the damage, perhaps, others can be read
             last, step = last + step, step * 2
             continue
@@ -194,37 +218,51 @@ def _rows(old: sqlite3.Connection, table: Table) -> Iterator[dict[str, Any]]:
 
 
 def _backwards(old: sqlite3.Connection, table: Table, before: int, until: int) -> Iterator[dict[str, Any]]:
-    query = f"SELECT rowid, * FROM {table.name} WHERE rowid < ? ORDER BY rowid DESC LIMIT 1"  # noqa: S608  # as above
     with suppress(*_UNREADABLE_PAGE):
-        while (found := _row(old, query, before)) is not None and found[0] > until:
+        while (found := _row(old, table, before, backwards=True)) is not None and found[0] > until:
             before, row = found
             yield row
 
 
-def _row(old: sqlite3.Connection, query: str, rowid: int) -> tuple[int, dict[str, Any]] | None:
+def _row(
+    old: sqlite3.Connection, table: Table, rowid: int, *, backwards: bool = False
+) -> tuple[int, dict[str, Any]] | None:
+    """The next one after a row id, with its own. Raises sqlite3.Error where a page is lost or not the table's."""
+    where = "< ? ORDER BY rowid DESC" if backwards else "> ? ORDER BY rowid"
+    query = f"SELECT rowid, * FROM {table.name} WHERE rowid {where} LIMIT 1"  # noqa: S608  # a name of ours
     cursor = old.execute(query, (rowid,))
     found = cursor.fetchone()
+    if found is None:
+        return None
+    if found[0] == rowid or (found[0] < rowid) != backwards:
+        raise sqlite3.DatabaseError(f"the rows of {table.name} are out of order")
     names = [column[0] for column in cursor.description[1:]]
-    return None if found is None else (found[0], dict(zip(names, found[1:], strict=True)))
+    return found[0], dict(zip(names, found[1:], strict=True))
 
 
 def _inserted(session: Session, table: Table, row: Mapping[str, Any]) -> bool:
-    """Whether the row could be stored: it has the columns, values of their types, and what it refers to is there.
-
-    Without the agent or the bundle that it names, of which nothing else is known then.
-    """
+    """Whether the row could be stored: it has the columns, values of their types, and what it refers to is there."""
     try:
         values = {column.name: _value(column.type, row[column.name]) for column in table.columns if column.name in row}
     except UNREADABLE:
         return False
-    if _stored(session, table, values):
+    if any(_stored(session, table, reading) for reading in _readings(table, values)):
         return True
     if table.name == ProvenanceRow.__tablename__:  # what came from elsewhere must not look like ours
         lost = {"source": "a bundle that was lost", "exported": _NEVER, "imported": _NEVER}
         _stored(session, inspect(BundleRow).local_table, {"digest": values["bundle_digest"], **lost})
         return _stored(session, table, values)
+    return False
+
+
+def _readings(table: Table, values: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The row as it stands, then without what may be wrong in it and follows from others or matters to nobody."""
+    yield values
     agents = [key.parent.name for key in table.foreign_keys if key.column.table.name == AgentRow.__tablename__]
-    return bool(agents) and _stored(session, table, {**values, **dict.fromkeys(agents)})
+    if agents:
+        yield (values := {**values, **dict.fromkeys(agents)})
+    if table.name == TrialRow.__tablename__:  # whether it is finished will follow from its outcome
+        yield {**values, "status": ABANDONED, "finished": values.get("finished") or values.get("started")}
 
 
 def _stored(session: Session, table: Any, values: Mapping[str, Any]) -> bool:
@@ -250,17 +288,16 @@ def _value(kind: Any, value: Any) -> Any:
 def _mend(session: Session) -> Counter[str]:
     """Leaves only rows that make sense; how many of each table were dropped for that."""
     dropped = Counter[str]()
-    for kind, check in ROW_CHECKS.items():
-        if kind is TrialRow:
-            continue
-        for key in _bad_keys(session, kind, check):
-            dropped += _drop(session, kind, key)
+    for kind in ROW_CHECKS.keys() - {TrialRow}:
+        dropped += _without_bad(session, kind)
     for trial in session.scalars(select(TrialRow)).all():
         _mend_trial(session, trial)
     session.flush()
-    for key in _bad_keys(session, TrialRow, ROW_CHECKS[TrialRow]):
-        dropped += _drop(session, TrialRow, key)
+    dropped += _without_bad(session, TrialRow)
     for study in session.scalars(select(StudyRow)).all():
+        best = session.get(BestPlanRow, study.id)
+        if best is not None and best.workload_fingerprint != study.workload_fingerprint:
+            dropped += _drop(session, BestPlanRow, (study.id,))
         _mend_study(session, study)
     ended = select(AgentRow.id).where(AgentRow.ended.is_not(None))
     session.execute(delete(LeaseRow).where(LeaseRow.agent_id.in_(ended)))
@@ -280,17 +317,11 @@ def _forget_lost(session: Session) -> None:
                 session.execute(of_kind.where(ProvenanceRow.key == key))
 
 
-def _bad_keys(session: Session, kind: type[Base], check: Any) -> list[tuple[Any, ...]]:
-    found = []
-    for key in session.execute(select(*inspect(kind).primary_key)).all():
-        try:
-            row = session.get(kind, tuple(key))
-            is_bad = row is None or problem_of(row, check) is not None
-        except UNREADABLE:
-            is_bad = True
-        if is_bad:
-            found.append(tuple(key))
-    return found
+def _without_bad(session: Session, kind: type[Base]) -> Counter[str]:
+    dropped = Counter[str]()
+    for key, _ in list(bad_rows(session, kind)):
+        dropped += _drop(session, kind, key)
+    return dropped
 
 
 def _drop(session: Session, kind: type[Base], key: tuple[Any, ...]) -> Counter[str]:

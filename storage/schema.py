@@ -2,14 +2,15 @@
 
 import logging
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from functools import cache
 
 import filelock
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 from sqlalchemy.orm import Session
 
 from storage.backup import back_up
@@ -43,7 +44,14 @@ def prepare(database: Database) -> None:
             if old is not None:
                 kept = back_up(session, old)
                 _log.warning("upgrading %s; as it was, it is kept as %s", masked(database.url), kept)
-            command.upgrade(_config(session), "head")
+            upgrade(session)
+
+
+def upgrade(session: Session, revision: str = "head") -> None:
+    """Brings the tables to a revision; nobody else may do so meanwhile."""
+    config = _config()
+    config.attributes.update(connection=session.connection(), version_table=VERSION_TABLE)
+    command.upgrade(config, revision)
 
 
 @contextmanager
@@ -51,10 +59,9 @@ def lock(database: Database) -> Iterator[None]:
     """Keeps away other processes that ask for the same. Raises DatabaseUnavailable."""
     path = sqlite_path(database.url)
     if path is None:
-        with ExitStack() as held:
-            with database.errors():  # the lock goes with the transaction, and so with a killed process
-                connection = held.enter_context(database.engine.connect())
-                connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
+        with _connection(database) as connection:
+            with database.errors():
+                connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": _ADVISORY_LOCK})
             yield
         return
     file = filelock.FileLock(lock_path(path), timeout=database.lock_timeout_seconds, mode=0o600)
@@ -64,6 +71,18 @@ def lock(database: Database) -> Iterator[None]:
         yield
     finally:
         file.release()
+
+
+@contextmanager
+def _connection(database: Database) -> Iterator[Connection]:
+    """One in no transaction, which a server might end for being idle. What it holds goes with it when it closes."""
+    with database.errors():
+        connection = database.engine.connect()
+    try:
+        yield connection.execution_options(isolation_level="AUTOCOMMIT")
+    finally:
+        connection.invalidate()
+        connection.close()
 
 
 def check_known(database: Database) -> None:
@@ -81,12 +100,12 @@ def revision(database: Database) -> str | None:
 
 def _is_current(database: Database) -> bool:
     with database.session() as session:
-        return _checked_revision(database, session) == _script(session).get_current_head()
+        return _checked_revision(database, session) == _script().get_current_head()
 
 
 def _checked_revision(database: Database, session: Session) -> str | None:
     """Raises DatabaseTooNew."""
-    found, script = _revision(session), _script(session)
+    found, script = _revision(session), _script()
     if found is not None and found not in {known.revision for known in script.walk_revisions()}:
         raise DatabaseTooNew(
             f"{masked(database.url)} was made by a newer version (tables {found}, this version knows "
@@ -95,8 +114,9 @@ def _checked_revision(database: Database, session: Session) -> str | None:
     return found
 
 
-def _script(session: Session) -> ScriptDirectory:
-    return ScriptDirectory.from_config(_config(session))
+@cache
+def _script() -> ScriptDirectory:
+    return ScriptDirectory.from_config(_config())
 
 
 def _revision(session: Session) -> str | None:
@@ -110,8 +130,7 @@ def _use_write_ahead_log(database: Database) -> None:
         connection.connection.cursor().execute("PRAGMA journal_mode = WAL")
 
 
-def _config(session: Session) -> Config:
+def _config() -> Config:
     config = Config()
     config.set_main_option("script_location", "storage:migrations")
-    config.attributes.update(connection=session.connection(), version_table=VERSION_TABLE)
     return config

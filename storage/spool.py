@@ -4,21 +4,22 @@ import logging
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from storage.backup import sync
 from storage.errors import AlreadyFinished, SpoolUnavailable, UnknownRecord
-from storage.records import TrialResult
+from storage.records import LaunchResult, TrialResult
 from storage.store import Store
 from trials import wire
 from trials.errors import WireError
 
+_OF_LAUNCH = ".launch.json"
 _logger = logging.getLogger(__name__)
 
 
 class Spool:
-    """A directory of results that wait for their database, one file per trial.
+    """A directory of results that wait for their database, one file per trial or training.
 
     Any number of processes may put and replay at once. Call `put`, then `replay`; replay once more at the next start.
     """
@@ -29,15 +30,16 @@ class Spool:
         with self._errors():
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def put(self, result: TrialResult) -> None:
+    def put(self, result: TrialResult | LaunchResult) -> None:
         """Returns when the result is on the disk itself and would survive a power loss.
 
         Raises SpoolUnavailable, or WireError for a result that could not be read back (a loss that is not a number).
         """
         text = wire.encode(result)
-        wire.decode(TrialResult, text)
+        wire.decode(type(result), text)
+        name = f"{result.trial_id}.json" if isinstance(result, TrialResult) else f"{result.launch_id}{_OF_LAUNCH}"
         with self._errors():
-            self._write(text, f"{result.trial_id}.json")
+            self._write(text, name)
 
     def _write(self, text: str, name: str) -> None:
         descriptor, temporary = tempfile.mkstemp(dir=self._directory, prefix=".", suffix=".tmp")
@@ -59,19 +61,23 @@ class Spool:
     def replay(self, store: Store) -> int:
         """Stores every waiting result and removes its file; returns how many were stored.
 
-        A file that cannot be decoded, or contradicts a stored result, is renamed to `.bad` and logged; the result of a
-        trial that this database does not know stays where it is. Raises DatabaseUnavailable; the files then stay.
+        A file that cannot be decoded, or contradicts a stored result, is renamed to `.bad` and logged; the result of
+        what this database does not know stays where it is. Raises DatabaseUnavailable; the files then stay.
         """
         return sum(self._replay(path, store) for path in self.pending())
 
     def _replay(self, path: Path, store: Store) -> bool:
         try:
-            store.finish_trial(wire.decode(TrialResult, path.read_bytes()))
+            if path.name.endswith(_OF_LAUNCH):
+                store.finish_launch(wire.decode(LaunchResult, path.read_bytes()))
+            else:
+                store.finish_trial(wire.decode(TrialResult, path.read_bytes()))
         except FileNotFoundError:  # another process has stored it
             return False
         except (WireError, AlreadyFinished) as error:
             aside = path.with_suffix(".bad")
-            path.replace(aside)
+            with suppress(FileNotFoundError):  # another process has done so
+                path.replace(aside)
             _logger.warning("set aside %s: %s", aside, error)
             return False
         except UnknownRecord as error:

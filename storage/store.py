@@ -331,10 +331,10 @@ class Store:
         with self._database.session(write=True) as session:
             return launches.start(session, plan, workload_fingerprint, predicted_samples_per_second, agent_id)
 
-    def finish_launch(self, launch_id: str, result: LaunchResult) -> None:
+    def finish_launch(self, result: LaunchResult) -> None:
         """Keeps how it ended; the same again does nothing. Raises AlreadyFinished when it ended otherwise."""
         with self._database.session(write=True) as session:
-            launches.finish(session, launch_id, result)
+            launches.finish(session, result)
 
     def running_launches(self) -> tuple[LaunchRecord, ...]:
         """Every training whose end is not known, oldest first; its agent tells whether it still runs."""

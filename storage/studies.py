@@ -64,7 +64,7 @@ def listed(session: Session, model_name: str | None, limit: int | None) -> tuple
 
 
 def find(session: Session, name: str) -> StudyRecord:
-    named = or_(StudyRow.name.startswith(name, autoescape=True), StudyRow.id.startswith(name.lower(), autoescape=True))
+    named = or_(StudyRow.name.istartswith(name, autoescape=True), StudyRow.id.startswith(name.lower(), autoescape=True))
     found = _records(session, select(StudyRow).where(named).order_by(StudyRow.name).limit(_SHOWN))
     if not found:
         raise UnknownRecord(f"no study has a name or id that begins with {name!r}; `autotune studies` lists them")

@@ -40,6 +40,22 @@ class UtcDateTime(TypeDecorator[datetime]):
         return value.replace(tzinfo=UTC) if dialect.name == "sqlite" else value.astimezone(UTC)
 
 
+class Whole(TypeDecorator[int]):
+    """A whole number, which a damaged SQLite file may hold something else for: raises TypeError then."""
+
+    impl = BigInteger
+    cache_ok = True
+
+    @property
+    def python_type(self) -> type[int]:
+        return int
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> int | None:  # noqa: ARG002
+        if value is not None and type(value) is not int:
+            raise TypeError(f"{value!r} is no whole number")
+        return value
+
+
 class Base(DeclarativeBase):
     metadata = MetaData(
         naming_convention={
@@ -50,7 +66,7 @@ class Base(DeclarativeBase):
             "pk": "pk_%(table_name)s",
         }
     )
-    type_annotation_map = {str: Text, int: BigInteger, float: Double, datetime: UtcDateTime}  # noqa: RUF012
+    type_annotation_map = {str: Text, int: Whole, float: Double, datetime: UtcDateTime}  # noqa: RUF012
 
 
 class HardwareRow(Base):
@@ -129,6 +145,8 @@ class AgentRow(Base):
     process: Mapped[str]
     started: Mapped[datetime]
     beats: Mapped[int]
+    heard: Mapped[datetime | None]
+    """When it beat last, by the clock of the database."""
     ended: Mapped[datetime | None]
 
 

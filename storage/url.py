@@ -1,6 +1,7 @@
 """Database URLs: which ones work, which file they name, and how to show them without their secrets."""
 
 import re
+from itertools import chain
 from pathlib import Path
 
 import platformdirs
@@ -12,12 +13,18 @@ from storage.errors import BadUrl
 _DRIVERS = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg", "postgresql+psycopg": "postgresql+psycopg"}
 _EXAMPLES = "use sqlite:///FILE or postgresql://USER@HOST/DATABASE"
 _SECRET_KEY = re.compile(r"pass|secret|token|key", re.IGNORECASE)
+_SCHEME = re.compile(r"\w[\w+]*://")
 _STARS = "***"
 
 
 def default_url() -> str:
     """The user's own database: `autotune.db` in the data directory of this platform (`XDG_DATA_HOME` on Linux)."""
-    return f"sqlite:///{Path(platformdirs.user_data_dir('autotune'), 'autotune.db')}"
+    return of_file(Path(platformdirs.user_data_dir("autotune"), "autotune.db"))
+
+
+def of_file(path: Path) -> str:
+    """The URL of a SQLite file, whatever its name holds."""
+    return URL.create("sqlite", database=str(path)).render_as_string()
 
 
 def parse(url: str) -> URL:
@@ -27,10 +34,11 @@ def parse(url: str) -> URL:
     """
     if not url.strip():
         raise BadUrl(f"the database URL is empty; {_EXAMPLES}")
-    scheme = url.partition(":")[0]
     parsed = _split(url)
     if parsed is None:  # the text may hold a password in any place, so none of it is shown
-        raise BadUrl(f"cannot read the database URL that begins with {scheme[:20]!r}; {_EXAMPLES}")
+        scheme = _SCHEME.match(url)
+        which = f" that begins with {scheme[0]}" if scheme else ""
+        raise BadUrl(f"cannot read the database URL{which}; in a password write @ as %40; {_EXAMPLES}")
     driver = _DRIVERS.get(parsed.drivername)
     if driver is None:
         raise BadUrl(f"no database driver {parsed.drivername!r}; {_EXAMPLES}")
@@ -49,8 +57,8 @@ def masked(url: str | URL) -> str:
 
 def secrets(url: URL) -> tuple[str, ...]:
     """The texts of the URL that no message may show."""
-    values = [url.password, *(value for key, value in url.query.items() if _SECRET_KEY.search(key))]
-    return tuple(value for value in values if isinstance(value, str) and value)
+    of_query = (url.normalized_query[key] for key in url.query if _SECRET_KEY.search(key))
+    return tuple(filter(None, (url.password, *chain.from_iterable(of_query))))
 
 
 def sqlite_path(url: URL) -> Path | None:
@@ -59,10 +67,12 @@ def sqlite_path(url: URL) -> Path | None:
 
 
 def _split(url: str) -> URL | None:
+    """None for what is no URL, or may be read in two ways: where a user's password ends."""
     try:
-        return make_url(url)
+        parsed = make_url(url)
     except (ArgumentError, ValueError):
         return None
+    return None if parsed.drivername != "sqlite" and url.count("@") > 1 else parsed
 
 
 def _sqlite(url: URL) -> URL:
@@ -70,4 +80,8 @@ def _sqlite(url: URL) -> URL:
         raise BadUrl(f"{masked(url)} has a host or a query, which SQLite does not use; write sqlite:///FILE")
     if not url.database or url.database == ":memory:":
         raise BadUrl(f"{masked(url)} names no file, so nothing would be remembered; use sqlite:///FILE")
-    return url.set(database=str(Path(url.database).expanduser().absolute()))
+    try:
+        path = Path(url.database).expanduser().resolve()  # SQLite keeps its log beside the file that a link leads to
+    except (OSError, RuntimeError, ValueError) as error:
+        raise BadUrl(f"{masked(url)} cannot be followed ({error}); name another file") from error
+    return url.set(database=str(path))

@@ -19,13 +19,19 @@ _SERVE_UNTIL_STDIN_CLOSES = '"$@" & server=$!; read -r _; kill -INT $server; wai
 
 
 @contextmanager
-def server() -> Iterator[str]:
-    """URL of a database from which others can be created. Raises RuntimeError when there is no PostgreSQL at all."""
+def server(*, durable: bool = False) -> Iterator[str]:
+    """URL of a database from which others can be created. Raises RuntimeError when there is no PostgreSQL at all.
+
+    One that we start waits for the disk only when it is to be `durable`.
+    """
     given = os.environ.get("AUTOTUNE_TEST_POSTGRES_URL")
     if given:
         yield given
         return
     with tempfile.TemporaryDirectory(prefix="autotune-pg-", ignore_cleanup_errors=True) as folder, _own(folder) as url:
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute(f"ALTER SYSTEM SET fsync = {'on' if durable else 'off'}")
+            connection.execute("SELECT pg_reload_conf()")
         yield url
 
 
@@ -73,7 +79,7 @@ def _system_server(binaries: Path, folder: Path) -> Iterator[str]:
             "--no-sync",
         ]
         subprocess.run(start, user=user, stdout=log, stderr=log, check=True, cwd="/")
-        serve: list[str | Path] = [binaries / "postgres", "-D", data, "-k", folder, "-h", "", "-F"]
+        serve: list[str | Path] = [binaries / "postgres", "-D", data, "-k", folder, "-h", ""]
         process = subprocess.Popen(
             ["/bin/sh", "-c", _SERVE_UNTIL_STDIN_CLOSES, "sh", *serve],
             user=user,

@@ -1,5 +1,8 @@
 """Jobs on the example's data, and plans for its model of 12 vision and 8 language layers."""
 
+import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,17 @@ def job_of(example: Path, output: Path, **changes: dict[str, Any]) -> Job:
     for section, values in changes.items():
         document[section] = {**document[section], **values}
     return Job.model_validate(document)
+
+
+def variant_of(example: Path, folder: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    """The example with another model: one whose configuration was changed."""
+    shutil.copytree(example / "model", folder / "model")
+    (folder / "data").symlink_to(example / "data")
+    file = folder / "model" / "config.json"
+    config = json.loads(file.read_text())
+    change(config)
+    file.write_text(json.dumps(config))
+    return folder
 
 
 def prepared_of(example: Path, folder: Path, **changes: dict[str, Any]) -> Prepared:

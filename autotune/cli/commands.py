@@ -64,7 +64,7 @@ def main() -> None:
 
 @main.command()
 @_JOB
-@click.option("--trials", type=click.IntRange(min=1), help="Most trials to run; overrides the job.")
+@click.option("--trials", type=_SIZE, help="Most trials to run; overrides the job.")
 @click.option(
     "--time-limit", type=_Time(), metavar="TIME", help="Most time to search, such as 20min; overrides the job."
 )
@@ -80,7 +80,7 @@ def tune(options: Options, job: Path, trials: int | None, time_limit: float | No
 @main.command()
 @_JOB
 @click.option("--plan", metavar="ID", help="Plan to train with. Default: the best valid one known for this job.")
-@click.option("--steps", type=click.IntRange(min=1), help="Stop, with a checkpoint, after so many steps in all.")
+@click.option("--steps", type=_SIZE, help="Stop, with a checkpoint, after so many steps in all.")
 @click.option("--dry-run", is_flag=True, help="Print the processes that would be started, and start none.")
 @_common
 def launch(options: Options, job: Path, plan: str | None, steps: int | None, dry_run: bool) -> None:
@@ -122,7 +122,7 @@ def profile(options: Options, job: Path, out: Path | None, fresh: bool) -> None:
 @click.option(
     "--device-profile", metavar="NAME|FILE", help="Hardware with NAME in its name, or a profile. Default: what is here."
 )
-@click.option("--top", type=click.IntRange(min=1), default=5, help="So many of the best plans; with --plan that one.")
+@click.option("--top", type=_SIZE, default=5, help="So many of the best plans; with --plan that one.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw a typical step into this .png, .svg or .pdf file.")
 @_common
 def predict(options: Options, job: Path, plan: str | None, top: int, plot: Path | None, **wishes: Any) -> None:
@@ -177,9 +177,11 @@ def pack(
 @click.option("--verdict", type=click.Choice(["valid", "re-measure", "invalid"]), help="Only plans of this verdict.")
 @click.option("--in-use", is_flag=True, help="Only plans that a training uses now.")
 @click.option(
-    "--sort", type=click.Choice(["speed", "gain", "found", "distance"]), help="Order. Default: nearest first."
+    "--sort",
+    type=click.Choice(["speed", "gain", "found", "distance"]),
+    help="Order. Default: nearest first with --here or --like, else what was searched last.",
 )
-@click.option("--top", type=click.IntRange(min=1), help="At most so many.")
+@click.option("--top", type=_SIZE, help="At most so many.")
 @_common
 def plans(options: Options, **wishes: Any) -> None:
     """List the best plans known, and whether they still hold here."""
@@ -191,7 +193,7 @@ def plans(options: Options, **wishes: Any) -> None:
 @main.command()
 @click.argument("study", required=False)
 @click.option("--model", metavar="NAME", help="Only studies of models with NAME in their name.")
-@click.option("--top", type=click.IntRange(min=1), help="At most so many.")
+@click.option("--top", type=_SIZE, help="At most so many.")
 @_common
 def studies(options: Options, study: str | None, model: str | None, top: int | None) -> None:
     """List the searches known, or show the history of STUDY: every trial and the winner."""

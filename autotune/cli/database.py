@@ -54,7 +54,8 @@ def export_bundle(options: Options, names: Sequence[str], *, hardware: str | Non
     with open_store(options.database_url()) as store:
         ids = dict.fromkeys(store.find_study(name).id for name in names)
         if hardware is not None:
-            ids |= dict.fromkeys(best.study_id for best in store.best_plans(hardware_name=hardware))
+            found = store.best_plans(hardware_name=hardware)
+            ids |= dict.fromkeys(best.study_id for best in found if best.imported_from is None)
         if not ids:
             raise AutotuneError(f"no finished study ran on {hardware!r}; `autotune studies` lists all")
         if out is None:

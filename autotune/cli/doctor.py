@@ -10,16 +10,19 @@ from autotune import report
 from autotune.agent import has_died
 from autotune.cli.context import Options
 from autotune.cli.progress import reading_progress
-from autotune.cli.query import living, place
+from autotune.cli.query import living, place, silent_minutes
 from autotune.hardware import probe_hardware, software
 from autotune.job_file import load_job
-from autotune.workbench import lengths_folder, work_folder
+from autotune.workbench import lengths_folder, spool_folder, work_folder
 from autotune.workload import look_at, read_data
+from storage.errors import StorageError
 from storage.spool import Spool
 from storage.store import Store, open_store
 from trials import wire
 from trials.job import HardwareSection, Job
 from trials.workload import Hardware
+
+_Part = dict[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,13 +34,17 @@ class Finding:
 
 
 def examine(options: Options, path: Path | None) -> None:
-    """Reports, and raises what keeps a part from being looked at."""
+    """Raises, after the report on all else, what keeps the database from being looked at."""
     job = load_job(path) if path else None
     hardware = probe_hardware(job.hardware if job else HardwareSection())
     url = options.database_url(job.database if job else None)
-    with open_store(url) as store:
-        database = {"name": repr(store), "revision": store.revision, **_contents(store)}
-        findings = [*_of_rows(store), *_of_spool(work_folder(url) / "spool")]
+    database, findings, problem = None, list(_of_spool(spool_folder(work_folder(url)))), None
+    try:
+        with open_store(url) as store:
+            database = {"name": repr(store), "revision": store.revision, **_contents(store)}
+            findings += _of_rows(store)
+    except StorageError as error:
+        problem = error
     data = _data(options, job) if job else None
     document = {
         "hardware": wire.to_document(hardware),
@@ -47,6 +54,8 @@ def examine(options: Options, path: Path | None) -> None:
         "findings": [asdict(finding) for finding in findings],
     }
     options.give(document, lambda: _text(hardware, database, data, findings))
+    if problem:
+        raise problem
 
 
 def _contents(store: Store) -> dict[str, int]:
@@ -65,6 +74,11 @@ def _of_rows(store: Store) -> Iterator[Finding]:
     for agent in agents.values():
         if has_died(agent):
             yield Finding(what=f"{place(agent)} died without a word", remedy="none: its next search takes its place")
+        elif silent_minutes(agent):
+            yield Finding(
+                what=f"{place(agent)}: nobody knows whether it lives",
+                remedy="look there; where it is gone, `autotune tune` or `launch` with its job takes its place",
+            )
     for trial in store.running_trials():
         owner = agents.get(trial.agent_id or "")
         if owner is None or has_died(owner):
@@ -85,7 +99,10 @@ def _of_spool(folder: Path) -> Iterator[Finding]:
     if not folder.exists():
         return
     if waiting := len(Spool(folder).pending()):
-        yield Finding(what=f"{waiting} results in {folder} wait for the database", remedy="the next search stores them")
+        yield Finding(
+            what=f"{waiting} results in {folder} wait for the database",
+            remedy="the next search or training stores them",
+        )
     if aside := len(list(folder.glob("*.bad"))):
         yield Finding(
             what=f"{aside} files in {folder} could not be stored", remedy="look at them, then delete them: *.bad"
@@ -102,23 +119,26 @@ def _data(options: Options, job: Job) -> dict[str, Any]:
     return {"samples": work.data.samples, "text_only_samples": work.data.text_only_samples, "model": work.model.name}
 
 
-def _text(hardware: Hardware, database: dict[str, Any], data: dict[str, Any] | None, findings: list[Finding]) -> str:
+def _text(hardware: Hardware, database: _Part, data: _Part, findings: list[Finding]) -> str:
     versions = software()
     link = f", {hardware.link} between them" if hardware.link else ""
     lines = [
         f"Hardware  {hardware.devices} x {hardware.device_name}{link}; {hardware.cpu_cores} cores",
         f"Software  python {versions.python}, torch {versions.torch}, deepspeed {versions.deepspeed}, "
         f"transformers {versions.transformers}",
-        f"Database  {database['name']}, tables of revision {database['revision']}: {database['studies']} studies "
-        f"({database['unfinished_studies']} unfinished, {database['imported_studies']} imported), "
-        f"{database['best_plans']} best plans",
     ]
+    if database:
+        lines.append(
+            f"Database  {database['name']}, tables of revision {database['revision']}: {database['studies']} studies "
+            f"({database['unfinished_studies']} unfinished, {database['imported_studies']} imported), "
+            f"{database['best_plans']} best plans"
+        )
     if data:
         lines.append(
             f"Data      {data['samples']} samples, {data['text_only_samples']} of them without images, for "
             f"{data['model']}"
         )
     if not findings:
-        return "\n".join((*lines, "", "Nothing needs care."))
+        return "\n".join((*lines, "", "Nothing needs care.") if database else lines)
     rows = [(finding.what, finding.remedy) for finding in findings]
     return "\n".join((*lines, "", report.table(("needs care", "remedy"), rows)))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune import report
-from autotune.agent import has_died
+from autotune.agent import has_died, lives
 from autotune.cli.context import Options
 from autotune.cli.progress import reading_progress
 from autotune.errors import HardwareError
@@ -31,7 +31,6 @@ _SORTS: Mapping[str, Callable[[Known], Any]] = {
     "found": lambda known: -known.best.created.timestamp(),
     "distance": lambda known: known.distance or 0.0,
 }
-SORTS = tuple(_SORTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +53,12 @@ def list_plans(options: Options, wishes: Wishes) -> None:
     now = _workload(options, wishes.like) if wishes.like else None
     with open_store(options.database_url(job.database if job else None)) as store:
         found = _near(store, wishes, now) if now or wishes.here else _all(store, wishes)
-    found = [known for known in found if wishes.verdict in (None, known.validity.verdict)]
     found = [known for known in found if known.used_by or not wishes.in_use]
+    if wishes.verdict:
+        found = [known for known in found if known.validity.verdict == wishes.verdict]
+    elif now or wishes.here:
+        holding = [known for known in found if known.validity.verdict is not Verdict.INVALID]
+        found = holding or found[: wishes.top or _NEAREST]
     if wishes.sort:
         found.sort(key=_SORTS[wishes.sort])
     found = found[: wishes.top]
@@ -65,14 +68,14 @@ def list_plans(options: Options, wishes: Wishes) -> None:
 
 
 def _near(store: Store, wishes: Wishes, now: Workload | None) -> list[Known]:
-    """The plans that hold here, the nearest first; where none does, the nearest of all."""
+    """The nearest first."""
     hardware = now.hardware if now else probe_hardware(HardwareSection())
     fields: Fields = fields_of(now) if now else fields_of_machine(hardware, software())
     found = store.nearest_plans(
         fields, hardware_name=wishes.hardware, model_name=wishes.model, limit=max(wishes.top or 0, 1000)
     )
     used = _uses(store)
-    known = [
+    return [
         Known(
             best=near.best,
             validity=_validity(near.best, now) if now else holds_here(near.best),
@@ -82,7 +85,6 @@ def _near(store: Store, wishes: Wishes, now: Workload | None) -> list[Known]:
         )
         for near in found
     ]
-    return [one for one in known if one.validity.verdict is not Verdict.INVALID] or known[: wishes.top or _NEAREST]
 
 
 def _all(store: Store, wishes: Wishes) -> list[Known]:
@@ -167,8 +169,15 @@ def living(launch: LaunchRecord, agents: Mapping[str, AgentRecord]) -> AgentReco
 
 
 def place(agent: AgentRecord) -> str:
-    """Where a process is, for people."""
-    return f"process {agent.process.partition(' ')[0]} on {agent.machine.partition(' ')[0]}"
+    """Where a process is, for people, and how long nobody has heard of it."""
+    where = f"process {agent.process.partition(' ')[0]} on {agent.machine.partition(' ')[0]}"
+    silence = silent_minutes(agent)
+    return f"{where}, silent for {silence} min" if silence else where
+
+
+def silent_minutes(agent: AgentRecord) -> int:
+    """How long there was no sign of life, of a process that cannot be looked up here."""
+    return 0 if lives(agent) else int((agent.silent_seconds or 0) // 60)
 
 
 def _document(known: Known) -> dict[str, Any]:

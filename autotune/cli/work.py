@@ -74,7 +74,7 @@ def _tune(options: Options, bench: Workbench, *, fresh: bool) -> BestPlan:
     def listen(trial: FinishedTrial, known: bool) -> None:
         options.tell(report.trial_line(trial, known=known))
 
-    return Tuner(bench.prepared, bench.store, bench.agent, bench.folder, listen).tune(fresh=fresh)
+    return Tuner(bench, listen).tune(fresh=fresh)
 
 
 def _launch(options: Options, bench: Workbench, best: BestPlan, steps: int | None) -> Launched:
@@ -89,6 +89,7 @@ def _launch(options: Options, bench: Workbench, best: BestPlan, steps: int | Non
         bench.prepared,
         best.plan,
         bench.store,
+        bench.spool,
         bench.folder / "launch",
         agent_id=bench.agent.id,
         predicted_samples_per_second=best.samples_per_second,

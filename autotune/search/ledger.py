@@ -48,6 +48,9 @@ class Ledger:
         self.is_closing = False
         """Whether another agent is ending the study."""
         self._known = [trial for trial in known if trial.study_id != study.id and _holds(trial)]
+        for trial in store.running_trials():  # of every study: where one has ended, nobody else would look
+            if trial.agent_id != agent.id and agent.is_gone(trial.agent_id):
+                store.abandon_trial(trial.id)
         self.catch_up()
 
     def catch_up(self) -> tuple[list[FinishedTrial], list[RunningTrial]]:

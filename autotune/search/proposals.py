@@ -10,10 +10,12 @@ import optuna
 from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
 from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import TrialState
+from sqlalchemy.exc import SQLAlchemyError
 
 from autotune.search.guide import Guide
 from autotune.search.pruner import ClearlyWorse
 from autotune.search.runner import Steps
+from storage.engine import explain
 from storage.errors import DatabaseUnavailable
 from storage.records import FinishedTrial
 from trials import plugins
@@ -65,7 +67,10 @@ def database(url: str) -> Iterator[BaseStorage]:
     """Optuna's tables in a database, created when they are not there; no other process may do so meanwhile."""
     connect = {"connect_args": {"timeout": _LOCK_SECONDS}} if url.startswith("sqlite") else {"pool_pre_ping": True}
     with _errors():
-        storage = RDBStorage(url, engine_kwargs=connect)
+        try:
+            storage = RDBStorage(url, engine_kwargs=connect)
+        except RuntimeError as error:  # of tables that another version of Optuna made
+            raise StorageInternalError from error
     try:
         yield storage
     finally:
@@ -78,10 +83,9 @@ def _errors() -> Iterator[None]:
     """Turns those of the database into ours; Optuna's messages name no URL."""
     try:
         yield
-    except StorageInternalError as error:
-        raise DatabaseUnavailable(
-            f"Optuna cannot use the database: {error.__cause__ or error}; try again when it can be reached"
-        ) from error
+    except (StorageInternalError, SQLAlchemyError) as error:
+        cause = error.__cause__ if isinstance(error, StorageInternalError) else None
+        raise DatabaseUnavailable(explain("Optuna's tables in the database", cause or error)) from None
 
 
 class Proposals:
@@ -92,14 +96,12 @@ class Proposals:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._space = guide.space
         self._storage = storage
-        self._study = optuna.create_study(
-            storage=storage,
-            study_name=name,
-            sampler=plugins.load(SAMPLERS, sampler).sampler(guide),
-            pruner=ClearlyWorse(),
-            load_if_exists=True,
-        )
-        self._study_id = storage.get_study_id_from_name(name)
+        suggesting = plugins.load(SAMPLERS, sampler).sampler(guide)
+        with _errors():
+            self._study = optuna.create_study(
+                storage=storage, study_name=name, sampler=suggesting, pruner=ClearlyWorse(), load_if_exists=True
+            )
+            self._study_id = storage.get_study_id_from_name(name)
 
     @_errors()
     def synchronize(
@@ -136,7 +138,11 @@ class Proposals:
             try:
                 trial.report(epoch_seconds, next(numbers))
                 return not trial.should_prune()
-            except (StorageInternalError, UpdateFinishedTrialError) as error:  # a measurement is worth more than advice
+            except (
+                StorageInternalError,
+                SQLAlchemyError,
+                UpdateFinishedTrialError,
+            ) as error:  # a measurement is worth more than advice
                 _log.info("a step could not be told to Optuna: %s", error)
                 return True
 

@@ -7,11 +7,9 @@ from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from itertools import chain
-from pathlib import Path
 
 from optuna.storages import BaseStorage
 
-from autotune.agent import Agent
 from autotune.conditions import Watch
 from autotune.errors import JobError, NoFeasiblePlan, PredictError
 from autotune.plan_file import read_plan
@@ -31,11 +29,9 @@ from autotune.search.runner import Runner
 from autotune.search.search import Search
 from autotune.search.solver import Solver
 from autotune.search.winner import Field
-from autotune.workload import Prepared
+from autotune.workbench import Workbench
 from storage.errors import Superseded
 from storage.records import BestPlan, FinishedTrial, StudyRecord
-from storage.spool import Spool
-from storage.store import Store
 from trials import plugins, wire
 from trials.errors import InvalidPlan, UnknownName
 from trials.job import SearchSection
@@ -51,20 +47,18 @@ _LOOK_SECONDS = 0.5
 class Tuner:
     """Finds the best plan of one job, resuming what an earlier run began."""
 
-    def __init__(self, prepared: Prepared, store: Store, agent: Agent, folder: Path, listener: Listener) -> None:
-        """`folder` keeps results until the store has them, and the ranks' requests and logs.
-
-        Raises JobError for an unknown sampler, and for a present plan that is not one of this job.
-        """
-        self._prepared = prepared
-        self._workload = prepared.workload
-        self._store = store
-        self._agent = agent
-        self._folder = folder
+    def __init__(self, bench: Workbench, listener: Listener) -> None:
+        """Raises JobError for an unknown sampler, and for a present plan that is not one of this job."""
+        self._prepared = bench.prepared
+        self._workload = bench.prepared.workload
+        self._store = bench.store
+        self._agent = bench.agent
+        self._spool = bench.spool
+        self._folder = bench.folder
         self._listener = listener
-        _check_sampler(prepared.job.search.sampler)
+        _check_sampler(self._prepared.job.search.sampler)
         self._present = self._read_present()
-        self._fingerprint = store.add_workload(prepared.workload)
+        self._fingerprint = self._store.add_workload(self._workload)
 
     def tune(self, *, fresh: bool = False) -> BestPlan:
         """The winner. A finished study with the same settings is answered from the store; `fresh` begins anew.
@@ -76,7 +70,7 @@ class Tuner:
         if study.finished is not None:
             return self._winner_of(study)
         known = () if study.settings[_FRESH] else self._store.answers(self._fingerprint)
-        ledger = Ledger(self._store, Spool(self._folder / "spool"), study, self._agent, known)
+        ledger = Ledger(self._store, self._spool, study, self._agent, known)
         inherits = not study.settings[_FRESH] and all(trial.study_id == study.id for trial in known)
         with self._lanes(study) as pools, self._optuna() as optuna:
             search = self._search(study, ledger, pools, optuna, inherits=inherits)

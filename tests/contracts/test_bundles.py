@@ -29,7 +29,9 @@ def studied(store: Store) -> str:
         WORKLOAD.hardware.fingerprint, WORKLOAD.model.fingerprint, WORKLOAD.software, '{"layers": [0.1]}'
     )
     launch = store.start_launch(packed_plan(), WORKLOAD.fingerprint, 12.5)
-    store.finish_launch(launch.id, LaunchResult(status="finished", steps=40, samples_per_second=11.9, finished=NOON))
+    store.finish_launch(
+        LaunchResult(launch_id=launch.id, status="finished", steps=40, samples_per_second=11.9, finished=NOON)
+    )
     store.start_launch(packed_plan(), WORKLOAD.fingerprint, None)
     return study
 
@@ -44,6 +46,13 @@ def there(tmp_path: Path) -> Iterator[Store]:
 @pytest.fixture
 def bundle(store: Store, tmp_path: Path) -> Path:
     return exported(store, studied(store), tmp_path / "bundle.jsonl")
+
+
+@pytest.fixture(scope="module")
+def foreign_lines(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """A bundle of another database."""
+    with open_store(f"sqlite:///{tmp_path_factory.mktemp('foreign')}/store.db") as store:
+        return tuple(store.export_studies([studied(store)], HERE))
 
 
 def exported(store: Store, study: str, path: Path) -> Path:
@@ -125,6 +134,18 @@ def without(table: str) -> Callable[[list[str]], list[str]]:
     return spoil
 
 
+def one_without(table: str) -> Callable[[list[str]], list[str]]:
+    def spoil(lines: list[str]) -> list[str]:
+        gone = next(line for line in lines if f'"table": "autotune_{table}"' in line)
+        return resigned([line for line in lines if line is not gone])
+
+    return spoil
+
+
+def with_header(old: str, new: str) -> Callable[[list[str]], list[str]]:
+    return lambda lines: resigned([lines[0].replace(old, new), *lines[1:]])
+
+
 def changed(table: str, old: str, new: str) -> Callable[[list[str]], list[str]]:
     def spoil(lines: list[str]) -> list[str]:
         ours = [line for line in lines if f'"autotune_{table}"' in line]
@@ -157,19 +178,28 @@ def changed(table: str, old: str, new: str) -> Callable[[list[str]], list[str]]:
         (changed("study", '"started": "2', '"started": "x'), "for a time"),
         (changed("outcome", '"kind": "', '"kind": "x'), r"contradict its document"),
         (changed("plan", '"autotune_plan"', '"autotune_agent"'), "names no table"),
+        (changed("plan", '"autotune_plan"', '["autotune_plan"]'), "names no table"),
+        (changed("hardware", '"devices": 8', f'"devices": {10**30}'), "cannot be stored"),
+        (with_header('"exported": "', '"exported": "0001-01-01T00:00+14:00", "x": "'), "for a time"),
+        (with_header('"exported"', '"x"'), "None for a time"),
+        (lambda lines: resigned(["[" * 100_000 + "\n", *lines[1:]]), "no JSON object"),
+        (without("best_plan"), "has ended without a winner"),
+        (without("stage_measurement"), "0 ranks in place of 2"),
+        (one_without("trial"), "refers to a row that is missing"),
+        (one_without("stage_measurement"), "1 ranks in place of 2"),
     ],
 )
 def test_a_bundle_that_is_not_whole_is_refused_and_nothing_is_stored(
-    there: Store, bundle: Path, spoil: Callable[[list[str]], list[str]], told: str
+    store: Store, tmp_path: Path, foreign_lines: tuple[str, ...], spoil: Callable[[list[str]], list[str]], told: str
 ) -> None:
-    lines = bundle.read_text().splitlines(keepends=True)
-    bundle.write_text("".join(spoil(lines)))
+    bundle = tmp_path / "bundle.jsonl"
+    bundle.write_text("".join(spoil(list(foreign_lines))))
     with pytest.raises(BadBundle, match=told):
-        there.import_bundle(bundle)
-    assert not there.studies()
-    assert not there.best_plans()
+        store.import_bundle(bundle)
+    assert not store.studies()
+    assert not store.best_plans()
     with pytest.raises(UnknownRecord):
-        there.workload(WORKLOAD.fingerprint)
+        store.workload(WORKLOAD.fingerprint)
 
 
 def test_a_file_that_is_no_text_or_not_there_is_refused(there: Store, tmp_path: Path) -> None:

@@ -47,6 +47,11 @@ SPOILS = {
     "a winner too early": ("UPDATE autotune_study SET finished = NULL", "has a winner, but no end"),
     "a winner without time": ("UPDATE autotune_best_plan SET epoch_seconds = -1", "an epoch takes -1.0 s"),
     "ties of nonsense": ("UPDATE autotune_best_plan SET ties = '[1'", "cannot be read"),
+    "a winner of another job": (
+        "UPDATE autotune_best_plan SET workload_fingerprint = (SELECT workload_fingerprint FROM autotune_study WHERE "
+        "finished IS NULL)",
+        "its winner is of",
+    ),
     "a lease of nobody": ("UPDATE autotune_agent SET ended = started", "held by an agent that has ended"),
 }
 

@@ -1,9 +1,11 @@
 """What an agent has for itself: devices, while it lives."""
 
+import os
 from threading import Thread
 from time import sleep
 
 import pytest
+from sqlalchemy import Engine, text
 
 from autotune import agent as agents
 from autotune.agent import Agent
@@ -18,6 +20,31 @@ ELSEWHERE = "host-7 boot pid:[1]"
 
 def elsewhere(store: Store) -> str:
     return store.add_agent(ELSEWHERE, "1234 5").id
+
+
+def test_a_process_that_the_host_hides_is_not_taken_for_dead(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = store.add_agent(agents.machine(), f"{os.getpid()} 5")
+    assert agents.has_died(other)
+
+    def refused(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(agents, "process", lambda _: None)
+    monkeypatch.setattr(os, "kill", refused)
+    assert not agents.has_died(other)
+    assert not agents.lives(other)
+
+
+def test_how_long_an_agent_is_silent_is_counted_by_the_database(store: Store, engine: Engine) -> None:
+    one = store.add_agent(ELSEWHERE, "1 2")
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE autotune_agent SET heard = '2026-01-01 00:00:00+00:00'"))
+    silent = store.agents()[one.id].silent_seconds
+    assert silent is not None
+    assert silent > 24 * 3600
+    silent = store.beat(one.id)[one.id].silent_seconds
+    assert silent is not None
+    assert 0 <= silent < 60
 
 
 def test_devices_are_given_all_together_or_not_at_all(store: Store) -> None:

@@ -257,7 +257,7 @@ def test_what_refers_to_nothing_is_refused(store: Store) -> None:
         lambda: store.abandon_trial(NOBODY),
         lambda: store.start_launch(PADDED_PLAN, NOBODY, None),
         lambda: store.finish_launch(
-            NOBODY, LaunchResult(status="failed", steps=0, samples_per_second=None, finished=NOON)
+            LaunchResult(launch_id=NOBODY, status="failed", steps=0, samples_per_second=None, finished=NOON)
         ),
         lambda: store.save_layer_profile(NOBODY, WORKLOAD.model.fingerprint, WORKLOAD.software, "{}"),
     )
@@ -380,10 +380,10 @@ def test_a_launch_runs_until_its_end_is_known_and_then_never_changes(store: Stor
     assert store.launches(plan.id) == (launch,)
     assert launch.result is None
     assert launch.predicted_samples_per_second == 12.5
-    result = LaunchResult(status="interrupted", steps=40, samples_per_second=11.9, finished=NOON)
-    store.finish_launch(launch.id, result)
-    store.finish_launch(launch.id, result)
+    result = LaunchResult(launch_id=launch.id, status="interrupted", steps=40, samples_per_second=11.9, finished=NOON)
+    store.finish_launch(result)
+    store.finish_launch(result)
     assert store.launches(plan.id) == (replace(launch, result=result),)
     with pytest.raises(AlreadyFinished, match="interrupted"):
-        store.finish_launch(launch.id, replace(result, status="finished"))
+        store.finish_launch(replace(result, status="finished"))
     assert store.launches(PADDED_PLAN.id) == ()

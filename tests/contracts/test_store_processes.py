@@ -1,7 +1,4 @@
-"""Many processes, other programs and other versions on one database."""
-
-import multiprocessing
-from multiprocessing.synchronize import Barrier
+"""Other programs and other versions on one database."""
 
 import optuna
 import pytest
@@ -14,44 +11,14 @@ from storage.schema import VERSION_TABLE
 from storage.store import Store, open_store
 from storage.tables import Base
 from storage.url import parse
-from tests.storage_values import WORKLOAD, packed_plan, result_of
+from tests.storage_values import WORKLOAD
 
-PROCESSES = 4
-TRIALS = 10
 HEAD = "0002"
-
-
-def record_trials(url: str, barrier: Barrier) -> None:
-    barrier.wait()
-    with open_store(url) as store:
-        fingerprint = store.add_workload(WORKLOAD)
-        barrier.wait()
-        study = store.latest_study(fingerprint) or store.create_study(fingerprint, {}, seed=0)
-        barrier.wait()
-        for qv in range(TRIALS):
-            store.finish_trial(result_of(store.start_trial(study.id, packed_plan(qv), "search").id))
 
 
 def revision(engine: Engine) -> str:
     with engine.connect() as connection:
         return str(connection.scalar(text(f"SELECT version_num FROM {VERSION_TABLE}")))
-
-
-def test_processes_open_one_new_database_at_once_and_lose_no_trial(database_url: str) -> None:
-    spawn = multiprocessing.get_context("spawn")
-    barrier = spawn.Barrier(PROCESSES, timeout=120)
-    workers = [spawn.Process(target=record_trials, args=(database_url, barrier)) for _ in range(PROCESSES)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(timeout=120)
-    assert [worker.exitcode for worker in workers] == [0] * PROCESSES
-    with open_store(database_url) as store:
-        answers = store.answers(WORKLOAD.fingerprint)
-        assert len(answers) == PROCESSES * TRIALS
-        for study in {answer.study_id for answer in answers}:
-            numbers = [trial.number for trial in store.trials(study)]
-            assert numbers == list(range(len(numbers)))
 
 
 def test_the_migrated_tables_are_the_declared_ones(store: Store, engine: Engine) -> None:

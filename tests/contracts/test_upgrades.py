@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from alembic import command
 from click.testing import CliRunner
 from sqlalchemy import MetaData, create_engine, inspect, text
 
@@ -37,7 +36,7 @@ def old_database(request: pytest.FixtureRequest, database_url: str) -> str:
 def _copy_to_server(frozen: Path, url: str) -> None:
     database = Database(parse(url), 60.0)
     with database.session(write=True) as session:
-        command.upgrade(schema._config(session), frozen.stem)
+        schema.upgrade(session, frozen.stem)
     source = create_engine(f"sqlite:///{frozen}")
     tables = MetaData()
     tables.reflect(database.engine, only=lambda name, _: name.startswith("autotune_") and name != VERSION_TABLE)

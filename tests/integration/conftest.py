@@ -1,12 +1,12 @@
 """The example's model, a part of its data and what profiling tells of it, made once for all integration tests."""
 
+import importlib
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,9 +14,10 @@ from autotune.predict.costs import LayerCosts
 from autotune.search.profiling import layer_costs
 from autotune.workload import Prepared
 from storage.store import Store, open_store
-from tests.training_values import prepared_of
+from tests.training_values import job_of, prepared_of, variant_of
 from tests.users import JobFile
 from trials import wire
+from trials.model.shape import model_shape
 from trials.run.pool import WarmPool
 from trials.run.ranks import local_ranks
 
@@ -27,8 +28,22 @@ GENERATOR = Path(__file__).parents[2] / "examples" / "tiny-internvl" / "generate
 def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder with `model/` and `data/` of 48 samples; read it, do not change it."""
     folder = tmp_path_factory.mktemp("example")
-    subprocess.run([sys.executable, GENERATOR, "--folder", folder, "--samples", "48"], check=True, capture_output=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(GENERATOR.parent))
+        importlib.import_module(GENERATOR.stem).generate(folder, 48)
     return folder
+
+
+@pytest.fixture(scope="session")
+def shallow(example: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The example with 4 vision and 2 language layers, for what does not depend on their number."""
+
+    def change(config: dict[str, Any]) -> None:
+        config["vision_config"]["num_hidden_layers"] = 4
+        config["text_config"]["num_hidden_layers"] = 2
+        config["text_config"]["layer_types"] = config["text_config"]["layer_types"][:2]
+
+    return variant_of(example, tmp_path_factory.mktemp("shallow"), change)
 
 
 @pytest.fixture(scope="session")
@@ -65,11 +80,15 @@ def costs(
 
 @pytest.fixture(scope="session")
 def give_profile(prepared: Prepared, costs: LayerCosts) -> Callable[..., None]:
-    """Leaves the profile in a user's database, so that tuning begins with its first trial."""
+    """Leaves the profile in a user's database, so that tuning begins with its first trial.
 
-    def give(url: str, devices: int = 2) -> None:
+    It holds for the example and its variants: what was measured is one layer of each kind.
+    """
+
+    def give(url: str, devices: int = 2, example: Path | None = None) -> None:
         work = prepared.workload
-        work = replace(work, hardware=replace(work.hardware, devices=devices))
+        model = work.model if example is None else model_shape(job_of(example, Path()).model)
+        work = replace(work, hardware=replace(work.hardware, devices=devices), model=model)
         with open_store(url) as store:
             store.add_workload(work)
             store.save_layer_profile(

@@ -11,7 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from storage.store import open_store
+from autotune.workbench import spool_folder, work_folder
+from storage.errors import DatabaseUnavailable
+from storage.spool import Spool
+from storage.store import Store, open_store
+from storage.url import default_url
 from tests.data_values import record, write_records
 from tests.processes import children, wait_for, wait_for_the_end
 from tests.storage_values import best_of, concluded
@@ -72,9 +76,9 @@ class Tunings:
 
 
 @pytest.fixture(scope="module")
-def tunings(example: Path, tmp_path_factory: pytest.TempPathFactory, give_profile: Callable[[str], None]) -> Tunings:
-    tunings = Tunings(example, tmp_path_factory.mktemp("tunings"))
-    give_profile(f"sqlite:///{tunings.data / 'autotune' / 'autotune.db'}")
+def tunings(shallow: Path, tmp_path_factory: pytest.TempPathFactory, give_profile: Callable[..., None]) -> Tunings:
+    tunings = Tunings(shallow, tmp_path_factory.mktemp("tunings"))
+    give_profile(f"sqlite:///{tunings.data / 'autotune' / 'autotune.db'}", example=shallow)
     return tunings
 
 
@@ -131,7 +135,12 @@ def test_a_limit_below_the_leanest_plan_exits_with_3(tunings: Tunings, monkeypat
 
 
 @pytest.mark.ranks
-def test_a_launch_onto_the_checkpoint_of_another_plan_is_refused(job: JobFile, example: Path, tmp_path: Path) -> None:
+def test_a_launch_onto_the_checkpoint_of_another_plan_is_refused_and_its_end_waits_for_the_database(
+    job: JobFile, example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object) -> None:
+        raise DatabaseUnavailable("it is away")
+
     prepared = prepared_of(example, tmp_path / "work")
     plan = plan_of("9+0", "3+8")
     with open_store() as store:
@@ -142,10 +151,15 @@ def test_a_launch_onto_the_checkpoint_of_another_plan_is_refused(job: JobFile, e
     (checkpoint / "state.json").write_text(
         json.dumps({"steps": 3, "plan": "of-another", "data": prepared.index.digest})
     )
-    code, told = refusal("launch", job.path, "--steps", "4")
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "finish_launch", away)
+        code, told = refusal("launch", job.path, "--steps", "4")
     assert code == 1
     assert f"{checkpoint} was written with plan of-another, not {plan.id}; launch that one or give a new output" in told
     with open_store() as store:
+        (running,) = store.launches(plan.id)
+        assert running.result is None
+        assert Spool(spool_folder(work_folder(default_url()))).replay(store) == 1
         (launch,) = store.launches(plan.id)
     assert launch.result is not None
     assert (launch.result.status, launch.result.steps) == ("failed", 0)

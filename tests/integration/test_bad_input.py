@@ -151,3 +151,9 @@ def test_an_id_that_several_plans_share_asks_for_more_digits() -> None:
     code, told = refusal("show", "none")
     assert code == 2
     assert all(packed_plan(qv).id in told for qv in (9, 10))
+
+
+def test_a_profile_that_cannot_be_written_is_told_before_anything_is_measured(tmp_path: Path) -> None:
+    code, told = refusal("profile", "no-job.yaml", "--out", tmp_path / "costs.txt")
+    assert code == 2
+    assert "give a name that ends on .json" in told

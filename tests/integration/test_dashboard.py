@@ -12,26 +12,14 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
-import pytest
-
 from autotune.search.simulated import SimulatedLauncher
 from storage.store import open_store
-from tests import postgres
 from tests.search_bench import PREDICTOR, Bench
 from trials.outcome import Failed, OutOfMemory
 from trials.plan import Plan
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 START_SECONDS, RENDER_MILLISECONDS = 60.0, 20_000
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path / 'store.db'}"
-        return
-    with postgres.server() as server, postgres.database(server) as url:
-        yield url
 
 
 @contextmanager

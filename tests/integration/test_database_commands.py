@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,7 @@ def test_plans_are_filtered_and_sorted(store: Store) -> None:
     by_time = [plan["created"] for plan in document("plans", "--sort", "found")["plans"]]
     assert by_time == sorted(by_time, reverse=True)
     assert len(document("plans", "--sort", "speed", "--top", "1")["plans"]) == 1
+    assert len(document("plans", "--here", "--verdict", "invalid")["plans"]) == 2
     assert document("plans", "--model", "no-such")["plans"] == []
 
 
@@ -137,6 +139,70 @@ def test_the_doctor_tells_what_needs_care_and_the_data_of_a_job(store: Store, jo
     told = " ".join(finding["what"] for finding in found["findings"])
     assert all(part in told for part in ("died without a word", f"trial 0 of {study.name}", "never told its end"))
     assert "needs care" in text("doctor")
+
+
+def test_who_was_not_heard_of_for_long_is_told(store: Store) -> None:
+    agent = store.add_agent("far-away boot", "12 3").id
+    store.start_launch(packed_plan(), WORKLOAD.fingerprint, None, agent)
+    assert document("doctor")["findings"] == []
+    with sqlite3.connect(default_url().removeprefix("sqlite:///")) as connection:
+        connection.execute("UPDATE autotune_agent SET heard = '2026-01-01 00:00:00'")
+    (finding,) = document("doctor")["findings"]
+    assert re.fullmatch(r"process 12 on far-away, silent for \d+ min: nobody knows whether it lives", finding["what"])
+    assert "process 12 on far-away, silent for" in text("plans", "--in-use")
+
+
+SPOILED = (
+    "DELETE FROM autotune_plan",
+    "UPDATE autotune_data_profile SET samples = 0",
+    "UPDATE autotune_hardware SET devices = 1e300",
+    "UPDATE autotune_study SET settings = 'x'",
+    "DROP TABLE autotune_best_plan",
+    "ALTER TABLE autotune_trial RENAME COLUMN role TO part",
+)
+
+
+@pytest.mark.parametrize("spoil", SPOILED)
+def test_rows_of_nonsense_are_a_message_for_every_command(store: Store, spoil: str) -> None:
+    study = store.studies()[0].id
+    store.close()
+    with sqlite3.connect(default_url().removeprefix("sqlite:///")) as connection:
+        connection.execute(spoil)
+    for command in (["plans"], ["plans", "--here"], ["studies"], ["studies", study], ["show", PLAN], ["doctor"]):
+        answer = CliRunner().invoke(main, command)
+        assert answer.exception is None or isinstance(answer.exception, SystemExit), (command, answer.exception)
+        assert answer.exit_code in (0, 2, 4), (command, answer.output)
+        assert "Traceback" not in answer.output
+    for command, codes in ((["db", "check"], (1, 4)), (["db", "repair"], (0, 4)), (["db", "check"], (0, 4))):
+        answer = CliRunner().invoke(main, command)
+        assert answer.exit_code in codes, (command, answer.output, answer.exception)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["studies", "\udcff"], ["show", "\udcff"], ["db", "export", "--study", "\udcff"]], ids=" ".join
+)
+def test_a_name_that_is_no_text_is_unknown(store: Store, arguments: list[str]) -> None:
+    code, told = refusal(*arguments)
+    assert (code, "is no text" in told) == (2, True), told
+
+
+def test_a_name_that_no_file_can_have_is_refused(store: Store, tmp_path: Path) -> None:
+    long = tmp_path / ("x" * 300)
+    for arguments in (
+        ["db", "import", f"{long}.jsonl"],
+        ["db", "repair", "--db", f"sqlite:///{long}.db"],
+        ["db", "export", "--hardware", "a100", "--out", f"{long}.jsonl"],
+    ):
+        code, told = refusal(*arguments)
+        assert code in (1, 2, 4)
+        assert "name too long" in told.lower()
+
+
+def test_numbers_beyond_the_database_are_refused(store: Store) -> None:
+    for command in ("plans", "studies"):
+        answer = CliRunner().invoke(main, [command, "--top", "9" * 20])
+        assert answer.exit_code == 2
+        assert "--top" in answer.output
 
 
 def test_results_that_wait_are_told_by_the_doctor(store: Store, home: Path) -> None:

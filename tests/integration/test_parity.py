@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForImageTextToText
 
 from autotune.workload import Prepared
-from tests.training_values import plan_of, prepared_of
+from tests.training_values import plan_of, prepared_of, variant_of
 from trials.data.loader import encode
 from trials.model.families import internvl
 from trials.model.skeleton import build_skeleton, load_config
@@ -50,15 +51,20 @@ FOUR_RANKS = {
 @pytest.fixture(scope="module")
 def tied_example(example: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The example with a model whose output projection is its word embedding."""
-    folder = tmp_path_factory.mktemp("tied")
-    (folder / "model").mkdir()
-    for file in (example / "model").iterdir():
-        (folder / "model" / file.name).write_bytes(file.read_bytes())
-    (folder / "data").symlink_to(example / "data")
-    config = json.loads((folder / "model" / "config.json").read_text())
-    config["tie_word_embeddings"] = config["text_config"]["tie_word_embeddings"] = True
-    (folder / "model" / "config.json").write_text(json.dumps(config))
-    return folder
+
+    def change(config: dict[str, Any]) -> None:
+        config["tie_word_embeddings"] = config["text_config"]["tie_word_embeddings"] = True
+
+    return variant_of(example, tmp_path_factory.mktemp("tied"), change)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """The references of small layers wait for each other's threads otherwise."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -40,6 +40,11 @@ WRONG = (
     f"sqlite:///results.db?password={CANARY}",
     f"{CANARY}",
     f"me:{CANARY}@127.0.0.1/results",
+    f"password={CANARY} host=127.0.0.1",
+    f"postgresql://me:half@{CANARY}@127.0.0.1:1/results",
+    f"postgresql://me:half@a/{CANARY}@127.0.0.1:1/results",
+    f"postgresql://me:half@a?{CANARY}@127.0.0.1:1/results",
+    f"postgresql://127.0.0.1:1/results?password={CANARY}&password={CANARY}2",
 )
 
 
@@ -50,10 +55,11 @@ def said(*arguments: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def guarded_url() -> Iterator[str]:
+def guarded_url(postgres_server: str) -> Iterator[str]:
     """A database that only the password opens, with a plan in it."""
-    with postgres.server() as server, postgres.database(server) as url:
+    with postgres.database(postgres_server) as url:
         with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("DROP ROLE IF EXISTS canary")
             connection.execute(f"CREATE ROLE canary LOGIN SUPERUSER PASSWORD '{CANARY}'")
         opened = parse(url).set(username="canary", password=CANARY)
         guarded = opened.render_as_string(hide_password=False).replace("postgresql+psycopg", "postgresql")
@@ -75,12 +81,12 @@ def test_no_command_shows_the_password_of_its_database(guarded_url: str, home: P
 def test_no_refusal_shows_a_password(home: Path, url: str) -> None:
     for command in (["plans"], ["doctor"], ["db", "repair"]):
         told = said(*command, "--db", url)
-        assert CANARY not in told.replace(f"'{CANARY}'", "") if url == CANARY else CANARY not in told
+        assert CANARY not in told
         assert "Error: " in told
 
 
 def test_no_file_holds_the_password(guarded_url: str, job: JobFile, home: Path) -> None:
-    told = said("tune", job.spoil(hardware__memory_limit="1MiB"), "--db", guarded_url)
+    told = said("launch", str(job.path), "--plan", packed_plan().id, "--dry-run", "--db", guarded_url)
     assert CANARY not in told
     files = [path for path in home.rglob("*") if path.is_file()]
     assert files

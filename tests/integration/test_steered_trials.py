@@ -20,7 +20,7 @@ pytestmark = pytest.mark.ranks
 PIPELINE = plan_of("8+0r2,0", "4+8")
 DATA = plan_of("12+8", data=2, zero=1)
 SIX = Trial(warmup_steps=(0,), timed_steps=(1, 2, 3, 4, 5, 1))
-WAIT_SECONDS = 2.0
+WAIT_SECONDS = 1.0
 
 
 class Agent:

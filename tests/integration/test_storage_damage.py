@@ -21,7 +21,7 @@ from tests.storage_values import WORKLOAD
 
 @pytest.mark.parametrize("kind", DAMAGES)
 def test_a_damaged_file_is_told_and_never_overwritten(tmp_path: Path, kind: str) -> None:
-    for seed in range(4):
+    for seed in (1, 7):
         folder = tmp_path / f"{seed}"
         folder.mkdir()
         assert judged(damaged(folder, kind, random.Random(seed))) == []

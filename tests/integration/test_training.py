@@ -12,7 +12,6 @@ from transformers import AutoModelForImageTextToText, AutoTokenizer
 
 from autotune.workload import Prepared
 from tests.training_values import plan_of, prepared_of
-from trials.outcome import Crash
 from trials.plan import Plan
 from trials.run.pool import Answers, WarmPool
 from trials.run.progress import PROGRESS_FILE
@@ -21,8 +20,8 @@ from trials.run.request import Training
 
 pytestmark = pytest.mark.ranks
 
-PIPELINE = plan_of("9+0r3,0", "3+8")
-ZERO = plan_of("12+8r0,4", data=2, zero=1)
+PIPELINE = plan_of("3+0r1,0", "1+2")
+ZERO = plan_of("4+2r0,1", data=2, zero=1)
 EPOCHS = {"epochs": 2, "global_batch_samples": 8, "learning_rate": 5e-3}
 
 
@@ -42,11 +41,11 @@ def losses(prepared: Prepared) -> dict[int, float]:
 
 @pytest.mark.parametrize("plan", [PIPELINE, ZERO], ids=["pipeline", "ZeRO 1"])
 def test_a_training_that_was_interrupted_goes_on_exactly(
-    plan: Plan, example: Path, pool: WarmPool, tmp_path: Path
+    plan: Plan, shallow: Path, pool: WarmPool, tmp_path: Path
 ) -> None:
-    data = {"sources": [{"path": str(example / "data" / "train.jsonl"), "sampling": "first:24"}]}
-    whole = prepared_of(example, tmp_path / "whole", data=data, training=EPOCHS)
-    parts = prepared_of(example, tmp_path / "parts", data=data, training=EPOCHS)
+    data = {"sources": [{"path": str(shallow / "data" / "train.jsonl"), "sampling": "first:24"}]}
+    whole = prepared_of(shallow, tmp_path / "whole", data=data, training=EPOCHS)
+    parts = prepared_of(shallow, tmp_path / "parts", data=data, training=EPOCHS)
     done = train(pool, whole, plan)
     assert done.finished
     stop = done.steps // 2 + 1
@@ -61,25 +60,23 @@ def test_a_training_that_was_interrupted_goes_on_exactly(
     assert expected[done.steps] < expected[1] - 0.5
 
 
-@pytest.mark.parametrize(
-    "plan", [plan_of("9+0r3,0", "3+8", zero=1), plan_of("12+8", data=2, zero=1)], ids=["pipeline", "data"]
-)
+@pytest.mark.parametrize("plan", [plan_of("3+0r1,0", "1+2", zero=1), ZERO], ids=["pipeline", "data"])
 def test_bfloat16_trains_and_goes_on_from_its_checkpoint(
-    plan: Plan, example: Path, pool: WarmPool, tmp_path: Path
+    plan: Plan, shallow: Path, pool: WarmPool, tmp_path: Path
 ) -> None:
     settings: dict[str, Any] = {
         "model": {"dtype": "bfloat16"},
-        "data": {"sources": [{"path": str(example / "data" / "train.jsonl"), "sampling": "first:18"}]},
+        "data": {"sources": [{"path": str(shallow / "data" / "train.jsonl"), "sampling": "first:18"}]},
         "training": {"global_batch_samples": 6, "learning_rate": 5e-3},
     }
-    prepared = prepared_of(example, tmp_path, **settings)
+    prepared = prepared_of(shallow, tmp_path, **settings)
     assert train(pool, prepared, plan, max_steps=2).steps == 2
     assert train(pool, prepared, plan).finished
     assert losses(prepared)[3] < losses(prepared)[1] - 0.2
 
 
-def test_the_final_model_is_the_trained_one_for_from_pretrained(example: Path, pool: WarmPool, tmp_path: Path) -> None:
-    prepared = prepared_of(example, tmp_path, training={"global_batch_samples": 24})
+def test_the_final_model_is_the_trained_one_for_from_pretrained(shallow: Path, pool: WarmPool, tmp_path: Path) -> None:
+    prepared = prepared_of(shallow, tmp_path, training={"global_batch_samples": 24})
     report = train(pool, prepared, PIPELINE)
     assert report.model is not None
     loaded: Any = AutoModelForImageTextToText.from_pretrained(report.model, output_loading_info=True)
@@ -98,22 +95,22 @@ def test_the_final_model_is_the_trained_one_for_from_pretrained(example: Path, p
     assert found == len(list(model.parameters()))
 
 
-def test_pretrained_weights_are_where_a_training_begins(example: Path, pool: WarmPool, tmp_path: Path) -> None:
-    first = prepared_of(example, tmp_path / "first", training={"global_batch_samples": 24, "learning_rate": 3e-3})
+def test_pretrained_weights_are_where_a_training_begins(shallow: Path, pool: WarmPool, tmp_path: Path) -> None:
+    first = prepared_of(shallow, tmp_path / "first", training={"global_batch_samples": 24, "learning_rate": 3e-3})
     model = train(pool, first, PIPELINE).model
     second = prepared_of(
-        example, tmp_path / "second", model={"path": str(model), "weights": "pretrained"}, training={"seed": 5}
+        shallow, tmp_path / "second", model={"path": str(model), "weights": "pretrained"}, training={"seed": 5}
     )
     train(pool, second, ZERO, max_steps=1)
     assert losses(second)[1] < losses(first)[1] - 0.3
 
 
 def test_an_image_that_is_damaged_later_does_not_end_the_training(
-    example: Path, pool: WarmPool, tmp_path: Path
+    shallow: Path, pool: WarmPool, tmp_path: Path
 ) -> None:
-    shutil.copytree(example / "data", tmp_path / "data")
+    shutil.copytree(shallow / "data", tmp_path / "data")
     data = {"sources": [{"path": str(tmp_path / "data" / "train.jsonl")}]}
-    prepared = prepared_of(example, tmp_path, data=data, training={"global_batch_samples": 24})
+    prepared = prepared_of(shallow, tmp_path, data=data, training={"global_batch_samples": 24})
     picture = next(image for row in range(48) for image in prepared.index.sample(row).images)
     assert isinstance(picture, Path)
     content = picture.read_bytes()
@@ -124,11 +121,3 @@ def test_an_image_that_is_damaged_later_does_not_end_the_training(
     assert [report.finished for report in reports] == [True, True]
     # The stage with the pixels and the stage with the labels leave out the same samples.
     assert reports[0].blank_samples == reports[1].blank_samples > 0
-
-
-def test_a_checkpoint_of_another_plan_is_refused(example: Path, pool: WarmPool, tmp_path: Path) -> None:
-    prepared = prepared_of(example, tmp_path)
-    train(pool, prepared, PIPELINE, max_steps=1)
-    answer = pool.ask(prepared.request(ZERO, Training(output=prepared.job.training.output)), 120)
-    assert isinstance(answer, Crash)
-    assert f"was written with plan {PIPELINE.id}, not {ZERO.id}" in answer.detail

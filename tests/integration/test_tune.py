@@ -27,13 +27,14 @@ from tests.training_values import job_of
 
 pytestmark = pytest.mark.ranks
 
-SEARCH = {"trials": 4, "time_limit": "90s", "timed_steps": 1, "confirm_rounds": 1}
+SEARCH = {"trials": 4, "time_limit": "90s", "warmup_steps": 0, "timed_steps": 1, "confirm_rounds": 1}
 
 
 ELSEWHERE = (
-    "import platform, sys; host = sys.argv.pop(1); platform.node = lambda: host; from autotune.cli import main; main()"
+    "import platform, sys; host = sys.argv.pop(1); platform.node = lambda: host; from autotune import agent;"
+    "agent.Agent.__init__.__defaults__ = (1.0,); from autotune.cli import main; main()"
 )
-"""Starts the program on a machine of another name."""
+"""Starts the program on a machine of another name, where silence is noticed sooner."""
 
 
 class User:
@@ -49,7 +50,8 @@ class User:
             folder / "output",
             hardware={"devices": devices},
             search={**SEARCH, **search},
-            training={"global_batch_samples": 8},
+            data={"sources": [{"path": str(example / "data" / "train.jsonl"), "sampling": "first:24"}]},
+            training={"global_batch_samples": 4},
         )
         folder.mkdir(exist_ok=True)
         self.job = folder / "job.yaml"
@@ -97,10 +99,10 @@ FINISHED = """
 
 
 @pytest.fixture(scope="module")
-def user(example: Path, tmp_path_factory: pytest.TempPathFactory, give_profile: Callable[[str], None]) -> User:
+def user(shallow: Path, tmp_path_factory: pytest.TempPathFactory, give_profile: Callable[..., None]) -> User:
     """A user who has tuned once; the tests below go on from there, in their order."""
-    user = User(example, tmp_path_factory.mktemp("user"))
-    give_profile(user.url)
+    user = User(shallow, tmp_path_factory.mktemp("user"))
+    give_profile(user.url, example=shallow)
     user.first, _ = user.run("tune", str(user.job))
     return user
 
@@ -171,8 +173,8 @@ def test_launch_trains_with_the_best_plan_and_compares_the_speed(user: User) -> 
     assert shown["launches"][0]["result"]["status"] == "finished"
 
 
-def test_a_dry_run_prints_commands_that_run_as_they_are(user: User, example: Path, tmp_path: Path) -> None:
-    other = User(example, tmp_path)  # the same job with an output folder that is still empty
+def test_a_dry_run_prints_commands_that_run_as_they_are(user: User, shallow: Path, tmp_path: Path) -> None:
+    other = User(shallow, tmp_path)  # the same job with an output folder that is still empty
     other.homes = user.homes
     printed, _ = other.run("launch", str(other.job), "--dry-run")
     ranks = [
@@ -184,10 +186,10 @@ def test_a_dry_run_prints_commands_that_run_as_they_are(user: User, example: Pat
 
 
 def test_a_tuning_that_is_killed_at_any_moment_loses_nothing(
-    example: Path, tmp_path: Path, give_profile: Callable[[str], None]
+    shallow: Path, tmp_path: Path, give_profile: Callable[..., None]
 ) -> None:
-    user = User(example, tmp_path, trials=3, warmup_steps=0)
-    give_profile(user.url)
+    user = User(shallow, tmp_path, trials=3)
+    give_profile(user.url, example=shallow)
     process = user.start("tune", str(user.job))
     told = until_a_trial_is_told(process)
     time.sleep(random.uniform(0, 2))
@@ -211,10 +213,10 @@ def test_a_tuning_that_is_killed_at_any_moment_loses_nothing(
 
 
 def test_trials_run_side_by_side_each_on_a_device_of_its_own(
-    example: Path, tmp_path: Path, give_profile: Callable[[str, int], None]
+    shallow: Path, tmp_path: Path, give_profile: Callable[..., None]
 ) -> None:
-    user = User(example, tmp_path, devices=1, parallel=2)
-    give_profile(user.url, 1)
+    user = User(shallow, tmp_path, devices=1, parallel=2)
+    give_profile(user.url, 1, shallow)
     best, _ = user.run("tune", str(user.job))
     times = user.rows("SELECT started, finished FROM autotune_trial WHERE role != 'confirm' ORDER BY number")
     assert any(later[0] < earlier[1] for earlier, later in pairwise(times))
@@ -225,10 +227,10 @@ def test_trials_run_side_by_side_each_on_a_device_of_its_own(
 
 
 def test_agents_on_two_machines_share_a_search_and_outlive_each_other(
-    example: Path, tmp_path: Path, give_profile: Callable[[str, int], None]
+    example: Path, tmp_path: Path, give_profile: Callable[..., None], postgres_server: str
 ) -> None:
     """Three on one PostgreSQL database, as on hosts with data folders of their own; one is killed."""
-    with postgres.server() as server, postgres.database(server) as url:
+    with postgres.database(postgres_server) as url:
         give_profile(url, 1)
         names = ("one", "other", "killed")
         users = [User(example, tmp_path / name, devices=1, host=name, trials=6) for name in names]

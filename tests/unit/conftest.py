@@ -1,18 +1,30 @@
 """Searches on a real database, for the unit tests."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from autotune.search import search
+from autotune.search.proposals import database
 from storage.store import open_store
 from tests.search_bench import Bench
 
 
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with all tables, Optuna's too."""
+    path = tmp_path_factory.mktemp("empty") / "store.db"
+    with open_store(f"sqlite:///{path}") as store, database(store.optuna_url):
+        pass
+    return path
+
+
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    with open_store(f"sqlite:///{tmp_path}/tuning.db") as store:
+def bench(empty_database: Path, tmp_path: Path) -> Iterator[Bench]:
+    path = shutil.copy(empty_database, tmp_path / "tuning.db")
+    with open_store(f"sqlite:///{path}") as store:
         yield Bench(tmp_path, store)
 
 

@@ -1,3 +1,4 @@
+import sqlite3
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,9 @@ from optuna.trial import FrozenTrial, TrialState
 from autotune.search.advisor import Advisor
 from autotune.search.calibrated import CalibratedPredictor
 from autotune.search.guide import Guide
-from autotune.search.proposals import Judgement, Proposals, judge
+from autotune.search.proposals import Judgement, Proposals, database, judge
 from autotune.search.space import Space
+from storage.errors import DatabaseUnavailable
 from storage.records import FinishedTrial
 from tests.search_values import axes_of, finished, limits_of, padded_plan, predictor_of, solver_of
 from tests.storage_values import OUTCOMES, completed
@@ -33,9 +35,8 @@ def url_of(folder: Path) -> str:
 def open_proposals(folder: Path, sampler: str = "tpe", seed: int = 0) -> Proposals:
     limits = limits_of(1 << 50)
     advisor = Advisor(SPACE, CalibratedPredictor(PREDICTOR), limits, SearchSection())
-    return Proposals(
-        optuna.storages.RDBStorage(url_of(folder)), "study", sampler, Guide(space=SPACE, advisor=advisor, seed=seed)
-    )
+    with database(url_of(folder)) as storage:
+        return Proposals(storage, "study", sampler, Guide(space=SPACE, advisor=advisor, seed=seed))
 
 
 def stored(folder: Path) -> list[FrozenTrial]:
@@ -176,3 +177,31 @@ def test_an_unknown_sampler_is_refused_with_the_names_that_exist(tmp_path: Path)
         UnknownName, match="'annealing' is not one of the samplers here: exhaustive, gp, model, random, tpe"
     ):
         open_proposals(tmp_path, sampler="annealing")
+
+
+# --- Optuna's tables that cannot be used ---
+
+
+def test_tables_of_another_optuna_are_told(tmp_path: Path) -> None:
+    open_proposals(tmp_path)
+    with sqlite3.connect(tmp_path / "study.db") as connection:
+        connection.execute("UPDATE alembic_version SET version_num = 'v9.9.9.a'")
+        connection.execute("UPDATE version_info SET schema_version = 99")
+    with pytest.raises(DatabaseUnavailable, match="use the version of Optuna that made them"):
+        open_proposals(tmp_path)
+
+
+@pytest.mark.parametrize("table", ["studies", "trials"])
+def test_lost_tables_are_told_without_the_statement_that_missed_them(tmp_path: Path, table: str) -> None:
+    proposals = open_proposals(tmp_path)
+    with sqlite3.connect(tmp_path / "study.db") as connection:
+        connection.execute(f"DROP TABLE {table}")
+    with pytest.raises(DatabaseUnavailable, match=f"no such table: {table}") as told:
+        proposals.suggest()
+    assert "SELECT" not in str(told.value)
+
+
+def test_a_file_that_is_no_database_is_told(tmp_path: Path) -> None:
+    (tmp_path / "study.db").write_bytes(b"remember the milk\n" * 500)
+    with pytest.raises(DatabaseUnavailable, match="not a database"), database(url_of(tmp_path)):
+        pass

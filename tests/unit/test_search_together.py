@@ -1,6 +1,6 @@
 """Trials at the same time: on several groups of devices, and by several agents on one study."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -19,7 +19,6 @@ from autotune.search.proposals import database
 from autotune.search.simulated import SimulatedLauncher
 from storage.records import FinishedTrial, RunningTrial
 from storage.store import open_store
-from tests import postgres
 from tests.search_bench import AXES, PREDICTOR, Bench
 from tests.storage_values import best_of, concluded
 from trials.outcome import Cause, Completed, Crash
@@ -29,21 +28,6 @@ from trials.run.request import Request
 
 SECONDS = 20
 """More than a simulated trial can take."""
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    with postgres.server() as url:
-        yield url
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path}/tuning.db"
-        return
-    with postgres.database(request.getfixturevalue("server")) as url:
-        yield url
 
 
 class Meeting(SimulatedLauncher):

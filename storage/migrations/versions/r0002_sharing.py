@@ -11,6 +11,7 @@ def upgrade() -> None:
     op.add_column("autotune_hardware", sa.Column("nodes", sa.BigInteger(), nullable=False, server_default=sa.text("1")))
     op.add_column("autotune_hardware", sa.Column("link", sa.Text()))
     op.add_column("autotune_hardware", sa.Column("topology", sa.Text()))
+    op.add_column("autotune_agent", sa.Column("heard", sa.DateTime(timezone=True)))
     op.add_column("autotune_trial", sa.Column("given_up", sa.DateTime(timezone=True)))
     op.add_column("autotune_outcome", sa.Column("seconds", sa.Double()))
     op.add_column(
