@@ -1,7 +1,5 @@
 """What the memory meter counts, and what the prediction makes of it."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
@@ -9,7 +7,7 @@ from torch import nn
 from autotune.predict.costs import LayerCosts
 from autotune.predict.predictor import Predictor
 from autotune.workload import Prepared
-from tests.training_values import plan_of, prepared_of
+from tests.training_values import plan_of
 from trials.engine.memory import MemoryExceeded, SavedTensorMeter
 from trials.plan import Padded, Plan
 from trials.run.pool import Answers, WarmPool
@@ -43,13 +41,6 @@ def test_the_meter_ends_a_step_that_passes_the_limit() -> None:
     assert (raised.value.needed_bytes, raised.value.limit_bytes) == (1000 + 2 * TENSOR, 1000 + TENSOR)
 
 
-@pytest.fixture(scope="module")
-def short(example: Path, tmp_path_factory: pytest.TempPathFactory) -> Prepared:
-    """An epoch of two steps, so that all of them are run."""
-    data = {"sources": [{"path": str(example / "data" / "train.jsonl"), "sampling": "first:16"}]}
-    return prepared_of(example, tmp_path_factory.mktemp("short"), data=data)
-
-
 @pytest.mark.parametrize(
     "plan",
     [
@@ -62,11 +53,11 @@ def short(example: Path, tmp_path_factory: pytest.TempPathFactory) -> Prepared:
     ids=["kept", "some recomputed", "all recomputed", "padded", "ZeRO 1"],
 )
 def test_predicted_bytes_of_every_stage_are_close_to_the_measured(
-    plan: Plan, short: Prepared, costs: LayerCosts, pool: WarmPool
+    plan: Plan, prepared: Prepared, costs: LayerCosts, pool: WarmPool
 ) -> None:
-    predicted = Predictor(costs, short.epoch, element_bytes=4).predict(plan)
-    steps = short.epoch(plan.packing, plan.layout.data).steps
-    answer = pool.ask(short.request(plan, Trial(warmup_steps=(), timed_steps=tuple(range(steps)))), 120)
+    predicted = Predictor(costs, prepared.epoch, element_bytes=4).predict(plan)
+    steps = prepared.epoch(plan.packing, plan.layout.data).steps
+    answer = pool.ask(prepared.request(plan, Trial(warmup_steps=(), timed_steps=tuple(range(steps)))), 120)
     assert isinstance(answer, Answers), answer
     measured: dict[int, int] = {}
     for report in answer.reports:
