@@ -38,7 +38,8 @@ def parse(url: str) -> URL:
     if parsed is None:  # the text may hold a password in any place, so none of it is shown
         scheme = _SCHEME.match(url)
         which = f" that begins with {scheme[0]}" if scheme else ""
-        raise BadUrl(f"cannot read the database URL{which}; in a password write @ as %40; {_EXAMPLES}")
+        hint = "write an @ in a password as %40, and " if url.count("@") > 1 else ""
+        raise BadUrl(f"cannot read the database URL{which}; {hint}{_EXAMPLES}")
     driver = _DRIVERS.get(parsed.drivername)
     if driver is None:
         raise BadUrl(f"no database driver {parsed.drivername!r}; {_EXAMPLES}")

@@ -64,7 +64,7 @@ def main() -> None:
 
 @main.command()
 @_JOB
-@click.option("--trials", type=_SIZE, help="Most trials to run; overrides the job.")
+@click.option("--trials", type=click.IntRange(min=1), help="Most trials to run; overrides the job.")
 @click.option(
     "--time-limit", type=_Time(), metavar="TIME", help="Most time to search, such as 20min; overrides the job."
 )
@@ -80,7 +80,7 @@ def tune(options: Options, job: Path, trials: int | None, time_limit: float | No
 @main.command()
 @_JOB
 @click.option("--plan", metavar="ID", help="Plan to train with. Default: the best valid one known for this job.")
-@click.option("--steps", type=_SIZE, help="Stop, with a checkpoint, after so many steps in all.")
+@click.option("--steps", type=click.IntRange(min=1), help="Stop, with a checkpoint, after so many steps in all.")
 @click.option("--dry-run", is_flag=True, help="Print the processes that would be started, and start none.")
 @_common
 def launch(options: Options, job: Path, plan: str | None, steps: int | None, dry_run: bool) -> None:

@@ -1,6 +1,7 @@
 """Other programs and other versions on one database."""
 
 import optuna
+import psycopg
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
@@ -11,6 +12,7 @@ from storage.schema import VERSION_TABLE
 from storage.store import Store, open_store
 from storage.tables import Base
 from storage.url import parse
+from tests import postgres
 from tests.storage_values import WORKLOAD
 
 HEAD = "0002"
@@ -80,3 +82,15 @@ def test_optuna_and_the_store_live_in_one_database(database_url: str, engine: En
     for each in (storage, again):
         each.remove_session()
         each.engine.dispose()
+
+
+def test_a_lock_whose_connection_is_cut_ends_without_a_word(postgres_server: str) -> None:
+    """As servers do with connections that are idle for long; the lock is lost, what it was for is not."""
+    with postgres.database(postgres_server) as url, open_store(url) as store:
+        with store.exclusive(), psycopg.connect(url, autocommit=True) as other:
+            cut = "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory'"
+            assert other.execute(cut).fetchall() == [(True,)]
+            store.add_workload(WORKLOAD)
+        assert store.workload(WORKLOAD.fingerprint) == WORKLOAD
+        with store.exclusive():
+            pass

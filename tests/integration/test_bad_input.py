@@ -58,7 +58,7 @@ def test_wrong_usage_is_told_and_exits_with_2(
             {"search__sampler": "nope"},
             "search.sampler: 'nope' is not one of the samplers here: exhaustive, gp, model, random, tpe",
         ),
-        ({"database": "results.db"}, "cannot read the database URL that begins with 'results.db'; use sqlite:///FILE"),
+        ({"database": "results.db"}, "cannot read the database URL; use sqlite:///FILE"),
         ({"database": "mysql://me@host/results"}, "no database driver 'mysql'; use sqlite:///FILE"),
     ],
 )

@@ -38,7 +38,8 @@ def test_postgresql_uses_psycopg(scheme: str) -> None:
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("results.db", "cannot read the database URL"),
+        ("results.db", "cannot read the database URL; use sqlite:///FILE"),
+        ("postgresql://me:a@b@host/results", "write an @ in a password as %40, and use sqlite:///FILE"),
         ("", "the database URL is empty"),
         ("mysql://me@host/results", "no database driver 'mysql'"),
         ("postgresql+asyncpg://me@host/results", "no database driver"),
