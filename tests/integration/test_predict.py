@@ -397,5 +397,4 @@ def test_no_plan_fits_too_little_memory(job: JobFile, profile: Path) -> None:
 @pytest.mark.parametrize("arguments", [("--memory", "80 bananas"), ("--memory", "0GiB"), ("--devices", "0")])
 def test_wrong_options_are_refused_before_anything_is_read(tmp_path: Path, arguments: tuple[str, str]) -> None:
     code, told = refusal("predict", tmp_path / "none.yaml", *arguments)
-    assert code == 2
-    assert "Invalid value" in told
+    assert (code, "Invalid value" in told) == (2, True)
