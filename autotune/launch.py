@@ -66,8 +66,8 @@ def launch(
     """Trains until the end, or until `max_steps`; a training that was interrupted goes on.
 
     How it ended is kept by the spool until the store has it. `folder` takes a folder of this launch, with the ranks'
-    request and logs. Raises PlanNotValid for a plan that needs
-    more devices, JobError for an output that cannot be written, and LaunchFailed with the reason when a rank fails.
+    request and logs. Raises PlanNotValid for a plan that needs more devices, JobError for an output that cannot be
+    written, and LaunchFailed with the reason when a rank fails.
     """
     hardware = prepared.workload.hardware
     if plan.layout.world_size > hardware.devices:
@@ -83,19 +83,18 @@ def launch(
     logs = folder / record.id
 
     def finish(status: Literal["finished", "failed", "interrupted"], steps: int) -> None:
-        spool.put(
-            LaunchResult(
-                launch_id=record.id,
-                status=status,
-                steps=steps,
-                samples_per_second=follower.samples_per_second,
-                finished=datetime.now(UTC),
-            )
+        result = LaunchResult(
+            launch_id=record.id,
+            status=status,
+            steps=steps,
+            samples_per_second=follower.samples_per_second,
+            finished=datetime.now(UTC),
         )
         try:
+            spool.put(result)
             spool.replay(store)
-        except DatabaseUnavailable as error:
-            _log.warning("how the training ended waits on disk for the database: %s", error)
+        except DatabaseUnavailable as error:  # the training itself is whole
+            _log.warning("how the training ended is not in the database yet: %s", error)
 
     try:
         with WarmPool(local_ranks(plan.layout.world_size, hardware.accelerator), logs) as pool:

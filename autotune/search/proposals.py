@@ -138,11 +138,8 @@ class Proposals:
             try:
                 trial.report(epoch_seconds, next(numbers))
                 return not trial.should_prune()
-            except (
-                StorageInternalError,
-                SQLAlchemyError,
-                UpdateFinishedTrialError,
-            ) as error:  # a measurement is worth more than advice
+            # A measurement is worth more than advice.
+            except (StorageInternalError, SQLAlchemyError, UpdateFinishedTrialError) as error:
                 _log.info("a step could not be told to Optuna: %s", error)
                 return True
 

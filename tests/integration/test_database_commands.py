@@ -152,6 +152,15 @@ def test_who_was_not_heard_of_for_long_is_told(store: Store) -> None:
     assert "process 12 on far-away, silent for" in text("plans", "--in-use")
 
 
+def test_the_doctor_looks_at_the_rest_where_the_database_cannot_be_used(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.db").write_text("remember the milk\n" * 1000)
+    answer = CliRunner().invoke(main, ["doctor", "--json", "--db", f"sqlite:///{tmp_path}/notes.db"])
+    assert answer.exit_code == 4
+    found = json.loads(answer.stdout)
+    assert (found["hardware"]["devices"] >= 1, found["database"]) == (True, None)
+    assert "not a database" in answer.stderr
+
+
 SPOILED = (
     "DELETE FROM autotune_plan",
     "UPDATE autotune_data_profile SET samples = 0",
