@@ -120,7 +120,7 @@ def read_data(
             job.training.global_batch_samples,
         )
     folder.mkdir(parents=True, exist_ok=True)
-    index_file = folder / "index.npz"
+    index_file = folder / f"index-{index.content_digest}.npz"  # other agents and jobs have theirs beside it
     index.save(index_file)
     workload = Workload(
         model=shape,

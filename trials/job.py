@@ -101,8 +101,12 @@ class SpaceSection(_Section):
     """So many tokens less than qt fill a pack as well; the usual slack first."""
     split: Annotated[tuple[Annotated[int, Field(gt=0)], ...], _Some] | None = None
     """Layers of each pipeline stage, vision layers first; searched when absent."""
-    recompute: Literal["fit", "all", "none"] = "fit"
-    """Which layers are recomputed: searched around what the memory asks for, all, or none."""
+    recompute: (
+        Literal["fit", "all", "none"]
+        | Annotated[tuple[tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]], ...], _Some]
+    ) = "fit"
+    """Which layers are recomputed: searched around what the memory asks for, all, none, or [vision, language] of each
+    stage, with a given split."""
     boundary_shift: Annotated[int, Field(ge=0)] = 2
     """Layers by which a sampler that knows no predictions moves the ends of stages."""
     recompute_shift: Annotated[int, Field(ge=0)] = 2

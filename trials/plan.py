@@ -1,6 +1,7 @@
 """What to try: packing, layout, split and recompute, as one immutable value."""
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
@@ -117,6 +118,11 @@ class Plan:
     def id(self) -> str:
         """The first 16 hexadecimal digits of the plan's SHA-256: equal plans have equal ids, everywhere."""
         return wire.digest(self)
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Layers of the chain up to the end of each stage."""
+        return tuple(accumulate(stage.vision + stage.language for stage in self.stages))
 
     def check(self, *, vision_layers: int, language_layers: int) -> None:
         """Raises InvalidPlan, with the arithmetic, unless the stages hold exactly the model's layers."""

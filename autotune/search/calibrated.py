@@ -38,6 +38,7 @@ class CalibratedPredictor:
         self._exceeded: list[Peak] = []
         self._lessons = lessons
         self._epoch_seconds: dict[Plan, float] = {}
+        self._profiled_memory: dict[Plan, tuple[StageBytes, ...]] = {}
         self._shares: dict[Plan, Array] = {}
         self._fit()
 
@@ -52,8 +53,10 @@ class CalibratedPredictor:
 
     def memory(self, plan: Plan) -> tuple[StageBytes, ...]:
         """Corrected bytes of each stage."""
-        sizes = self.base.sizes(plan.packing, plan.layout)
-        return tuple(map(self._calibration.bytes, self.base.stage_memory(Parts.of(cut(plan)), plan.layout, sizes)))
+        if plan not in self._profiled_memory:
+            sizes = self.base.sizes(plan.packing, plan.layout)
+            self._profiled_memory[plan] = self.base.stage_memory(Parts.of(cut(plan)), plan.layout, sizes)
+        return tuple(map(self._calibration.bytes, self._profiled_memory[plan]))
 
     def epoch_seconds(self, plan: Plan) -> float:
         """Corrected; found once for each plan between two lessons."""

@@ -30,6 +30,7 @@ def feasible_space(workload: Workload, solver: Solver, *, remedy: str, wanted: S
     Raises JobError for a value that cannot be, and NoFeasiblePlan, which ends with the remedy, when nothing in the
     space fits the memory and keeps the global batch.
     """
+    _check_recompute(workload, wanted)
     axes = Axes(
         layouts=_fitting(workload, solver, _layouts(workload, wanted), remedy),
         packers=_packers(wanted),
@@ -71,6 +72,26 @@ def _of_stages(workload: Workload, chosen: Sequence[Layout], split: Sequence[int
             "give a split for one of them, or another number of devices"
         )
     return found
+
+
+def _check_recompute(workload: Workload, wanted: SpaceSection) -> None:
+    """Raises JobError for counts that are not those of the given split."""
+    if isinstance(wanted.recompute, str):
+        return
+    if wanted.split is None or len(wanted.split) != len(wanted.recompute):
+        raise JobError(
+            f"search.space.recompute: it has counts for {len(wanted.recompute)} stages but split has "
+            f"{len(wanted.split or ())}; give as many, or one of fit, all and none"
+        )
+    vision_layers, start = workload.model.vision_layers, 0
+    for number, (layers, recomputed) in enumerate(zip(wanted.split, wanted.recompute, strict=True)):
+        vision = min(max(vision_layers - start, 0), layers)
+        start += layers
+        if recomputed[0] > vision or recomputed[1] > layers - vision:
+            raise JobError(
+                f"search.space.recompute: stage {number} recomputes {recomputed[0]} vision and {recomputed[1]} "
+                f"language layers but holds {vision} and {layers - vision}; lower the counts"
+            )
 
 
 def _fitting(workload: Workload, solver: Solver, chosen: Sequence[Layout], remedy: str) -> tuple[Layout, ...]:

@@ -1,7 +1,7 @@
 """What earlier searches on workloads like this one are good for: where to begin."""
 
 import logging
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 from autotune.predict.calibration import Lessons
 from autotune.search.solver import Solver
@@ -53,10 +53,7 @@ def moved(plan: Plan, workload: Workload, solver: Solver) -> Plan | None:
 
 def _split(solver: Solver, plan: Plan, layers: int) -> Plan | None:
     """With ends at the same shares of the chain, and recomputation anew."""
-    ends = tuple(
-        round(end * solver.layers / layers)
-        for end in accumulate(stage.vision + stage.language for stage in plan.stages)
-    )
+    ends = tuple(round(end * solver.layers / layers) for end in plan.ends)
     if any(start >= end for start, end in pairwise((0, *ends))):
         return None
     return solver.fit(plan.packing, plan.layout, ends)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from statistics import fmean
 
 import optuna
 
@@ -155,10 +156,14 @@ class Search:
         return is_left and self._has_time(1 + _FINALISTS + len(BASELINES))
 
     def _has_time(self, runs: int) -> bool:
+        """For so many more, by the clock and by the hours of the devices, where also what runs now is owed."""
         counted = [trial for trial in self.ledger.trials if trial.role != CONFIRM]
-        durations = [duration_seconds(trial) for trial in counted if isinstance(trial.result.outcome, Completed)]
-        mean = sum(durations) / len(durations) if durations else 0.0
-        return self.clock() + mean * runs < self._deadline
+        completed = [trial for trial in counted if isinstance(trial.result.outcome, Completed)]
+        mean = fmean(map(duration_seconds, completed)) if completed else 0.0
+        of_devices = fmean(map(_device_seconds, completed)) if completed else 0.0
+        spent = sum(map(_device_seconds, self.ledger.trials)) + of_devices * (runs + len(self.ledger.open))
+        hours = math.inf if self.settings.device_hours is None else self.settings.device_hours
+        return self.clock() + mean * runs < self._deadline and spent < 3600 * hours
 
     def _is_worth(self, gain: float) -> bool:
         return gain > max(_LEAST_GAIN, _GAIN_IN_NOISE * self.advisor.surrogate.noise)
@@ -347,3 +352,8 @@ class Search:
 
     def _judge(self, trial: FinishedTrial) -> Judgement:
         return judge(trial.result.outcome, trial.result.epoch_seconds, self.predictor.epoch_seconds(trial.plan))
+
+
+def _device_seconds(trial: FinishedTrial) -> float:
+    """Of all devices that it ran on."""
+    return trial.plan.layout.world_size * duration_seconds(trial)

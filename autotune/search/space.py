@@ -3,14 +3,15 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
-from itertools import accumulate, pairwise
-from typing import Any, Literal, TypeAlias
+from functools import cached_property
+from itertools import chain, pairwise
+from typing import Any, TypeAlias
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 
 from autotune.search.layouts import layout_name
 from autotune.search.solver import Solver
+from autotune.search.splitting import Recompute, Splitting
 from trials import plugins
 from trials.data.packs import PACKERS
 from trials.plan import Layout, Packed, Packing, Plan, Stage
@@ -37,7 +38,7 @@ class Axes:
     """Qt - Q't, the usual one first."""
     ends: tuple[int, ...] | None = None
     """Layers up to the end of each stage; None where the split is searched."""
-    recompute: Literal["fit", "all", "none"] = "fit"
+    recompute: Recompute = "fit"
     """`fit` searches around what the memory asks for."""
     boundary_shift: int = 2
     recompute_shift: int = 2
@@ -48,9 +49,10 @@ class Space:
 
     - `layout`, `packer`, `qv`, `qt`: one of the candidates;
     - `qv_slack`, `qt_slack`: how far below its capacity a pack is full enough (Qv - Q'v, Qt - Q't);
-    - `boundary_i`: layers by which the solver's end of stage i is moved;
-    - `recompute_vision_i`, `recompute_language_i`: layers of stage i that are recomputed beside the solver's.
+    - `boundary_i`: layers by which the end of stage i is moved;
+    - `recompute_vision_i`, `recompute_language_i`: so many more layers of stage i are recomputed.
 
+    All are counted from the plans of the first solver, so that a point means one and the same plan for the whole study.
     A point that cannot be trained stands for the nearest one that can: one that keeps the global batch, leaves each
     stage a layer, and is not certain to need more than the memory.
     """
@@ -60,15 +62,12 @@ class Space:
         self._layouts = {layout_name(layout): layout for layout in axes.layouts}
         self._relaxes = {name: plugins.load(PACKERS, name).RELAXES for name in axes.packers}
         self._stages = max(layout.pipeline for layout in axes.layouts)
-        self.renew(solver)
+        self._layers = solver.layers
+        self._usual = self._now = Splitting(solver, axes.ends, axes.recompute)
 
     def renew(self, solver: Solver) -> None:
-        """From now on shifts are counted from the plans of this solver, and what it admits can be trained."""
-        self._solver = solver
-        self._splitter = solver if self._axes.recompute == "fit" else solver.ample
-        self.anchor = cache(self._anchor)
-        self._fitted = cache(self._fit)
-        self.admits = cache(solver.admits)
+        """From now on this solver says what can be trained, and where to look."""
+        self._now = Splitting(solver, self._axes.ends, self._axes.recompute)
         self.__dict__.pop("starts", None)
 
     # --- the axes ---
@@ -76,7 +75,7 @@ class Space:
     @cached_property
     def distributions(self) -> dict[str, BaseDistribution]:
         """By parameter name, the same for every trial; shifts as far as a model has layers."""
-        return self._distributions(self._solver.layers, self._solver.layers)
+        return self._distributions(self._layers, self._layers)
 
     @cached_property
     def near(self) -> dict[str, BaseDistribution]:
@@ -105,27 +104,18 @@ class Space:
 
     def plan(self, point: Mapping[str, Any]) -> Plan:
         """The plan of a point, or the nearest one that can be trained. Raises ValueError in an empty space."""
-        layout = self._layouts[point["layout"]]
-        packing, layout = self._nearest(self._packing(point), layout)
-        shifts = [int(point.get(_BOUNDARY.format(stage), 0)) for stage in range(layout.pipeline - 1)]
-        more = [
-            (int(point.get(_VISION.format(stage), 0)), int(point.get(_LANGUAGE.format(stage), 0)))
-            for stage in range(layout.pipeline)
-        ]
-        while True:
-            plan = self._shifted(packing, layout, shifts, more)
-            if plan is not None and self.admits(plan):
-                return plan
-            shifts, more = [_nearer(shift) for shift in shifts], [(_nearer(v), _nearer(t)) for v, t in more]
+        packing, layout = self._nearest(self._packing(point), self._layouts[point["layout"]])
+        anchor = self._now.anchor(packing, layout)
+        assert anchor is not None  # of a nearest packing
+        shifts, towards = _shifts_of(point, layout.pipeline), self._shifts(anchor)
+        while not self._now.admits(plan := self._shifted(packing, layout, shifts)):
+            shifts = tuple(map(_nearer, shifts, towards))
+        return plan
 
     def point(self, plan: Plan) -> Point | None:
         """The point that stands for exactly this plan; None for a plan outside the space."""
         packing, name = plan.packing, layout_name(plan.layout)
         if not isinstance(packing, Packed) or name not in self._layouts:
-            return None
-        anchor = self.anchor(packing, plan.layout)
-        fitted = anchor and self._fitted(packing, plan.layout, _ends(plan))
-        if not anchor or not fitted:
             return None
         point: Point = {
             "layout": name,
@@ -135,28 +125,24 @@ class Space:
             "qv_slack": _slack(packing.qv, packing.qv_min, self._axes.qv_slacks),
             "qt_slack": _slack(packing.qt, packing.qt_min, self._axes.qt_slacks),
         }
-        shifts = [end - usual for end, usual in zip(_ends(plan), _ends(anchor), strict=True)]
-        for stage in range(self._stages - 1):
-            point[_BOUNDARY.format(stage)] = shifts[stage] if stage < len(shifts) - 1 else 0
-        for stage in range(self._stages):
-            vision, language = _more(plan.stages[stage], fitted.stages[stage]) if stage < len(fitted.stages) else (0, 0)
-            point |= {_VISION.format(stage): vision, _LANGUAGE.format(stage): language}
-        offered = {name: value for name, value in point.items() if name in self.distributions}
-        return offered if self._offers(offered) and self.plan(offered) == plan else None
+        if not self._offers(point) or self._now.anchor(packing, plan.layout) is None:
+            return None
+        point |= dict.fromkeys((name for name in self.distributions if name not in point), 0)
+        shifts = dict(zip(_names(plan.layout.pipeline), self._shifts(plan), strict=True))
+        point |= {name: shift for name, shift in shifts.items() if name in point}
+        return point if self.plan(point) == plan else None
 
-    def _offers(self, point: Point) -> bool:
-        return all(
-            values.choices.count(point[name]) if isinstance(values, CategoricalDistribution) else True
-            for name, values in self.distributions.items()
-        )
+    def _offers(self, choices: Point) -> bool:
+        known = ((self.distributions[name], value) for name, value in choices.items())
+        return all(isinstance(values, CategoricalDistribution) and value in values.choices for values, value in known)
 
     # --- where to look ---
 
     @cached_property
     def starts(self) -> tuple[Plan, ...]:
         """The solver's plan for every layout and pair of capacities that can be trained, else as usual."""
-        found = (self.anchor(packing, layout) for layout in self._axes.layouts for packing in self._packings())
-        return tuple(dict.fromkeys(plan for plan in found if plan is not None and self.admits(plan)))
+        found = (self._now.anchor(packing, layout) for layout in self._axes.layouts for packing in self._packings())
+        return tuple(dict.fromkeys(plan for plan in found if plan is not None and self._now.admits(plan)))
 
     def neighbours(self, plan: Plan) -> Iterator[Plan]:
         """Plans that differ from one of the space by a step along one axis, those of the packing first.
@@ -167,25 +153,25 @@ class Space:
         if not isinstance(packing, Packed):
             return
         for other in dict.fromkeys(self._other_packings(packing)):
-            if (anchor := self.anchor(other, plan.layout)) is not None:
-                yield from filter(self.admits, dict.fromkeys((replace(plan, packing=other), anchor)))
+            if (anchor := self._now.anchor(other, plan.layout)) is not None:
+                yield from filter(self._now.admits, dict.fromkeys((replace(plan, packing=other), anchor)))
         if self._axes.ends is None:
             yield from self._moved(plan)
         if self._axes.recompute == "fit":
             for stage, one in enumerate(plan.stages):
                 for changed in _recomputing_one_more_or_less(one):
                     other_plan = replace(plan, stages=(*plan.stages[:stage], changed, *plan.stages[stage + 1 :]))
-                    if self.admits(other_plan):
+                    if self._now.admits(other_plan):
                         yield other_plan
 
     def _moved(self, plan: Plan) -> Iterator[Plan]:
-        ends = _ends(plan)
+        ends = plan.ends
         for number in range(len(ends) - 1):
             for by in (-1, 1):
                 moved = (*ends[:number], ends[number] + by, *ends[number + 1 :])
                 if all(start < end for start, end in pairwise((0, *moved))):
-                    fitted = self._fitted(plan.packing, plan.layout, moved)
-                    if fitted is not None and self.admits(fitted):
+                    fitted = self._now.fitted(plan.packing, plan.layout, moved)
+                    if fitted is not None and self._now.admits(fitted):
                         yield fitted
 
     def _other_packings(self, packing: Packed) -> Iterator[Packed]:
@@ -224,48 +210,40 @@ class Space:
 
     def _nearest(self, packing: Packed, layout: Layout) -> tuple[Packed, Layout]:
         """The packing, or the nearest with which the layout can be trained, or else the nearest of any layout."""
-        anchor = self.anchor(packing, layout) if (packing.qv, packing.qt) in self._axes.capacities else None
-        if anchor is not None and self.admits(anchor):
+        anchor = self._now.anchor(packing, layout) if (packing.qv, packing.qt) in self._axes.capacities else None
+        if anchor is not None and self._now.admits(anchor):
             return packing, layout
         of_layout = [plan for plan in self.starts if plan.layout == layout] or self.starts
         nearest = min(of_layout, key=lambda plan: _distance(plan.packing, packing))
         assert isinstance(nearest.packing, Packed)
         return nearest.packing, nearest.layout
 
-    def _anchor(self, packing: Packed, layout: Layout) -> Plan | None:
-        """The solver's plan, which all shifts are counted from; None when none fits the memory."""
-        if not self._solver.keeps_batch(packing, layout):
-            return None
-        if self._axes.ends is not None:
-            return self._fitted(packing, layout, self._axes.ends)
-        return self._recomputing(self._splitter.solve(packing, layout))
-
-    def _fit(self, packing: Packed, layout: Layout, ends: tuple[int, ...]) -> Plan | None:
-        return self._recomputing(self._splitter.fit(packing, layout, ends))
-
-    def _recomputing(self, plan: Plan | None) -> Plan | None:
-        """With all layers recomputed, or none, where the axes say so."""
-        if plan is None or self._axes.recompute == "fit":
-            return plan
-        every = int(self._axes.recompute == "all")
-        return replace(
-            plan,
-            stages=tuple(
-                replace(stage, recompute_vision=every * stage.vision, recompute_language=every * stage.language)
-                for stage in plan.stages
-            ),
+    def _shifted(self, packing: Packed, layout: Layout, shifts: Sequence[int]) -> Plan:
+        boundaries, recomputes = shifts[: layout.pipeline - 1], shifts[layout.pipeline - 1 :]
+        ends = _moved_ends(self._usual.ends(packing, layout), boundaries)
+        by_stage = zip(
+            self._usual.stages(packing, layout, ends), zip(recomputes[::2], recomputes[1::2], strict=True), strict=True
         )
+        stages = (_recomputing_more(stage, *more) for stage, more in by_stage)
+        return Plan(packing=packing, layout=layout, stages=tuple(stages))
 
-    def _shifted(
-        self, packing: Packed, layout: Layout, shifts: Sequence[int], more: Sequence[tuple[int, int]]
-    ) -> Plan | None:
-        anchor = self.anchor(packing, layout)
-        assert anchor is not None
-        fitted = self._fitted(packing, layout, _moved_ends(_ends(anchor), shifts)) if any(shifts) else anchor
-        if fitted is None:
-            return None
-        stages = (_recomputing_more(stage, *by) for stage, by in zip(fitted.stages, more, strict=True))
-        return replace(fitted, stages=tuple(stages))
+    def _shifts(self, plan: Plan) -> tuple[int, ...]:
+        """Of the ends of its stages but the last, then of what each stage recomputes of vision and of language."""
+        usual_ends = self._usual.ends(plan.packing, plan.layout)
+        boundaries = (end - usual for end, usual in zip(plan.ends[:-1], usual_ends[:-1], strict=True))
+        usual = self._usual.stages(plan.packing, plan.layout, plan.ends)
+        recomputes = (_more(stage, than) for stage, than in zip(plan.stages, usual, strict=True))
+        return (*boundaries, *chain.from_iterable(recomputes))
+
+
+def _names(stages: int) -> list[str]:
+    """Of the parameters that are counted from usual plans, in the order of their shifts."""
+    of_stages = [name.format(stage) for stage in range(stages) for name in (_VISION, _LANGUAGE)]
+    return [*(_BOUNDARY.format(stage) for stage in range(stages - 1)), *of_stages]
+
+
+def _shifts_of(point: Mapping[str, Any], stages: int) -> tuple[int, ...]:
+    return tuple(int(point.get(name, 0)) for name in _names(stages))
 
 
 def _slack(capacity: int, least: int, slacks: Iterable[int]) -> int | None:
@@ -277,11 +255,6 @@ def _distance(one: Packing, other: Packed) -> float:
     assert isinstance(one, Packed)  # of a plan of the space
     of_capacities = abs(math.log((one.qv + 1) / (other.qv + 1))) + abs(math.log(one.qt / other.qt))
     return of_capacities + _OTHER_PACKER * (one.packer != other.packer)
-
-
-def _ends(plan: Plan) -> tuple[int, ...]:
-    """Layers of the chain up to the end of each stage."""
-    return tuple(accumulate(stage.vision + stage.language for stage in plan.stages))
 
 
 def _moved_ends(ends: tuple[int, ...], shifts: Sequence[int]) -> tuple[int, ...]:
@@ -318,6 +291,6 @@ def _recomputing_one_more_or_less(stage: Stage) -> Iterator[Stage]:
             yield changed
 
 
-def _nearer(shift: int) -> int:
-    """One closer to none."""
-    return shift - (shift > 0) + (shift < 0)
+def _nearer(shift: int, other: int) -> int:
+    """One closer to the other."""
+    return shift - (shift > other) + (shift < other)

@@ -1,6 +1,5 @@
 """Tunes a prepared job: from the store's last knowledge to a confirmed winner in it."""
 
-import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -34,7 +33,6 @@ from storage.errors import Superseded
 from storage.records import BestPlan, FinishedTrial, StudyRecord
 from trials import plugins, wire
 from trials.errors import InvalidPlan, UnknownName
-from trials.job import SearchSection
 from trials.plan import Plan
 from trials.run.pool import REQUESTS_PER_START, WarmPool
 from trials.run.ranks import local_ranks
@@ -152,7 +150,7 @@ class Tuner:
         """One that has spent its budget. `inherits` from other workloads: trials of this one teach more, and have
         taught those already.
         """
-        settings, hardware = self._prepared.job.search, self._workload.hardware
+        settings = self._prepared.job.search
         costs = layer_costs(self._prepared, self._store, pools[0], self._folder / "ranks")
         predictor = Predictor(
             costs.with_workers(self._prepared.job.data.workers),
@@ -173,7 +171,7 @@ class Tuner:
         advisor = Advisor(space, calibrated, limits, settings)
         guide = Guide(space=space, advisor=advisor, seed=study.seed)
         search = Search(
-            settings=settings.model_copy(update={"time_limit": _seconds(settings, hardware.devices)}),
+            settings=settings,
             ledger=ledger,
             proposals=Proposals(optuna, study.name, settings.sampler, guide),
             space=space,
@@ -231,13 +229,6 @@ class Tuner:
             ties=tuple(field.standings[number].plan.id for number in verdict.ties),
             created=datetime.now(UTC),
         )
-
-
-def _seconds(search: SearchSection, devices: int) -> float:
-    """What may be spent: the time limit, or less where the devices' time says so."""
-    used = devices * search.parallel
-    of_devices = math.inf if search.device_hours is None else search.device_hours * 3600 / used
-    return min(search.time_limit, of_devices)
 
 
 def _check_sampler(name: str) -> None:

@@ -80,7 +80,7 @@ def test_an_error_in_a_rank_is_told_with_its_reason(example: Path, pool: WarmPoo
     prepared.index_file.unlink()
     answer = pool.ask(prepared.request(PIPELINE, SHORT), 120)
     assert isinstance(answer, Crash)
-    assert "index.npz cannot be read" in answer.detail
+    assert f"{prepared.index_file.name} cannot be read" in answer.detail
 
 
 def test_a_killed_rank_is_a_crash_and_takes_no_neighbour_for_the_culprit(prepared: Prepared, pool: WarmPool) -> None:

@@ -1,3 +1,4 @@
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +27,23 @@ def test_a_saved_index_is_loaded_as_it_was(
         assert getattr(loaded, name).dtype == kind
         assert getattr(loaded, name).tolist() == getattr(index, name).tolist()
     assert [child.name for child in path.parent.iterdir()] == ["lengths.npz"]
+
+
+def test_processes_that_save_one_index_at_the_same_time_leave_it_whole(tmp_path: Path) -> None:
+    path = tmp_path / "lengths.npz"
+    index = index_of([(1, 2)] * 1000)
+    with ThreadPoolExecutor(4) as savers:
+        for _ in savers.map(lambda _: index.save(path), range(64)):
+            assert len(DatasetIndex.load(path)) == 1000
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_content_digest_changes_with_where_a_sample_stands() -> None:
+    index = index_of([(1, 2), (3, 4)])
+    moved = replace(index, offset=index.offset + 1)
+    assert moved.digest == index.digest
+    assert moved.content_digest != index.content_digest
+    assert replace(index, files=(replace(index.files[0], path=Path("/other")),)).content_digest != index.content_digest
 
 
 @pytest.mark.parametrize("damage", [b"", b"not an index", None])

@@ -63,6 +63,19 @@ def test_a_split_chooses_the_layouts_of_so_many_stages() -> None:
     assert {plan.layout.pipeline for plan in space_of(workload_of(), split=(5, 4)).starts} == {2}
 
 
+@pytest.mark.parametrize(
+    ("wanted", "reason"),
+    [
+        ({}, "counts for 2 stages but split has 0"),
+        ({"split": (3, 3, 3)}, "counts for 2 stages but split has 3"),
+        ({"split": (6, 3)}, "stage 1 recomputes 0 vision and 4 language layers but holds 0 and 3"),
+    ],
+)
+def test_counts_of_recomputed_layers_are_those_of_a_given_split(wanted: dict[str, Any], reason: str) -> None:
+    with pytest.raises(JobError, match=reason):
+        space_of(workload_of(), recompute=((0, 0), (0, 4)), **wanted)
+
+
 def test_an_unknown_packer_is_refused_with_those_that_exist() -> None:
     with pytest.raises(JobError, match=r"search.space.packers: 'tetris' .*best-fit"):
         space_of(workload_of(), packers=("isf", "tetris"))

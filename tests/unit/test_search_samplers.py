@@ -8,7 +8,7 @@ import pytest
 
 from autotune.search.advisor import Advisor
 from autotune.search.calibrated import CalibratedPredictor
-from autotune.search.guide import Guide
+from autotune.search.guide import Guide, Nearest
 from autotune.search.proposals import SAMPLERS
 from autotune.search.simulated import Behaviour, SimulatedLauncher
 from autotune.search.space import Space
@@ -70,6 +70,26 @@ def test_the_same_seed_suggests_the_same(name: str) -> None:
 @pytest.mark.parametrize("name", ["gp", "random", "tpe"])
 def test_another_seed_suggests_something_else(name: str) -> None:
     assert suggested(name, 3, seed=1) != suggested(name, 3, seed=2)
+
+
+@pytest.mark.parametrize("name", ["gp", "tpe"])
+def test_optunas_samplers_choose_all_parameters_together_beside_trials_that_have_none(name: str) -> None:
+    """Baselines are no points of the space."""
+    study = study_of(name)
+    study.add_trial(optuna.trial.create_trial(value=1.0, params={}, distributions={}))
+    for number, plan in enumerate(SPACE.starts[:3]):
+        point = SPACE.point(plan)
+        assert point is not None
+        study.add_trial(optuna.trial.create_trial(value=9.0 + number, params=point, distributions=SPACE.distributions))
+    nearest = study.sampler
+    assert isinstance(nearest, Nearest)
+    with pytest.MonkeyPatch.context() as patch:
+
+        def alone(*_: object) -> None:
+            raise AssertionError("a parameter was drawn on its own")
+
+        patch.setattr(nearest._sampler, "sample_independent", alone)
+        assert SPACE.plan(study.ask(SPACE.distributions).params)
 
 
 def test_open_trials_of_the_model_have_plans_of_their_own() -> None:

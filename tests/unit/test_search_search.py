@@ -169,6 +169,15 @@ def test_no_more_trials_run_than_the_budget_and_one_of_each_baseline(bench: Benc
     assert spent(ledger.trials) == max(3, trials)
 
 
+def test_hours_of_devices_are_those_of_all_agents_trials(bench: Bench) -> None:
+    study = bench.study()
+    bench.record(study, measured(), seconds=100)  # on two devices
+    ledger = bench.search(study, SimulatedLauncher(PREDICTOR), device_hours=201 / 3600)
+    assert set(roles(ledger.trials)) == {*ALWAYS, CONFIRM}
+    more = bench.search(bench.study(), SimulatedLauncher(PREDICTOR), device_hours=1.0)
+    assert PREDICTED in roles(more.trials)
+
+
 @pytest.mark.parametrize(("trials", "neighbours"), [(6, 1), (12, 2), (16, 3)])
 def test_baselines_leave_three_quarters_of_the_trials_to_the_search(bench: Bench, trials: int, neighbours: int) -> None:
     ledger = bench.search(bench.study(), SimulatedLauncher(PREDICTOR), trials=trials, axes=ONE_PLAN)

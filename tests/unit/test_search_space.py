@@ -231,6 +231,30 @@ def test_shifts_that_would_not_fit_are_taken_back_together() -> None:
     assert not TIGHT_SOLVER.admits(replace(plan, stages=kept))
 
 
+def test_a_given_count_of_recomputed_layers_is_kept() -> None:
+    counts = ((2, 0), (1, 3))
+    space = Space(axes_of(layouts=(TWO,), ends=ENDS, recompute=counts), AMPLE_SOLVER)
+    assert not any(each.startswith(("boundary", "recompute")) for each in space.distributions)
+    for plan in (*space.starts, *space.neighbours(space.starts[0])):
+        assert tuple((stage.recompute_vision, stage.recompute_language) for stage in plan.stages) == counts
+        point = space.point(plan)
+        assert point is not None
+        assert space.plan(point) == plan
+
+
+def test_a_point_means_the_same_plan_after_the_solver_has_changed() -> None:
+    """Where both can be trained: importances and other samplers read the points of the whole study."""
+    space = Space(axes_of(), TIGHT_SOLVER)
+    before = {plan: space.point(plan) for plan in (*space.starts, *space.neighbours(space.starts[0]))}
+    space.renew(AMPLE_SOLVER)
+    assert space.starts != tuple(before)
+    assert {plan: space.point(plan) for plan in before} == before
+    for plan in space.starts:
+        point = space.point(plan)
+        assert point is not None
+        assert space.plan(point) == plan
+
+
 # --- the nearest packing ---
 
 

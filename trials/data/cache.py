@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import tempfile
 import zlib
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
@@ -19,6 +18,7 @@ from trials.data import formats
 from trials.data.formats import AnnotationFile, Chunk
 from trials.data.lengths import COLUMNS, ChunkLengths
 from trials.data.sample import Measurer
+from trials.whole_file import whole_file
 
 _VERSION = 1
 """Raised when records are read, measured or stored otherwise than before."""
@@ -61,7 +61,8 @@ class LengthsCache:
             return
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _write(self.folder / f"{key}.npz", _encoded(lengths))
+            with whole_file(self.folder / f"{key}.npz") as stream:
+                stream.write(_encoded(lengths))
         except OSError as error:
             self._may_write = False
             logger.warning(
@@ -70,17 +71,6 @@ class LengthsCache:
                 self.folder,
                 error.strerror,
             )
-
-
-def _write(path: Path, content: bytes) -> None:
-    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f"{path.stem[:8]}-", suffix=".partial")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(content)
-        Path(partial).replace(path)
-    except BaseException:
-        Path(partial).unlink(missing_ok=True)
-        raise
 
 
 def _encoded(lengths: ChunkLengths) -> bytes:

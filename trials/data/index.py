@@ -14,6 +14,7 @@ from trials.data import formats
 from trials.data.formats import AnnotationFile
 from trials.data.sample import Ints, Lengths, Sample
 from trials.errors import DataError, WireError
+from trials.whole_file import whole_file
 from trials.workload import DataProfile
 
 COLUMNS = {
@@ -84,13 +85,22 @@ class DatasetIndex:
         raise DataError(f"{self.where(row)}: {found.reason}; the file has changed since it was indexed, index it again")
 
     def save(self, path: Path) -> None:
-        """Writes one npz file without pickle, whole or not at all."""
-        files = np.frombuffer(wire.encode(self.files, tuple[AnnotationFile, ...]).encode(), dtype=np.uint8)
+        """Writes one npz file without pickle, whole or not at all, also where several processes do."""
         columns = {f"{name}_column": getattr(self, name) for name in COLUMNS}
-        partial = path.with_name(f"{path.name}.partial")
-        with partial.open("wb") as stream:
-            np.savez(stream, layout=np.array(_LAYOUT), files=files, **columns)
-        partial.replace(path)
+        with whole_file(path) as stream:
+            np.savez(stream, layout=np.array(_LAYOUT), files=self._encoded_files, **columns)
+
+    @property
+    def content_digest(self) -> str:
+        """Of all that `save` writes, so also of where each sample stands."""
+        digest = hashlib.sha256(self._encoded_files.tobytes())
+        for name in COLUMNS:
+            digest.update(getattr(self, name).tobytes())
+        return digest.hexdigest()[:16]
+
+    @property
+    def _encoded_files(self) -> NDArray[np.uint8]:
+        return np.frombuffer(wire.encode(self.files, tuple[AnnotationFile, ...]).encode(), dtype=np.uint8)
 
     @classmethod
     def load(cls, path: Path) -> "DatasetIndex":
