@@ -1,6 +1,6 @@
 """Searches beside each other on simulated machines and on a recorded surface. Prints one JSON object.
 
-    python -m benchmarks.search [--workloads 50] [--processes 2] [--rows FILE]
+    python -m benchmarks.search [--workloads 50] [--rivals 50] [--processes 2] [--rows FILE]
 
 What is done is kept in a file of rows, and a run that was ended goes on from there.
 
@@ -15,7 +15,7 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,14 +32,14 @@ from autotune.search.calibrated import CalibratedPredictor
 from autotune.search.guide import Guide
 from autotune.search.heritage import moved
 from autotune.search.ledger import BASELINE_OMNIBAL, CONFIRM, ran
-from autotune.search.limits import Limits
 from autotune.search.proposals import SAMPLERS, Proposals
 from autotune.search.runner import Runner
 from autotune.search.search import Search
 from autotune.search.simulated import Behaviour, SimulatedLedger, Undisturbed
 from autotune.search.solver import Solver
+from benchmarks.replay import grid, replayed
 from benchmarks.result import Check, at_least, at_most, finish
-from benchmarks.surface import FOLDER, Surface, read_surface, recorded_space
+from benchmarks.surface import FOLDER, Surface, read_surface
 from benchmarks.workloads import NOISY, SimulatedWorkload, workloads
 from storage.records import FinishedTrial
 from trials import plugins
@@ -72,6 +72,10 @@ class Found:
     seconds: float
     """True time of an epoch under the winner."""
     confidence: float | None
+    is_fastest: bool
+    """Whether it truly is, of the plans that it was compared with."""
+    is_named: bool
+    """Whether the one that truly is fastest of them is the winner or one of its ties."""
     trials: int
     """All of them, repeats included."""
     lessons: Lessons
@@ -109,7 +113,7 @@ def search(
         space=space,
         predictor=calibrated,
         advisor=advisor,
-        runners=[Runner(prepared, calibrated, launcher, Undisturbed)],
+        runners=[Runner(prepared, calibrated, launcher, Undisturbed, launcher.clock)],
         listener=listen,
         clock=launcher.clock,
     )
@@ -118,13 +122,16 @@ def search(
         [inherited] if inherited and space.point(inherited) else [],
     )
     field = ours.confirm()
-    verdict = field.verdict(field.repeated)
+    verdict = field.verdict()
     plan = field.standings[verdict.winner].plan
+    fastest = min(field.compared, key=lambda number: launcher.epoch_seconds(field.standings[number].plan))
     return Found(
         regrets=tuple(regrets),
         plan=plan,
         seconds=launcher.epoch_seconds(plan),
         confidence=verdict.confidence,
+        is_fastest=fastest == verdict.winner,
+        is_named=fastest in (verdict.winner, *verdict.ties),
         trials=len(ledger.trials),
         lessons=calibrated.lessons,
     )
@@ -138,7 +145,7 @@ def other_search(workload: SimulatedWorkload, name: str, trials: int, seed: int 
     predictor = CalibratedPredictor(workload.predictor)
     runner = Runner(prepared, predictor, launcher, Undisturbed)
     space = workload.space(workload.predictor)
-    plans = _grid(space.starts, seed) if name == "grid" else None
+    plans = grid(space.starts, seed) if name == "grid" else None
     advisor = Advisor(space, predictor, workload.limits(workload.memory_bytes), prepared.job.search)
     guide = Guide(space=space, advisor=advisor, seed=seed)
     study = optuna.create_study(sampler=None if plans else plugins.load(SAMPLERS, name).sampler(guide))
@@ -160,11 +167,6 @@ def other_search(workload: SimulatedWorkload, name: str, trials: int, seed: int 
     return regrets
 
 
-def _grid(starts: Sequence[Plan], seed: int) -> Iterator[Plan]:
-    order = np.random.default_rng(seed).permutation(len(starts))
-    return iter([starts[number] for number in order])
-
-
 def sequential_seconds(workload: SimulatedWorkload) -> float | None:
     """True time of OmniBal's recipe: the fastest, on the machine, of its split's neighbours that fit."""
     launcher = workload.launcher(NOISY, 0)
@@ -176,38 +178,6 @@ def sequential_seconds(workload: SimulatedWorkload) -> float | None:
 
 
 # --- on the recorded surface ---
-
-
-def replayed(name: str, surface: Surface, trials: int, seed: int) -> list[float]:
-    """Regret after each trial of a search among the recorded plans; "model" is ours."""
-    predictor, run = CalibratedPredictor(surface.predictor), surface.replay(seed)
-    model = surface.workload.model
-    limits = Limits(
-        vision_layers=model.vision_layers,
-        language_layers=model.language_layers,
-        memory_bytes=surface.workload.memory_limit_bytes,
-    )
-    space = recorded_space(surface, Solver(surface.predictor, limits))
-    advisor = Advisor(space, predictor, limits, surface.settings)
-    guide = Guide(space=space, advisor=advisor, seed=seed)
-    plans = _grid(space.starts, seed) if name == "grid" else None
-    study = optuna.create_study(sampler=None if plans else plugins.load(SAMPLERS, name).sampler(guide))
-    measured: dict[Plan, float] = {}
-    regrets: list[float] = []
-    for number in range(trials):
-        trial = study.ask(space.distributions) if plans is None else None
-        plan = space.plan(trial.params) if trial else next(plans or iter(()))
-        done = run(plan, number)
-        seconds = done.result.epoch_seconds
-        if trial is not None:
-            study.tell(trial, seconds if seconds is not None else 2 * predictor.epoch_seconds(plan))
-        if seconds is not None:
-            measured[plan] = min(seconds, measured.get(plan, math.inf))
-        advisor.learn(done)
-        fastest = min(measured, key=lambda plan: measured[plan], default=None)
-        chosen = advisor.best() if name == "model" else fastest
-        regrets.append(surface.epoch_seconds[chosen] / surface.best_seconds - 1 if chosen else math.inf)
-    return regrets
 
 
 def on_surface(seed: int) -> dict[str, Any]:
@@ -229,21 +199,35 @@ def on_surface(seed: int) -> dict[str, Any]:
 
 
 def compare(number: int) -> dict[str, Any]:
-    """One row: ours, others, and the sequential recipe."""
+    """One row: ours, and the sequential recipe."""
     workload = list(workloads(ALL))[number]
     found = search(workload, TRIALS)
     sequential = sequential_seconds(workload)
-    regrets = {name: other_search(workload, name, OTHERS_TRIALS) for name in OTHERS}
     _tell(f"{workload.name}: {found.regrets[-1]:.4f}")
     return {
         "workload": workload.name,
         "regrets": found.regrets,
         "winner_regret": found.seconds / workload.best_seconds - 1,
         "confidence": found.confidence,
+        "is_fastest": found.is_fastest,
+        "is_named": found.is_named,
         "trials_in_all": found.trials,
-        "trials_needed": {"model": needed(found.regrets), **{name: needed(each) for name, each in regrets.items()}},
-        "regret_after_12": {name: each[:TRIALS][-1] for name, each in regrets.items()},
+        "trials_needed": {"model": needed(found.regrets)},
         "gain_on_sequential": sequential / found.seconds if sequential else None,
+    }
+
+
+def rival(number: int) -> dict[str, Any]:
+    """One row: the other samplers on the same workload."""
+    workload = list(workloads(ALL))[number]
+    regrets = {name: other_search(workload, name, OTHERS_TRIALS) for name in OTHERS}
+    _tell(
+        f"others on {workload.name}: {[round(each[TRIALS - 1], 4) for each in regrets.values() if len(each) >= TRIALS]}"
+    )
+    return {
+        "workload": workload.name,
+        "trials_needed": {name: needed(each) for name, each in regrets.items()},
+        "regret_after_12": {name: each[:TRIALS][-1] for name, each in regrets.items()},
     }
 
 
@@ -303,13 +287,14 @@ def main() -> None:
         *((repeated, number) for number in list(few)[:3]),
         *((second, number) for number in few),
         *((on_surface, seed) for seed in range(arguments.seeds)),
+        *((rival, number) for number in range(arguments.rivals)),
     ]
     rows = _rows(tasks, arguments)
-    compared, wrong, again, seconds, recorded = (
+    compared, rivals, wrong, again, seconds, recorded = (
         [row for row in rows if row["task"] == task.__name__]
-        for task in (compare, planted, repeated, second, on_surface)
+        for task in (compare, rival, planted, repeated, second, on_surface)
     )
-    finish(rows, [*_regret_checks(compared), *_surface_checks(recorded), *_other_checks(wrong, seconds, again)])
+    finish(rows, [*_regret_checks(compared, rivals), *_surface_checks(recorded), *_other_checks(wrong, seconds, again)])
 
 
 def _rows(tasks: Sequence[tuple[Task, int]], arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -328,14 +313,20 @@ def _rows(tasks: Sequence[tuple[Task, int]], arguments: argparse.Namespace) -> l
     return [found[task.__name__, number] for task, number in tasks]
 
 
-def _regret_checks(compared: list[dict[str, Any]]) -> list[Check]:
+def _regret_checks(compared: list[dict[str, Any]], rivals: list[dict[str, Any]]) -> list[Check]:
     last = [row["regrets"][-1] for row in compared]
     gains = [row["gain_on_sequential"] for row in compared if row["gain_on_sequential"]]
+    named = [row["is_named"] for row in compared]
+    both = [
+        {"trials_needed": {**ours["trials_needed"], **others["trials_needed"]}}
+        for ours, others in zip(compared, rivals, strict=False)
+    ]
     return [
         at_most("median regret after 12 trials", [float(np.median(last))], 0.01),
         at_most("regret after 12 trials, 90th percentile", [float(np.quantile(last, 0.9))], 0.03),
-        at_least("trials of the best other sampler over ours, medians, to stay within 1 %", [_advantage(compared)], 5),
+        at_least("trials of the best other sampler over ours, medians, to stay within 1 %", [_advantage(both)], 5),
         at_least("least gain on the sequential recipe", gains, 0.985),
+        at_least("the fastest of the compared plans is named, share", [float(np.mean(named))], 0.9),
     ]
 
 
@@ -380,6 +371,7 @@ def _tell(text: str) -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workloads", type=int, default=ALL)
+    parser.add_argument("--rivals", type=int, default=ALL, help="workloads that other samplers search too")
     parser.add_argument("--rows", type=Path, default=Path("search-rows.jsonl"), help="what is done; goes on from there")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--seeds", type=int, default=10, help="searches on the recorded surface")

@@ -64,7 +64,8 @@ def _tuning(prepared: Prepared, store: Store, folder: Path) -> dict[str, Any]:
 
     began = time.perf_counter()
     with Agent(store) as agent:
-        best = Tuner(Workbench(prepared=prepared, store=store, agent=agent, folder=folder), listen).tune()
+        bench = Workbench(prepared=prepared, store=store, agent=agent, folder=folder)
+        best = Tuner(bench, listen, lambda reason: print(reason, file=sys.stderr, flush=True)).tune()
     seconds = time.perf_counter() - began
     done = [trial for trial in trials if ran(trial)]
     timed = sum(sum(_steps(trial)) for trial in done)

@@ -222,11 +222,21 @@ class Store:
             return studies.start_trial(session, study_id, plan, role, parameters, agent_id=agent_id)
 
     def claim_trial(
-        self, study_id: str, plan: Plan, role: str, parameters: Mapping[str, object], agent_id: str
+        self,
+        study_id: str,
+        plan: Plan,
+        role: str,
+        parameters: Mapping[str, object],
+        agent_id: str,
+        *,
+        finished: int = 0,
     ) -> RunningTrial | None:
-        """As `start_trial`, unless a trial of the plan runs in the study or is finished: of many that claim it, one."""
+        """As `start_trial`, unless a trial of the plan runs in the study: of many that claim it, one has it.
+
+        Nor when more of its trials are finished than the `finished` ones that the caller knows.
+        """
         with self._database.session(write=True) as session:
-            if studies.is_taken(session, study_id, plan):
+            if studies.is_taken(session, study_id, plan, finished):
                 return None
             return studies.start_trial(session, study_id, plan, role, parameters, agent_id=agent_id)
 

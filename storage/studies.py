@@ -45,8 +45,9 @@ def join(
     same: Callable[[StudyRecord], bool],
 ) -> StudyRecord:
     rows.get(session, WorkloadRow, workload_fingerprint, lock=True)  # so that no two processes create one
-    found = latest(session, workload_fingerprint)
-    return found if found is not None and same(found) else create(session, workload_fingerprint, settings, seed)
+    found = map(codec.study, session.scalars(_own(workload_fingerprint)))
+    going_on = (study for number, study in enumerate(found) if number == 0 or study.finished is None)
+    return next(filter(same, going_on), None) or create(session, workload_fingerprint, settings, seed)
 
 
 def get(session: Session, study_id: str) -> StudyRecord:
@@ -82,11 +83,16 @@ def check_finished(session: Session, study_id: str) -> None:
 
 
 def latest(session: Session, workload_fingerprint: str) -> StudyRecord | None:
+    row = session.scalars(_own(workload_fingerprint).limit(1)).one_or_none()
+    return None if row is None else codec.study(row)
+
+
+def _own(workload_fingerprint: str) -> Select[StudyRow]:
+    """Of this database, the last first."""
     query = select(StudyRow).where(
         StudyRow.workload_fingerprint == workload_fingerprint, ~provenance.is_foreign(StudyRow.id)
     )
-    row = session.scalars(query.order_by(StudyRow.started.desc()).limit(1)).one_or_none()
-    return None if row is None else codec.study(row)
+    return query.order_by(StudyRow.started.desc())
 
 
 def conclude(session: Session, study_id: str, lessons: str, agent_id: str) -> bool:
@@ -143,13 +149,15 @@ def start_trial(
     )
 
 
-def is_taken(session: Session, study_id: str, plan: Plan) -> bool:
-    """Whether a trial of the plan runs or is finished; it stays so until the transaction ends."""
+def is_taken(session: Session, study_id: str, plan: Plan, known: int) -> bool:
+    """Whether a trial of the plan runs, or more than the known ones are finished.
+
+    It stays so until the transaction ends.
+    """
     rows.get(session, StudyRow, study_id, lock=True)
-    taken = select(TrialRow.id).where(
-        TrialRow.study_id == study_id, TrialRow.plan_id == plan.id, TrialRow.status != ABANDONED
-    )
-    return session.scalar(taken.limit(1)) is not None
+    of_plan = select(TrialRow.status).where(TrialRow.study_id == study_id, TrialRow.plan_id == plan.id)
+    found = session.scalars(of_plan).all()
+    return RUNNING in found or found.count(FINISHED) > known
 
 
 def finish_trial(session: Session, result: TrialResult) -> None:

@@ -50,6 +50,8 @@ class Bench:
     """Whether trials of other studies count."""
     present: Plan | None = None
     listener: Listener = lambda _trial, _known: None
+    said: list[str] = dataclasses.field(default_factory=list)
+    """Why searches ended."""
     field: Field = EMPTY
     """After the last search."""
 
@@ -106,6 +108,7 @@ class Bench:
                 advisor=advisor,
                 runners=[Runner(prepared, calibrated, pool, watch=Undisturbed) for pool in pools],
                 listener=self._listen,
+                tell=self.said.append,
             )
             present = [Baseline(role=BASELINE_PRESENT, plan=self.present)] if self.present else []
             search.explore(chain(present, baselines(prepared.workload, PREDICTOR, solver, limits, hold_all=False)))

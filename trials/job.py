@@ -121,7 +121,8 @@ class SearchSection(_Section):
     device_hours: Annotated[float, Field(gt=0)] | None = None
     """Most hours of all devices together, such as GPU-hours; only `time_limit` counts when absent."""
     objectives: Annotated[tuple[Literal["time", "memory", "energy"], ...], _Some] = ("time",)
-    """What plans are compared by: beside time the peak bytes of the fullest rank, and energy where devices count it."""
+    """What plans are compared by: time, and beside it the peak bytes of the fullest rank, and energy where devices
+    count it. The winner is the fastest."""
     present: Path | None = None
     """File of the plan that trainings use now, relative to the job file: one more baseline."""
     sampler: str = "model"
@@ -142,6 +143,13 @@ class SearchSection(_Section):
     """Trials that run at the same time, each on `hardware.devices` devices of its own."""
     workers: Literal["warm", "fresh"] = "warm"
     """Whether rank processes serve many trials, or each trial has new ones."""
+
+    @field_validator("objectives")
+    @classmethod
+    def _time_among(cls, objectives: tuple[str, ...]) -> tuple[str, ...]:
+        if "time" not in objectives:
+            raise ValueError("the winner is the fastest plan, so `time` has to be among them; add it")
+        return objectives
 
 
 class Job(_Section):

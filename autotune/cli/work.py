@@ -74,7 +74,7 @@ def _tune(options: Options, bench: Workbench, *, fresh: bool) -> BestPlan:
     def listen(trial: FinishedTrial, known: bool) -> None:
         options.tell(report.trial_line(trial, known=known))
 
-    return Tuner(bench, listen).tune(fresh=fresh)
+    return Tuner(bench, listen, options.tell).tune(fresh=fresh)
 
 
 def _launch(options: Options, bench: Workbench, best: BestPlan, steps: int | None) -> Launched:

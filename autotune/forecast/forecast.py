@@ -11,6 +11,7 @@ from autotune.predict.predictor import MOST_BATCH_DEVIATION, Prediction, Predict
 from autotune.predict.timeline import Timeline, timeline
 from autotune.search.calibrated import CalibratedPredictor
 from autotune.search.feasible import feasible_space
+from autotune.search.ledger import says_something
 from autotune.search.limits import Limits
 from autotune.search.solver import Solver
 from autotune.workbench import lengths_folder
@@ -98,7 +99,7 @@ class Forecaster:
 
         They may have run on another number of devices: what they correct are the costs of layers, links and reduction.
         """
-        for trial in trials:
+        for trial in filter(says_something, trials):
             base = self._predictor.base.with_costs(self._costs_on(trial.plan.layout.world_size))
             self._predictor.learn(trial.plan, trial.result.outcome, self.job.search, base=base)
 

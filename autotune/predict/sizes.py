@@ -79,7 +79,7 @@ def _not_dominated(rows: Array) -> Array:
     """The rows that no other row reaches or exceeds in every column."""
     kept = []
     rows = np.unique(rows, axis=0)
-    scale = rows.max(axis=0)
+    scale = np.maximum(rows.max(axis=0), np.finfo(float).tiny)
     while len(rows):
         top = rows[np.argmax((rows / scale).sum(axis=1))]
         kept.append(top)

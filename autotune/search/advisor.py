@@ -14,7 +14,7 @@ from autotune.predict.costs import Array
 from autotune.predict.features import LAYER_COSTS
 from autotune.predict.memory import StageBytes
 from autotune.search.calibrated import CalibratedPredictor
-from autotune.search.ledger import duration_seconds
+from autotune.search.ledger import MOST_ACCIDENTS, duration_seconds, says_something
 from autotune.search.limits import Limits
 from autotune.search.solver import Solver
 from autotune.search.space import Space
@@ -24,7 +24,7 @@ from autotune.search.winner import ranked
 from storage.records import FinishedTrial
 from trials.job import SearchSection
 from trials.outcome import Completed, Failed, OutOfMemory
-from trials.plan import Layout, Packed, Packing, Plan, Stage
+from trials.plan import Layout, Packed, Packing, Plan
 
 _COMPARED = 32
 """Plans whose posterior is asked for, out of those that are predicted fastest."""
@@ -66,13 +66,15 @@ class Advisor:
         self._settings = settings
         self._trials: list[FinishedTrial] = []
         self._tried: set[Plan] = set()
+        self._accidents: Counter[Plan] = Counter()
         self._measured: tuple[Plan, ...] = ()
         self._exceeded: list[tuple[Plan, int]] = []
         self._beside: list[float] = []
         self._factors: Array = np.ones(len(LAYER_COSTS) + 2)
         """`CalibratedPredictor.factors` that the space was made with."""
         self._renew_space()
-        self._weighs_memory = "memory" in settings.objectives
+        self._weights = _WEIGHTS if "memory" in settings.objectives else (0.0,)
+        self._turned = 0
         self._solve = self._solvers()
         self.pending: frozenset[Plan] = frozenset()
         """Plans whose trials are running: each is taken to come out as it is expected to."""
@@ -81,27 +83,43 @@ class Advisor:
 
     def _solvers(self) -> list[Solve]:
         """Splits by corrected costs, cached; also for less memory where that is an objective."""
-        shares = _SHARES if self._weighs_memory else (1.0,)
+        shares = _SHARES if len(self._weights) > 1 else (1.0,)
         limits = [replace(self._limits, memory_bytes=round(share * self._limits.memory_bytes)) for share in shares]
         return [cache(Solver(self._predictor.corrected, each).solutions) for each in limits]
 
     def learn(self, trial: FinishedTrial) -> None:
-        """From any trial: its plan is not proposed again."""
-        self._predictor.learn(trial.plan, trial.result.outcome, self._settings)
+        """From any trial: its plan is not proposed again, unless it had an accident for the first time."""
+        if says_something(trial):
+            self._predictor.learn(trial.plan, trial.result.outcome, self._settings)
         self.surrogate.learn(trial)
         self._renew_space()
         self._trials.append(trial)
-        self._tried.add(trial.plan)
+        self._accidents[trial.plan] += not says_something(trial)
+        if says_something(trial) or self._accidents[trial.plan] >= MOST_ACCIDENTS:
+            self._tried.add(trial.plan)
         self._measured = tuple(dict.fromkeys(each.plan for each in ranked(self._trials)))
         match trial.result.outcome:
             case Completed(measurement=measurement):
                 self._beside.append(max(duration_seconds(trial) - sum(measurement.step_seconds), 0.0))
-            case Failed(cause=OutOfMemory(stage=stage)):
+            case Failed(cause=OutOfMemory(stage=stage)) if says_something(trial):
                 self._exceeded.append((trial.plan, stage))
             case _:
                 pass
         self._solve = self._solvers()
+        self._turned = 0
         self._proposed.clear()
+
+    def has_tried(self, plan: Plan) -> bool:
+        """Whether it need not be tried again."""
+        return plan in self._tried
+
+    def turn(self) -> bool:
+        """Weighs the objectives in another way; False when all were looked at since the last trial."""
+        if self._turned + 1 == len(self._weights):
+            return False
+        self._turned += 1
+        self._proposed.clear()
+        return True
 
     def _renew_space(self) -> None:
         """Where trials show that the profile is wrong, other plans can be trained than it said, or are good."""
@@ -118,6 +136,13 @@ class Advisor:
             return None
         return self._measured[int(np.argmin(self.surrogate.posterior(self._measured).mean))]
 
+    def to_beat(self) -> float | None:
+        """Seconds that an epoch under the best plan would take now, at the machine's speed; None before any trial."""
+        best = self.best()
+        if best is None:
+            return None
+        return math.exp(float(self.surrogate.posterior((best,)).mean[0])) * self.surrogate.slowness
+
     def predicted(self, within: float) -> list[Plan]:
         """For each pipeline degree the plan that is predicted best, if that takes at most `within` times the best's.
 
@@ -126,7 +151,9 @@ class Advisor:
         first: dict[int, Plan] = {}
         for start in self._ordered(self.space.starts):
             first.setdefault(start.layout.pipeline, start)
-        climbed = [plans for start in first.values() if (plans := self._climbed(start))]
+        failed = self._tried.difference(self._measured)
+        seen = ([plan for plan in self._climbed(start) if plan not in failed] for start in first.values())
+        climbed = [plans for plans in seen if plans]
         found = self._ordered([plans[int(np.argmax(self._chance_over_time(plans)))] for plans in climbed])
         seconds = self._seconds(found)
         return [plan for plan, takes in zip(found, seconds, strict=True) if takes <= within * seconds[0]]
@@ -223,7 +250,7 @@ class Advisor:
 
         The weight goes from trial to trial through a few, so that the trade-off is found (ParEGO, Knowles 2006).
         """
-        exponent = _WEIGHTS[len(self._trials) % len(_WEIGHTS)] if self._weighs_memory else 0.0
+        exponent = self._weights[(len(self._trials) + self._turned) % len(self._weights)]
         return exponent * math.log(max(stage.expected for stage in self._predictor.memory(plan))) if exponent else 0.0
 
     def _chance_over_time(self, candidates: Sequence[Plan]) -> Array:
@@ -256,18 +283,20 @@ def _asks_for_more(plan: Plan, failed: Plan, number: int) -> bool:
     """Whether that stage surely needs no less memory than the one that ran out of it: monotone in all that it holds."""
     if plan.layout != failed.layout or not _holds_more(plan, failed):
         return False
-    one, other = plan.stages[number], failed.stages[number]
-    return all(mine >= its for mine, its in zip(_held(one), _held(other), strict=True))
+    return all(mine >= its for mine, its in zip(_held(plan, number), _held(failed, number), strict=True))
 
 
 def _holds_more(plan: Plan, failed: Plan) -> bool:
     one, other = plan.packing, failed.packing
     if isinstance(one, Packed) and isinstance(other, Packed):
-        return one.packer == other.packer and one.qv >= other.qv and one.qt >= other.qt
+        sizes = ((each.qv, each.qt, each.qv_min, each.qt_min) for each in (one, other))
+        return one.packer == other.packer and all(mine >= its for mine, its in zip(*sizes, strict=True))
     return one == other
 
 
-def _held(stage: Stage) -> tuple[int, int, int, int]:
-    """Layers, and those of them that keep everything."""
+def _held(plan: Plan, number: int) -> tuple[int, ...]:
+    """Layers of a stage, those of them that keep everything, and whether it holds the projector."""
+    stage = plan.stages[number]
     kept = stage.vision - stage.recompute_vision, stage.language - stage.recompute_language
-    return stage.vision, stage.language, *kept
+    projects = stage.vision > 0 and not any(later.vision for later in plan.stages[number + 1 :])
+    return stage.vision, stage.language, *kept, projects

@@ -18,7 +18,7 @@ class Attempt:
     contamination: str | None = None
     """Why it should not be trusted, in words: what else the machine did meanwhile."""
     energy_joules: float | None = None
-    """What all devices consumed, from the start of the trial to its end, warm-up included."""
+    """What all devices consumed, from the start of the trial to its end, with warm-up and all its runs."""
     disturbed: tuple[DisturbedRun, ...] = ()
     """Runs of the same trial before this one."""
     seconds: float | None = None

@@ -10,7 +10,7 @@ from autotune.search.attempt import Attempt
 from storage.records import FinishedTrial, RunningTrial, StudyRecord, TrialResult
 from storage.spool import Spool
 from storage.store import Store
-from trials.outcome import Completed, Failed, OutOfMemory, Rejected
+from trials.outcome import Failed, OutOfMemory, Rejected
 from trials.plan import Plan
 
 BASELINE_PRESENT, BASELINE_DEFAULT, BASELINE_KEPT, BASELINE_OMNIBAL = (
@@ -21,6 +21,8 @@ BASELINE_PRESENT, BASELINE_DEFAULT, BASELINE_KEPT, BASELINE_OMNIBAL = (
 )
 BASELINES = (BASELINE_PRESENT, BASELINE_DEFAULT, BASELINE_KEPT, BASELINE_OMNIBAL)
 INHERITED, PREDICTED, SAMPLED, REFERENCE, CONFIRM = "inherited", "predicted", "sampled", "reference", "confirm"
+MOST_ACCIDENTS = 2
+"""Failures of a plan in one study after which it is not tried again, though they may not lie in the plan."""
 AGAIN = (REFERENCE, CONFIRM)
 """Roles of a plan that was tried before."""
 
@@ -88,13 +90,19 @@ class Ledger:
         return (*self._known, *self.trials)
 
     def answer(self, plan: Plan) -> FinishedTrial | None:
-        """What is known of the plan; a failure counts only within this study, for it may have been an accident."""
-        return next((trial for trial in self.everything() if trial.plan.id == plan.id), None)
+        """What is known of the plan. A failure that may have been an accident counts when it came twice here."""
+        found = [trial for trial in self.everything() if trial.plan.id == plan.id]
+        told = next(filter(says_something, found), None)
+        return found[-1] if told is None and len(found) >= MOST_ACCIDENTS else told
 
     def begin(self, plan: Plan, role: str, parameters: Mapping[str, Any]) -> RunningTrial | None:
         """Opens a trial. None when the plan was tried meanwhile, unless it is to be run again."""
-        begin = self._store.start_trial if role in AGAIN else self._store.claim_trial
-        trial = begin(self._study.id, plan, role, parameters, self._agent.id)
+        wanted = self._study.id, plan, role, parameters, self._agent.id
+        if role in AGAIN:
+            trial: RunningTrial | None = self._store.start_trial(*wanted)
+        else:
+            known = sum(trial.plan.id == plan.id for trial in self.trials)
+            trial = self._store.claim_trial(*wanted, finished=known)
         self.open += (trial,) if trial else ()
         return trial
 
@@ -147,7 +155,17 @@ def busy_seconds(trials: Iterable[FinishedTrial]) -> float:
     return total
 
 
+def says_something(trial: FinishedTrial) -> bool:
+    """Whether the outcome lies in the plan: not a crash, nor memory that others took."""
+    match trial.result.outcome:
+        case Failed(cause=OutOfMemory()):
+            return trial.result.contamination is None
+        case Failed():
+            return False
+        case _:
+            return True
+
+
 def _holds(trial: FinishedTrial) -> bool:
     """Whether the answer would be the same today: a measurement, or too little memory."""
-    outcome = trial.result.outcome
-    return isinstance(outcome, Completed) or (isinstance(outcome, Failed) and isinstance(outcome.cause, OutOfMemory))
+    return says_something(trial) and ran(trial)

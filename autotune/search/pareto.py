@@ -1,5 +1,6 @@
 """The plans of a study that no other plan beats in every objective."""
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
@@ -48,8 +49,9 @@ def _watts(trials: Iterable[FinishedTrial]) -> dict[Plan, float]:
 
 
 def _values(entry: ParetoPlan, objectives: Sequence[str]) -> tuple[float, ...]:
-    """Less is better."""
-    of = {"time": 1 / entry.samples_per_second, "memory": entry.peak_bytes, "energy": entry.joules_per_sample or 0.0}
+    """Less is better; energy that was not counted is more than any that was."""
+    joules = math.inf if entry.joules_per_sample is None else entry.joules_per_sample
+    of = {"time": 1 / entry.samples_per_second, "memory": entry.peak_bytes, "energy": joules}
     return tuple(of[objective] for objective in dict.fromkeys(objectives))
 
 

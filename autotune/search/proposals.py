@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from itertools import count
 
 import optuna
+from optuna.distributions import check_distribution_compatibility
 from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
 from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
+from autotune.errors import JobError
 from autotune.search.guide import Guide
-from autotune.search.pruner import ClearlyWorse
+from autotune.search.pruner import TO_BEAT, ClearlyWorse
 from autotune.search.runner import Steps
 from storage.engine import explain
 from storage.errors import DatabaseUnavailable
@@ -92,7 +94,10 @@ class Proposals:
     """One study over the parameters of a space; any Optuna dashboard can open it."""
 
     def __init__(self, storage: BaseStorage, name: str, sampler: str, guide: Guide) -> None:
-        """Creates the study, or opens the one of that name. Raises UnknownName for an unknown sampler."""
+        """Creates the study, or opens the one of that name.
+
+        Raises UnknownName for an unknown sampler, and JobError where the study has another space.
+        """
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._space = guide.space
         self._storage = storage
@@ -102,6 +107,19 @@ class Proposals:
                 storage=storage, study_name=name, sampler=suggesting, pruner=ClearlyWorse(), load_if_exists=True
             )
             self._study_id = storage.get_study_id_from_name(name)
+            self._check_space()
+
+    def _check_space(self) -> None:
+        """Optuna's parameters keep their values for the whole study."""
+        for trial in self._study.get_trials(deepcopy=False):
+            for name, values in self._space.distributions.items():
+                try:
+                    check_distribution_compatibility(trial.distributions.get(name, values), values)
+                except ValueError:
+                    raise JobError(
+                        f"this search was begun with other values of {name}, as of another profile or other packers; "
+                        "begin anew with --fresh, which keeps all trials"
+                    ) from None
 
     @_errors()
     def synchronize(
@@ -130,9 +148,11 @@ class Proposals:
             trial.set_user_attr(_AGENT_ID, agent_id)
         return trial
 
-    def steps(self, trial: optuna.Trial) -> Steps:
-        """To be told the steps of a suggested trial, which the study's pruner may end."""
+    @_errors()
+    def steps(self, trial: optuna.Trial, to_beat: float | None) -> Steps:
+        """To be told the steps of a suggested trial, which the study's pruner may end; see `pruner.TO_BEAT`."""
         numbers = count()
+        trial.set_user_attr(TO_BEAT, to_beat)
 
         def report(epoch_seconds: float) -> bool:
             try:

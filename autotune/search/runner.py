@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import fmean, stdev
 from typing import Protocol
@@ -17,7 +17,7 @@ from autotune.search.trial_steps import trial_steps
 from autotune.workload import Prepared
 from storage.records import DisturbedRun
 from trials.errors import InvalidPlan
-from trials.outcome import Cause, Completed, Crash, Failed, Measurement, Rejected
+from trials.outcome import Cause, Completed, Crash, Failed, Measurement, Outcome, OutOfMemory, Rejected
 from trials.plan import Plan
 from trials.run.pool import Answers
 from trials.run.report import TrialReport
@@ -52,11 +52,13 @@ class Runner:
         predictor: CalibratedPredictor,
         launcher: Launcher,
         watch: Callable[[Hardware], Watch] = Watch,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._prepared = prepared
         self._predictor = predictor
         self._launcher = launcher
         self._watch = watch
+        self._clock = clock
         self._is_left_alone = True
         """By others, as far as is known: on a machine that never is, repeats would only cost time."""
 
@@ -91,7 +93,8 @@ class Runner:
         task = trial_steps(prediction, search)
         request = self._prepared.request(plan, task)
         disturbed: tuple[DisturbedRun, ...] = ()
-        began = time.monotonic()
+        joules: list[float | None] = []
+        began = self._clock()
         for told in (steps, None) if self._is_left_alone else (steps,):
             steering = _Steering(prediction, task, search.step_error, told)
             with self._watch(self._prepared.workload.hardware) as watch:
@@ -99,7 +102,9 @@ class Runner:
                     request, search.trial_timeout, on_wait=on_wait, on_step=steering.shall_go_on
                 )
             run = _attempt(task, prediction, answer, shortened=steering.shortened)
-            attempt = replace(self._under(watch.conditions, run), disturbed=disturbed)
+            conditions = watch.conditions
+            attempt = replace(self._under(conditions, run), disturbed=disturbed)
+            joules.append(conditions.energy_joules)
             if attempt.contamination is None:
                 break
             disturbed += (
@@ -110,11 +115,23 @@ class Runner:
                 ),
             )
         self._is_left_alone = attempt.contamination is None
-        return replace(attempt, seconds=time.monotonic() - began)
+        return replace(attempt, seconds=self._clock() - began, energy_joules=_sum(joules))
 
     def _under(self, conditions: Conditions, attempt: Attempt) -> Attempt:
         reason = contamination(conditions, self._prepared.workload.hardware)
-        return replace(attempt, contamination=reason, energy_joules=conditions.energy_joules)
+        if _is_short_of_memory(attempt.outcome) and not conditions.foreign_gpu:
+            reason = None  # others made it slower, but took none of its memory
+        return replace(attempt, contamination=reason)
+
+
+def _sum(joules: Sequence[float | None]) -> float | None:
+    """Of all runs; None where devices count none."""
+    known = [each for each in joules if each is not None]
+    return sum(known) if len(known) == len(joules) else None
+
+
+def _is_short_of_memory(outcome: Outcome) -> bool:
+    return isinstance(outcome, Failed) and isinstance(outcome.cause, OutOfMemory)
 
 
 class _Steering:

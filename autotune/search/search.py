@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from statistics import fmean
+from typing import NoReturn
 
 import optuna
 
@@ -15,6 +16,7 @@ from autotune.search.advisor import Advisor
 from autotune.search.attempt import Attempt
 from autotune.search.baselines import Baseline
 from autotune.search.calibrated import CalibratedPredictor
+from autotune.search.failures import causes, common_cause
 from autotune.search.lanes import Lanes
 from autotune.search.ledger import (
     AGAIN,
@@ -33,7 +35,7 @@ from autotune.search.ledger import (
 from autotune.search.proposals import Judgement, Proposals, judge
 from autotune.search.runner import Runner
 from autotune.search.space import Space
-from autotune.search.winner import SMALL_LOSS, Field, field_of
+from autotune.search.winner import FINALISTS, SMALL_LOSS, Field, field_of, ranked
 from storage.records import FinishedTrial, RunningTrial, TrialRecord, TrialResult
 from trials.job import SearchSection
 from trials.outcome import Completed, Failed, OutOfMemory, Rejected
@@ -47,12 +49,13 @@ _AS_FAST = 1.03
 """The winner of an earlier search is tried when it is predicted to take at most so many times the best one's time."""
 _NEIGHBOURS = 2
 """Further plans of a kind of baseline that are tried, those predicted fastest."""
-_FINALISTS = 3
 _REFERENCE_EVERY = 8
 """Trials after which one plan is run again, to see the machine drift."""
+OWN_SAMPLER = "model"
+"""Others do not know what a further trial may gain, and spend the budget."""
 _IDLE_SUGGESTIONS = 50
 """After so many suggestions in a row that need no run, the sampler has nothing new to say."""
-_FAILURES_IN_A_ROW = 4
+_FAILURES_IN_A_ROW, _FAILURES_FROM_THE_FIRST = 4, 8
 _LOOK_SECONDS = 0.5
 """Between looks at what other agents did, while there is nothing else to do."""
 _LEAST_GAIN = 0.001
@@ -91,10 +94,12 @@ class Search:
     runners: Sequence[Runner]
     """Each on devices of its own: so many trials run at the same time."""
     listener: Listener
+    tell: Callable[[str], None] = _log.info
+    """Told why no further plan is tried."""
     clock: Callable[[], float] = time.monotonic
     _to_compare: dict[str, list[Plan]] = field(init=False, default_factory=dict)
     """Baselines that were not tried yet."""
-    _baselines: dict[Plan, str] = field(init=False, default_factory=dict)
+    _baselines: dict[Plan, frozenset[str]] = field(init=False, default_factory=dict)
     """Their roles, also of those that were tried for another reason before."""
     _deadline: float = field(init=False)
     """On the clock; what the study's trials took in earlier runs is spent."""
@@ -128,8 +133,7 @@ class Search:
             time.sleep(_LOOK_SECONDS)
             self._catch_up()
         if not self._field().standings:
-            tried = len(self.ledger.trials)
-            raise NoFeasiblePlan(f"none of the {tried} plans that were tried completed; raise hardware.memory_limit")
+            self._give_up("no plan completed")
         with Lanes[_Running, TrialResult](self.runners[:1]) as lanes:
             self._work(self._repeats(), lanes)
         return self._field()
@@ -153,7 +157,7 @@ class Search:
     def _may_go_on(self, owed: int = 0) -> bool:
         """Whether a trial is left beside those owed, and time for it and for the confirmation."""
         is_left = len(self._spent()) + owed < self.settings.trials and not self.ledger.is_closing
-        return is_left and self._has_time(1 + _FINALISTS + len(BASELINES))
+        return is_left and self._has_time(1 + FINALISTS + len(BASELINES))
 
     def _has_time(self, runs: int) -> bool:
         """For so many more, by the clock and by the hours of the devices, where also what runs now is owed."""
@@ -214,7 +218,7 @@ class Search:
     def _seed(self, plan: Plan, role: str) -> Iterator[_Wanted]:
         known = self.ledger.answer(plan)
         if role in BASELINES:
-            self._baselines[plan] = role
+            self._baselines[plan] = self._baselines.get(plan, frozenset()) | {role}
         if known is None:
             yield _Wanted(plan=plan, role=role)
         elif known.study_id not in {trial.study_id for trial in self.ledger.trials}:
@@ -225,7 +229,7 @@ class Search:
         while idle < _IDLE_SUGGESTIONS:
             if not self._is_promising():
                 if not self.ledger.open:
-                    _log.info("no further gain is expected that a trial could show, or the budget is spent")
+                    self.tell(self._why_enough())
                     return
                 yield None  # what still runs may change that, and must be over before the finalists are repeated
                 continue
@@ -247,12 +251,35 @@ class Search:
                 yield from self._reference()
 
     def _is_promising(self) -> bool:
-        """Whether one more trial is affordable and worth it."""
+        """Whether one more trial is affordable and, where the sampler knows, worth it."""
         if not self._may_go_on(owed=self._left_to_compare()):
             return False
+        if self.settings.sampler != OWN_SAMPLER:
+            return True
         self.advisor.pending = frozenset(trial.plan for trial in self.ledger.open)
-        proposal = self.advisor.propose()
-        return proposal is not None and self._is_worth(proposal.gain)
+        while True:
+            proposal = self.advisor.propose()
+            if proposal is not None and self._is_worth(proposal.gain):
+                return True
+            if not self.advisor.turn():
+                return False
+
+    def _why_enough(self) -> str:
+        """No further plan is sampled, in words."""
+        left = self.settings.trials - len(self._spent()) - self._left_to_compare()
+        if self.ledger.is_closing:
+            return "Another agent repeats the finalists"
+        if left <= 0:
+            return f"The {self.settings.trials} trials of search.trials are spent"
+        if not self._may_go_on(owed=self._left_to_compare()):
+            return "The time that is left, or the hours of devices, are for the repeats of the finalists"
+        proposal, noise = self.advisor.propose(), self.advisor.surrogate.noise
+        if proposal is None:
+            return "Every plan that may be good was tried"
+        return (
+            f"A further plan is expected to gain {proposal.gain:.2%}, too little beside the {noise:.1%} by which a "
+            f"trial errs: {left} trials are left over"
+        )
 
     def _reference(self) -> Iterator[_Wanted]:
         """The same plan again after some trials."""
@@ -266,16 +293,20 @@ class Search:
     def _repeats(self) -> Iterator[_Wanted]:
         for number in range(self.settings.confirm_rounds):
             now = self._field()
-            for plan in now.contenders(_FINALISTS) if number else now.finalists(_FINALISTS):
+            for plan in now.contenders(FINALISTS) if number else now.finalists(FINALISTS):
                 if self._confirmations(plan) <= number:
                     yield _Wanted(plan=plan, role=CONFIRM)
             now = self._field()
-            is_sure = not now.standings or now.verdict(now.repeated).loss <= SMALL_LOSS
-            if is_sure or not self._has_time(_FINALISTS):
+            is_sure = not now.standings or now.verdict().loss <= SMALL_LOSS
+            if is_sure or not self._has_time(FINALISTS):
                 return
 
     def _confirmations(self, plan: Plan) -> int:
-        return sum(trial.role == CONFIRM and trial.plan == plan for trial in self.ledger.trials)
+        """Those that rank the plan."""
+        return sum(
+            trial.role == CONFIRM and trial.plan == plan and trial.result.contamination is None
+            for trial in ranked(self.ledger.trials)
+        )
 
     def _field(self) -> Field:
         return field_of(self.ledger.everything(), self.advisor.surrogate, self._baselines)
@@ -310,7 +341,7 @@ class Search:
         if rejection := self._rejection(want.plan):
             self._keep(run, self.ledger.put(trial, Attempt(outcome=rejection)))
             return
-        steps = self.proposals.steps(want.suggestion) if want.suggestion else None
+        steps = self.proposals.steps(want.suggestion, self.advisor.to_beat()) if want.suggestion else None
 
         def measure(runner: Runner, on_wait: Callable[[], None]) -> TrialResult:
             return self.ledger.put(trial, runner.run(want.plan, steps, on_wait))
@@ -344,11 +375,21 @@ class Search:
         return self.runners[0].rejection(plan)
 
     def _stop_if_all_fail(self) -> None:
+        """Of anything but memory several times in a row, or of whatever from the first one on."""
         ours = [trial for trial in self.ledger.trials if trial.agent_id == self.ledger.agent_id and ran(trial)]
-        last = [trial.result.outcome for trial in ours[-_FAILURES_IN_A_ROW:]]
-        causes = [outcome.cause for outcome in last if isinstance(outcome, Failed)]
-        if len(causes) == _FAILURES_IN_A_ROW and not any(isinstance(cause, OutOfMemory) for cause in causes):
-            raise TrialsKeepFailing(f"{len(causes)} trials in a row failed, the last with: {causes[-1]}")
+        found = causes(ours[-_FAILURES_IN_A_ROW:])
+        if len(found) == _FAILURES_IN_A_ROW and not any(isinstance(cause, OutOfMemory) for cause in found):
+            raise TrialsKeepFailing(f"{len(found)} trials in a row failed, {common_cause(ours[-_FAILURES_IN_A_ROW:])}")
+        if len(causes(ours)) == len(ours) >= _FAILURES_FROM_THE_FIRST and not self._field().standings:
+            self._give_up(f"all {len(ours)} trials failed")
+
+    def _give_up(self, what: str) -> NoReturn:
+        """Raises NoFeasiblePlan or TrialsKeepFailing, by what went wrong."""
+        failed = [trial for trial in self.ledger.trials if isinstance(trial.result.outcome, Failed)]
+        if not failed:
+            raise NoFeasiblePlan(f"{what}: none was worth a run; raise hardware.memory_limit, or widen search.space")
+        is_memory = all(isinstance(cause, OutOfMemory) for cause in causes(failed))
+        raise (NoFeasiblePlan if is_memory else TrialsKeepFailing)(f"{what}, {common_cause(failed)}")
 
     def _judge(self, trial: FinishedTrial) -> Judgement:
         return judge(trial.result.outcome, trial.result.epoch_seconds, self.predictor.epoch_seconds(trial.plan))

@@ -25,13 +25,13 @@ _DRIFT_SECONDS = (60.0, 600.0)
 _NOISES = (0.005, 0.01, 0.02, 0.04, 0.08)
 _USUAL = (0.03, 0.02, 0.02)
 """Plan width, drift and noise before anything is measured; a factor of e away is one standard deviation."""
-_OWN = 0.1
-"""Of the variance of what predictions do not know of a plan, the share that not even the most similar plan tells."""
+_OWN = {0.1: 0.8, 0.5: 0.2}
+"""Of the variance of what predictions do not know of a plan, the share that not even the most similar plan tells: its
+probability before anything is measured."""
 _LEAST_SHARE = 0.02
 """Widths that are so much less probable than the best ones are left out."""
 _FREEDOM = 4.0
 _ROUNDS = 5
-_LEAST_NOISE = 1e-4
 _DISTURBED = 4.0
 """So many times the noise has a trial on a machine that others used as well."""
 
@@ -60,9 +60,15 @@ class Posterior:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Widths:
     plan: float
+    own: float
     drift: float
     drift_seconds: float
     noise: float
+
+    def of_plans(self, likeness: Array, same: Array) -> Array:
+        """Covariance of what predictions do not know of plans."""
+        covariance: Array = self.plan**2 * ((1 - self.own) * likeness + self.own * same)
+        return covariance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -75,6 +81,8 @@ class _Fit:
     """Of the covariance of the measured values, noise included, [trials, trials]."""
     weights: Array
     """The inverse times the residuals, [trials]."""
+    slowness: float
+    """Logarithm of the factor by which the slowest machine was slower in its last trial than usual."""
 
 
 class Surrogate:
@@ -98,17 +106,23 @@ class Surrogate:
         """Relative error of one trial."""
         return sum(fit.probability * fit.widths.noise for fit in self._fits())
 
+    @property
+    def slowness(self) -> float:
+        """By which factor a trial would take longer now than `posterior` says; of several machines, on the slowest."""
+        return math.exp(sum(fit.probability * fit.slowness for fit in self._fits()))
+
     def posterior(self, plans: Sequence[Plan]) -> Posterior:
         """Of these plans together."""
         known = [trial.plan for trial in self._trials]
         prior = np.log([self._predictor.epoch_seconds(plan) for plan in plans])
         linear, likeness = self._linear(plans, plans), self._likeness(plans, plans)
         linear_across, likeness_across = self._linear(plans, known), self._likeness(plans, known)
+        same, same_across = _same(plans, plans), _same(plans, known)
         mean, square = np.zeros(len(plans)), np.zeros((len(plans), len(plans)))
         for fit in self._fits():
-            across = linear_across + fit.widths.plan**2 * likeness_across
+            across = linear_across + fit.widths.of_plans(likeness_across, same_across)
             shift = across @ fit.weights
-            covariance = linear + fit.widths.plan**2 * likeness - across @ fit.inverse @ across.T
+            covariance = linear + fit.widths.of_plans(likeness, same) - across @ fit.inverse @ across.T
             mean += fit.probability * shift
             square += fit.probability * (covariance + np.outer(shift, shift))
         return Posterior(mean=prior + mean, covariance=square - np.outer(mean, mean))
@@ -124,13 +138,12 @@ class Surrogate:
         return linear
 
     def _likeness(self, plans: Sequence[Plan], others: Sequence[Plan]) -> Array:
-        """Matern's, with nu = 5/2, in the coordinates of plans, and a share of each plan's own, [plans, others]."""
+        """Matern's, with nu = 5/2, in the coordinates of plans, [plans, others]."""
         if not others:
             return np.zeros((len(plans), 0))
         one, other = (np.array([self._coordinates_of(plan) for plan in each]) for each in (plans, others))
         far = math.sqrt(5) * np.sqrt(((one[:, None] - other[None]) ** 2).sum(axis=-1))
-        same = np.array([plan.id for plan in plans])[:, None] == np.array([plan.id for plan in others])
-        likeness: Array = (1 - _OWN) * (1 + far + far**2 / 3) * np.exp(-far) + _OWN * same
+        likeness: Array = (1 + far + far**2 / 3) * np.exp(-far)
         return likeness
 
     def _fits(self) -> list[_Fit]:
@@ -140,36 +153,42 @@ class Surrogate:
 
     def _all_fits(self) -> list[_Fit]:
         plan, drift, noise = _USUAL
-        usual = _Widths(plan=plan, drift=drift, drift_seconds=_DRIFT_SECONDS[0], noise=noise)
+        usual = _Widths(plan=plan, own=min(_OWN), drift=drift, drift_seconds=_DRIFT_SECONDS[0], noise=noise)
         if not self._trials:
-            return [_Fit(widths=usual, probability=1.0, inverse=np.zeros((0, 0)), weights=np.zeros(0))]
+            return [_Fit(widths=usual, probability=1.0, inverse=np.zeros((0, 0)), weights=np.zeros(0), slowness=0.0)]
         plans = [trial.plan for trial in self._trials]
         times = np.array([trial.result.finished.timestamp() for trial in self._trials])
         residuals = np.array([self._residual(trial) for trial in self._trials])
-        own = np.array([(trial.result.epoch_seconds_error or 0.0) / _seconds(trial) for trial in self._trials])
+        errors = np.array([(trial.result.epoch_seconds_error or 0.0) / _seconds(trial) for trial in self._trials])
         disturbed = np.array([_DISTURBED if trial.result.contamination else 1.0 for trial in self._trials])
-        linear, likeness = self._linear(plans, plans), self._likeness(plans, plans)
+        linear, likeness, same = self._linear(plans, plans), self._likeness(plans, plans), _same(plans, plans)
         apart = np.abs(times[:, None] - times)
+        agents = np.array([trial.agent_id or "" for trial in self._trials])
+        last = [int(np.flatnonzero(agents == agent)[-1]) for agent in dict.fromkeys(agents)]
+        apart[agents[:, None] != agents] = np.inf  # each machine has a drift of its own
+
+        def drifts(widths: _Widths) -> Array:
+            drift: Array = widths.drift**2 * np.exp(-apart / widths.drift_seconds)
+            return drift
 
         def smooth(widths: _Widths) -> Array:
-            drift = widths.drift**2 * np.exp(-apart / widths.drift_seconds)
-            total: Array = linear + widths.plan**2 * likeness + drift
+            total: Array = linear + widths.of_plans(likeness, same) + drifts(widths)
             return total
 
         def noises(widths: _Widths) -> Array:
-            noises: Array = (disturbed * np.maximum(own, max(widths.noise, _LEAST_NOISE))) ** 2
+            noises: Array = (disturbed * np.maximum(errors, widths.noise)) ** 2
             return noises
 
         candidates = [
-            _Widths(plan=plan, drift=drift, drift_seconds=seconds, noise=noise)
-            for plan, drift, seconds, noise in product(_PLAN_WIDTHS, _DRIFT_WIDTHS, _DRIFT_SECONDS, _NOISES)
+            _Widths(plan=plan, own=own, drift=drift, drift_seconds=seconds, noise=noise)
+            for plan, own, drift, seconds, noise in product(_PLAN_WIDTHS, _OWN, _DRIFT_WIDTHS, _DRIFT_SECONDS, _NOISES)
         ]
         logarithms = [_evidence(smooth(each) + np.diag(noises(each)), residuals) + _prior(each) for each in candidates]
         shares = np.exp(np.array(logarithms) - max(logarithms))
         shares[shares < _LEAST_SHARE] = 0
         shares /= shares.sum()
         return [
-            _weighted(widths, float(share), smooth(widths), noises(widths), residuals)
+            _weighted(widths, float(share), smooth(widths), noises(widths), residuals, drifts=drifts(widths)[last])
             for widths, share in zip(candidates, shares, strict=True)
             if share
         ]
@@ -188,6 +207,12 @@ def _seconds(trial: FinishedTrial) -> float:
     return trial.result.epoch_seconds or math.nan
 
 
+def _same(plans: Sequence[Plan], others: Sequence[Plan]) -> Array:
+    """1 where a plan is one of the others, [plans, others]."""
+    same = np.array([plan.id for plan in plans])[:, None] == np.array([plan.id for plan in others], dtype=str)
+    return np.asarray(same, dtype=np.float64)
+
+
 def _evidence(covariance: Array, residuals: Array) -> float:
     """Logarithm of the marginal likelihood, but for a constant."""
     lower = np.linalg.cholesky(covariance)
@@ -196,11 +221,14 @@ def _evidence(covariance: Array, residuals: Array) -> float:
 
 def _prior(widths: _Widths) -> float:
     found = (widths.plan, widths.drift, widths.noise)
-    return -0.5 * sum(math.log(width / usual) ** 2 for width, usual in zip(found, _USUAL, strict=True))
+    apart = sum(math.log(width / usual) ** 2 for width, usual in zip(found, _USUAL, strict=True))
+    return math.log(_OWN[widths.own]) - 0.5 * apart
 
 
-def _weighted(widths: _Widths, probability: float, smooth: Array, noises: Array, residuals: Array) -> _Fit:
-    """With less weight for trials that are far off."""
+def _weighted(
+    widths: _Widths, probability: float, smooth: Array, noises: Array, residuals: Array, *, drifts: Array
+) -> _Fit:
+    """With less weight for trials that are far off. `drifts` are those of each machine's last trial."""
     scale = np.ones_like(noises)
     for _ in range(_ROUNDS):
         inverse = np.linalg.inv(smooth + np.diag(noises * scale)).astype(np.float64)
@@ -208,7 +236,9 @@ def _weighted(widths: _Widths, probability: float, smooth: Array, noises: Array,
         variance = noises * scale * (1 - noises * scale * np.diag(inverse))
         scale = (_FREEDOM + (left**2 + variance) / noises) / (_FREEDOM + 1)
     inverse = np.linalg.inv(smooth + np.diag(noises * scale)).astype(np.float64)
-    return _Fit(widths=widths, probability=probability, inverse=inverse, weights=inverse @ residuals)
+    weights = inverse @ residuals
+    slowness = float((drifts @ weights).max())
+    return _Fit(widths=widths, probability=probability, inverse=inverse, weights=weights, slowness=slowness)
 
 
 def _coordinates(plan: Plan, micro_batches: int, mean: Array) -> Array:

@@ -1,7 +1,7 @@
 """Tunes a prepared job: from the store's last knowledge to a confirmed winner in it."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -30,7 +30,7 @@ from autotune.search.solver import Solver
 from autotune.search.winner import Field
 from autotune.workbench import Workbench
 from storage.errors import Superseded
-from storage.records import BestPlan, FinishedTrial, StudyRecord
+from storage.records import BestPlan, StudyRecord
 from trials import plugins, wire
 from trials.errors import InvalidPlan, UnknownName
 from trials.plan import Plan
@@ -38,6 +38,8 @@ from trials.run.pool import REQUESTS_PER_START, WarmPool
 from trials.run.ranks import local_ranks
 
 _FRESH = "fresh"
+_OF_AN_AGENT = ("parallel", "workers", "trial_timeout")
+"""Settings in which agents of one search may differ."""
 _LOOK_SECONDS = 0.5
 """Between looks at how far the agent is that repeats the finalists."""
 
@@ -45,15 +47,18 @@ _LOOK_SECONDS = 0.5
 class Tuner:
     """Finds the best plan of one job, resuming what an earlier run began."""
 
-    def __init__(self, bench: Workbench, listener: Listener) -> None:
-        """Raises JobError for an unknown sampler, and for a present plan that is not one of this job."""
+    def __init__(self, bench: Workbench, listener: Listener, tell: Callable[[str], None]) -> None:
+        """`tell` is told in words why no further plan is tried.
+
+        Raises JobError for an unknown sampler, and for a present plan that is not one of this job.
+        """
         self._prepared = bench.prepared
         self._workload = bench.prepared.workload
         self._store = bench.store
         self._agent = bench.agent
         self._spool = bench.spool
         self._folder = bench.folder
-        self._listener = listener
+        self._listener, self._tell = listener, tell
         _check_sampler(self._prepared.job.search.sampler)
         self._present = self._read_present()
         self._fingerprint = self._store.add_workload(self._workload)
@@ -75,7 +80,7 @@ class Tuner:
             if not self._leads(study):
                 return self._winner_of(study)
             found = search.confirm()
-        best = self._best(study, ledger.trials, found)
+        best = self._best(study, ledger, found)
         if self._store.conclude_study(best, wire.encode(search.predictor.lessons), self._agent.id):
             return best
         return self._winner_of(study)  # another agent took this one, which was silent, for gone
@@ -96,7 +101,8 @@ class Tuner:
         settings = {**self._settings(), _FRESH: False}
 
         def is_same(study: StudyRecord) -> bool:
-            return {**study.settings, _FRESH: False} == settings
+            differing = {key for key, value in settings.items() if study.settings.get(key) != value}
+            return differing <= {_FRESH, *_OF_AN_AGENT}
 
         return self._store.join_study(self._fingerprint, settings, self._prepared.job.training.seed, is_same)
 
@@ -182,6 +188,7 @@ class Tuner:
                 for group, pool in enumerate(pools)
             ],
             listener=self._listener,
+            tell=self._tell,
         )
         search.explore(
             chain(
@@ -207,10 +214,10 @@ class Tuner:
             raise JobError(f"search.present: {path} is a plan for {plan.layout.world_size} devices, not {devices}")
         return plan
 
-    def _best(self, study: StudyRecord, trials: Sequence[FinishedTrial], field: Field) -> BestPlan:
+    def _best(self, study: StudyRecord, ledger: Ledger, field: Field) -> BestPlan:
         if not field.standings:
             raise NoFeasiblePlan("every plan ran out of memory when it was repeated; raise hardware.memory_limit")
-        verdict = field.verdict(field.repeated)
+        verdict = field.verdict()
         winner = field.standings[verdict.winner]
         samples = self._workload.data.samples
         speed = samples / winner.epoch_seconds
@@ -223,8 +230,8 @@ class Tuner:
             samples_per_second=speed,
             samples_per_second_error=speed * winner.epoch_seconds_error / winner.epoch_seconds,
             baselines=field.compare(verdict.winner, samples),
-            search_seconds=sum(map(duration_seconds, trials)),
-            pareto=pareto(field, trials, samples, self._prepared.job.search.objectives),
+            search_seconds=sum(map(duration_seconds, ledger.trials)),
+            pareto=pareto(field, ledger.everything(), samples, self._prepared.job.search.objectives),
             confidence=verdict.confidence,
             ties=tuple(field.standings[number].plan.id for number in verdict.ties),
             created=datetime.now(UTC),

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from types import MappingProxyType
+from typing import TypeAlias
 
 import numpy as np
 
@@ -19,8 +20,11 @@ SURE = 0.95
 """A finalist that is slower with this probability is no match for the winner."""
 SMALL_LOSS = 0.003
 """Expected share of the time by which another finalist is faster: less is not worth a further repeat."""
-_NONE: Mapping[Plan, str] = MappingProxyType({})
+Roles: TypeAlias = Mapping[Plan, frozenset[str]]
+_NONE: Roles = MappingProxyType({})
 _DRAWS = 4096
+FINALISTS = 3
+"""Plans that may win which are repeated, at the most."""
 _LEAST = 2
 """Finalists, so that the winner is compared with something."""
 
@@ -63,15 +67,23 @@ class Field:
     """In the same order."""
 
     @property
+    def compared(self) -> Sequence[int]:
+        """Those that ran more than once, and those that may win though their repeat is not there or failed."""
+        return sorted({*self.repeated, *self._contenders(FINALISTS)})
+
+    @property
     def repeated(self) -> Sequence[int]:
-        """Those that ran more than once, if any did: one lucky trial neither wins nor serves for comparison."""
+        """Those that ran more than once, if any did: one lucky trial does not win."""
         everything = range(len(self.standings))
         return [number for number in everything if self.standings[number].trials > 1] or everything
 
     def contenders(self, most: int) -> tuple[Plan, ...]:
         """The two fastest plans and others that may be as fast."""
-        first = (number for number in range(min(most, len(self.standings))) if number < _LEAST or self._may_win(number))
-        return tuple(self.standings[number].plan for number in first)
+        return tuple(self.standings[number].plan for number in self._contenders(most))
+
+    def _contenders(self, most: int) -> list[int]:
+        first = range(min(most, len(self.standings)))
+        return [number for number in first if number < _LEAST or self._may_win(number)]
 
     def finalists(self, most: int) -> tuple[Plan, ...]:
         """The contenders and the fastest of each kind of baseline."""
@@ -82,14 +94,16 @@ class Field:
         more, error = self.posterior.difference(number, 0)
         return more <= _far(SURE) * error
 
-    def verdict(self, numbers: Sequence[int]) -> Verdict:
-        """Of the plans at these positions. Draws from the posterior, the same for the same trials."""
+    def verdict(self) -> Verdict:
+        """Of the plans that are compared. Draws from the posterior, the same for the same trials."""
+        numbers = self.compared
         rows = np.array(numbers)
         covariance = self.posterior.covariance[np.ix_(rows, rows)]
         random = np.random.default_rng(0)
         drawn = random.multivariate_normal(self.posterior.mean[rows], covariance, _DRAWS, method="eigh")
         fastest = drawn.argmin(axis=1)
-        winner = int(np.bincount(fastest, minlength=len(rows)).argmax())
+        wins = np.bincount(fastest, minlength=len(rows))
+        winner = max(map(numbers.index, self.repeated), key=wins.__getitem__)
         slower = (drawn > drawn[:, [winner]]).mean(axis=0)
         ties = [numbers[other] for other in range(len(rows)) if other != winner and slower[other] < SURE]
         return Verdict(
@@ -100,8 +114,9 @@ class Field:
         )
 
     def compare(self, winner: int, samples: int) -> tuple[Baseline, ...]:
-        """The winner against the fastest of each kind of baseline; `samples` of an epoch."""
-        return tuple(self._compare(winner, *best, samples) for best in self._best_baselines(self.repeated).items())
+        """The winner against the fastest of each kind of baseline, repeated ones first; `samples` of an epoch."""
+        best = {**self._best_baselines(range(len(self.standings))), **self._best_baselines(self.repeated)}
+        return tuple(self._compare(winner, role, best[role], samples) for role in BASELINES if role in best)
 
     def _compare(self, winner: int, role: str, number: int, samples: int) -> Baseline:
         standing = self.standings[number]
@@ -125,8 +140,8 @@ class Field:
         return found
 
 
-def field_of(trials: Iterable[FinishedTrial], surrogate: Surrogate, baselines: Mapping[Plan, str] = _NONE) -> Field:
-    """The plans of these trials, which have taught the surrogate; `baselines` have one more role than their trials."""
+def field_of(trials: Iterable[FinishedTrial], surrogate: Surrogate, baselines: Roles = _NONE) -> Field:
+    """The plans of these trials, which have taught the surrogate; `baselines` have these roles as well."""
     by_plan: dict[Plan, list[FinishedTrial]] = defaultdict(list)
     for trial in ranked(trials):
         by_plan[trial.plan].append(trial)
@@ -142,32 +157,34 @@ def field_of(trials: Iterable[FinishedTrial], surrogate: Surrogate, baselines: M
 
 
 def ranked(trials: Iterable[FinishedTrial]) -> list[FinishedTrial]:
-    """Those that rank their plans: measured to the end, of a plan that never ran out of memory.
+    """Those that rank their plans: measured to the end, of a plan that never ran out of memory on its own.
 
-    On a machine that others used as well only where there is no trial without them.
+    On a machine that others used as well only where the plan has no trial without them.
     """
     trials = list(trials)
-    too_large = {trial.plan for trial in trials if _ran_out_of_memory(trial.result.outcome)}
+    too_large = {trial.plan for trial in trials if _ran_out_of_memory(trial)}
     whole = [trial for trial in trials if _is_whole(trial.result.outcome) and trial.plan not in too_large]
-    return [trial for trial in whole if trial.result.contamination is None] or whole
+    alone = {trial.plan for trial in whole if trial.result.contamination is None}
+    return [trial for trial in whole if trial.result.contamination is None or trial.plan not in alone]
 
 
 def _is_whole(outcome: Outcome) -> bool:
     return isinstance(outcome, Completed) and not outcome.shortened
 
 
-def _ran_out_of_memory(outcome: Outcome) -> bool:
-    return isinstance(outcome, Failed) and isinstance(outcome.cause, OutOfMemory)
+def _ran_out_of_memory(trial: FinishedTrial) -> bool:
+    """Of its own, while no others took some."""
+    outcome = trial.result.outcome
+    is_short = isinstance(outcome, Failed) and isinstance(outcome.cause, OutOfMemory)
+    return is_short and trial.result.contamination is None
 
 
-def _standing(
-    trials: Sequence[FinishedTrial], posterior: Posterior, row: int, baselines: Mapping[Plan, str]
-) -> Standing:
+def _standing(trials: Sequence[FinishedTrial], posterior: Posterior, row: int, baselines: Roles) -> Standing:
     plan = trials[0].plan
     seconds = math.exp(posterior.mean[row])
     return Standing(
         plan=plan,
-        roles=frozenset((*(trial.role for trial in trials), *filter(None, [baselines.get(plan)]))),
+        roles=frozenset(trial.role for trial in trials) | baselines.get(plan, frozenset()),
         epoch_seconds=seconds,
         epoch_seconds_error=seconds * float(posterior.error[row]),
         peak_bytes=max(

@@ -15,7 +15,7 @@ from sqlalchemy import Engine, text
 from autotune import agent as agents
 from autotune.agent import Agent
 from storage.store import Store
-from tests.storage_values import PADDED_PLAN, WORKLOAD, best_of, packed_plan, result_of
+from tests.storage_values import PADDED_PLAN, WORKLOAD, best_of, concluded, packed_plan, result_of
 
 BEAT = 0.02
 ELSEWHERE = "another host"
@@ -144,6 +144,18 @@ def test_a_plan_that_was_tried_cannot_be_claimed_until_its_trial_is_given_up(sto
     assert (again is None) == (ends == "finished")
 
 
+def test_a_plan_is_claimed_again_by_an_agent_that_knows_how_often_it_was_tried(store: Store) -> None:
+    study, agent = new_study(store), store.add_agent(ELSEWHERE, "1 1").id
+    first = store.claim_trial(study, PADDED_PLAN, "sampled", {}, agent)
+    assert first is not None
+    assert store.claim_trial(study, PADDED_PLAN, "sampled", {}, agent, finished=1) is None
+    store.finish_trial(result_of(first.id))
+    second = store.claim_trial(study, PADDED_PLAN, "sampled", {}, agent, finished=1)
+    assert second is not None
+    store.finish_trial(result_of(second.id))
+    assert store.claim_trial(study, PADDED_PLAN, "sampled", {}, agent, finished=1) is None
+
+
 def test_agents_that_begin_the_same_search_at_once_join_one_study(store: Store) -> None:
     fingerprint, gate = store.add_workload(WORKLOAD), Barrier(4)
 
@@ -156,6 +168,19 @@ def test_agents_that_begin_the_same_search_at_once_join_one_study(store: Store) 
     assert len(joined) == 1
     other = store.join_study(fingerprint, {"trials": 4}, 0, lambda study: study.settings == {"trials": 4})
     assert {other.id} != joined
+
+
+def test_a_search_goes_on_though_another_one_was_begun_since(store: Store) -> None:
+    fingerprint = store.add_workload(WORKLOAD)
+
+    def join(trials: int) -> str:
+        return store.join_study(fingerprint, {"trials": trials}, 0, lambda study: study.settings["trials"] == trials).id
+
+    first, second = join(3), join(4)
+    assert join(3) == first
+    assert join(4) == second
+    concluded(store, best_of(first))
+    assert join(3) not in (first, second)
 
 
 def test_one_agent_leads_a_study_until_another_takes_its_place(store: Store) -> None:

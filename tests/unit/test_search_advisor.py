@@ -27,6 +27,7 @@ from tests.search_values import (
     solver_of,
     times,
 )
+from tests.storage_values import OUTCOMES
 from trials.job import SearchSection
 from trials.outcome import Failed, OutOfMemory
 from trials.plan import Layout, Padded, Plan, Stage
@@ -138,6 +139,48 @@ def test_after_a_trial_ran_out_of_memory_nothing_is_proposed_that_asks_for_more_
         )
         assert not asks_for_more
         advisor.learn(measured(plan))
+
+
+def test_an_accident_is_tried_once_more_and_memory_that_others_took_bars_no_plan() -> None:
+    advisor = advisor_of()
+    plan = proposed(advisor).plan
+    crash = finished(plan, OUTCOMES["crash"])
+    taken = ran_out(plan, stage=0)
+    advisor.learn(replace(taken, result=replace(taken.result, contamination="others")))
+    assert not advisor.has_tried(plan)
+    assert advisor.may_fit(plan)
+    advisor.learn(crash)
+    assert advisor.has_tried(plan)
+    advisor.learn(taken)
+    assert not advisor.may_fit(plan)
+
+
+def test_a_stage_with_the_projector_and_one_without_cannot_be_compared() -> None:
+    """Though that holds as many layers and more: what embeds the text may be most of it."""
+    layout = Layout(pipeline=3, data=1, zero=0)
+    advisor = advisor_of(layouts=(layout,))
+    packing = advisor.space.starts[0].packing
+    failed, other = (
+        Plan(packing=packing, layout=layout, stages=tuple(Stage(vision=v, language=t) for v, t in stages))
+        for stages in (((3, 0), (2, 0), (0, 4)), ((1, 0), (2, 0), (2, 4)))
+    )
+    advisor.learn(ran_out(failed, stage=1))
+    assert not advisor.may_fit(failed)
+    assert advisor.may_fit(other)
+
+
+def test_with_several_objectives_all_weights_are_looked_at_before_the_search_ends() -> None:
+    space = Space(axes_of(), solver_of(AMPLE, PREDICTOR))
+    settings = SETTINGS.model_copy(update={"objectives": ("time", "memory")})
+    advisor = Advisor(space, CalibratedPredictor(PREDICTOR), limits_of(AMPLE), settings)
+    advisor.learn(measured(proposed(advisor).plan))
+    plans = {proposed(advisor).plan}
+    while advisor.turn():
+        plans.add(proposed(advisor).plan)
+    assert len(plans) > 1
+    assert not advisor.turn()
+    advisor.learn(measured(proposed(advisor).plan))
+    assert advisor.turn()
 
 
 def test_a_stage_that_ran_out_says_nothing_of_the_others() -> None:

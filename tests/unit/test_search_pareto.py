@@ -62,6 +62,11 @@ def test_energy_is_mean_power_for_an_epoch_over_its_samples() -> None:
     assert [entry.joules_per_sample for entry in found] == [20.0, 10.0]
 
 
+def test_a_plan_whose_energy_is_not_known_beats_no_other_by_it() -> None:
+    found = pareto(field((10, 1), (20, 1), (30, 1)), [spent(2, 100, 2), spent(3, 100, 2)], SAMPLES, ("time", "energy"))
+    assert numbers(found) == [1, 2]
+
+
 def test_energy_that_no_device_counts_compares_nothing() -> None:
     found = pareto(field((10, 2), (20, 1)), [], SAMPLES, ("time", "energy"))
     assert numbers(found) == [1]

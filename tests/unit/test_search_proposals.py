@@ -7,6 +7,7 @@ import optuna
 import pytest
 from optuna.trial import FrozenTrial, TrialState
 
+from autotune.errors import JobError
 from autotune.search.advisor import Advisor
 from autotune.search.calibrated import CalibratedPredictor
 from autotune.search.guide import Guide
@@ -144,7 +145,7 @@ def test_a_trial_that_was_ended_early_is_pruned(tmp_path: Path) -> None:
 def test_steps_go_on_until_the_study_sees_that_they_are_clearly_worse(tmp_path: Path) -> None:
     proposals = open_proposals(tmp_path)
     proposals.add(trial(1), GOOD)
-    good, bad = proposals.steps(proposals.suggest()), proposals.steps(proposals.suggest())
+    good, bad = (proposals.steps(proposals.suggest(), 100.0) for _ in range(2))
     assert [good(seconds) for seconds in (101.0, 99.0, 100.0)] == [True] * 3
     assert [bad(seconds) for seconds in (200.0, 201.0)] == [True, False]
     assert stored(tmp_path)[2].intermediate_values == {0: 200.0, 1: 201.0}
@@ -180,6 +181,14 @@ def test_an_unknown_sampler_is_refused_with_the_names_that_exist(tmp_path: Path)
 
 
 # --- Optuna's tables that cannot be used ---
+
+
+def test_a_study_of_another_space_is_told_with_the_remedy(tmp_path: Path) -> None:
+    open_proposals(tmp_path).add(trial(0), GOOD)
+    other = Space(axes_of(packers=("isf",)), solver_of(1 << 50, PREDICTOR))
+    advisor = Advisor(other, CalibratedPredictor(PREDICTOR), limits_of(1 << 50), SearchSection())
+    with database(url_of(tmp_path)) as storage, pytest.raises(JobError, match=r"other values of packer.*--fresh"):
+        Proposals(storage, "study", "tpe", Guide(space=other, advisor=advisor, seed=0))
 
 
 def test_tables_of_another_optuna_are_told(tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def conditions(foreign_gpu: bool, energy_joules: float | None = None) -> Conditi
 def test_a_disturbed_trial_is_run_once_more_and_marked_when_that_is_disturbed_too(
     tmp_path: Path, disturbed: tuple[bool, ...], runs: int, contamination: str | None
 ) -> None:
-    machine = iter([conditions(foreign, 100.0 + run) for run, foreign in enumerate(disturbed)])
+    machine = iter([conditions(foreign, 100.0) for foreign in disturbed])
 
     class OtherMachine(Undisturbed):
         @property
@@ -141,7 +141,7 @@ def test_a_disturbed_trial_is_run_once_more_and_marked_when_that_is_disturbed_to
     attempt = Runner(prepared_of(tmp_path), CalibratedPredictor(PREDICTOR), pool, OtherMachine).run(PLAN)
     assert isinstance(attempt.outcome, Completed)
     assert pool.asked == [PLAN] * runs
-    assert (attempt.contamination, attempt.energy_joules) == (contamination, 99.0 + runs)
+    assert (attempt.contamination, attempt.energy_joules) == (contamination, 100.0 * runs)
     assert [run.contamination for run in attempt.disturbed] == ["another process computed on the devices"] * (runs - 1)
     assert attempt.seconds is not None
 

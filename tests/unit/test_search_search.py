@@ -11,6 +11,7 @@ from optuna.trial import TrialState
 from autotune.errors import NoFeasiblePlan, TrialsKeepFailing
 from autotune.search import search
 from autotune.search.ledger import (
+    AGAIN,
     BASELINE_DEFAULT,
     BASELINE_KEPT,
     BASELINE_OMNIBAL,
@@ -56,7 +57,7 @@ def roles(trials: list[FinishedTrial]) -> list[str]:
 
 def fastest(bench: Bench) -> Standing:
     """The winner as the tuner finds it."""
-    return bench.field.standings[bench.field.verdict(bench.field.repeated).winner]
+    return bench.field.standings[bench.field.verdict().winner]
 
 
 def spent(trials: list[FinishedTrial]) -> int:
@@ -134,7 +135,7 @@ def test_every_answer_is_in_the_optuna_study_once(bench: Bench) -> None:
     found = optuna.load_study(study_name=study.name, storage=bench.store.optuna_url).get_trials()
     counts = Counter(each.user_attrs.get("trial_id") for each in found if each.user_attrs.get("role") != SAMPLED)
     assert set(counts.values()) == {1}
-    assert set(counts) == {trial.id for trial in ledger.trials if trial.role not in (SAMPLED, CONFIRM)}
+    assert set(counts) == {trial.id for trial in ledger.trials if trial.role not in (SAMPLED, *AGAIN)}
     assert not any(each.state == TrialState.RUNNING for each in found)
 
 
@@ -260,9 +261,9 @@ def test_a_failure_of_another_study_is_tried_again_unless_it_was_memory(bench: B
 
 
 @pytest.mark.parametrize("cause", [CRASH, Timeout(seconds=5)])
-def test_several_crashes_in_a_row_end_the_search_with_the_last_cause(bench: Bench, cause: Cause) -> None:
+def test_several_crashes_in_a_row_end_the_search_with_the_common_cause(bench: Bench, cause: Cause) -> None:
     pool = SimulatedLauncher(PREDICTOR, cause_of=lambda plan: None if is_padded(plan) else cause)
-    with pytest.raises(TrialsKeepFailing, match=f"4 trials in a row failed, the last with: {cause}"):
+    with pytest.raises(TrialsKeepFailing, match=f"4 trials in a row failed, 4 of 4 with: {cause}"):
         bench.search(bench.study(), pool, trials=20)
     assert not any(map(is_padded, pool.asked[-4:]))
 
@@ -275,8 +276,68 @@ def test_crashes_between_other_outcomes_do_not_end_the_search(bench: Bench) -> N
 
 def test_where_nothing_completes_there_is_no_feasible_plan(bench: Bench) -> None:
     pool = SimulatedLauncher(PREDICTOR, cause_of=lambda _: TOO_LARGE)
-    with pytest.raises(NoFeasiblePlan, match="none of the 6 plans that were tried completed"):
+    with pytest.raises(NoFeasiblePlan, match=r"no plan completed, 6 of 6 ran out of memory, .* stage 0, which needed"):
         bench.search(bench.study(), pool, trials=6)
+    assert len(pool.asked) == 6
+
+
+def test_where_everything_runs_out_of_memory_the_search_ends_long_before_its_budget(bench: Bench) -> None:
+    pool = SimulatedLauncher(PREDICTOR, cause_of=lambda _: TOO_LARGE)
+    with pytest.raises(NoFeasiblePlan, match="all 8 trials failed, 8 of 8 ran out of memory"):
+        bench.search(bench.study(), pool, trials=40)
+
+
+def test_where_all_of_few_trials_crash_memory_is_not_blamed(bench: Bench) -> None:
+    pool = SimulatedLauncher(PREDICTOR, cause_of=lambda _: CRASH)
+    with pytest.raises(TrialsKeepFailing, match=r"no plan completed, 3 of 3 with: .*boom"):
+        bench.search(bench.study(), pool, trials=3, axes=ONE_PLAN)
+
+
+def test_after_an_accident_of_all_plans_a_search_that_goes_on_tries_them_again(bench: Bench) -> None:
+    study, broken = bench.study(), SimulatedLauncher(PREDICTOR, cause_of=lambda _: CRASH)
+    with pytest.raises(TrialsKeepFailing):
+        bench.search(study, broken)
+    mended = SimulatedLauncher(PREDICTOR)
+    ledger = bench.search(study, mended)
+    assert set(broken.asked) <= set(mended.asked)
+    completed = {trial.role for trial in ledger.trials if isinstance(trial.result.outcome, Completed)}
+    assert completed >= {PREDICTED, *ALWAYS}
+
+
+def test_a_plan_that_crashes_twice_is_not_tried_again(bench: Bench) -> None:
+    bad: list[Plan] = []
+
+    def cause(plan: Plan) -> Cause | None:
+        bad.extend([] if bad or is_padded(plan) else [plan])
+        return CRASH if plan in bad else None
+
+    pool = SimulatedLauncher(PREDICTOR, cause_of=cause)
+    bench.search(bench.study(), pool)
+    assert 1 <= pool.asked.count(bad[0]) <= 2
+
+
+def test_what_ends_the_search_is_told(bench: Bench) -> None:
+    bench.search(bench.study(), SimulatedLauncher(PREDICTOR), trials=4)
+    bench.search(bench.study(), SimulatedLauncher(PREDICTOR), time_limit=1e-6)
+    bench.search(bench.study(), SimulatedLauncher(PREDICTOR, Behaviour(noise=0.0)), trials=60)
+    bench.search(bench.study(), SimulatedLauncher(PREDICTOR), trials=60, axes=ONE_PLAN)
+    assert [said.split(" ")[0] for said in bench.said] == ["The", "The", "A", "Every"]
+    assert bench.said[0] == "The 4 trials of search.trials are spent"
+    assert "hours of devices" in bench.said[1]
+    assert "expected to gain" in bench.said[2]
+
+
+@pytest.mark.parametrize("sampler", ["random", "exhaustive"])
+def test_other_samplers_spend_the_budget(bench: Bench, sampler: str) -> None:
+    ledger = bench.search(bench.study(), SimulatedLauncher(PREDICTOR, Behaviour(noise=0.0)), trials=20, sampler=sampler)
+    assert spent(ledger.trials) == 20
+
+
+def test_an_exhaustive_search_that_goes_on_begins_where_it_ended(bench: Bench) -> None:
+    study = bench.study()
+    first = bench.search(study, SimulatedLauncher(PREDICTOR), trials=40, sampler="exhaustive", time_limit="1h")
+    more = bench.search(study, SimulatedLauncher(PREDICTOR), trials=45, sampler="exhaustive", time_limit="1h")
+    assert (spent(first.trials), spent(more.trials)) == (40, 45)
 
 
 def test_a_plan_that_runs_out_of_memory_when_it_is_repeated_does_not_win(bench: Bench) -> None:

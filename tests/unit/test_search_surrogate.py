@@ -1,7 +1,9 @@
 """What is known of plans after trials on a machine that is noisy, slows down and is disturbed."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -74,6 +76,40 @@ def test_a_plan_that_was_only_tried_on_the_slow_machine_is_not_blamed_for_it() -
     less, _ = surrogate_after(trials).posterior(PLANS[:2]).difference(1, 0)
     predicted = np.log(PREDICTOR.epoch_seconds(PLANS[1]) / PREDICTOR.epoch_seconds(PLANS[0]))
     assert less == pytest.approx(predicted, abs=0.03)
+
+
+def _factor(factors: Mapping[Plan, float], plan: Plan, _: int) -> float:
+    return factors[plan]
+
+
+@pytest.mark.parametrize("own", [0.003, 0.03], ids=["predictable plans", "plans that differ on their own"])
+def test_a_difference_of_plans_is_within_two_errors_19_times_of_20(own: float) -> None:
+    within = []
+    for seed in range(12):
+        factors = dict(zip(STARTS, np.random.default_rng(seed).lognormal(0, own, len(STARTS)).tolist(), strict=True))
+        tried = STARTS[seed % 3 :: max(1, len(STARTS) // 6)]
+        surrogate = surrogate_after(trials_of(tried, partial(_factor, factors), 0.01, seed))
+        posterior = surrogate.posterior(tried)
+        truth = np.log([factors[plan] * PREDICTOR.epoch_seconds(plan) for plan in tried])
+        for one, other in combinations(range(len(tried)), 2):
+            more, error = posterior.difference(one, other)
+            within.append(abs(more - (truth[one] - truth[other])) <= 2 * error)
+    assert np.mean(within) >= 0.88  # of pairs that share plans
+
+
+def test_the_machine_that_is_slow_now_is_told() -> None:
+    order = PLANS * 4
+    slow = surrogate_after(trials_of(order, lambda _, number: 1.2 if number >= 6 else 1.0))
+    assert slow.slowness == pytest.approx(1.2, abs=0.12)
+    assert surrogate_after(trials_of(order, lambda *_: 1.0)).slowness == pytest.approx(1.0, abs=0.02)
+    assert surrogate_after([]).slowness == 1.0
+
+
+def test_machines_of_different_speed_are_not_taken_for_noise() -> None:
+    trials = trials_of(PLANS * 6, lambda _, number: 1.1 if number % 2 else 1.0)
+    named = [replace(trial, agent_id="ab"[number % 2]) for number, trial in enumerate(trials)]
+    apart, together = surrogate_after(named), surrogate_after(trials)
+    assert apart.noise < together.noise / 2
 
 
 def test_an_outlier_counts_little() -> None:

@@ -56,6 +56,10 @@ def trial(plan: Plan, factor: float, number: int = 0, role: str = "sampled") -> 
     return replace(made, number=number)
 
 
+def disturbed(trial: FinishedTrial) -> FinishedTrial:
+    return replace(trial, result=replace(trial.result, contamination="others"))
+
+
 # --- which trials rank ---
 
 
@@ -78,11 +82,16 @@ def test_a_plan_that_once_ran_out_of_memory_does_not_rank() -> None:
     assert ranked([good, too_large, crashed]) == [good, too_large]
 
 
-def test_disturbed_trials_rank_only_where_there_are_no_others() -> None:
+def test_disturbed_trials_rank_only_where_their_plan_has_no_others() -> None:
     good, other = trial(PLANS[0], 1.0), trial(PLANS[1], 1.0)
-    disturbed = replace(other, result=replace(other.result, contamination="others"))
-    assert ranked([good, disturbed]) == [good]
-    assert ranked([disturbed]) == [disturbed]
+    marked = disturbed(other)
+    assert ranked([good, marked]) == [good, marked]
+    assert ranked([good, marked, other]) == [good, other]
+
+
+def test_memory_that_others_took_bars_no_plan() -> None:
+    good = trial(PLANS[0], 1.0)
+    assert ranked([good, disturbed(finished(PLANS[0], OUTCOMES["out of memory"]))]) == [good]
 
 
 # --- the field ---
@@ -114,7 +123,7 @@ def test_a_plan_has_the_roles_of_all_its_trials() -> None:
 
 
 def test_a_clear_winner_is_sure_and_has_no_ties() -> None:
-    found = field(90, 100, 101).verdict((0, 1, 2))
+    found = field(90, 100, 101).verdict()
     assert (found.winner, found.ties) == (0, ())
     assert found.confidence is not None
     assert found.confidence > 0.999
@@ -122,7 +131,7 @@ def test_a_clear_winner_is_sure_and_has_no_ties() -> None:
 
 
 def test_two_equal_plans_tie() -> None:
-    found = field(100, 100, 120).verdict((0, 1, 2))
+    found = field(100, 100, 120).verdict()
     assert {found.winner, *found.ties} == {0, 1}
     assert found.confidence == pytest.approx(0.5, abs=0.05)
 
@@ -130,24 +139,32 @@ def test_two_equal_plans_tie() -> None:
 def test_the_loss_is_what_the_fastest_plan_is_expected_to_be_faster() -> None:
     """Of two equal independent normal variables: their difference has the error e, and E max(0, d) = e / sqrt(2 pi)."""
     error = 0.01 * math.sqrt(2)
-    assert field(100, 100).verdict((0, 1)).loss == pytest.approx(error / math.sqrt(2 * math.pi), rel=0.1)
+    assert field(100, 100).verdict().loss == pytest.approx(error / math.sqrt(2 * math.pi), rel=0.1)
+
+
+def test_a_plan_that_may_be_faster_though_its_repeat_failed_does_not_win_but_makes_unsure() -> None:
+    found = field(99, 100, 130, trials=(1, 2, 2)).verdict()
+    assert (found.winner, found.ties) == (1, (0,))
+    assert found.confidence is not None
+    assert found.confidence < 0.5
+    assert found.loss > SMALL_LOSS
 
 
 def test_a_common_error_makes_nobody_unsure() -> None:
     alike = field(99, 100)
     common = replace(alike, posterior=replace(alike.posterior, covariance=np.full((2, 2), 0.01) + 1e-8 * np.eye(2)))
-    found = common.verdict((0, 1))
+    found = common.verdict()
     assert found.confidence is not None
     assert found.confidence > 0.999
 
 
 def test_one_plan_alone_wins_without_a_confidence() -> None:
-    found = field(90, 100, 110).verdict((1,))
-    assert (found.winner, found.confidence, found.ties, found.loss) == (1, None, (), 0.0)
+    found = field(90).verdict()
+    assert (found.winner, found.confidence, found.ties, found.loss) == (0, None, (), 0.0)
 
 
 def test_the_same_trials_give_the_same_verdict() -> None:
-    first, second = (field(99, 100).verdict((0, 1)) for _ in range(2))
+    first, second = (field(99, 100).verdict() for _ in range(2))
     assert (first.confidence, first.loss) == (second.confidence, second.loss)
 
 
@@ -156,13 +173,13 @@ def test_interleaved_trials_of_equal_plans_tie_and_of_unequal_ones_do_not() -> N
     ratio = PREDICTOR.epoch_seconds(fast) / PREDICTOR.epoch_seconds(slow)
     wobbles = (1.004, 0.997, 1.001, 0.999)
     equal = field_after(*(trial(plan, by * wobble) for wobble in wobbles for plan, by in ((fast, 1.0), (slow, ratio))))
-    found = equal.verdict((0, 1))
+    found = equal.verdict()
     assert found.ties == (1 - found.winner,)
     unequal = field_after(
         *(trial(plan, by * wobble) for wobble in wobbles for plan, by in ((fast, 1.0), (slow, 1.1 * ratio)))
     )
     assert unequal.standings[0].plan == fast
-    assert unequal.verdict((0, 1)).ties == ()
+    assert unequal.verdict().ties == ()
 
 
 # --- the finalists and the comparison ---
@@ -195,9 +212,11 @@ def test_gains_are_ratios_with_the_error_of_the_difference() -> None:
     assert default.samples_per_second_error == pytest.approx(0.1)
 
 
-def test_a_winner_is_compared_with_repeated_baselines_alone() -> None:
-    found = field(100, 130, 140, roles=("sampled", BASELINE_DEFAULT, BASELINE_DEFAULT), trials=(2, 1, 2))
-    assert [each.gain for each in found.compare(0, samples=1)] == [pytest.approx(1.4)]
+def test_a_winner_is_compared_with_repeated_baselines_where_there_are_some() -> None:
+    roles = ("sampled", BASELINE_DEFAULT, BASELINE_DEFAULT, BASELINE_KEPT)
+    found = field(100, 130, 140, 150, roles=roles, trials=(2, 1, 2, 1))
+    gains = {each.role: each.gain for each in found.compare(0, samples=1)}
+    assert gains == {BASELINE_DEFAULT: pytest.approx(1.4), BASELINE_KEPT: pytest.approx(1.5)}
 
 
 def test_a_shortened_trial_counts_as_no_measurement_of_its_plan() -> None:

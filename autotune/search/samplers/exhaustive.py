@@ -1,6 +1,7 @@
 """The solver's plan of every layout and pair of capacities, and then the neighbours of each."""
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 from optuna.samplers import BaseSampler
@@ -14,25 +15,22 @@ from trials.plan import Plan
 
 
 def sampler(guide: Guide) -> BaseSampler:
-    return _Exhaustive(guide.space)
+    return _Exhaustive(guide)
 
 
 class _Exhaustive(PointSampler):
-    """In the order of the axes; from the beginning again when all was suggested."""
+    """In the order of the axes, but for what was tried; the first one again when nothing is left."""
 
-    def __init__(self, space: Space) -> None:
-        super().__init__(space)
-        self._plans = _all_plans(space)
+    def __init__(self, guide: Guide) -> None:
+        super().__init__(guide.space)
+        self._advisor = guide.advisor
+        self._plans = _all_plans(guide.space)
 
     @override
     def sample_relative(self, study: Study, trial: FrozenTrial, search_space: Distributions) -> dict[str, Any]:
-        while True:
-            plan = next(self._plans, None)
-            if plan is None:
-                self._plans = _all_plans(self.space)
-                continue
-            if (point := self.space.point(plan)) is not None:
-                return point
+        left = (plan for plan in self._plans if not self._advisor.has_tried(plan))
+        points = (self.space.point(plan) for plan in (*islice(left, 1), self.space.starts[0]))
+        return next(point for point in points if point is not None)
 
 
 def _all_plans(space: Space) -> Iterator[Plan]:

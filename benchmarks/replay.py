@@ -1,0 +1,54 @@
+"""Searches among the plans of a recorded surface."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import optuna
+
+from autotune.search.advisor import Advisor
+from autotune.search.calibrated import CalibratedPredictor
+from autotune.search.guide import Guide
+from autotune.search.limits import Limits
+from autotune.search.proposals import SAMPLERS
+from autotune.search.solver import Solver
+from benchmarks.surface import Surface, recorded_space
+from trials import plugins
+from trials.plan import Plan
+
+
+def replayed(name: str, surface: Surface, trials: int, seed: int) -> list[float]:
+    """Regret after each trial of a search among the recorded plans; "model" is ours."""
+    predictor, run = CalibratedPredictor(surface.predictor), surface.replay(seed)
+    model = surface.workload.model
+    limits = Limits(
+        vision_layers=model.vision_layers,
+        language_layers=model.language_layers,
+        memory_bytes=surface.workload.memory_limit_bytes,
+    )
+    space = recorded_space(surface, Solver(surface.predictor, limits))
+    advisor = Advisor(space, predictor, limits, surface.settings)
+    guide = Guide(space=space, advisor=advisor, seed=seed)
+    plans = grid(space.starts, seed) if name == "grid" else None
+    study = optuna.create_study(sampler=None if plans else plugins.load(SAMPLERS, name).sampler(guide))
+    measured: dict[Plan, float] = {}
+    regrets: list[float] = []
+    for number in range(trials):
+        trial = study.ask(space.distributions) if plans is None else None
+        plan = space.plan(trial.params) if trial else next(plans or iter(()))
+        done = run(plan, number)
+        seconds = done.result.epoch_seconds
+        if trial is not None:
+            study.tell(trial, seconds if seconds is not None else 2 * predictor.epoch_seconds(plan))
+        if seconds is not None:
+            measured[plan] = min(seconds, measured.get(plan, math.inf))
+        advisor.learn(done)
+        fastest = min(measured, key=lambda plan: measured[plan], default=None)
+        chosen = advisor.best() if name == "model" else fastest
+        regrets.append(surface.epoch_seconds[chosen] / surface.best_seconds - 1 if chosen else math.inf)
+    return regrets
+
+
+def grid(starts: Sequence[Plan], seed: int) -> Iterator[Plan]:
+    """The plans in random order."""
+    order = np.random.default_rng(seed).permutation(len(starts))
+    return iter([starts[number] for number in order])
