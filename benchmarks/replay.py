@@ -1,5 +1,6 @@
 """Searches among the plans of a recorded surface."""
 
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
