@@ -44,7 +44,7 @@ def feasible_space(workload: Workload, solver: Solver, *, remedy: str, wanted: S
     )
     space = Space(axes, solver)
     if not space.starts:
-        raise NoFeasiblePlan(_nothing_left(workload, axes, remedy))
+        raise NoFeasiblePlan(_nothing_left(workload, axes, space, remedy))
     return space
 
 
@@ -97,7 +97,7 @@ def _check_recompute(workload: Workload, wanted: SpaceSection) -> None:
 def _fitting(workload: Workload, solver: Solver, chosen: Sequence[Layout], remedy: str) -> tuple[Layout, ...]:
     """Those whose leanest plan is expected to fit."""
     limit = workload.memory_limit_bytes
-    least = {layout: solver.leanest(Padded(samples=1), layout) for layout in chosen}
+    least = {layout: solver.fullest(solver.leanest(Padded(samples=1), layout)) for layout in chosen}
     fitting = tuple(layout for layout, (needed, _) in least.items() if needed <= limit)
     if not fitting:
         layout, (needed, stage) = min(least.items(), key=lambda entry: entry[1][0])
@@ -139,12 +139,23 @@ def _longest(workload: Workload) -> tuple[int, int]:
     return workload.data.most_vision_units, workload.data.longest_text_tokens
 
 
-def _nothing_left(workload: Workload, axes: Axes, remedy: str) -> str:
-    """Every layout fits with one sample at a time, so it is the packs that do not."""
+def _nothing_left(workload: Workload, axes: Axes, space: Space, remedy: str) -> str:
+    """Every layout fits with one sample at a time, so it is the packs that do not, or what the space keeps fixed."""
+    batch = f"the global batch of {workload.global_batch_samples} samples"
+    searched = f"layouts {_names(axes.layouts)}, {len(axes.capacities)} pairs of capacities, recompute {axes.recompute}"
+    miss = space.nearest_miss()
+    if miss is None:
+        return (
+            f"no plan of the search space keeps {batch} within 10 %: {searched}; set training.global_batch_samples to "
+            "what steps of whole packs can hold, or widen search.space.qv and qt"
+        )
+    packing, layout, needed, stage = miss
+    limit = workload.memory_limit_bytes
     return (
-        f"no plan of the search space fits {workload.memory_limit_bytes / _MEBI:.0f} MiB per rank and keeps the global "
-        f"batch of {workload.global_batch_samples} samples within 10 %: layouts {_names(axes.layouts)}, "
-        f"{len(axes.capacities)} pairs of capacities, recompute {axes.recompute}; {remedy}, or widen search.space"
+        f"no plan of the search space that keeps {batch} within 10 % fits {limit / _MEBI:.0f} MiB per rank: "
+        f"{searched}; the leanest, {layout_name(layout)} with qv {packing.qv} and qt {packing.qt}, needs about "
+        f"{needed / _MEBI:.0f} MiB on stage {stage}, {(needed - limit) / _MEBI:.0f} MiB more than there is; {remedy}, "
+        "or widen search.space"
     )
 
 

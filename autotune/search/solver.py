@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from autotune.search.limits import Limits
 from autotune.search.problem import Problem
 from autotune.search.splits import Choices, Wanted, min_max_split
 from trials.model.cut import cut
-from trials.plan import Layout, Packing, Plan
+from trials.plan import Layout, Packing, Plan, Stage
 
 RANKED = Wanted(count=16, within=1.08)
 """Solutions of the closed form that are compared on real packs: beyond them hardly any is the fastest."""
@@ -98,21 +97,34 @@ class Solver:
 
     def least_bytes(self, packing: Packing, layout: Layout) -> float:
         """What the fullest stage needs under the leanest split, with everything recomputed."""
-        return self.leanest(packing, layout)[0]
+        return self.fullest(self.leanest(packing, layout))[0]
 
-    def leanest(self, packing: Packing, layout: Layout) -> tuple[float, int]:
-        """(`least_bytes`, the number of the fullest stage)."""
-        problem = self._problem(packing, layout)
+    def leanest(self, packing: Packing, layout: Layout, *, recompute: bool = True) -> Plan:
+        """The plan whose fullest stage needs least, with everything recomputed or nothing; whether it fits or not."""
+        problem, share = self._problem(packing, layout), int(recompute)
 
         def needed(number: int, held: Holdings) -> Array:
-            return problem.stage_bytes(number, held.parts(held.vision, held.language))
+            return problem.stage_bytes(number, held.parts(share * held.vision, share * held.language))
 
-        ends, most = self._min_max(problem, layout, needed)
-        each = [
-            float(needed(number, problem.holdings(number, np.array([start]), np.array([end])))[0])
-            for number, (start, end) in enumerate(pairwise((0, *ends)))
+        ends, _ = self._min_max(problem, layout, needed)
+        starts = (0, *ends[:-1])
+        held = [
+            problem.holdings(number, np.array([start]), np.array([end]))
+            for number, (start, end) in enumerate(zip(starts, ends, strict=True))
         ]
-        return most, int(np.argmax(each))
+        stages = (
+            Stage(
+                vision=vision, language=language, recompute_vision=share * vision, recompute_language=share * language
+            )
+            for vision, language in ((int(each.vision[0]), int(each.language[0])) for each in held)
+        )
+        return Plan(packing=packing, layout=layout, stages=tuple(stages))
+
+    def fullest(self, plan: Plan) -> tuple[float, int]:
+        """(expected bytes, number) of the stage that needs most."""
+        sizes = self._predictor.sizes(plan.packing, plan.layout)
+        needed = [stage.expected for stage in self._predictor.stage_memory(Parts.of(cut(plan)), plan.layout, sizes)]
+        return max(needed), int(np.argmax(needed))
 
     def _min_max(
         self, problem: Problem, layout: Layout, function: Callable[[int, Holdings], Array]

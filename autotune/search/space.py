@@ -136,6 +136,16 @@ class Space:
         known = ((self.distributions[name], value) for name, value in choices.items())
         return all(isinstance(values, CategoricalDistribution) and value in values.choices for values, value in known)
 
+    def nearest_miss(self) -> tuple[Packed, Layout, float, int] | None:
+        """Of an empty space what lacks least memory, and the bytes and number of its fullest stage.
+
+        None where no packing keeps the global batch.
+        """
+        pairs = ((packing, layout) for layout in self._axes.layouts for packing in self._packings())
+        found = ((packing, layout, self._now.least(packing, layout)) for packing, layout in pairs)
+        needing = ((packing, layout, *least) for packing, layout, least in found if least is not None)
+        return min(needing, key=lambda each: each[2], default=None)
+
     # --- where to look ---
 
     @cached_property

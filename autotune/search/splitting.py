@@ -31,13 +31,27 @@ class Splitting:
         self.stages: Callable[[Packing, Layout, tuple[int, ...]], tuple[Stage, ...]] = cache(self._usual_stages)
         """Those of the best plan whose stages end so, or with everything recomputed where that does not fit."""
 
+    def least(self, packing: Packing, layout: Layout) -> tuple[float, int] | None:
+        """(bytes, number) of the fullest stage under what needs least; None where nothing keeps the batch."""
+        if not self._solver.keeps_batch(packing, layout):
+            return None
+        if self._ends is None:
+            return self._solver.fullest(self._solver.leanest(packing, layout, recompute=self._recompute != "none"))
+        stages = self.stages(packing, layout, self._ends)
+        return self._solver.fullest(Plan(packing=packing, layout=layout, stages=stages))
+
     def _anchor(self, packing: Packing, layout: Layout) -> Plan | None:
         if not self._solver.keeps_batch(packing, layout):
             return None
         if self._ends is not None:
             return self.fitted(packing, layout, self._ends)
         plan = self._splitter.solve(packing, layout)
-        return plan and self._recomputing(plan, self._recompute)
+        if plan is None or self._recompute == "fit":
+            return plan
+        given = self._recomputing(plan, self._recompute)
+        if self.admits(given):
+            return given
+        return self._solver.leanest(packing, layout, recompute=self._recompute == "all")
 
     def _fit(self, packing: Packing, layout: Layout, ends: tuple[int, ...]) -> Plan | None:
         plan = self._splitter.fit(packing, layout, ends)

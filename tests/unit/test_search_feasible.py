@@ -1,5 +1,6 @@
 """What of the space that a job asks for can be searched, and what is said of what cannot."""
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from trials.plan import Layout, Packed, Padded
 from trials.workload import Workload
 
 PREDICTOR = predictor_of()
+TWO_STAGES = Layout(pipeline=2, data=1, zero=0)
 REMEDY = "raise hardware.memory_limit"
 
 
@@ -91,8 +93,9 @@ def test_capacities_hold_the_longest_sample_where_it_would_be_lost() -> None:
 
 
 def test_where_no_layout_fits_the_leanest_one_is_named_with_its_stage_and_what_is_missing() -> None:
+    solver = solver_of(1, PREDICTOR)
     least, stage = min(
-        solver_of(1, PREDICTOR).leanest(Padded(samples=1), layout)
+        solver.fullest(solver.leanest(Padded(samples=1), layout))
         for layout in (Layout(pipeline=1, data=2, zero=1), Layout(pipeline=2, data=1, zero=0))
     )
     with pytest.raises(NoFeasiblePlan) as found:
@@ -113,5 +116,23 @@ def test_layouts_that_cannot_fit_are_left_out() -> None:
 
 
 def test_where_no_pack_keeps_the_batch_the_space_is_described() -> None:
-    with pytest.raises(NoFeasiblePlan, match=r"keeps the global batch of 16 samples .* or widen search.space"):
+    with pytest.raises(
+        NoFeasiblePlan, match=r"keeps the global batch of 16 samples .* or widen search.space.qv and qt"
+    ):
         space_of(workload_of(), qv=(40,), qt=(20_000,))
+
+
+@pytest.mark.parametrize(
+    "wanted", [{"recompute": "none"}, {"split": (5, 4), "recompute": ((0, 0), (0, 0))}, {"split": (1, 8)}, {}]
+)
+def test_where_the_space_keeps_what_would_fit_out_the_leanest_is_named_and_what_it_lacks_is_true(
+    wanted: dict[str, Any],
+) -> None:
+    layouts = ("p2-d1-z0",)
+    workload = workload_of(round(1.01 * solver_of(1, PREDICTOR).least_bytes(Padded(samples=1), TWO_STAGES)))
+    with pytest.raises(NoFeasiblePlan, match=r"on stage \d, \d+ MiB more than there is") as found:
+        space_of(workload, layouts=layouts, qv=(12,), qt=(480,), **wanted)
+    missing = re.search(r"(\d+) MiB more than there is", str(found.value))
+    assert missing
+    enough = replace(workload, memory_limit_bytes=workload.memory_limit_bytes + (int(missing[1]) + 1) * MEBI)
+    assert space_of(enough, layouts=layouts, qv=(12,), qt=(480,), **wanted).starts

@@ -115,11 +115,11 @@ class WarmPool:
         leaking = leaks(self._first, footprints)
         for rank, (before, now) in leaking.items():
             _log.warning(
-                "rank %d leaks: %d descriptors, %d threads and %d MiB after its first request, %d, %d and %d after "
-                "%d; new ranks take over",
+                "rank %d leaks: %d descriptors, %d threads, %d MiB and %d MiB on its device after its first request, "
+                "%d, %d, %d and %d after %d; new ranks take over",
                 rank,
-                *(before.descriptors, before.threads, before.resident_bytes >> 20),
-                *(now.descriptors, now.threads, now.resident_bytes >> 20),
+                *(before.descriptors, before.threads, before.resident_bytes >> 20, before.device_bytes >> 20),
+                *(now.descriptors, now.threads, now.resident_bytes >> 20, now.device_bytes >> 20),
                 self._served,
             )
         if leaking or self._served == self._requests_per_start:
