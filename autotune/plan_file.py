@@ -29,7 +29,7 @@ def read_plan(path: Path) -> Plan:
             content = file.read(_MOST_BYTES + 1)
     except OSError as error:
         raise PredictError(
-            f"{path} cannot be read ({error.strerror}); give a file with a plan, or a plan's id"
+            f"{path} cannot be read ({error.strerror}); give a file like that which `autotune show PLAN --json` prints"
         ) from error
     if len(content) > _MOST_BYTES:
         raise PredictError(f"{path} is larger than {_MOST_BYTES >> 20} MiB; {_FORM}")

@@ -14,6 +14,8 @@ from trials.workload import Workload
 
 _MEBI = 1 << 20
 _SHOWN = 4
+_LEAST_SAVED = 0.001
+"""Share of an epoch that counts as a gain."""
 
 
 def plan_text(plan: Plan) -> str:
@@ -90,7 +92,7 @@ def _payback_text(best: BestPlan) -> str:
     other = min(best.baselines, key=lambda baseline: baseline.gain)
     saved = best.workload.data.samples / other.samples_per_second - best.epoch_seconds
     cost = f"The search's trials took {best.search_seconds:.0f} s"
-    if saved <= 0:
+    if saved < _LEAST_SAVED * best.epoch_seconds:
         return f"{cost}; {other.role} is as fast"
     epochs = best.search_seconds / saved
     return f"{cost}; an epoch is {saved:.0f} s shorter than with {other.role}: paid back in {epochs:.1f} epochs"

@@ -91,9 +91,9 @@ class SpaceSection(_Section):
     """Pipeline and data degree with the ZeRO stage, like p2-d4-z1."""
     packers: Annotated[tuple[str, ...], _Some] | None = None
     """Modules of `trials.data.packers`."""
-    qv: Annotated[tuple[Annotated[int, Field(gt=0)], ...], _Some] | None = None
+    qv: Annotated[tuple[Annotated[int, Field(gt=0, lt=2**31)], ...], _Some] | None = None
     """Most vision units of a pack."""
-    qt: Annotated[tuple[Annotated[int, Field(gt=0)], ...], _Some] | None = None
+    qt: Annotated[tuple[Annotated[int, Field(gt=0, lt=2**31)], ...], _Some] | None = None
     """Most text tokens of a pack."""
     qv_slack: Annotated[tuple[Annotated[int, Field(ge=0)], ...], _Some] = (0, 1, 2)
     """So many units less than qv fill a pack as well; the usual slack first."""

@@ -67,7 +67,9 @@ class Advisor:
         self._trials: list[FinishedTrial] = []
         self._tried: set[Plan] = set()
         self._accidents: Counter[Plan] = Counter()
+        self._failed: set[Plan] = set()
         self._measured: tuple[Plan, ...] = ()
+        """Those that may win."""
         self._exceeded: list[tuple[Plan, int]] = []
         self._beside: list[float] = []
         self._factors: Array = np.ones(len(LAYER_COSTS) + 2)
@@ -97,7 +99,9 @@ class Advisor:
         self._accidents[trial.plan] += not says_something(trial)
         if says_something(trial) or self._accidents[trial.plan] >= MOST_ACCIDENTS:
             self._tried.add(trial.plan)
-        self._measured = tuple(dict.fromkeys(each.plan for each in ranked(self._trials)))
+        completed = dict.fromkeys(each.plan for each in ranked(self._trials))
+        self._failed = self._tried.difference(completed)
+        self._measured = tuple(filter(self.space.allows, completed))
         match trial.result.outcome:
             case Completed(measurement=measurement):
                 self._beside.append(max(duration_seconds(trial) - sum(measurement.step_seconds), 0.0))
@@ -151,8 +155,7 @@ class Advisor:
         first: dict[int, Plan] = {}
         for start in self._ordered(self.space.starts):
             first.setdefault(start.layout.pipeline, start)
-        failed = self._tried.difference(self._measured)
-        seen = ([plan for plan in self._climbed(start) if plan not in failed] for start in first.values())
+        seen = ([plan for plan in self._climbed(start) if plan not in self._failed] for start in first.values())
         climbed = [plans for plans in seen if plans]
         found = self._ordered([plans[int(np.argmax(self._chance_over_time(plans)))] for plans in climbed])
         seconds = self._seconds(found)

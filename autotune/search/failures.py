@@ -1,22 +1,46 @@
-"""What trials that failed have in common, in words."""
+"""When failures of trials end a search, and what they have in common, in words."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import NoReturn
 
+from autotune.errors import NoFeasiblePlan, TrialsKeepFailing
 from storage.records import FinishedTrial
 from trials.outcome import Cause, Failed, OutOfMemory
 
 _MEBI = 1 << 20
+_IN_A_ROW, _FROM_THE_FIRST = 4, 8
 
 
-def causes(trials: Sequence[FinishedTrial]) -> list[Cause]:
-    """Of those that failed."""
+def stop_if_all_fail(trials: Sequence[FinishedTrial], *, found_any: bool) -> None:
+    """Of trials in order: for several failures of anything but memory in a row, or for failures alone.
+
+    `found_any` says whether any plan has completed. Raises NoFeasiblePlan or TrialsKeepFailing.
+    """
+    last = _causes(trials[-_IN_A_ROW:])
+    if len(last) == _IN_A_ROW and not any(isinstance(cause, OutOfMemory) for cause in last):
+        give_up(f"{len(last)} trials in a row failed", trials[-_IN_A_ROW:])
+    if len(_causes(trials)) == len(trials) >= _FROM_THE_FIRST and not found_any:
+        give_up(f"all {len(trials)} trials failed", trials)
+
+
+def give_up(what: str, trials: Iterable[FinishedTrial]) -> NoReturn:
+    """Raises NoFeasiblePlan or TrialsKeepFailing, by what went wrong in those of the trials that failed."""
+    found = _causes(trials)
+    if not found:
+        raise NoFeasiblePlan(
+            f"{what}: none was run; raise search.trials or hardware.memory_limit, or widen search.space"
+        )
+    is_memory = all(isinstance(cause, OutOfMemory) for cause in found)
+    raise (NoFeasiblePlan if is_memory else TrialsKeepFailing)(f"{what}, {_common_cause(found)}")
+
+
+def _causes(trials: Iterable[FinishedTrial]) -> list[Cause]:
     return [trial.result.outcome.cause for trial in trials if isinstance(trial.result.outcome, Failed)]
 
 
-def common_cause(trials: Sequence[FinishedTrial]) -> str:
-    """Of trials some of which failed: the commonest cause, or of too little memory the nearest miss, and what helps."""
-    found = causes(trials)
+def _common_cause(found: Sequence[Cause]) -> str:
+    """The commonest cause, or of too little memory the nearest miss, and what helps."""
     short = [cause for cause in found if isinstance(cause, OutOfMemory)]
     others = [str(cause) for cause in found if not isinstance(cause, OutOfMemory)]
     if len(short) > len(others):

@@ -1,18 +1,21 @@
 """What may be searched for a workload: the values of each axis that the devices, the memory and the data allow."""
 
+import math
 from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import accumulate
 
 from autotune.errors import JobError, NoFeasiblePlan
 from autotune.search.capacities import capacities
-from autotune.search.layouts import layout_name, layouts
+from autotune.search.layouts import layout_name, layouts, zero_stages
+from autotune.search.limits import HEADROOM
 from autotune.search.solver import Solver
 from autotune.search.space import Axes, Space
 from trials import plugins
 from trials.data.packs import PACKERS
 from trials.errors import UnknownName
 from trials.job import SpaceSection
-from trials.plan import Layout, Padded
+from trials.plan import Layout, Packed, Packing, Padded, Plan
 from trials.workload import Workload
 
 _MEBI = 1 << 20
@@ -42,7 +45,7 @@ def feasible_space(workload: Workload, solver: Solver, *, remedy: str, wanted: S
         boundary_shift=wanted.boundary_shift,
         recompute_shift=wanted.recompute_shift,
     )
-    space = Space(axes, solver)
+    space = Space(axes, solver, partial(allows, wanted))
     if not space.starts:
         raise NoFeasiblePlan(_nothing_left(workload, axes, space, remedy))
     return space
@@ -74,6 +77,38 @@ def _of_stages(workload: Workload, chosen: Sequence[Layout], split: Sequence[int
     return found
 
 
+def check_space(workload: Workload, wanted: SpaceSection) -> None:
+    """Raises JobError for a value that cannot be, as far as that is known without costs of layers."""
+    _check_recompute(workload, wanted)
+    _layouts(workload, wanted)
+    _packers(wanted)
+    _capacities(workload, wanted)
+
+
+def allows(wanted: SpaceSection, plan: Plan) -> bool:
+    """Whether a plan has what the job asks for; where that says nothing, it is free."""
+    of_packs = wanted.model_fields_set & {"packers", "qv", "qt", "qv_slack", "qt_slack"}
+    asked = {name: values for name in of_packs if (values := getattr(wanted, name)) is not None}
+    everything = [(stage.vision, stage.language) for stage in plan.stages]
+    recomputed = [(stage.recompute_vision, stage.recompute_language) for stage in plan.stages]
+    counts = {"all": everything, "none": [(0, 0)] * len(everything), "fit": recomputed}
+    fixed = counts[wanted.recompute] if isinstance(wanted.recompute, str) else list(wanted.recompute)
+    return (
+        (wanted.layouts is None or layout_name(plan.layout) in wanted.layouts)
+        and all(_of_packs(plan.packing).get(name) in values for name, values in asked.items())
+        and (wanted.split is None or tuple(map(sum, everything)) == wanted.split)
+        and recomputed == fixed
+    )
+
+
+def _of_packs(packing: Packing) -> dict[str, str | int]:
+    """By the names of the axes; nothing where samples are padded."""
+    if not isinstance(packing, Packed):
+        return {}
+    slacks = {"qv_slack": packing.qv - packing.qv_min, "qt_slack": packing.qt - packing.qt_min}
+    return {"packers": packing.packer, "qv": packing.qv, "qt": packing.qt, **slacks}
+
+
 def _check_recompute(workload: Workload, wanted: SpaceSection) -> None:
     """Raises JobError for counts that are not those of the given split."""
     if isinstance(wanted.recompute, str):
@@ -98,13 +133,13 @@ def _fitting(workload: Workload, solver: Solver, chosen: Sequence[Layout], remed
     """Those whose leanest plan is expected to fit."""
     limit = workload.memory_limit_bytes
     least = {layout: solver.fullest(solver.leanest(Padded(samples=1), layout)) for layout in chosen}
-    fitting = tuple(layout for layout, (needed, _) in least.items() if needed <= limit)
+    fitting = tuple(layout for layout, (needed, _) in least.items() if needed <= HEADROOM * limit)
     if not fitting:
         layout, (needed, stage) = min(least.items(), key=lambda entry: entry[1][0])
         raise NoFeasiblePlan(
             f"no plan fits {limit / _MEBI:.0f} MiB per rank: the leanest layout, {layout_name(layout)} with everything "
-            f"recomputed, needs about {needed / _MEBI:.0f} MiB on stage {stage}, {(needed - limit) / _MEBI:.0f} MiB "
-            f"more than there is; {remedy}"
+            f"recomputed, needs about {_mebi(needed)} MiB on stage {stage}, {_mebi(needed) - limit // _MEBI} MiB "
+            f"more than there is; {remedy}{_or_devices(workload, solver)}"
         )
     return fitting
 
@@ -154,9 +189,25 @@ def _nothing_left(workload: Workload, axes: Axes, space: Space, remedy: str) -> 
     return (
         f"no plan of the search space that keeps {batch} within 10 % fits {limit / _MEBI:.0f} MiB per rank: "
         f"{searched}; the leanest, {layout_name(layout)} with qv {packing.qv} and qt {packing.qt}, needs about "
-        f"{needed / _MEBI:.0f} MiB on stage {stage}, {(needed - limit) / _MEBI:.0f} MiB more than there is; {remedy}, "
+        f"{_mebi(needed)} MiB on stage {stage}, {_mebi(needed) - limit // _MEBI} MiB more than there is; {remedy}, "
         "or widen search.space"
     )
+
+
+def _mebi(expected: float) -> int:
+    """The limit that plans of so many expected bytes keep, rounded up."""
+    return math.ceil(expected / HEADROOM / _MEBI)
+
+
+def _or_devices(workload: Workload, solver: Solver) -> str:
+    """The next number of devices whose pipeline fits, as a further remedy; nothing where there is none."""
+    devices = 2 * workload.hardware.devices
+    while devices <= solver.layers:
+        pipeline = Layout(pipeline=devices, data=1, zero=zero_stages(workload.model, 1)[0])
+        if solver.least_bytes(Padded(samples=1), pipeline) <= HEADROOM * workload.memory_limit_bytes:
+            return f", or give {devices} devices"
+        devices *= 2
+    return ""
 
 
 def _names(chosen: Iterable[Layout]) -> str:

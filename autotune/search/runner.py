@@ -17,7 +17,7 @@ from autotune.search.trial_steps import trial_steps
 from autotune.workload import Prepared
 from storage.records import DisturbedRun
 from trials.errors import InvalidPlan
-from trials.outcome import Cause, Completed, Crash, Failed, Measurement, Outcome, OutOfMemory, Rejected
+from trials.outcome import Cause, Completed, Failed, Measurement, Outcome, OutOfMemory, Rejected
 from trials.plan import Plan
 from trials.run.pool import Answers
 from trials.run.report import TrialReport
@@ -173,20 +173,15 @@ def _attempt(task: Trial, prediction: Prediction, answer: Answers | Cause, *, sh
     if not isinstance(answer, Answers):
         return Attempt(outcome=Failed(cause=answer))
     measurement = _measurement(task, answer)
-    if isinstance(measurement, Crash):
-        return Attempt(outcome=Failed(cause=measurement))
     seconds, error = estimate_epoch(measurement, prediction)
     completed = Completed(measurement=measurement, shortened=shortened)
     return Attempt(outcome=completed, epoch_seconds=seconds, epoch_seconds_error=error)
 
 
-def _measurement(task: Trial, answer: Answers) -> Measurement | Crash:
+def _measurement(task: Trial, answer: Answers) -> Measurement:
     reports = [report for report in answer.reports if isinstance(report, TrialReport)]
     first = reports[0]
     steps = task.timed_steps[: len(first.step_seconds)]
-    for step, loss in zip(steps, first.losses, strict=True):
-        if not math.isfinite(loss):
-            return Crash(rank=0, detail=f"the loss of step {step} is {loss}; lower training.learning_rate")
     return Measurement(
         steps=steps,
         step_seconds=tuple(max(times) for times in zip(*(report.step_seconds for report in reports), strict=True)),

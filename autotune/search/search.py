@@ -7,16 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from statistics import fmean
-from typing import NoReturn
 
 import optuna
 
-from autotune.errors import NoFeasiblePlan, TrialsKeepFailing
 from autotune.search.advisor import Advisor
 from autotune.search.attempt import Attempt
 from autotune.search.baselines import Baseline
 from autotune.search.calibrated import CalibratedPredictor
-from autotune.search.failures import causes, common_cause
+from autotune.search.failures import give_up, stop_if_all_fail
 from autotune.search.lanes import Lanes
 from autotune.search.ledger import (
     AGAIN,
@@ -38,7 +36,7 @@ from autotune.search.space import Space
 from autotune.search.winner import FINALISTS, SMALL_LOSS, Field, field_of, ranked
 from storage.records import FinishedTrial, RunningTrial, TrialRecord, TrialResult
 from trials.job import SearchSection
-from trials.outcome import Completed, Failed, OutOfMemory, Rejected
+from trials.outcome import Completed, Rejected
 from trials.plan import Plan
 
 _log = logging.getLogger(__name__)
@@ -55,7 +53,6 @@ OWN_SAMPLER = "model"
 """Others do not know what a further trial may gain, and spend the budget."""
 _IDLE_SUGGESTIONS = 50
 """After so many suggestions in a row that need no run, the sampler has nothing new to say."""
-_FAILURES_IN_A_ROW, _FAILURES_FROM_THE_FIRST = 4, 8
 _LOOK_SECONDS = 0.5
 """Between looks at what other agents did, while there is nothing else to do."""
 _LEAST_GAIN = 0.001
@@ -132,8 +129,8 @@ class Search:
         while self.ledger.open:  # another agent finishes its last trial
             time.sleep(_LOOK_SECONDS)
             self._catch_up()
-        if not self._field().standings:
-            self._give_up("no plan completed")
+        if not self._field().repeated:
+            give_up("no plan of the search space completed", self.ledger.trials)
         with Lanes[_Running, TrialResult](self.runners[:1]) as lanes:
             self._work(self._repeats(), lanes)
         return self._field()
@@ -143,7 +140,10 @@ class Search:
     def _left_to_compare(self) -> int:
         """Trials for further plans of the baselines: all baselines together take about a quarter."""
         compared = sum(trial.role in BASELINES for trial in self._spent())
-        most = sum(min(len(plans), _NEIGHBOURS) for plans in self._to_compare.values())
+        most = 0
+        for plans in self._to_compare.values():
+            untried = sum(self.ledger.answer(plan) is None for plan in plans)
+            most += min(untried, max(_NEIGHBOURS - (len(plans) - untried), 0))
         return min(most, max(self.settings.trials // 4 + 1 - compared, 0))
 
     def _roles(self) -> set[str]:
@@ -297,7 +297,7 @@ class Search:
                 if self._confirmations(plan) <= number:
                     yield _Wanted(plan=plan, role=CONFIRM)
             now = self._field()
-            is_sure = not now.standings or now.verdict().loss <= SMALL_LOSS
+            is_sure = not now.repeated or now.verdict().loss <= SMALL_LOSS
             if is_sure or not self._has_time(FINALISTS):
                 return
 
@@ -309,7 +309,10 @@ class Search:
         )
 
     def _field(self) -> Field:
-        return field_of(self.ledger.everything(), self.advisor.surrogate, self._baselines)
+        roles = dict(self._baselines)
+        for trial in self.ledger.trials:  # another search's present plan is none of this one
+            roles[trial.plan] = roles.get(trial.plan, frozenset()) | {trial.role}
+        return field_of(self.ledger.everything(), self.advisor.surrogate, roles, self.space.allows)
 
     # --- trials ---
 
@@ -375,21 +378,9 @@ class Search:
         return self.runners[0].rejection(plan)
 
     def _stop_if_all_fail(self) -> None:
-        """Of anything but memory several times in a row, or of whatever from the first one on."""
+        """Raises NoFeasiblePlan or TrialsKeepFailing: what fails here may work on another agent's machine."""
         ours = [trial for trial in self.ledger.trials if trial.agent_id == self.ledger.agent_id and ran(trial)]
-        found = causes(ours[-_FAILURES_IN_A_ROW:])
-        if len(found) == _FAILURES_IN_A_ROW and not any(isinstance(cause, OutOfMemory) for cause in found):
-            raise TrialsKeepFailing(f"{len(found)} trials in a row failed, {common_cause(ours[-_FAILURES_IN_A_ROW:])}")
-        if len(causes(ours)) == len(ours) >= _FAILURES_FROM_THE_FIRST and not self._field().standings:
-            self._give_up(f"all {len(ours)} trials failed")
-
-    def _give_up(self, what: str) -> NoReturn:
-        """Raises NoFeasiblePlan or TrialsKeepFailing, by what went wrong."""
-        failed = [trial for trial in self.ledger.trials if isinstance(trial.result.outcome, Failed)]
-        if not failed:
-            raise NoFeasiblePlan(f"{what}: none was worth a run; raise hardware.memory_limit, or widen search.space")
-        is_memory = all(isinstance(cause, OutOfMemory) for cause in causes(failed))
-        raise (NoFeasiblePlan if is_memory else TrialsKeepFailing)(f"{what}, {common_cause(failed)}")
+        stop_if_all_fail(ours, found_any=bool(self._field().standings))
 
     def _judge(self, trial: FinishedTrial) -> Judgement:
         return judge(trial.result.outcome, trial.result.epoch_seconds, self.predictor.epoch_seconds(trial.plan))

@@ -1,7 +1,7 @@
 """What the study searches: named parameters, and the plan that they stand for. Every point is a plan."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, pairwise
@@ -57,8 +57,10 @@ class Space:
     stage a layer, and is not certain to need more than the memory.
     """
 
-    def __init__(self, axes: Axes, solver: Solver) -> None:
+    def __init__(self, axes: Axes, solver: Solver, allows: Callable[[Plan], bool] = lambda _: True) -> None:
         self._axes = axes
+        self.allows = allows
+        """Whether a plan, also one that no point stands for, is one that was asked for."""
         self._layouts = {layout_name(layout): layout for layout in axes.layouts}
         self._relaxes = {name: plugins.load(PACKERS, name).RELAXES for name in axes.packers}
         self._stages = max(layout.pipeline for layout in axes.layouts)
@@ -80,7 +82,8 @@ class Space:
     @cached_property
     def near(self) -> dict[str, BaseDistribution]:
         """The same with shifts as small as the axes say: where samplers look that know nothing of training."""
-        return self._distributions(self._axes.boundary_shift, self._axes.recompute_shift)
+        axes = self._axes
+        return self._distributions(min(axes.boundary_shift, self._layers), min(axes.recompute_shift, self._layers))
 
     def _distributions(self, boundary: int, recompute: int) -> dict[str, BaseDistribution]:
         axes = self._axes

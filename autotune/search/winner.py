@@ -2,10 +2,9 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from types import MappingProxyType
 from typing import TypeAlias
 
 import numpy as np
@@ -21,7 +20,7 @@ SURE = 0.95
 SMALL_LOSS = 0.003
 """Expected share of the time by which another finalist is faster: less is not worth a further repeat."""
 Roles: TypeAlias = Mapping[Plan, frozenset[str]]
-_NONE: Roles = MappingProxyType({})
+"""In which plans were tried; those of this search alone."""
 _DRAWS = 4096
 FINALISTS = 3
 """Plans that may win which are repeated, at the most."""
@@ -42,6 +41,8 @@ class Standing:
     peak_bytes: int
     """Of the fullest rank, over all trials."""
     trials: int
+    may_win: bool = True
+    """False for one that only others are compared with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -73,25 +74,28 @@ class Field:
 
     @property
     def repeated(self) -> Sequence[int]:
-        """Those that ran more than once, if any did: one lucky trial does not win."""
-        everything = range(len(self.standings))
-        return [number for number in everything if self.standings[number].trials > 1] or everything
+        """Of those that may win the ones that ran more than once, if any did: one lucky trial does not win."""
+        return [number for number in self._able if self.standings[number].trials > 1] or self._able
+
+    @property
+    def _able(self) -> list[int]:
+        return [number for number, standing in enumerate(self.standings) if standing.may_win]
 
     def contenders(self, most: int) -> tuple[Plan, ...]:
         """The two fastest plans and others that may be as fast."""
         return tuple(self.standings[number].plan for number in self._contenders(most))
 
     def _contenders(self, most: int) -> list[int]:
-        first = range(min(most, len(self.standings)))
-        return [number for number in first if number < _LEAST or self._may_win(number)]
+        able = self._able
+        return [number for place, number in enumerate(able[:most]) if place < _LEAST or self._may_win(number, able[0])]
 
     def finalists(self, most: int) -> tuple[Plan, ...]:
         """The contenders and the fastest of each kind of baseline."""
         baselines = self._best_baselines(range(len(self.standings))).values()
         return tuple(dict.fromkeys((*self.contenders(most), *(self.standings[number].plan for number in baselines))))
 
-    def _may_win(self, number: int) -> bool:
-        more, error = self.posterior.difference(number, 0)
+    def _may_win(self, number: int, fastest: int) -> bool:
+        more, error = self.posterior.difference(number, fastest)
         return more <= _far(SURE) * error
 
     def verdict(self) -> Verdict:
@@ -115,7 +119,9 @@ class Field:
 
     def compare(self, winner: int, samples: int) -> tuple[Baseline, ...]:
         """The winner against the fastest of each kind of baseline, repeated ones first; `samples` of an epoch."""
-        best = {**self._best_baselines(range(len(self.standings))), **self._best_baselines(self.repeated)}
+        everything = range(len(self.standings))
+        repeated = [number for number in everything if self.standings[number].trials > 1]
+        best = {**self._best_baselines(everything), **self._best_baselines(repeated)}
         return tuple(self._compare(winner, role, best[role], samples) for role in BASELINES if role in best)
 
     def _compare(self, winner: int, role: str, number: int, samples: int) -> Baseline:
@@ -140,8 +146,13 @@ class Field:
         return found
 
 
-def field_of(trials: Iterable[FinishedTrial], surrogate: Surrogate, baselines: Roles = _NONE) -> Field:
-    """The plans of these trials, which have taught the surrogate; `baselines` have these roles as well."""
+def field_of(
+    trials: Iterable[FinishedTrial],
+    surrogate: Surrogate,
+    roles: Roles,
+    may_win: Callable[[Plan], bool] = lambda _: True,
+) -> Field:
+    """The plans of these trials, which have taught the surrogate."""
     by_plan: dict[Plan, list[FinishedTrial]] = defaultdict(list)
     for trial in ranked(trials):
         by_plan[trial.plan].append(trial)
@@ -151,7 +162,10 @@ def field_of(trials: Iterable[FinishedTrial], surrogate: Surrogate, baselines: R
     posterior = surrogate.posterior(safe)
     order = np.argsort(posterior.mean, kind="stable")
     return Field(
-        standings=tuple(_standing(by_plan[safe[row]], posterior, int(row), baselines) for row in order),
+        standings=tuple(
+            _standing(by_plan[plan], posterior, row, roles.get(plan, frozenset()), may_win=may_win(plan))
+            for plan, row in ((safe[row], int(row)) for row in order)
+        ),
         posterior=Posterior(mean=posterior.mean[order], covariance=posterior.covariance[np.ix_(order, order)]),
     )
 
@@ -179,18 +193,21 @@ def _ran_out_of_memory(trial: FinishedTrial) -> bool:
     return is_short and trial.result.contamination is None
 
 
-def _standing(trials: Sequence[FinishedTrial], posterior: Posterior, row: int, baselines: Roles) -> Standing:
+def _standing(
+    trials: Sequence[FinishedTrial], posterior: Posterior, row: int, roles: frozenset[str], *, may_win: bool
+) -> Standing:
     plan = trials[0].plan
     seconds = math.exp(posterior.mean[row])
     return Standing(
         plan=plan,
-        roles=frozenset(trial.role for trial in trials) | baselines.get(plan, frozenset()),
+        roles=roles,
         epoch_seconds=seconds,
         epoch_seconds_error=seconds * float(posterior.error[row]),
         peak_bytes=max(
             t.result.outcome.measurement.peak_bytes for t in trials if isinstance(t.result.outcome, Completed)
         ),
         trials=len(trials),
+        may_win=may_win,
     )
 
 

@@ -1,19 +1,22 @@
 """What of the space that a job asks for can be searched, and what is said of what cannot."""
 
+import math
 import re
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 
 from autotune.errors import JobError, NoFeasiblePlan
 from autotune.search.capacities import capacities
-from autotune.search.feasible import feasible_space
+from autotune.search.feasible import allows, feasible_space
 from autotune.search.layouts import layout_name
+from autotune.search.limits import HEADROOM
 from autotune.search.space import Space
-from tests.search_values import BATCH, MEBI, predictor_of, solver_of, workload_of
+from tests.search_values import BATCH, MEBI, axes_of, predictor_of, solver_of, workload_of
 from trials.job import SpaceSection
-from trials.plan import Layout, Packed, Padded
+from trials.plan import Layout, Packed, Padded, Plan, Stage
 from trials.workload import Workload
 
 PREDICTOR = predictor_of()
@@ -66,6 +69,36 @@ def test_a_split_chooses_the_layouts_of_so_many_stages() -> None:
 
 
 @pytest.mark.parametrize(
+    ("wanted", "is_allowed"),
+    [
+        ({}, True),
+        ({"packers": None}, True),
+        ({"layouts": ("p2-d1-z0",), "qv": (9, 12), "qt": (480,), "qv_slack": (0,), "packers": ("isf",)}, True),
+        ({"layouts": ("p1-d2-z0",)}, False),
+        ({"packers": ("best-fit",)}, False),
+        ({"qv": (12,)}, False),
+        ({"qt_slack": (0,)}, False),
+        ({"split": (5, 4)}, True),
+        ({"split": (4, 5)}, False),
+        ({"recompute": "none"}, False),
+        ({"recompute": "all"}, False),
+        ({"split": (5, 4), "recompute": ((2, 0), (0, 1))}, True),
+        ({"split": (5, 4), "recompute": ((2, 0), (0, 0))}, False),
+    ],
+)
+def test_a_plan_may_win_that_has_what_the_space_asks_for(wanted: dict[str, Any], is_allowed: bool) -> None:
+    plan = Plan(
+        packing=Packed(qv=9, qt=480, qv_min=9, qt_min=416, packer="isf"),
+        layout=TWO_STAGES,
+        stages=(Stage(vision=5, language=0, recompute_vision=2), Stage(vision=0, language=4, recompute_language=1)),
+    )
+    space = Space(axes_of(), solver_of(1 << 50, PREDICTOR), partial(allows, SpaceSection(**wanted)))
+    assert space.allows(plan) == is_allowed
+    padded = replace(plan, packing=Padded(samples=4))
+    assert space.allows(padded) == (is_allowed and not wanted.keys() & {"qv", "qt"})
+
+
+@pytest.mark.parametrize(
     ("wanted", "reason"),
     [
         ({}, "counts for 2 stages but split has 0"),
@@ -98,11 +131,16 @@ def test_where_no_layout_fits_the_leanest_one_is_named_with_its_stage_and_what_i
         solver.fullest(solver.leanest(Padded(samples=1), layout))
         for layout in (Layout(pipeline=1, data=2, zero=1), Layout(pipeline=2, data=1, zero=0))
     )
+    limit = math.floor(least / HEADROOM) - 3 * MEBI
     with pytest.raises(NoFeasiblePlan) as found:
-        space_of(workload_of(round(least) - 3 * MEBI))
-    assert f"needs about {least / MEBI:.0f} MiB on stage {stage}, 3 MiB more than there is; {REMEDY}" in str(
-        found.value
-    )
+        space_of(workload_of(limit))
+    needed = math.ceil(least / HEADROOM / MEBI)
+    missing = needed - limit // MEBI
+    assert f"needs about {needed} MiB on stage {stage}, {missing} MiB more than there is; {REMEDY}" in str(found.value)
+    more = re.search(r", or give (\d+) devices$", str(found.value))
+    assert more
+    pipeline = Layout(pipeline=int(more[1]), data=1, zero=0)
+    assert solver.least_bytes(Padded(samples=1), pipeline) <= HEADROOM * limit
 
 
 def test_layouts_that_cannot_fit_are_left_out() -> None:
@@ -129,7 +167,7 @@ def test_where_the_space_keeps_what_would_fit_out_the_leanest_is_named_and_what_
     wanted: dict[str, Any],
 ) -> None:
     layouts = ("p2-d1-z0",)
-    workload = workload_of(round(1.01 * solver_of(1, PREDICTOR).least_bytes(Padded(samples=1), TWO_STAGES)))
+    workload = workload_of(round(1.04 * solver_of(1, PREDICTOR).least_bytes(Padded(samples=1), TWO_STAGES)))
     with pytest.raises(NoFeasiblePlan, match=r"on stage \d, \d+ MiB more than there is") as found:
         space_of(workload, layouts=layouts, qv=(12,), qt=(480,), **wanted)
     missing = re.search(r"(\d+) MiB more than there is", str(found.value))

@@ -15,7 +15,7 @@ from autotune.search.simulated import Behaviour, SimulatedLauncher, Undisturbed
 from tests import storage_values
 from tests.search_values import MEBI, predictor_of, prepared_of, runner_of
 from tests.training_values import plan_of
-from trials.outcome import Completed, Crash, Failed, Measurement, OutOfMemory, Rejected
+from trials.outcome import Completed, Failed, Measurement, OutOfMemory, Rejected
 from trials.plan import Packed, Padded, Plan
 from trials.run.pool import Answers
 from trials.run.report import TrialReport
@@ -244,25 +244,6 @@ def test_a_failure_of_the_ranks_is_the_outcome(tmp_path: Path) -> None:
     cause = OutOfMemory(stage=0, rank=0, needed_bytes=3, limit_bytes=2)
     attempt = runner_of(tmp_path, SimulatedLauncher(PREDICTOR, cause_of=lambda _: cause)).run(PLAN)
     assert (attempt.outcome, attempt.epoch_seconds) == (Failed(cause=cause), None)
-
-
-@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
-def test_a_loss_that_is_no_number_is_a_failure_with_its_step(tmp_path: Path, loss: float) -> None:
-    class Diverging(Recorder):
-        def ask(self, request: Request, *arguments: Any, **options: Any) -> Answers:
-            answer = super().ask(request, *arguments, **options)
-            return Answers(
-                reports=tuple(
-                    replace(report, losses=(1.0, loss)) for report in answer.reports if isinstance(report, TrialReport)
-                )
-            )
-
-    pool = Diverging(PREDICTOR)
-    outcome = runner_of(tmp_path, pool).run(PLAN).outcome
-    assert isinstance(outcome, Failed)
-    assert isinstance(outcome.cause, Crash)
-    assert f"step {pool.tasks[0].timed_steps[1]}" in outcome.cause.detail
-    assert "learning_rate" in outcome.cause.detail
 
 
 def rejection(folder: Path, plan: Plan, memory_bytes: int = 1 << 40) -> str | None:

@@ -15,6 +15,7 @@ from autotune.search.ledger import (
     BASELINE_DEFAULT,
     BASELINE_KEPT,
     BASELINE_OMNIBAL,
+    BASELINE_PRESENT,
     CONFIRM,
     PREDICTED,
     REFERENCE,
@@ -30,7 +31,7 @@ from tests.search_bench import MEMORY, PREDICTOR, Bench
 from tests.search_values import axes_of, limits_of
 from tests.storage_values import completed as measured
 from trials.outcome import Cause, Completed, Crash, Failed, OutOfMemory, Timeout
-from trials.plan import Layout, Packed, Padded, Plan
+from trials.plan import Layout, Packed, Padded, Plan, Stage
 
 CRASH = Crash(rank=0, detail="boom")
 TOO_LARGE = OutOfMemory(stage=0, rank=0, needed_bytes=120, limit_bytes=100)
@@ -276,7 +277,10 @@ def test_crashes_between_other_outcomes_do_not_end_the_search(bench: Bench) -> N
 
 def test_where_nothing_completes_there_is_no_feasible_plan(bench: Bench) -> None:
     pool = SimulatedLauncher(PREDICTOR, cause_of=lambda _: TOO_LARGE)
-    with pytest.raises(NoFeasiblePlan, match=r"no plan completed, 6 of 6 ran out of memory, .* stage 0, which needed"):
+    with pytest.raises(
+        NoFeasiblePlan,
+        match=r"no plan .* completed, 6 of 6 ran out of memory, .* stage 0, which needed",
+    ):
         bench.search(bench.study(), pool, trials=6)
     assert len(pool.asked) == 6
 
@@ -289,7 +293,7 @@ def test_where_everything_runs_out_of_memory_the_search_ends_long_before_its_bud
 
 def test_where_all_of_few_trials_crash_memory_is_not_blamed(bench: Bench) -> None:
     pool = SimulatedLauncher(PREDICTOR, cause_of=lambda _: CRASH)
-    with pytest.raises(TrialsKeepFailing, match=r"no plan completed, 3 of 3 with: .*boom"):
+    with pytest.raises(TrialsKeepFailing, match=r"no plan of the search space completed, 3 of 3 with: .*boom"):
         bench.search(bench.study(), pool, trials=3, axes=ONE_PLAN)
 
 
@@ -314,6 +318,19 @@ def test_a_plan_that_crashes_twice_is_not_tried_again(bench: Bench) -> None:
     pool = SimulatedLauncher(PREDICTOR, cause_of=cause)
     bench.search(bench.study(), pool)
     assert 1 <= pool.asked.count(bad[0]) <= 2
+
+
+def test_the_present_plan_of_another_search_is_none_of_this_one(bench: Bench) -> None:
+    bench.present = Plan(
+        packing=Padded(samples=2),
+        layout=Layout(pipeline=2, data=1, zero=0),
+        stages=(Stage(vision=4, language=0), Stage(vision=1, language=4)),
+    )
+    bench.search(bench.study(), SimulatedLauncher(PREDICTOR), trials=5)
+    assert BASELINE_PRESENT in {baseline.role for baseline in bench.field.compare(0, samples=1)}
+    bench.present = None
+    bench.search(bench.study(), SimulatedLauncher(PREDICTOR), trials=5)
+    assert BASELINE_PRESENT not in {baseline.role for baseline in bench.field.compare(0, samples=1)}
 
 
 def test_what_ends_the_search_is_told(bench: Bench) -> None:

@@ -46,7 +46,8 @@ def field_after(*trials: FinishedTrial) -> Field:
     surrogate = Surrogate(CalibratedPredictor(PREDICTOR))
     for trial in trials:
         surrogate.learn(trial)
-    return field_of(trials, surrogate)
+    roles = {trial.plan: frozenset(other.role for other in trials if other.plan == trial.plan) for trial in trials}
+    return field_of(trials, surrogate, roles)
 
 
 def trial(plan: Plan, factor: float, number: int = 0, role: str = "sampled") -> FinishedTrial:
@@ -148,6 +149,16 @@ def test_a_plan_that_may_be_faster_though_its_repeat_failed_does_not_win_but_mak
     assert found.confidence is not None
     assert found.confidence < 0.5
     assert found.loss > SMALL_LOSS
+
+
+def test_a_plan_that_was_not_asked_for_is_compared_with_and_does_not_win() -> None:
+    found = field(90, 100, 101, roles=(BASELINE_DEFAULT, "sampled", "sampled"), trials=(2, 2, 2))
+    first, *others = found.standings
+    barred = replace(found, standings=(replace(first, may_win=False), *others))
+    assert numbers(barred.contenders(3)) == [1, 2]
+    verdict = barred.verdict()
+    assert {verdict.winner, *verdict.ties} == {1, 2}
+    assert [each.gain for each in barred.compare(verdict.winner, samples=1)] == [pytest.approx(0.9, rel=0.02)]
 
 
 def test_a_common_error_makes_nobody_unsure() -> None:

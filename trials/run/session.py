@@ -1,5 +1,6 @@
 """One rank's engine for one request: model, data and memory meter, built and taken down together."""
 
+import math
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from trials.data.loader import MicroBatch, micro_batches
 from trials.data.sample import Encoder
 from trials.engine.engine import Seat, TrainingEngine, build_engine, seat
 from trials.engine.memory import MemoryMeter, memory_meter
+from trials.errors import TrialsError
 from trials.model.cut import cut
 from trials.model.encoders import load_encoder
 from trials.model.skeleton import build_skeleton, load_config
@@ -65,10 +67,16 @@ class Session:
             yield batch
 
     def step(self, batches: Iterator[MicroBatch], step: Step) -> float:
-        """One optimizer step; the loss. Raises MemoryExceeded when this rank passes the limit."""
+        """One optimizer step; the loss. Raises MemoryExceeded when this rank passes the limit.
+
+        Raises TrialsError where the loss is no number: whatever follows would be none either.
+        """
         count = len(step.packs[self.seat.data_rank])
         with self.meter.watch():
-            return self.engine.step(batches, count, step.target_tokens)
+            loss = self.engine.step(batches, count, step.target_tokens)
+        if not math.isfinite(loss):
+            raise TrialsError(f"the loss of a step is {loss}; lower training.learning_rate, or look at the data")
+        return loss
 
 
 @contextmanager

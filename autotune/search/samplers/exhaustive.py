@@ -1,7 +1,7 @@
 """The solver's plan of every layout and pair of capacities, and then the neighbours of each."""
 
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain
 from typing import Any
 
 from optuna.samplers import BaseSampler
@@ -29,7 +29,7 @@ class _Exhaustive(PointSampler):
     @override
     def sample_relative(self, study: Study, trial: FrozenTrial, search_space: Distributions) -> dict[str, Any]:
         left = (plan for plan in self._plans if not self._advisor.has_tried(plan))
-        points = (self.space.point(plan) for plan in (*islice(left, 1), self.space.starts[0]))
+        points = (self.space.point(plan) for plan in chain(left, self.space.starts))
         return next(point for point in points if point is not None)
 
 
