@@ -10,8 +10,7 @@ from itertools import chain
 from optuna.storages import BaseStorage
 
 from autotune.conditions import Watch
-from autotune.errors import JobError, NoFeasiblePlan, PredictError
-from autotune.plan_file import read_plan
+from autotune.errors import JobError, NoFeasiblePlan
 from autotune.predict.predictor import Predictor
 from autotune.search.advisor import Advisor
 from autotune.search.baselines import Baseline, baselines
@@ -22,6 +21,7 @@ from autotune.search.heritage import inherited_lessons, inherited_plans
 from autotune.search.ledger import BASELINE_PRESENT, Ledger, Listener, duration_seconds
 from autotune.search.limits import Limits
 from autotune.search.pareto import pareto
+from autotune.search.present import present_plan
 from autotune.search.profiling import layer_costs
 from autotune.search.proposals import SAMPLERS, Proposals, database
 from autotune.search.runner import Runner
@@ -32,10 +32,7 @@ from autotune.workbench import Workbench
 from storage.errors import Superseded
 from storage.records import BestPlan, StudyRecord
 from trials import plugins, wire
-from trials.data.index import DatasetIndex
-from trials.data.packs import PACKERS
-from trials.errors import InvalidPlan, UnknownName
-from trials.plan import Packed, Packing, Plan
+from trials.errors import UnknownName
 from trials.run.pool import REQUESTS_PER_START, WarmPool
 from trials.run.ranks import local_ranks
 
@@ -63,7 +60,7 @@ class Tuner:
         self._listener, self._tell = listener, tell
         _check_sampler(self._prepared.job.search.sampler)
         check_space(self._workload, self._prepared.job.search.space)
-        self._present = self._read_present()
+        self._present = present_plan(self._prepared)
         self._fingerprint = self._store.add_workload(self._workload)
 
     def tune(self, *, fresh: bool = False) -> BestPlan:
@@ -200,28 +197,6 @@ class Tuner:
         )
         return search
 
-    def _read_present(self) -> Plan | None:
-        """What trainings use now. Raises JobError for a plan that is not one of this job, or loses samples."""
-        path, model = self._prepared.job.search.present, self._workload.model
-        if path is None:
-            return None
-        try:
-            plan = read_plan(path)
-            plan.check(vision_layers=model.vision_layers, language_layers=model.language_layers)
-            if isinstance(plan.packing, Packed):
-                plugins.load(PACKERS, plan.packing.packer)
-        except (PredictError, InvalidPlan, UnknownName) as error:
-            raise JobError(f"search.present: {error}") from error
-        devices = self._workload.hardware.devices
-        if plan.layout.world_size != devices:
-            raise JobError(f"search.present: {path} is a plan for {plan.layout.world_size} devices, not {devices}")
-        if holds_all(self._workload) and (lost := _lost_samples(self._prepared.index, plan.packing)):
-            raise JobError(
-                f"search.present: {path} has packs that are too small for {lost} samples, which data.oversize: "
-                f"{self._workload.oversize} does not train; raise its qv and qt, or set data.oversize: own-pack"
-            )
-        return plan
-
     def _best(self, study: StudyRecord, ledger: Ledger, field: Field) -> BestPlan:
         if not field.repeated:
             raise NoFeasiblePlan("every plan ran out of memory when it was repeated; raise hardware.memory_limit")
@@ -244,13 +219,6 @@ class Tuner:
             ties=tuple(field.standings[number].plan.id for number in verdict.ties),
             created=datetime.now(UTC),
         )
-
-
-def _lost_samples(index: DatasetIndex, packing: Packing) -> int:
-    """Samples that no pack can hold."""
-    if not isinstance(packing, Packed):
-        return 0
-    return int(((index.vision_units > packing.qv) | (index.text_tokens > packing.qt)).sum())
 
 
 def _check_sampler(name: str) -> None:

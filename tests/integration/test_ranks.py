@@ -1,6 +1,7 @@
 """Rank processes: what they answer, how they fail, and that none stays behind."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -52,6 +53,15 @@ def test_processes_that_load_ahead_change_no_loss(
     ahead = prepared_of(example, tmp_path, data={"workers": 2})
     alone = reports(pool.ask(prepared.request(PIPELINE, SHORT), 120))
     assert reports(pool.ask(ahead.request(PIPELINE, SHORT), 120))[0].losses == alone[0].losses
+
+
+def test_a_loss_that_is_no_number_fails_the_trial_with_the_remedy(
+    example: Path, pool: WarmPool, tmp_path: Path
+) -> None:
+    wild = prepared_of(example, tmp_path, training={"learning_rate": 1e30})
+    answer = pool.ask(wild.request(PIPELINE, Trial(warmup_steps=(0,), timed_steps=(1, 2, 3))), 120)
+    assert isinstance(answer, Crash)
+    assert re.search(r"the loss of a step is (nan|inf); lower training.learning_rate", answer.detail)
 
 
 def test_passing_the_memory_limit_is_out_of_memory_with_stage_and_bytes(
