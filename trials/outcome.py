@@ -93,7 +93,7 @@ class Timeout:
     kind: Literal["timeout"] = "timeout"
 
     def __str__(self) -> str:
-        return f"no result within {self.seconds:g} s, the search.trial_timeout"
+        return f"no result within {self.seconds:g} s"
 
 
 Cause: TypeAlias = Annotated[OutOfMemory | Crash | Timeout, Field(discriminator="kind")]

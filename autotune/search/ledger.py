@@ -96,11 +96,12 @@ class Ledger:
         return found[-1] if told is None and len(found) >= MOST_ACCIDENTS else told
 
     def begin(self, plan: Plan, role: str, parameters: Mapping[str, Any]) -> RunningTrial | None:
-        """Opens a trial. None when the plan was tried meanwhile, unless it is to be run again."""
+        """Opens a trial. None when the plan is answered or was tried meanwhile, unless it is to be run again."""
         wanted = self._study.id, plan, role, parameters, self._agent.id
+        trial: RunningTrial | None = None
         if role in AGAIN:
-            trial: RunningTrial | None = self._store.start_trial(*wanted)
-        else:
+            trial = self._store.start_trial(*wanted)
+        elif self.answer(plan) is None:
             known = sum(trial.plan.id == plan.id for trial in self.trials)
             trial = self._store.claim_trial(*wanted, finished=known)
         self.open += (trial,) if trial else ()
