@@ -48,7 +48,7 @@ def _common_cause(found: Sequence[Cause]) -> str:
         return (
             f"{len(short)} of {len(found)} ran out of memory, the nearest on stage {nearest.stage}, which needed "
             f"{nearest.needed_bytes / _MEBI:.0f} MiB where {nearest.limit_bytes / _MEBI:.0f} MiB are allowed; raise "
-            "hardware.memory_limit, or give more devices"
+            "hardware.memory_limit"
         )
     cause, count = Counter(others).most_common(1)[0]
     return f"{count} of {len(found)} with: {cause}"
