@@ -29,10 +29,9 @@ from storage.records import AbandonedTrial, FinishedTrial
 from tests.search_bench import MEMORY, PREDICTOR, Bench
 from tests.search_values import axes_of, limits_of
 from tests.storage_values import completed as measured
-from trials.outcome import Cause, Completed, Crash, Failed, OutOfMemory, Timeout
+from trials.outcome import Cause, Completed, Failed, OutOfMemory, Timeout
 from trials.plan import Layout, Packed, Padded, Plan, Stage
 
-CRASH = Crash(rank=0, detail="boom")
 TOO_LARGE = OutOfMemory(stage=0, rank=0, needed_bytes=120, limit_bytes=100)
 ONE_PLAN = axes_of(
     layouts=(Layout(pipeline=2, data=1, zero=0),),
@@ -63,10 +62,6 @@ def fastest(bench: Bench) -> Standing:
 def spent(trials: list[FinishedTrial]) -> int:
     """Trials that count against the budget."""
     return len([trial for trial in trials if ran(trial) and trial.role != CONFIRM])
-
-
-def is_padded(plan: Plan) -> bool:
-    return isinstance(plan.packing, Padded)
 
 
 @pytest.mark.usefixtures("unsatisfied")
