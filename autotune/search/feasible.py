@@ -89,13 +89,17 @@ def allows(wanted: SpaceSection, plan: Plan) -> bool:
     """Whether a plan has what the job asks for; where that says nothing, it is free."""
     of_packs = wanted.model_fields_set & {"packers", "qv", "qt", "qv_slack", "qt_slack"}
     asked = {name: values for name in of_packs if (values := getattr(wanted, name)) is not None}
+    packing = plan.packing
+    if isinstance(packing, Packed):  # a slack above the capacity leaves nothing
+        most = {"qv_slack": packing.qv, "qt_slack": packing.qt}
+        asked |= {name: [min(slack, most[name]) for slack in asked[name]] for name in most.keys() & asked}
     everything = [(stage.vision, stage.language) for stage in plan.stages]
     recomputed = [(stage.recompute_vision, stage.recompute_language) for stage in plan.stages]
     counts = {"all": everything, "none": [(0, 0)] * len(everything), "fit": recomputed}
     fixed = counts[wanted.recompute] if isinstance(wanted.recompute, str) else list(wanted.recompute)
     return (
         (wanted.layouts is None or layout_name(plan.layout) in wanted.layouts)
-        and all(_of_packs(plan.packing).get(name) in values for name, values in asked.items())
+        and all(_of_packs(packing).get(name) in values for name, values in asked.items())
         and (wanted.split is None or tuple(map(sum, everything)) == wanted.split)
         and recomputed == fixed
     )

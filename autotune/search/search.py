@@ -380,7 +380,7 @@ class Search:
     def _stop_if_all_fail(self) -> None:
         """Raises NoFeasiblePlan or TrialsKeepFailing: what fails here may work on another agent's machine."""
         ours = [trial for trial in self.ledger.trials if trial.agent_id == self.ledger.agent_id and ran(trial)]
-        stop_if_all_fail(ours, found_any=bool(self._field().standings))
+        stop_if_all_fail(ours, found_any=bool(ranked(self.ledger.everything())))
 
     def _judge(self, trial: FinishedTrial) -> Judgement:
         return judge(trial.result.outcome, trial.result.epoch_seconds, self.predictor.epoch_seconds(trial.plan))

@@ -10,6 +10,7 @@ from PIL import Image
 
 from tests.data_values import record, write_records
 from tests.integration.conftest import GENERATOR
+from tests.training_values import prepared_of
 from trials.data import indexing
 from trials.data.index import DatasetIndex
 from trials.data.indexing import IndexReport, Reading, build_index
@@ -137,6 +138,16 @@ def test_sources_keep_their_order_formats_and_repeats(folder: Path, encoder: Enc
     assert (index.file.tolist(), index.line.tolist(), report.bad) == ([0, 0, 1], [1, 2, 1], 0)
     assert index.record.tolist() == [0, 1, 2]
     assert index.repeats.tolist() == [0.5, 0.5, 1.0]
+
+
+def test_jobs_with_other_data_leave_each_others_index_alone(example: Path, tmp_path: Path) -> None:
+    """Ranks read theirs at every trial, while another agent of the same database prepares its own."""
+    whole = prepared_of(example, tmp_path)
+    first_ten = {"path": str(example / "data" / "train.jsonl"), "sampling": "first:10"}
+    half = prepared_of(example, tmp_path, data={"sources": [first_ten]})
+    assert len(DatasetIndex.load(whole.index_file)) == len(whole.index) > 10
+    assert len(DatasetIndex.load(half.index_file)) == len(half.index) == 10
+    assert prepared_of(example, tmp_path).index_file == whole.index_file
 
 
 def test_a_dataset_without_a_usable_sample_is_refused_with_its_first_fault(folder: Path, encoder: Encoder) -> None:

@@ -69,6 +69,22 @@ def test_a_split_chooses_the_layouts_of_so_many_stages() -> None:
 
 
 @pytest.mark.parametrize(
+    "wanted",
+    [
+        {"qt_slack": (1000,), "qv_slack": (100, 0)},
+        {"qv": (9, 12), "packers": ("isf",), "qt_slack": (0, 32)},
+        {"layouts": ("p2-d1-z0",), "recompute": "none"},
+        {"split": (4, 5), "recompute": "all"},
+        {"split": (4, 5), "recompute": ((1, 0), (0, 2))},
+    ],
+)
+def test_every_plan_of_a_space_may_win(wanted: dict[str, Any]) -> None:
+    space = space_of(workload_of(), **wanted)
+    for start in space.starts[:6]:
+        assert all(map(space.allows, (start, *space.neighbours(start))))
+
+
+@pytest.mark.parametrize(
     ("wanted", "is_allowed"),
     [
         ({}, True),

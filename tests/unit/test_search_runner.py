@@ -15,7 +15,7 @@ from autotune.search.simulated import Behaviour, SimulatedLauncher, Undisturbed
 from tests import storage_values
 from tests.search_values import MEBI, predictor_of, prepared_of, runner_of
 from tests.training_values import plan_of
-from trials.outcome import Completed, Failed, Measurement, OutOfMemory, Rejected
+from trials.outcome import Cause, Completed, Failed, Measurement, OutOfMemory, Rejected, Timeout
 from trials.plan import Packed, Padded, Plan
 from trials.run.pool import Answers
 from trials.run.report import TrialReport
@@ -144,6 +144,24 @@ def test_a_disturbed_trial_is_run_once_more_and_marked_when_that_is_disturbed_to
     assert (attempt.contamination, attempt.energy_joules) == (contamination, 100.0 * runs)
     assert [run.contamination for run in attempt.disturbed] == ["another process computed on the devices"] * (runs - 1)
     assert attempt.seconds is not None
+
+
+@pytest.mark.parametrize("foreign_gpu", [False, True])
+def test_memory_is_only_taken_by_who_computes_on_the_devices(tmp_path: Path, foreign_gpu: bool) -> None:
+    class Loaded(Undisturbed):
+        @property
+        def conditions(self) -> Conditions:
+            return replace(conditions(foreign_gpu), foreign_cpu=1e3)
+
+    def contamination_with(cause: Cause) -> str | None:
+        pool = SimulatedLauncher(PREDICTOR, cause_of=lambda _: cause)
+        attempt = Runner(prepared_of(tmp_path), CalibratedPredictor(PREDICTOR), pool, Loaded).run(PLAN)
+        assert attempt.outcome == Failed(cause=cause)
+        return attempt.contamination
+
+    short = contamination_with(OutOfMemory(stage=0, rank=0, needed_bytes=2, limit_bytes=1))
+    assert (short is not None) == foreign_gpu
+    assert contamination_with(Timeout(seconds=5)) is not None
 
 
 def test_on_a_machine_that_is_never_left_alone_only_the_first_trial_is_run_again(tmp_path: Path) -> None:
