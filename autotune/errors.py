@@ -25,7 +25,7 @@ from storage.errors import (
     UnfinishedStudy,
     UnknownRecord,
 )
-from trials.errors import UnknownName
+from trials.errors import OutputTaken, UnknownName
 
 
 class AutotuneError(Exception):
@@ -88,6 +88,7 @@ _EXIT_CODES: dict[type[Exception], int] = {
     PackError: 2,
     PredictError: 2,
     UnknownName: 2,
+    OutputTaken: 2,
     BadUrl: 2,
     BadBundle: 2,
     UnfinishedStudy: 2,

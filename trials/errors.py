@@ -5,6 +5,7 @@ TrialsError
 |-- UnknownName        no module of that name: a model family, dataset format, packer or sampler
 |-- DataError          a dataset that cannot be read, or a bad line when the job says `on_error: fail`
 |-- ModelError         a model folder that cannot be used
+|-- OutputTaken        a training's output folder holds results of something else
 `-- WireError          a message between the agent and its ranks that cannot be decoded
 """
 
@@ -27,6 +28,10 @@ class DataError(TrialsError):
 
 class ModelError(TrialsError):
     """The model folder cannot be used for training."""
+
+
+class OutputTaken(TrialsError):
+    """The training's output folder holds results of something else, which a training would mix with its own."""
 
 
 class WireError(TrialsError):

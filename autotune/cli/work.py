@@ -10,8 +10,9 @@ from autotune.cli.context import Options
 from autotune.cli.progress import reading_progress
 from autotune.errors import PlanNotValid
 from autotune.job_file import load_job
-from autotune.launch import Launched, check_output, launch
+from autotune.launch import Launched, launch
 from autotune.search.tuner import Tuner
+from autotune.training_output import check_output
 from autotune.workbench import Workbench, workbench
 from storage.records import BestPlan, FinishedTrial
 from storage.validity import Verdict, validity
@@ -32,7 +33,7 @@ def tune_job(options: Options, path: Path, *, trials: int | None, time_limit: fl
 
 def launch_job(options: Options, path: Path, *, plan_id: str | None, steps: int | None, dry_run: bool) -> None:
     job = load_job(path)
-    check_output(job.training.output)
+    check_output(job)
     with _open(options, job) as bench:
         best = _chosen(options, bench, plan_id)
         if dry_run:
@@ -44,7 +45,7 @@ def launch_job(options: Options, path: Path, *, plan_id: str | None, steps: int 
 
 def run_job(options: Options, path: Path) -> None:
     job = load_job(path)
-    check_output(job.training.output)
+    check_output(job)
     with _open(options, job) as bench:
         best = _known(bench) or _tune(options, bench, fresh=False)
         if not options.as_json:

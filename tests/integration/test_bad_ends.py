@@ -21,6 +21,7 @@ from tests.processes import children, wait_for, wait_for_the_end
 from tests.storage_values import best_of, concluded
 from tests.training_values import plan_of, prepared_of
 from tests.users import JobFile, refusal
+from trials.plan import Plan
 
 BAD_LINES = (b'{"id": 1, ', {"id": 2}, record("<image>What?", "A box.", image="gone.png"))
 
@@ -134,32 +135,46 @@ def test_a_limit_below_the_leanest_plan_exits_with_3(tunings: Tunings, monkeypat
     assert "raise hardware.memory_limit" in told
 
 
-@pytest.mark.ranks
-def test_a_launch_onto_the_checkpoint_of_another_plan_is_refused_and_its_end_waits_for_the_database(
-    job: JobFile, example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def away(*_: object) -> None:
-        raise DatabaseUnavailable("it is away")
-
+@pytest.fixture
+def plan(example: Path, tmp_path: Path) -> Plan:
+    """The known winner of the job."""
     prepared = prepared_of(example, tmp_path / "work")
     plan = plan_of("9+0", "3+8")
     with open_store() as store:
         study = store.create_study(store.add_workload(prepared.workload), {}, seed=0)
         concluded(store, best_of(study.id, plan=plan, workload=prepared.workload))
+    return plan
+
+
+def test_a_launch_onto_results_of_something_else_is_refused_and_leaves_them(job: JobFile, plan: Plan) -> None:
     checkpoint = job.output / "checkpoint-3"
     checkpoint.mkdir(parents=True)
-    (checkpoint / "state.json").write_text(
-        json.dumps({"steps": 3, "plan": "of-another", "data": prepared.index.digest})
-    )
+    code, told = refusal("launch", job.path, "--steps", "2")
+    assert (code, list(job.output.iterdir())) == (2, [checkpoint])
+    assert "holds checkpoint-3, which no training of autotune wrote; name an empty or a new folder" in told
+    (checkpoint / "state.json").write_text(json.dumps({"steps": 3, "plan": "of-another", "data": "0123"}))
+    code, told = refusal("launch", job.path, "--steps", "2")
+    assert code == 2
+    assert f"holds checkpoint-3 of plan of-another and data 0123, not of plan {plan.id} and data" in told
+    with open_store() as store:
+        assert not store.launches(plan.id)
+
+
+@pytest.mark.ranks
+def test_the_end_of_a_launch_waits_for_the_database(job: JobFile, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*_: object) -> None:
+        raise DatabaseUnavailable("it is away")
+
+    job.spoil(training__learning_rate=1e30)
     with monkeypatch.context() as patch:
         patch.setattr(Store, "finish_launch", away)
         code, told = refusal("launch", job.path, "--steps", "4")
     assert code == 1
-    assert f"{checkpoint} was written with plan of-another, not {plan.id}; launch that one or give a new output" in told
+    assert "the loss of a step is nan; lower training.learning_rate" in told
     with open_store() as store:
         (running,) = store.launches(plan.id)
         assert running.result is None
         assert Spool(spool_folder(work_folder(default_url()))).replay(store) == 1
         (launch,) = store.launches(plan.id)
     assert launch.result is not None
-    assert (launch.result.status, launch.result.steps) == ("failed", 0)
+    assert (launch.result.status, launch.result.steps) == ("failed", 1)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from transformers import AutoModelForImageTextToText, AutoTokenizer
 
 from autotune.workload import Prepared
 from tests.training_values import plan_of, prepared_of
+from trials.outcome import Crash
 from trials.plan import Plan
 from trials.run.pool import Answers, WarmPool
 from trials.run.progress import PROGRESS_FILE
@@ -22,6 +24,7 @@ pytestmark = pytest.mark.ranks
 
 PIPELINE = plan_of("3+0r1,0", "1+2")
 ZERO = plan_of("4+2r0,1", data=2, zero=1)
+SPLIT_WEIGHTS = plan_of("4+2r0,1", data=2, zero=3)
 EPOCHS = {"epochs": 2, "global_batch_samples": 8, "learning_rate": 5e-3}
 
 
@@ -35,11 +38,15 @@ def train(pool: WarmPool, prepared: Prepared, plan: Plan, max_steps: int | None 
 
 
 def losses(prepared: Prepared) -> dict[int, float]:
+    """By step, each of which the progress file names once."""
     lines = (prepared.job.training.output / PROGRESS_FILE).read_text().splitlines()
-    return {record["step"]: record["loss"] for record in map(json.loads, lines)}
+    records = list(map(json.loads, lines))
+    found = {record["step"]: record["loss"] for record in records}
+    assert len(found) == len(records)
+    return found
 
 
-@pytest.mark.parametrize("plan", [PIPELINE, ZERO], ids=["pipeline", "ZeRO 1"])
+@pytest.mark.parametrize("plan", [PIPELINE, ZERO, SPLIT_WEIGHTS], ids=["pipeline", "ZeRO 1", "ZeRO 3"])
 def test_a_training_that_was_interrupted_goes_on_exactly(
     plan: Plan, shallow: Path, pool: WarmPool, tmp_path: Path
 ) -> None:
@@ -60,6 +67,40 @@ def test_a_training_that_was_interrupted_goes_on_exactly(
     assert expected[done.steps] < expected[1] - 0.5
 
 
+def test_a_training_goes_on_exactly_from_the_checkpoint_before_a_broken_one(
+    shallow: Path, pool: WarmPool, tmp_path: Path
+) -> None:
+    data = {"sources": [{"path": str(shallow / "data" / "train.jsonl"), "sampling": "first:24"}]}
+    prepared = prepared_of(shallow, tmp_path, data=data, training={**EPOCHS, "checkpoint_every": 1})
+    output = prepared.job.training.output
+    train(pool, prepared, PIPELINE, max_steps=3)
+    expected = losses(prepared)
+    assert sorted(path.name for path in output.glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-3"]
+    broken = output / "checkpoint-3" / "stage-1.safetensors"
+    content = broken.read_bytes()
+    broken.write_bytes(content[:-8000] + bytes(4000) + content[-4000:])
+    assert train(pool, prepared, PIPELINE, max_steps=3).steps == 3
+    assert losses(prepared) == pytest.approx(expected, rel=1e-5)
+    assert broken.read_bytes() == content
+    assert (output / "checkpoint-3.old-1" / broken.name).read_bytes() != content
+
+
+def test_a_training_with_other_settings_does_not_go_on(shallow: Path, pool: WarmPool, tmp_path: Path) -> None:
+    def refused(**training: object) -> str:
+        job = prepared.job.model_copy(update={"training": prepared.job.training.model_copy(update=training)})
+        request = replace(prepared.request(ZERO, Training(output=prepared.job.training.output)), job=job)
+        cause = pool.ask(request, 120)
+        assert isinstance(cause, Crash)
+        return cause.detail
+
+    prepared = prepared_of(shallow, tmp_path, training=EPOCHS)
+    train(pool, prepared, ZERO, max_steps=1)
+    before = {path: path.read_bytes() for path in prepared.job.training.output.rglob("*") if path.is_file()}
+    assert "belongs to a training with seed 0, not 1" in refused(seed=1)
+    assert "global_batch_samples 8, not 6" in refused(global_batch_samples=6)
+    assert before == {path: path.read_bytes() for path in prepared.job.training.output.rglob("*") if path.is_file()}
+
+
 @pytest.mark.parametrize("plan", [plan_of("3+0r1,0", "1+2", zero=1), ZERO], ids=["pipeline", "data"])
 def test_bfloat16_trains_and_goes_on_from_its_checkpoint(
     plan: Plan, shallow: Path, pool: WarmPool, tmp_path: Path
@@ -75,14 +116,25 @@ def test_bfloat16_trains_and_goes_on_from_its_checkpoint(
     assert losses(prepared)[3] < losses(prepared)[1] - 0.2
 
 
-def test_the_final_model_is_the_trained_one_for_from_pretrained(shallow: Path, pool: WarmPool, tmp_path: Path) -> None:
-    prepared = prepared_of(shallow, tmp_path, training={"global_batch_samples": 24})
-    report = train(pool, prepared, PIPELINE)
+@pytest.mark.parametrize("plan", [PIPELINE, SPLIT_WEIGHTS], ids=["pipeline", "ZeRO 3"])
+def test_the_final_model_is_the_trained_one_for_from_pretrained(
+    plan: Plan, shallow: Path, pool: WarmPool, tmp_path: Path
+) -> None:
+    shutil.copytree(shallow / "model", tmp_path / "model")
+    generation = {"temperature": 0.25, "do_sample": True, "transformers_version": "5.0.0"}
+    (tmp_path / "model" / "generation_config.json").write_text(json.dumps(generation))
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    config["text_config"]["intermediate_size"] = 1024  # ZeRO 3 leaves weights below 100,000 elements whole
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    model_section = {"path": str(tmp_path / "model")}
+    prepared = prepared_of(shallow, tmp_path, model=model_section, training={"global_batch_samples": 24})
+    report = train(pool, prepared, plan)
     assert report.model is not None
     loaded: Any = AutoModelForImageTextToText.from_pretrained(report.model, output_loading_info=True)
     model, info = loaded
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
+    assert model.generation_config.temperature == 0.25
     AutoTokenizer.from_pretrained(report.model)
     checkpoint = prepared.job.training.output / f"checkpoint-{report.steps}"
     trained = model.state_dict()
@@ -93,6 +145,10 @@ def test_the_final_model_is_the_trained_one_for_from_pretrained(shallow: Path, p
                 assert torch.equal(file.get_tensor(key), trained[key.removeprefix("weight:")])
                 found += 1
     assert found == len(list(model.parameters()))
+    assert max(parameter.numel() for parameter in model.parameters()) > 100_000
+    written = {path: path.stat().st_mtime_ns for path in report.model.iterdir()}
+    assert train(pool, prepared, plan) == report
+    assert written == {path: path.stat().st_mtime_ns for path in report.model.iterdir()}
 
 
 def test_pretrained_weights_are_where_a_training_begins(shallow: Path, pool: WarmPool, tmp_path: Path) -> None:

@@ -38,7 +38,9 @@ class OptimizerState:
     @torch.no_grad()
     def write(self, parameter: nn.Parameter, part: str, value: torch.Tensor) -> None:
         """Sets the whole `part` of the parameter. `begin_writing` comes first."""
-        if part == WEIGHT:
+        if hasattr(parameter, "ds_id"):
+            self._write_share(parameter, part, value)
+        elif part == WEIGHT:
             parameter.copy_(value)
             set_master_weight(parameter, value)
         elif self._is_split(parameter):
@@ -48,14 +50,27 @@ class OptimizerState:
 
     def begin_writing(self, steps: int) -> None:
         """Creates the moments, which AdamW otherwise creates in its first step, as after so many steps."""
-        for group in self._optimizer.param_groups:
-            for tensor in group["params"]:
-                moments = {name: torch.zeros_like(tensor, dtype=torch.float32) for name in MOMENTS}
-                self._optimizer.state[tensor] = {"step": torch.tensor(float(steps)), **moments}
+        tensors = [tensor for group in self._optimizer.param_groups for tensor in group["params"]]
+        # ZeRO 3 gives the optimizer its tensors only while it steps.
+        for tensor in getattr(self._wrapper, "fp32_partitioned_groups_flat", tensors):
+            moments = {name: torch.zeros_like(tensor, dtype=torch.float32) for name in MOMENTS}
+            self._optimizer.state[tensor] = {"step": torch.tensor(float(steps)), **moments}
         # DeepSpeed connects parameters with their moments only in its first step.
         connect = getattr(self._wrapper, "_lazy_init_hp_params_optimizer_state", None)
         if connect is not None:
             connect()
+
+    def _write_share(self, parameter: nn.Parameter, part: str, value: torch.Tensor) -> None:
+        """This rank's share under ZeRO 3, padded to that of the others; DeepSpeed's own setter takes no padded one."""
+        key = None if part == WEIGHT else part
+        share, _ = self._wrapper._get_fp32_opt_state_partition(parameter, False, key)
+        start = self._wrapper._get_param_partition_rank(parameter) * share.numel()
+        own = value.flatten()[start : start + share.numel()]
+        share[: own.numel()].copy_(own)
+        if part == WEIGHT:
+            parameter.ds_tensor.data[: own.numel()].copy_(own)  # type: ignore[attr-defined]
+            if parameter.numel() == value.numel():  # small ones stay whole on every rank
+                parameter.copy_(value)
 
     @staticmethod
     def _is_split(parameter: nn.Parameter) -> bool:

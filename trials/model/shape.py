@@ -4,11 +4,12 @@ import hashlib
 from pathlib import Path
 
 import torch
+from transformers import PretrainedConfig
 
 from trials.data.epoch import CostWeights
 from trials.job import ModelSection
 from trials.model.skeleton import Skeleton, build_skeleton, load_config
-from trials.model.weights import WeightFiles
+from trials.model.weights import WeightFiles, weights_fingerprint
 from trials.workload import ModelShape
 
 
@@ -38,8 +39,19 @@ def model_shape(settings: ModelSection) -> ModelShape:
         ),
         token_flops=float(2 * count(*chain.language_layers, *chain.head)),
         square_flops=float(2 * language_layers * text.hidden_size),
-        config_digest=hashlib.sha256(config.to_json_string(use_diff=False).encode()).hexdigest()[:16],
+        config_digest=config_digest(config),
     )
+
+
+def config_digest(config: PretrainedConfig) -> str:
+    return hashlib.sha256(config.to_json_string(use_diff=False).encode()).hexdigest()[:16]
+
+
+def model_identity(settings: ModelSection) -> tuple[str, str]:
+    """Digest of the configuration, and fingerprint of the weights from which a training starts, or `random`."""
+    config = load_config(settings.path, trust_remote_code=settings.trust_remote_code)
+    weights = "random" if settings.weights == "random" else weights_fingerprint(Path(settings.path))
+    return config_digest(config), weights
 
 
 def cost_weights(shape: ModelShape) -> CostWeights:

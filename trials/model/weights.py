@@ -1,5 +1,6 @@
 """Weights for the parts of the model that a stage holds: drawn from a seed, or read from safetensors files."""
 
+import hashlib
 import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,6 +16,8 @@ from trials.errors import ModelError
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
+_SAMPLES = 256
+_SAMPLE_BYTES = 1 << 16
 _AGAIN = "copy or download the model's weights again"
 
 
@@ -84,6 +87,23 @@ class WeightFiles:
                 for name in file.keys():  # noqa: SIM118 (not a dict)
                     if name in parameters:
                         _check_shape(name, file.get_slice(name).get_shape(), parameters[name])
+
+
+def weights_fingerprint(folder: Path) -> str:
+    """Sixteen hexadecimal digits of a SHA-256 over samples of the weight files, spread evenly.
+
+    Whole files would take minutes to read. Files of equal size in which no sample differs count as equal: training
+    changes nearly all weights.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(set(_file_of_each_tensor(folder).values())):
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}".encode())
+        with path.open("rb") as file:
+            for number in range(_SAMPLES):
+                file.seek(number * max(0, size - _SAMPLE_BYTES) // (_SAMPLES - 1))
+                digest.update(file.read(_SAMPLE_BYTES))
+    return digest.hexdigest()[:16]
 
 
 def _initialise(module: nn.Module, owner: PreTrainedModel) -> None:

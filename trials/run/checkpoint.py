@@ -3,127 +3,139 @@
 import json
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path
 
+import torch
 from deepspeed import comm
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoTokenizer
 
-from trials import wire
-from trials.engine.state import PARTS
+from trials.engine.state import PARTS, WEIGHT
+from trials.errors import TrialsError
+from trials.run.output import (
+    RECORD_FILE,
+    STATE_FILE,
+    TrainingRecord,
+    TrainingState,
+    checkpoint_folder,
+    describe_file,
+    partial_folder,
+    publish,
+    remove_old_checkpoints,
+)
 from trials.run.session import Session
-
-_STATE_FILE = "state.json"
-_PREFIX = "checkpoint-"
+from trials.whole_file import sync
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingState:
-    """Where a training stands, besides its tensors."""
+def save_checkpoint(session: Session, output: Path, record: TrainingRecord, steps: int) -> None:
+    """Write checkpoint-STEPS, read it back, and keep the one before it; every rank must call it.
 
-    steps: int
-    """Optimizer steps done in all."""
-    plan: str
-    """Id of the plan; another plan packs the samples into other steps."""
-    data: str
-    """Digest of the dataset's lengths."""
-
-
-def latest_checkpoint(output: Path) -> tuple[Path, TrainingState] | None:
-    """The newest whole checkpoint in `output`."""
-    files = [file for file in output.glob(f"{_PREFIX}*/{_STATE_FILE}") if _steps_of(file.parent).isdigit()]
-    if not files:
-        return None
-    newest = max(files, key=lambda file: int(_steps_of(file.parent)))
-    return newest.parent, wire.decode(TrainingState, newest.read_text())
-
-
-def _steps_of(folder: Path) -> str:
-    return folder.name.removeprefix(_PREFIX)
-
-
-def save_checkpoint(session: Session, output: Path, state: TrainingState) -> None:
-    """Writes checkpoint-STEPS; every rank must call it. An older checkpoint is removed when the new one is whole."""
-    final = output / f"{_PREFIX}{state.steps}"
-    temporary = output / f".{final.name}.partial"
-    _make_empty(session, temporary)
+    Raises TrialsError when the disk does not take it. Earlier checkpoints stay then.
+    """
     state_of = session.engine.state
     tensors = {
         f"{part}:{name}": state_of.read(parameter, part).to("cpu").clone()
         for name, parameter in _named_parameters(session)
         for part in PARTS
     }
-    if session.seat.data_rank == 0:
-        save_file(tensors, temporary / f"stage-{session.seat.stage}.safetensors")
-    comm.barrier()
-    if session.seat.rank == 0:
-        (temporary / _STATE_FILE).write_text(wire.encode(state))
-        shutil.rmtree(final, ignore_errors=True)
-        temporary.replace(final)
-        for old in output.glob(f"{_PREFIX}*"):
-            if old != final:
-                shutil.rmtree(old)
+    with _writing(session, checkpoint_folder(output, steps), record) as partial:
+        if session.seat.data_rank == 0:
+            _save_tensors(tensors, partial / f"stage-{session.seat.stage}.safetensors")
+        comm.barrier()
+        if session.seat.rank == 0:
+            publish(partial, checkpoint_folder(output, steps), STATE_FILE, _state(partial, record, steps))
+            remove_old_checkpoints(output, record)
     comm.barrier()
 
 
-def load_checkpoint(session: Session, folder: Path, state: TrainingState) -> None:
-    """Sets weights and optimizer states from a checkpoint, whatever layout and split wrote it."""
+def _state(partial: Path, record: TrainingRecord, steps: int) -> TrainingState:
+    files = tuple(describe_file(file) for file in sorted(partial.iterdir()))
+    sync(*(partial / file.name for file in files))
+    kept = record.settings
+    return TrainingState(steps=steps, plan=kept.plan, data=kept.data, training=record.id, files=files)
+
+
+@contextmanager
+def _writing(session: Session, final: Path, record: TrainingRecord) -> Iterator[Path]:
+    """An empty folder in which `final` is written; every rank must enter."""
+    partial = partial_folder(final, record)
+    try:
+        if session.seat.rank == 0:
+            shutil.rmtree(partial, ignore_errors=True)  # of a process of this training that died
+            partial.mkdir()
+        comm.barrier()
+        yield partial
+    except (OSError, SafetensorError) as error:
+        raise TrialsError(
+            f"{final} cannot be written ({error}); make room there and launch again: the training goes on after its "
+            "last checkpoint"
+        ) from error
+
+
+def _save_tensors(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
+    """Write the tensors to the disk, and compare what stands there."""
+    save_file(tensors, path, metadata=metadata)
+    sync(path)
+    with safe_open(path, framework="pt") as file:
+        for name, tensor in tensors.items():
+            if not torch.equal(file.get_tensor(name), tensor):
+                raise OSError(f"{name} in {path} is not what was written; check the disk")
+
+
+def load_checkpoint(session: Session, folder: Path, steps: int) -> None:
+    """Set weights and optimizer states from a checkpoint, whatever layout and split wrote it."""
     files = [safe_open(path, framework="pt") for path in sorted(folder.glob("*.safetensors"))]
     where = {key: file for file in files for key in file.keys()}  # noqa: SIM118 (not a dict)
-    session.engine.state.begin_writing(state.steps)
+    session.engine.state.begin_writing(steps)
     for name, parameter in _named_parameters(session):
         for part in PARTS:
             key = f"{part}:{name}"
             session.engine.state.write(parameter, part, where[key].get_tensor(key).to(parameter.device))
 
 
-def save_model(session: Session, folder: Path) -> None:
-    """Writes the model so that `from_pretrained` loads it, with its tokenizer; every rank must call it."""
-    temporary = folder.with_name(f".{folder.name}.partial")
-    _make_empty(session, temporary)
+def save_model(session: Session, folder: Path, record: TrainingRecord, steps: int) -> None:
+    """Write the model so that `from_pretrained` loads it, with its tokenizer; every rank must call it.
+
+    What stands in `folder` gets another name. Raises TrialsError when the disk does not take the model.
+    """
     stage, stages = session.seat.stage, session.request.plan.layout.pipeline
-    name = f"model-{stage + 1:05d}-of-{stages:05d}.safetensors"
-    tied = session.engine.stage.tied
+    file = f"model-{stage + 1:05d}-of-{stages:05d}.safetensors"
     weights = {
-        name: parameter.detach().to("cpu").clone() for name, parameter in _named_parameters(session) if name not in tied
+        name: session.engine.state.read(parameter, WEIGHT).to("cpu", parameter.dtype, copy=True)
+        for name, parameter in _named_parameters(session)
+        if name not in session.engine.stage.tied
     }
-    if session.seat.data_rank == 0:
-        save_file(weights, temporary / name, metadata={"format": "pt"})
-        (temporary / f"names-{stage}.json").write_text(json.dumps({"file": name, "names": sorted(weights)}))
-    comm.barrier()
-    if session.seat.rank == 0:
-        _finish_model(session, temporary, folder)
-    comm.barrier()
-
-
-def _make_empty(session: Session, folder: Path) -> None:
-    """Without what a rank that died here left behind; every rank must call it."""
-    if session.seat.rank == 0:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+    with _writing(session, folder, record) as partial:
+        if session.seat.data_rank == 0:
+            _save_tensors(weights, partial / file, {"format": "pt"})
+            (partial / f"names-{stage}.json").write_text(json.dumps({"file": file, "names": sorted(weights)}))
+        comm.barrier()
+        if session.seat.rank == 0:
+            _add_configuration(session, partial)
+            publish(partial, folder, RECORD_FILE, _state(partial, record, steps))
     comm.barrier()
 
 
-def _finish_model(session: Session, temporary: Path, folder: Path) -> None:
+def _add_configuration(session: Session, folder: Path) -> None:
+    """The index of the weights, and all that a model folder holds apart from them."""
     weight_map: dict[str, str] = {}
-    for part in sorted(temporary.glob("names-*.json")):
+    for part in sorted(folder.glob("names-*.json")):
         names = json.loads(part.read_text())
         weight_map.update(dict.fromkeys(names["names"], names["file"]))
         part.unlink()
     index = {"metadata": {}, "weight_map": weight_map}
-    (temporary / "model.safetensors.index.json").write_text(json.dumps(index, indent=2, sort_keys=True))
-    settings = session.request.job.model
-    session.engine.stage.model.config.save_pretrained(temporary)
-    AutoTokenizer.from_pretrained(settings.path, trust_remote_code=settings.trust_remote_code).save_pretrained(
-        temporary
-    )
-    for extra in Path(settings.path).glob("*processor*.json"):
-        shutil.copy(extra, temporary / extra.name)
-    shutil.rmtree(folder, ignore_errors=True)
-    temporary.replace(folder)
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2, sort_keys=True))
+    settings, model = session.request.job.model, session.engine.stage.model
+    model.config.save_pretrained(folder)
+    if model.generation_config is not None:
+        model.generation_config.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(settings.path, trust_remote_code=settings.trust_remote_code).save_pretrained(folder)
+    for pattern in ("*processor*.json", "generation_config.json", "chat_template*"):
+        for extra in Path(settings.path).glob(pattern):
+            shutil.copy(extra, folder / extra.name)
 
 
 def _named_parameters(session: Session) -> Iterator[tuple[str, nn.Parameter]]:

@@ -1,6 +1,16 @@
-"""How a training tells what it does: a file with one line per optimizer step, written by rank 0."""
+"""How a training reports what it does: a file with one line per optimizer step, written by rank 0."""
 
+import logging
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+
+from trials import wire
+from trials.errors import WireError
+from trials.whole_file import whole_file
+
+_log = logging.getLogger(__name__)
 
 PROGRESS_FILE = "progress.jsonl"
 
@@ -16,3 +26,71 @@ class Progress:
     loss: float
     seconds: float
     samples: int
+
+
+def append_step(path: Path, record: Progress) -> None:
+    """Add a line. A disk that takes none is logged: the training is worth more than its report."""
+    try:
+        with path.open("ab+") as file:
+            if file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
+                file.write(b"\n")  # an earlier process died within its line
+            file.write(wire.encode(record).encode() + b"\n")
+    except OSError as error:
+        _log.warning("step %d is not in %s: %s", record.step, path, error.strerror)
+
+
+def drop_steps_after(path: Path, done: int) -> None:
+    """Remove the lines of steps after `done`, which are to be trained again; lines of anything else stay."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        lines = [(line, _decoded(line)) for line in file]
+    kept = [line for line, step in lines if step is None or step.step <= done]
+    if len(kept) < len(lines):
+        with whole_file(path) as stream:
+            stream.writelines(kept)
+
+
+def _decoded(line: bytes) -> Progress | None:
+    try:
+        return wire.decode(Progress, line)
+    except WireError:
+        return None
+
+
+class ProgressReader:
+    """Follows a progress file from its present end while the ranks write it."""
+
+    def __init__(self, path: Path, on_step: Callable[[Progress], None]) -> None:
+        self._path = path
+        self._on_step = on_step
+        self._offset = path.stat().st_size if path.exists() else 0
+        self.seen: list[Progress] = []
+
+    def look(self) -> None:
+        """Report every whole line that is new. Lines that are no steps are logged and passed over."""
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self._offset += len(line)
+                step = _decoded(line)
+                if step is not None:
+                    self.seen.append(step)
+                    self._on_step(step)
+                elif line.strip():
+                    _log.warning("%s: a line is no step of a training and is passed over: %.60r", self._path, line)
+
+    @property
+    def steps(self) -> int:
+        """Number of the last step, 0 before the first."""
+        return self.seen[-1].step if self.seen else 0
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """Over all steps but the first, which warms up; None when there are none."""
+        counted = self.seen[1:]
+        return sum(step.samples for step in counted) / sum(step.seconds for step in counted) if counted else None

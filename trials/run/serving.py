@@ -3,6 +3,8 @@
 import gc
 import os
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -24,16 +26,35 @@ _DETAIL_LINES = 6
 
 
 def serve(folder: Path) -> bool:
-    """Answers the request in `folder` with a report. False when it failed."""
+    """Answer the request in `folder` with a report. False when it failed."""
     rank = int(os.environ["RANK"])
-    try:
+    with suppress(_Reported), _failures_reported(rank, folder):
         request = wire.decode(Request, (folder / REQUEST_FILE).read_text())
-        report = _run(request, rank, folder)
+        # A file as meeting point, where the folder is shared and no launcher gave an address: no port to fight for.
+        meeting = "env://" if "MASTER_ADDR" in os.environ else f"file://{folder / 'rendezvous'}"
+        world_size, local_rank = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_RANK"])
+        # Reported before the group is left: the other ranks fail as soon as this one does, and theirs is not the cause.
+        with process_group(rank, local_rank, world_size, meeting) as device, _failures_reported(rank, folder):
+            report = _run(request, rank, device, folder)
+        _release()
+        write_report(folder, rank, report)
+        return True
+    return False
+
+
+class _Reported(Exception):
+    """The request failed, and its report says why."""
+
+
+@contextmanager
+def _failures_reported(rank: int, folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except _Reported:
+        raise
     except Exception as error:  # The edge at which a rank's death becomes data.
-        report = FailureReport(cause=_cause(error, rank, folder))
-    _release()
-    write_report(folder, rank, report)
-    return not isinstance(report, FailureReport)
+        write_report(folder, rank, FailureReport(cause=_cause(error, rank, folder)))
+        raise _Reported from error
 
 
 def _release() -> None:
@@ -43,20 +64,16 @@ def _release() -> None:
         torch.cuda.empty_cache()
 
 
-def _run(request: Request, rank: int, folder: Path) -> Report:
-    world_size = int(os.environ["WORLD_SIZE"])
-    # A file as meeting point, where the folder is shared and no launcher gave an address: no port to fight for.
-    meeting = "env://" if "MASTER_ADDR" in os.environ else f"file://{folder / 'rendezvous'}"
-    with process_group(rank, int(os.environ["LOCAL_RANK"]), world_size, meeting) as device:
-        match request.task:
-            case Profile() as task:
-                return run_profile(request, task, device)
-            case Trial() as task:
-                with open_session(request, rank, device) as session:
-                    return run_trial(session, task, folder)
-            case Training() as task:
-                with open_session(request, rank, device) as session:
-                    return run_training(session, task)
+def _run(request: Request, rank: int, device: torch.device, folder: Path) -> Report:
+    match request.task:
+        case Profile() as task:
+            return run_profile(request, task, device)
+        case Trial() as task:
+            with open_session(request, rank, device) as session:
+                return run_trial(session, task, folder)
+        case Training() as task:
+            with open_session(request, rank, device) as session:
+                return run_training(session, task)
 
 
 def _cause(error: Exception, rank: int, folder: Path) -> Crash | OutOfMemory:

@@ -4,39 +4,65 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from trials import wire
+import torch
+from deepspeed import comm
+
 from trials.data.epoch import Epoch
 from trials.errors import TrialsError
-from trials.run.checkpoint import TrainingState, latest_checkpoint, load_checkpoint, save_checkpoint, save_model
-from trials.run.progress import PROGRESS_FILE, Progress
+from trials.run.checkpoint import load_checkpoint, save_checkpoint, save_model
+from trials.run.output import (
+    MODEL_FOLDER,
+    OpenedOutput,
+    checkpoint_folder,
+    open_output,
+    reopen_output,
+)
+from trials.run.progress import PROGRESS_FILE, Progress, append_step
 from trials.run.report import TrainingReport
 from trials.run.request import Training
 from trials.run.session import Session
-
-MODEL_FOLDER = "model"
+from trials.run.settings import training_settings
 
 
 def run_training(session: Session, task: Training) -> TrainingReport:
-    """Trains to the end, or to `task.max_steps`. Goes on at the exact step after the last checkpoint."""
-    done = _resume(session, task.output)
+    """Train to the end, or to `task.max_steps`. Goes on at the exact step after the last checkpoint."""
+    opened = _open(session, task.output)
+    done = opened.steps
     counts = [session.epoch(number).steps for number in range(session.request.job.training.epochs)]
     total = sum(counts)
+    if done > total:
+        raise TrialsError(
+            f"{checkpoint_folder(task.output, done)} is beyond the {total} steps of training.epochs: {len(counts)}; "
+            "raise it, or name another training.output"
+        )
+    if done:
+        load_checkpoint(session, checkpoint_folder(task.output, done), done)
     last = min(total, task.max_steps or total)
     first_of_epoch = 0
     for number, count in enumerate(counts):
         wanted = range(max(0, done - first_of_epoch), min(count, last - first_of_epoch))
         for record in _run_steps(session, session.epoch(number), wanted, first_of_epoch, total):
             done = record.step
-            _write_progress(session, task.output, record)
+            if session.seat.rank == 0:
+                append_step(task.output / PROGRESS_FILE, record)
             if _is_due(session, done, first_of_epoch + count, last):
-                save_checkpoint(session, task.output, _state(session, done))
+                save_checkpoint(session, task.output, opened.record, done)
         first_of_epoch += count
-    if done < total:
-        return TrainingReport(steps=done, finished=False, model=None, blank_samples=session.blank_samples)
-    save_model(session, task.output / MODEL_FOLDER)
-    return TrainingReport(
-        steps=done, finished=True, model=task.output / MODEL_FOLDER, blank_samples=session.blank_samples
-    )
+    model = task.output / MODEL_FOLDER if done == total else None
+    if model and not (opened.has_model and opened.steps == done):
+        save_model(session, model, opened.record, done)
+    return TrainingReport(steps=done, finished=done == total, model=model, blank_samples=session.blank_samples)
+
+
+def _open(session: Session, output: Path) -> OpenedOutput:
+    """What rank 0 finds in `output`. It alone verifies the checkpoint, which takes a look at every byte."""
+    found = torch.zeros(2, dtype=torch.int64, device=next(session.engine.stage.parameters()).device)
+    if session.seat.rank == 0:
+        opened = open_output(output, training_settings(session.request, session.index.digest))
+        found += torch.tensor((opened.steps, opened.has_model), device=found.device)
+    comm.broadcast(found, src=0)
+    steps, has_model = found.tolist()
+    return reopen_output(output, steps, has_model=bool(has_model))
 
 
 def _run_steps(session: Session, epoch: Epoch, numbers: range, before: int, total: int) -> Iterator[Progress]:
@@ -49,35 +75,6 @@ def _run_steps(session: Session, epoch: Epoch, numbers: range, before: int, tota
         yield Progress(step=before + number + 1, of=total, loss=loss, seconds=seconds, samples=step.samples)
 
 
-def _write_progress(session: Session, output: Path, record: Progress) -> None:
-    if session.seat.rank == 0:
-        with (output / PROGRESS_FILE).open("a") as file:
-            file.write(wire.encode(record) + "\n")
-
-
 def _is_due(session: Session, done: int, end_of_epoch: int, last: int) -> bool:
     every = session.request.job.training.checkpoint_every
     return done in (end_of_epoch, last) or (every is not None and done % every == 0)
-
-
-def _state(session: Session, done: int) -> TrainingState:
-    return TrainingState(steps=done, plan=session.request.plan.id, data=session.index.digest)
-
-
-def _resume(session: Session, output: Path) -> int:
-    """Steps already done. Raises TrialsError for a checkpoint of another plan or dataset."""
-    output.mkdir(parents=True, exist_ok=True)
-    found = latest_checkpoint(output)
-    if found is None:
-        return 0
-    folder, state = found
-    for what, then, now in (
-        ("plan", state.plan, session.request.plan.id),
-        ("data", state.data, session.index.digest),
-    ):
-        if then != now:
-            raise TrialsError(
-                f"{folder} was written with {what} {then}, not {now}; launch that one or give a new output"
-            )
-    load_checkpoint(session, folder, state)
-    return state.steps

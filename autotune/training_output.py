@@ -1,0 +1,71 @@
+"""Whether a training may write into its output folder, and keeping other trainings out of it."""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from autotune.errors import JobError
+from trials.data import formats
+from trials.job import Job
+from trials.run.output import check_unclaimed
+
+_LOCK = ".autotune.lock"
+
+
+def check_output(job: Job) -> None:
+    """Check, before any work is done, that the training may write to `training.output`. Leaves nothing behind.
+
+    Raises JobError for a folder that cannot be written, or that overlaps with the model or the data, OutputTaken for
+    one with foreign results, and DataError for a source that cannot be opened.
+    """
+    folder = job.training.output
+    _check_overlap(job)
+    try:
+        existing = next(place for place in (folder, *folder.parents) if place.exists())
+        with tempfile.TemporaryFile(dir=existing):
+            pass
+        check_unclaimed(folder)
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+
+
+def _check_overlap(job: Job) -> None:
+    """Names in the output are replaced in the course of a training, so no input may be among them.
+
+    The output may lie in a folder of images: it replaces nothing outside itself.
+    """
+    output = job.training.output.resolve()
+    model = Path(job.model.path).resolve()
+    if model.is_dir() and output.is_relative_to(model):
+        raise JobError(f"training.output {output} lies in the model's folder {model}; name a folder outside of it")
+    files = [file for source in job.data.sources for file in formats.resolve(source, Path())]
+    inputs = {"model": model, **{f"data {file.path}": file.path.resolve() for file in files}}
+    images = {file.images.resolve() for file in files} - {file.path.resolve().parent for file in files}
+    inputs |= {f"images in {folder}": folder for folder in images}
+    for what, place in inputs.items():
+        if place.is_relative_to(output):
+            raise JobError(f"training.output {output} holds the {what}; name a folder of its own")
+
+
+@contextmanager
+def held(output: Path) -> Iterator[None]:
+    """The folder for this training alone, made where it is absent. Raises JobError while another one has it."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(output / _LOCK)
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise JobError(f"another training writes to training.output {output}; wait for it, or name another") from None
+    except OSError as error:
+        raise _unwritable(output, error) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _unwritable(folder: Path, error: OSError) -> JobError:
+    return JobError(f"training.output {folder} cannot be written ({error.strerror}); name another folder")
