@@ -1,42 +1,45 @@
-"""Files that commands write: whole or not at all, in place of what stood there."""
+"""Files that commands write: whole or not at all, in place of what stood there, but never of what was read."""
 
+import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from autotune.errors import PackError
+from trials.whole_file import whole_file
 
 
 def check_output_file(path: Path, suffixes: Iterable[str]) -> None:
-    """Raises PackError, before any work is done, for another suffix or where no file can be made; leaves none."""
+    """Check, before any work is done, that `path` can be written; leave no file behind.
+
+    Raises PackError for another suffix, and where no file can be made.
+    """
     known = tuple(suffixes)
     if path.suffix not in known:
         raise PackError(f"{path}: a file of this kind cannot be written; give a name that ends on {' or '.join(known)}")
     try:
         if path.is_dir():
             raise PackError(f"{path} cannot be written (it is a folder); name a file in it")
-        _partial(path).open("wb").close()
-        _partial(path).unlink()
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
     except OSError as error:
         raise _unwritable(path, error) from error
+
+
+def check_no_input(path: Path, inputs: Iterable[Path]) -> None:
+    """Raise PackError when the file to write is one of those that are read."""
+    if path.exists() and any(each.exists() and path.samefile(each) for each in inputs):
+        raise PackError(f"{path} is an input of this command and is not overwritten; name another file")
 
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """A file beside `path` to write to, which takes its place in the end. Raises PackError where it cannot be."""
+    """A file to write, which takes the place of `path` in the end. Raises PackError where it cannot."""
     try:
-        yield _partial(path)
-        _partial(path).replace(path)
+        with whole_file(path) as stream:
+            yield Path(stream.name)
     except OSError as error:
         raise _unwritable(path, error) from error
-    finally:
-        with suppress(OSError):
-            _partial(path).unlink()
-
-
-def _partial(path: Path) -> Path:
-    """Keeps the suffix, by which libraries know what to write."""
-    return path.with_name(f".{path.stem}.partial{path.suffix}")
 
 
 def _unwritable(path: Path, error: OSError) -> PackError:

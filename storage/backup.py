@@ -10,6 +10,7 @@ from sqlalchemy import inspect, text
 from sqlalchemy.orm import Session
 
 from storage.url import sqlite_path
+from trials.whole_file import sync
 
 _PREFIX = "autotune_"
 
@@ -49,13 +50,3 @@ def copy_file(source: Path, target: Path) -> Path:
         target.unlink()  # a part of a copy is worth less than its space
         raise
     return target
-
-
-def sync(*paths: Path) -> None:
-    """Returns when these files and folders are on the disk itself."""
-    for path in paths:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

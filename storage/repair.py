@@ -19,7 +19,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from storage import codec, schema, url
-from storage.backup import back_up, stamp, sync
+from storage.backup import back_up, stamp
 from storage.engine import LOCK_TIMEOUT_SECONDS, UNREADABLE, Database
 from storage.errors import DatabaseDamaged, DatabaseUnavailable
 from storage.health import ROW_CHECKS, bad_rows
@@ -37,6 +37,7 @@ from storage.tables import (
     TrialRow,
     UtcDateTime,
 )
+from trials.whole_file import sync
 
 _UNREADABLE_PAGE = (sqlite3.Error, UnicodeDecodeError)
 """The second when SQLite quotes in its message what is damaged."""

@@ -1,18 +1,16 @@
 """Results on disk before the database is asked, so that no lock, crash or full disk loses a measurement."""
 
 import logging
-import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from storage.backup import sync
 from storage.errors import AlreadyFinished, SpoolUnavailable, UnknownRecord
 from storage.records import LaunchResult, TrialResult
 from storage.store import Store
 from trials import wire
 from trials.errors import WireError
+from trials.whole_file import whole_file
 
 _OF_LAUNCH = ".launch.json"
 _logger = logging.getLogger(__name__)
@@ -38,21 +36,8 @@ class Spool:
         text = wire.encode(result)
         wire.decode(type(result), text)
         name = f"{result.trial_id}.json" if isinstance(result, TrialResult) else f"{result.launch_id}{_OF_LAUNCH}"
-        with self._errors():
-            self._write(text, name)
-
-    def _write(self, text: str, name: str) -> None:
-        descriptor, temporary = tempfile.mkstemp(dir=self._directory, prefix=".", suffix=".tmp")
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(temporary).rename(self._directory / name)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-        sync(self._directory)
+        with self._errors(), whole_file(self._directory / name, mode=0o600) as stream:
+            stream.write(text.encode())
 
     def pending(self) -> tuple[Path, ...]:
         """The files that still wait, by name."""

@@ -1,28 +1,32 @@
 """Files that are written whole or not at all, also where several processes write the same one."""
 
 import os
-import tempfile
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
+from uuid import uuid4
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[IO[bytes]]:
+def whole_file(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
     """Stream whose content replaces `path` at the end of the context, unless an error ends it.
 
-    The content is on the disk by then, so a power cut leaves the old file or the new one.
+    The content is on the disk by then, so a power cut leaves the old file or the new one. `mode` is that of a new file,
+    less the umask; an old one keeps its own.
     """
-    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f"{path.stem[:8]}-", suffix=".partial")
+    partial = path.with_name(f".{path.stem[:32]}-{uuid4().hex[:8]}.partial")
     try:
-        with os.fdopen(handle, "wb") as stream:
+        with open(partial, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as stream:
             yield stream
-        sync(Path(partial))
-        Path(partial).replace(path)
+        if path.exists():
+            shutil.copymode(path, partial)
+        sync(partial)
+        partial.replace(path)
         sync(path.parent)
     except BaseException:
-        Path(partial).unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
         raise
 
 

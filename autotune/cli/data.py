@@ -4,6 +4,7 @@ from pathlib import Path
 
 from autotune.cli.context import Options
 from autotune.cli.progress import reading_progress
+from autotune.output_file import check_no_input
 from autotune.packing.balance import balanced
 from autotune.packing.file import check_pack_file, write_packs
 from autotune.packing.material import Wishes, read_material
@@ -19,6 +20,8 @@ def pack_data(options: Options, path: Path, wishes: Wishes, *, out: Path | None,
     options.tell(f"Reading {path}")
     with reading_progress(options) as progress:
         material = read_material(path, wishes, progress)
+    for target in filter(None, (out, picture)):
+        check_no_input(target, (path, *(file.path for file in material.index.files)))
     options.tell(f"{len(material.index)} samples of {material.found.records} records; packing")
     found = balanced(material, wishes)
     if out:

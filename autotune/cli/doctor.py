@@ -107,9 +107,9 @@ def _of_spool(folder: Path) -> Iterator[Finding]:
         yield Finding(
             what=f"{aside} files in {folder} could not be stored", remedy="look at them, then delete them: *.bad"
         )
-    if left := len(list(folder.glob(".*.tmp"))):
+    if left := len(list(folder.glob(".*.partial"))):
         yield Finding(
-            what=f"{left} results in {folder} were cut off by a kill or a full disk", remedy="delete them: .*.tmp"
+            what=f"{left} results in {folder} were cut off by a kill or a full disk", remedy="delete them: .*.partial"
         )
 
 

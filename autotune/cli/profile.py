@@ -18,6 +18,7 @@ from trials.run.ranks import local_ranks
 def profile_job(options: Options, path: Path, *, out: Path | None, fresh: bool) -> None:
     if out:
         output_file.check_output_file(out, (".json",))
+        output_file.check_no_input(out, (path,))
     job = load_job(path)
     options.tell("Looking at the model, the data and the hardware")
     with (

@@ -12,7 +12,7 @@ from autotune.errors import PlanNotValid
 from autotune.job_file import load_job
 from autotune.launch import Launched, launch
 from autotune.search.tuner import Tuner
-from autotune.training_output import check_output
+from autotune.training_output import check_new, check_output
 from autotune.workbench import Workbench, workbench
 from storage.records import BestPlan, FinishedTrial
 from storage.validity import Verdict, validity
@@ -47,7 +47,10 @@ def run_job(options: Options, path: Path) -> None:
     job = load_job(path)
     check_output(job)
     with _open(options, job) as bench:
-        best = _known(bench) or _tune(options, bench, fresh=False)
+        best = _known(bench)
+        if best is None:
+            check_new(job.training.output)
+            best = _tune(options, bench, fresh=False)
         if not options.as_json:
             options.give({}, lambda: f"\n{report.best_text(best)}\n")
         launched = _launch(options, bench, best, None)

@@ -43,7 +43,7 @@ def plot(forecast: Forecast, path: Path) -> None:
             _draw_memory(place, forecast, stage)
         axes[0].set_xlim(0, timeline.seconds)
         axes[-1].set_xlabel("seconds from the beginning of the step")
-        figure.savefig(partial, dpi=200)
+        figure.savefig(partial, dpi=200, format=path.suffix[1:])
 
 
 def _draw_passes(place: "Axes", timeline: Timeline) -> None:

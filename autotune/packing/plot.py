@@ -64,7 +64,7 @@ def plot(found: Balanced, path: Path) -> None:
         grid = figure.add_gridspec(2, 1, height_ratios=(1.3, 1))
         _draw_sizes(figure.add_subfigure(grid[0]), found)
         _draw_idle(figure.add_subfigure(grid[1]), found)
-        figure.savefig(partial, dpi=200)
+        figure.savefig(partial, dpi=200, format=path.suffix[1:])
 
 
 def _draw_sizes(figure: "SubFigure", found: Balanced) -> None:

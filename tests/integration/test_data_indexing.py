@@ -1,5 +1,6 @@
 import importlib
 import json
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -60,12 +61,21 @@ def test_the_generator_makes_nothing_twice_and_repairs_what_is_missing(
     generate = importlib.import_module("generate").generate
     assert generate(tmp_path, 3)
     assert not generate(tmp_path, 3)
-    (tmp_path / "data" / "generated.json").unlink()
+    shutil.rmtree(tmp_path / "data")
     assert generate(tmp_path, 3)
     assert generate(tmp_path, 2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "model"]
     lines = (example / "data" / "train.jsonl").read_text().splitlines()[:2]
     assert (tmp_path / "data" / "train.jsonl").read_text().splitlines() == lines
+
+
+def test_the_generator_replaces_only_what_it_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(GENERATOR.parent)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("of somebody")
+    with pytest.raises(SystemExit, match="model was not made by this script and is not replaced"):
+        importlib.import_module("generate").generate(tmp_path, 3)
+    assert [path.name for path in tmp_path.rglob("*")] == ["model", "config.json"]
 
 
 def test_an_index_reads_each_sample_again(example: Path, encoder: Encoder) -> None:

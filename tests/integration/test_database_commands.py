@@ -218,7 +218,7 @@ def test_results_that_wait_are_told_by_the_doctor(store: Store, home: Path) -> N
     folder = work_folder(default_url()) / "spool"
     Spool(folder).put(result_of("0" * 32))
     (folder / "x.bad").touch()
-    (folder / ".y.tmp").touch()
+    (folder / ".y.partial").touch()
     assert len(document("doctor")["findings"]) == 3
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -226,6 +227,18 @@ def test_parquet_holds_the_same_lines(lengths: Path, tmp_path: Path) -> None:
     for out in (text, table):
         document(lengths, "--qv", "9", "--qt", "3000", "--out", out)
     assert pyarrow.parquet.read_table(table).to_pylist() == lines(text)
+
+
+def test_an_input_is_not_overwritten(job: JobFile, example: Path, lengths: Path, tmp_path: Path) -> None:
+    shutil.copytree(example / "data", tmp_path / "data")
+    data = tmp_path / "data" / "train.jsonl"
+    job.spoil(data__sources=[{"path": str(data)}])
+    copy = shutil.copy(lengths, tmp_path / "copy.jsonl")
+    for source, out in ((job.path, data), (copy, tmp_path / "data" / ".." / "copy.jsonl")):
+        content = out.read_bytes()
+        code, told = refusal("pack", source, "--qv", "9", "--qt", "3000", "--out", out)
+        assert (code, out.read_bytes()) == (2, content)
+        assert "is an input of this command and is not overwritten; name another file" in told
 
 
 def test_a_file_that_stands_there_is_replaced_when_the_packs_are_made(lengths: Path, tmp_path: Path) -> None:

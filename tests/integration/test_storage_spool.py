@@ -158,10 +158,10 @@ def test_a_result_of_another_database_waits_for_it(url: str, tmp_path: Path, cap
 
 def test_an_unfinished_file_of_a_killed_process_is_ignored(url: str, tmp_path: Path) -> None:
     spool = Spool(tmp_path / "spool")
-    (tmp_path / "spool" / ".half.tmp").write_text('{"trial_id"')
+    (tmp_path / "spool" / ".half.partial").write_text('{"trial_id"')
     with open_store(url) as store:
         assert spool.replay(store) == 0
-    assert (tmp_path / "spool" / ".half.tmp").exists()
+    assert (tmp_path / "spool" / ".half.partial").exists()
 
 
 def test_a_result_that_could_not_be_read_back_is_refused_at_once(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_the_disk_has_the_result_before_its_name_appears(tmp_path: Path, monkeyp
     spool.put(result_of("0" * 32))
     (file, before), (folder, after) = seen
     assert file.parent == folder == directory
-    assert (file.suffix, before, after) == (".tmp", 0, 1)
+    assert (file.suffix, before, after) == (".partial", 0, 1)
 
 
 def test_a_full_disk_is_reported_and_leaves_no_half_of_a_result(

@@ -61,7 +61,7 @@ class LengthsCache:
             return
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with whole_file(self.folder / f"{key}.npz") as stream:
+            with whole_file(self.folder / f"{key}.npz", mode=0o600) as stream:
                 stream.write(_encoded(lengths))
         except OSError as error:
             self._may_write = False

@@ -87,7 +87,7 @@ class DatasetIndex:
     def save(self, path: Path) -> None:
         """Writes one npz file without pickle, whole or not at all, also where several processes do."""
         columns = {f"{name}_column": getattr(self, name) for name in COLUMNS}
-        with whole_file(path) as stream:
+        with whole_file(path, mode=0o600) as stream:
             np.savez(stream, layout=np.array(_LAYOUT), files=self._encoded_files, **columns)
 
     @property
