@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import IO, TypeAlias
 
 from trials.errors import DataError
+from trials.regular_file import open_regular
 
 CHUNK_RECORDS = 4096
 CHUNK_BYTES = 8 << 20
@@ -33,7 +34,7 @@ class Chunk:
 def open_annotations(path: Path) -> IO[bytes]:
     """The file, open for reading. Raises DataError with the remedy when there is none."""
     try:
-        return path.open("rb")
+        return open_regular(path)
     except (OSError, ValueError) as error:  # ValueError: a name with a null character
         why = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be opened ({_why(error)})"
         remedy = "correct its path, which is relative to the folder of the job file or meta file that names it"

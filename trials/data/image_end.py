@@ -5,6 +5,7 @@ from typing import IO
 from PIL import Image as Pillow
 
 _TAIL_BYTES = 64 << 10
+_BLOCK_BYTES = 1 << 20
 _JPEG_END = b"\xff\xd9"
 _JPEG_SCAN = 0xDA
 _PNG_END = b"IEND\xaeB`\x82"
@@ -40,7 +41,12 @@ def _holds(stream: IO[bytes], start: int, mark: bytes) -> bool:
     if mark in stream.read():
         return True
     stream.seek(start)
-    return mark in stream.read()
+    end = b""
+    while block := stream.read(_BLOCK_BYTES):
+        if mark in end + block:
+            return True
+        end = block[1 - len(mark) :]
+    return False
 
 
 def _jpeg_scan(stream: IO[bytes]) -> int | None:

@@ -18,6 +18,7 @@ from typing import Any
 from trials.data.chunk import CHUNK_BYTES, CHUNK_RECORDS, Chunk, Place
 from trials.data.record import Record, RecordError
 from trials.errors import DataError
+from trials.regular_file import check_regular
 
 _BATCH_ROWS = 64
 _BUILDERS = {".csv": "csv", ".arrow": "arrow"}
@@ -93,6 +94,8 @@ def _opened(path: Path, _changed: int, _size: int) -> Any:
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity(logging.CRITICAL)  # what goes wrong is told once, by our own error
     try:
+        for file in path.iterdir() if path.is_dir() else ():
+            check_regular(file)
         table = datasets.load_from_disk(str(path)) if path.is_dir() else _loaded(datasets, path)
     except Exception as error:  # the package lets through what its own readers raise, of any kind
         reason = " ".join(str(error.__cause__ or error).split())

@@ -1,0 +1,27 @@
+"""Files whose content has an end: no pipes, sockets or devices, which may block a reader or feed it for ever."""
+
+import stat
+from pathlib import Path
+from typing import IO
+
+_KINDS = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def check_regular(path: Path) -> int:
+    """Size of the file or folder in bytes. Raises OSError like `Path.stat`, and for a pipe, socket or device."""
+    found = path.stat()
+    kind = _KINDS.get(stat.S_IFMT(found.st_mode))
+    if kind:
+        raise OSError(f"it is {kind}, not a regular file")
+    return found.st_size
+
+
+def open_regular(path: Path) -> IO[bytes]:
+    """The file, open for reading. Raises OSError like `Path.open`, and for a pipe, socket or device."""
+    check_regular(path)  # before it is opened: a pipe without a writer would block
+    return path.open("rb")
