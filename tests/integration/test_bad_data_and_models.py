@@ -1,6 +1,7 @@
 """Datasets and models that cannot be used are told by file and line or by name, before anything runs."""
 
 import json
+import os
 import shutil
 import socket
 import time
@@ -122,7 +123,7 @@ def set_config(folder: Path, **values: object) -> None:
             lambda folder: set_config(folder, model_type="own", auto_map={"AutoConfig": "own.Config"}),
             "it runs code of its own; read that code, then set model.trust_remote_code: true",
         ),
-        (lambda folder: (folder / "tokenizer.json").unlink(), "save both there with save_pretrained"),
+        (lambda folder: (folder / "tokenizer.json").unlink(), "the tokenizer of model"),
     ],
     ids=["folder", "config", "JSON", "type", "unknown", "unsupported", "value", "layers", "code", "tokenizer"],
 )
@@ -166,10 +167,24 @@ def save_index(folder: Path, document: object) -> None:
     [
         (lambda folder: None, "has no model.safetensors; set `model.weights: random`"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"junk"), "model.safetensors cannot be read ("),
-        (lambda folder: save_index(folder, {}), "is not an index of weights (KeyError('weight_map'))"),
+        (lambda folder: save_index(folder, {}), "has no weight_map, so it is no index of weights"),
         (
             lambda folder: save_index(folder, {"weight_map": dict.fromkeys(weights_of(folder), "gone.safetensors")}),
             "gone.safetensors cannot be read (",
+        ),
+        (
+            lambda folder: save_index(folder, {"weight_map": {"a": "../../other/x.safetensors"}}),
+            "names '../../other/x.safetensors' for a, which is no safetensors file of its folder",
+        ),
+        (lambda folder: save_index(folder, {"weight_map": {"a": 5}}), "names 5 for a, which is no safetensors file"),
+        (lambda folder: save_index(folder, []), "it holds a JSON list, not an object"),
+        (
+            lambda folder: os.mkfifo(folder / "model.safetensors"),
+            "model.safetensors cannot be read (it is a named pipe, not a regular file)",
+        ),
+        (
+            lambda folder: (folder / "model.safetensors").write_bytes((10**18).to_bytes(8, "little") + b"{}"),
+            "model.safetensors cannot be read (",
         ),
         (
             lambda folder: save_file(dict(list(weights_of(folder).items())[2:]), folder / "model.safetensors"),
@@ -186,7 +201,20 @@ def save_index(folder: Path, document: object) -> None:
             "lm_head.weight has shape (3,) in the files but (",
         ),
     ],
-    ids=["absent", "junk", "index", "shard", "missing", "unexpected", "shape"],
+    ids=[
+        "absent",
+        "junk",
+        "index",
+        "shard",
+        "outside",
+        "number",
+        "list",
+        "pipe",
+        "header",
+        "missing",
+        "unexpected",
+        "shape",
+    ],
 )
 def test_weights_that_do_not_fit_are_told_before_a_rank_starts(
     job: JobFile, model: Path, spoil: Callable[[Path], object], message: str

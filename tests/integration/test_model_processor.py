@@ -1,5 +1,6 @@
 """Lengths from a model's own processor are those of images that it really processes."""
 
+import importlib.util
 import json
 import pickle
 from collections.abc import Callable
@@ -301,6 +302,15 @@ def test_a_model_whose_processor_tells_no_lengths_is_refused(
     save_model(tmp_path, name if name in MODELS else "llava", **changes)
     transformers.AutoConfig.for_model(name).save_pretrained(tmp_path)
     with pytest.raises(ModelError, match=message):
+        chat.measurer(str(tmp_path))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torchvision") is not None, reason="torchvision is installed")
+def test_a_processor_whose_package_is_missing_is_refused_with_the_package(tmp_path: Path) -> None:
+    transformers.AutoConfig.for_model("mistral3").save_pretrained(tmp_path)
+    with pytest.raises(
+        ModelError, match="PixtralProcessor, needs the package torchvision, which is not installed; inst"
+    ):
         chat.measurer(str(tmp_path))
 
 

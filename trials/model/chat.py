@@ -13,9 +13,10 @@ from trials.data.sample import IMAGE, Lengths, Sample, Turn, kept_tokens
 from trials.errors import DataError, ModelError
 from trials.model.digest import model_digest
 from trials.model.processor import ImageCount, count_images, load_processor
+from trials.model.refusal import refusing
 from trials.model.skeleton import load_config
 
-_REFUSALS = (TemplateError, TypeError, ValueError)
+_REFUSALS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
 """What a template raises for a conversation that it was not written for, on purpose or not."""
 _PROBE = (Turn(role="user", text=f"{IMAGE}Hello"), Turn(role="assistant", text="World"))
 
@@ -27,9 +28,10 @@ def measurer(model_path: str, trust_remote_code: bool = False, max_tokens: int |
     """
     config = load_config(model_path, trust_remote_code=trust_remote_code)
     processor = load_processor(model_path, config, trust_remote_code=trust_remote_code)
-    digest = model_digest(ChatMeasurer, config, processor.tokenizer, processor, max_tokens)
     again = functools.partial(measurer, model_path, trust_remote_code, max_tokens)
-    return ChatMeasurer(processor, digest, max_tokens, again)
+    with refusing(f"the processor of model {model_path} cannot be used", "save it there with save_pretrained"):
+        digest = model_digest(ChatMeasurer, config, processor.tokenizer, processor, max_tokens)
+        return ChatMeasurer(processor, digest, max_tokens, again)
 
 
 class ChatMeasurer:

@@ -7,15 +7,19 @@ from trials.data.sample import Encoder, Measurer
 from trials.errors import ModelError
 from trials.job import DataSection, ModelSection
 from trials.model import chat
+from trials.model.refusal import refusing
 from trials.model.skeleton import FAMILIES, load_config, load_family
 
 
 def load_encoder(model: ModelSection, data: DataSection) -> Encoder:
     """The encoder that a model is trained with. Raises ModelError for a model that cannot be trained here."""
     config = load_config(model.path, trust_remote_code=model.trust_remote_code)
-    encoder: Encoder = load_family(config).encoder(
-        model.path, trust_remote_code=model.trust_remote_code, max_tokens=token_limit(data, config)
-    )
+    family = load_family(config)
+    what = f"the tokenizer or image processor of model {model.path} cannot be used"
+    with refusing(what, "save both there with save_pretrained"):
+        encoder: Encoder = family.encoder(
+            model.path, trust_remote_code=model.trust_remote_code, max_tokens=token_limit(data, config)
+        )
     return encoder
 
 

@@ -6,10 +6,13 @@
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import PROCESSOR_MAPPING, AutoImageProcessor, AutoTokenizer, PretrainedConfig, ProcessorMixin
+from transformers import PROCESSOR_MAPPING, PretrainedConfig, ProcessorMixin
 from transformers.image_processing_utils import select_best_resolution
+from transformers.utils.import_utils import DummyObject
 
 from trials.errors import DataError, ModelError
+from trials.model.preprocessing import load_image_processor, load_tokenizer
+from trials.model.refusal import INSTALL, refusing
 
 _COUNT = "_get_num_multimodal_tokens"
 _PROBE = (336, 448)
@@ -31,21 +34,14 @@ def load_processor(path: str, config: PretrainedConfig, *, trust_remote_code: bo
     Raises ModelError for a folder that lacks a part, and for a processor that cannot count an image's tokens.
     """
     kind = _kind(config)
-    try:
-        # The other backend resizes differently, and which one is there would depend on the machine.
-        images = AutoImageProcessor.from_pretrained(path, backend="pil", trust_remote_code=trust_remote_code)
-        parts = {
-            "tokenizer": AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code),
-            "image_processor": images,
-        }
+    parts = {
+        "tokenizer": load_tokenizer(path, trust_remote_code=trust_remote_code),
+        "image_processor": load_image_processor(path, trust_remote_code=trust_remote_code),
+    }
+    with refusing(f"the processor of model {path} cannot be loaded and asked", "save it there with save_pretrained"):
         settings, _ = kind.get_processor_dict(path)
         processor = kind.from_args_and_dict([parts.get(name) for name in kind.get_attributes()], settings)
         count_images(processor, (_PROBE,))
-    except (OSError, ValueError, TypeError, AttributeError, KeyError, DataError) as error:
-        raise ModelError(
-            f"the processor of model {path} cannot be loaded and asked: {' '.join(str(error).split())}; save it there "
-            "with save_pretrained"
-        ) from error
     return processor
 
 
@@ -55,6 +51,12 @@ def _kind(config: PretrainedConfig) -> Any:
     A processor for videos needs torchvision, and is of no use here.
     """
     found: Any = PROCESSOR_MAPPING.get(type(config), None)
+    if isinstance(found, DummyObject):  # what transformers shows in place of a class whose packages are missing
+        packages = " and ".join(sorted(found._backends))
+        raise ModelError(
+            f"the processor of model type {config.model_type!r}, {found.__name__}, needs the package {packages}, which "
+            f"is not installed; {INSTALL}"
+        )
     if not hasattr(found, _COUNT):
         what = f"a {found.__name__}" if found else "no processor"
         raise ModelError(

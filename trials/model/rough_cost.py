@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
 
 from trials.data.epoch import CostWeights
-from trials.errors import ModelError
+from trials.model.refusal import refusing
 
 
 def rough_weights(config: PretrainedConfig) -> CostWeights:
@@ -17,15 +17,12 @@ def rough_weights(config: PretrainedConfig) -> CostWeights:
     inside a tile; where the tower takes images in their own resolution it is left out. Every expert of a layer counts.
     Raises ModelError for a model that transformers cannot build, or that is of another kind.
     """
-    try:
+    with refusing(f"the cost of model type {config.model_type!r} cannot be told", "use another"):
         with torch.device("meta"):
             model: PreTrainedModel = AutoModelForImageTextToText.from_config(copy.deepcopy(config))
         text, embedding, head = config.get_text_config(), _matrix(model, "input"), _matrix(model, "output")
         unit_tokens, attention = _unit(config.vision_config)
         square = float(2 * text.num_hidden_layers * text.hidden_size)
-    except (ValueError, AttributeError, TypeError) as error:
-        why = str(error).partition("\n")[0]  # behind it, transformers lists every kind that it knows
-        raise ModelError(f"the cost of model type {config.model_type!r} cannot be told: {why}; use another") from error
     language = _parameters(_parent(model, embedding))
     vision = _parameters(model) - language - (0 if head is embedding else head.numel())
     return CostWeights(

@@ -11,16 +11,21 @@ from urllib.request import Request, urlopen
 
 import huggingface_hub
 import torch
-from huggingface_hub.errors import HFValidationError, StrictDataclassError
+from huggingface_hub.errors import HFValidationError
 from torch import nn
 from transformers import AutoConfig, AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
+from transformers.utils.hub import cached_file
 
 from trials import plugins
 from trials.errors import ModelError, UnknownName
 from trials.model.attention import PACKED_ATTENTION
+from trials.model.folder import CONFIG, check_folder, check_settings
+from trials.model.refusal import reason, refusing
 
 FAMILIES = "trials.model.families"
-_CONFIG = "config.json"
+_MOST_PARAMETERS = 10**14
+"""Fifty times those of the largest published models."""
+_CORRECT = "correct its config.json, or copy or download the model again"
 _HUB_SECONDS = 5.0
 """How long the hub may take to answer at all; its own client tries six times, for up to minutes."""
 
@@ -57,27 +62,42 @@ class Skeleton:
 
 
 def load_config(path: str, *, trust_remote_code: bool = False) -> PretrainedConfig:
-    """The model's configuration. Raises ModelError for a folder without one, and for a hub that does not answer."""
+    """The model's configuration.
+
+    Raises ModelError for a folder without one, for a hub that does not answer, and for files that cost too much to read
+    or build or that transformers refuses.
+    """
     _check_place(path)
-    try:
+    is_folder = Path(path).is_dir()
+    remedy = _CORRECT if is_folder else "correct model.path, or copy the model to this machine"
+    with refusing(f"cannot read the configuration of model {path}", remedy):
+        if is_folder:
+            check_folder(Path(path))
+        else:
+            check_settings(Path(str(cached_file(path, CONFIG))))
         config: PretrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, StrictDataclassError) as error:
-        raise ModelError(f"cannot read the configuration of model {path}: {_reason(error)}") from error
     return config
 
 
 def build_skeleton(config: PretrainedConfig, dtype: torch.dtype) -> Skeleton:
     """The model of `config` on the meta device: no memory, no weights.
 
-    Raises ModelError for an unknown architecture, or when a parameter belongs to no part of the chain.
+    Raises ModelError for an unknown architecture, for one that transformers cannot build, for more parameters than any
+    machine holds, or when a parameter belongs to no part of the chain.
     """
     family = load_family(config)
-    family.check(config)
-    with torch.device("meta"):
-        model = AutoModelForImageTextToText.from_config(copy.deepcopy(config), dtype=dtype)
-    model.config.get_text_config()._attn_implementation = PACKED_ATTENTION
-    chain = _find_chain(model, family)
+    with refusing(f"a model of type {config.model_type!r} cannot be built", _CORRECT):
+        family.check(config)
+        with torch.device("meta"):
+            model = AutoModelForImageTextToText.from_config(copy.deepcopy(config), dtype=dtype)
+        model.config.get_text_config()._attn_implementation = PACKED_ATTENTION
+        chain = _find_chain(model, family)
     _check_claims(model, chain)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    if parameters > _MOST_PARAMETERS:
+        raise ModelError(
+            f"the model would have {parameters} parameters, more than the {_MOST_PARAMETERS} that are taken; {_CORRECT}"
+        )
     is_tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
     tied = {f"{chain.head[-1]}.weight": f"{chain.projector[-1]}.weight"} if is_tied else {}
     return Skeleton(model=model, chain=chain, family=family, tied=tied)
@@ -145,8 +165,8 @@ def _check_claims(model: nn.Module, chain: Chain) -> None:
 def _check_place(path: str) -> None:
     folder = Path(path)
     if folder.is_dir():
-        if not (folder / _CONFIG).is_file():
-            raise ModelError(f"model folder {path} has no {_CONFIG}; save the model there with save_pretrained")
+        if not (folder / CONFIG).is_file():
+            raise ModelError(f"model folder {path} has no {CONFIG}; save the model there with save_pretrained")
     elif folder.is_file():
         raise ModelError(f"model {path} is a file; give the folder that it is in")
     elif folder.is_absolute() or path.startswith("."):
@@ -158,9 +178,9 @@ def _check_place(path: str) -> None:
 def _check_hub(path: str, hub: str) -> None:
     nowhere = f"model {path} is no folder beside the job file"
     try:
-        cached = isinstance(huggingface_hub.try_to_load_from_cache(path, _CONFIG), str)
+        cached = isinstance(huggingface_hub.try_to_load_from_cache(path, CONFIG), str)
     except HFValidationError as error:
-        raise ModelError(f"{nowhere} and no hub id; correct model.path: {_reason(error)}") from error
+        raise ModelError(f"{nowhere} and no hub id; correct model.path: {reason(error)}") from error
     if not (cached or huggingface_hub.is_offline_mode() or _answers(hub)):
         raise ModelError(f"{nowhere}, and {hub} does not answer; correct model.path, or copy the model to this machine")
 
@@ -176,10 +196,3 @@ def _answers(url: str) -> bool:
     except OSError:
         return False
     return True
-
-
-def _reason(error: Exception) -> str:
-    """What the library says first, in one line, with our own remedy for what it would have set in Python."""
-    if "trust_remote_code" in str(error):
-        return "it runs code of its own; read that code, then set model.trust_remote_code: true in the job file"
-    return " ".join(str(error).strip().partition("\n\n")[0].split())

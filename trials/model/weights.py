@@ -1,7 +1,6 @@
 """Weights for the parts of the model that a stage holds: drawn from a seed, or read from safetensors files."""
 
 import hashlib
-import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,11 +12,14 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from trials.errors import ModelError
+from trials.model.folder import read_index
+from trials.regular_file import check_regular
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _SAMPLES = 256
 _SAMPLE_BYTES = 1 << 16
+_SHOWN = 60
 _AGAIN = "copy or download the model's weights again"
 
 
@@ -129,27 +131,33 @@ def _owner(model: PreTrainedModel, path: str) -> PreTrainedModel:
 def _file_of_each_tensor(folder: Path) -> dict[str, Path]:
     if not folder.is_dir():
         raise ModelError(f"the weights of model {folder} are not on this machine; download them and give their folder")
-    if (folder / _INDEX).is_file():
+    if (folder / _INDEX).exists():
         return _listed_files(folder / _INDEX)
-    if not (folder / _SINGLE).is_file():
+    if not (folder / _SINGLE).exists():
         raise ModelError(f"{folder} has no {_SINGLE}; set `model.weights: random` or save the weights as safetensors")
     with _open(folder / _SINGLE) as file:
         return dict.fromkeys(file.keys(), folder / _SINGLE)
 
 
 def _listed_files(index: Path) -> dict[str, Path]:
-    try:
-        weight_map = json.loads(index.read_text())["weight_map"]
-        return {str(name): index.parent / file for name, file in weight_map.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f"{index} is not an index of weights ({error!r}); {_AGAIN}") from error
+    weight_map = read_index(index).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise ModelError(f"{index} has no weight_map, so it is no index of weights; {_AGAIN}")
+    for name, file in weight_map.items():
+        if not isinstance(file, str) or not file.endswith(".safetensors") or Path(file).name != file:
+            raise ModelError(
+                f"{index} names {ascii(file)[:_SHOWN]} for {name[:_SHOWN]}, which is no safetensors file of its "
+                f"folder; {_AGAIN}"
+            )
+    return {name: index.parent / file for name, file in weight_map.items()}
 
 
 def _open(path: Path) -> Any:
     """A safetensors file; entering and reading it raise nothing more once its header is read."""
     try:
+        check_regular(path)
         return safe_open(path, framework="pt")
-    except (OSError, SafetensorError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise ModelError(f"weight file {path} cannot be read ({error}); {_AGAIN}") from error
 
 

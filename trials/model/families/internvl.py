@@ -1,6 +1,7 @@
 """InternVL in its Hugging Face form."""
 
 import math
+import operator
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,16 +12,22 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
-from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from trials.data.images import image_pixels, image_size
 from trials.data.sample import IGNORED, IMAGE, Encoded, Ints, Lengths, Sample, Turn, kept_tokens
 from trials.errors import ModelError
 from trials.model.digest import model_digest
+from trials.model.heads import check_heads
+from trials.model.preprocessing import load_image_processor, load_tokenizer
+from trials.model.skeleton import load_config
 
 # --- data side ----------------------------------------------------------------------------------------------------
 
 _TURN_START, _TURN_END = "<|im_start|>", "<|im_end|>"
+_LARGEST_TILE = 4_480
+_MOST_TILES = 400
+"""Of an image. Both are ten times the published models'; all rectangles of so many tiles are tried for an image."""
 
 Piece: TypeAlias = tuple[list[int], bool]
 """Some tokens, and whether they are targets."""
@@ -31,16 +38,9 @@ def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | 
 
     Raises ModelError for a folder that is not in InternVL's Hugging Face form.
     """
-    try:
-        config = AutoConfig.from_pretrained(model_path, trust_remote_code=trust_remote_code)
-        tokenizer = AutoTokenizer.from_pretrained(model_path, trust_remote_code=trust_remote_code)
-        # The other backend resizes differently, and which one is there would depend on the machine.
-        images = AutoImageProcessor.from_pretrained(model_path, backend="pil", trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
-        raise ModelError(
-            f"the tokenizer or image processor of model {model_path} cannot be loaded: {' '.join(str(error).split())}; "
-            "save both there with save_pretrained"
-        ) from error
+    config = load_config(model_path, trust_remote_code=trust_remote_code)
+    tokenizer = load_tokenizer(model_path, trust_remote_code=trust_remote_code)
+    images = load_image_processor(model_path, trust_remote_code=trust_remote_code)
     return Encoder(config, tokenizer, images, max_tokens)
 
 
@@ -62,6 +62,7 @@ class Encoder:
         """Takes a Hugging Face configuration, tokenizer and image processor; raises ModelError where they disagree."""
         if not tokenizer.is_fast:
             raise ModelError("the tokenizer is not in its fast form; save it with its tokenizer.json")
+        _check_tiles(config)
         self._tokenizer = tokenizer
         # Asked itself, it takes half the time; a limit or padding that was saved with it would count then.
         self._backend = tokenizer.backend_tokenizer
@@ -78,7 +79,9 @@ class Encoder:
         self._turn_start, self._turn_end = (self._token_id(token, token) for token in (_TURN_START, _TURN_END))
         if self._context != config.image_token_id:
             raise ModelError(f"the tokenizer's image token is {self._context}, the model's is {config.image_token_id}")
+        _check_vocabulary(config, tokenizer)
         self._unit_shape = _tile_shape(config, images)
+        _check_processor(images, self._options(1))
         own = {self._image_start, self._context, self._image_end, self._turn_start, self._turn_end}
         self._spelled = _spelled_tokens(tokenizer, own)
         self._break = self._text("\n")
@@ -202,6 +205,31 @@ def _tile_shape(config: Any, images: Any) -> tuple[int, int, int]:
     return 3, *made
 
 
+def _check_vocabulary(config: Any, tokenizer: Any) -> None:
+    size, largest = config.get_text_config().vocab_size, max(tokenizer.get_vocab().values())
+    if largest >= size:
+        raise ModelError(
+            f"the tokenizer has the token {largest} but the model's vocab_size is {size}; take the tokenizer that the "
+            "model was saved with"
+        )
+
+
+def _check_processor(images: Any, options: dict[str, Any]) -> None:
+    fewest, most = images.min_patches, images.max_patches
+    if not 1 <= fewest <= most <= _MOST_TILES:
+        raise ModelError(
+            f"the image processor cuts images into {fewest} to {most} tiles; correct min_patches and max_patches to "
+            f"numbers from 1 to {_MOST_TILES}"
+        )
+    picture = np.zeros((5, 7, 3), dtype=np.uint8)
+    pixels = images([picture], input_data_format="channels_last", return_tensors="np", **options)["pixel_values"]
+    if pixels.shape[1:] != (3, images.size.height, images.size.width) or not np.isfinite(pixels).all():
+        raise ModelError(
+            f"the image processor makes {pixels.shape[1:]} numbers of an image, or some that are not finite; correct "
+            "preprocessor_config.json"
+        )
+
+
 def _spelled_tokens(tokenizer: Any, own: set[int]) -> re.Pattern[str]:
     """Matches, without consuming it, each place where a text spells a special token, or one of `own`."""
     added = tokenizer.added_tokens_decoder.items()
@@ -224,6 +252,33 @@ def check(config: PretrainedConfig) -> None:
     """Raises ModelError for an option of the architecture that the chain does not follow."""
     if config.vision_feature_layer != -1:
         raise ModelError(f"vision_feature_layer {config.vision_feature_layer} is not supported; only -1 is")
+    _check_tiles(config)
+    check_heads(config.vision_config, "vision")
+    check_heads(config.get_text_config(), "language")
+    if config.get_text_config().vocab_size <= image_token(config):
+        raise ModelError(
+            f"image_token_id is {image_token(config)} but the language model has {config.get_text_config().vocab_size} "
+            "tokens; correct image_token_id or vocab_size in config.json"
+        )
+
+
+def _check_tiles(config: Any) -> None:
+    """Raises ModelError for tiles that the tower cannot cut into patches, or the projector cannot merge."""
+    vision, ratio = config.vision_config, config.downsample_ratio
+    tile, patch = tuple(vision.image_size), tuple(vision.patch_size)
+    if len(tile) != 2 or len(patch) != 2 or max(tile) > _LARGEST_TILE or any(map(operator.mod, tile, patch)):
+        raise ModelError(
+            f"tiles of {tile} pixels cannot be cut into patches of {patch}; correct image_size, two sizes up to "
+            f"{_LARGEST_TILE}, or patch_size in the vision_config of config.json"
+        )
+    sides = [size // each for size, each in zip(tile, patch, strict=True)]
+    if not 0 < ratio <= 1 or any((side * ratio) % 1 for side in sides) or sides[0] != sides[1]:
+        raise ModelError(
+            f"{sides[0]} x {sides[1]} patches of a tile cannot be merged with downsample_ratio {ratio}; it must leave "
+            "whole numbers of a square, so correct downsample_ratio or image_size in config.json"
+        )
+    if vision.num_channels != 3:
+        raise ModelError(f"num_channels is {vision.num_channels}, but images have 3; correct it in config.json")
 
 
 def vision_layers(config: PretrainedConfig) -> int:

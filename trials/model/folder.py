@@ -1,0 +1,187 @@
+"""A model folder's files, checked before a library reads them.
+
+transformers builds whatever a configuration asks for: a module per layer, a name per label. So the numbers that decide
+about time and memory are bounded here, at about ten times what the largest published models have.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from trials.errors import ModelError
+from trials.regular_file import check_regular
+
+CONFIG = "config.json"
+MOST_LAYERS = 2_000
+"""Of one tower. Building takes some milliseconds per layer; the deepest published models have about 130."""
+_SETTINGS_BYTES = 16 << 20
+_VOCABULARY_BYTES = 128 << 20
+"""The largest published tokenizers have about 35 MB."""
+_INDEX_BYTES = 128 << 20
+_MOST_VALUES = 500_000
+"""Of settings; a name for each of 21,000 labels, or 6,000 added tokens with their options, are a tenth of it."""
+_MOST_TOKENS = 10_000_000
+"""Values of a vocabulary file; the largest published have 1.3 million. In Python each may take 64 bytes."""
+_DEEPEST = 32
+_SHOWN = 60
+_VOCABULARIES = ("tokenizer.json", "vocab.json", "tekken.json", "vocab.txt", "merges.txt")
+_OTHERS = ("*.model", "*.tiktoken", "*.jinja", "additional_chat_templates/*.jinja")
+"""Binary vocabularies, and chat templates."""
+_SETTINGS = (
+    CONFIG,
+    "generation_config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.json",
+)
+_BOUNDED = (CONFIG, "preprocessor_config.json", "processor_config.json")
+"""The numbers of a tokenizer's settings cost nothing; `model_max_length` is often 10^30."""
+_MOST = (
+    (re.compile(r"(layers?|depths?|blocks|stages)$"), MOST_LAYERS),
+    (re.compile(r"^(max|min)_patches$"), 4_096),
+    (re.compile(r"image_seq|image_tokens|patches$"), 65_536),
+    (re.compile(r"vocab|embeddings$|positions$|tokens"), 100_000_000),
+    (re.compile(r"^(num|n)_|heads$|experts|labels$"), 100_000),
+    (re.compile(r"image_size$"), 20_000),
+    (re.compile(r"(size|dim|width|channels)$"), 1_000_000),
+)
+"""The first pattern that a name matches bounds its whole numbers."""
+_POSITIVE = frozenset(
+    (
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "vocab_size",
+        "max_position_embeddings",
+        "image_size",
+        "patch_size",
+        "num_channels",
+        "max_patches",
+        "min_patches",
+    )
+)
+
+
+def check_folder(folder: Path) -> None:
+    """Raises ModelError for a file that cannot be read to its end, broken settings, and a number out of bounds."""
+    for name in _SETTINGS:
+        if (folder / name).exists():
+            check_settings(folder / name)
+    for name in _VOCABULARIES:
+        if (folder / name).exists():
+            _check_vocabulary(folder / name)
+    for path in (path for pattern in _OTHERS for path in folder.glob(pattern) if path.exists()):
+        _check_size(path, _VOCABULARY_BYTES)
+
+
+def check_settings(path: Path) -> None:
+    """Raises ModelError unless the file is one JSON object, with numbers within bounds where they cost something."""
+    settings = _read_object(path, _SETTINGS_BYTES)
+    for number, (names, value) in enumerate(_values((), settings)):
+        if number > _MOST_VALUES:
+            raise _error(path, f"it has more than {_MOST_VALUES} values")
+        if len(names) > _DEEPEST:
+            raise _error(path, f"sections lie in each other more than {_DEEPEST} deep")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise _error(path, f"{_dotted(names)} is {value}, which is no number")
+        if names[-1:] == ("model_type",) and not isinstance(value, str):
+            raise _error(path, f"{_dotted(names)} is {_shown(value)}, which must be a name")
+        if path.name in _BOUNDED:
+            _check_bounds(path, names, value)
+    if path.name == CONFIG:
+        _check_names(path, settings)
+
+
+def read_index(path: Path) -> dict[str, Any]:
+    """The index of a model's weight files, a JSON object. Raises ModelError."""
+    return _read_object(path, _INDEX_BYTES)
+
+
+def _read_object(path: Path, most_bytes: int) -> dict[str, Any]:
+    """The one JSON object that the file holds. Raises ModelError."""
+    _check_size(path, most_bytes)
+    try:
+        value = json.loads(path.read_bytes(), parse_constant=_refuse_constant)
+    except (OSError, ValueError, RecursionError) as error:
+        raise _error(path, f"it is not a valid JSON file: {error}") from error
+    if not isinstance(value, dict):
+        raise _error(path, f"it holds a JSON {type(value).__name__}, not an object")
+    return value
+
+
+def _values(names: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every value with the keys that lead to it; the elements of a list have `[]` as theirs."""
+    yield names, value
+    if isinstance(value, dict):
+        for key, child in value.items():
+            yield from _values((*names, key), child)
+    elif isinstance(value, list):
+        for child in value:
+            yield from _values((*names, "[]"), child)
+
+
+def _check_bounds(path: Path, names: tuple[str, ...], value: Any) -> None:
+    name = next((name for name in reversed(names) if name != "[]"), "")
+    if isinstance(value, bool) and name in _POSITIVE:
+        raise _error(path, f"{_dotted(names)} is {str(value).lower()}, which must be a whole number")
+    if not isinstance(value, int | float):
+        return
+    if name in _POSITIVE and value < 1:
+        raise _error(path, f"{_dotted(names)} is {value}, which must be at least 1")
+    most = next((most for pattern, most in _MOST if pattern.search(name)), None)
+    if most is not None and abs(value) > most:
+        raise _error(path, f"{_dotted(names)} is {_shown(value)}, more than the {most} that are taken")
+
+
+def _check_names(path: Path, settings: dict[str, Any]) -> None:
+    architectures = settings.get("architectures")
+    is_list = isinstance(architectures, list) and all(isinstance(name, str) for name in architectures)
+    if architectures is not None and not is_list:
+        raise _error(path, f"architectures is {_shown(architectures)}, which must be a list of names")
+    if "configuration_files" in settings:
+        raise _error(path, "it names other files by configuration_files, which are not followed")
+
+
+def _check_size(path: Path, most_bytes: int) -> None:
+    try:
+        size = check_regular(path)
+    except OSError as error:
+        raise _error(path, str(error)) from error
+    if size > most_bytes:
+        raise _error(path, f"it has {size} bytes, more than the {most_bytes} that are read")
+
+
+def _check_vocabulary(path: Path) -> None:
+    _check_size(path, _VOCABULARY_BYTES)
+    values = 0
+    with path.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            values += sum(map(block.count, (b",", b"[", b"{")))
+    if values > _MOST_TOKENS:
+        raise _error(path, f"it has more than {_MOST_TOKENS} values")
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _dotted(names: tuple[str, ...]) -> str:
+    return ".".join(names).replace(".[]", "[]")[:_SHOWN]
+
+
+def _shown(value: object) -> str:
+    text = ascii(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def _error(path: Path, fault: str) -> ModelError:
+    return ModelError(f"{path} cannot be used: {fault}; copy or download the model again, or correct the file")

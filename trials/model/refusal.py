@@ -1,0 +1,34 @@
+"""What a library raises about a model, as an error of this package."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from trials.errors import ModelError, TrialsError
+
+INSTALL = "install it in the Python that runs autotune"
+_LONGEST = 300
+
+
+@contextmanager
+def refusing(what: str, remedy: str) -> Iterator[None]:
+    """Raise ModelError with `what` cannot be done, the library's reason and the remedy, in one line."""
+    try:
+        yield
+    except ModelError:
+        raise
+    except ImportError as error:
+        raise ModelError(f"{what}: {reason(error)}; {INSTALL}") from error
+    except Exception as error:  # transformers and tokenizers check little: a damaged file raises errors of any kind
+        raise ModelError(f"{what}: {reason(error)}; {remedy}") from error
+
+
+def reason(error: Exception) -> str:
+    """What the library says first, in one line, with the job file's remedy for what it would have set in Python."""
+    if "trust_remote_code" in str(error):
+        return "it runs code of its own; read that code, then set model.trust_remote_code: true in the job file"
+    text = " ".join(str(error).strip().partition("\n\n")[0].split())
+    if not isinstance(
+        error, OSError | ValueError | ImportError | TrialsError
+    ):  # `'eight'` of a KeyError says nothing by itself
+        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
