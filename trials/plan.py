@@ -124,8 +124,15 @@ class Plan:
         """Layers of the chain up to the end of each stage."""
         return tuple(accumulate(stage.vision + stage.language for stage in self.stages))
 
-    def check(self, *, vision_layers: int, language_layers: int) -> None:
-        """Raises InvalidPlan, with the arithmetic, unless the stages hold exactly the model's layers."""
+    def check(self, *, vision_layers: int, language_layers: int, dtype: str) -> None:
+        """Raises InvalidPlan, with the remedy, unless a model of these layers, with weights of `dtype`, can be trained.
+
+        ZeRO 0 keeps neither float32 weights nor a float32 sum of gradients for bfloat16 weights.
+        """
+        if dtype == "bfloat16" and self.layout.zero == 0:
+            raise InvalidPlan(
+                "bfloat16 weights are not trained with ZeRO 0, which has no float32 copy of them; use ZeRO 1"
+            )
         for kind, have, want in (
             ("vision", sum(stage.vision for stage in self.stages), vision_layers),
             ("language", sum(stage.language for stage in self.stages), language_layers),

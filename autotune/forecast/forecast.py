@@ -138,7 +138,11 @@ class Forecaster:
 
     def _check(self, plan: Plan) -> None:
         try:
-            plan.check(vision_layers=self.shape.vision_layers, language_layers=self.shape.language_layers)
+            plan.check(
+                vision_layers=self.shape.vision_layers,
+                language_layers=self.shape.language_layers,
+                dtype=self.shape.dtype,
+            )
         except InvalidPlan as error:
             raise PredictError(f"the plan is not one of {self.shape.name}: {error}") from error
         needed, devices = plan.layout.world_size, self.cluster.devices

@@ -13,7 +13,7 @@ LABEL = "analytic device profile: computed from shapes and data sheets, nothing 
 
 _ELEMENT_BYTES = 2
 _OPTIMIZER_BYTES = 30
-"""Read and written per parameter by Adam: float32 weight and two moments, 16-bit weight and gradient."""
+"""Per parameter, by Adam: float32 weight and two moments read and written, gradient read, 16-bit weight written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

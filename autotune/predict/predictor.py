@@ -15,6 +15,7 @@ from autotune.predict.schedule import simulate
 from autotune.predict.sizes import EpochSizes
 from trials.data.epoch import Epoch
 from trials.data.sample import Ints
+from trials.engine.memory import GRADIENT_BYTES
 from trials.model.cut import cut
 from trials.plan import Layout, Packing, Plan
 
@@ -116,7 +117,7 @@ class Predictor:
 
     def _update_seconds(self, layout: Layout, parts: Parts) -> UpdateSeconds:
         parameters = parts.layers @ self._parameters
-        reduced = parameters * self._element_bytes if layout.data > 1 else np.zeros_like(parameters)
+        reduced = parameters * GRADIENT_BYTES if layout.data > 1 else np.zeros_like(parameters)
         return UpdateSeconds(
             reduction=reduced * self.costs.reduce_seconds_per_byte,
             optimizer=parameters * self.costs.update_seconds_per_parameter(layout),

@@ -17,11 +17,12 @@ def present_plan(prepared: Prepared) -> Plan | None:
     Raises JobError for a plan that is not one of this job, or that would train on fewer samples.
     """
     path, workload = prepared.job.search.present, prepared.workload
+    model = workload.model
     if path is None:
         return None
     try:
         plan = read_plan(path)
-        plan.check(vision_layers=workload.model.vision_layers, language_layers=workload.model.language_layers)
+        plan.check(vision_layers=model.vision_layers, language_layers=model.language_layers, dtype=model.dtype)
         if isinstance(plan.packing, Packed):
             plugins.load(PACKERS, plan.packing.packer)
     except (PredictError, InvalidPlan, UnknownName) as error:

@@ -66,7 +66,7 @@ class Runner:
         """Why the plan need not run: it is not valid, misses the global batch or certainly needs more memory."""
         model = self._prepared.workload.model
         try:
-            plan.check(vision_layers=model.vision_layers, language_layers=model.language_layers)
+            plan.check(vision_layers=model.vision_layers, language_layers=model.language_layers, dtype=model.dtype)
         except InvalidPlan as error:
             return Rejected(reason=str(error))
         prediction = self._predictor.predict(plan)

@@ -1,4 +1,6 @@
 import dataclasses
+from contextlib import nullcontext
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -6,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests import strategies
 from trials.errors import InvalidPlan
-from trials.plan import Layout, Packed, Padded, Plan, Stage
+from trials.plan import Layout, Packed, Padded, Plan, Stage, ZeroStage
 
 PACKED = Packed(qv=8, qt=512, qv_min=8, qt_min=384)
 
@@ -33,7 +35,7 @@ def test_different_plans_have_different_ids(one: Plan, other: Plan) -> None:
 @given(strategies.plans())
 def test_a_plan_fits_a_model_of_its_own_layers(plan: Plan) -> None:
     vision, language = stage_sums(plan)
-    plan.check(vision_layers=vision, language_layers=language)
+    plan.check(vision_layers=vision, language_layers=language, dtype="float32")
 
 
 @given(strategies.plans(), st.integers(1, 9))
@@ -41,7 +43,7 @@ def test_a_plan_that_misses_layers_says_how_many(plan: Plan, missing: int) -> No
     vision, language = stage_sums(plan)
     text = f"stages hold {language} language layers but the model has {language + missing}; add {missing}"
     with pytest.raises(InvalidPlan, match=text):
-        plan.check(vision_layers=vision, language_layers=language + missing)
+        plan.check(vision_layers=vision, language_layers=language + missing, dtype="float32")
 
 
 @given(strategies.plans())
@@ -51,7 +53,16 @@ def test_ranks_are_pipeline_times_data(plan: Plan) -> None:
 
 def test_a_plan_with_too_many_layers_says_how_many() -> None:
     with pytest.raises(InvalidPlan, match="stages hold 5 vision layers but the model has 3; remove 2"):
-        pipeline(Stage(vision=5, language=1)).check(vision_layers=3, language_layers=1)
+        pipeline(Stage(vision=5, language=1)).check(vision_layers=3, language_layers=1, dtype="float32")
+
+
+def test_bfloat16_weights_need_the_float32_copies_of_zero_1() -> None:
+    stages = (Stage(vision=1, language=1),)
+    for zero in get_args(ZeroStage):
+        plan = Plan(packing=PACKED, layout=Layout(pipeline=1, data=2, zero=zero), stages=stages)
+        refused = pytest.raises(InvalidPlan, match=r"not trained with ZeRO 0, .* use ZeRO 1")
+        with nullcontext() if zero else refused:
+            plan.check(vision_layers=1, language_layers=1, dtype="bfloat16")
 
 
 def test_stages_and_pipeline_must_agree() -> None:

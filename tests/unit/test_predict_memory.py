@@ -23,11 +23,12 @@ def test_static_bytes_of_many_stages_are_those_of_each(
 
 def _exact(parameters: int, element_bytes: int, data: int, zero: int) -> int:
     share = Fraction(parameters, data)
-    weights, gradients = (element_bytes * (share if zero >= split else parameters) for split in (3, 2))
+    weights = element_bytes * (share if zero == 3 else parameters)
+    gradients = 4 * (share if zero >= 2 else parameters)
     return round(weights + gradients + (12 * share if zero else 8 * parameters))
 
 
-@pytest.mark.parametrize(("parameters", "expected"), [(1, 4 + 2), (3, 12 + 4), (5, 20 + 8)])
+@pytest.mark.parametrize(("parameters", "expected"), [(1, 6 + 2), (3, 18 + 4), (5, 30 + 8)])
 def test_a_half_byte_is_rounded_to_the_even_one(parameters: int, expected: int) -> None:
     layout = Layout(pipeline=1, data=8, zero=1)
     assert static_bytes(parameters, 2, layout) == expected

@@ -35,7 +35,7 @@ def test_every_baseline_is_a_plan_of_the_model_on_all_devices(devices: int) -> N
     assert [each.role for each in found[:3]] == [BASELINE_DEFAULT, BASELINE_KEPT, BASELINE_OMNIBAL]
     assert {each.role for each in found[3:]} <= {BASELINE_OMNIBAL}
     for each in found:
-        each.plan.check(vision_layers=VISION_LAYERS, language_layers=LANGUAGE_LAYERS)
+        each.plan.check(vision_layers=VISION_LAYERS, language_layers=LANGUAGE_LAYERS, dtype="float32")
         assert each.plan.layout.world_size == devices
 
 

@@ -79,7 +79,7 @@ def test_a_split_is_moved_in_proportion_to_a_model_of_other_layers() -> None:
     found = moved(PLAN, replace(workload_of(), model=model), solver)
     assert found is not None
     assert found.packing == PLAN.packing
-    found.check(vision_layers=layers[0], language_layers=layers[1])
+    found.check(vision_layers=layers[0], language_layers=layers[1], dtype=model.dtype)
     before, after = PLAN.stages[0].vision + PLAN.stages[0].language, found.stages[0].vision + found.stages[0].language
     assert after == round(before * sum(layers) / (VISION_LAYERS + LANGUAGE_LAYERS))
 

@@ -70,7 +70,7 @@ def point_of(space: Space, layout: Layout) -> dict[str, Any]:
 def test_every_point_stands_for_a_plan_that_can_be_trained(drawn: tuple[str, dict[str, Any]]) -> None:
     name, point = drawn
     plan = SPACES[name].plan(point)
-    plan.check(vision_layers=VISION_LAYERS, language_layers=LANGUAGE_LAYERS)
+    plan.check(vision_layers=VISION_LAYERS, language_layers=LANGUAGE_LAYERS, dtype="float32")
     assert SOLVERS[name].admits(plan)
 
 

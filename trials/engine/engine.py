@@ -89,7 +89,11 @@ class _DeepSpeedEngine:
                 "overlap_comm": False,
                 "reduce_bucket_size": 50_000_000,
             },
-            "bf16": {"enabled": self.stage.model.dtype == torch.bfloat16},
+            # Micro-batches are summed, and data ranks averaged, in float32: the error of a bfloat16 sum grows with the
+            # number of its terms. The bfloat16 gradient is let go of as soon as it is added.
+            "bf16": {"enabled": self.stage.model.dtype == torch.bfloat16, "immediate_grad_update": True},
+            "data_types": {"grad_accum_dtype": "fp32"},
+            "communication_data_type": "fp32",
             "gradient_clipping": 0.0,  # its default of 1 would scale gradients unasked
             "zero_allow_untested_optimizer": True,
             "steps_per_print": 1 << 40,

@@ -35,20 +35,32 @@ class MemoryMeter(Protocol):
         ...
 
 
+GRADIENT_BYTES = 4
+"""Of a gradient, for each parameter: micro-batches are summed, and data ranks averaged, in float32."""
+
+
 def static_bytes(parameters: int, element_bytes: int, layout: Layout) -> int:
     """Bytes of weights, gradients and AdamW's states for a stage with so many parameters."""
     return int(stages_static_bytes(np.array([parameters], dtype=np.float64), element_bytes, layout)[0])
 
 
+def module_static_bytes(stage: nn.Module, layout: Layout) -> int:
+    """The same for a stage's module, also after ZeRO 3 has taken its parameters away: it leaves their size."""
+    parameters = list(stage.parameters())
+    count = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in parameters)
+    return static_bytes(count, parameters[0].element_size(), layout)
+
+
 def stages_static_bytes(parameters: Floats, element_bytes: int, layout: Layout) -> Floats:
     """The same of many stages at once, whole numbers, [stages]; exact below 2^53 bytes.
 
-    ZeRO 0 keeps two float32 moments of every parameter. ZeRO 1 splits them, and a float32 copy of the weights, over the
-    data-parallel ranks; ZeRO 2 splits the gradients too, ZeRO 3 also the weights (ZeRO paper, section 3).
+    ZeRO 0, for float32 weights alone, keeps two float32 moments of every parameter. ZeRO 1 splits them, and a float32
+    copy of the weights, over the data-parallel ranks; ZeRO 2 splits the gradients too, ZeRO 3 also the weights (ZeRO
+    paper, section 3).
     """
     share = parameters / layout.data
     states = 8 * parameters if layout.zero == 0 else 12 * share
-    gradients = element_bytes * (share if layout.zero >= 2 else parameters)
+    gradients = GRADIENT_BYTES * (share if layout.zero >= 2 else parameters)
     weights = element_bytes * (share if layout.zero == 3 else parameters)
     return np.rint(weights + gradients + states)
 
@@ -57,9 +69,7 @@ def memory_meter(device: torch.device, stage: nn.Module, layout: Layout, limit_b
     """The meter for this kind of device. Raises MemoryExceeded when the static bytes alone pass the limit."""
     if device.type == "cuda":
         return CudaMeter(device, limit_bytes)
-    parameters = list(stage.parameters())
-    static = static_bytes(sum(p.numel() for p in parameters), parameters[0].element_size(), layout)
-    return SavedTensorMeter(parameters, static, limit_bytes)
+    return SavedTensorMeter(stage.parameters(), module_static_bytes(stage, layout), limit_bytes)
 
 
 class SavedTensorMeter:

@@ -106,7 +106,9 @@ def build_stage(request: Request, number: int, device: torch.device) -> StageMod
     config = load_config(settings.path, trust_remote_code=settings.trust_remote_code)
     skeleton = build_skeleton(config, getattr(torch, settings.dtype))
     request.plan.check(
-        vision_layers=len(skeleton.chain.vision_layers), language_layers=len(skeleton.chain.language_layers)
+        vision_layers=len(skeleton.chain.vision_layers),
+        language_layers=len(skeleton.chain.language_layers),
+        dtype=settings.dtype,
     )
     stage = StageModule(skeleton, cut(request.plan)[number])
     if settings.weights == "random":

@@ -12,7 +12,7 @@ from deepspeed import comm
 from trials.data.epoch import Step
 from trials.data.loader import MicroBatch
 from trials.engine.engine import BACKWARD, FORWARD, LOAD, OPTIMIZER
-from trials.engine.memory import static_bytes
+from trials.engine.memory import module_static_bytes
 from trials.outcome import StageMeasurement
 from trials.run.report import TrialReport
 from trials.run.request import Trial
@@ -82,7 +82,6 @@ def _goes_on(session: Session, folder: Path, number: int, timed: _Timed, *, last
 
 def _measure_stage(session: Session, total_seconds: float, steps: int) -> StageMeasurement:
     parts = session.engine.stopwatch.read()
-    parameters = list(session.engine.stage.parameters())
     return StageMeasurement(
         stage=session.seat.stage,
         data_rank=session.seat.data_rank,
@@ -92,9 +91,5 @@ def _measure_stage(session: Session, total_seconds: float, steps: int) -> StageM
         optimizer_seconds=parts[OPTIMIZER] / steps,
         idle_seconds=max(0.0, total_seconds - sum(parts.values())) / steps,
         peak_bytes=session.meter.peak_bytes,
-        static_bytes=static_bytes(
-            sum(parameter.numel() for parameter in parameters),
-            parameters[0].element_size(),
-            session.request.plan.layout,
-        ),
+        static_bytes=module_static_bytes(session.engine.stage, session.request.plan.layout),
     )

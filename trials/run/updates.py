@@ -8,6 +8,7 @@ from deepspeed import comm
 
 from trials.data.loader import MicroBatch
 from trials.engine.engine import OPTIMIZER, build_engine, seat
+from trials.engine.memory import GRADIENT_BYTES
 from trials.engine.stopwatch import Stopwatch
 from trials.model.stage import StageModule
 from trials.plan import Layout, Padded, Plan
@@ -30,22 +31,16 @@ def time_updates(
     ranks = comm.get_world_size()
     layouts = [Layout(pipeline=1, data=ranks, zero=zero) for zero in task.zero_stages] if ranks > 1 else []
     # Each stage is let go of before the next one is built: of a large model, one fits.
-    size, element_bytes = _size(build())
+    size = sum(parameter.numel() for parameter in build().parameters())
     alone = _optimizer_seconds(build(), task.repeats)
     timings = [UpdateTiming(zero=0, data_parallel=1, seconds_per_parameter=alone / size)]
     for layout in layouts:
         # An engine leaves its hooks on the parameters, so each has its own.
-        seconds = _engine_seconds(request, layout, build(), task.repeats) - reduction * size * element_bytes
+        seconds = _engine_seconds(request, layout, build(), task.repeats) - reduction * size * GRADIENT_BYTES
         timings.append(
             UpdateTiming(zero=layout.zero, data_parallel=ranks, seconds_per_parameter=max(0.0, seconds) / size)
         )
     return tuple(timings)
-
-
-def _size(stage: StageModule) -> tuple[int, int]:
-    """(parameters, bytes of each)."""
-    parameters = list(stage.parameters())
-    return sum(parameter.numel() for parameter in parameters), parameters[0].element_size()
 
 
 def _optimizer_seconds(stage: StageModule, repeats: int) -> float:
