@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from deepspeed.runtime.zero import GatheredParameters
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state, safe_set_full_optimizer_state
 from deepspeed.utils import safe_set_full_fp32_param as set_master_weight
 from torch import nn
@@ -38,10 +39,12 @@ class OptimizerState:
     @torch.no_grad()
     def write(self, parameter: nn.Parameter, part: str, value: torch.Tensor) -> None:
         """Sets the whole `part` of the parameter. `begin_writing` comes first."""
+        if part == WEIGHT:
+            with GatheredParameters(parameter, modifier_rank=0):
+                parameter.copy_(value)
         if hasattr(parameter, "ds_id"):
-            self._write_share(parameter, part, value)
+            self._write_share(parameter, None if part == WEIGHT else part, value)
         elif part == WEIGHT:
-            parameter.copy_(value)
             set_master_weight(parameter, value)
         elif self._is_split(parameter):
             safe_set_full_optimizer_state(parameter, value, part)
@@ -60,17 +63,15 @@ class OptimizerState:
         if connect is not None:
             connect()
 
-    def _write_share(self, parameter: nn.Parameter, part: str, value: torch.Tensor) -> None:
-        """This rank's share under ZeRO 3, padded to that of the others; DeepSpeed's own setter takes no padded one."""
-        key = None if part == WEIGHT else part
-        share, _ = self._wrapper._get_fp32_opt_state_partition(parameter, False, key)
+    def _write_share(self, parameter: nn.Parameter, part: str | None, value: torch.Tensor) -> None:
+        """This rank's share under ZeRO 3 of a moment, or of the float32 weight for None.
+
+        All shares have one size, so the last may be padded. DeepSpeed's own setter fails on a padded one.
+        """
+        share, _ = self._wrapper._get_fp32_opt_state_partition(parameter, False, part)
         start = self._wrapper._get_param_partition_rank(parameter) * share.numel()
         own = value.flatten()[start : start + share.numel()]
         share[: own.numel()].copy_(own)
-        if part == WEIGHT:
-            parameter.ds_tensor.data[: own.numel()].copy_(own)  # type: ignore[attr-defined]
-            if parameter.numel() == value.numel():  # small ones stay whole on every rank
-                parameter.copy_(value)
 
     @staticmethod
     def _is_split(parameter: nn.Parameter) -> bool:

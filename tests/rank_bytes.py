@@ -1,0 +1,96 @@
+"""One of several ranks, as a program: trains two steps of each request and prints the bytes that its model then takes.
+
+Counted are the storages of weights, gradients and optimizer states, after the passes of the second step and before its
+update. Buffers for communication are left out.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import torch
+from deepspeed.utils.tensor_fragment import tensor_fragment
+
+from trials import wire
+from trials.engine.engine import OPTIMIZER
+from trials.engine.group import process_group
+from trials.engine.memory import module_static_bytes
+from trials.engine.stopwatch import Stopwatch
+from trials.run.request import Request
+from trials.run.session import Session, open_session
+
+
+class Scales(Stopwatch):
+    """Weighs a session whenever its update begins."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(torch.device("cpu"))
+        self._session = session
+        self.held_bytes = 0
+
+    def section(self, name: str) -> Any:
+        if name == OPTIMIZER:
+            self.held_bytes = held_bytes(self._session)
+        return super().section(name)
+
+
+def held_bytes(session: Session) -> int:
+    engine: Any = session.engine
+    roots = [list(engine.stage.parameters()), vars(engine._engine.optimizer), engine.state._optimizer.state]
+    seen: set[int] = set()
+    storages = {}
+    for tensor in (tensor for root in roots for tensor in _tensors(root, seen)):
+        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+    return sum(storages.values())
+
+
+def _tensors(value: Any, seen: set[int]) -> Iterator[torch.Tensor]:
+    """All tensors in `value`, with their gradients and what DeepSpeed has attached to them."""
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    inner: list[Any] = []
+    if isinstance(value, torch.Tensor):
+        yield value
+        inner = [value.grad, vars(value)]
+    elif isinstance(value, tensor_fragment):
+        inner = [vars(value)]
+    elif isinstance(value, dict):
+        inner = [*value.keys(), *value.values()]
+    elif isinstance(value, list | tuple | set):
+        inner = list(value)
+    for each in inner:
+        yield from _tensors(each, seen)
+
+
+def weigh(file: Path) -> dict[str, int]:
+    request = wire.decode(Request, file.read_text())
+    rank = int(os.environ["RANK"])
+    with (
+        process_group(rank, rank, request.plan.layout.world_size, f"file://{file}.meeting") as device,
+        open_session(request, rank, device) as session,
+    ):
+        scales = Scales(session)
+        session.engine.stopwatch = scales
+        epoch = session.epoch(0)
+        with closing(session.batches(epoch, [0, 1])) as batches:
+            for number in (0, 1):
+                session.step(batches, epoch.step(number))
+        expected = module_static_bytes(session.engine.stage, request.plan.layout)
+        return {"held": scales.held_bytes, "expected": expected, "whole": whole_bytes(session)}
+
+
+def whole_bytes(session: Session) -> int:
+    """Of the weights that ZeRO 3 leaves whole on every rank, because they are small."""
+    parameters = [each for each in session.engine.stage.parameters() if hasattr(each, "ds_numel")]
+    return sum(each.nbytes for each in parameters)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for argument in sys.argv[1:]:
+        sys.stdout.write(json.dumps(weigh(Path(argument))) + "\n")
