@@ -69,14 +69,25 @@ def _error(path: Path, problems: list[Problem]) -> JobError:
 
 
 def _problem(error: ErrorDetails, document: Document) -> Problem:
-    place = error["loc"]
-    return Problem(line=document.line(place), text=f"{dotted(place)}: {_text(error)}")
+    place = _place(error, document)
+    return Problem(line=document.line(place), text=f"{dotted(place)}: {_text(error, place)}")
 
 
-def _text(error: ErrorDetails) -> str:
-    place, kind = error["loc"], error["type"]
+def _place(error: ErrorDetails, document: Document) -> Place:
+    """Where the value stands in the file: pydantic also names the branch of a union that the value was taken for."""
+    place: Place = ()
+    for part in error["loc"]:
+        if (*place, part) in document.lines:
+            place = (*place, part)
+    return (*place, error["loc"][-1]) if error["type"] == "missing" else place
+
+
+def _text(error: ErrorDetails, place: Place) -> str:
+    kind = error["type"]
     if kind == "extra_forbidden":
         return _unknown_key(place)
+    if kind == "missing" and isinstance(place[-1], int):
+        return "missing; add this entry to the list"
     if kind == "missing":
         meaning = _section(place[:-1]).model_fields[str(place[-1])].description
         return f"missing; add it{f' ({meaning})' if meaning else ''}"
@@ -84,7 +95,9 @@ def _text(error: ErrorDetails) -> str:
         return str(error["ctx"]["error"])
     if kind == "json_invalid":
         return "holds half of a surrogate pair, which is no character; remove it"
-    if kind == "model_type":
+    if kind == "too_long":
+        expected = f"a list of {error['ctx']['max_length']} entries at most"
+    elif kind == "model_type":
         expected = f"a section with the keys {', '.join(_section(place).model_fields)}"
     else:
         expected = _EXPECTED.get(kind, error["msg"].removeprefix("Input should be "))

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from autotune.predict.costs import LayerCosts
 from autotune.workload import Prepared
+from trials.layer_costs import LayerCosts
 from trials.outcome import Measurement
 from trials.plan import Layout, Padded, Plan, Stage
 from trials.run.pool import Answers, WarmPool

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from autotune.job_file import load_job
-from autotune.predict.costs import Array, LayerCosts
+from autotune.predict.costs import Array
 from autotune.predict.predictor import MOST_BATCH_DEVIATION, Predictor
 from autotune.search.calibrated import CalibratedPredictor, peaks
 from autotune.search.profiling import profile_layers
@@ -36,6 +36,7 @@ from autotune.workload import Prepared, prepare
 from benchmarks.drift import at_profiled_speed, slowness
 from benchmarks.result import Check, at_least, at_most, finish
 from trials import wire
+from trials.layer_costs import LayerCosts
 from trials.outcome import Completed, Measurement, Outcome
 from trials.plan import Layout, Packed, Packing, Padded, Plan, Stage, ZeroStage
 from trials.run.pool import WarmPool

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from autotune.predict.costs import KINDS, Array, LayerCosts
+from autotune.predict.costs import Array
 from autotune.predict.sizes import EpochSizes
 from trials.engine.memory import static_bytes
+from trials.layer_costs import KINDS, LayerCosts
 from trials.plan import Layout, Stage
 
 _GIB = float(1 << 30)

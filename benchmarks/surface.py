@@ -11,7 +11,6 @@ from typing import Any, cast
 
 import numpy as np
 
-from autotune.predict.costs import LayerCosts
 from autotune.predict.predictor import Predictor
 from autotune.search.calibrated import CalibratedPredictor
 from autotune.search.runner import estimate_epoch
@@ -26,6 +25,7 @@ from trials.data.formats import AnnotationFile
 from trials.data.index import COLUMNS, DatasetIndex
 from trials.data.packs import Oversize
 from trials.job import SearchSection
+from trials.layer_costs import LayerCosts
 from trials.outcome import Completed, Failed, OutOfMemory
 from trials.plan import Packed, Packing, Plan
 from trials.workload import Workload

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 
 from autotune.predict.analytic import A100, LanguageShape, VisionShape, analytic_costs
-from autotune.predict.costs import LayerCosts
 from autotune.predict.features import COSTS, scaled
 from autotune.predict.parts import Parts
 from autotune.predict.predictor import Predictor
@@ -32,6 +31,7 @@ from benchmarks.solver_cases import (
 from trials.data.epoch import Epoch, build_epoch
 from trials.data.index import DatasetIndex, profile
 from trials.job import DataSection, Job, ModelSection, SearchSection, Source, TrainingSection
+from trials.layer_costs import LayerCosts
 from trials.model.cut import cut
 from trials.plan import Packing, Padded, Plan
 from trials.workload import Hardware, ModelShape, Software, Workload

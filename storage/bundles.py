@@ -48,6 +48,7 @@ from storage.tables import (
     UtcDateTime,
     WorkloadRow,
 )
+from trials.wire import WHOLE
 
 FORMAT, VERSION = "autotune-bundle", 1
 _KINDS: tuple[type[Base], ...] = (
@@ -242,7 +243,7 @@ def _merged(session: Session, row: Base, number: int) -> bool:
         try:
             session.add(row)
             session.flush()
-        except (IntegrityError, DataError, OverflowError) as error:
+        except (IntegrityError, DataError) as error:
             raise BadBundle(
                 f"line {number} of the bundle, of {kind.__tablename__}, refers to a row that is missing, contradicts "
                 "one that is stored, or holds a value that cannot be stored; export it again"
@@ -291,6 +292,10 @@ def _value(column: Column[Any], value: Any, number: int) -> Any:
         return float(value)
     if type(value) is not wanted:
         raise BadBundle(f"line {number} of the bundle: {column.key} is no {wanted.__name__}; export it again")
+    if wanted is int and value not in WHOLE:
+        raise BadBundle(
+            f"line {number} of the bundle: {column.key} is {value}, which cannot be stored; export it again"
+        )
     return value
 
 
@@ -323,6 +328,7 @@ def _check_header(header: dict[str, Any]) -> None:
 def _parsed(line: str, number: int) -> dict[str, Any]:
     try:
         document = json.loads(line)
+        json.dumps(document, allow_nan=False)  # what is not finite is no JSON either
     except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict):

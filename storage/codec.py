@@ -5,6 +5,7 @@ from typing import Any, Literal, TypeVar, cast
 
 from sqlalchemy import inspect
 
+from storage.errors import NotStorable
 from storage.records import (
     AbandonedTrial,
     Baseline,
@@ -38,6 +39,7 @@ from storage.tables import (
     WorkloadRow,
 )
 from trials import wire
+from trials.errors import WireError
 from trials.outcome import Completed, Failed, Outcome, OutOfMemory
 from trials.plan import Packed, Plan
 from trials.workload import DataProfile, Hardware, ModelShape, Software, Workload
@@ -130,7 +132,7 @@ def plan_row(value: Plan) -> PlanRow:
     packed = value.packing if isinstance(value.packing, Packed) else None
     return PlanRow(
         id=value.id,
-        document=wire.encode(value),
+        document=_encoded(value),
         qv=packed and packed.qv,
         qt=packed and packed.qt,
         **columns(value.layout),
@@ -159,7 +161,7 @@ def outcome_row(result: TrialResult) -> OutcomeRow:
         contamination=result.contamination,
         energy_joules=result.energy_joules,
         seconds=result.seconds,
-        document=wire.encode(result.outcome, Outcome),
+        document=_encoded(result.outcome, Outcome),
         **queried(result.outcome),
     )
 
@@ -172,7 +174,7 @@ def attempt_rows(result: TrialResult) -> list[AttemptRow]:
             kind=run.outcome.kind,
             epoch_seconds=run.epoch_seconds,
             contamination=run.contamination,
-            document=wire.encode(run.outcome, Outcome),
+            document=_encoded(run.outcome, Outcome),
         )
         for number, run in enumerate(result.disturbed)
     ]
@@ -225,7 +227,7 @@ def result(row: TrialRow, counts: OutcomeRow) -> TrialResult:
 
 
 def best_plan_row(value: BestPlan) -> BestPlanRow:
-    documents = {name: wire.encode(getattr(value, name), kind) for name, kind in _DOCUMENTS.items()}
+    documents = {name: _encoded(getattr(value, name), kind) for name, kind in _DOCUMENTS.items()}
     replaced = {"plan", "workload", "imported_from", *documents}
     kept = {name: column for name, column in columns(value).items() if name not in replaced}
     return BestPlanRow(plan_id=value.plan.id, workload_fingerprint=value.workload.fingerprint, **documents, **kept)
@@ -245,6 +247,13 @@ def launch(row: LaunchRow) -> LaunchRecord:
 def launch_result(row: LaunchRow) -> LaunchResult:
     status = cast(Literal["finished", "failed", "interrupted"], row.status)
     return _value(LaunchResult, row, launch_id=row.id, status=status)
+
+
+def _encoded(value: object, kind: Any = None) -> str:
+    try:
+        return wire.encode(value, kind)
+    except WireError as error:
+        raise NotStorable(f"nothing was stored: {error}") from error
 
 
 def _value(kind: type[V], row: Base, **given: object) -> V:

@@ -10,11 +10,11 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, exc
 from sqlalchemy.engine import URL
-from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, ProgrammingError
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, ProgrammingError, StatementError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from storage.errors import DatabaseDamaged, DatabaseUnavailable, UnknownRecord
+from storage.errors import DatabaseDamaged, DatabaseUnavailable, NotStorable, UnknownRecord
 from storage.filesystem import shared_filesystem
 from storage.url import masked, secrets, sqlite_path
 from trials.errors import TrialsError
@@ -81,21 +81,26 @@ class Database:
         """One transaction: committed at the end, rolled back by an exception. All of a snapshot is of one moment.
 
         A writing session takes SQLite's write lock at once: a lock taken later fails instead of waiting when
-        another process has written in between. Raises DatabaseUnavailable, DatabaseDamaged when a row holds nonsense.
+        another process has written in between. Raises DatabaseUnavailable, DatabaseDamaged when a row holds nonsense,
+        and NotStorable for a number that no column takes.
         """
         with (
             self.errors(),
+            self._nonsense(),  # around the commit too, which writes what was added
             Session(self._writing if write else self._snapshots if snapshot else self.engine) as session,
             session.begin(),
-            self._damage(),
         ):
             yield session
 
     @contextmanager
-    def _damage(self) -> Iterator[None]:
-        """Turns what only a row can cause that nobody wrote so, into DatabaseDamaged."""
+    def _nonsense(self) -> Iterator[None]:
+        """Turns what only a row can cause that nobody wrote so, into DatabaseDamaged, and a value into NotStorable."""
         try:
             yield
+        except StatementError as error:
+            if not isinstance(error.orig, ValueError):  # a type of column refused it
+                raise
+            raise NotStorable(f"nothing was stored: {error.orig}; give a finite number of 64 bits") from None
         except UnicodeEncodeError as error:
             raise UnknownRecord(f"nothing is stored under {error.object!r}, which is no text") from None
         except UNREADABLE as error:

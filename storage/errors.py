@@ -6,6 +6,7 @@ StorageError
 |   |-- DatabaseDamaged    it holds what no version of this software writes
 |   `-- SpoolUnavailable   results cannot be put on disk to wait for their database
 |-- DatabaseTooNew         a newer version of this software wrote the database; nothing was changed
+|-- NotStorable            a number that no column takes: not finite, or of more than 64 bits
 |-- BadBundle              a file of exported results cannot be imported; nothing was stored
 |-- UnfinishedStudy        a study has no winner yet
 |-- Superseded             an agent was silent for so long that others took its place
@@ -39,6 +40,10 @@ class SpoolUnavailable(DatabaseUnavailable):
 
 class DatabaseTooNew(StorageError):
     """The database has tables that this version does not know."""
+
+
+class NotStorable(StorageError):
+    """A value holds a number that is not finite or has more than 64 bits; nothing was stored."""
 
 
 class BadBundle(StorageError):

@@ -1,5 +1,6 @@
 """What must be true of the tables whatever happened, checked row by row."""
 
+import math
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from storage.tables import (
     DataProfileRow,
     HardwareRow,
     LaunchRow,
+    LayerProfileRow,
     LeaseRow,
     ModelRow,
     OutcomeRow,
@@ -29,6 +31,8 @@ from storage.tables import (
     TrialRow,
     WorkloadRow,
 )
+from trials import wire
+from trials.layer_costs import LayerCosts
 from trials.outcome import Completed
 
 _ROWS_AT_ONCE = 500
@@ -87,6 +91,9 @@ def bad_rows(session: Session, kind: type[Base]) -> Iterator[tuple[tuple[Any, ..
 def problem_of(row: Base) -> str | None:
     """What is wrong with one row by itself; None when nothing is."""
     check = ROW_CHECKS.get(type(row))
+    for name, value in codec.row_values(row).items():
+        if isinstance(value, float) and not math.isfinite(value):
+            return f"{name} is {value}"
     try:
         return None if check is None else check(row)
     except UNREADABLE as error:
@@ -160,6 +167,11 @@ def _best_plan(row: BestPlanRow) -> str | None:
     return None if row.epoch_seconds > 0 else f"an epoch takes {row.epoch_seconds} s"
 
 
+def _layer_profile(row: LayerProfileRow) -> str | None:
+    wire.decode(LayerCosts, row.document)
+    return None
+
+
 def _launch(row: LaunchRow) -> str | None:
     codec.launch(row)
     return None
@@ -171,6 +183,7 @@ ROW_CHECKS: dict[type[Base], Callable[[Any], str | None]] = {
     DataProfileRow: _data,
     WorkloadRow: _workload,
     PlanRow: _plan,
+    LayerProfileRow: _layer_profile,
     StudyRow: _study,
     AttemptRow: _attempt,
     TrialRow: _trial,

@@ -47,9 +47,9 @@ def finish(session: Session, result: LaunchResult) -> None:
 
 def running(session: Session) -> tuple[LaunchRecord, ...]:
     query = select(LaunchRow).where(LaunchRow.status == RUNNING).order_by(LaunchRow.started, LaunchRow.id)
-    return tuple(codec.launch(row) for row in session.scalars(query))
+    return tuple(rows.readable(session.scalars(query), codec.launch))
 
 
 def of_plan(session: Session, plan_id: str) -> tuple[LaunchRecord, ...]:
     query = select(LaunchRow).where(LaunchRow.plan_id == plan_id).order_by(LaunchRow.started, LaunchRow.id)
-    return tuple(codec.launch(row) for row in session.scalars(query))
+    return tuple(rows.readable(session.scalars(query), codec.launch))

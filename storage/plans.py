@@ -105,7 +105,7 @@ def last(session: Session, workload_fingerprint: str) -> BestPlan | None:
 
 
 def of_study(session: Session, study_id: str) -> BestPlan | None:
-    return next(iter(_read(session, select(BestPlanRow).where(BestPlanRow.study_id == study_id))), None)
+    return _one(session, select(BestPlanRow).where(BestPlanRow.study_id == study_id))
 
 
 def nearest(session: Session, now: Fields, wanted: Wanted, limit: int) -> tuple[NearPlan, ...]:
@@ -206,9 +206,18 @@ def find(session: Session, id_prefix: str) -> BestPlan:
         more = ", ..." if len(matches) > _SHOWN else ""
         raise AmbiguousId(f"several plans begin with {id_prefix!r}: {', '.join(matches[:_SHOWN])}{more}; add digits")
     query = select(BestPlanRow).where(BestPlanRow.plan_id == matches[0])
-    return _read(session, query.order_by(BundleRow.source.is_not(None), BestPlanRow.created.desc()).limit(1))[0]
+    best = _one(session, query.order_by(BundleRow.source.is_not(None), BestPlanRow.created.desc()).limit(1))
+    assert best is not None, "it was found above"
+    return best
+
+
+def _one(session: Session, query: Select[Any]) -> BestPlan | None:
+    found = session.execute(provenance.with_source(query, BestPlanRow.study_id)).one_or_none()
+    return None if found is None else codec.best_plan(*found)
 
 
 def _read(session: Session, query: Select[Any]) -> tuple[BestPlan, ...]:
+    """Those that can be read."""
     sourced = provenance.with_source(query, BestPlanRow.study_id)
-    return tuple(codec.best_plan(row, source) for row, source in session.execute(sourced))
+    sources = dict(map(tuple, session.execute(sourced)))
+    return tuple(rows.readable(sources, lambda row: codec.best_plan(row, sources[row])))

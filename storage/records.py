@@ -95,8 +95,9 @@ class TrialResult:
     def __post_init__(self) -> None:
         if not _UUID_HEX.fullmatch(self.trial_id):  # it becomes a file name
             raise ValueError(f"a trial id is 32 hexadecimal digits, not {self.trial_id!r}")
-        if self.epoch_seconds is not None and not isinstance(self.outcome, Completed):
-            raise ValueError(f"a trial that is {self.outcome.kind} has no epoch_seconds")
+        if (self.epoch_seconds is None) == isinstance(self.outcome, Completed):
+            has = "no" if self.epoch_seconds is None else "an"
+            raise ValueError(f"a trial that is {self.outcome.kind} has {has} estimate of epoch_seconds")
         if not all(value is None or math.isfinite(value) for value in (self.epoch_seconds, self.epoch_seconds_error)):
             raise ValueError(f"epoch_seconds must be finite, not {self.epoch_seconds} +- {self.epoch_seconds_error}")
         _to_utc(self, "finished")
@@ -154,6 +155,9 @@ class Baseline:
     gain_error: float
     """Standard error."""
 
+    def __post_init__(self) -> None:
+        _check_speed(self.samples_per_second)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParetoPlan:
@@ -192,6 +196,7 @@ class BestPlan:
     """The database whose bundle brought it; None for what was measured with this one. A bundle keeps its own."""
 
     def __post_init__(self) -> None:
+        _check_speed(self.samples_per_second)
         _to_utc(self, "created")
 
 
@@ -224,6 +229,12 @@ class LaunchRecord:
     """None while it runs, or when its process died without a word."""
     agent_id: str | None = None
     """Who runs it."""
+
+
+def _check_speed(samples_per_second: float) -> None:
+    """Raises ValueError for a speed that no training has."""
+    if not 0 < samples_per_second < math.inf:
+        raise ValueError(f"a plan trains more than 0 samples/s, not {samples_per_second}")
 
 
 def _to_utc(value: object, field: str) -> None:

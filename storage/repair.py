@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import JSON, Table, delete, inspect, select, text
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, StatementError
 from sqlalchemy.orm import Session
 
 from storage import codec, schema, url
@@ -271,6 +271,10 @@ def _stored(session: Session, table: Any, values: Mapping[str, Any]) -> bool:
         with session.begin_nested():
             session.execute(table.insert().values(values))
     except (IntegrityError, *UNREADABLE):
+        return False
+    except StatementError as error:
+        if not isinstance(error.orig, ValueError):  # a type of column refused it
+            raise
         return False
     return True
 

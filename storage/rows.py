@@ -1,15 +1,20 @@
-"""Finding and adding rows by key, safely beside other processes."""
+"""Finding and adding rows by key, safely beside other processes; reading the good ones among bad ones."""
 
+import logging
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from sqlalchemy import inspect
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from storage.engine import UNREADABLE
 from storage.errors import UnknownRecord
 from storage.tables import Base
 
 R = TypeVar("R", bound=Base)
+V = TypeVar("V")
+_logger = logging.getLogger(__name__)
 
 
 def ensure(session: Session, row: R) -> R:
@@ -36,3 +41,18 @@ def get(session: Session, kind: type[R], key: str, *, lock: bool = False) -> R:
         what = kind.__tablename__.removeprefix("autotune_").replace("_", " ")
         raise UnknownRecord(f"this database has no {what} {key!r}; is it the right database?")
     return row
+
+
+def readable(found: Iterable[R], value: Callable[[R], V]) -> Iterator[V]:
+    """The values of rows, without those that hold nonsense, which are logged: one of them must not hide all others."""
+    for row in found:
+        try:
+            yield value(row)
+        except UNREADABLE as error:
+            key = "/".join(map(str, inspect(type(row)).primary_key_from_instance(row)))
+            _logger.warning(
+                "left out %s %s, which cannot be read (%s); run `autotune db check`, then `autotune db repair`",
+                row.__tablename__,
+                key,
+                error,
+            )

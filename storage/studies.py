@@ -1,7 +1,8 @@
 """Studies and their trials."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from uuid import uuid4
 
 from sqlalchemy import Select, func, or_, select
@@ -52,7 +53,8 @@ def join(
 
 def get(session: Session, study_id: str) -> StudyRecord:
     rows.get(session, StudyRow, study_id)
-    return _records(session, select(StudyRow).where(StudyRow.id == study_id))[0]
+    row, source = session.execute(_sourced(select(StudyRow).where(StudyRow.id == study_id))).one()
+    return codec.study(row, source)
 
 
 def listed(session: Session, model_name: str | None, limit: int | None) -> tuple[StudyRecord, ...]:
@@ -184,12 +186,12 @@ def running(session: Session, study_id: str | None) -> tuple[RunningTrial, ...]:
     query = _trials().where(TrialRow.status == RUNNING).order_by(TrialRow.started, TrialRow.number)
     if study_id is not None:
         query = query.where(TrialRow.study_id == study_id)
-    return tuple(trial for row in session.scalars(query) if isinstance(trial := codec.trial(row), RunningTrial))
+    return tuple(trial for trial in _readable(session, query) if isinstance(trial, RunningTrial))
 
 
 def trials(session: Session, study_id: str) -> tuple[RunningTrial | AbandonedTrial | FinishedTrial, ...]:
     query = _trials().where(TrialRow.study_id == study_id).order_by(TrialRow.number)
-    return tuple(codec.trial(row) for row in session.scalars(query))
+    return tuple(_readable(session, query))
 
 
 def answers(session: Session, workload_fingerprint: str) -> tuple[FinishedTrial, ...]:
@@ -215,12 +217,20 @@ def comparable(session: Session, workload: Workload) -> tuple[FinishedTrial, ...
 def _finished(session: Session, query: Select[TrialRow]) -> tuple[FinishedTrial, ...]:
     """Oldest first."""
     query = query.where(TrialRow.status == FINISHED).order_by(TrialRow.finished, TrialRow.id)
-    return tuple(trial for row in session.scalars(query) if isinstance(trial := codec.trial(row), FinishedTrial))
+    return tuple(trial for trial in _readable(session, query) if isinstance(trial, FinishedTrial))
+
+
+def _readable(session: Session, query: Select[TrialRow]) -> Iterator[RunningTrial | AbandonedTrial | FinishedTrial]:
+    return rows.readable(session.scalars(query), codec.trial)
 
 
 def _records(session: Session, query: Select[StudyRow]) -> tuple[StudyRecord, ...]:
-    sourced = provenance.with_source(query, StudyRow.id)
-    return tuple(codec.study(row, source) for row, source in session.execute(sourced))
+    sources = dict(map(tuple, session.execute(_sourced(query))))
+    return tuple(rows.readable(sources, lambda row: codec.study(row, sources[row])))
+
+
+def _sourced(query: Select[StudyRow]) -> Select[Any]:
+    return provenance.with_source(query, StudyRow.id)
 
 
 def _trials() -> Select[TrialRow]:

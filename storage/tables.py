@@ -3,6 +3,7 @@
 JSON holds only what no query asks for. Documents that `trials.wire` wrote are kept as its canonical text.
 """
 
+import math
 from datetime import UTC, datetime
 from typing import Any
 
@@ -21,6 +22,8 @@ from sqlalchemy import (
     text,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
+
+from trials.wire import WHOLE
 
 RUNNING, FINISHED, ABANDONED = "running", "finished", "abandoned"
 
@@ -41,7 +44,7 @@ class UtcDateTime(TypeDecorator[datetime]):
 
 
 class Whole(TypeDecorator[int]):
-    """A whole number, which a damaged SQLite file may hold something else for: raises TypeError then."""
+    """A whole number of 64 bits. Raises TypeError for what a damaged SQLite file holds in its place."""
 
     impl = BigInteger
     cache_ok = True
@@ -50,9 +53,30 @@ class Whole(TypeDecorator[int]):
     def python_type(self) -> type[int]:
         return int
 
+    def process_bind_param(self, value: int | None, dialect: Dialect) -> int | None:  # noqa: ARG002
+        if value is not None and value not in WHOLE:
+            raise ValueError(f"{value} has more than 64 bits")
+        return value
+
     def process_result_value(self, value: Any, dialect: Dialect) -> int | None:  # noqa: ARG002
         if value is not None and type(value) is not int:
             raise TypeError(f"{value!r} is no whole number")
+        return value
+
+
+class Finite(TypeDecorator[float]):
+    """A finite number. SQLite by itself would keep an infinity, and nothing in place of a NaN."""
+
+    impl = Double
+    cache_ok = True
+
+    @property
+    def python_type(self) -> type[float]:
+        return float
+
+    def process_bind_param(self, value: float | None, dialect: Dialect) -> float | None:  # noqa: ARG002
+        if value is not None and not math.isfinite(value):
+            raise ValueError(f"{value} is not finite")
         return value
 
 
@@ -66,7 +90,7 @@ class Base(DeclarativeBase):
             "pk": "pk_%(table_name)s",
         }
     )
-    type_annotation_map = {str: Text, int: Whole, float: Double, datetime: UtcDateTime}  # noqa: RUF012
+    type_annotation_map = {str: Text, int: Whole, float: Finite, datetime: UtcDateTime}  # noqa: RUF012
 
 
 class HardwareRow(Base):

@@ -33,7 +33,8 @@ def layer_profiles(session: Session, hardware_name: str | None) -> tuple[LayerPr
     query = _layer_profiles().order_by(LayerProfileRow.created.desc(), LayerProfileRow.hardware_fingerprint)
     if hardware_name is not None:
         query = query.where(HardwareRow.device_name.icontains(hardware_name, autoescape=True))
-    return tuple(codec.layer_profile(*row) for row in session.execute(query))
+    found = {profile: (of_hardware, of_model) for profile, of_hardware, of_model in session.execute(query)}
+    return tuple(rows.readable(found, lambda row: codec.layer_profile(row, *found[row])))
 
 
 def save_layer_profile(session: Session, hardware: str, model: str, software: Software, document: str) -> None:

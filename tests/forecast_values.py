@@ -8,7 +8,6 @@ from typing import Any
 
 from autotune.hardware import probe_hardware, software
 from autotune.job_file import load_job
-from autotune.predict.costs import LayerCosts
 from autotune.predict.predictor import Predictor
 from autotune.search.calibrated import CalibratedPredictor
 from autotune.search.runner import Runner
@@ -19,6 +18,7 @@ from tests.training_values import prepared_of
 from tests.users import JobFile
 from trials import wire
 from trials.job import HardwareSection
+from trials.layer_costs import LayerCosts
 from trials.model.shape import model_shape
 from trials.plan import Plan
 

@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from autotune.predict.costs import KINDS, LayerCost, LayerCosts, LinkCost, LoadCost, UpdateCost
 from autotune.predict.predictor import EpochOf, Predictor
-from autotune.predict.robust_fit import Coefficients
 from autotune.search.calibrated import CalibratedPredictor
 from autotune.search.layouts import layouts
 from autotune.search.limits import Limits
@@ -25,6 +23,7 @@ from tests.data_values import index_of
 from tests.training_values import job_of
 from trials.data.epoch import CostWeights, Epoch, build_epoch
 from trials.data.index import DatasetIndex, profile
+from trials.layer_costs import KINDS, Coefficients, LayerCost, LayerCosts, LinkCost, LoadCost, UpdateCost
 from trials.outcome import Outcome
 from trials.plan import Packing, Padded, Plan
 from trials.workload import Workload

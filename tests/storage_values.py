@@ -6,6 +6,7 @@ from typing import Any
 
 from storage.records import Baseline, BestPlan, ParetoPlan, TrialResult
 from storage.store import Store
+from trials.layer_costs import KINDS, LayerCost, LayerCosts, LinkCost, LoadCost, UpdateCost
 from trials.outcome import (
     Completed,
     Crash,
@@ -109,6 +110,28 @@ def completed(step_seconds: float = 0.5) -> Completed:
         )
     )
 
+
+COSTS = LayerCosts(
+    layers=tuple(
+        (
+            kind,
+            LayerCost(
+                forward_seconds=(0.0, 0.0, 0.0, 0.125),
+                backward_seconds=(0.0, 0.0, 0.0, 0.25),
+                recompute_seconds=(0.0, 0.0, 0.0, 0.1),
+                kept_bytes=(1.0, 0.0, 0.0, 64.0),
+                output_bytes=(1.0, 0.0, 0.0, 0.0),
+                parameters=1000,
+            ),
+        )
+        for kind in KINDS
+    ),
+    loading=LoadCost(),
+    link=LinkCost(latency_seconds=1e-5, seconds_per_byte=1e-9),
+    updates=(UpdateCost(zero=0, data_parallel=1, seconds_per_parameter=1e-9),),
+    reduce_seconds_per_byte=1e-9,
+    residual=0.01,
+)
 
 OUTCOMES: dict[str, Outcome] = {
     "completed": completed(),

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationInfo, field_validator
 
 from trials.data.sampling import PATTERN
 from trials.units import parse_bytes, parse_seconds
@@ -101,10 +101,11 @@ class SpaceSection(_Section):
     """So many tokens less than qt fill a pack as well; the usual slack first."""
     split: Annotated[tuple[Annotated[int, Field(gt=0)], ...], _Some] | None = None
     """Layers of each pipeline stage, vision layers first; searched when absent."""
-    recompute: (
-        Literal["fit", "all", "none"]
-        | Annotated[tuple[tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]], ...], _Some]
-    ) = "fit"
+    recompute: Annotated[
+        Annotated[Literal["fit", "all", "none"], Tag("word")]
+        | Annotated[tuple[tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]], ...], _Some, Tag("counts")],
+        Discriminator(lambda value: "counts" if isinstance(value, list | tuple) else "word"),
+    ] = "fit"
     """Which layers are recomputed: searched around what the memory asks for, all, none, or [vision, language] of each
     stage, with a given split."""
     boundary_shift: Annotated[int, Field(ge=0)] = 2

@@ -44,6 +44,13 @@ class Measurement:
     stages: tuple[StageMeasurement, ...]
     """One entry per rank, in order of rank."""
 
+    def __post_init__(self) -> None:
+        """Raises ValueError for what no trial measures."""
+        if not self.stages:
+            raise ValueError("a measurement needs at least one rank")
+        if not self.step_seconds or min(self.step_seconds) <= 0:
+            raise ValueError(f"a measurement needs timed steps of more than 0 s, not {list(self.step_seconds)}")
+
     @property
     def samples_per_second(self) -> float:
         return self.samples / sum(self.step_seconds)

@@ -1,7 +1,12 @@
-"""JSON for every value that crosses a process, file or database border."""
+"""JSON for every value that crosses a process, file or database border.
+
+Numbers are finite, and whole ones have at most 64 bits: what a database cannot keep, and what makes no sense as a
+measurement, is neither written nor read.
+"""
 
 import hashlib
 import json
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, overload
@@ -11,21 +16,32 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from trials.errors import WireError
 
 T = TypeVar("T")
+WHOLE = range(-(1 << 63), 1 << 63)
+"""Whole numbers of 64 bits."""
+_LONG = re.compile(r"\d{19}")
+"""In every text with a whole number of more than 64 bits."""
+_NOT_FINITE = re.compile(r"NaN|Infinity")
+"""In every text with a number that is not finite, as it is encoded."""
 
 
 @cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
     # `| None`: pydantic hands a configuration on to dataclasses only from a type around them.
-    return TypeAdapter(kind | None, config=ConfigDict(extra="forbid"))
+    config = ConfigDict(extra="forbid", allow_inf_nan=False, ser_json_inf_nan="constants")
+    return TypeAdapter(kind | None, config=config)
 
 
 def encode(value: object, kind: Any = None) -> str:
     """Canonical JSON of `value`: keys in field order, no white space, so that equal values give equal text.
 
     `kind` is needed for a union (`Outcome`, `Packing`), whose members are then told apart by their `kind` field.
+    Raises WireError for a number that is not finite or has more than 64 bits.
     """
     described_by: Any = kind or type(value)
-    return _adapter(described_by).dump_json(value).decode()
+    text = _adapter(described_by).dump_json(value).decode()
+    if _LONG.search(text) or _NOT_FINITE.search(text):
+        _validated("write", described_by, text)
+    return text
 
 
 @overload
@@ -35,19 +51,37 @@ def decode(kind: Any, text: str | bytes) -> Any: ...
 def decode(kind: Any, text: str | bytes) -> Any:
     """The value of type `kind` (a class, or a union such as `Outcome`) that `encode` wrote.
 
-    Raises WireError when the text is no JSON, or a field is missing, unknown or of the wrong type, and InvalidPlan when
-    a plan contradicts itself.
+    Raises WireError when the text is no JSON, a field is missing, unknown or of the wrong type, or a number is not
+    finite or has more than 64 bits; and InvalidPlan when a plan contradicts itself.
     """
-    name = getattr(kind, "__name__", str(kind))
+    value = _validated("read", kind, text)
+    if value is None:
+        raise WireError(f"cannot read a {_name(kind)}: the message is null")
+    return value
+
+
+def _validated(verb: str, kind: Any, text: str | bytes) -> Any:
     try:
-        value = _adapter(kind).validate_json(text)
+        value = _adapter(kind).validate_json(text, strict=True)  # a number in quotes would have no bounds
+        if _LONG.search(text if isinstance(text, str) else text.decode()):
+            json.loads(text, parse_int=_whole)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the message"
-        raise WireError(f"cannot read a {name}: {where}: {first['msg']}") from error
-    if value is None:
-        raise WireError(f"cannot read a {name}: the message is null")
+        raise WireError(f"cannot {verb} a {_name(kind)}: {where}: {first['msg']}") from error
+    except ValueError as error:
+        raise WireError(f"cannot {verb} a {_name(kind)}: {error}") from error
     return value
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > 20 or int(digits) not in WHOLE:
+        raise ValueError(f"{digits[:24]} is no whole number of 64 bits")
+    return int(digits)
+
+
+def _name(kind: Any) -> str:
+    return getattr(kind, "__name__", str(kind))
 
 
 def write(path: Path, value: object, kind: Any = None) -> None:
@@ -71,8 +105,9 @@ def read(kind: Any, path: Path) -> Any:
 
 
 def to_document(value: object) -> Any:
-    """The value as plain JSON values: what `encode` writes, before it is text."""
-    return json.loads(encode(value))
+    """The value as plain JSON values, for people and their programs; None for a number that is not finite."""
+    described_by: Any = type(value)
+    return json.loads(_adapter(described_by).dump_json(value), parse_constant=lambda _: None)
 
 
 def digest(value: object, kind: Any = None, *, with_defaults: bool = True) -> str:

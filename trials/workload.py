@@ -108,6 +108,11 @@ class DataProfile:
     lengths_digest: str
     """SHA-256 of all lengths in order."""
 
+    def __post_init__(self) -> None:
+        """Raises ValueError for an epoch without samples."""
+        if self.samples < 1:
+            raise ValueError(f"an epoch needs at least one sample, not {self.samples}")
+
     @property
     def fingerprint(self) -> str:
         return wire.digest(self)

@@ -1,5 +1,6 @@
 """The commands that only look things up: plans, studies and show."""
 
+import logging
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -16,14 +17,16 @@ from autotune.job_file import load_job
 from autotune.report import Known
 from autotune.workbench import lengths_folder
 from autotune.workload import look_at, read_data
+from storage.errors import DatabaseDamaged
 from storage.nearness import Fields, fields_of, fields_of_machine
-from storage.records import AgentRecord, BestPlan, FinishedTrial, LaunchRecord
+from storage.records import AgentRecord, BestPlan, FinishedTrial, LaunchRecord, StudyRecord
 from storage.store import Store, open_store
 from storage.validity import Validity, Verdict, validity
 from trials import wire
 from trials.job import HardwareSection
 from trials.workload import Workload
 
+_log = logging.getLogger(__name__)
 _NEAREST = 5
 _SORTS: Mapping[str, Callable[[Known], Any]] = {
     "speed": lambda known: -known.best.samples_per_second,
@@ -98,7 +101,7 @@ def _all(store: Store, wishes: Wishes) -> list[Known]:
 def list_studies(options: Options, *, model: str | None, top: int | None) -> None:
     with open_store(options.database_url()) as store:
         found = [
-            (study, store.workload(study.workload_fingerprint), store.winner(study.id))
+            (study, store.workload(study.workload_fingerprint), _winner(store, study))
             for study in store.studies(model_name=model, limit=top)
         ]
     document = {"studies": [report.study_document(*each) for each in found]}
@@ -108,10 +111,18 @@ def list_studies(options: Options, *, model: str | None, top: int | None) -> Non
 def show_study(options: Options, name: str) -> None:
     with open_store(options.database_url()) as store:
         study = store.find_study(name)
-        found = study, store.workload(study.workload_fingerprint), store.winner(study.id)
+        found = study, store.workload(study.workload_fingerprint), _winner(store, study)
         trials = store.trials(study.id)
     document = {**report.study_document(*found), "trials": [wire.to_document(trial) for trial in trials]}
     options.give(document, lambda: report.study_text(*found, trials))
+
+
+def _winner(store: Store, study: StudyRecord) -> BestPlan | None:
+    try:
+        return store.winner(study.id)
+    except DatabaseDamaged as error:  # the study and its trials are shown all the same
+        _log.warning("the winner of %s is left out: %s", study.name, error)
+        return None
 
 
 def show_plan(options: Options, plan: str) -> None:

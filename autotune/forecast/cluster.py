@@ -7,10 +7,10 @@ from pathlib import Path
 from autotune.errors import NoProfile, ProfileError
 from autotune.forecast.profile_file import ProfiledCosts, read_profile, stored_costs
 from autotune.hardware import default_memory_limit, probe_hardware, software
-from autotune.predict.costs import LayerCosts
 from storage.records import LayerProfile
 from storage.store import Store
 from trials.job import HardwareSection, Job
+from trials.layer_costs import LayerCosts
 from trials.workload import ModelShape, Software
 
 _JSON = ".json"

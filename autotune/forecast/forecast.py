@@ -6,7 +6,6 @@ from pathlib import Path
 
 from autotune.errors import PredictError
 from autotune.forecast.cluster import Cluster
-from autotune.predict.costs import LayerCosts
 from autotune.predict.predictor import MOST_BATCH_DEVIATION, Prediction, Predictor
 from autotune.predict.timeline import Timeline, timeline
 from autotune.search.calibrated import CalibratedPredictor
@@ -21,6 +20,7 @@ from trials.data.index import DatasetIndex, profile
 from trials.data.indexing import IndexReport, Reading, build_index
 from trials.errors import DataError, InvalidPlan
 from trials.job import Job
+from trials.layer_costs import LayerCosts
 from trials.model.encoders import load_measurer
 from trials.model.shape import cost_weights
 from trials.plan import Layout, Packed, Packing, Plan

@@ -7,10 +7,10 @@ from pathlib import Path
 from pydantic import AwareDatetime
 
 from autotune.errors import NoProfile, ProfileError
-from autotune.predict.costs import LayerCosts
 from storage.records import LayerProfile
 from trials import wire
 from trials.errors import WireError
+from trials.layer_costs import LayerCosts
 from trials.workload import Hardware, ModelShape, Software
 
 _AGAIN = "write it anew with `autotune profile JOB --out`"

@@ -5,8 +5,7 @@ Arithmetic with assumed efficiencies, not a profile. It tells plans of one model
 
 from dataclasses import dataclass
 
-from autotune.predict.costs import LayerCost, LayerCosts, LinkCost, LoadCost, UpdateCost
-from autotune.predict.robust_fit import Coefficients
+from trials.layer_costs import Coefficients, LayerCost, LayerCosts, LinkCost, LoadCost, UpdateCost
 
 LABEL = "analytic device profile: computed from shapes and data sheets, nothing measured"
 """What everything that comes from here is to be labelled with."""

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from autotune.predict.costs import Array, LayerCosts, UpdateCost
-from autotune.predict.robust_fit import Coefficients
+from autotune.predict.costs import Array
 from trials import wire
+from trials.layer_costs import Coefficients, LayerCosts, UpdateCost
 from trials.workload import DataProfile
 
 _KIBI = 1 << 10

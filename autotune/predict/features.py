@@ -7,10 +7,10 @@ from typing import TypeAlias
 import numpy as np
 
 from autotune.predict.chosen_steps import ChosenSteps
-from autotune.predict.costs import Array, Kind, LayerCost, LayerCosts, LoadCost
+from autotune.predict.costs import Array
 from autotune.predict.parts import Parts
 from autotune.predict.predictor import Predictor
-from autotune.predict.robust_fit import Coefficients
+from trials.layer_costs import Coefficients, LayerCost, LayerCosts, LayerKind, LoadCost
 from trials.model.cut import cut
 from trials.plan import Plan
 
@@ -23,7 +23,7 @@ FEATURES = (*COSTS, "schedule")
 Features: TypeAlias = tuple[float, ...]
 """Seconds for each of FEATURES."""
 
-_SIZED: dict[Kind, int] = {"vision_embedding": 0, "vision": 0, "projector": 0, "language": 1, "head": 2}
+_SIZED: dict[LayerKind, int] = {"vision_embedding": 0, "vision": 0, "projector": 0, "language": 1, "head": 2}
 _RECOMPUTE, _PACK, _LOADING, _COMMUNICATION, _UPDATE = range(3, 8)
 _SMALL = 0.02
 """Change of a factor by which the change of a step is told: at some packs the slowest stage is another one then."""
@@ -37,7 +37,7 @@ def scaled(costs: LayerCosts, factors: Sequence[float] | Array) -> LayerCosts:
         units, tokens, squares, constant = (value * factor for value in coefficients)
         return units, tokens, squares, constant
 
-    def layer(kind: Kind, cost: LayerCost) -> LayerCost:
+    def layer(kind: LayerKind, cost: LayerCost) -> LayerCost:
         def sized(coefficients: Coefficients) -> Coefficients:
             units, tokens, squares, constant = coefficients
             factor = factors[_SIZED[kind]]

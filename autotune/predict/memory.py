@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.predict.costs import KINDS, Array, LayerCosts
+from autotune.predict.costs import Array
 from autotune.predict.parts import LANGUAGE, VISION, Parts
 from autotune.predict.sizes import EpochSizes
 from trials.engine.memory import stages_static_bytes
+from trials.layer_costs import KINDS, LayerCosts
 from trials.plan import Layout
 
 _UNMODELLED = 0.01

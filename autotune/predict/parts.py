@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.predict.costs import KINDS, Array
+from autotune.predict.costs import Array
 from trials.data.sample import Ints
+from trials.layer_costs import KINDS
 from trials.model.cut import Cut
 
 VISION, LANGUAGE = KINDS.index("vision"), KINDS.index("language")

@@ -8,7 +8,7 @@ import numpy as np
 
 from autotune.predict.attribution import Breakdown, PackSeconds, UpdateSeconds, attribute
 from autotune.predict.chosen_steps import ChosenSteps
-from autotune.predict.costs import KINDS, Array, LayerCosts
+from autotune.predict.costs import Array
 from autotune.predict.memory import StageBytes, StageMemory
 from autotune.predict.parts import Parts
 from autotune.predict.schedule import simulate
@@ -16,6 +16,7 @@ from autotune.predict.sizes import EpochSizes
 from trials.data.epoch import Epoch
 from trials.data.sample import Ints
 from trials.engine.memory import GRADIENT_BYTES
+from trials.layer_costs import KINDS, LayerCosts
 from trials.model.cut import cut
 from trials.plan import Layout, Packing, Plan
 

@@ -6,8 +6,9 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from trials.layer_costs import Coefficients
+
 Array: TypeAlias = NDArray[np.float64]
-Coefficients: TypeAlias = tuple[float, float, float, float]
 
 _ROUNDS = 15
 _SMALLEST = 1e-3

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.predict.costs import KINDS
 from autotune.predict.parts import LANGUAGE, VISION, Parts
 from trials.data.sample import Ints
+from trials.layer_costs import KINDS
 
 _EMBEDDING, _PROJECTOR, _HEAD = (KINDS.index(kind) for kind in ("vision_embedding", "projector", "head"))
 

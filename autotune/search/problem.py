@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from autotune.predict.costs import KINDS, Array
+from autotune.predict.costs import Array
 from autotune.predict.parts import Parts
 from autotune.predict.predictor import Predictor
 from autotune.search.holdings import Holdings
@@ -14,6 +14,7 @@ from autotune.search.recompute import Bools, LayerSeconds, least_recomputes
 from autotune.search.splits import Choices, Split, Wanted, best_splits, min_max_split, rows_within
 from trials.data.sample import Ints
 from trials.errors import InvalidPlan
+from trials.layer_costs import KINDS
 from trials.plan import Layout, Packing, Plan, Stage
 
 _FIRST_BOUND = 1.15

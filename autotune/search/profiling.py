@@ -5,15 +5,16 @@ import math
 from pathlib import Path
 
 from autotune.errors import ProfileError, TrialsKeepFailing
-from autotune.predict.costs import LayerCosts, fit_costs
+from autotune.predict.costs import fit_costs
 from autotune.search.layouts import zero_stages
 from autotune.workload import Prepared
 from storage.store import Store
 from trials import wire
 from trials.errors import WireError
+from trials.layer_costs import NOISE_LIMIT, LayerCosts
 from trials.plan import Layout, Padded, Plan, Stage, ZeroStage
 from trials.run.pool import Answers, WarmPool
-from trials.run.report import NOISE_LIMIT, ProfileReport
+from trials.run.report import ProfileReport
 from trials.run.request import Profile
 from trials.workload import DataProfile
 

@@ -11,7 +11,18 @@ from storage.errors import BadBundle, UnfinishedStudy, UnknownRecord
 from storage.records import LaunchResult
 from storage.store import Store, open_store
 from storage.validity import Verdict, validity
-from tests.storage_values import NOON, OUTCOMES, PADDED_PLAN, WORKLOAD, best_of, concluded, packed_plan, result_of
+from tests.storage_values import (
+    COSTS,
+    NOON,
+    OUTCOMES,
+    PADDED_PLAN,
+    WORKLOAD,
+    best_of,
+    concluded,
+    packed_plan,
+    result_of,
+)
+from trials import wire
 
 HERE = "laptop: autotune.db"
 STRANGE = 'o\'brien\n"x"; DROP TABLE autotune_trial; -- 雪'
@@ -26,7 +37,7 @@ def studied(store: Store) -> str:
     store.start_trial(study, packed_plan(41), "sampled")
     concluded(store, best_of(study), '{"lessons": []}')
     store.save_layer_profile(
-        WORKLOAD.hardware.fingerprint, WORKLOAD.model.fingerprint, WORKLOAD.software, '{"layers": [0.1]}'
+        WORKLOAD.hardware.fingerprint, WORKLOAD.model.fingerprint, WORKLOAD.software, wire.encode(COSTS)
     )
     launch = store.start_launch(packed_plan(), WORKLOAD.fingerprint, 12.5)
     store.finish_launch(
@@ -177,6 +188,17 @@ def changed(table: str, old: str, new: str) -> Callable[[list[str]], list[str]]:
         (changed("trial", '"finished"', '"done"'), "has not the columns"),
         (changed("study", '"started": "2', '"started": "x'), "for a time"),
         (changed("outcome", '"kind": "', '"kind": "x'), r"contradict its document"),
+        (changed("best_plan", '"epoch_seconds": 100.0', '"epoch_seconds": NaN'), "no JSON object"),
+        (changed("best_plan", '"epoch_seconds": 100.0', '"epoch_seconds": 1e999'), "no JSON object"),
+        (changed("best_plan", '"samples_per_second": 10.0', '"samples_per_second": 0.0'), "more than 0 samples/s"),
+        (changed("outcome", "2.5", "null"), r"losses\.0"),
+        (changed("outcome", "2.5", "NaN"), r"losses\.0: Input should be a finite number"),
+        (changed("outcome", "9000", f"{10**30}"), "is no whole number of 64 bits"),
+        (changed("outcome", "[0.5,", "[0.0,"), "timed steps of more than 0 s"),
+        (changed("outcome", '"epoch_seconds": 1234.5', '"epoch_seconds": null'), "no estimate of epoch_seconds"),
+        (changed("layer_profile", "0.125", "-0.125"), "forward_seconds is -0.125, which no measurement gives"),
+        (changed("layer_profile", "0.125", "1e999"), "Input should be a finite number"),
+        (changed("layer_profile", "vision_embedding", "vision"), "there are no costs of vision_embedding"),
         (changed("plan", '"autotune_plan"', '"autotune_agent"'), "names no table"),
         (changed("plan", '"autotune_plan"', '["autotune_plan"]'), "names no table"),
         (changed("hardware", '"devices": 8', f'"devices": {10**30}'), "cannot be stored"),

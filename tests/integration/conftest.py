@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from autotune.predict.costs import LayerCosts
 from autotune.search.profiling import layer_costs
 from autotune.workload import Prepared
 from storage.store import Store, open_store
 from tests.training_values import job_of, prepared_of, variant_of
 from tests.users import JobFile
 from trials import wire
+from trials.layer_costs import LayerCosts
 from trials.model.shape import model_shape
 from trials.run.pool import WarmPool
 from trials.run.ranks import local_ranks

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from autotune.predict.costs import LayerCosts
 from autotune.predict.predictor import Predictor
 from autotune.workload import Prepared
 from tests.training_values import plan_of
 from trials.engine.memory import MemoryExceeded, SavedTensorMeter
+from trials.layer_costs import LayerCosts
 from trials.plan import Padded, Plan
 from trials.run.pool import Answers, WarmPool
 from trials.run.report import TrialReport

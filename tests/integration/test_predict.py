@@ -16,7 +16,6 @@ from autotune.devices import lock_file
 from autotune.forecast.profile_file import ProfiledCosts
 from autotune.hardware import software
 from autotune.job_file import load_job
-from autotune.predict.costs import LayerCosts, LinkCost
 from autotune.predict.features import COSTS as FACTORS
 from autotune.predict.features import scaled
 from storage.store import open_store
@@ -26,6 +25,7 @@ from tests.storage_values import NOON, WORKLOAD, best_of, concluded
 from tests.training_values import PACKED, plan_of
 from tests.users import JobFile, databases, refusal
 from trials import wire
+from trials.layer_costs import LayerCosts, LinkCost
 from trials.model.shape import model_shape
 from trials.plan import Packed, Plan
 

@@ -10,15 +10,14 @@ from click.testing import CliRunner
 from autotune.cli import main
 from autotune.forecast.profile_file import read_profile
 from autotune.hardware import probe_hardware, software
-from autotune.predict.costs import KINDS, LayerCosts
 from autotune.search.profiling import layer_costs
 from autotune.workload import Prepared
 from storage.store import Store
 from tests.training_values import job_of
 from trials import wire
+from trials.layer_costs import KINDS, LayerCosts, LayerKind
 from trials.model.shape import model_shape
 from trials.run.pool import WarmPool
-from trials.run.report import LayerKind
 
 pytestmark = pytest.mark.ranks
 

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from autotune.predict.analytic import A100, LanguageShape, VisionShape, analytic_costs
-from autotune.predict.costs import KINDS
+from trials.layer_costs import KINDS
 
 VISION = VisionShape(layers=45, hidden=3200, mlp=12_800, tokens=1025, image_tokens=256)
 LANGUAGE = LanguageShape(layers=48, hidden=6144, mlp=16_384, heads=48, key_heads=8, vocabulary=92_544)

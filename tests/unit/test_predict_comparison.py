@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.predict.comparison import MOST_STEPS, cautious_seconds
-from autotune.predict.costs import LinkCost
 from autotune.predict.predictor import Predictor
 from tests.data_values import index_of
 from tests.search_values import COSTS, predictor_of, random_rows
+from trials.layer_costs import LinkCost
 from trials.plan import Layout, Packed, Packing, Padded, Plan, Stage
 
 LINK = LinkCost(latency_seconds=1e-3, seconds_per_byte=1e-9)

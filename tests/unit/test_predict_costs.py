@@ -8,13 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.errors import ProfileError
-from autotune.predict.costs import KINDS, LayerCost, LayerCosts, LinkCost, LoadCost, fit_costs
+from autotune.predict.costs import fit_costs
 from tests.search_values import COSTS, layer_costs
 from trials import wire
 from trials.errors import WireError
+from trials.layer_costs import KINDS, NOISE_LIMIT, LayerCost, LayerCosts, LayerKind, LinkCost, LoadCost
 from trials.plan import Layout
 from trials.run.profile import Times, measure_until_quiet, spread
-from trials.run.report import NOISE_LIMIT, LayerKind, LayerTiming, LoadTiming, ProfileReport, UpdateTiming
+from trials.run.report import LayerTiming, LoadTiming, ProfileReport, UpdateTiming
 
 UNITS = (1, 2, 4, 8, 16, 24)
 SHAPES = ((1, 64), (4, 64), (1, 256), (2, 256), (1, 600), (8, 128))

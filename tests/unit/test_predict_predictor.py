@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.predict.costs import KINDS, LayerCosts, LinkCost, LoadCost
 from autotune.predict.parts import Parts
 from tests.data_values import index_of, lengths
 from tests.search_values import BATCH, COSTS, INDEX, costs_of, layer_cost, layer_costs, predictor_of
 from tests.training_values import plan_of
 from trials.engine.memory import static_bytes
+from trials.layer_costs import KINDS, LayerCosts, LinkCost, LoadCost
 from trials.model.cut import Cut, cut
 from trials.plan import Packed, Packing, Padded, Plan, ZeroStage
 

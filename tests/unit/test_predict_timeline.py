@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from autotune.forecast.gantt import WIDTH, gantt
-from autotune.predict.costs import LinkCost
 from autotune.predict.timeline import Timeline, timeline, typical_step
 from tests.search_values import COSTS, predictor_of
 from tests.training_values import plan_of
+from trials.layer_costs import LinkCost
 from trials.plan import Packed, Padded, Plan
 
 PLAN = plan_of("3+0r1,0", "2+1", "0+3", packing=Packed(qv=12, qt=600, qv_min=12, qt_min=500))

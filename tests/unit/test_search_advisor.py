@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from autotune.predict.costs import KINDS
 from autotune.predict.predictor import Predictor
 from autotune.search.advisor import Advisor, Proposal
 from autotune.search.calibrated import CalibratedPredictor
@@ -29,6 +28,7 @@ from tests.search_values import (
 )
 from tests.storage_values import OUTCOMES
 from trials.job import SearchSection
+from trials.layer_costs import KINDS
 from trials.outcome import Failed, OutOfMemory
 from trials.plan import Layout, Padded, Plan, Stage
 

@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.predict.comparison import MOST_STEPS
-from autotune.predict.costs import Array, LayerCosts
+from autotune.predict.costs import Array
 from autotune.predict.parts import LANGUAGE, VISION, Parts
 from autotune.predict.predictor import Predictor
-from autotune.predict.robust_fit import Coefficients
 from autotune.predict.sizes import EpochSizes
 from autotune.search.limits import Limits
 from autotune.search.solver import Solver
@@ -21,6 +20,7 @@ from tests.data_values import index_of
 from tests.search_values import INDEX, epoch_of, layer_costs, limits_of, predictor_of, random_rows, solver_of
 from trials.data.epoch import Epoch
 from trials.errors import InvalidPlan
+from trials.layer_costs import Coefficients, LayerCosts
 from trials.model.cut import cut
 from trials.plan import Layout, Packed, Packing, Padded, Plan, Stage
 

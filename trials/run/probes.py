@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from trials.layer_costs import LayerKind
 from trials.model.stage import StageModule, pack_loss
-from trials.run.report import LayerKind
 from trials.run.request import Profile
 
 Run = Callable[[torch.Tensor], torch.Tensor]

@@ -9,6 +9,7 @@ import torch
 
 from trials.engine.memory import SavedTensorMeter
 from trials.engine.stopwatch import Stopwatch
+from trials.layer_costs import NOISE_LIMIT
 from trials.model.cut import Cut
 from trials.model.skeleton import build_skeleton, load_config
 from trials.model.stage import StageModule
@@ -16,7 +17,7 @@ from trials.model.weights import draw_buffers, draw_weights
 from trials.run.links import time_link, time_reduction
 from trials.run.loading import time_loading
 from trials.run.probes import Probe, Run, probes
-from trials.run.report import NOISE_LIMIT, LayerTiming, ProfileReport
+from trials.run.report import LayerTiming, ProfileReport
 from trials.run.request import Profile, Request
 from trials.run.updates import time_updates
 

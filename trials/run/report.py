@@ -7,16 +7,10 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field
 
 from trials import wire
+from trials.layer_costs import LayerKind
 from trials.outcome import Crash, OutOfMemory, StageMeasurement
 from trials.plan import ZeroStage
 from trials.run.footprint import Footprint, footprint
-
-LayerKind: TypeAlias = Literal["vision_embedding", "vision", "projector", "language", "head"]
-"""In the order of the chain."""
-
-
-NOISE_LIMIT = 0.20
-"""A layer's times are noisy when its repeats spread by more than this share of their median."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
