@@ -124,7 +124,7 @@ class _Ending:
             finished=datetime.now(UTC),
         )
         try:
-            self.spool.put(result)
+            self.spool.keep(result, self.store)
             self.spool.replay(self.store)
         except DatabaseUnavailable as error:  # the training itself is whole
             _log.warning("how the training ended is not in the database yet: %s", error)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from storage.errors import AlreadyFinished, SpoolUnavailable, UnknownRecord
+from storage.errors import AlreadyFinished, SpoolUnavailable, StorageError, UnknownRecord
 from storage.records import LaunchResult, TrialResult
 from storage.store import Store
 from trials import wire
@@ -38,6 +38,20 @@ class Spool:
         with self._errors(), whole_file(self._directory / name, mode=0o600) as stream:
             stream.write(text.encode())
 
+    def keep(self, result: TrialResult | LaunchResult, store: Store) -> None:
+        """Put the result, or store it at once where it cannot be put: the database may stand on another disk.
+
+        Raises what `put` raises where neither takes it.
+        """
+        try:
+            self.put(result)
+        except SpoolUnavailable as error:
+            try:
+                _finish(store, result)
+            except StorageError:
+                raise error from None
+            _logger.warning("stored at once, without a file before: %s", error)
+
     def pending(self) -> tuple[Path, ...]:
         """The files that still wait, by name."""
         return tuple(sorted(self._directory.glob("*.json")))
@@ -52,10 +66,9 @@ class Spool:
 
     def _replay(self, path: Path, store: Store) -> bool:
         try:
-            if path.name.endswith(_OF_LAUNCH):
-                store.finish_launch(wire.decode(LaunchResult, path.read_bytes()))
-            else:
-                store.finish_trial(wire.decode(TrialResult, path.read_bytes()))
+            content = path.read_bytes()
+            of_launch = path.name.endswith(_OF_LAUNCH)
+            _finish(store, wire.decode(LaunchResult, content) if of_launch else wire.decode(TrialResult, content))
         except FileNotFoundError:  # another process has stored it
             return False
         except (WireError, AlreadyFinished) as error:
@@ -79,3 +92,10 @@ class Spool:
                 f"cannot keep results in {self._directory}: {error.strerror}; free some space or make it writable, "
                 "then run the command again: what was kept before is safe"
             ) from error
+
+
+def _finish(store: Store, result: TrialResult | LaunchResult) -> None:
+    if isinstance(result, LaunchResult):
+        store.finish_launch(result)
+    else:
+        store.finish_trial(result)

@@ -10,7 +10,8 @@ from autotune.search.attempt import Attempt
 from storage.records import FinishedTrial, RunningTrial, StudyRecord, TrialResult
 from storage.spool import Spool
 from storage.store import Store
-from trials.outcome import Failed, OutOfMemory, Rejected
+from trials.errors import WireError
+from trials.outcome import Crash, Failed, OutOfMemory, Rejected
 from trials.plan import Plan
 
 BASELINE_PRESENT, BASELINE_DEFAULT, BASELINE_KEPT, BASELINE_OMNIBAL = (
@@ -108,9 +109,14 @@ class Ledger:
         return trial
 
     def put(self, trial: RunningTrial, attempt: Attempt) -> TrialResult:
-        """Keeps what came of it, on disk; in any thread."""
-        result = attempt.result(trial.id, datetime.now(UTC))
-        self._spool.put(result)
+        """Keeps what came of it, on disk; in any thread. What holds a number that cannot be kept is a failure."""
+        try:
+            result = attempt.result(trial.id, datetime.now(UTC))
+            self._spool.keep(result, self._store)
+        except (ValueError, WireError) as error:
+            failed = Failed(cause=Crash(rank=0, detail=f"what was measured cannot be kept: {error}"))
+            result = Attempt(outcome=failed).result(trial.id, datetime.now(UTC))
+            self._spool.keep(result, self._store)
         return result
 
     def finish(self, trial: RunningTrial, result: TrialResult) -> FinishedTrial:
