@@ -42,7 +42,8 @@ def load_job(path: Path) -> Job:
         # JSON mode: strict about numbers and booleans, while lists may become tuples and texts may become paths.
         job = Job.model_validate_json(json.dumps(document.value), strict=True)
     except ValidationError as error:
-        raise _error(path, [*document.problems, *(_problem(each, document) for each in error.errors())]) from error
+        faults = [each for each in error.errors() if each["type"] != "too_short" or not each["input"]]  # told already
+        raise _error(path, [*document.problems, *(_problem(each, document) for each in faults)]) from error
     if document.problems:
         raise _error(path, document.problems)
     return _absolute(job, path.absolute().parent)

@@ -27,9 +27,10 @@ def read_plan(path: Path) -> Plan:
     try:
         with path.open("rb") as file:
             content = file.read(_MOST_BYTES + 1)
-    except OSError as error:
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
         raise PredictError(
-            f"{path} cannot be read ({error.strerror}); give a file like that which `autotune show PLAN --json` prints"
+            f"{path} cannot be read ({why}); give a file like that which `autotune show PLAN --json` prints"
         ) from error
     if len(content) > _MOST_BYTES:
         raise PredictError(f"{path} is larger than {_MOST_BYTES >> 20} MiB; {_FORM}")

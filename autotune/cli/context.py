@@ -1,6 +1,5 @@
 """What all commands share: output, errors and the place of the database."""
 
-import errno
 import functools
 import json
 import logging
@@ -15,12 +14,13 @@ from typing import Any, NoReturn
 
 import click
 
+from autotune.cli import os_errors
 from autotune.errors import AutotuneError, exit_code
 from storage.errors import StorageError
 from trials.errors import TrialsError
 
 INTERRUPTED = 130
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+_log = logging.getLogger(__name__)
 
 
 class Terminated(KeyboardInterrupt):
@@ -76,11 +76,11 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
             click.echo(f"Error: {error}", err=True)
             sys.exit(exit_code(error))
         except OSError as error:
-            if error.errno not in _NO_SPACE:
+            if error.errno is None or isinstance(error, BrokenPipeError):  # no refusal; click ends quietly
                 raise
-            where = f" ({error.filename})" if error.filename else ""
-            click.echo(f"Error: {error.strerror}{where}; free some space and try again", err=True)
-            sys.exit(exit_code(error))
+            _log.debug("where it was refused", exc_info=error)
+            click.echo(f"Error: {os_errors.message(error)}", err=True)
+            sys.exit(os_errors.exit_code(error))
         except KeyboardInterrupt as interrupt:
             click.echo("Interrupted; what was measured is kept.", err=True)
             sys.exit(interrupt.exit_code if isinstance(interrupt, Terminated) else INTERRUPTED)

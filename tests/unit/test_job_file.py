@@ -118,6 +118,13 @@ def test_every_problem_is_listed_with_its_line(job_file: Path) -> None:
         ("[a]: 1", "line 6: the file: a key must be a single word"),
         ("<<: {}", "<<: unknown key"),
         ("database: !!python/object/apply:os.getcwd []", "database: the tag 'tag:yaml.org,2002:python/object/apply"),
+        (
+            "search: {space: {split: [12, 8], recompute: [[1]]}}",
+            "search.space.recompute[0][1]: missing; add this entry",
+        ),
+        ("search: {space: {recompute: [[1, 2, 3]]}}", "search.space.recompute[0]: must be a list of 2 entries at most"),
+        ("search: {space: {recompute: [[1, 2], [a, 1]]}}", "search.space.recompute[1][0]: must be a whole number"),
+        ("search: {space: {recompute: some}}", "search.space.recompute: must be 'fit', 'all' or 'none', not 'some'"),
         ("database: !!binary aGk=", "database: the tag 'tag:yaml.org,2002:binary' is refused"),
         ('database: "\\ud800"', "half of a surrogate pair"),
     ],

@@ -118,10 +118,16 @@ class DatasetIndex:
 
 
 def profile(index: DatasetIndex) -> DataProfile:
-    """The epoch's lengths; where a repeat shows a random part, its expectation, so that no seed matters."""
+    """The epoch's lengths; where a repeat shows a random part, its expectation, so that no seed matters.
+
+    Raises DataError where the repeats leave an epoch without samples.
+    """
     units, tokens, repeats = index.vision_units, index.text_tokens, index.repeats
+    samples = float(repeats.sum())
+    if round(samples) < 1:
+        raise DataError(f"an epoch of {samples:.3g} samples trains nothing; raise `repeat` of the sources")
     return DataProfile(
-        samples=round(float(repeats.sum())),
+        samples=round(samples),
         text_only_samples=round(float(repeats[units == 0].sum())),
         vision_units=round(float(repeats @ units)),
         text_tokens=round(float(repeats @ tokens)),

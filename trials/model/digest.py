@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import os
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,9 @@ from typing import Any
 import PIL
 import tokenizers
 import transformers
+
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+"""As Rust ends its messages of what the system refused."""
 
 
 def model_digest(kind: type, config: Any, tokenizer: Any, processor: Any, max_tokens: int | None) -> str:
@@ -22,7 +27,19 @@ def model_digest(kind: type, config: Any, tokenizer: Any, processor: Any, max_to
     facts = [f"{kind.__module__}.{kind.__qualname__}", config.to_dict(), processor.to_dict(), max_tokens, versions]
     digest.update(json.dumps(facts, sort_keys=True, default=str).encode())
     with tempfile.TemporaryDirectory() as folder:
-        tokenizer.save_pretrained(folder)
+        _save(tokenizer, folder)
         for file in sorted(path for path in Path(folder).rglob("*") if path.is_file()):
             digest.update(file.name.encode() + file.read_bytes())
     return digest.hexdigest()[:32]
+
+
+def _save(tokenizer: Any, folder: str) -> None:
+    """Raises OSError where the folder takes no more; the library raises a bare Exception then."""
+    try:
+        tokenizer.save_pretrained(folder)
+    except Exception as error:
+        refused = _OS_ERROR.search(str(error))
+        if refused is None:
+            raise
+        code = int(refused[1])
+        raise OSError(code, os.strerror(code), folder) from error

@@ -1,0 +1,39 @@
+"""What the operating system refuses in mid-run, such as a folder that is gone or a full disk, as one message."""
+
+import errno
+
+_SPACE = "free some space and try again"
+_WRITABLE = "make it writable, or name another place"
+_REMEDIES = {
+    errno.ENOSPC: _SPACE,
+    errno.EDQUOT: _SPACE,
+    errno.EFBIG: f"raise the limit on the size of files (ulimit -f), or {_SPACE}",
+    errno.EROFS: _WRITABLE,
+    errno.EACCES: _WRITABLE,
+    errno.EPERM: _WRITABLE,
+    errno.ENAMETOOLONG: "give a shorter name",
+    errno.ENOENT: "put it back, or name another place",
+    errno.ENOTDIR: "a part of the path is a file; name another place",
+    errno.EEXIST: "a file is in its place; move it away, or name another place",
+    errno.EISDIR: "it is a folder; name a file",
+    errno.ELOOP: "links lead in a circle; name another place",
+    errno.EMFILE: "raise the limit on open files (ulimit -n) and try again",
+    errno.EIO: "look whether the disk is sound, and try again",
+}
+_NAMED_WRONGLY = {errno.ENAMETOOLONG, errno.ELOOP}
+
+
+def message(error: OSError) -> str:
+    """What was refused, where, and the remedy."""
+    places = [str(place) for place in (error.filename, error.filename2) if place is not None]
+    where = f" ({' to '.join(map(_shortened, places))})" if places else ""
+    return f"{error.strerror}{where}; {_REMEDIES.get(error.errno or 0, 'see whether it is there, and try again')}"
+
+
+def exit_code(error: OSError) -> int:
+    """2 for a name that the user gave and that cannot be; 1 for all else."""
+    return 2 if error.errno in _NAMED_WRONGLY else 1
+
+
+def _shortened(path: str) -> str:
+    return path if len(path) <= 200 else f"{path[:100]}...{path[-60:]}, {len(path)} characters"

@@ -1,0 +1,123 @@
+"""Names that are too long and places that cannot be written: one message, the exit code of its kind, nothing lost."""
+
+import errno
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autotune.cli import os_errors
+from autotune.workbench import work_folder
+from tests.users import JobFile, refusal
+
+LONG = "x" * 300
+
+
+@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (f"tune {LONG}.yaml", 2),
+        (f"pack {LONG}", 2),
+        (f"doctor {LONG}", 2),
+        (f"plans --like {LONG}", 2),
+        (f"db import {LONG}", 2),
+        (f"show {LONG}", 2),
+        (f"studies {LONG}", 2),
+        (f"db export --study {LONG}", 2),
+        (f"db export --hardware x --out {LONG}.jsonl", 2),
+        (f"launch JOB --plan {LONG}", 2),
+        (f"predict JOB --plan {LONG}", 2),
+        (f"predict JOB --plan {LONG}.yaml", 2),
+        (f"predict JOB --device-profile {LONG}", 2),
+        (f"predict JOB --device-profile {LONG}.json", 2),
+        (f"predict JOB --plot {LONG}.png", 2),
+        (f"pack JOB --out {LONG}.jsonl", 2),
+        (f"pack JOB --out {LONG[:249]}.jsonl", 2),
+        (f"profile JOB --out {LONG}.json", 2),
+        (f"plans --db sqlite:///{LONG}", 4),
+        (f"db repair --db sqlite:///{LONG}", 4),
+        (f"plans --db sqlite:///{LONG[:250]}", 4),
+    ],
+)
+def test_a_name_that_is_too_long_is_told(job: JobFile, arguments: str, code: int) -> None:
+    given = [str(job.path) if argument == "JOB" else argument for argument in arguments.split()]
+    assert refusal(*given)[0] == code
+
+
+@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize(
+    ("changes", "code", "told"),
+    [
+        ({"model__path": LONG}, 2, "File name too long"),
+        ({"data__sources": [{"path": LONG}]}, 2, "File name too long"),
+        ({"training__output": LONG}, 2, "training.output"),
+        ({"search__present": LONG}, 2, "search.present"),
+        ({"search__present": "a\0b"}, 2, "embedded null byte"),
+        ({"search__sampler": LONG}, 2, "search.sampler"),
+        ({"search__space": {"packers": [LONG]}}, 2, "search.space.packers"),
+        ({"database": f"sqlite:///{LONG}"}, 4, "File name too long"),
+        ({"search__space": {"split": [12, 8], "recompute": [[1]]}}, 2, "recompute[0][1]: missing"),
+        ({"search__space": {"split": [12, 8], "recompute": [[1, 1]]}}, 2, "counts for 1 stages but split has 2"),
+    ],
+)
+def test_a_job_with_a_name_or_a_shape_that_cannot_be_is_told(
+    job: JobFile, changes: dict[str, object], code: int, told: str
+) -> None:
+    found, message = refusal("launch" if "training__output" in changes else "tune", job.spoil(**changes))
+    assert (found, told in message) == (code, True), message
+
+
+@pytest.mark.usefixtures("home")
+def test_repeats_that_leave_no_sample_are_told(job: JobFile, example: Path) -> None:
+    source = {"path": str(example / "data" / "train.jsonl"), "repeat": 0.001}
+    code, message = refusal("pack", job.spoil(data__sources=[source]))
+    assert (code, "raise `repeat` of the sources" in message) == (1, True), message
+
+
+@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize(
+    ("command", "place", "code", "told"),
+    [
+        ("tune", "ranks", 1, "a part of the path is a file"),
+        ("profile", "ranks", 1, "a part of the path is a file"),
+        ("tune", "spool", 4, "cannot keep results in"),
+        ("tune", "", 1, "cannot write"),
+    ],
+)
+def test_a_file_in_the_place_of_a_work_folder_is_told(
+    job: JobFile, command: str, place: str, code: int, told: str
+) -> None:
+    path = work_folder(None) / place
+    path.parent.mkdir(parents=True)
+    path.touch()
+    found, message = refusal(command, job.path)
+    assert (found, told in message, str(path) in message) == (code, True, True), message
+
+
+@pytest.mark.usefixtures("home")
+def test_a_limit_on_the_size_of_files_is_told(job: JobFile) -> None:
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+
+    answer = subprocess.run(
+        [sys.executable, "-m", "autotune", "pack", job.path, "--out", job.path.parent / "packs.jsonl"],
+        capture_output=True,
+        text=True,
+        preexec_fn=limited,  # nothing else runs in this process's threads meanwhile
+        check=False,
+    )
+    assert answer.returncode == 1, answer.stderr
+    assert "Traceback" not in answer.stderr
+    assert "Error: File too large" in answer.stderr
+
+
+def test_a_refusal_names_the_place_and_the_remedy() -> None:
+    for code in (errno.ENOSPC, errno.EACCES, errno.ENOENT, errno.EMFILE):
+        error = OSError(code, os.strerror(code), "/some/place")
+        assert os_errors.message(error).startswith(f"{os.strerror(code)} (/some/place); ")
+        assert os_errors.exit_code(error) == 1
+    assert os_errors.exit_code(OSError(errno.ENAMETOOLONG, "File name too long", LONG)) == 2
