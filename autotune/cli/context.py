@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import click
 
 from autotune.cli import os_errors
+from autotune.cli.visible import VisibleFormatter, visible
 from autotune.errors import AutotuneError, exit_code
 from storage.errors import StorageError
 from trials.errors import TrialsError
@@ -44,12 +45,12 @@ class Options:
     def tell(self, text: str) -> None:
         """Progress: to stderr, unless the user wants quiet."""
         if not self.quiet:
-            click.echo(text, err=True)
+            click.echo(visible(text), err=True)
 
     def give(self, document: Mapping[str, Any], text: Callable[[], str]) -> None:
         """The result: one JSON document, or a text for people. Raises AutotuneError when stdout takes no more."""
         try:
-            click.echo(json.dumps(document, indent=2) if self.as_json else text())
+            click.echo(json.dumps(document, indent=2) if self.as_json else visible(text()))
         except BrokenPipeError:  # whoever read it has seen enough; click ends quietly
             raise
         except OSError as error:
@@ -73,13 +74,13 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
             with _polite_signals():
                 command(options, **arguments)
         except (AutotuneError, StorageError, TrialsError) as error:
-            click.echo(f"Error: {error}", err=True)
+            click.echo(visible(f"Error: {error}"), err=True)
             sys.exit(exit_code(error))
         except OSError as error:
             if error.errno is None or isinstance(error, BrokenPipeError):  # no refusal; click ends quietly
                 raise
             _log.debug("where it was refused", exc_info=error)
-            click.echo(f"Error: {os_errors.message(error)}", err=True)
+            click.echo(visible(f"Error: {os_errors.message(error)}"), err=True)
             sys.exit(os_errors.exit_code(error))
         except KeyboardInterrupt as interrupt:
             click.echo("Interrupted; what was measured is kept.", err=True)
@@ -107,6 +108,8 @@ def _polite_signals() -> Iterator[None]:
 
 def _configure_logging(options: Options) -> None:
     level = logging.ERROR if options.quiet else (logging.WARNING, logging.INFO, logging.DEBUG)[min(options.verbose, 2)]
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(VisibleFormatter("%(levelname)s: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     for name in ("autotune", "storage", "trials"):
         logging.getLogger(name).setLevel(level)
