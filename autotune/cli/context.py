@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, NoReturn
@@ -18,6 +18,7 @@ from autotune.cli import os_errors
 from autotune.cli.visible import VisibleFormatter, visible
 from autotune.errors import AutotuneError, exit_code
 from storage.errors import StorageError
+from trials import streams
 from trials.errors import TrialsError
 
 INTERRUPTED = 130
@@ -49,6 +50,8 @@ class Options:
 
     def give(self, document: Mapping[str, Any], text: Callable[[], str]) -> None:
         """The result: one JSON document, or a text for people. Raises AutotuneError when stdout takes no more."""
+        if sys.stdout is None:  # click would write nothing, without a word
+            raise AutotuneError("the result cannot be written to stdout: it is closed; write it elsewhere")
         try:
             click.echo(json.dumps(document, indent=2) if self.as_json else visible(text()))
         except BrokenPipeError:  # whoever read it has seen enough; click ends quietly
@@ -58,16 +61,26 @@ class Options:
                 f"the result cannot be written to stdout: {error.strerror}; write it elsewhere"
             ) from error
 
+    def give_early(self, text: Callable[[], str]) -> None:
+        """A part of the result that people get while the work goes on. When stdout fails, so does `give` at the end."""
+        if not self.as_json and sys.stdout is not None:
+            with suppress(OSError):
+                click.echo(text())
+
     def database_url(self, of_job: str | None = None) -> str | None:
         """`--db`, else AUTOTUNE_DB_URL, else the job's; None for the user's own file. An empty variable is none."""
         return self.database if self.database is not None else os.environ.get("AUTOTUNE_DB_URL") or of_job
 
 
 def guarded(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives the command its Options, and turns an error of ours into one message and an exit code."""
+    """Gives the command its Options, and turns an error of ours into one message and an exit code.
+
+    What is told on stderr is lost where nobody reads it, and ends nothing.
+    """
 
     @functools.wraps(command)
     def run(*, as_json: bool, db: str | None, verbose: int, quiet: bool, **arguments: Any) -> None:
+        streams.keep_stderr_open()
         options = Options(as_json=as_json, database=db, verbose=verbose, quiet=quiet)
         _configure_logging(options)
         try:

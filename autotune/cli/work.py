@@ -51,8 +51,7 @@ def run_job(options: Options, path: Path) -> None:
         if best is None:
             check_new(job.training.output)
             best = _tune(options, bench, fresh=False)
-        if not options.as_json:
-            options.give({}, lambda: f"\n{report.best_text(best)}\n")
+        options.give_early(lambda: f"\n{report.best_text(best)}\n")
         launched = _launch(options, bench, best, None)
     options.give(
         {"best": report.best_document(best), "launch": _launch_document(best, launched)},

@@ -77,7 +77,8 @@ def _run(request: Request, rank: int, device: torch.device, folder: Path) -> Rep
 
 
 def _cause(error: Exception, rank: int, folder: Path) -> Crash | OutOfMemory:
-    (folder / f"error-{rank}.txt").write_text("".join(traceback.format_exception(error)))
+    with suppress(OSError):  # the disk may be full; the cause is still reported
+        (folder / f"error-{rank}.txt").write_text("".join(traceback.format_exception(error)))
     if isinstance(error, MemoryExceeded | torch.OutOfMemoryError):
         request = wire.decode(Request, (folder / REQUEST_FILE).read_text())
         needed, limit = _bytes_of(error, request)
