@@ -1,6 +1,7 @@
 """Micro-batches: packs encoded and joined into tensors, in the order of the steps."""
 
 import logging
+import multiprocessing
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -14,6 +15,7 @@ from trials.data.images import image_pixels
 from trials.data.index import DatasetIndex
 from trials.data.sample import IGNORED, Encoded, Encoder, Ints, Lengths
 from trials.errors import DataError
+from trials.lifeline import end_with
 
 logger = logging.getLogger(__name__)
 
@@ -53,12 +55,18 @@ def micro_batches(
     packs = [epoch.packs.pack(pack) for step in steps for pack in epoch.rows(step)[:, data_rank]]
     dataset = PackDataset(index, packs, encoder, pixels=pixels, padded=epoch.packs.padded)
     # Faults come as values: raised in a worker, one would come back with the worker's traceback as its message.
-    for batch in DataLoader(dataset, batch_size=None, num_workers=workers):
+    for batch in DataLoader(dataset, batch_size=None, num_workers=workers, worker_init_fn=_end_with_rank):
         if batch.faults and on_error == "fail":
             raise DataError(batch.faults[0])
         for fault in batch.faults:
             logger.warning("%s; a blank sample takes its place", fault)
         yield batch
+
+
+def _end_with_rank(_worker: int) -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None and parent.pid is not None:
+        end_with(parent.pid)
 
 
 class PackDataset(Dataset[MicroBatch]):

@@ -1,11 +1,14 @@
 """Processes of one group of ranks: started together, ended together, none left behind."""
 
+import ipaddress
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -14,6 +17,8 @@ import psutil
 
 _GRACE_SECONDS = 2.0
 _PORT = 29500
+_starter = ThreadPoolExecutor(1, thread_name_prefix="ranks")
+"""Starts every rank: the system ends a rank with the thread that started it, and this one ends with its process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +43,8 @@ def local_ranks(
     work at the same time, the first has the first devices, and so on.
     """
     threads = max(1, len(os.sched_getaffinity(0)) // (world_size * groups))
-    only = ("--request", str(request)) if request else ()
+    only = ("--request", str(request)) if request else ("--agent", str(os.getpid()))
+    loopback = _loopback()
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_PORT)} if request else {}
     return tuple(
         Command(
@@ -49,6 +55,9 @@ def local_ranks(
                 "LOCAL_RANK": str(group * world_size + rank),
                 "WORLD_SIZE": str(world_size),
                 **meeting,
+                # Whoever reaches the port of a rank can join its group. NCCL takes a bare name for a prefix.
+                "GLOO_SOCKET_IFNAME": loopback,
+                "NCCL_SOCKET_IFNAME": f"={loopback}",
                 "DS_ACCELERATOR": accelerator,
                 "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
                 "TOKENIZERS_PARALLELISM": "false",
@@ -56,6 +65,19 @@ def local_ranks(
         )
         for rank in range(world_size)
     )
+
+
+def _loopback() -> str:
+    """The name of this machine's loopback interface."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.family == socket.AF_INET and ipaddress.ip_address(each.address).is_loopback for each in addresses):
+            return name
+    return "lo"
+
+
+def _is_inherited(name: str) -> bool:
+    """Whether ranks get that variable: not a launcher's that is around us, nor what opens a database."""
+    return name not in ("MASTER_ADDR", "MASTER_PORT", "AUTOTUNE_DB_URL") and not name.startswith("PG")
 
 
 class Ranks:
@@ -67,14 +89,14 @@ class Ranks:
         self._processes: list[subprocess.Popen[bytes]] = []
         try:
             for rank, command in enumerate(commands):
-                self._start(command, log_folder / f"rank-{rank}.log")
+                _starter.submit(self._start, command, log_folder / f"rank-{rank}.log").result()
         except BaseException:
+            _starter.submit(bool).result()  # after an interrupt: the rank that was just starting is known then
             self.end()
             raise
 
     def _start(self, command: Command, log: Path) -> None:
-        # RANK and the like of a launcher around us are not for our ranks.
-        inherited = {key: value for key, value in os.environ.items() if key not in ("MASTER_ADDR", "MASTER_PORT")}
+        inherited = {key: value for key, value in os.environ.items() if _is_inherited(key)}
         self._logs.append(log.open("ab"))
         self._processes.append(
             subprocess.Popen(
@@ -93,6 +115,11 @@ class Ranks:
             assert process.stdin is not None
             process.stdin.write(line.encode() + b"\n")
             process.stdin.flush()
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The processes, in order of rank."""
+        return tuple(process.pid for process in self._processes)
 
     def dead(self) -> dict[int, int]:
         """Exit codes of the ranks that have ended; minus the signal for one that was killed."""

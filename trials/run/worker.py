@@ -17,13 +17,18 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from trials import streams
+from trials.lifeline import end_with
 
 
 def main() -> None:
     """Serves requests until there are no more, or one fails: a failed rank is not used again."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--request", type=Path, help="folder of the one request to serve")
-    folder = parser.parse_args().request
+    parser.add_argument("--agent", type=int, help="process that sends requests, with which this one ends")
+    arguments = parser.parse_args()
+    if arguments.agent is not None:
+        end_with(arguments.agent)
+    folder = arguments.request
     streams.hold_descriptors()
     sys.stdout, sys.stderr = streams.lossy(sys.stdout, 1), streams.lossy(sys.stderr, 2)  # a full disk under the log
     requests: Iterable[Path] = [folder] if folder else _lines_of_stdin()
