@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from autotune.errors import LaunchFailed, PlanNotValid
+from autotune.silence import Silence
 from autotune.training_output import check_output, held
 from autotune.workload import Prepared
 from storage.errors import DatabaseUnavailable
@@ -69,24 +70,43 @@ def launch(
     request = prepared.request(plan, Training(output=output, max_steps=max_steps))
     with held(output):
         open_output(output, training_settings(request, prepared.index.digest))
-        reader = ProgressReader(output / PROGRESS_FILE, on_step)
+        watch = _Watch(output / PROGRESS_FILE, on_step)
         work = store.add_workload(prepared.workload)
         record = store.start_launch(plan, work, predicted_samples_per_second, agent_id)
-        ending = _Ending(record.id, reader, store, spool)
-        report, blanks = _train(request, hardware.accelerator, folder / record.id, reader, ending)
+        ending = _Ending(record.id, watch.reader, store, spool)
+        report, blanks = _train(request, hardware.accelerator, folder / record.id, watch, ending)
+    reader = watch.reader
     return Launched(
         report=report, samples_per_second=reader.samples_per_second, steps=len(reader.seen), blank_samples=blanks
     )
 
 
+class _Watch:
+    """Follows a training's steps, and tells when ranks stand still."""
+
+    def __init__(self, path: Path, on_step: Callable[[Progress], None]) -> None:
+        self._silence = Silence()
+        self._on_step = on_step
+        self.reader = ProgressReader(path, self._hear)
+
+    def look(self, pids: tuple[int, ...]) -> None:
+        """Once in a while, with the processes of the ranks."""
+        self.reader.look()
+        self._silence.look(pids)
+
+    def _hear(self, step: Progress) -> None:
+        self._silence.step(step.seconds)
+        self._on_step(step)
+
+
 def _train(
-    request: Request, accelerator: str, logs: Path, reader: ProgressReader, ending: "_Ending"
+    request: Request, accelerator: str, logs: Path, watch: _Watch, ending: "_Ending"
 ) -> tuple[TrainingReport, int]:
     """(report of rank 0, samples that could not be read)."""
-    layout = request.plan.layout
+    layout, reader = request.plan.layout, watch.reader
     try:
         with WarmPool(local_ranks(layout.world_size, accelerator), logs) as pool:
-            answer = pool.ask(request, math.inf, reader.look)
+            answer = pool.ask(request, math.inf, lambda: watch.look(pool.pids))
         reader.look()
     except KeyboardInterrupt:
         ending.record("interrupted", reader.steps)

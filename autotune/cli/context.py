@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
@@ -21,17 +21,16 @@ from storage.errors import StorageError
 from trials import streams
 from trials.errors import TrialsError
 
-INTERRUPTED = 130
 _log = logging.getLogger(__name__)
 
 
 class Terminated(KeyboardInterrupt):
-    """Another polite request to end, such as a scheduler's: it cleans up and keeps as much as Ctrl-C does."""
+    """A polite request to end, by Ctrl-C or a scheduler: what was measured is kept."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
         self.exit_code = 128 + number
-        """As shells do; INTERRUPTED is the one of SIGINT."""
+        """As shells do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +64,7 @@ class Options:
         """A part of the result that people get while the work goes on. When stdout fails, so does `give` at the end."""
         if not self.as_json and sys.stdout is not None:
             with suppress(OSError):
-                click.echo(text())
+                click.echo(visible(text()))
 
     def database_url(self, of_job: str | None = None) -> str | None:
         """`--db`, else AUTOTUNE_DB_URL, else the job's; None for the user's own file. An empty variable is none."""
@@ -95,28 +94,36 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
             _log.debug("where it was refused", exc_info=error)
             click.echo(visible(f"Error: {os_errors.message(error)}"), err=True)
             sys.exit(os_errors.exit_code(error))
-        except KeyboardInterrupt as interrupt:
+        except Terminated as request:
             click.echo("Interrupted; what was measured is kept.", err=True)
-            sys.exit(interrupt.exit_code if isinstance(interrupt, Terminated) else INTERRUPTED)
+            sys.exit(request.exit_code)
 
     return run
 
 
 @contextmanager
 def _polite_signals() -> Iterator[None]:
-    """Raises Terminated for SIGTERM, and for SIGHUP unless something like nohup ignores it."""
+    """Raises Terminated for the first SIGINT, SIGTERM or SIGHUP, and ignores all that follow until the process ends.
 
-    def stop(number: int, _frame: FrameType | None) -> NoReturn:
-        raise Terminated(number)
+    A second one would break off the clean-up, and with it the end of the ranks and what is kept of their work. What
+    is ignored already stays so: SIGHUP under nohup, SIGINT in the background of a script.
+    """
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    ours = [each for each, how in before.items() if how in (signal.SIG_DFL, signal.default_int_handler)]
+    came: list[int] = []
 
-    ours = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is signal.SIG_DFL]
+    def stop(number: int, _frame: FrameType | None) -> None:
+        came.append(number)
+        if len(came) == 1:
+            raise Terminated(number)
+
     for each in ours:
         signal.signal(each, stop)
     try:
         yield
     finally:
-        for each in ours:
-            signal.signal(each, signal.SIG_DFL)
+        for each in ours:  # at its end the interpreter gives back to the system what it has a handler for
+            signal.signal(each, signal.SIG_IGN if came else before[each])
 
 
 def _configure_logging(options: Options) -> None:

@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import signal
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -14,7 +15,7 @@ from pydantic.fields import FieldInfo
 
 from autotune import errors
 from autotune.cli import main
-from autotune.cli.context import INTERRUPTED
+from autotune.cli.context import Terminated
 from autotune.job_file import load_job
 from storage.errors import StorageError
 from trials import strict_yaml
@@ -157,7 +158,7 @@ def test_make_targets_in_the_documents_exist(document: Path) -> None:
 
 def test_the_readme_tells_every_exit_code() -> None:
     kinds = set().union(*(subclasses(base) for base in (errors.AutotuneError, StorageError, TrialsError)))
-    codes = {errors.exit_code(kind()) for kind in kinds} | {0, INTERRUPTED}
+    codes = {errors.exit_code(kind()) for kind in kinds} | {0, Terminated(signal.SIGINT).exit_code}
     assert {int(row[0]) for row in rows(README, "exit code", "meaning")} == codes
 
 

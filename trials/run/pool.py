@@ -64,6 +64,11 @@ class WarmPool:
     ) -> None:
         self._end()
 
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The processes of the ranks in order; none before the first request."""
+        return self._ranks.pids if self._ranks is not None else ()
+
     def ask(
         self,
         request: Request,

@@ -1,0 +1,94 @@
+"""A training whose ranks are stopped, and whose user does not wait for its end."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import IO
+
+import psutil
+import pytest
+
+from storage.store import open_store
+from tests.processes import children, has_ended, wait_for_the_end
+from tests.storage_values import best_of, concluded
+from tests.training_values import plan_of, prepared_of
+from tests.users import JobFile
+
+pytestmark = [pytest.mark.ranks, pytest.mark.usefixtures("home", "heard_interrupts")]
+
+PLAN = plan_of("3+0", "1+2")
+
+
+@pytest.fixture
+def training(shallow: Path, tmp_path: Path) -> JobFile:
+    """A long one, with a plan that is known."""
+    job = JobFile(shallow, tmp_path)
+    job.spoil(training__epochs=500)
+    workload = prepared_of(shallow, tmp_path / "work", training={"epochs": 500}).workload
+    with open_store() as store:
+        study = store.create_study(store.add_workload(workload), {}, seed=0)
+        concluded(store, best_of(study.id, plan=PLAN, workload=workload))
+    return job
+
+
+def told(stderr: IO[str] | None, text: str) -> list[str]:
+    """Lines up to the one with `text`."""
+    assert stderr is not None
+    lines: list[str] = []
+    for line in stderr:
+        lines.append(line)
+        if text in line:
+            return lines
+    raise AssertionError(f"{text!r} is not in {lines}")
+
+
+def rank_of(agent: int, number: str) -> psutil.Process:
+    ranks = [each for each in children(agent) if "trials.run.worker" in each.cmdline()]
+    return next(each for each in ranks if each.environ()["RANK"] == number)
+
+
+@pytest.mark.parametrize(
+    ("signals", "code"),
+    [
+        ((signal.SIGINT, signal.SIGINT, signal.SIGINT), 130),
+        ((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), 130),
+        ((signal.SIGTERM, signal.SIGINT, signal.SIGINT), 143),
+    ],
+    ids=["Ctrl-C thrice", "Ctrl-C, then a scheduler", "a scheduler, then Ctrl-C"],
+)
+def test_more_signals_break_off_no_clean_up(training: JobFile, signals: tuple[signal.Signals, ...], code: int) -> None:
+    command = [sys.executable, "-m", "autotune", "launch", str(training.path)]
+    quiet, heard = subprocess.DEVNULL, subprocess.PIPE
+    with subprocess.Popen(command, stdout=quiet, stderr=heard, text=True, start_new_session=True) as process:
+        try:
+            told(process.stderr, "  step 1/")
+            ranks = children(process.pid)
+            stopped = rank_of(process.pid, "1")
+            stopped.suspend()
+            warned = told(process.stderr, "is stopped")
+            assert warned[-1].startswith("WARNING: rank 1 is stopped since ")
+            assert warned[-1].endswith(f"; `kill -CONT {stopped.pid}` lets it go on\n")
+            stopped.resume()
+            told(process.stderr, "WARNING: rank 1 goes on; it was stopped for ")
+            first, *others = signals
+            process.send_signal(first)
+            while process.poll() is None:
+                for each in others:
+                    time.sleep(0.05)
+                    process.send_signal(each)
+            assert process.stderr is not None
+            after = process.stderr.read()
+            wait_for_the_end(ranks)
+        finally:
+            process.kill()  # its ranks end with it
+    assert process.returncode == code
+    assert after.splitlines()[-1] == "Interrupted; what was measured is kept."
+    assert "Traceback" not in after
+    assert all(map(has_ended, ranks))
+    with open_store() as store:
+        (launch,) = store.launches(PLAN.id)
+    assert launch.result is not None
+    assert launch.result.status == "interrupted"
+    assert launch.result.steps > 0

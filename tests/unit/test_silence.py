@@ -1,0 +1,87 @@
+"""A training that stands still is told of on stderr: with processes that are stopped, and a clock that is not."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from autotune import silence
+from autotune.silence import Silence
+from tests.processes import wait_for
+
+
+@pytest.fixture
+def ranks() -> Iterator[list[psutil.Process]]:
+    """One that waits and one that computes."""
+    scripts = ("import time; time.sleep(600)", "while True: pass")
+    processes = [subprocess.Popen([sys.executable, "-c", script]) for script in scripts]
+    yield [psutil.Process(process.pid) for process in processes]
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in (("LOOK", 0.05), ("STOPPED", 0.5), ("START", 1.0), ("LEAST", 0.5)):
+        monkeypatch.setattr(silence, f"_{name}_SECONDS", seconds)
+
+
+def watch(quiet: Silence, ranks: list[psutil.Process], caplog: pytest.LogCaptureFixture, text: str) -> str:
+    """Looks until a warning with that text has come, and returns it."""
+
+    def found() -> str | None:
+        quiet.look([rank.pid for rank in ranks])
+        return next((message for message in caplog.messages if text in message), None)
+
+    wait_for(found)
+    return str(found())
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_silence_names_what_each_rank_does_and_its_end_is_told(
+    ranks: list[psutil.Process], caplog: pytest.LogCaptureFixture
+) -> None:
+    quiet = Silence()
+    started = watch(quiet, ranks, caplog, "no step since")
+    assert "usually" not in started
+    quiet.step(0.01)
+    assert "the training goes on after" in caplog.messages[-1]
+    caplog.clear()
+    ranks[0].suspend()
+    late = watch(quiet, ranks, caplog, "no step since")
+    assert "; a step usually takes 0.0 s: rank 0 is stopped, rank 1 computes (" in late
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_stopped_rank_is_told_once_and_that_it_goes_on(
+    ranks: list[psutil.Process], caplog: pytest.LogCaptureFixture
+) -> None:
+    quiet = Silence()
+    ranks[1].suspend()
+    assert f"`kill -CONT {ranks[1].pid}` lets it go on" in watch(quiet, ranks, caplog, "rank 1 is stopped since")
+    ranks[1].resume()
+    watch(quiet, ranks, caplog, "rank 1 goes on; it was stopped for")
+    assert len([message for message in caplog.messages if "is stopped since" in message]) == 1
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_steady_training_is_told_nothing_of(ranks: list[psutil.Process], caplog: pytest.LogCaptureFixture) -> None:
+    quiet = Silence()
+    for _ in range(20):
+        quiet.step(0.06)
+        time.sleep(0.06)
+        quiet.look([rank.pid for rank in ranks])
+    assert not caplog.messages
+
+
+def test_a_rank_that_has_ended_is_left_to_the_pool(caplog: pytest.LogCaptureFixture) -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    quiet = Silence()
+    time.sleep(1.1)
+    quiet.look([process.pid])
+    assert not caplog.messages
