@@ -16,7 +16,8 @@ from storage.errors import AmbiguousId, UnknownPlan
 from storage.nearness import Difference, Fields, differences, distance
 from storage.records import BestPlan
 from storage.tables import BestPlanRow, BundleRow, DataProfileRow, HardwareRow, ModelRow, StudyRow, WorkloadRow
-from trials.workload import Hardware, ModelShape, Software
+from storage.validity import Verdict, validity
+from trials.workload import Hardware, ModelShape, Software, Workload
 
 _HISTOGRAM = "data.histogram"
 _SHOWN = 5
@@ -193,7 +194,7 @@ def _histograms(session: Session, fingerprints: Collection[str]) -> dict[str, Hi
     return {fingerprint: codec.histogram(buckets) for fingerprint, buckets in session.execute(query)}
 
 
-def find(session: Session, id_prefix: str) -> BestPlan:
+def find(session: Session, id_prefix: str, now: Workload | None) -> BestPlan:
     prefix = id_prefix.lower()
     ids = select(BestPlanRow.plan_id).distinct().order_by(BestPlanRow.plan_id)
     beginning = ids.where(BestPlanRow.plan_id.startswith(prefix, autoescape=True))
@@ -206,7 +207,10 @@ def find(session: Session, id_prefix: str) -> BestPlan:
         more = ", ..." if len(matches) > _SHOWN else ""
         raise AmbiguousId(f"several plans begin with {id_prefix!r}: {', '.join(matches[:_SHOWN])}{more}; add digits")
     query = select(BestPlanRow).where(BestPlanRow.plan_id == matches[0])
-    best = _one(session, query.order_by(BundleRow.source.is_not(None), BestPlanRow.created.desc()).limit(1))
+    ordered = query.order_by(BundleRow.source.is_not(None), BestPlanRow.created.desc())
+    if now is not None and (readable := _read(session, ordered)):
+        return min(readable, key=lambda best: _holds(best, now))
+    best = _one(session, ordered.limit(1))
     assert best is not None, "it was found above"
     return best
 
@@ -214,6 +218,11 @@ def find(session: Session, id_prefix: str) -> BestPlan:
 def _one(session: Session, query: Select[Any]) -> BestPlan | None:
     found = session.execute(provenance.with_source(query, BestPlanRow.study_id)).one_or_none()
     return None if found is None else codec.best_plan(*found)
+
+
+def _holds(best: BestPlan, now: Workload) -> int:
+    """0 when it is valid for the workload, more when it is not."""
+    return list(Verdict).index(validity(best.workload, now, imported_from=best.imported_from).verdict)
 
 
 def _read(session: Session, query: Select[Any]) -> tuple[BestPlan, ...]:

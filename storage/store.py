@@ -322,13 +322,14 @@ class Store:
         with self._database.session() as session:
             return plans.of_study(session, study_id)
 
-    def find_plan(self, id_prefix: str) -> BestPlan:
-        """The winner whose plan id begins so; of a plan that won several studies, the newest.
+    def find_plan(self, id_prefix: str, now: Workload | None = None) -> BestPlan:
+        """The winner whose plan id begins so.
 
+        Of a plan that won several studies, the one that holds best on the workload `now`; then the newest from here.
         Raises UnknownPlan, with the nearest ids, and AmbiguousId.
         """
         with self._database.session() as session:
-            return plans.find(session, id_prefix)
+            return plans.find(session, id_prefix, now)
 
     def start_launch(
         self,

@@ -112,8 +112,9 @@ def _chosen(options: Options, bench: Workbench, plan_id: str | None) -> BestPlan
         if known := _known(bench):
             return known
         raise PlanNotValid("no plan is known for this job here; run `autotune tune` or `autotune run` first")
-    best = bench.store.find_plan(plan_id)
-    found = validity(best.workload, bench.prepared.workload, imported_from=best.imported_from)
+    now = bench.prepared.workload
+    best = bench.store.find_plan(plan_id, now)
+    found = validity(best.workload, now, imported_from=best.imported_from)
     if found.verdict is Verdict.REMEASURE:
         options.tell(f"Plan {best.plan.id} was found elsewhere: {'; '.join(str(change) for change in found.changes)}")
     if found.verdict is Verdict.INVALID:

@@ -308,7 +308,8 @@ def test_a_study_begins_after_those_before_it_though_the_clock_was_set_back(
 
 
 def test_winners_of_other_hardware_models_and_workloads_are_left_out(store: Store) -> None:
-    other = changed("hardware.device_name", "NVIDIA H100 50%", changed("model.name", "qwen2.5-vl_7b"))
+    qwen = changed("model.config_digest", "beef", changed("model.name", "qwen2.5-vl_7b"))
+    other = changed("hardware.device_name", "NVIDIA H100 50%", qwen)
     ours, theirs = best_of(new_study(store)), best_of(new_study(store, other), workload=other)
     concluded(store, ours)
     concluded(store, theirs)
@@ -327,6 +328,20 @@ def test_a_plan_is_found_by_the_beginning_of_its_id(store: Store) -> None:
     concluded(store, newest)
     concluded(store, best_of(new_study(store), plan=PADDED_PLAN))
     assert store.find_plan(newest.plan.id[:8].upper()) == newest
+
+
+def test_of_a_plan_that_won_several_studies_the_one_that_holds_best_is_found(store: Store) -> None:
+    drifted, elsewhere = changed("hardware.driver", "550.1"), changed("hardware.device_name", "NVIDIA H100")
+    found = [
+        best_of(new_study(store, workload), workload=workload, created=NOON + timedelta(days=day))
+        for day, workload in enumerate((WORKLOAD, drifted, elsewhere))
+    ]
+    for best in found:
+        concluded(store, best)
+    plan = found[0].plan.id
+    for best in found:
+        assert store.find_plan(plan, best.workload) == best
+    assert store.find_plan(plan, changed("model.family", "qwen2_vl")) == store.find_plan(plan) == found[-1]
 
 
 def test_an_id_that_fits_several_plans_is_refused_with_their_ids(store: Store) -> None:
