@@ -47,6 +47,7 @@ def workbench(
     names = device_names(outline.hardware, job.search.parallel)
     with locked(names), open_store(database_url) as store, Agent(store) as agent:
         agent.take([resource(name) for name in names])
+        store.adopt_model(outline.shape, outline.path_digest)
         make_folder(folder)
         prepared = read_data(job, outline, folder, progress, cache=lengths_folder())
         yield Workbench(prepared=prepared, store=store, agent=agent, folder=folder)

@@ -14,6 +14,7 @@ from trials.data.sample import Encoder
 from trials.errors import DataError
 from trials.job import Job, Source
 from trials.model.encoders import load_encoder
+from trials.model.identity import path_digest
 from trials.model.shape import cost_weights, model_shape
 from trials.plan import Packing, Plan
 from trials.run.request import Request, Task
@@ -65,6 +66,8 @@ class Outline:
 
     hardware: Hardware
     shape: ModelShape
+    path_digest: str
+    """By which an older version knew the model in this place."""
     encoder: Encoder
 
 
@@ -78,7 +81,8 @@ def look_at(job: Job) -> Outline:
         _check_trainable(source)
     hardware = probe_hardware(job.hardware, job.search.parallel)
     shape = model_shape(job.model)
-    return Outline(hardware=hardware, shape=shape, encoder=load_encoder(job.model, job.data))
+    encoder = load_encoder(job.model, job.data)
+    return Outline(hardware=hardware, shape=shape, path_digest=path_digest(job.model), encoder=encoder)
 
 
 def _check_trainable(source: Source) -> None:

@@ -1,6 +1,6 @@
 """Finished studies as a file that another database can take in: JSON lines that describe themselves.
 
-    {"format": "autotune-bundle", "version": 1, "source": "host: autotune.db", "exported": "2026-11-22T12:00:00+00:00"}
+    {"format": "autotune-bundle", "version": 2, "source": "host: autotune.db", "exported": "2026-11-22T12:00:00+00:00"}
     {"table": "autotune_hardware", "row": {"fingerprint": "9504b3532fd465ff", "accelerator": "cuda", ...}}
     ...
     {"rows": 412, "sha256": "..."}
@@ -25,6 +25,7 @@ from sqlalchemy.orm import Session
 from storage import codec, provenance
 from storage.errors import BadBundle
 from storage.health import problem_of, problems_of_studies
+from storage.old_keys import OldKeys
 from storage.tables import (
     ABANDONED,
     FINISHED,
@@ -49,8 +50,9 @@ from storage.tables import (
     WorkloadRow,
 )
 from trials.wire import WHOLE
+from trials.workload import PATH_DIGEST
 
-FORMAT, VERSION = "autotune-bundle", 1
+FORMAT, VERSION, READABLE = "autotune-bundle", 2, (1, 2)
 _KINDS: tuple[type[Base], ...] = (
     HardwareRow,
     ModelRow,
@@ -190,7 +192,8 @@ def take_in(session: Session, text: Iterable[str], digest: str) -> Imported:
     if session.get(BundleRow, digest) is None:
         session.add(bundle)
         session.flush()
-    count, fresh = _stored(session, numbered, digest)
+    old_keys = OldKeys() if header["version"] == 1 else None
+    count, fresh = _stored(session, numbered, digest, old_keys)
     for kind, keys in fresh.items():
         for row in _read(session, kind, keys):
             if (what := problem_of(row)) is not None:
@@ -210,7 +213,7 @@ def _read(session: Session, kind: type[Base], keys: Sequence[tuple[Any, ...]]) -
 
 
 def _stored(
-    session: Session, numbered: Iterable[tuple[int, str]], digest: str
+    session: Session, numbered: Iterable[tuple[int, str]], digest: str, old_keys: OldKeys | None
 ) -> tuple[int, dict[type[Base], list[tuple[Any, ...]]]]:
     """(rows of the bundle, the primary keys of those that are new)."""
     kinds = {kind.__tablename__: kind for kind in _KINDS}
@@ -224,6 +227,8 @@ def _stored(
             raise BadBundle(f"line {number} of the bundle names no table that can be imported; export it again")
         count += 1
         row = _row(kind, document.get("row"), number)
+        if old_keys is not None:
+            old_keys.replace(row)
         if _merged(session, row, number):
             session.merge(ProvenanceRow(kind=row.__tablename__, key=provenance.key_of(row), bundle_digest=digest))
             fresh[kind].append(tuple(inspect(kind).primary_key_from_instance(row)))
@@ -252,12 +257,27 @@ def _merged(session: Session, row: Base, number: int) -> bool:
     if isinstance(stored, TrialRow) and isinstance(row, TrialRow) and stored.status != row.status:
         if row.status == FINISHED:
             stored.status, stored.finished, stored.given_up = row.status, row.finished, row.given_up
-    elif _document(stored) != _document(row) and not isinstance(row, LayerProfileRow):
+    elif _differs(session, stored, row):
         raise BadBundle(
             f"line {number} of the bundle contradicts the {kind.__tablename__} {provenance.key_of(row)} that is "
             "stored; what is stored stays"
         )
     return False
+
+
+def _differs(session: Session, stored: Base, row: Base) -> bool:
+    """Whether the two contradict each other, of which one may know the model of the other by its path alone."""
+    if isinstance(row, LayerProfileRow):
+        return False
+    ours, theirs = _document(stored), _document(row)
+    names = {name for name in ours if ours[name] != theirs[name]}
+    if isinstance(row, ModelRow):
+        names.discard("name")
+    if "workload_fingerprint" in names:
+        models = (session.get_one(WorkloadRow, each["workload_fingerprint"]).model for each in (ours, theirs))
+        if any(model.config_digest.startswith(PATH_DIGEST) for model in models):
+            names.remove("workload_fingerprint")
+    return bool(names)
 
 
 def _document(row: Base) -> dict[str, Any]:
@@ -315,10 +335,10 @@ def _time(value: Any) -> datetime:
 def _check_header(header: dict[str, Any]) -> None:
     if header.get("format") != FORMAT:
         raise BadBundle(f"this is no file that `autotune db export` wrote; its first line is not of an {FORMAT}")
-    if header.get("version") != VERSION:
+    if header.get("version") not in READABLE:
         raise BadBundle(
-            f"the bundle has version {header.get('version')!r}, this software reads {VERSION}; export it again "
-            "with the same version of vlm-autotune"
+            f"the bundle has version {header.get('version')!r}, this software reads {READABLE[0]} to {VERSION}; export "
+            "it again with the same version of vlm-autotune"
         )
     if not isinstance(header.get("source"), str):
         raise BadBundle("the bundle does not say where it comes from; export it again")

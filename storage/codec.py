@@ -132,7 +132,7 @@ def plan_row(value: Plan) -> PlanRow:
     packed = value.packing if isinstance(value.packing, Packed) else None
     return PlanRow(
         id=value.id,
-        document=_encoded(value),
+        document=value.document,
         qv=packed and packed.qv,
         qt=packed and packed.qt,
         **columns(value.layout),

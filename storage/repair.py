@@ -23,6 +23,7 @@ from storage.backup import back_up, stamp
 from storage.engine import LOCK_TIMEOUT_SECONDS, UNREADABLE, Database
 from storage.errors import DatabaseDamaged, DatabaseUnavailable
 from storage.health import ROW_CHECKS, bad_rows
+from storage.migrations.versions import r0003_models
 from storage.tables import (
     ABANDONED,
     FINISHED,
@@ -92,9 +93,11 @@ def repair(
 def _repair_server(database: Database) -> Repaired:
     schema.check_known(database)
     with database.session(write=True) as session:
-        names = ", ".join(table.name for table in Base.metadata.sorted_tables)
+        there = inspect(session.connection()).get_table_names()
+        names = ", ".join(table.name for table in Base.metadata.sorted_tables if table.name in there)
         session.execute(text(f"LOCK TABLE {names} IN SHARE ROW EXCLUSIVE MODE"))
         kept_as = back_up(session, "repair")
+        schema.upgrade(session)
         return Repaired(kept_as=kept_as, read={}, dropped=_mend(session))
 
 
@@ -181,6 +184,7 @@ def _rebuild(database: Database, kept: Path, made: Path) -> tuple[Counter[str], 
                 for row in _rows(old, table):
                     read[table.name] += 1
                     dropped[table.name] += not _inserted(session, table, row)
+            r0003_models.rekey(session.connection(), Base.metadata.tables)  # rows that an older version wrote
             dropped.update(_mend(session))
         with new.errors(), new.engine.connect() as connection:
             connection.connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")

@@ -25,7 +25,7 @@ from storage.records import (
     TrialResult,
 )
 from trials.plan import Plan
-from trials.workload import Software, Workload
+from trials.workload import ModelShape, Software, Workload
 
 NO_PARAMETERS: Mapping[str, object] = MappingProxyType({})
 
@@ -95,6 +95,14 @@ class Store:
         """Its fingerprint; a workload that is stored already is left as it is."""
         with self._database.session(write=True) as session:
             return workloads.add(session, workload)
+
+    def adopt_model(self, model: ModelShape, path_digest: str) -> None:
+        """Recognises what an older version stored of this model, which knew it by a digest with its path in it.
+
+        Studies, plans, launches and the layer profile of that model are those of `model` from now on.
+        """
+        with self._database.session(write=True) as session:
+            workloads.adopt_model(session, model, path_digest)
 
     def workload(self, fingerprint: str) -> Workload:
         with self._database.session() as session:

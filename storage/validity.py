@@ -2,6 +2,7 @@
 
 | changed | verdict | why |
 |---|---|---|
+| model, stored by an older version that knew it by its path | re-measure | perhaps the same model in another place |
 | model, but not its name | invalid | other layers: the split may not even fit, every cost differs |
 | accelerator, device name, compute capability | invalid | other devices: every measured second and byte differs |
 | model name, order of the same lengths | valid | for people; the same packs in another order |
@@ -18,7 +19,7 @@ What is not named is `re-measure`, so that a field that comes later cannot make 
 from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
 
-from trials.workload import Workload
+from trials.workload import PATH_DIGEST, Workload
 
 
 class Verdict(StrEnum):
@@ -46,6 +47,8 @@ class Change:
     def __str__(self) -> str:
         if isinstance(self.then, tuple):  # the histogram, too long to show
             return f"{self.field} changed"
+        if _is_unknown(self.field, self.then):
+            return f"{self.field} is unknown: an older version stored this model by the path of its folder"
         return f"{self.field} was {self.then}, now {self.now}"
 
 
@@ -68,7 +71,7 @@ def validity(then: Workload, now: Workload, *, imported_from: str | None = None)
     """
     before, after = leaves(then), leaves(now)
     changes = tuple(
-        Change(field=field, then=before[field], now=after[field], verdict=_verdict(field))
+        Change(field=field, then=before[field], now=after[field], verdict=_verdict(field, before[field]))
         for field in before
         if before[field] != after[field]
     )
@@ -78,10 +81,17 @@ def validity(then: Workload, now: Workload, *, imported_from: str | None = None)
     return Validity(verdict=worst, changes=changes)
 
 
-def _verdict(field: str) -> Verdict:
+def _verdict(field: str, then: object) -> Verdict:
     if field in _HARMLESS:
         return Verdict.VALID
+    if _is_unknown(field, then):
+        return Verdict.REMEASURE
     return Verdict.INVALID if field.startswith(_INVALIDATING) else Verdict.REMEASURE
+
+
+def _is_unknown(field: str, then: object) -> bool:
+    """Whether an older version kept no more of the model's configuration than a digest with its path in it."""
+    return field == "model.config_digest" and str(then).startswith(PATH_DIGEST)
 
 
 def leaves(value: object, prefix: str = "") -> dict[str, object]:

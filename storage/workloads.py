@@ -1,5 +1,6 @@
 """Workloads and what is measured once for all their studies: the layer profile."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from sqlalchemy import Select, select
@@ -7,8 +8,9 @@ from sqlalchemy.orm import Session
 
 from storage import codec, provenance, rows
 from storage.records import LayerProfile
-from storage.tables import HardwareRow, LayerProfileRow, ModelRow, WorkloadRow
-from trials.workload import Software, Workload
+from storage.rekeying import Rekeying
+from storage.tables import Base, HardwareRow, LayerProfileRow, ModelRow, WorkloadRow
+from trials.workload import PATH_DIGEST, ModelShape, Software, Workload
 
 
 def add(session: Session, workload: Workload) -> str:
@@ -17,6 +19,16 @@ def add(session: Session, workload: Workload) -> str:
     rows.ensure(session, codec.model_row(workload.model))
     rows.ensure(session, codec.data_row(workload.data))
     return rows.ensure(session, codec.workload_row(workload)).fingerprint
+
+
+def adopt_model(session: Session, model: ModelShape, path_digest: str) -> None:
+    old = replace(model, config_digest=f"{PATH_DIGEST}{path_digest}").fingerprint
+    if session.get(ModelRow, old, with_for_update={"of": ModelRow}) is None:
+        return
+    of_model = session.scalars(select(WorkloadRow).where(WorkloadRow.model_fingerprint == old))
+    keys = {row.fingerprint: replace(codec.workload(row), model=model).fingerprint for row in of_model}
+    session.expunge_all()
+    Rekeying(session.connection(), Base.metadata.tables).model(old, model.fingerprint, model.config_digest, keys)
 
 
 def get(session: Session, fingerprint: str) -> Workload:

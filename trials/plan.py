@@ -51,6 +51,9 @@ class Packed:
 
 ZeroStage: TypeAlias = Literal[0, 1, 2, 3]
 
+_ALWAYS = frozenset({"kind", "packer", "recompute_vision", "recompute_language"})
+"""The fields with a default that the first plans had: they count in an id also when they have it."""
+
 Packing: TypeAlias = Annotated[Padded | Packed, Field(discriminator="kind")]
 
 
@@ -115,9 +118,14 @@ class Plan:
             seen_language = seen_language or stage.language > 0
 
     @property
+    def document(self) -> str:
+        """Its canonical JSON, as it is stored: equal plans have equal documents, also in other versions."""
+        return wire.canonical(self, always=_ALWAYS)
+
+    @property
     def id(self) -> str:
         """The first 16 hexadecimal digits of the plan's SHA-256: equal plans have equal ids, everywhere."""
-        return wire.digest(self)
+        return wire.digest(self, always=_ALWAYS)
 
     @property
     def ends(self) -> tuple[int, ...]:

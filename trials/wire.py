@@ -7,11 +7,13 @@ measurement, is neither written nor read.
 import hashlib
 import json
 import re
+from collections.abc import Set
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic_core import to_json
 
 from trials.errors import WireError
 
@@ -110,11 +112,26 @@ def to_document(value: object) -> Any:
     return json.loads(_adapter(described_by).dump_json(value), parse_constant=lambda _: None)
 
 
-def digest(value: object, kind: Any = None, *, with_defaults: bool = True) -> str:
-    """The first 16 hexadecimal digits of the SHA-256 of the value's canonical JSON.
+def canonical(value: object, *, always: Set[str] = frozenset(), never: Set[str] = frozenset()) -> str:
+    """Canonical JSON of what makes `value` another one, the text of its digest.
 
-    Without defaults, a field that has its default value does not count.
+    A field at its default is left out, so that one that comes later changes no digest; `always` and `never` name
+    fields, at any depth, that count at their default too, or not at all.
     """
-    described_by: Any = kind or type(value)
-    text = _adapter(described_by).dump_json(value, exclude_defaults=not with_defaults)
-    return hashlib.sha256(text).hexdigest()[:16]
+    kind: Any = type(value)
+    whole, changed = (_adapter(kind).dump_python(value, mode="json", exclude_defaults=short) for short in (False, True))
+    return to_json(_counted(whole, changed, always, never)).decode()
+
+
+def _counted(whole: Any, changed: Any, always: Set[str], never: Set[str]) -> Any:
+    if isinstance(whole, dict):
+        names = [name for name in whole if name not in never and (name in changed or name in always)]
+        return {name: _counted(whole[name], changed.get(name, whole[name]), always, never) for name in names}
+    if isinstance(whole, list):
+        return [_counted(*pair, always, never) for pair in zip(whole, changed, strict=True)]
+    return whole
+
+
+def digest(value: object, *, always: Set[str] = frozenset(), never: Set[str] = frozenset()) -> str:
+    """The first 16 hexadecimal digits of the SHA-256 of the value's `canonical` text."""
+    return hashlib.sha256(canonical(value, always=always, never=never).encode()).hexdigest()[:16]

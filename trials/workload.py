@@ -1,12 +1,16 @@
 """What a measurement depends on besides the plan. Its fingerprint keys the database.
 
 A field that comes later gets a default that says what was true, or not known, before; fingerprints leave defaults out,
-so that what is stored keeps its key.
+so that what is stored keeps its key. A name for people is no part of one.
 """
 
 from dataclasses import dataclass
 
 from trials import wire
+
+PATH_DIGEST = "path:"
+"""How the `config_digest` begins of a model that was stored when the path of its folder was a part of it."""
+_FOR_PEOPLE = frozenset({"name"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +50,7 @@ class Hardware:
 
     @property
     def fingerprint(self) -> str:
-        return wire.digest(self, with_defaults=False)
+        return wire.digest(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +82,8 @@ class ModelShape:
     square_flops: float
     """Forward operations per squared sample length in the language attention."""
     config_digest: str
-    """SHA-256 of the model's configuration."""
+    """SHA-256 of what the configuration says of architecture and sizes. Not known where an older version stored the
+    model: then `path:` and a digest that only the same folder in the same place has."""
 
     @property
     def element_bytes(self) -> int:
@@ -87,7 +92,7 @@ class ModelShape:
 
     @property
     def fingerprint(self) -> str:
-        return wire.digest(self)
+        return wire.digest(self, never=_FOR_PEOPLE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,4 +139,4 @@ class Workload:
 
     @property
     def fingerprint(self) -> str:
-        return wire.digest(self, with_defaults=False)
+        return wire.digest(self, never=_FOR_PEOPLE)

@@ -12,6 +12,7 @@ from autotune.job_file import load_job
 from autotune.plan_file import is_plan_file, read_plan
 from storage.store import open_store
 from trials.job import Job
+from trials.model.identity import path_digest
 from trials.model.shape import model_shape
 from trials.plan import Plan
 from trials.workload import ModelShape
@@ -49,6 +50,7 @@ def _cluster(options: Options, job: Job, shape: ModelShape, wishes: Wishes) -> C
     if file := wishes.profile_file:
         return cluster_of_file(job, shape, file, wishes)
     with open_store(options.database_url(job.database)) as store:
+        store.adopt_model(shape, path_digest(job.model))
         return cluster_of_store(job, shape, store, wishes)
 
 

@@ -16,14 +16,14 @@ from autotune.hardware import probe_hardware, software
 from autotune.job_file import load_job
 from autotune.report import Known
 from autotune.workbench import lengths_folder
-from autotune.workload import look_at, read_data
+from autotune.workload import Outline, look_at, read_data
 from storage.errors import DatabaseDamaged
 from storage.nearness import Fields, fields_of, fields_of_machine
 from storage.records import AgentRecord, BestPlan, FinishedTrial, LaunchRecord, StudyRecord
 from storage.store import Store, open_store
 from storage.validity import Validity, Verdict, validity
 from trials import wire
-from trials.job import HardwareSection
+from trials.job import HardwareSection, Job
 from trials.workload import Workload
 
 _log = logging.getLogger(__name__)
@@ -53,8 +53,11 @@ class Wishes:
 def list_plans(options: Options, wishes: Wishes) -> None:
     """Without a machine or a job to compare with, the workload that was searched last comes first."""
     job = load_job(wishes.like) if wishes.like else None
-    now = _workload(options, wishes.like) if wishes.like else None
+    outline = look_at(job) if job else None
+    now = _workload(options, job, outline) if job and outline else None
     with open_store(options.database_url(job.database if job else None)) as store:
+        if outline:
+            store.adopt_model(outline.shape, outline.path_digest)
         found = _near(store, wishes, now) if now or wishes.here else _all(store, wishes)
     found = [known for known in found if known.used_by or not wishes.in_use]
     if wishes.verdict:
@@ -156,11 +159,10 @@ def _validity(best: BestPlan, now: Workload) -> Validity:
     return validity(best.workload, now, imported_from=best.imported_from)
 
 
-def _workload(options: Options, path: Path) -> Workload:
+def _workload(options: Options, job: Job, outline: Outline) -> Workload:
     """Of a job, without devices or a database."""
-    job = load_job(path)
     with tempfile.TemporaryDirectory() as folder, reading_progress(options) as progress:
-        return read_data(job, look_at(job), Path(folder), progress, cache=lengths_folder()).workload
+        return read_data(job, outline, Path(folder), progress, cache=lengths_folder()).workload
 
 
 def _uses(store: Store) -> dict[str, tuple[str, ...]]:

@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -123,6 +125,70 @@ def test_a_result_that_came_after_the_export_is_taken_in_later(store: Store, the
     assert not list(there.problems())
 
 
+OLD_BUNDLE = Path(__file__).parents[1] / "assets" / "bundles" / "1.jsonl"
+"""What version 1 exported from tests/assets/databases/0002.db. Never change it."""
+OLD_DATABASE = OLD_BUNDLE.parents[1] / "databases" / "0002.db"
+UNKNOWN = replace(WORKLOAD, model=replace(WORKLOAD.model, config_digest="path:c0ffee"))
+
+
+def test_a_bundle_of_version_1_is_taken_in_once_with_its_model_unknown(store: Store) -> None:
+    first, second = store.import_bundle(OLD_BUNDLE), store.import_bundle(OLD_BUNDLE)
+    assert (first.known, second.new, second.known) == (0, 0, first.new)
+    (best,) = store.best_plans()
+    assert best == best_of(best.study_id, workload=UNKNOWN, imported_from=best.imported_from)
+    assert validity(best.workload, WORKLOAD).verdict is Verdict.REMEASURE
+    assert not list(store.problems())
+
+
+@pytest.mark.parametrize("is_adopted", [False, True])
+def test_a_bundle_of_version_1_that_comes_home_after_the_upgrade_changes_nothing(
+    tmp_path: Path, is_adopted: bool
+) -> None:
+    shutil.copy(OLD_DATABASE, tmp_path / "store.db")
+    with open_store(f"sqlite:///{tmp_path / 'store.db'}") as store:
+        if is_adopted:
+            store.adopt_model(WORKLOAD.model, "c0ffee")
+        before = store.best_plans(), store.studies()
+        store.import_bundle(OLD_BUNDLE)
+        assert (store.best_plans(), store.studies()) == before
+        assert not list(store.problems())
+        store.adopt_model(WORKLOAD.model, "c0ffee")
+        assert store.last_winner(WORKLOAD.fingerprint) is not None
+        assert not list(store.problems())
+
+
+def test_what_comes_again_after_its_model_was_recognised_is_taken_in(there: Store, tmp_path: Path) -> None:
+    shutil.copy(OLD_DATABASE, tmp_path / "store.db")
+    with open_store(f"sqlite:///{tmp_path / 'store.db'}") as store:
+        study = next(study.id for study in store.studies() if study.workload_fingerprint == UNKNOWN.fingerprint)
+        there.import_bundle(exported(store, study, tmp_path / "before.jsonl"))
+        store.adopt_model(WORKLOAD.model, "c0ffee")
+        launch = store.start_launch(packed_plan(), WORKLOAD.fingerprint, None)
+        store.finish_launch(
+            LaunchResult(launch_id=launch.id, status="finished", steps=1, samples_per_second=None, finished=NOON)
+        )
+        assert there.import_bundle(exported(store, study, tmp_path / "after.jsonl")).new
+    assert there.best_plans()[0].workload == UNKNOWN
+    assert launch.id in {each.id for each in there.launches(packed_plan().id)}
+    assert not list(there.problems())
+
+
+def test_a_model_that_has_another_name_here_is_the_same(there: Store, bundle: Path) -> None:
+    there.add_workload(replace(WORKLOAD, model=replace(WORKLOAD.model, name="renamed")))
+    there.import_bundle(bundle)
+    (best,) = there.best_plans()
+    assert best.workload.fingerprint == WORKLOAD.fingerprint
+    assert validity(best.workload, WORKLOAD).verdict is Verdict.VALID
+
+
+def test_a_changed_model_in_a_bundle_of_version_1_is_refused(store: Store, tmp_path: Path) -> None:
+    lines = OLD_BUNDLE.read_text().splitlines(keepends=True)
+    bundle = tmp_path / "bundle.jsonl"
+    bundle.write_text("".join(changed("model", '"parameters": 7', '"parameters": 8')(lines)))
+    with pytest.raises(BadBundle, match="its content is that of"):
+        store.import_bundle(bundle)
+
+
 def test_a_study_without_a_winner_or_an_unknown_one_is_refused(store: Store) -> None:
     study = store.create_study(store.add_workload(WORKLOAD), {}, seed=0)
     with pytest.raises(UnfinishedStudy, match=study.name):
@@ -177,7 +243,7 @@ def changed(table: str, old: str, new: str) -> Callable[[list[str]], list[str]]:
         (lambda lines: [], "no JSON object"),
         (lambda lines: ["\x00\x01\x02"], "no JSON object"),
         (lambda lines: ["[1, 2]\n", *lines[1:]], "no JSON object"),
-        (lambda lines: [lines[0].replace('"version": 1', '"version": 2'), *lines[1:]], "has version 2"),
+        (lambda lines: [lines[0].replace('"version": 2', '"version": 3'), *lines[1:]], "has version 3"),
         (lambda lines: [lines[0].replace("autotune-bundle", "x"), *lines[1:]], "no file that `autotune db export`"),
         (without("plan"), "refers to a row that is missing"),
         (without("model"), "refers to a row that is missing"),

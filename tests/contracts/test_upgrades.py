@@ -1,22 +1,28 @@
 """Databases of every released schema, and of a later one."""
 
+import hashlib
 import shutil
 import sqlite3
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from sqlalchemy import MetaData, create_engine, inspect, text
+from pydantic_core import to_json
+from sqlalchemy import Connection, Engine, MetaData, create_engine, inspect, text
 
 from autotune.cli import main
 from storage import schema
 from storage.engine import Database
+from storage.migrations.versions import r0003_models
+from storage.repair import repair
 from storage.schema import VERSION_TABLE
-from storage.store import open_store
+from storage.store import Store, open_store
 from storage.url import parse
-from tests.storage_values import OUTCOMES, WORKLOAD, best_of, packed_plan, result_of
+from tests.storage_values import OUTCOMES, WORKLOAD, best_of, changed, packed_plan, result_of
+from trials.workload import Workload
 
 FROZEN = sorted((Path(__file__).parents[1] / "assets" / "databases").glob("*.db"))
 """SQLite files as the release with this schema left them, Optuna's tables included. Never change one."""
@@ -62,24 +68,110 @@ def test_a_schema_is_frozen_for_every_revision_but_the_last() -> None:
     assert [path.stem for path in FROZEN] == known[:-1]
 
 
+UNKNOWN = changed("model.config_digest", "path:c0ffee")
+"""The workload of these databases after their upgrade: what the model is cannot be told from a digest of its path."""
+
+
+def check_contents(store: Store, workload: Workload) -> None:
+    (best,) = (best for best in store.best_plans() if best.imported_from is None)
+    assert best == best_of(best.study_id, workload=workload)
+    assert store.find_plan(best.plan.id) == store.last_winner(workload.fingerprint) == best
+    answers = {trial.role: trial for trial in store.answers(workload.fingerprint)}
+    assert {role: trial.result for role, trial in answers.items()} == {
+        role: result_of(answers[role].id, outcome) for role, outcome in OUTCOMES.items()
+    }
+    assert len(store.comparable_trials(workload)) == len(OUTCOMES)
+    assert store.workload(workload.fingerprint) == workload
+    assert store.layer_profile(workload.hardware.fingerprint, workload.model.fingerprint, workload.software)
+    assert len(store.launches(packed_plan().id)) == 2
+    assert not list(store.problems())
+
+
+def counts(url: str) -> dict[str, int]:
+    return {name: len(rows) for name, rows in contents(url).items()}
+
+
 def test_an_older_database_keeps_everything(old_database: str, caplog: pytest.LogCaptureFixture) -> None:
-    before = contents(old_database)
+    before = counts(old_database)
     with open_store(old_database) as store:
         assert "upgrading" in caplog.text
-        (best,) = store.best_plans()
-        assert best == best_of(best.study_id)
-        answers = {trial.role: trial for trial in store.answers(WORKLOAD.fingerprint)}
-        assert {role: trial.result for role, trial in answers.items()} == {
-            role: result_of(answers[role].id, outcome) for role, outcome in OUTCOMES.items()
-        }
-        assert store.workload(WORKLOAD.fingerprint) == WORKLOAD
-        assert len(store.launches(packed_plan().id)) == 2
-        assert not list(store.problems())
+        check_contents(store, UNKNOWN)
+        assert before.items() <= counts(old_database).items()
         store.start_trial(store.studies()[0].id, packed_plan(), "sampled")
-    after = contents(old_database)
-    assert {name: len(rows) for name, rows in before.items() if name != "autotune_trial"} == {
-        name: len(after[name]) for name in before if name != "autotune_trial"
-    }
+
+
+def test_a_model_of_an_older_database_is_recognised_in_the_same_place_alone(old_database: str) -> None:
+    with open_store(old_database) as store:
+        for digest in ("another place", "c0ffee", "c0ffee"):
+            store.adopt_model(WORKLOAD.model, digest)
+        check_contents(store, WORKLOAD)
+        assert WORKLOAD.model.fingerprint != UNKNOWN.model.fingerprint
+    assert UNKNOWN.model.fingerprint not in {row[0] for row in contents(old_database)["autotune_model"]}
+
+
+def test_a_repair_of_an_older_database_keeps_everything(old_database: str) -> None:
+    before = counts(old_database)
+    assert not repair(old_database).dropped
+    with open_store(old_database) as store:
+        check_contents(store, UNKNOWN)
+    assert before.items() <= counts(old_database).items()
+
+
+def test_an_older_model_under_two_names_is_one_after_the_upgrade(old_database: str, engine: Engine) -> None:
+    with engine.begin() as connection:
+        _add_second_model(connection, name="renamed")
+    with open_store(old_database) as store:
+        check_contents(store, UNKNOWN)
+        assert len([study for study in store.studies() if study.workload_fingerprint == UNKNOWN.fingerprint]) == 2
+    assert "renamed" not in {row[1] for row in contents(old_database)["autotune_model"]}
+
+
+def test_an_older_model_of_two_places_is_one_when_both_are_recognised(old_database: str, engine: Engine) -> None:
+    with engine.begin() as connection:
+        _add_second_model(connection, config_digest="bad")
+    with open_store(old_database) as store:
+        check_contents(store, UNKNOWN)
+        for digest in ("bad", "c0ffee"):
+            store.adopt_model(WORKLOAD.model, digest)
+        check_contents(store, WORKLOAD)
+        assert len([study for study in store.studies() if study.workload_fingerprint == WORKLOAD.fingerprint]) == 2
+
+
+def _add_second_model(connection: Connection, **changes: str) -> None:
+    """The workload of the database a second time, as an older version stored it for another place or name."""
+    tables = MetaData()
+    tables.reflect(connection, only=lambda name, _: name.startswith("autotune_"))
+
+    def rows(name: str, key: str) -> Any:
+        table = tables.tables[f"autotune_{name}"]
+        return dict(connection.execute(table.select().where(table.c[0] == key)).mappings().one())
+
+    def add(name: str, row: dict[str, Any]) -> None:
+        connection.execute(tables.tables[f"autotune_{name}"].insert().values(row))
+
+    workload = rows("workload", "8b21b3cf40baf721")
+    hardware = {"nodes": 1, "link": None, "topology": None, **rows("hardware", workload["hardware_fingerprint"])}
+    data = rows("data_profile", workload["data_fingerprint"])
+    old = rows("model", workload["model_fingerprint"])
+    document = {name: value for name, value in (old | changes).items() if name != "fingerprint"}
+    model = {**document, "fingerprint": hashlib.sha256(to_json(document)).hexdigest()[:16]}
+    assert r0003_models.is_old(old)
+    key = r0003_models.old_workload_key(workload, model, hardware, data)
+    add("model", model)
+    add("workload", {**workload, "fingerprint": key, "model_fingerprint": model["fingerprint"]})
+    profile = tables.tables["autotune_layer_profile"]
+    first = dict(connection.execute(profile.select()).mappings().first() or {})
+    add("layer_profile", {**first, "model_fingerprint": model["fingerprint"], "document": "{}"})
+    study = tables.tables["autotune_study"]
+    given = {"id": "0" * 32, "name": "a second", "workload_fingerprint": key, "seed": 0, "settings": {}}
+    connection.execute(study.insert().values(**given, started=datetime(2026, 11, 1, tzinfo=UTC)))
+
+
+def test_a_damaged_row_of_an_older_database_is_not_made_to_look_right(old_database: str, engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE autotune_data_profile SET samples = samples + 1"))
+    with open_store(old_database) as store:
+        assert {"autotune_data_profile", "autotune_workload"} == {problem.table for problem in store.problems()}
 
 
 def test_an_older_database_is_backed_up_first(old_database: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,13 +1,12 @@
 """The model's layers and analytic cost, from its configuration alone."""
 
-import hashlib
 from pathlib import Path
 
 import torch
-from transformers import PretrainedConfig
 
 from trials.data.epoch import CostWeights
 from trials.job import ModelSection
+from trials.model.identity import config_digest
 from trials.model.skeleton import Skeleton, build_skeleton, load_config
 from trials.model.weights import WeightFiles, weights_fingerprint
 from trials.workload import ModelShape
@@ -41,10 +40,6 @@ def model_shape(settings: ModelSection) -> ModelShape:
         square_flops=float(2 * language_layers * text.hidden_size),
         config_digest=config_digest(config),
     )
-
-
-def config_digest(config: PretrainedConfig) -> str:
-    return hashlib.sha256(config.to_json_string(use_diff=False).encode()).hexdigest()[:16]
 
 
 def model_identity(settings: ModelSection) -> tuple[str, str]:

@@ -1,0 +1,58 @@
+"""What a model is, as its configuration tells: architecture and sizes, wherever its folder lies."""
+
+import hashlib
+import json
+import re
+from typing import Any
+
+from transformers import PretrainedConfig
+
+from trials.job import ModelSection
+from trials.model.skeleton import load_config
+
+_OF_THE_WRITER = {
+    "_name_or_path",
+    "name_or_path",
+    "_commit_hash",
+    "transformers_version",
+    "architectures",
+    "dtype",
+    "torch_dtype",
+    "attn_implementation",
+    "_attn_implementation",
+    "_attn_implementation_autoset",
+    "_attn_implementation_internal",
+    "experts_implementation",
+    "_experts_implementation",
+    "_experts_implementation_internal",
+}
+"""Settings, also of nested configurations, that say where a model came from, or that do not hold for a job: class, data
+type and attention. All others count: an unknown one makes another model."""
+_CODE = "auto_map"
+_HUB = re.compile(r'[^"]*--')
+"""Classes of the model's own code; those of a model that came from the hub are called `org/name--module.Class`."""
+
+
+def config_digest(config: PretrainedConfig) -> str:
+    """The first 16 hexadecimal digits of the SHA-256 of what `save_pretrained` writes, without the writer's own."""
+    return _digest(json.dumps(_own(json.loads(config.to_json_string())), sort_keys=True))
+
+
+def path_digest(settings: ModelSection) -> str:
+    """As databases before revision 0003 knew the model of a job: with its path and the version of transformers."""
+    config = load_config(settings.path, trust_remote_code=settings.trust_remote_code)
+    return _digest(config.to_json_string(use_diff=False))
+
+
+def _own(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {
+            name: _HUB.sub("", json.dumps(each)) if name == _CODE else _own(each)
+            for name, each in value.items()
+            if name not in _OF_THE_WRITER
+        }
+    return [_own(each) for each in value] if isinstance(value, list) else value
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
