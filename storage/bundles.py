@@ -266,11 +266,14 @@ def _merged(session: Session, row: Base, number: int) -> bool:
 
 
 def _differs(session: Session, stored: Base, row: Base) -> bool:
-    """Whether the two contradict each other, of which one may know the model of the other by its path alone."""
+    """Whether the two contradict each other.
+
+    One may know the model of the other by its path alone, and a bundle of an older version lacks later columns.
+    """
     if isinstance(row, LayerProfileRow):
         return False
     ours, theirs = _document(stored), _document(row)
-    names = {name for name in ours if ours[name] != theirs[name]}
+    names = {name for name in ours if name in vars(row) and ours[name] != theirs[name]}
     if isinstance(row, ModelRow):
         names.discard("name")
     if "workload_fingerprint" in names:
@@ -291,7 +294,8 @@ def _document(row: Base) -> dict[str, Any]:
 
 def _row(kind: type[Base], document: Any, number: int) -> Base:
     columns = {column.key: column for column in inspect(kind).columns if not _is_local(column)}
-    if not isinstance(document, dict) or document.keys() != columns.keys():
+    later = {name for name, column in columns.items() if column.nullable or column.server_default is not None}
+    if not isinstance(document, dict) or not columns.keys() - later <= document.keys() <= columns.keys():
         names = set(columns).symmetric_difference(document if isinstance(document, dict) else {})
         raise BadBundle(
             f"line {number} of the bundle has not the columns of {kind.__tablename__}: "
