@@ -8,7 +8,7 @@ from trials.data.epoch import CostWeights
 from trials.job import ModelSection
 from trials.model.identity import config_digest
 from trials.model.skeleton import Skeleton, build_skeleton, load_config
-from trials.model.weights import WeightFiles, weights_fingerprint
+from trials.model.weights import WeightFiles
 from trials.workload import ModelShape
 
 
@@ -40,13 +40,6 @@ def model_shape(settings: ModelSection) -> ModelShape:
         square_flops=float(2 * language_layers * text.hidden_size),
         config_digest=config_digest(config),
     )
-
-
-def model_identity(settings: ModelSection) -> tuple[str, str]:
-    """Digest of the configuration, and fingerprint of the weights from which a training starts, or `random`."""
-    config = load_config(settings.path, trust_remote_code=settings.trust_remote_code)
-    weights = "random" if settings.weights == "random" else weights_fingerprint(Path(settings.path))
-    return config_digest(config), weights
 
 
 def cost_weights(shape: ModelShape) -> CostWeights:

@@ -1,8 +1,11 @@
 """What decides the steps of a training, so that it is resumed with the same."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
-from trials.model.shape import model_identity
+from trials.model.identity import config_digest
+from trials.model.skeleton import load_config
+from trials.model.weights import weights_fingerprint
 from trials.run.request import Request
 
 
@@ -32,14 +35,14 @@ MAY_CHANGE = ("learning_rate", "epochs")
 
 def training_settings(request: Request, data_digest: str) -> Settings:
     """What decides the steps of the training that is asked for. `data_digest` is that of the dataset's lengths."""
-    job = request.job
-    model, weights = model_identity(job.model)
+    job, model = request.job, request.job.model
+    config = load_config(model.path, trust_remote_code=model.trust_remote_code)
     return Settings(
         plan=request.plan.id,
         data=data_digest,
-        model=model,
-        weights=weights,
-        dtype=job.model.dtype,
+        model=config_digest(config),
+        weights="random" if model.weights == "random" else weights_fingerprint(Path(model.path)),
+        dtype=model.dtype,
         seed=job.training.seed,
         global_batch_samples=job.training.global_batch_samples,
         oversize=job.data.oversize,
