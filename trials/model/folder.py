@@ -78,17 +78,16 @@ def check_folder(folder: Path) -> None:
             check_settings(folder / name)
     for name in _VOCABULARIES:
         if (folder / name).exists():
-            _check_vocabulary(folder / name)
+            _check_size(folder / name, _VOCABULARY_BYTES)
+            _check_values(folder / name, _MOST_TOKENS)
     for path in (path for pattern in _OTHERS for path in folder.glob(pattern) if path.exists()):
         _check_size(path, _VOCABULARY_BYTES)
 
 
 def check_settings(path: Path) -> None:
     """Raises ModelError unless the file is one JSON object, with numbers within bounds where they cost something."""
-    settings = _read_object(path, _SETTINGS_BYTES)
-    for number, (names, value) in enumerate(_values((), settings)):
-        if number > _MOST_VALUES:
-            raise _error(path, f"it has more than {_MOST_VALUES} values")
+    settings = _read_object(path, _SETTINGS_BYTES, _MOST_VALUES)
+    for names, value in _values((), settings):
         if len(names) > _DEEPEST:
             raise _error(path, f"sections lie in each other more than {_DEEPEST} deep")
         if isinstance(value, float) and not math.isfinite(value):
@@ -103,12 +102,13 @@ def check_settings(path: Path) -> None:
 
 def read_index(path: Path) -> dict[str, Any]:
     """The index of a model's weight files, a JSON object. Raises ModelError."""
-    return _read_object(path, _INDEX_BYTES)
+    return _read_object(path, _INDEX_BYTES, _MOST_TOKENS)
 
 
-def _read_object(path: Path, most_bytes: int) -> dict[str, Any]:
+def _read_object(path: Path, most_bytes: int, most_values: int) -> dict[str, Any]:
     """The one JSON object that the file holds. Raises ModelError."""
     _check_size(path, most_bytes)
+    _check_values(path, most_values)
     try:
         value = json.loads(path.read_bytes(), parse_constant=_refuse_constant)
     except (OSError, ValueError, RecursionError) as error:
@@ -160,14 +160,17 @@ def _check_size(path: Path, most_bytes: int) -> None:
         raise _error(path, f"it has {size} bytes, more than the {most_bytes} that are read")
 
 
-def _check_vocabulary(path: Path) -> None:
-    _check_size(path, _VOCABULARY_BYTES)
+def _check_values(path: Path, most: int) -> None:
+    """Counts what begins a JSON value, before a parser makes objects of them all."""
     values = 0
-    with path.open("rb") as stream:
-        while block := stream.read(1 << 20):
-            values += sum(map(block.count, (b",", b"[", b"{")))
-    if values > _MOST_TOKENS:
-        raise _error(path, f"it has more than {_MOST_TOKENS} values")
+    try:
+        with path.open("rb") as stream:
+            while block := stream.read(1 << 20):
+                values += sum(map(block.count, (b",", b"[", b"{")))
+    except OSError as error:
+        raise _error(path, f"it cannot be read: {error}") from error
+    if values > most:
+        raise _error(path, f"it has more than {most} values")
 
 
 def _refuse_constant(name: str) -> None:
