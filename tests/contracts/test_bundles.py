@@ -225,8 +225,7 @@ def with_header(old: str, new: str) -> Callable[[list[str]], list[str]]:
 
 def changed(table: str, old: str, new: str) -> Callable[[list[str]], list[str]]:
     def spoil(lines: list[str]) -> list[str]:
-        ours = [line for line in lines if f'"autotune_{table}"' in line]
-        assert old in ours[0]
+        ours = [line for line in lines if f'"autotune_{table}"' in line and old in line]
         return resigned([line.replace(old, new) if line is ours[0] else line for line in lines])
 
     return spoil
