@@ -54,8 +54,10 @@ def test_ranks_listen_on_the_loopback_alone_and_know_no_password(
     request = prepared_of(shallow, tmp_path).request(PLAN, TRIAL)
     addresses: set[str] = set()
     environments: list[dict[str, str]] = []
+    meetings: list[Path] = []
 
     def look(_: float) -> bool:
+        meetings.extend(folder.glob("request-*/rendezvous"))
         for rank in children():
             addresses.update(each.laddr.ip for each in rank.net_connections("inet"))
             environments.append(rank.environ())
@@ -63,6 +65,7 @@ def test_ranks_listen_on_the_loopback_alone_and_know_no_password(
 
     with WarmPool(local_ranks(2, "cpu"), folder) as pool:
         assert isinstance(pool.ask(request, 120, on_step=look), Answers)
+    assert meetings
     assert len(environments) >= 2
     assert not any("s3cret" in value for each in environments for value in each.values())
     assert addresses
