@@ -13,18 +13,24 @@ from click.testing import CliRunner
 from transformers import AutoModelForImageTextToText
 
 from autotune.cli import main
+from autotune.errors import ProfileError
+from autotune.forecast.cluster import Wishes, cluster_of_file
+from autotune.forecast.profile_file import ProfiledCosts
 from autotune.job_file import load_job
+from autotune.predict.costs import LayerCosts
 from autotune.workload import prepare
 from storage.store import open_store
-from tests.storage_values import best_of, concluded
+from tests.storage_values import NOON, WORKLOAD, best_of, concluded
 from tests.training_values import plan_of, variant_of
 from tests.users import JobFile, refusal
+from trials import wire
 from trials.job import ModelSection
 from trials.model.identity import config_digest, path_digest
 from trials.model.shape import model_shape
 from trials.model.skeleton import load_config
 from trials.workload import PATH_DIGEST, ModelShape, Workload
 
+ROOT = Path(__file__).parents[2]
 PLAN = plan_of("12+8r2,1")
 
 
@@ -145,3 +151,27 @@ def test_a_named_plan_of_another_model_of_the_same_size_is_refused(job: JobFile,
     with open_store() as store:
         concluded(store, best_of(store.create_study(store.add_workload(other), {}, 0).id, workload=other, plan=PLAN))
     assert "model.config_digest was 0" in refusal("launch", job.path, "--plan", PLAN.id, "--dry-run")[1]
+
+
+@pytest.mark.parametrize("place", ["the same", "another"])
+def test_a_profile_file_of_an_older_version_holds_for_its_model_in_the_same_place(
+    place: str, job: JobFile, model: Path, tmp_path: Path
+) -> None:
+    surface = json.loads((ROOT / "benchmarks" / "surfaces" / "tiny-internvl.jsonl").read_text().partition("\n")[0])
+    found = load_job(job.path)
+    shape = model_shape(found.model)
+    profiled = ProfiledCosts(
+        hardware=WORKLOAD.hardware,
+        model=replace(shape, config_digest=path_digest(found.model)),
+        software=WORKLOAD.software,
+        created=NOON,
+        costs=wire.decode(LayerCosts, json.dumps(surface["costs"])),
+    )
+    file = tmp_path / "costs.json"
+    file.write_text(wire.encode(profiled))
+    if place == "the same":
+        assert cluster_of_file(found, shape, file, Wishes()).profiled.model == shape
+        return
+    job.spoil(model__path=str(model))
+    with pytest.raises(ProfileError, match="is of another model"):
+        cluster_of_file(load_job(job.path), shape, file, Wishes())
