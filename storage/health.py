@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +33,7 @@ from storage.tables import (
     WorkloadRow,
 )
 from trials import wire
+from trials.errors import OtherForm
 from trials.layer_costs import LayerCosts
 from trials.outcome import Completed
 
@@ -168,7 +170,8 @@ def _best_plan(row: BestPlanRow) -> str | None:
 
 
 def _layer_profile(row: LayerProfileRow) -> str | None:
-    wire.decode(LayerCosts, row.document)
+    with suppress(OtherForm):  # of another version: it is never used, the layers are profiled again
+        wire.decode(LayerCosts, row.document)
     return None
 
 

@@ -125,6 +125,7 @@ class ModelRow(Base):
     token_flops: Mapped[float]
     square_flops: Mapped[float]
     config_digest: Mapped[str]
+    gradient_dtype: Mapped[str | None]
 
 
 class DataProfileRow(Base):

@@ -4,6 +4,7 @@
 |---|---|---|
 | model, stored by an older version that knew it by its path | re-measure | perhaps the same model in another place |
 | model, but not its name | invalid | other layers: the split may not even fit, every cost differs |
+| data type in which gradients are summed | re-measure | other bytes and reductions, the same layers |
 | accelerator, device name, compute capability | invalid | other devices: every measured second and byte differs |
 | model name, order of the same lengths | valid | for people; the same packs in another order |
 | number of devices | re-measure | the plan runs when they suffice (the launch checks), but another may be faster |
@@ -61,6 +62,7 @@ class Validity:
 
 
 _INVALIDATING = ("model.", "hardware.accelerator", "hardware.device_name", "hardware.compute_capability")
+_GRADIENTS = "model.gradient_dtype"
 _HARMLESS = ("model.name", "data.lengths_digest")
 
 
@@ -84,7 +86,7 @@ def validity(then: Workload, now: Workload, *, imported_from: str | None = None)
 def _verdict(field: str, then: object) -> Verdict:
     if field in _HARMLESS:
         return Verdict.VALID
-    if _is_unknown(field, then):
+    if _is_unknown(field, then) or field == _GRADIENTS:
         return Verdict.REMEASURE
     return Verdict.INVALID if field.startswith(_INVALIDATING) else Verdict.REMEASURE
 

@@ -7,6 +7,7 @@ TrialsError
 |-- ModelError         a model folder that cannot be used
 |-- OutputTaken        a training's output folder holds results of something else
 `-- WireError          a message between the agent and its ranks that cannot be decoded
+    `-- OtherForm      it has other fields than this version's
 """
 
 
@@ -36,3 +37,7 @@ class OutputTaken(TrialsError):
 
 class WireError(TrialsError):
     """A message between the agent and its ranks cannot be decoded."""
+
+
+class OtherForm(WireError):
+    """The message lacks a field or has an unknown one: another version may have written it."""

@@ -15,13 +15,15 @@ from typing import Any, TypeVar, overload
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import to_json
 
-from trials.errors import WireError
+from trials.errors import OtherForm, WireError
 
 T = TypeVar("T")
 WHOLE = range(-(1 << 63), 1 << 63)
 """Whole numbers of 64 bits."""
 _LONG = re.compile(r"\d{19}")
 """In every text with a whole number of more than 64 bits."""
+_OTHER_FIELDS = {"missing", "unexpected_keyword_argument"}
+"""pydantic's names for a missing and an unknown field of a dataclass."""
 _NOT_FINITE = re.compile(r"NaN|Infinity")
 """In every text with a number that is not finite, as it is encoded."""
 
@@ -70,7 +72,8 @@ def _validated(verb: str, kind: Any, text: str | bytes) -> Any:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the message"
-        raise WireError(f"cannot {verb} a {_name(kind)}: {where}: {first['msg']}") from error
+        fault = OtherForm if {each["type"] for each in error.errors()} & _OTHER_FIELDS else WireError
+        raise fault(f"cannot {verb} a {_name(kind)}: {where}: {first['msg']}") from error
     except ValueError as error:
         raise WireError(f"cannot {verb} a {_name(kind)}: {error}") from error
     return value

@@ -63,6 +63,10 @@ class Software:
     transformers: str
 
 
+GRADIENT_DTYPE = "float32"
+"""In which the engine sums gradients, whatever the weights' type."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
     """A model as the tuner sees it: a chain of layers with their analytic cost."""
@@ -84,6 +88,8 @@ class ModelShape:
     config_digest: str
     """SHA-256 of what the configuration says of architecture and sizes. Not known where an older version stored the
     model: then `path:` and a digest that only the same folder in the same place has."""
+    gradient_dtype: str | None = None
+    """In which gradients are summed; None for that of the weights."""
 
     @property
     def element_bytes(self) -> int:

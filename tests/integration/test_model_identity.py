@@ -17,7 +17,6 @@ from autotune.errors import ProfileError
 from autotune.forecast.cluster import Wishes, cluster_of_file
 from autotune.forecast.profile_file import ProfiledCosts
 from autotune.job_file import load_job
-from autotune.predict.costs import LayerCosts
 from autotune.workload import prepare
 from storage.store import open_store
 from tests.storage_values import NOON, WORKLOAD, best_of, concluded
@@ -25,6 +24,7 @@ from tests.training_values import plan_of, variant_of
 from tests.users import JobFile, refusal
 from trials import wire
 from trials.job import ModelSection
+from trials.layer_costs import LayerCosts
 from trials.model.identity import config_digest, path_digest
 from trials.model.shape import model_shape
 from trials.model.skeleton import load_config

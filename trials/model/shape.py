@@ -9,7 +9,7 @@ from trials.job import ModelSection
 from trials.model.identity import config_digest
 from trials.model.skeleton import Skeleton, build_skeleton, load_config
 from trials.model.weights import WeightFiles
-from trials.workload import ModelShape
+from trials.workload import GRADIENT_DTYPE, ModelShape
 
 
 def model_shape(settings: ModelSection) -> ModelShape:
@@ -39,6 +39,7 @@ def model_shape(settings: ModelSection) -> ModelShape:
         token_flops=float(2 * count(*chain.language_layers, *chain.head)),
         square_flops=float(2 * language_layers * text.hidden_size),
         config_digest=config_digest(config),
+        gradient_dtype=None if settings.dtype == GRADIENT_DTYPE else GRADIENT_DTYPE,
     )
 
 

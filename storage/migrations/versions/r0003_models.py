@@ -2,7 +2,8 @@
 
 What a model is cannot be told from such a digest. It stays, marked with `path:`, so that the same folder in the same
 place is recognised (`storage.workloads.adopt_model`); everywhere else the model is unknown, and its plans are to be
-measured again. A row that did not have its own content for its key is left as it is, for `autotune db check`.
+measured again. A row that did not have its own content for its key is left as it is, for `autotune db check`. Gradients
+were summed in the type of the weights before.
 """
 
 import hashlib
@@ -12,7 +13,7 @@ from typing import Any
 
 from alembic import op
 from pydantic_core import to_json
-from sqlalchemy import Connection, MetaData, Table, Text, cast, select
+from sqlalchemy import Column, Connection, MetaData, Table, Text, cast, select
 
 from storage.rekeying import Rekeying
 
@@ -33,6 +34,7 @@ _SETTINGS = ("oversize", "global_batch_samples", "memory_limit_bytes")
 
 
 def upgrade() -> None:
+    op.add_column("autotune_model", Column("gradient_dtype", Text()))
     connection, tables = op.get_bind(), MetaData()
     tables.reflect(connection, only=lambda name, _: name.startswith("autotune_"))
     rekey(connection, tables.tables)
