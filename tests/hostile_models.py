@@ -101,6 +101,10 @@ CASES: dict[str, tuple[Spoil, str]] = {
     "config a pipe": (pipe("config.json"), r"has no config.json"),
     "config a device": (device("config.json"), r"has no config.json"),
     "type a list": (config(model_type=[]), r"model_type is \[\], which must be a name"),
+    "hub code": (
+        config(attn_implementation="org/kernel"),
+        r"attn_implementation is 'org/kernel', code of a hub",
+    ),
     "inner type": (config(text_config__model_type={}), r"text_config.model_type is {}, which must be a name"),
     "architectures a number": (config(architectures=5), r"architectures is 5, which must be a list of names"),
     "architectures a name": (config(architectures="eight"), r"architectures is 'eight', which must be a list"),

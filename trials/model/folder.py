@@ -94,6 +94,8 @@ def check_settings(path: Path) -> None:
             raise _error(path, f"{_dotted(names)} is {value}, which is no number")
         if names[-1:] == ("model_type",) and not isinstance(value, str):
             raise _error(path, f"{_dotted(names)} is {_shown(value)}, which must be a name")
+        if names and names[-1].endswith("_implementation") and "/" in str(value):
+            raise _error(path, f"{_dotted(names)} is {_shown(value)}, code of a hub that is never run")
         if path.name in _BOUNDED:
             _check_bounds(path, names, value)
     if path.name == CONFIG:
