@@ -1,5 +1,6 @@
 """What a library raises about a model, as an error of this package."""
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -7,15 +8,24 @@ from trials.errors import ModelError, TrialsError
 
 INSTALL = "install it in the Python that runs autotune"
 _LONGEST = 300
+_OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EMFILE, errno.ENOMEM)
+"""The fault of no model: what a library could not write or open."""
 
 
 @contextmanager
 def refusing(what: str, remedy: str) -> Iterator[None]:
-    """Raise ModelError with `what` cannot be done, the library's reason and the remedy, in one line."""
+    """Raise ModelError with `what` cannot be done, the library's reason and the remedy, in one line.
+
+    A full disk and the like stay what they are.
+    """
     try:
         yield
     except ModelError:
         raise
+    except OSError as error:
+        if error.errno in _OF_THE_MACHINE:
+            raise
+        raise ModelError(f"{what}: {reason(error)}; {remedy}") from error
     except ImportError as error:
         raise ModelError(f"{what}: {reason(error)}; {INSTALL}") from error
     except Exception as error:  # transformers and tokenizers check little: a damaged file raises errors of any kind
