@@ -15,7 +15,7 @@ from storage.url import parse
 from tests import postgres
 from tests.storage_values import WORKLOAD
 
-HEAD = "0002"
+HEAD = "0003"
 
 
 def revision(engine: Engine) -> str:
