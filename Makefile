@@ -13,7 +13,7 @@ ANSWERS = timeout 5 $(PYTHON) -c 'import urllib.request as r; r.urlopen("$(CPU_I
 CPU_TORCH = --constraint constraints/cpu.txt $(shell $(ANSWERS) 2>/dev/null && echo --extra-index-url $(CPU_INDEX))
 TORCH = $(if $(CUDA),,$(CPU_TORCH))
 
-.PHONY: help demo test bench storm coverage lint format clean
+.PHONY: help demo test bench storm chart coverage lint format clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -33,6 +33,9 @@ bench: $(READY)  ## run every benchmark; each prints one JSON object, together s
 
 storm: $(READY)  ## kill, race, lock, fill and damage the database in full; some twenty minutes
 	$(BIN)/python -m benchmarks.database
+
+chart: $(READY)  ## draw the README's chart from docs/benchmarks/tuning.json
+	$(BIN)/python -m benchmarks.chart
 
 coverage: $(READY)  ## run every test with branch coverage, ranks included
 	$(BIN)/python -m pytest --cov --cov-report=term
