@@ -4,7 +4,9 @@ import json
 import re
 import shlex
 import signal
+import xml.etree.ElementTree as ET
 from collections.abc import Iterable, Iterator
+from configparser import ConfigParser
 from pathlib import Path
 from typing import Any, get_args
 
@@ -17,6 +19,7 @@ from autotune import errors
 from autotune.cli import main
 from autotune.cli.context import Terminated
 from autotune.job_file import load_job
+from benchmarks import chart
 from storage.errors import StorageError
 from trials import strict_yaml
 from trials.errors import TrialsError
@@ -24,10 +27,14 @@ from trials.job import Job
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
-DOCS = (README, *sorted((ROOT / "docs").rglob("*.md")))
+CONTRIBUTING = ROOT / "CONTRIBUTING.md"
+COMMANDS = ROOT / "docs" / "cli.md"
+JOB_FILE = ROOT / "docs" / "job-file.md"
+GLOSSARY = ROOT / "docs" / "glossary.md"
+DOCS = (README, CONTRIBUTING, *sorted((ROOT / "docs").rglob("*.md")))
 EXAMPLE_JOB = ROOT / "examples" / "tiny-internvl" / "job.yaml"
 SOURCES = "data.sources[]."
-PATH = re.compile(r"(?<![\w/])(?:autotune|storage|trials|tests|examples|docs|constraints)/[\w./-]*\w")
+PATH = re.compile(r"(?<![\w/])(?:autotune|storage|trials|tests|examples|docs|constraints|benchmarks)/[\w./-]*\w")
 MODULE = re.compile(r"\b(?:storage|trials)(?:\.[a-z_]+)+\b")
 documents = pytest.mark.parametrize("document", DOCS, ids=lambda path: path.name)
 
@@ -44,7 +51,11 @@ def blocks(document: Path) -> str:
 
 def rows(document: Path, *header: str) -> list[list[str]]:
     """The cells of every table with this header."""
-    lines = document.read_text().splitlines()
+    return rows_of(document.read_text(), *header)
+
+
+def rows_of(text: str, *header: str) -> list[list[str]]:
+    lines = text.splitlines()
     start = f"| {' | '.join(header)} |"
     found: list[list[str]] = []
     for number in (number for number, line in enumerate(lines) if line == start):
@@ -72,8 +83,8 @@ def fields(section: type[BaseModel] = Job, prefix: str = "") -> Iterator[tuple[s
 
 
 def documented_defaults() -> dict[str, str]:
-    """Default by key, as the table of the job file has it."""
-    return {key.strip("`"): default.strip("`") for key, default, _ in rows(README, "key", "default", "meaning")}
+    """Default by key, as the tables of the job file have it."""
+    return {key.strip("`"): default.strip("`") for key, default, _ in rows(JOB_FILE, "key", "default", "meaning")}
 
 
 def load(path: Path, values: Iterable[tuple[str, Any]]) -> Job:
@@ -111,13 +122,13 @@ def split(words: list[str]) -> tuple[str, list[str]]:
     return " ".join(words[:length]), words[length:]
 
 
-def test_the_readme_lists_every_command_with_its_own_options() -> None:
+def test_every_command_is_documented_with_its_own_options() -> None:
     listed = {split(row[0].strip("`").split()[1:])[0]: set(re.findall(r"`([^`]+)`", row[2])) for row in _command_rows()}
     common = set.intersection(*map(options_of, commands().values()))
     assert listed == {name: options_of(command) - common for name, command in commands().items()}
 
 
-def test_the_readme_names_the_arguments_of_each_command() -> None:
+def test_the_arguments_of_each_command_are_documented() -> None:
     for usage, *_ in _command_rows():
         name, arguments = split(usage.strip("`").split()[1:])
         parameters = [each for each in commands()[name].params if isinstance(each, click.Argument)]
@@ -127,8 +138,8 @@ def test_the_readme_names_the_arguments_of_each_command() -> None:
         ]
 
 
-def test_the_readme_names_the_options_that_all_commands_share() -> None:
-    sentence = README.read_text().partition("Every command takes")[2].partition("stderr")[0]
+def test_the_options_that_all_commands_share_are_documented() -> None:
+    sentence = COMMANDS.read_text().partition("Every command takes")[2].partition("stderr")[0]
     named = set(re.findall(r"`(-[\w-]+)`", sentence))
     own = {option for *_, options in _command_rows() for option in re.findall(r"`([^`]+)`", options)}
     for command in commands().values():
@@ -156,25 +167,33 @@ def test_make_targets_in_the_documents_exist(document: Path) -> None:
     assert set(named) <= targets
 
 
-def test_the_readme_tells_every_exit_code() -> None:
+def test_every_exit_code_is_documented() -> None:
     kinds = set().union(*(subclasses(base) for base in (errors.AutotuneError, StorageError, TrialsError)))
     codes = {errors.exit_code(kind()) for kind in kinds} | {0, Terminated(signal.SIGINT).exit_code}
-    assert {int(row[0]) for row in rows(README, "exit code", "meaning")} == codes
+    assert {int(row[0]) for row in rows(COMMANDS, "exit code", "meaning")} == codes
 
 
 def _command_rows() -> list[list[str]]:
-    return rows(README, "command", "what it does", "options")
+    return rows(COMMANDS, "command", "what it does", "options")
 
 
 # --- the job file ---
 
 
-def test_the_readme_lists_every_key_of_the_job_file_once() -> None:
-    keys = [row[0].strip("`") for row in rows(README, "key", "default", "meaning")]
+def test_every_key_of_the_job_file_is_documented_once() -> None:
+    keys = [row[0].strip("`") for row in rows(JOB_FILE, "key", "default", "meaning")]
     assert sorted(keys) == sorted(key for key, _ in fields())
 
 
-def test_the_readme_tells_which_keys_are_required_and_which_may_be_absent() -> None:
+def test_each_key_of_the_job_file_stands_under_the_heading_of_its_section() -> None:
+    for part in JOB_FILE.read_text().split("\n## ")[1:]:
+        section = part.partition("\n")[0]
+        for cell, *_ in rows_of(part, "key", "default", "meaning"):
+            key = cell.strip("`").replace("[]", "").replace("data.sources.", "data.")
+            assert key.rpartition(".")[0] == section or key == section
+
+
+def test_required_and_optional_keys_are_documented_as_such() -> None:
     documented = documented_defaults()
     assert {key for key in documented if documented[key] == "required"} == {
         key for key, field in fields() if field.is_required()
@@ -184,7 +203,7 @@ def test_the_readme_tells_which_keys_are_required_and_which_may_be_absent() -> N
     }
 
 
-def test_the_readmes_defaults_are_the_jobs(tmp_path: Path) -> None:
+def test_documented_defaults_are_those_of_the_job(tmp_path: Path) -> None:
     documented = documented_defaults().items()
     values = {
         key: strict_yaml.read(text.encode()).value for key, text in documented if text not in ("required", "absent")
@@ -208,18 +227,91 @@ def test_files_and_modules_that_the_documents_name_exist(document: Path) -> None
     assert not missing
 
 
+def anchors(document: Path) -> set[str]:
+    """What a link may name after `#`: headings as GitHub spells them."""
+    headings = re.findall(r"^#+ (.+)$", document.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @documents
-def test_links_lead_to_files(document: Path) -> None:
-    for target in re.findall(r"\]\((?!http)([^)#]+)", document.read_text()):
-        assert (document.parent / target).exists(), target
+def test_links_lead_to_files_and_headings(document: Path) -> None:
+    for target, anchor in re.findall(r"\]\((?!http)([^)#]*)(?:#([^)]+))?\)", document.read_text()):
+        file = document.parent / target if target else document
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file), f"{target}#{anchor}"
 
 
 @documents
 def test_names_that_stand_beside_a_file_stand_in_it(document: Path) -> None:
     for file, names, _ in rows(document, "file", "functions", "what happens"):
         source = (ROOT / file.strip("`")).read_text()
-        for name in re.findall(r"\w+", names):
-            assert re.search(rf"\b(def|class) {name}\b|^{name} =", source, flags=re.MULTILINE), f"{file}: {name}"
+        assert_defines(source, names, file)
+
+
+def test_contributing_answers_ten_questions_with_a_file_each() -> None:
+    answers = rows(CONTRIBUTING, "question", "file", "names")
+    assert len({question for question, *_ in answers}) == 10
+    for _, file, names in answers:
+        assert_defines((ROOT / file.strip("`")).read_text(), names, file)
+
+
+def assert_defines(source: str, names: str, file: str) -> None:
+    for name in re.findall(r"\w+", names):
+        assert re.search(rf"\b(def|class) {name}\b|^{name} =", source, flags=re.MULTILINE), f"{file}: {name}"
+
+
+def test_extras_that_the_documents_name_exist() -> None:
+    setup = ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    text = "".join(document.read_text() for document in DOCS)
+    named = {extra for extras in re.findall(r"(?:vlm-autotune|'\.)\[([\w,]+)\]", text) for extra in extras.split(",")}
+    assert named
+    assert named <= set(setup["options.extras_require"])
+
+
+def test_the_readme_has_at_most_120_lines() -> None:
+    assert len(README.read_text().splitlines()) <= 120
+
+
+def test_terms_of_the_glossary_are_sorted_and_defined_once() -> None:
+    terms = [term.lower() for term, _ in rows(GLOSSARY, "term", "meaning")]
+    assert terms == sorted(set(terms))
+
+
+# --- the recorded tuning ---
+
+
+def test_the_chart_shows_the_recorded_tuning(tmp_path: Path) -> None:
+    record = json.loads(chart.RECORD.read_text())
+    chart.draw(record, tmp_path / "chart.svg")
+    assert drawn(chart.CHART) == (record, drawn(tmp_path / "chart.svg")[1])
+
+
+def drawn(svg: Path) -> tuple[Any, list[str]]:
+    """(the record that a chart was drawn from, the texts in it)."""
+    root = ET.parse(svg).getroot()
+    source = root.findtext(".//{http://purl.org/dc/elements/1.1/}description")
+    assert source
+    return json.loads(source), [text.text or "" for text in root.iter("{http://www.w3.org/2000/svg}text")]
+
+
+def test_the_result_in_the_readme_is_the_recorded_tuning() -> None:
+    record = json.loads(chart.RECORD.read_text())
+    result = record["result"]
+    text = README.read_text()
+    table = [re.split(r"\s{2,}", line) for line in blocks(README).splitlines()]
+    speed = {row["role"]: row for row in ({**result, "role": "best"}, *result["baselines"])}
+    shown = {row[0]: row[1:] for row in table if row[0] in speed}
+    assert {name: cells[0] for name, cells in shown.items()} == {
+        name: f"{row['samples_per_second']:.1f} +- {row['samples_per_second_error']:.1f}" for name, row in speed.items()
+    }
+    assert shown["best"][1] == f"{result['epoch_seconds']:.1f}"
+    for baseline in result["baselines"]:
+        assert shown[baseline["role"]][2] == f"{baseline['gain']:.2f} +- {baseline['gain_error']:.2f}"
+    assert f"Plan {result['id']}\n" in text
+    assert f"recorded on {record['recorded']}" in text
+    in_words = ", ".join(f"{chart.NAMES[each['role']]} {each['samples_per_second']}" for each in result["baselines"])
+    assert f"{in_words[0].lower()}{in_words[1:]}, autotune {result['samples_per_second']} samples/s" in text
 
 
 @documents
