@@ -79,6 +79,12 @@ def test_nothing_that_a_mixture_lists_is_lost_silently(folder: Path, meta: objec
         expand(folder / "meta.json", meta)
 
 
+@pytest.mark.parametrize("around", ["\ufeff{}", "\x0c{}\x0c", "{}\u2028", "\n {} \x85"])
+def test_white_space_around_a_mixture_means_nothing(folder: Path, around: str) -> None:
+    (file,) = expand(folder / "meta.json", around.replace("{}", '{"a": {"annotation": "a.jsonl"}}'))
+    assert file.path == folder / "a.jsonl"
+
+
 def test_a_meta_file_that_sets_its_own_tiles_is_warned_of(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         expand(folder / "meta.json", {"a": {"annotation": "a.jsonl", "max_dynamic_patch": 6}})

@@ -1,6 +1,5 @@
 """The document that a mixture file holds: one JSON object, or YAML."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ def _from_json(path: Path, text: bytes) -> dict[str, Any] | None:
     except RecordError:
         return None
     if all(isinstance(entry, dict) for entry in value.values()):
-        json.loads(text, object_pairs_hook=lambda pairs: _once(path, pairs))
+        parse(text, lambda pairs: _once(path, pairs))
     return value
 
 

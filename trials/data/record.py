@@ -2,6 +2,7 @@
 
 import codecs
 import json
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 MAX_RECORD_BYTES = 16 << 20
@@ -14,12 +15,15 @@ class RecordError(ValueError):
     """A record that cannot be used; the message says what is wrong with it."""
 
 
-def parse(text: bytes) -> Record:
-    """The JSON object that `text` holds; a byte order mark and white space around it are fine. Raises RecordError."""
+def parse(text: bytes, pairs: Callable[[list[tuple[str, Any]]], Record] = dict) -> Record:
+    """The JSON object that `text` holds; a byte order mark and white space around it are fine. Raises RecordError.
+
+    `pairs` makes each object of its keys and values in order, of which one may be given twice.
+    """
     if len(text) > MAX_RECORD_BYTES:
         raise too_long()
     try:
-        value = json.loads(text.removeprefix(codecs.BOM_UTF8).decode().strip())
+        value = json.loads(text.removeprefix(codecs.BOM_UTF8).decode().strip(), object_pairs_hook=pairs)
     except UnicodeDecodeError as error:
         raise RecordError(f"byte {error.start + 1} of the record is not UTF-8") from error
     except json.JSONDecodeError as error:
