@@ -69,6 +69,7 @@ _KINDS: tuple[type[Base], ...] = (
     LaunchRow,
 )
 """In an order in which every row comes after those that it refers to."""
+_MOST_OF_A_LINE = 32 << 20
 _ROWS_AT_ONCE = 500
 
 
@@ -143,18 +144,25 @@ def _queries(ids: Sequence[str]) -> dict[type[Base], Select[Any]]:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[TextIO]:
-    """A bundle's file, which is read twice. Raises BadBundle when it cannot be."""
+def opened(path: Path) -> Iterator[Iterator[str]]:
+    """The lines of a bundle's file, which is read twice. Raises BadBundle when it cannot be."""
     try:
         if path.exists() and not path.is_file():
             raise BadBundle(f"{path} is no file that can be read twice; name a file that `autotune db export` wrote")
         with path.open(encoding="utf-8", newline="\n") as text:
-            yield text
+            yield _lines(text)
     except UnicodeDecodeError as error:
         raise BadBundle(f"{path} is no text; name a file that `autotune db export` wrote") from error
     except OSError as error:
         reason = f"cannot be read ({error.strerror})"
         raise BadBundle(f"{path} {reason}; name a file that `autotune db export` wrote") from error
+
+
+def _lines(text: TextIO) -> Iterator[str]:
+    while line := text.readline(_MOST_OF_A_LINE + 1):
+        if len(line) > _MOST_OF_A_LINE:
+            raise BadBundle(f"the bundle has a line of more than {_MOST_OF_A_LINE >> 20} MiB; export it again")
+        yield line
 
 
 def check(text: Iterable[str]) -> str:

@@ -10,8 +10,10 @@ from storage.records import LaunchResult, TrialResult
 from storage.store import Store
 from trials import wire
 from trials.errors import WireError
+from trials.regular_file import read_regular
 from trials.whole_file import whole_file
 
+_MOST_BYTES = 32 << 20
 _OF_LAUNCH = ".launch.json"
 _logger = logging.getLogger(__name__)
 
@@ -59,14 +61,15 @@ class Spool:
     def replay(self, store: Store) -> int:
         """Stores every waiting result and removes its file; returns how many were stored.
 
-        A file that cannot be decoded, or contradicts a stored result, is renamed to `.bad` and logged; the result of
-        what this database does not know stays where it is. Raises DatabaseUnavailable; the files then stay.
+        A file that cannot be decoded, or contradicts a stored result, is renamed to `.bad` and logged. One that cannot
+        be read, or is of what this database does not know, stays where it is and is logged. Raises
+        DatabaseUnavailable; the files then stay.
         """
         return sum(self._replay(path, store) for path in self.pending())
 
     def _replay(self, path: Path, store: Store) -> bool:
         try:
-            content = path.read_bytes()
+            content = read_regular(path, _MOST_BYTES)
             of_launch = path.name.endswith(_OF_LAUNCH)
             _finish(store, wire.decode(LaunchResult, content) if of_launch else wire.decode(TrialResult, content))
         except FileNotFoundError:  # another process has stored it
@@ -77,7 +80,7 @@ class Spool:
                 path.replace(aside)
             _logger.warning("set aside %s: %s", aside, error)
             return False
-        except UnknownRecord as error:
+        except (OSError, UnknownRecord) as error:
             _logger.warning("kept %s: %s", path, error)
             return False
         path.unlink(missing_ok=True)

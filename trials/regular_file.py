@@ -25,3 +25,12 @@ def open_regular(path: Path) -> IO[bytes]:
     """The file, open for reading. Raises OSError like `Path.open`, and for a pipe, socket or device."""
     check_regular(path)  # before it is opened: a pipe without a writer would block
     return path.open("rb")
+
+
+def read_regular(path: Path, most_bytes: int) -> bytes:
+    """The content of the file. Raises OSError like `open_regular`, and for a file of more bytes."""
+    with open_regular(path) as file:
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise OSError(f"it is larger than {most_bytes >> 20} MiB")
+    return content

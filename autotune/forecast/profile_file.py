@@ -11,8 +11,10 @@ from storage.records import LayerProfile
 from trials import wire
 from trials.errors import WireError
 from trials.layer_costs import LayerCosts
+from trials.regular_file import read_regular
 from trials.workload import Hardware, ModelShape, Software
 
+_MOST_BYTES = 1 << 20
 _AGAIN = "write it anew with `autotune profile JOB --out`"
 _COUNTS = ("devices", "device_memory_bytes", "ram_bytes")
 
@@ -55,9 +57,9 @@ def stored_costs(profile: LayerProfile) -> ProfiledCosts:
 def read_profile(path: Path) -> ProfiledCosts:
     """What `autotune profile --out` wrote. Raises ProfileError for anything else."""
     try:
-        return wire.decode(ProfiledCosts, path.read_text())
+        return wire.decode(ProfiledCosts, read_regular(path, _MOST_BYTES).decode())
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        why = error.strerror or error if isinstance(error, OSError) else "it is no text"
         raise ProfileError(
             f"{path} cannot be read ({why}); give a file that `autotune profile JOB --out` wrote"
         ) from error

@@ -297,6 +297,14 @@ def test_a_file_that_is_no_text_or_not_there_is_refused(there: Store, tmp_path: 
             there.import_bundle(path)
 
 
+def test_a_bundle_with_a_line_without_end_is_refused_before_it_is_held(there: Store, tmp_path: Path) -> None:
+    path = tmp_path / "zeros.jsonl"
+    with path.open("wb") as file:
+        file.truncate(1 << 30)
+    with pytest.raises(BadBundle, match="a line of more than 32 MiB"):
+        there.import_bundle(path)
+
+
 def test_a_bundle_that_contradicts_what_is_stored_is_refused(there: Store, bundle: Path) -> None:
     there.import_bundle(bundle)
     lines = bundle.read_text().splitlines(keepends=True)

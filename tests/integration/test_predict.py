@@ -1,6 +1,7 @@
 """`autotune predict`: what it tells of plans without running them, and what it refuses."""
 
 import json
+import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -353,6 +354,17 @@ def test_a_profile_that_is_no_text_or_not_there_is_refused(job: JobFile, tmp_pat
     for name, reason in (("binary.json", "it is no text"), ("none.json", "No such file"), (".", "no profile of")):
         code, told = refusal("predict", job.path, "--device-profile", tmp_path / name)
         assert code in (2, 3)
+        assert reason in told
+
+
+def test_a_profile_without_end_is_refused(job: JobFile, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / "zeros.json").symlink_to("/dev/zero")
+    with (tmp_path / "large.json").open("wb") as file:
+        file.truncate(1 << 30)
+    for name, reason in (("pipe", "a named pipe"), ("zeros", "a device"), ("large", "larger than 1 MiB")):
+        code, told = refusal("predict", job.path, "--device-profile", tmp_path / f"{name}.json")
+        assert code == 2
         assert reason in told
 
 

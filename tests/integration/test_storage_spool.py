@@ -135,6 +135,23 @@ def test_a_file_that_cannot_be_read_is_set_aside_and_holds_up_nothing(
     assert spool.pending() == ()
 
 
+def test_what_is_no_file_that_can_be_read_stays_and_holds_up_nothing(
+    url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    spool = Spool(tmp_path / "spool")
+    pipe, loop, zeros, large = (tmp_path / "spool" / f"{digit * 32}.json" for digit in "0123")
+    os.mkfifo(pipe)
+    loop.symlink_to(loop.name)
+    zeros.symlink_to("/dev/zero")
+    with large.open("wb") as file:
+        file.truncate(1 << 30)
+    with open_store(url) as store, caplog.at_level(logging.WARNING):
+        spool.put(result_of(started(store)))
+        assert spool.replay(store) == 1
+    assert spool.pending() == (pipe, loop, zeros, large)
+    assert [line.split(":")[0] for line in caplog.messages] == [f"kept {path}" for path in spool.pending()]
+
+
 def test_a_result_that_contradicts_the_stored_one_is_set_aside(url: str, tmp_path: Path) -> None:
     spool = Spool(tmp_path / "spool")
     with open_store(url) as store:
