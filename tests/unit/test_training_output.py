@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +210,19 @@ def test_foreign_and_torn_lines_of_the_progress_file_are_passed_over(
     assert [each.step for each in seen] == [2, 3]
     assert caplog.text.count("is passed over") == 2
     assert path.read_bytes().startswith(b'{"event": "theirs"}\n{"step": 1, "of\n')
+
+
+@pytest.mark.parametrize("change", ['"seconds": 0', '"seconds": -1.5', '"step": 0', '"samples": -8'])
+def test_a_step_that_there_cannot_be_is_passed_over(tmp_path: Path, change: str) -> None:
+    path = tmp_path / PROGRESS_FILE
+    reader = ProgressReader(path, lambda _: None)
+    step = Progress(step=1, of=6, loss=1.5, seconds=1, samples=8)
+    append_step(path, step)
+    with path.open("a") as file:
+        file.write(json.dumps(asdict(step) | json.loads(f"{{{change}}}")) + "\n")
+    reader.look()
+    assert reader.seen == [step]
+    assert reader.samples_per_second is None
 
 
 def test_a_full_disk_does_not_end_a_training_that_reports_a_step(

@@ -27,6 +27,11 @@ class Progress:
     seconds: float
     samples: int
 
+    def __post_init__(self) -> None:
+        """Raises ValueError for a step that there cannot be: speeds are told of every line."""
+        if self.step < 1 or self.samples < 0 or not self.seconds > 0:
+            raise ValueError(f"step {self.step} of {self.samples} samples cannot have taken {self.seconds} s")
+
 
 def append_step(path: Path, record: Progress) -> None:
     """Add a line. A disk that takes none is logged: the training is worth more than its report."""
