@@ -13,7 +13,7 @@ ANSWERS = timeout 5 $(PYTHON) -c 'import urllib.request as r; r.urlopen("$(CPU_I
 CPU_TORCH = --constraint constraints/cpu.txt $(shell $(ANSWERS) 2>/dev/null && echo --extra-index-url $(CPU_INDEX))
 TORCH = $(if $(CUDA),,$(CPU_TORCH))
 
-.PHONY: help demo test bench storm chart coverage lint format clean
+.PHONY: help demo test bench storm fuzz chart coverage lint format clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -27,12 +27,15 @@ test: lint  ## run every check and every test
 	$(BIN)/python -m pytest -m "not ranks" --numprocesses logical --maxprocesses 4
 	$(BIN)/python -m pytest -m ranks tests/integration
 
-bench: $(READY)  ## run every benchmark; each prints one JSON object, together some two hours
-	status=0; for name in packing simulator solver prediction search tuning database; do \
+bench: $(READY)  ## run every benchmark; each prints one JSON object, together some three hours
+	status=0; for name in packing simulator solver prediction search tuning database fuzz; do \
 		$(BIN)/python -m benchmarks.$$name || status=1; done; exit $$status
 
 storm: $(READY)  ## kill, race, lock, fill and damage the database in full; some twenty minutes
 	$(BIN)/python -m benchmarks.database
+
+fuzz: $(READY)  ## give 20,000 hostile files to the commands; some forty minutes on two cores
+	$(BIN)/python -m benchmarks.fuzz
 
 chart: $(READY)  ## draw the README's chart from docs/benchmarks/tuning.json
 	$(BIN)/python -m benchmarks.chart

@@ -1,0 +1,1 @@
+"""Valid files, what may be wrong with them, and how the program takes or refuses them."""

@@ -1,0 +1,265 @@
+"""What the program is given the files of each kind to do, without ranks, and what must hold after that."""
+
+import json
+import os
+import re
+import shutil
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from random import Random
+from types import TracebackType
+from typing import Literal, TypeAlias
+
+from click.testing import CliRunner
+
+from autotune.cli import main
+from autotune.job_file import load_job
+from autotune.plan_file import read_plan
+from autotune.predict.predictor import Predictor
+from autotune.search.baselines import baselines
+from autotune.search.feasible import feasible_space, holds_all
+from autotune.search.limits import Limits
+from autotune.search.solver import Solver
+from autotune.search.tuner import Tuner
+from autotune.workbench import workbench
+from storage.spool import Spool
+from storage.store import open_store
+from storage.url import parse
+from tests.fuzz.specimens import DATA, JOB, MODEL, PLAN, PROFILE, Specimens
+from tests.search_values import COSTS
+from trials import wire
+from trials.data import formats
+from trials.data.sample import BadLine, Lengths, Sample
+from trials.errors import TrialsError
+from trials.job import Job, Source
+from trials.plan import Plan
+from trials.run.progress import Progress, ProgressReader, append_step, drop_steps_after
+
+Kind: TypeAlias = Literal[
+    "jobs", "plans", "lengths", "annotations", "results", "bundles", "profiles", "models", "progress"
+]
+_UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""What moves the cursor of a terminal or worse; a new line and a tab do not count."""
+_EXIT_CODES = range(7)
+_PACK_OPTIONS: tuple[tuple[str, list[str]], ...] = (
+    ("--qv", ["0", "4", "12", "2147483647"]),
+    ("--qt", ["1", "512", "4096", "2147483647"]),
+    ("--oversize", ["skip", "fail", "own-pack", "truncate"]),
+    ("--packer", ["isf", "best-fit", "cutting-stock"]),
+    ("--data-parallel", ["1", "3", "65536"]),
+)
+_MOST_BYTES = 16 << 20
+"""Of a file whose content is compared."""
+_FORMATS = ("auto", "auto", "auto", "internvl", "lengths", "llama-factory", "messages", "swift")
+_LOOKING = (["db", "check"], ["studies"], ["plans"], ["plans", "--here"], ["doctor"])
+"""Commands that must work whatever was stored."""
+
+
+class Entries:
+    """Gives a case to the program. Raises an error of ours for one that is refused, and anything else for a fault."""
+
+    def __init__(self, specimens: Specimens) -> None:
+        self.specimens = specimens
+        self._plan = read_plan(specimens.folder / PLAN)
+
+    def of(self, kind: Kind) -> Callable[[Path, Random], bool]:
+        """Called with a folder that holds the files alone; tells whether they were taken."""
+        found: Callable[[Path, Random], bool] = getattr(self, f"_{kind}")
+        return found
+
+    def _jobs(self, case: Path, dice: Random) -> bool:
+        self._lay_out(case, MODEL, DATA, PLAN)
+        url = self._database(case, "known.db")
+        _run(dice, "launch", case / JOB, "--dry-run", "--db", url)  # no plan may be known for what it has become
+        job = load_job(case / JOB)
+        assert Job.model_validate_json(job.model_dump_json()) == job
+        if job.database is not None:
+            parse(job.database)
+        if dice.random() < 0.5:
+            return _searched(job, url)
+        return _run(dice, "predict", case / JOB, "--db", url, "--top", "2")
+
+    def _plans(self, case: Path, dice: Random) -> bool:
+        path = _only(case)
+        ours = self.specimens.folder
+        if not _run(dice, "predict", ours / JOB, "--device-profile", ours / PROFILE, "--plan", path):
+            return False
+        plan = read_plan(path)
+        assert wire.decode(Plan, wire.encode(plan)) == plan
+        return True
+
+    def _lengths(self, case: Path, dice: Random) -> bool:
+        out, path = case / "packs.jsonl", max(case.iterdir(), default=case / "lengths.json")  # a meta file comes last
+        options = [option for option in _PACK_OPTIONS if dice.random() < 0.3]
+        given = [part for name, values in options for part in (name, dice.choice(values))]
+        if not _run(dice, "pack", path, "--out", out, *given):
+            assert not out.exists()
+            return False
+        packed = [sample for line in out.read_text().splitlines() for sample in json.loads(line)["samples"]]
+        assert len(set(packed)) <= len(packed)
+        return True
+
+    def _annotations(self, case: Path, dice: Random) -> bool:
+        """Everything is read twice, as indexing and training do."""
+        source = Source(path=max(case.iterdir(), default=case / "absent.jsonl"), format=dice.choice(_FORMATS))
+        for file in formats.resolve(source, case):
+            for chunk in formats.chunks(file):
+                assert formats.digest(file, chunk)
+                for place, found in formats.records(file, chunk):
+                    assert isinstance(found, Sample | Lengths | BadLine)
+                    assert not isinstance(found, BadLine) or str(found).encode()
+                    assert isinstance(formats.read(file, place), Sample | BadLine)
+        return True
+
+    def _results(self, case: Path, dice: Random) -> bool:
+        path = _only(case)
+        is_result = path.is_file() and path.stat().st_size < _MOST_BYTES
+        before = path.read_bytes() if is_result else None
+        folder = case / "spool"
+        folder.mkdir()
+        waiting = folder / path.name
+        if os.path.lexists(path):
+            path.rename(waiting)
+        url = self._database(case, "known.db")
+        with open_store(url) as store:
+            stored = Spool(folder).replay(store)
+        left = {each.name: each.read_bytes() for each in folder.iterdir() if before is not None}
+        assert before is None or stored or before in left.values(), f"the result is lost: {before!r}, {left}"
+        if stored:
+            self._looked_at(url, dice)
+        return bool(stored)
+
+    def _bundles(self, case: Path, dice: Random) -> bool:
+        url = self._database(case, dice.choice(["empty.db", "known.db"]))
+        before = _content(case / "store.db")
+        if not _run(dice, "db", "import", case / "bundle.jsonl", "--db", url):
+            assert _content(case / "store.db") == before, "a bundle that is refused leaves rows"
+            return False
+        self._looked_at(url, dice)
+        with open_store(url) as store:
+            studies = store.studies()
+            again = case / "again.jsonl"
+            again.write_text("".join(store.export_studies([each.id for each in studies if each.finished], "here")))
+        for study in studies[:1]:
+            assert _run(dice, "studies", study.id, "--db", url), "a study cannot be shown after it"
+        if dice.random() < 0.3:
+            (case / "there").mkdir()
+            there = self._database(case / "there", "empty.db")
+            assert _run(dice, "db", "import", again, "--db", there), "what came with it cannot be passed on"
+        return True
+
+    def _profiles(self, case: Path, dice: Random) -> bool:
+        ours = self.specimens.folder
+        plan = dice.choice([("--top", "2"), ("--plan", str(ours / PLAN))])
+        devices = ("--devices", dice.choice(["1", "4"])) if dice.random() < 0.3 else ()
+        return _run(dice, "predict", ours / JOB, "--device-profile", case / PROFILE, *plan, *devices)
+
+    def _models(self, case: Path, dice: Random) -> bool:
+        model = case / MODEL
+        model.mkdir()
+        for path in case.iterdir():
+            if path != model:
+                path.rename(model / path.name)
+        self._lay_out(case, DATA)
+        weights = dice.choice(["random", "pretrained"])
+        job = self.specimens.job.model_dump(mode="json", exclude_none=True)
+        job["model"] |= {"path": str(model), "weights": weights}
+        (case / JOB).write_text(json.dumps(job))
+        if dice.random() < 0.5:  # which takes models that cannot be trained here, too
+            return _run(dice, "pack", case / JOB)
+        return _run(dice, "doctor", case / JOB, "--db", self._database(case, "empty.db"))
+
+    def _progress(self, case: Path, dice: Random) -> bool:
+        """One part of the file is there before the training, the other comes while it is followed."""
+        path = case / "progress.jsonl"
+        if not path.is_file():
+            return False  # a training makes its output itself
+        with path.open("rb") as file:
+            content = file.read(_MOST_BYTES)
+        cuts = sorted(dice.randrange(len(content) + 1) for _ in range(2))
+        path.write_bytes(content[: cuts[0]])
+        reader = ProgressReader(path, lambda _: None)
+        for end in (cuts[1], len(content)):
+            path.write_bytes(content[:end])
+            _unharmed(reader.look)
+        last = Progress(step=7, of=9, loss=0.5, seconds=0.25, samples=16)
+        append_step(path, last)
+        _unharmed(reader.look)
+        assert reader.seen[-1] == last, "a step behind what is no step is lost"
+        assert reader.samples_per_second is None or reader.samples_per_second > 0
+        drop_steps_after(path, 6)
+        assert wire.encode(last).encode() not in path.read_bytes(), "a step that is trained again stays"
+        return True
+
+    def _looked_at(self, url: str, dice: Random) -> None:
+        command = dice.choice(_LOOKING)
+        assert _run(dice, *command, "--db", url), f"{' '.join(command)} fails after it"
+
+    def _lay_out(self, case: Path, *names: str) -> None:
+        for name in names:
+            (case / name).symlink_to(self.specimens.folder / name)
+
+    def _database(self, case: Path, template: str) -> str:
+        shutil.copy(self.specimens.folder / template, case / "store.db")
+        return f"sqlite:///{case}/store.db"
+
+
+def _searched(job: Job, url: str) -> bool:
+    """What a search does before its first trial."""
+    with workbench(job, url) as bench:
+        Tuner(bench, lambda _trial, _known: None, lambda _text: None)
+        work = bench.prepared.workload
+        limits = Limits(
+            vision_layers=work.model.vision_layers,
+            language_layers=work.model.language_layers,
+            memory_bytes=work.memory_limit_bytes,
+        )
+        predictor = Predictor(COSTS.with_workers(job.data.workers), bench.prepared.epoch, work.model.element_bytes)
+        solver = Solver(predictor, limits)
+        space = feasible_space(work, solver, remedy="raise it", wanted=job.search.space)
+        assert all(space.allows(plan) for plan in space.starts)
+        assert list(baselines(work, predictor, solver, limits, hold_all=holds_all(work)))
+    return True
+
+
+def _unharmed(look: Callable[[], None]) -> None:
+    """What stands in the file is no reason to end a training, be it refused ever so well."""
+    try:
+        look()
+    except TrialsError as error:
+        raise AssertionError(f"the training ends: {error}") from error
+
+
+def _only(folder: Path) -> Path:
+    """The file in it, or one that is not there."""
+    return next(folder.iterdir(), folder / "absent.json")
+
+
+def _run(dice: Random, *arguments: object) -> bool:
+    """Whether the command succeeds. Raises what ends it with a traceback, and AssertionError for a bad message."""
+    as_json = dice.random() < 0.5
+    answer = CliRunner().invoke(main, [*map(str, arguments), *(["--json"] if as_json else [])])
+    match answer.exc_info:
+        case (_, BaseException() as error, TracebackType()) if not isinstance(error, SystemExit):
+            raise error
+    assert answer.exit_code in _EXIT_CODES, f"exit code {answer.exit_code}"
+    assert not (found := _UNSEEN.search(answer.output)), f"{found and found[0]!r} in what is told: {answer.output!r}"
+    if answer.exit_code == 0:
+        if as_json:
+            json.loads(answer.stdout, parse_constant=partial(_refuse, "no number of JSON"))
+        return True
+    assert re.search(r"^Error: \S", answer.stderr, re.MULTILINE), f"no message: {answer.stderr!r}"
+    assert "Traceback" not in answer.output, answer.output
+    return False
+
+
+def _refuse(what: str, text: str) -> None:
+    raise AssertionError(f"{what}: {text}")
+
+
+def _content(path: Path) -> str:
+    with closing(sqlite3.connect(path)) as file:
+        return "\n".join(file.iterdump())

@@ -1,0 +1,182 @@
+"""Serves cases in processes that are replaced when one hangs, dies or grows: `python -m tests.fuzz.worker`.
+
+Everything is imported once; each process is a fork of this one. It reads one JSON object from stdin, with the `seed`,
+the `cases` (their numbers by kind), the `limits` and a `folder`, in which it writes a JSON line for each case.
+"""
+
+import faulthandler
+import json
+import os
+import re
+import resource
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from tests.fuzz.cases import Case, is_ours, judged
+from tests.fuzz.entries import Entries
+from tests.fuzz.specimens import Specimens
+
+ANSWERS = "answers.jsonl"
+_MEBI = 1 << 20
+_GRACE_SECONDS = 10.0
+"""After which a process that should have ended itself is killed."""
+_FRAME = re.compile(r'File "(.*)", line (\d+) in (\S+)')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Of one case."""
+
+    seconds: float
+    """By the clock."""
+    cpu_seconds: float
+    mebibytes: int
+    """Beyond what the process held before its first case."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Server:
+    """One process after the other, each with the cases that are left."""
+
+    limits: Limits
+    folder: Path
+
+    def serve(self, cases: list[Case]) -> Iterator[dict[str, Any]]:
+        """The verdict on each case."""
+        done = 0
+        while done < len(cases):
+            for verdict in self._fork(cases[done:]):
+                yield verdict
+                done += 1
+
+    def _fork(self, cases: list[Case]) -> Iterator[dict[str, Any]]:
+        """Of as many cases as one process survives, and one more."""
+        reading, writing = os.pipe()
+        log = self.folder / "log"
+        process = os.fork()
+        if process == 0:
+            os.close(reading)
+            _child(cases, self.folder, self.limits, writing, log)
+        os.close(writing)
+        answered = 0
+        with os.fdopen(reading, "rb") as answers:
+            while select.select([answers], [], [], self.limits.seconds + _GRACE_SECONDS)[0]:
+                if not (line := answers.readline()):
+                    break
+                answered += 1
+                yield json.loads(line)
+            else:
+                os.kill(process, signal.SIGKILL)
+        _, status = os.waitpid(process, 0)
+        if answered < len(cases) and not (os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0):
+            yield {"verdict": "fault", "why": _death(status, log), "seconds": self.limits.seconds, "mebibytes": 0.0}
+
+
+def _child(cases: list[Case], folder: Path, limits: Limits, writing: int, log: Path) -> NoReturn:
+    with log.open("w") as messages:
+        for stream in (1, 2):
+            os.dup2(messages.fileno(), stream)
+        specimens = Specimens(folder)
+        entries = Entries(specimens)
+        kinds = {case.kind for case in cases}
+        files = {kind: specimens.of(kind) for kind in kinds}
+        before = _mebibytes()
+        _limit_memory(limits)
+        for case in cases:
+            faulthandler.dump_traceback_later(limits.seconds, exit=True, file=messages)
+            begun = time.process_time()
+            verdict, why = judged(case, entries, files[case.kind], folder)
+            seconds, grown = time.process_time() - begun, _mebibytes() - before
+            faulthandler.cancel_dump_traceback_later()
+            if seconds > limits.cpu_seconds:
+                verdict, why = "fault", f"{seconds:.1f} s of the processor, then {verdict}: {why}"
+            if grown > limits.mebibytes:
+                verdict, why = "fault", f"grew by {grown:.0f} MiB, then {verdict}: {why}"
+            document = {"verdict": verdict, "why": why, "seconds": seconds, "mebibytes": grown}
+            os.write(writing, json.dumps(document).encode() + b"\n")
+            if grown > limits.mebibytes:
+                break
+    os._exit(0)
+
+
+def _limit_memory(limits: Limits) -> None:
+    """Of what is written to alone: files that are mapped take none."""
+    held = int(re.search(r"VmData:\s+(\d+)", Path("/proc/self/status").read_text())[1]) << 10  # type: ignore[index]
+    most = held + 2 * limits.mebibytes * _MEBI
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+
+
+def _mebibytes() -> float:
+    """The most that this process ever held."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def _death(status: int, log: Path) -> str:
+    """How a process ended, and what it did then, from faulthandler's words."""
+    frames = list(_FRAME.finditer(log.read_text(errors="replace")))
+    ours = next((frame for frame in frames if is_ours(frame[1])), None)
+    at = f" at {Path(ours[1]).name}:{ours[2]} {ours[3]}" if ours else ""
+    inner = f" in {Path(frames[0][1]).name} {frames[0][3]}" if frames else ""
+    if os.WIFSIGNALED(status):
+        return f"died of {signal.Signals(os.WTERMSIG(status)).name}{at}{inner}"
+    return (
+        f"no end{at}{inner}" if frames else f"exit {os.WEXITSTATUS(status)}: {log.read_text(errors='replace')[-300:]}"
+    )
+
+
+def _make(folder: Path) -> None:
+    """In a process of its own: this one is to be forked, and so must have no threads."""
+    process = os.fork()
+    if process == 0:
+        try:
+            Specimens.make(folder)
+        finally:
+            os._exit(sys.exc_info()[0] is not None)
+    if os.waitpid(process, 0)[1]:
+        sys.exit("the specimens cannot be made")
+
+
+def main() -> None:
+    request = json.loads(sys.stdin.readline())
+    folder = Path(request["folder"])
+    _make(folder)
+    server = Server(limits=Limits(**request["limits"]), folder=folder)
+    cases = [
+        Case(kind=kind, seed=request["seed"], number=number)
+        for kind, numbers in request["cases"].items()
+        for number in numbers
+    ]
+    verdicts = list(server.serve(cases))
+    known: set[tuple[str, str]] = set()
+    with (folder / ANSWERS).open("w") as answers:
+        for case, verdict in zip(cases, verdicts, strict=True):
+            answer = {"kind": case.kind, "case": str(case), **verdict}
+            if verdict["verdict"] == "fault":
+                key = case.kind, signature(verdict["why"])
+                answer |= {"signature": key[1], **({} if key in known else _smallest(server, case, key[1]))}
+                known.add(key)
+            answers.write(f"{json.dumps(answer)}\n")
+
+
+def signature(why: str) -> str:
+    """Faults of one signature are taken for the same: error and place."""
+    return re.sub(r"\d+(\.\d+)? (s|MiB)\b", "N", why.partition(": ")[0] if " at " in why else why)[:120]
+
+
+def _smallest(server: Server, case: Case, wanted: str) -> dict[str, Any]:
+    """A case with as few mutations as show the same fault."""
+    for smaller in case.smaller():
+        (verdict,) = server.serve([smaller])
+        if verdict["verdict"] == "fault" and signature(verdict["why"]) == wanted:
+            return _smallest(server, smaller, wanted)
+    return {"case": str(case), "mutations": case.files(Specimens(server.folder).of(case.kind))[1]}
+
+
+if __name__ == "__main__":
+    main()
