@@ -4,12 +4,12 @@ import logging
 import os
 import platform
 from collections.abc import Sequence
+from functools import cache
 from importlib.metadata import version
 
 from autotune.errors import HardwareError
 from autotune.machine import Machine, this_machine
 from autotune.nvml import FROM_FAST_TO_SLOW, Accelerator, accelerators
-from trials.job import HardwareSection
 from trials.workload import Hardware, Software
 
 DEFAULT_CPU_RANKS = 2
@@ -18,15 +18,15 @@ MOST_RANKS_PER_CORE = 4
 _log = logging.getLogger(__name__)
 
 
-def probe_hardware(section: HardwareSection, groups: int = 1) -> Hardware:
-    """The devices of this machine that the job may use. Raises HardwareError when it asks for more than there are.
+def probe_hardware(devices: int | None = None, groups: int = 1) -> Hardware:
+    """The devices of this machine, or so many of them. Raises HardwareError for more than there are.
 
     So many `groups` of them are used at the same time. Warns when a CPU build of torch leaves accelerators unused, and
     when CPU ranks outnumber the cores.
     """
     found = visible(accelerators(), os.environ.get("CUDA_VISIBLE_DEVICES"))
-    usable_ones = usable(found, torch_version=version("torch"))
-    return choose(section.devices, machine=this_machine(), found=usable_ones, groups=groups)
+    usable_ones = usable(found, torch_version=software().torch)
+    return choose(devices, machine=this_machine(), found=usable_ones, groups=groups)
 
 
 def accelerators_of(hardware: Hardware, group: int = 0) -> tuple[Accelerator, ...]:
@@ -37,6 +37,7 @@ def accelerators_of(hardware: Hardware, group: int = 0) -> tuple[Accelerator, ..
     return seen[group * hardware.devices :][: hardware.devices]
 
 
+@cache  # a package's metadata takes 5 ms to read
 def software() -> Software:
     """The installed versions; nothing of it is imported."""
     return Software(

@@ -1,19 +1,16 @@
 """Everything that a command on a job needs, opened together: the job, its database, and these devices for itself."""
 
-import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from platformdirs import user_cache_path, user_data_path
-
 from autotune.agent import Agent
 from autotune.devices import device_names, locked, make_folder, resource
+from autotune.folders import lengths_folder, spool_folder, work_folder
 from autotune.workload import Prepared, look_at, read_data
 from storage.spool import Spool
 from storage.store import Store, open_store
-from storage.url import default_url, masked, parse
 from trials.data.indexing import Reading
 from trials.job import Job
 
@@ -51,19 +48,3 @@ def workbench(
         make_folder(folder)
         prepared = read_data(job, outline, folder, progress, cache=lengths_folder())
         yield Workbench(prepared=prepared, store=store, agent=agent, folder=folder)
-
-
-def work_folder(database_url: str | None) -> Path:
-    """What ranks read and write, and results that wait: only the database that knows their trials can take them."""
-    url = parse(default_url() if database_url is None else database_url)
-    return user_data_path("autotune") / "work" / hashlib.sha256(masked(url).encode()).hexdigest()[:12]
-
-
-def spool_folder(folder: Path) -> Path:
-    """Where results wait, in a database's work folder."""
-    return folder / "spool"
-
-
-def lengths_folder() -> Path:
-    """Where measured lengths are kept for every job of this user."""
-    return user_cache_path("autotune") / "lengths"

@@ -79,7 +79,7 @@ def look_at(job: Job) -> Outline:
     """
     for source in job.data.sources:
         _check_trainable(source)
-    hardware = probe_hardware(job.hardware, job.search.parallel)
+    hardware = probe_hardware(job.hardware.devices, job.search.parallel)
     shape = model_shape(job.model)
     encoder = load_encoder(job.model, job.data)
     return Outline(hardware=hardware, shape=shape, path_digest=path_digest(job.model), encoder=encoder)

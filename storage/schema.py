@@ -1,21 +1,18 @@
 """Creates and upgrades the tables, one process at a time."""
 
 import logging
+import pkgutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 
 import filelock
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, column, inspect, select, table, text
 from sqlalchemy.orm import Session
 
 from storage.backup import back_up
 from storage.engine import Database, lock_path
 from storage.errors import DatabaseTooNew, DatabaseUnavailable
+from storage.migrations import versions
 from storage.url import masked, sqlite_path
 
 VERSION_TABLE = "autotune_alembic_version"  # Optuna keeps its own in `alembic_version` of the same database
@@ -49,7 +46,11 @@ def prepare(database: Database) -> None:
 
 def upgrade(session: Session, revision: str = "head") -> None:
     """Brings the tables to a revision; nobody else may do so meanwhile."""
-    config = _config()
+    from alembic import command  # noqa: PLC0415 - most commands find current tables, and Alembic takes 0.2 s to import
+    from alembic.config import Config  # noqa: PLC0415
+
+    config = Config()
+    config.set_main_option("script_location", "storage:migrations")
     config.attributes.update(connection=session.connection(), version_table=VERSION_TABLE)
     command.upgrade(config, revision)
 
@@ -100,37 +101,32 @@ def revision(database: Database) -> str | None:
 
 def _is_current(database: Database) -> bool:
     with database.session() as session:
-        return _checked_revision(database, session) == _script().get_current_head()
+        return _checked_revision(database, session) == known_revisions()[-1]
 
 
 def _checked_revision(database: Database, session: Session) -> str | None:
     """Raises DatabaseTooNew."""
-    found, script = _revision(session), _script()
-    if found is not None and found not in {known.revision for known in script.walk_revisions()}:
+    found, known = _revision(session), known_revisions()
+    if found is not None and found not in known:
         raise DatabaseTooNew(
             f"{masked(database.url)} was made by a newer version (tables {found}, this version knows "
-            f"{script.get_current_head()}); upgrade vlm-autotune, or name another database"
+            f"{known[-1]}); upgrade vlm-autotune, or name another database"
         )
     return found
 
 
-@cache
-def _script() -> ScriptDirectory:
-    return ScriptDirectory.from_config(_config())
+def known_revisions() -> tuple[str, ...]:
+    """The revisions of this version, oldest first, by the names of their files: importing one needs Alembic."""
+    return tuple(sorted(module.name[1:5] for module in pkgutil.iter_modules(versions.__path__)))
 
 
 def _revision(session: Session) -> str | None:
-    context = MigrationContext.configure(session.connection(), opts={"version_table": VERSION_TABLE})
-    return context.get_current_revision()
+    if not inspect(session.connection()).has_table(VERSION_TABLE):
+        return None
+    return session.scalar(select(column("version_num")).select_from(table(VERSION_TABLE)))
 
 
 def _use_write_ahead_log(database: Database) -> None:
     # The mode stays in the file, so it is set once: a newer database must not be touched, a converted one respected.
     with database.errors(), database.engine.connect() as connection:
         connection.connection.cursor().execute("PRAGMA journal_mode = WAL")
-
-
-def _config() -> Config:
-    config = Config()
-    config.set_main_option("script_location", "storage:migrations")
-    return config

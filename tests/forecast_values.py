@@ -17,7 +17,6 @@ from tests.storage_values import NOON, WORKLOAD, result_of
 from tests.training_values import prepared_of
 from tests.users import JobFile
 from trials import wire
-from trials.job import HardwareSection
 from trials.layer_costs import LayerCosts
 from trials.model.shape import model_shape
 from trials.plan import Plan
@@ -25,7 +24,7 @@ from trials.plan import Plan
 
 def store_profile(job: JobFile, costs: LayerCosts, document: str | None = None, **hardware: Any) -> None:
     """A profile of the job's model on this machine, or on other hardware."""
-    here = replace(probe_hardware(HardwareSection(devices=2)), **hardware)
+    here = replace(probe_hardware(2), **hardware)
     workload = replace(WORKLOAD, model=model_shape(load_job(job.path).model), hardware=here, software=software())
     with open_store() as store:
         store.add_workload(workload)

@@ -4,23 +4,23 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autotune import report
 from autotune.agent import has_died
 from autotune.cli.context import Options
 from autotune.cli.progress import reading_progress
 from autotune.cli.query import living, place, silent_minutes
+from autotune.folders import lengths_folder, spool_folder, work_folder
 from autotune.hardware import probe_hardware, software
-from autotune.job_file import load_job
-from autotune.workbench import lengths_folder, spool_folder, work_folder
-from autotune.workload import look_at, read_data
 from storage.errors import StorageError
 from storage.spool import Spool
 from storage.store import Store, open_store
 from trials import wire
-from trials.job import HardwareSection, Job
 from trials.workload import Hardware
+
+if TYPE_CHECKING:
+    from trials.job import Job
 
 _Part = dict[str, Any] | None
 
@@ -35,8 +35,8 @@ class Finding:
 
 def examine(options: Options, path: Path | None) -> None:
     """Raises, after the report on all else, what keeps the database from being looked at."""
-    job = load_job(path) if path else None
-    hardware = probe_hardware(job.hardware if job else HardwareSection())
+    job = _job(path) if path else None
+    hardware = probe_hardware(job.hardware.devices if job else None)
     url = options.database_url(job.database if job else None)
     database, findings, problem = None, list(_of_spool(spool_folder(work_folder(url)))), None
     try:
@@ -113,7 +113,15 @@ def _of_spool(folder: Path) -> Iterator[Finding]:
         )
 
 
-def _data(options: Options, job: Job) -> dict[str, Any]:
+def _job(path: Path) -> "Job":
+    from autotune.job_file import load_job
+
+    return load_job(path)
+
+
+def _data(options: Options, job: "Job") -> dict[str, Any]:
+    from autotune.workload import look_at, read_data
+
     with tempfile.TemporaryDirectory() as folder, reading_progress(options) as progress:
         work = read_data(job, look_at(job), Path(folder), progress, cache=lengths_folder()).workload
     return {"samples": work.data.samples, "text_only_samples": work.data.text_only_samples, "model": work.model.name}

@@ -4,27 +4,29 @@ import logging
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autotune import report
 from autotune.agent import has_died, lives
 from autotune.cli.context import Options
 from autotune.cli.progress import reading_progress
 from autotune.errors import HardwareError
+from autotune.folders import lengths_folder
 from autotune.hardware import probe_hardware, software
-from autotune.job_file import load_job
 from autotune.report import Known
-from autotune.workbench import lengths_folder
-from autotune.workload import Outline, look_at, read_data
 from storage.errors import DatabaseDamaged
 from storage.nearness import Fields, fields_of, fields_of_machine
 from storage.records import AgentRecord, BestPlan, FinishedTrial, LaunchRecord, StudyRecord
 from storage.store import Store, open_store
 from storage.validity import Validity, Verdict, validity
 from trials import wire
-from trials.job import HardwareSection, Job
-from trials.workload import Workload
+from trials.workload import Hardware, Workload
+
+if TYPE_CHECKING:
+    from autotune.workload import Outline
+    from trials.job import Job
 
 _log = logging.getLogger(__name__)
 _NEAREST = 5
@@ -52,8 +54,7 @@ class Wishes:
 
 def list_plans(options: Options, wishes: Wishes) -> None:
     """Without a machine or a job to compare with, the workload that was searched last comes first."""
-    job = load_job(wishes.like) if wishes.like else None
-    outline = look_at(job) if job else None
+    job, outline = _outline(wishes.like) if wishes.like else (None, None)
     now = _workload(options, job, outline) if job and outline else None
     with open_store(options.database_url(job.database if job else None)) as store:
         if outline:
@@ -75,16 +76,15 @@ def list_plans(options: Options, wishes: Wishes) -> None:
 
 def _near(store: Store, wishes: Wishes, now: Workload | None) -> list[Known]:
     """The nearest first."""
-    hardware = now.hardware if now else probe_hardware(HardwareSection())
-    fields: Fields = fields_of(now) if now else fields_of_machine(hardware, software())
+    fields: Fields = fields_of(now) if now else fields_of_machine(probe_hardware(), software())
     found = store.nearest_plans(
         fields, hardware_name=wishes.hardware, model_name=wishes.model, limit=max(wishes.top or 0, 1000)
     )
-    used = _uses(store)
+    used, hardware = _uses(store), cache(_hardware_here)
     return [
         Known(
             best=near.best,
-            validity=_validity(near.best, now) if now else holds_here(near.best),
+            validity=_validity(near.best, now) if now else holds_here(near.best, hardware),
             used_by=used.get(near.best.plan.id, ()),
             differences=near.differences,
             distance=near.distance,
@@ -94,9 +94,9 @@ def _near(store: Store, wishes: Wishes, now: Workload | None) -> list[Known]:
 
 
 def _all(store: Store, wishes: Wishes) -> list[Known]:
-    used = _uses(store)
+    used, hardware = _uses(store), cache(_hardware_here)
     return [
-        Known(best=best, validity=holds_here(best), used_by=used.get(best.plan.id, ()))
+        Known(best=best, validity=holds_here(best, hardware), used_by=used.get(best.plan.id, ()))
         for best in store.best_plans(hardware_name=wishes.hardware, model_name=wishes.model)
     ]
 
@@ -134,7 +134,7 @@ def show_plan(options: Options, plan: str) -> None:
         trials = [trial for trial in store.trials(best.study_id) if isinstance(trial, FinishedTrial)]
         launches = store.launches(best.plan.id)
         used = _uses(store).get(best.plan.id, ())
-    holds = holds_here(best)
+    holds = holds_here(best, _hardware_here)
     document = {
         **report.best_document(best),
         "validity": wire.to_document(holds),
@@ -145,22 +145,36 @@ def show_plan(options: Options, plan: str) -> None:
     options.give(document, lambda: report.show_text(best, holds, trials, launches, used))
 
 
-def holds_here(best: BestPlan) -> Validity:
+def holds_here(best: BestPlan, hardware: Callable[[int], Hardware]) -> Validity:
     """Compares with this machine and its software; model and data are taken as they were."""
     then = best.workload
+    return _validity(best, replace(then, hardware=hardware(then.hardware.devices), software=software()))
+
+
+def _hardware_here(devices: int) -> Hardware:
+    """So many devices of this machine, or all where there are fewer."""
     try:
-        hardware = probe_hardware(HardwareSection(devices=then.hardware.devices))
+        return probe_hardware(devices)
     except HardwareError:
-        hardware = probe_hardware(HardwareSection())
-    return _validity(best, replace(then, hardware=hardware, software=software()))
+        return probe_hardware()
 
 
 def _validity(best: BestPlan, now: Workload) -> Validity:
     return validity(best.workload, now, imported_from=best.imported_from)
 
 
-def _workload(options: Options, job: Job, outline: Outline) -> Workload:
+def _outline(path: Path) -> "tuple[Job, Outline]":
+    from autotune.job_file import load_job
+    from autotune.workload import look_at
+
+    job = load_job(path)
+    return job, look_at(job)
+
+
+def _workload(options: Options, job: "Job", outline: "Outline") -> Workload:
     """Of a job, without devices or a database."""
+    from autotune.workload import read_data
+
     with tempfile.TemporaryDirectory() as folder, reading_progress(options) as progress:
         return read_data(job, outline, Path(folder), progress, cache=lengths_folder()).workload
 

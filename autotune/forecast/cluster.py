@@ -9,7 +9,7 @@ from autotune.forecast.profile_file import ProfiledCosts, read_profile, stored_c
 from autotune.hardware import default_memory_limit, probe_hardware, software
 from storage.records import LayerProfile
 from storage.store import Store
-from trials.job import HardwareSection, Job
+from trials.job import Job
 from trials.layer_costs import LayerCosts
 from trials.model.identity import path_digest
 from trials.workload import ModelShape, Software
@@ -92,7 +92,7 @@ def cluster_of_store(job: Job, shape: ModelShape, store: Store, wishes: Wishes) 
         found = _of_model(store.layer_profiles(hardware_name=name), shape, f"devices called {name!r}", store)
     else:
         wanted = None if wishes.devices is not None else job.hardware.devices
-        here = probe_hardware(HardwareSection(devices=wanted))
+        here = probe_hardware(wanted)
         stored = [profile for profile in store.layer_profiles() if profile.hardware.kind == here.kind]
         found = _of_model(stored, shape, here.device_name, store)
         found = sorted(found, key=lambda profile: (profile.hardware != here, profile.software != software()))

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autotune.errors import PredictError
+from autotune.folders import lengths_folder
 from autotune.forecast.cluster import Cluster
 from autotune.predict.predictor import MOST_BATCH_DEVIATION, Prediction, Predictor
 from autotune.predict.timeline import Timeline, timeline
@@ -13,7 +14,6 @@ from autotune.search.feasible import feasible_space
 from autotune.search.ledger import says_something
 from autotune.search.limits import Limits
 from autotune.search.solver import Solver
-from autotune.workbench import lengths_folder
 from storage.records import FinishedTrial
 from trials.data.epoch import Epoch, build_epoch
 from trials.data.index import DatasetIndex, profile

@@ -87,7 +87,7 @@ def _check(wishes: Wishes) -> None:
 
 def _of_job(path: Path, wishes: Wishes, progress: Callable[[Reading], None] | None) -> Material:
     # Torch stands behind these, and lengths are packed without waiting for it.
-    from autotune.workbench import lengths_folder  # noqa: PLC0415
+    from autotune.folders import lengths_folder  # noqa: PLC0415
     from trials.model.encoders import load_measurer  # noqa: PLC0415
 
     if wishes.model is not None:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from alembic.config import Config
+from alembic.script import ScriptDirectory
 from click.testing import CliRunner
 from pydantic_core import to_json
 from sqlalchemy import Connection, Engine, MetaData, create_engine, inspect, text
@@ -66,6 +68,13 @@ def contents(url: str) -> dict[str, list[Any]]:
 def test_a_schema_is_frozen_for_every_revision_but_the_last() -> None:
     known = sorted(path.stem[1:5] for path in Path(schema.__file__).parent.glob("migrations/versions/r*.py"))
     assert [path.stem for path in FROZEN] == known[:-1]
+
+
+def test_the_names_of_the_revisions_files_are_the_revisions_that_alembic_runs() -> None:
+    config = Config()
+    config.set_main_option("script_location", "storage:migrations")
+    found = [script.revision for script in ScriptDirectory.from_config(config).walk_revisions()]
+    assert schema.known_revisions() == tuple(reversed(found))
 
 
 UNKNOWN = changed("model.config_digest", "path:c0ffee")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.workbench import spool_folder, work_folder
+from autotune.folders import spool_folder, work_folder
 from storage.errors import DatabaseUnavailable
 from storage.spool import Spool
 from storage.store import Store, open_store

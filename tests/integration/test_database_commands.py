@@ -12,14 +12,13 @@ from click.testing import CliRunner
 
 from autotune import agent as agents
 from autotune.cli import main
+from autotune.folders import work_folder
 from autotune.hardware import probe_hardware, software
-from autotune.workbench import work_folder
 from storage.spool import Spool
 from storage.store import Store, open_store
 from storage.url import default_url
 from tests.storage_values import WORKLOAD, best_of, changed, concluded, packed_plan, result_of
 from tests.users import JobFile, refusal
-from trials.job import HardwareSection
 from trials.workload import Workload
 
 PLAN = packed_plan().id
@@ -39,7 +38,7 @@ def store(home: Path) -> Store:
 
 def local(store: Store) -> Workload:
     """A workload of this machine, with a plan."""
-    here = probe_hardware(HardwareSection())
+    here = probe_hardware()
     workload = changed("hardware", here, changed("software", software()))
     study = store.create_study(store.add_workload(workload), {}, seed=0).id
     concluded(store, best_of(study, workload=workload))
@@ -67,7 +66,7 @@ def test_where_no_plan_holds_here_the_nearest_are_told_with_what_differs(store: 
     assert (first["field"], first["then"], first["now"], first["distance"]) == (
         "hardware.accelerator",
         "cuda",
-        probe_hardware(HardwareSection()).accelerator,
+        probe_hardware().accelerator,
         200.0,
     )
     assert "differs in hardware.accelerator cuda -> " in text("plans", "--here")

@@ -74,7 +74,7 @@ def test_profile_on_one_rank_prints_and_writes_the_costs(example: Path, tmp_path
     document = json.loads(done.stdout)
     written = read_profile(out)
     assert document["costs"] == wire.to_document(written.costs)
-    assert written.hardware == probe_hardware(job.hardware)
+    assert written.hardware == probe_hardware(job.hardware.devices)
     assert (written.model, written.software) == (model_shape(job.model), software())
     assert abs(datetime.now(UTC) - written.created) < timedelta(minutes=5)
     assert document["file"] == str(out)

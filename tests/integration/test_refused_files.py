@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from autotune.cli import os_errors
-from autotune.workbench import work_folder
+from autotune.folders import work_folder
 from tests.users import JobFile, refusal
 
 LONG = "x" * 300

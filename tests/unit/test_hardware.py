@@ -10,7 +10,6 @@ from autotune.errors import HardwareError
 from autotune.hardware import choose, default_memory_limit, probe_hardware, software, usable, visible
 from autotune.machine import Machine, cgroup_limits, cpu_name, steady, this_machine
 from autotune.nvml import Accelerator
-from trials.job import HardwareSection
 
 GIB = 1 << 30
 MACHINE = Machine(cpu_name="Example 9000", cpu_cores=4, ram_bytes=64 * GIB)
@@ -174,8 +173,8 @@ def test_the_processor_is_called_by_its_model() -> None:
 
 
 def test_this_machine_can_be_probed() -> None:
-    hardware = probe_hardware(HardwareSection(devices=1))
-    assert hardware == probe_hardware(HardwareSection(devices=1))
+    hardware = probe_hardware(1)
+    assert hardware == probe_hardware(1)
     assert hardware.devices == 1
     assert 0 < default_memory_limit(hardware) < hardware.device_memory_bytes
     assert this_machine().cpu_cores == hardware.cpu_cores > 0

@@ -11,7 +11,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from alembic import op
 from pydantic_core import to_json
 from sqlalchemy import Column, Connection, MetaData, Table, Text, cast, select
 
@@ -34,6 +33,8 @@ _SETTINGS = ("oversize", "global_batch_samples", "memory_limit_bytes")
 
 
 def upgrade() -> None:
+    from alembic import op  # noqa: PLC0415 - imports of bundles use the keys below, without Alembic
+
     op.add_column("autotune_model", Column("gradient_dtype", Text()))
     connection, tables = op.get_bind(), MetaData()
     tables.reflect(connection, only=lambda name, _: name.startswith("autotune_"))

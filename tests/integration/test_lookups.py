@@ -1,0 +1,83 @@
+"""Looking things up costs no training libraries, whatever the database holds."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from storage.store import open_store
+from tests.storage_values import best_of, changed, concluded, packed_plan, result_of
+
+HEAVY = {"torch", "transformers", "deepspeed", "datasets", "optuna", "scipy", "numpy", "matplotlib", "alembic"}
+CORES = len(os.sched_getaffinity(0))
+SCRIPT = """
+import pathlib, sys
+from autotune.cli import main
+try:
+    main(sys.argv[2:], prog_name="autotune")
+finally:
+    pathlib.Path(sys.argv[1]).write_text(" ".join(sys.modules))
+"""
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
+    """Of a user whose database holds three studies with their winners, and who has no accelerator."""
+    folder = tmp_path_factory.mktemp("a user")
+    url = f"sqlite:///{folder}/known.db"
+    with open_store(url) as store:
+        for number in range(3):
+            work = changed("hardware.devices", CORES + 1, changed("global_batch_samples", 32 + number))
+            study = store.create_study(store.add_workload(work), {}, 0)
+            plan = packed_plan(1 + number)
+            store.finish_trial(result_of(store.start_trial(study.id, plan, "sampled").id))
+            concluded(store, best_of(study.id, workload=work, plan=plan))
+    home = {"HOME": str(folder), "XDG_DATA_HOME": str(folder), "CUDA_VISIBLE_DEVICES": ""}
+    return {**os.environ, **home, "AUTOTUNE_DB_URL": url}
+
+
+def modules_of(environment: Mapping[str, str], folder: Path, *arguments: str) -> tuple[set[str], str]:
+    """(what the command imported, what it wrote to stderr)"""
+    command = [sys.executable, "-c", SCRIPT, str(folder / "modules"), *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+    return {name.partition(".")[0] for name in (folder / "modules").read_text().split()}, done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "plans",
+        "plans --here",
+        "plans --verdict re-measure --json",
+        f"show {packed_plan(1).id}",
+        "studies",
+        "studies STUDY",
+        "db check",
+        "db upgrade",
+        "db export --study STUDY",
+        "doctor",
+    ],
+)
+def test_a_look_up_imports_no_training_library(arguments: str, environment: Mapping[str, str], tmp_path: Path) -> None:
+    with open_store(environment["AUTOTUNE_DB_URL"]) as store:
+        study = store.studies()[0].id
+    imported, _ = modules_of(environment, tmp_path, *arguments.replace("STUDY", study).split())
+    assert not imported & HEAVY
+
+
+def test_completion_imports_neither_a_training_library_nor_the_database(
+    environment: Mapping[str, str], tmp_path: Path
+) -> None:
+    asked = {"_AUTOTUNE_COMPLETE": "bash_complete", "COMP_WORDS": "autotune pl", "COMP_CWORD": "1"}
+    imported, _ = modules_of({**environment, **asked}, tmp_path)
+    assert not imported & (HEAVY | {"sqlalchemy", "pydantic"})
+
+
+def test_a_warning_on_this_machine_is_given_once_for_all_plans(environment: Mapping[str, str], tmp_path: Path) -> None:
+    _, told = modules_of(environment, tmp_path, "plans")
+    assert told.count(f"{CORES + 1} ranks share {CORES} CPU cores") == 1
