@@ -119,8 +119,8 @@ def _train(
         raise LaunchFailed(f"the training failed: {answer}; logs are in {logs}")
     report = answer.reports[0]
     ending.record("finished" if report.finished else "interrupted", report.steps)
-    first_stage = [each for each in answer.reports[: layout.data] if isinstance(each, TrainingReport)]
-    blanks = sum(each.blank_samples for each in first_stage)
+    readers = (answer.reports[rank] for rank in layout.grid.stage_ranks(0))  # other stages read the same samples
+    blanks = sum(each.blank_samples for each in readers if isinstance(each, TrainingReport))
     if blanks:
         _log.warning("%d samples could not be read and were trained as blanks; logs in %s name them", blanks, logs)
     return report, blanks

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from trials import wire
 from trials.errors import InvalidPlan
+from trials.grid import Grid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +74,13 @@ class Layout:
             raise InvalidPlan(f"ZeRO {self.zero} does not work with a pipeline; use ZeRO 0 or 1, or pipeline 1")
 
     @property
+    def grid(self) -> Grid:
+        """The ranks and their coordinates."""
+        return Grid(pipeline=self.pipeline, data=self.data)
+
+    @property
     def world_size(self) -> int:
-        return self.pipeline * self.data
+        return self.grid.world_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,6 @@ from autotune.predict.predictor import Predictor
 from autotune.search.attempt import Attempt
 from autotune.search.ledger import Ledger
 from storage.records import FinishedTrial, RunningTrial, TrialResult
-from trials.engine.engine import seat
 from trials.model.cut import cut
 from trials.outcome import Cause, Crash, OutOfMemory, StageMeasurement
 from trials.plan import Plan
@@ -120,7 +119,7 @@ class SimulatedLauncher:
             return Crash(rank=0, detail="a simulated fault")
         memory = self._memory(request.plan, task)
         for rank in range(request.plan.layout.world_size):
-            stage = seat(request.plan, rank).stage
+            stage = request.plan.layout.grid.coordinates(rank).stage
             if memory[stage] > request.memory_limit_bytes:
                 return OutOfMemory(
                     stage=stage, rank=rank, needed_bytes=memory[stage], limit_bytes=request.memory_limit_bytes
@@ -153,7 +152,7 @@ class SimulatedLauncher:
         self._slowness = kept * self._slowness + math.sqrt(1 - kept**2) * other
 
     def _stage(self, plan: Plan, task: Trial, rank: int, slower: float) -> StageMeasurement:
-        where = seat(plan, rank)
+        where = plan.layout.grid.coordinates(rank)
         parts = stage_features(self._truth, plan, task.timed_steps, where.stage, where.data_rank)
         load, forward, backward, update = (sum(features) * slower for features in parts)
         return StageMeasurement(

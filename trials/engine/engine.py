@@ -2,7 +2,6 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import deepspeed
@@ -15,24 +14,11 @@ from torch import nn
 from trials.data.loader import MicroBatch
 from trials.engine.state import OptimizerState
 from trials.engine.stopwatch import Stopwatch
+from trials.grid import RankCoordinates
 from trials.model.stage import StageModule, pack_loss
 from trials.plan import Plan
 
 LOAD, FORWARD, BACKWARD, OPTIMIZER = "load", "forward", "backward", "optimizer"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
-    """A rank's place in the layout: ranks of one stage are neighbours."""
-
-    rank: int
-    stage: int
-    data_rank: int
-
-
-def seat(plan: Plan, rank: int) -> Seat:
-    """The place of `rank`, as DeepSpeed's topology counts it."""
-    return Seat(rank=rank, stage=rank // plan.layout.data, data_rank=rank % plan.layout.data)
 
 
 class TrainingEngine(Protocol):
@@ -55,7 +41,7 @@ class TrainingEngine(Protocol):
 
 
 def build_engine(
-    plan: Plan, stage: StageModule, where: Seat, device: torch.device, learning_rate: float
+    plan: Plan, stage: StageModule, where: RankCoordinates, device: torch.device, learning_rate: float
 ) -> TrainingEngine:
     """The engine for this rank. Every rank of the process group must call it."""
     optimizer = torch.optim.AdamW(stage.parameters(), lr=learning_rate)
@@ -134,7 +120,12 @@ class PipelineEngine(_DeepSpeedEngine):
     """Stages on different ranks, with DeepSpeed's 1F1B schedule."""
 
     def __init__(
-        self, plan: Plan, stage: StageModule, where: Seat, device: torch.device, optimizer: torch.optim.Optimizer
+        self,
+        plan: Plan,
+        stage: StageModule,
+        where: RankCoordinates,
+        device: torch.device,
+        optimizer: torch.optim.Optimizer,
     ) -> None:
         super().__init__(plan, stage, device)
         self._engine, *_ = deepspeed.initialize(
@@ -174,7 +165,7 @@ class PipelineEngine(_DeepSpeedEngine):
 class _Pipeline(PipelineModule):  # type: ignore[misc]
     """As many "layers" as stages: what a stage holds is decided by `Cut`, not by DeepSpeed."""
 
-    def __init__(self, plan: Plan, stage: StageModule, where: Seat) -> None:
+    def __init__(self, plan: Plan, stage: StageModule, where: RankCoordinates) -> None:
         self._tied = None
         layers = [LayerSpec(nn.Identity) for _ in plan.stages]
         layers[where.stage] = stage
@@ -188,7 +179,7 @@ class _Pipeline(PipelineModule):  # type: ignore[misc]
         return [self._tied] if self._tied else []
 
 
-def _tie_embeddings(plan: Plan, stage: StageModule, where: Seat) -> tuple[nn.Parameter, Any] | None:
+def _tie_embeddings(plan: Plan, stage: StageModule, where: RankCoordinates) -> tuple[nn.Parameter, Any] | None:
     """Gives both stages of a tied weight the same values, and the group in which its gradients are added up."""
     if not stage.tied:
         return None
@@ -198,7 +189,8 @@ def _tie_embeddings(plan: Plan, stage: StageModule, where: Seat) -> tuple[nn.Par
         return None
     mine: tuple[nn.Parameter, Any] | None = None
     for data_rank in range(plan.layout.data):
-        ranks = [number * plan.layout.data + data_rank for number in (embedding_stage, head_stage)]
+        pipeline = plan.layout.grid.pipeline_ranks(data_rank)
+        ranks = [pipeline[embedding_stage], pipeline[head_stage]]
         group = comm.new_group(ranks)
         if where.rank in ranks:
             model = stage.model

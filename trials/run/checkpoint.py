@@ -42,10 +42,10 @@ def save_checkpoint(session: Session, output: Path, record: TrainingRecord, step
         for part in PARTS
     }
     with _writing(session, checkpoint_folder(output, steps), record) as partial:
-        if session.seat.data_rank == 0:
-            _save_tensors(tensors, partial / f"stage-{session.seat.stage}.safetensors")
+        if session.coordinates.data_rank == 0:
+            _save_tensors(tensors, partial / f"stage-{session.coordinates.stage}.safetensors")
         comm.barrier()
-        if session.seat.rank == 0:
+        if session.coordinates.rank == 0:
             publish(partial, checkpoint_folder(output, steps), STATE_FILE, _state(partial, record, steps))
             remove_old_checkpoints(output, record)
     comm.barrier()
@@ -63,7 +63,7 @@ def _writing(session: Session, final: Path, record: TrainingRecord) -> Iterator[
     """An empty folder in which `final` is written; every rank must enter."""
     partial = partial_folder(final, record)
     try:
-        if session.seat.rank == 0:
+        if session.coordinates.rank == 0:
             shutil.rmtree(partial, ignore_errors=True)  # of a process of this training that died
             partial.mkdir()
         comm.barrier()
@@ -101,7 +101,7 @@ def save_model(session: Session, folder: Path, record: TrainingRecord, steps: in
 
     What stands in `folder` gets another name. Raises TrialsError when the disk does not take the model.
     """
-    stage, stages = session.seat.stage, session.request.plan.layout.pipeline
+    stage, stages = session.coordinates.stage, session.request.plan.layout.pipeline
     file = f"model-{stage + 1:05d}-of-{stages:05d}.safetensors"
     weights = {
         name: session.engine.state.read(parameter, WEIGHT).to("cpu", parameter.dtype, copy=True)
@@ -109,11 +109,11 @@ def save_model(session: Session, folder: Path, record: TrainingRecord, steps: in
         if name not in session.engine.stage.tied
     }
     with _writing(session, folder, record) as partial:
-        if session.seat.data_rank == 0:
+        if session.coordinates.data_rank == 0:
             _save_tensors(weights, partial / file, {"format": "pt"})
             (partial / f"names-{stage}.json").write_text(json.dumps({"file": file, "names": sorted(weights)}))
         comm.barrier()
-        if session.seat.rank == 0:
+        if session.coordinates.rank == 0:
             _add_configuration(session, partial)
             publish(partial, folder, RECORD_FILE, _state(partial, record, steps))
     comm.barrier()

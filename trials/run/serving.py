@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 
 from trials import wire
-from trials.engine.engine import seat
 from trials.engine.group import file_meeting, process_group
 from trials.engine.memory import MemoryExceeded
 from trials.errors import TrialsError
@@ -82,7 +81,8 @@ def _cause(error: Exception, rank: int, folder: Path) -> Crash | OutOfMemory:
     if isinstance(error, MemoryExceeded | torch.OutOfMemoryError):
         request = wire.decode(Request, (folder / REQUEST_FILE).read_text())
         needed, limit = _bytes_of(error, request)
-        return OutOfMemory(stage=seat(request.plan, rank).stage, rank=rank, needed_bytes=needed, limit_bytes=limit)
+        stage = request.plan.layout.grid.coordinates(rank).stage
+        return OutOfMemory(stage=stage, rank=rank, needed_bytes=needed, limit_bytes=limit)
     if isinstance(error, TrialsError):
         return Crash(rank=rank, detail=str(error))
     lines = "".join(traceback.format_exception_only(error)).strip().splitlines()

@@ -12,9 +12,10 @@ from trials.data.epoch import Epoch, Step, build_epoch
 from trials.data.index import DatasetIndex
 from trials.data.loader import MicroBatch, micro_batches
 from trials.data.sample import Encoder
-from trials.engine.engine import Seat, TrainingEngine, build_engine, seat
+from trials.engine.engine import TrainingEngine, build_engine
 from trials.engine.memory import MemoryMeter, memory_meter
 from trials.errors import TrialsError
+from trials.grid import RankCoordinates
 from trials.model.cut import cut
 from trials.model.encoders import load_encoder
 from trials.model.skeleton import build_skeleton, load_config
@@ -28,7 +29,7 @@ class Session:
     """A rank that is ready to train."""
 
     request: Request
-    seat: Seat
+    coordinates: RankCoordinates
     engine: TrainingEngine
     meter: MemoryMeter
     index: DatasetIndex
@@ -57,7 +58,7 @@ class Session:
             self.index,
             epoch,
             steps,
-            self.seat.data_rank,
+            self.coordinates.data_rank,
             self.encoder,
             pixels=self.engine.stage.cut.embeds,
             workers=data.workers,
@@ -71,7 +72,7 @@ class Session:
 
         Raises TrialsError where the loss is no number: whatever follows would be none either.
         """
-        count = len(step.packs[self.seat.data_rank])
+        count = len(step.packs[self.coordinates.data_rank])
         with self.meter.watch():
             loss = self.engine.step(batches, count, step.target_tokens)
         if not math.isfinite(loss):
@@ -83,12 +84,12 @@ class Session:
 def open_session(request: Request, rank: int, device: torch.device) -> Iterator[Session]:
     """Builds this rank's part of the plan. Every rank of the process group must call it."""
     torch.manual_seed(request.job.training.seed)
-    where = seat(request.plan, rank)
+    where = request.plan.layout.grid.coordinates(rank)
     stage = build_stage(request, where.stage, device)
     engine = build_engine(request.plan, stage, where, device, request.job.training.learning_rate)
     session = Session(
         request=request,
-        seat=where,
+        coordinates=where,
         engine=engine,
         meter=memory_meter(device, stage, request.plan.layout, request.memory_limit_bytes),
         index=DatasetIndex.load(request.index),

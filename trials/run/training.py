@@ -43,7 +43,7 @@ def run_training(session: Session, task: Training) -> TrainingReport:
         wanted = range(max(0, done - first_of_epoch), min(count, last - first_of_epoch))
         for record in _run_steps(session, session.epoch(number), wanted, first_of_epoch, total):
             done = record.step
-            if session.seat.rank == 0:
+            if session.coordinates.rank == 0:
                 append_step(task.output / PROGRESS_FILE, record)
             if _is_due(session, done, first_of_epoch + count, last):
                 save_checkpoint(session, task.output, opened.record, done)
@@ -57,7 +57,7 @@ def run_training(session: Session, task: Training) -> TrainingReport:
 def _open(session: Session, output: Path) -> OpenedOutput:
     """What rank 0 finds in `output`. It alone verifies the checkpoint, which takes a look at every byte."""
     found = torch.zeros(2, dtype=torch.int64, device=next(session.engine.stage.parameters()).device)
-    if session.seat.rank == 0:
+    if session.coordinates.rank == 0:
         opened = open_output(output, training_settings(session.request, session.index.digest))
         found += torch.tensor((opened.steps, opened.has_model), device=found.device)
     comm.broadcast(found, src=0)

@@ -68,7 +68,7 @@ def _timed_step(session: Session, batches: Iterator[MicroBatch], step: Step) -> 
 
 def _goes_on(session: Session, folder: Path, number: int, timed: _Timed, *, last: bool) -> bool:
     """Whether to run the next step: the same on every rank, since rank 0 alone asks and tells the others."""
-    asks = session.seat.rank == 0
+    asks = session.coordinates.rank == 0
     if asks:
         tell(folder, number, TimedStep(seconds=timed.seconds))
     if last:
@@ -83,8 +83,8 @@ def _goes_on(session: Session, folder: Path, number: int, timed: _Timed, *, last
 def _measure_stage(session: Session, total_seconds: float, steps: int) -> StageMeasurement:
     parts = session.engine.stopwatch.read()
     return StageMeasurement(
-        stage=session.seat.stage,
-        data_rank=session.seat.data_rank,
+        stage=session.coordinates.stage,
+        data_rank=session.coordinates.data_rank,
         load_seconds=parts.get(LOAD, 0.0) / steps,
         forward_seconds=parts[FORWARD] / steps,
         backward_seconds=parts[BACKWARD] / steps,

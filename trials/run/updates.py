@@ -7,7 +7,7 @@ import torch
 from deepspeed import comm
 
 from trials.data.loader import MicroBatch
-from trials.engine.engine import OPTIMIZER, build_engine, seat
+from trials.engine.engine import OPTIMIZER, build_engine
 from trials.engine.memory import GRADIENT_BYTES
 from trials.engine.stopwatch import Stopwatch
 from trials.model.stage import StageModule
@@ -61,7 +61,8 @@ def _engine_seconds(request: Request, layout: Layout, stage: StageModule, repeat
     plan = Plan(packing=Padded(samples=1), layout=layout, stages=(PlanStage(vision=1, language=1),))
     batch = _smallest_batch(stage)
     device = next(stage.parameters()).device
-    engine = build_engine(plan, stage, seat(plan, comm.get_rank()), device, request.job.training.learning_rate)
+    where = layout.grid.coordinates(comm.get_rank())
+    engine = build_engine(plan, stage, where, device, request.job.training.learning_rate)
     seconds = []
     try:
         for _ in range(_WARMUP + repeats):

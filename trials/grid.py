@@ -1,0 +1,42 @@
+"""The grid of ranks: which stage and which share of the data a rank has, and which ranks belong together."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankCoordinates:
+    """The place of a rank in its grid."""
+
+    rank: int
+    stage: int
+    """Its pipeline stage, from 0."""
+    data_rank: int
+    """Its number among the ranks of the stage, from 0; each has data of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """Ranks in pipeline x data order, as in DeepSpeed's `PipeDataParallelTopology`: ranks of one stage are neighbors.
+
+    Nothing else computes a rank from its coordinates, or the reverse.
+    """
+
+    pipeline: int
+    data: int
+
+    @property
+    def world_size(self) -> int:
+        return self.pipeline * self.data
+
+    def coordinates(self, rank: int) -> RankCoordinates:
+        """The coordinates of `rank`, which is from 0 up to `world_size`."""
+        stage, data_rank = divmod(rank, self.data)
+        return RankCoordinates(rank=rank, stage=stage, data_rank=data_rank)
+
+    def stage_ranks(self, stage: int) -> range:
+        """The ranks that hold `stage` (a data-parallel group), in order of `data_rank`."""
+        return range(stage * self.data, (stage + 1) * self.data)
+
+    def pipeline_ranks(self, data_rank: int) -> range:
+        """The ranks through which the packs of `data_rank` go, in order of their stages."""
+        return range(data_rank, self.world_size, self.data)
