@@ -192,7 +192,7 @@ def save_index(folder: Path, document: object) -> None:
         ),
         (
             lambda folder: save_file({**weights_of(folder), "x": torch.zeros(1)}, folder / "model.safetensors"),
-            "0 parameters are missing and 1 are unknown, for example x; load the model once with transformers",
+            "0 parameters are missing and 1 are unknown, for example x; take the configuration that",
         ),
         (
             lambda folder: save_file(

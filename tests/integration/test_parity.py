@@ -13,8 +13,10 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForImageTextToText
 
 from autotune.workload import Prepared
+from tests.saved_models import saved_model
 from tests.training_values import plan_of, prepared_of, variant_of
 from trials.data.loader import encode
+from trials.job import ModelSection
 from trials.model.families import internvl
 from trials.model.skeleton import build_skeleton, load_config
 from trials.model.weights import draw_buffers, draw_weights
@@ -94,6 +96,15 @@ def test_a_tied_embedding_gets_the_gradients_of_both_its_uses(
     check(plan, prepared_of(tied_example, tmp_path), pool)
 
 
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+def test_weights_that_transformers_saved_give_its_own_loss_and_gradients(
+    tied: bool, example: Path, pool: WarmPool, tmp_path: Path
+) -> None:
+    saved_model(example, tmp_path / "saved", tied=tied)
+    model = {"path": str(tmp_path / "saved"), "weights": "pretrained"}
+    check(plan_of("9+0", "3+8"), prepared_of(example, tmp_path, model=model), pool)
+
+
 def check(plan: Plan, prepared: Prepared, pool: WarmPool) -> None:
     """Trains one step under the plan, and compares with the samples one by one through the Hugging Face model."""
     output = prepared.job.training.output
@@ -112,7 +123,7 @@ def check(plan: Plan, prepared: Prepared, pool: WarmPool) -> None:
 def reference(prepared: Prepared, plan: Plan) -> tuple[float, dict[str, torch.Tensor]]:
     """The step's mean loss and its gradients, from each sample's own forward and backward pass."""
     settings = prepared.job.model
-    model = plain_model(settings.path, prepared.job.training.seed)
+    model = plain_model(settings, prepared.job.training.seed)
     encoder = internvl.encoder(settings.path)
     step = prepared.epoch(plan.packing, plan.layout.data).step(0)
     total = 0.0
@@ -127,9 +138,14 @@ def reference(prepared: Prepared, plan: Plan) -> tuple[float, dict[str, torch.Te
     return total, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
-def plain_model(path: str, seed: int) -> nn.Module:
-    """The Hugging Face model with the weights that the ranks draw."""
-    config = load_config(path)
+def plain_model(settings: ModelSection, seed: int) -> nn.Module:
+    """The Hugging Face model with the weights that its folder holds, or that the ranks draw."""
+    if settings.weights == "pretrained":
+        loaded: nn.Module = AutoModelForImageTextToText.from_pretrained(
+            settings.path, dtype=torch.float32, attn_implementation="eager"
+        )
+        return loaded.train()
+    config = load_config(settings.path)
     skeleton = build_skeleton(config, torch.float32)
     device = torch.device("cpu")
     draw_weights(skeleton.model, skeleton.chain.parts, seed, device)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText, AutoTokenizer
 
 from autotune.workload import Prepared
@@ -116,15 +117,20 @@ def test_bfloat16_trains_and_goes_on_from_its_checkpoint(
     assert losses(prepared)[3] < losses(prepared)[1] - 0.2
 
 
-@pytest.mark.parametrize("plan", [PIPELINE, SPLIT_WEIGHTS], ids=["pipeline", "ZeRO 3"])
-def test_the_final_model_is_the_trained_one_for_from_pretrained(
-    plan: Plan, shallow: Path, pool: WarmPool, tmp_path: Path
+@pytest.mark.parametrize(
+    ("plan", "tied"),
+    [(PIPELINE, False), (SPLIT_WEIGHTS, False), (PIPELINE, True)],
+    ids=["pipeline", "ZeRO 3", "pipeline, tied"],
+)
+def test_the_final_model_is_the_trained_one_as_transformers_saves_it(
+    plan: Plan, tied: bool, shallow: Path, pool: WarmPool, tmp_path: Path
 ) -> None:
     shutil.copytree(shallow / "model", tmp_path / "model")
     generation = {"temperature": 0.25, "do_sample": True, "transformers_version": "5.0.0"}
     (tmp_path / "model" / "generation_config.json").write_text(json.dumps(generation))
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     config["text_config"]["intermediate_size"] = 1024  # ZeRO 3 leaves weights below 100,000 elements whole
+    config["tie_word_embeddings"] = config["text_config"]["tie_word_embeddings"] = tied
     (tmp_path / "model" / "config.json").write_text(json.dumps(config))
     model_section = {"path": str(tmp_path / "model")}
     prepared = prepared_of(shallow, tmp_path, model=model_section, training={"global_batch_samples": 24})
@@ -146,9 +152,21 @@ def test_the_final_model_is_the_trained_one_for_from_pretrained(
                 found += 1
     assert found == len(list(model.parameters()))
     assert max(parameter.numel() for parameter in model.parameters()) > 100_000
+    model.save_pretrained(tmp_path / "again")
+    saved, again = stored_tensors(report.model), stored_tensors(tmp_path / "again")
+    assert saved.keys() == again.keys()
+    assert all(torch.equal(saved[name], again[name]) for name in again)
+    fresh = AutoModelForImageTextToText.from_config(model.config)
+    fresh.save_pretrained(tmp_path / "fresh")  # whose layout does not depend on what was loaded
+    assert saved.keys() == stored_tensors(tmp_path / "fresh").keys()
     written = {path: path.stat().st_mtime_ns for path in report.model.iterdir()}
     assert train(pool, prepared, plan) == report
     assert written == {path: path.stat().st_mtime_ns for path in report.model.iterdir()}
+
+
+def stored_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    files = (load_file(path) for path in folder.glob("*.safetensors"))
+    return {name: tensor for file in files for name, tensor in file.items()}
 
 
 def test_pretrained_weights_are_where_a_training_begins(shallow: Path, pool: WarmPool, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ def model_shape(settings: ModelSection) -> ModelShape:
     config = load_config(settings.path, trust_remote_code=settings.trust_remote_code)
     skeleton = build_skeleton(config, getattr(torch, settings.dtype))
     if settings.weights == "pretrained":
-        WeightFiles(Path(settings.path), skeleton.tied).check(skeleton.model)
+        WeightFiles(Path(settings.path), skeleton).check()
     chain, count = skeleton.chain, _Counter(skeleton)
     vision_tokens, image_tokens = skeleton.family.unit_tokens(config)
     vision_hidden = config.vision_config.hidden_size

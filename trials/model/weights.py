@@ -2,7 +2,8 @@
 
 import hashlib
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from trials.errors import ModelError
-from trials.model.folder import read_index
+from trials.model.conversion import Origin, find_origins, refused_names
+from trials.model.folder import CONFIG, read_index
+from trials.model.skeleton import Skeleton
 from trials.regular_file import check_regular
 
 _INDEX = "model.safetensors.index.json"
@@ -21,6 +24,11 @@ _SAMPLES = 256
 _SAMPLE_BYTES = 1 << 16
 _SHOWN = 60
 _AGAIN = "copy or download the model's weights again"
+_OTHERS = "a file is missing, or the weights belong to another model; copy or download the whole model again"
+_DROP = (
+    "take the configuration that the weights were saved with, or leave the unknown ones out: load the model with "
+    "from_pretrained and save it to another folder with save_pretrained"
+)
 
 
 def draw_weights(model: PreTrainedModel, paths: Iterable[str], seed: int, device: torch.device) -> None:
@@ -42,53 +50,85 @@ def draw_buffers(model: PreTrainedModel, path: str, device: torch.device) -> Non
 def read_weights(model: PreTrainedModel, paths: Iterable[str], source: "WeightFiles", device: torch.device) -> None:
     """Allocates the modules at `paths` on `device` and fills them from safetensors files.
 
-    Raises ModelError when the files lack a parameter or have it in another shape.
+    Raises ModelError when the files lack a tensor or have it in another shape.
     """
     for path in paths:
         module = model.get_submodule(path).to_empty(device=device)
-        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        stored = module.state_dict(keep_vars=True)
+        if any(name not in stored for name, _ in module.named_buffers()):  # computed, and in no file
+            _initialise(module, _owner(model, path))
+        for name, tensor in stored.items():
             _fill(tensor, f"{path}.{name}", source)
 
 
 class WeightFiles:
-    """The tensors of a Hugging Face weight folder, by name, read one at a time.
+    """The weights of a Hugging Face folder by the model's own names, whatever names the files have.
 
-    `tied` maps a parameter to the one it shares its values with: the files may hold only the latter.
+    A read loads the stored tensors of one tensor of the model: one, or all those that are merged or split.
     """
 
-    def __init__(self, folder: Path, tied: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path, skeleton: Skeleton) -> None:
+        """Reads the files' headers. Raises ModelError when they cannot be read or contradict each other."""
         self.folder = folder
         self._file_of = _file_of_each_tensor(folder)
-        for name, original in tied.items():
-            if original in self._file_of:
-                self._file_of.setdefault(name, self._file_of[original])
-        self._tied = tied
+        self._want = {name: tuple(tensor.shape) for name, tensor in skeleton.model.state_dict().items()}
+        self._model = deepcopy(skeleton.model)  # A stage takes layers out of the skeleton's; no weights are copied.
+        self._origins, self._shapes = self._make_on_meta()
+        self._same = dict[str, str]()
+        for first, second in skeleton.tied.items():
+            for name, other in ((first, second), (second, first)):
+                if name not in self._origins and other in self._origins:
+                    self._same[name] = other
+        self._tied = skeleton.tied
+
+    def _make_on_meta(self) -> tuple[dict[str, Origin], dict[str, tuple[int, ...]]]:
+        """Origin and shape of each tensor that the files give, by name, found without reading any."""
+        stored = _stored_shapes(self._file_of)
+        origins, shapes = {}, {}
+        for origin in find_origins(self._model, stored):
+            for name, tensor in origin.make(self._model, lambda key: torch.empty(stored[key], device="meta")).items():
+                origins[name], shapes[name] = origin, tuple(tensor.shape)
+        return origins, shapes
 
     def read(self, name: str) -> torch.Tensor:
         """Raises ModelError when no file holds `name`."""
-        if name not in self._file_of:
-            raise ModelError(f"the weights in {self.folder} lack {name}; they belong to another model or version")
-        with _open(self._file_of[name]) as file:
-            stored = name if name in file.keys() else self._tied[name]  # noqa: SIM118 (not a dict)
-            tensor: torch.Tensor = file.get_tensor(stored)
+        name = self._same.get(name, name)
+        if name not in self._origins:
+            raise ModelError(f"the weights in {self.folder} lack {name}; {_OTHERS}")
+        return self._origins[name].make(self._model, self._load)[name]
+
+    def _load(self, key: str) -> torch.Tensor:
+        with _open(self._file_of[key]) as file:
+            tensor: torch.Tensor = file.get_tensor(key)
         return tensor
 
-    def check(self, model: nn.Module) -> None:
-        """Raises ModelError unless the files hold exactly the model's parameters, in their shapes."""
-        parameters = dict(model.named_parameters(remove_duplicate=False))
-        want = set(parameters)
-        missing, unexpected = want - set(self._file_of), set(self._file_of) - want
-        if missing or unexpected:
+    def check(self) -> None:
+        """Raises ModelError unless the files hold exactly the model's tensors, in their shapes.
+
+        Tensors that `from_pretrained` passes over in silence may be there.
+        """
+        missing = self._want.keys() - self._origins.keys() - self._same.keys()
+        unknown = refused_names(self._model, self._origins.keys() - self._want.keys())
+        if missing or unknown:
+            shown = min(missing) if missing else min(self._origins[name].keys[0] for name in unknown)
             raise ModelError(
-                f"the weights in {self.folder} do not fit the model: {len(missing)} parameters are missing and "
-                f"{len(unexpected)} are unknown, for example {min(missing or unexpected)}; load the model once with "
-                "transformers and save it again with save_pretrained"
+                f"the weights in {self.folder} do not fit its {CONFIG}: {len(missing)} parameters are missing and "
+                f"{len(unknown)} are unknown, for example {shown}; {_OTHERS if missing else _DROP}"
             )
-        for path in sorted(set(self._file_of.values())):
-            with _open(path) as file:
-                for name in file.keys():  # noqa: SIM118 (not a dict)
-                    if name in parameters:
-                        _check_shape(name, file.get_slice(name).get_shape(), parameters[name])
+        for name, shape in self._want.items():
+            if name in self._shapes:
+                _check_shape(name, self._shapes[name], shape)
+        for name, original in self._tied.items():
+            if name not in self._same and original not in self._same:
+                self._check_tied(name, original)
+
+    def _check_tied(self, name: str, original: str) -> None:
+        first, second = self.read(name), self.read(original)
+        if first.dtype != second.dtype or not torch.equal(first, second):
+            raise ModelError(
+                f"{name} and {original} differ in {self.folder}, but its {CONFIG} says that they are one tensor; set "
+                "tie_word_embeddings to false there if both are wanted"
+            )
 
 
 def weights_fingerprint(folder: Path) -> str:
@@ -161,16 +201,29 @@ def _open(path: Path) -> Any:
         raise ModelError(f"weight file {path} cannot be read ({error}); {_AGAIN}") from error
 
 
+def _stored_shapes(file_of: Mapping[str, Path]) -> dict[str, tuple[int, ...]]:
+    """Shape of every stored tensor. Raises ModelError when an index names one that its file does not hold."""
+    shapes = {}
+    for path in sorted(set(file_of.values())):
+        with _open(path) as file:
+            held = set(file.keys())
+            for key in (key for key, place in file_of.items() if place == path):
+                if key not in held:
+                    raise ModelError(f"{path} does not hold {key[:_SHOWN]}, as {_INDEX} says; {_AGAIN}")
+                shapes[key] = tuple(file.get_slice(key).get_shape())
+    return shapes
+
+
 @torch.no_grad()
 def _fill(target: torch.Tensor, name: str, source: WeightFiles) -> None:
     tensor = source.read(name)
-    _check_shape(name, tensor.shape, target)
+    _check_shape(name, tuple(tensor.shape), tuple(target.shape))
     target.copy_(tensor)
 
 
-def _check_shape(name: str, shape: Sequence[int], target: torch.Tensor) -> None:
-    if tuple(shape) != tuple(target.shape):
+def _check_shape(name: str, shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+    if shape != wanted:
         raise ModelError(
-            f"{name} has shape {tuple(shape)} in the files but {tuple(target.shape)} in the model; "
+            f"{name} has shape {shape} in the files but {wanted} in the model; "
             "take the configuration that the weights were saved with"
         )

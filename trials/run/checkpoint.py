@@ -15,6 +15,7 @@ from transformers import AutoTokenizer
 
 from trials.engine.state import PARTS, WEIGHT
 from trials.errors import TrialsError
+from trials.model.conversion import stored_form
 from trials.run.output import (
     RECORD_FILE,
     STATE_FILE,
@@ -103,11 +104,12 @@ def save_model(session: Session, folder: Path, record: TrainingRecord, steps: in
     """
     stage, stages = session.coordinates.stage, session.request.plan.layout.pipeline
     file = f"model-{stage + 1:05d}-of-{stages:05d}.safetensors"
-    weights = {
+    tensors = {
         name: session.engine.state.read(parameter, WEIGHT).to("cpu", parameter.dtype, copy=True)
         for name, parameter in _named_parameters(session)
         if name not in session.engine.stage.tied
     }
+    weights = stored_form(session.engine.stage.model, {**tensors, **_saved_buffers(session)})
     with _writing(session, folder, record) as partial:
         if session.coordinates.data_rank == 0:
             _save_tensors(weights, partial / file, {"format": "pt"})
@@ -136,6 +138,17 @@ def _add_configuration(session: Session, folder: Path) -> None:
     for pattern in ("*processor*.json", "generation_config.json", "chat_template*"):
         for extra in Path(settings.path).glob(pattern):
             shutil.copy(extra, folder / extra.name)
+
+
+def _saved_buffers(session: Session) -> dict[str, torch.Tensor]:
+    """Return the buffers of this rank's stage that belong to a model folder, such as a router's correction bias."""
+    stage = session.engine.stage
+    return {
+        f"{path}.{name}": tensor.to("cpu", copy=True)
+        for path in stage.paths
+        for name, tensor in stage.model.get_submodule(path).state_dict(keep_vars=True).items()
+        if not isinstance(tensor, nn.Parameter)
+    }
 
 
 def _named_parameters(session: Session) -> Iterator[tuple[str, nn.Parameter]]:

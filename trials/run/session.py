@@ -111,11 +111,12 @@ def build_stage(request: Request, number: int, device: torch.device) -> StageMod
         language_layers=len(skeleton.chain.language_layers),
         dtype=settings.dtype,
     )
+    # Names in the files depend on the whole model, which the stage cuts.
+    files = WeightFiles(Path(settings.path), skeleton) if settings.weights == "pretrained" else None
     stage = StageModule(skeleton, cut(request.plan)[number])
-    if settings.weights == "random":
+    if files is None:
         draw_weights(stage.model, stage.paths, request.job.training.seed, device)
     else:
-        files = WeightFiles(Path(settings.path), skeleton.tied)
         read_weights(stage.model, stage.paths, files, device)
     draw_buffers(stage.model, stage.chain.rotary, device)
     stage.tie()
