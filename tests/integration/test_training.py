@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText, AutoTokenizer
 
 from autotune.workload import Prepared
+from tests.saved_models import saved_model
 from tests.training_values import plan_of, prepared_of
 from trials.outcome import Crash
 from trials.plan import Plan
@@ -167,6 +168,29 @@ def test_the_final_model_is_the_trained_one_as_transformers_saves_it(
 def stored_tensors(folder: Path) -> dict[str, torch.Tensor]:
     files = (load_file(path) for path in folder.glob("*.safetensors"))
     return {name: tensor for file in files for name, tensor in file.items()}
+
+
+def test_experts_and_their_routers_biases_are_read_and_saved(shallow: Path, pool: WarmPool, tmp_path: Path) -> None:
+    heads = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "intermediate_size": 32}
+    saved_model(shallow, tmp_path / "model", text={"model_type": "solar_open", **heads, **experts})
+    before = stored_tensors(tmp_path / "model")
+    for name in (name for name in before if name.endswith("correction_bias")):
+        before[name] += torch.arange(4)
+    save_file(before, tmp_path / "model" / "model.safetensors")
+    prepared = prepared_of(
+        shallow,
+        tmp_path,
+        model={"path": str(tmp_path / "model"), "weights": "pretrained"},
+        training={"global_batch_samples": 48, "learning_rate": 1e-9},
+    )
+    report = train(pool, prepared, plan_of("4+1", "0+2"))
+    assert report.model is not None
+    after = stored_tensors(report.model)
+    assert "language_model.model.layers.2.mlp.experts.3.up_proj.weight" in after
+    assert "language_model.model.layers.2.mlp.gate.e_score_correction_bias" in after
+    assert after.keys() == before.keys()
+    assert all(torch.allclose(after[name], before[name], atol=1e-6) for name in before)
 
 
 def test_pretrained_weights_are_where_a_training_begins(shallow: Path, pool: WarmPool, tmp_path: Path) -> None:
