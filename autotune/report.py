@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from storage.nearness import Difference
-from storage.records import AbandonedTrial, BestPlan, FinishedTrial, LaunchRecord, StudyRecord, TrialRecord
+from storage.records import AbandonedTrial, BestPlan, FinishedTrial, LaunchRecord, StudyRecord, TrialRecord, TriedPlan
 from storage.validity import Validity
 from trials import wire
 from trials.outcome import Completed, Failed, Outcome, Rejected, StageMeasurement
@@ -55,7 +55,12 @@ def trial_line(trial: FinishedTrial, *, known: bool) -> str:
     outcome = outcome_text(trial.result.outcome, trial.result.epoch_seconds)
     disturbed = f"; disturbed: {trial.result.contamination}" if trial.result.contamination else ""
     disturbed += "; its result came after it was given up" if trial.given_up else ""
-    return f"{prefix:>9}  {trial.role:<20} {outcome}{disturbed}\n{'':>11}{plan_text(trial.plan)}"
+    return f"{prefix:>9}  {trial.role:<20} {outcome}{disturbed}\n{_named(trial.plan)}"
+
+
+def _named(plan: Plan) -> str:
+    """The second line of a trial."""
+    return f"{'':>11}{plan.id}  {plan_text(plan)}"
 
 
 def best_text(best: BestPlan) -> str:
@@ -198,31 +203,34 @@ def study_text(study: StudyRecord, work: Workload, best: BestPlan | None, trials
 
 def _open_line(trial: TrialRecord) -> str:
     state = "given up" if isinstance(trial, AbandonedTrial) else "runs, or its process died"
-    return f"trial {trial.number}  {trial.role:<20} {state}\n{'':>11}{plan_text(trial.plan)}"
+    return f"trial {trial.number}  {trial.role:<20} {state}\n{_named(trial.plan)}"
+
+
+def tried_document(tried: TriedPlan) -> dict[str, Any]:
+    """A plan that was tried as JSON values; with all that is known of the winner where it won."""
+    won = tried.won
+    found = best_document(won) if won else {"id": tried.plan.id, **_plain(tried)}
+    return {**found, "won": won is not None, "trials": [_plain(trial) for trial in tried.trials]}
 
 
 def show_text(
-    best: BestPlan,
-    validity: Validity,
-    trials: Sequence[FinishedTrial],
-    launches: Sequence[LaunchRecord],
-    used_by: Sequence[str],
+    tried: TriedPlan, known: str, validity: Validity, launches: Sequence[LaunchRecord], used_by: Sequence[str]
 ) -> str:
-    """The plan, what was measured of it, why it won, and whether it holds here."""
-    sections = [best_text(best), f"Here: {validity.verdict}{_reason(validity)}", _workload_text(best)]
-    completed = [
-        trial for trial in trials if trial.plan.id == best.plan.id and isinstance(trial.result.outcome, Completed)
-    ]
-    if completed:
-        sections.append(f"Measured in {len(completed)} trials; the stages of the last:\n{_stages_text(completed[-1])}")
+    """The plan, how well it is known, what was measured of it, and whether it holds here."""
+    named = f"Plan {tried.plan.id}\n  {plan_text(tried.plan)}"
+    sections = [best_text(tried.won) if tried.won else named, f"{known}\nHere: {validity.verdict}{_reason(validity)}"]
+    finished = [trial for trial in tried.trials if isinstance(trial, FinishedTrial)]
+    sections += [_workload_text(tried), *(trial_line(trial, known=False) for trial in finished)]
+    if completed := [trial for trial in finished if isinstance(trial.result.outcome, Completed)]:
+        sections.append(f"The stages of trial {completed[-1].number}:\n{_stages_text(completed[-1])}")
     sections += [_launch_text(launch) for launch in launches]
     if used_by:
         sections.append(f"In use: {', '.join(used_by)}")
     return "\n\n".join(sections)
 
 
-def _workload_text(best: BestPlan) -> str:
-    work = best.workload
+def _workload_text(tried: TriedPlan) -> str:
+    work = tried.workload
     return (
         f"Model {work.model.name} ({work.model.family}, {work.model.vision_layers} vision and "
         f"{work.model.language_layers} language layers, {work.model.parameters / 1e6:.1f} M parameters, "
@@ -230,7 +238,7 @@ def _workload_text(best: BestPlan) -> str:
         f"Data {work.data.samples} samples an epoch, {work.data.text_only_samples} of them without images\n"
         f"Hardware {work.hardware.devices} x {work.hardware.device_name}, limit "
         f"{work.memory_limit_bytes / _MEBI:.0f} MiB per rank\n"
-        f"Found {best.created:%Y-%m-%d %H:%M} UTC with torch {work.software.torch}, "
+        f"Searched {tried.study.started:%Y-%m-%d %H:%M} UTC with torch {work.software.torch}, "
         f"deepspeed {work.software.deepspeed}, transformers {work.software.transformers}"
     )
 

@@ -14,7 +14,7 @@ StorageError
 |-- AlreadyFinished        something finished is immutable and was given another content
 |-- AmbiguousId            several plans or studies begin with the given id
 `-- UnknownRecord          nothing is stored under the given id
-    `-- UnknownPlan        no winning plan begins with the given id
+    `-- UnknownPlan        no plan that was tried begins with the given id
 """
 
 
@@ -80,4 +80,4 @@ class UnknownRecord(StorageError):
 
 
 class UnknownPlan(UnknownRecord):
-    """No stored winning plan begins with the given id."""
+    """No plan that a stored study tried begins with the given id."""

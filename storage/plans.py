@@ -1,6 +1,5 @@
-"""The winners of studies: kept, listed, found by the beginning of their id, and the nearest to a workload."""
+"""The winners of studies: kept, listed, and the nearest to a workload."""
 
-import difflib
 import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields
@@ -12,15 +11,12 @@ from sqlalchemy.sql.elements import ColumnElement
 
 from storage import codec, provenance, rows, workloads
 from storage.codec import Histogram
-from storage.errors import AmbiguousId, UnknownPlan
 from storage.nearness import Difference, Fields, differences, distance
 from storage.records import BestPlan
-from storage.tables import BestPlanRow, BundleRow, DataProfileRow, HardwareRow, ModelRow, StudyRow, WorkloadRow
-from storage.validity import Verdict, validity
-from trials.workload import Hardware, ModelShape, Software, Workload
+from storage.tables import BestPlanRow, DataProfileRow, HardwareRow, ModelRow, StudyRow, WorkloadRow
+from trials.workload import Hardware, ModelShape, Software
 
 _HISTOGRAM = "data.histogram"
-_SHOWN = 5
 _COMPARED = 64
 """Workloads whose histograms are compared, unless more are asked for."""
 _Columns = dict[str, InstrumentedAttribute[Any]]
@@ -194,35 +190,9 @@ def _histograms(session: Session, fingerprints: Collection[str]) -> dict[str, Hi
     return {fingerprint: codec.histogram(buckets) for fingerprint, buckets in session.execute(query)}
 
 
-def find(session: Session, id_prefix: str, now: Workload | None) -> BestPlan:
-    prefix = id_prefix.lower()
-    ids = select(BestPlanRow.plan_id).distinct().order_by(BestPlanRow.plan_id)
-    beginning = ids.where(BestPlanRow.plan_id.startswith(prefix, autoescape=True))
-    matches = session.scalars(beginning.limit(_SHOWN + 1)).all()
-    if not matches:
-        near = difflib.get_close_matches(prefix, session.scalars(ids).all(), n=3, cutoff=0.0)
-        advice = f"near ids are {', '.join(near)}" if near else "no study has found a plan yet; run a search first"
-        raise UnknownPlan(f"no plan begins with {id_prefix!r}; {advice}")
-    if len(matches) > 1:
-        more = ", ..." if len(matches) > _SHOWN else ""
-        raise AmbiguousId(f"several plans begin with {id_prefix!r}: {', '.join(matches[:_SHOWN])}{more}; add digits")
-    query = select(BestPlanRow).where(BestPlanRow.plan_id == matches[0])
-    ordered = query.order_by(BundleRow.source.is_not(None), BestPlanRow.created.desc())
-    if now is not None and (readable := _read(session, ordered)):
-        return min(readable, key=lambda best: _holds(best, now))
-    best = _one(session, ordered.limit(1))
-    assert best is not None, "it was found above"
-    return best
-
-
 def _one(session: Session, query: Select[Any]) -> BestPlan | None:
     found = session.execute(provenance.with_source(query, BestPlanRow.study_id)).one_or_none()
     return None if found is None else codec.best_plan(*found)
-
-
-def _holds(best: BestPlan, now: Workload) -> int:
-    """0 when it is valid for the workload, more when it is not."""
-    return list(Verdict).index(validity(best.workload, now, imported_from=best.imported_from).verdict)
 
 
 def _read(session: Session, query: Select[Any]) -> tuple[BestPlan, ...]:

@@ -201,6 +201,29 @@ class BestPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TriedPlan:
+    """A plan that a study tried, and what the study says of it."""
+
+    plan: Plan
+    workload: Workload
+    study: StudyRecord
+    winner: BestPlan | None
+    """Of the study: this plan or another; None while it has none."""
+    trials: tuple[TrialRecord, ...]
+    """Those of the plan in the study, in order of number."""
+
+    @property
+    def won(self) -> BestPlan | None:
+        """The winner, where it is this plan."""
+        return self.winner if self.winner is not None and self.winner.plan.id == self.plan.id else None
+
+    @property
+    def imported_from(self) -> str | None:
+        """The database whose bundle brought it; None for what was measured with this one."""
+        return self.study.imported_from
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchResult:
     """How a full training ended. It is complete in itself, so that it can wait on disk for its database."""
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Self
 
-from storage import agents, bundles, health, launches, plans, schema, studies, url, workloads
+from storage import agents, bundles, health, launches, plans, schema, studies, tried, url, workloads
 from storage.bundles import Imported
 from storage.engine import LOCK_TIMEOUT_SECONDS, Database
 from storage.health import Problem
@@ -23,6 +23,7 @@ from storage.records import (
     RunningTrial,
     StudyRecord,
     TrialResult,
+    TriedPlan,
 )
 from trials.plan import Plan
 from trials.workload import ModelShape, Software, Workload
@@ -330,14 +331,14 @@ class Store:
         with self._database.session() as session:
             return plans.of_study(session, study_id)
 
-    def find_plan(self, id_prefix: str, now: Workload | None = None) -> BestPlan:
-        """The winner whose plan id begins so.
+    def find_plan(self, id_prefix: str, now: Workload | None = None) -> TriedPlan:
+        """The plan whose id begins so, of all that studies tried, and what one study says of it.
 
-        Of a plan that won several studies, the one that holds best on the workload `now`; then the newest from here.
-        Raises UnknownPlan, with the nearest ids, and AmbiguousId.
+        Of several studies the one that holds best on the workload `now`; then one that the plan won; then the newest
+        from here. Raises UnknownPlan, with the nearest ids, and AmbiguousId.
         """
         with self._database.session() as session:
-            return plans.find(session, id_prefix, now)
+            return tried.find(session, id_prefix, now)
 
     def start_launch(
         self,

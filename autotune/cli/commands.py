@@ -79,7 +79,7 @@ def tune(options: Options, job: Path, trials: int | None, time_limit: float | No
 
 @main.command()
 @_JOB
-@click.option("--plan", metavar="ID", help="Plan to train with. Default: the best valid one known for this job.")
+@click.option("--plan", metavar="ID", help="Plan to train with, of those that were tried. Default: the winner.")
 @click.option("--steps", type=click.IntRange(min=1), help="Stop, with a checkpoint, after so many steps in all.")
 @click.option("--dry-run", is_flag=True, help="Print the processes that would be started, and start none.")
 @_common
@@ -114,7 +114,9 @@ def profile(options: Options, job: Path, out: Path | None, fresh: bool) -> None:
 
 @main.command()
 @_JOB
-@click.option("--plan", metavar="FILE|ID", help="A YAML or JSON file, or a known plan. Default: the best solved ones.")
+@click.option(
+    "--plan", metavar="FILE|ID", help="A YAML or JSON file, or a plan that was tried. Default: the best solved ones."
+)
 @click.option("--devices", type=click.IntRange(min=1), help="Ranks to predict for. Default: the job's.")
 @click.option(
     "--memory", "memory_bytes", type=_Size(), metavar="SIZE", help="Limit per rank, such as 80GiB. Default: the job's."
@@ -209,7 +211,7 @@ def studies(options: Options, study: str | None, model: str | None, top: int | N
 @click.argument("plan")
 @_common
 def show(options: Options, plan: str) -> None:
-    """Show PLAN: its measurements, why it won, and whether it is still valid here."""
+    """Show PLAN, any that was tried: its measurements, how well it is known, and whether it is valid here."""
     from autotune.cli.query import show_plan
 
     show_plan(options, plan)

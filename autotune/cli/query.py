@@ -15,10 +15,11 @@ from autotune.cli.progress import reading_progress
 from autotune.errors import HardwareError
 from autotune.folders import lengths_folder
 from autotune.hardware import probe_hardware, software
+from autotune.known_plan import known_text
 from autotune.report import Known
 from storage.errors import DatabaseDamaged
 from storage.nearness import Fields, fields_of, fields_of_machine
-from storage.records import AgentRecord, BestPlan, FinishedTrial, LaunchRecord, StudyRecord
+from storage.records import AgentRecord, BestPlan, LaunchRecord, StudyRecord, TriedPlan
 from storage.store import Store, open_store
 from storage.validity import Validity, Verdict, validity
 from trials import wire
@@ -130,22 +131,21 @@ def _winner(store: Store, study: StudyRecord) -> BestPlan | None:
 
 def show_plan(options: Options, plan: str) -> None:
     with open_store(options.database_url()) as store:
-        best = store.find_plan(plan)
-        trials = [trial for trial in store.trials(best.study_id) if isinstance(trial, FinishedTrial)]
-        launches = store.launches(best.plan.id)
-        used = _uses(store).get(best.plan.id, ())
-    holds = holds_here(best, _hardware_here)
+        tried = store.find_plan(plan)
+        launches = store.launches(tried.plan.id)
+        used = _uses(store).get(tried.plan.id, ())
+    holds, known = holds_here(tried, _hardware_here), known_text(tried)
     document = {
-        **report.best_document(best),
+        **report.tried_document(tried),
+        "known": known,
         "validity": wire.to_document(holds),
-        "trials": [wire.to_document(trial) for trial in trials if trial.plan.id == best.plan.id],
         "launches": [wire.to_document(launch) for launch in launches],
         "used_by": list(used),
     }
-    options.give(document, lambda: report.show_text(best, holds, trials, launches, used))
+    options.give(document, lambda: report.show_text(tried, known, holds, launches, used))
 
 
-def holds_here(best: BestPlan, hardware: Callable[[int], Hardware]) -> Validity:
+def holds_here(best: BestPlan | TriedPlan, hardware: Callable[[int], Hardware]) -> Validity:
     """Compares with this machine and its software; model and data are taken as they were."""
     then = best.workload
     return _validity(best, replace(then, hardware=hardware(then.hardware.devices), software=software()))
@@ -159,7 +159,7 @@ def _hardware_here(devices: int) -> Hardware:
         return probe_hardware()
 
 
-def _validity(best: BestPlan, now: Workload) -> Validity:
+def _validity(best: BestPlan | TriedPlan, now: Workload) -> Validity:
     return validity(best.workload, now, imported_from=best.imported_from)
 
 

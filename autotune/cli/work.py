@@ -10,6 +10,7 @@ from autotune.cli.context import Options
 from autotune.cli.progress import reading_progress
 from autotune.errors import PlanNotValid
 from autotune.job_file import load_job
+from autotune.known_plan import KnownPlan, known_text, of_tried, of_winner
 from autotune.launch import Launched, launch
 from autotune.search.tuner import Tuner
 from autotune.training_output import check_new, check_output
@@ -17,6 +18,7 @@ from autotune.workbench import Workbench, workbench
 from storage.records import BestPlan, FinishedTrial
 from storage.validity import Verdict, validity
 from trials.job import Job
+from trials.plan import Plan
 from trials.run.progress import Progress
 from trials.run.ranks import local_ranks
 from trials.run.request import Training, write_request
@@ -35,12 +37,12 @@ def launch_job(options: Options, path: Path, *, plan_id: str | None, steps: int 
     job = load_job(path)
     check_output(job)
     with _open(options, job) as bench:
-        best = _chosen(options, bench, plan_id)
+        chosen = _chosen(options, bench, plan_id)
         if dry_run:
-            _print_commands(options, bench, best)
+            _print_commands(options, bench, chosen.plan)
             return
-        launched = _launch(options, bench, best, steps)
-    options.give(_launch_document(best, launched), lambda: _launch_text(best, launched))
+        launched = _launch(options, bench, chosen, steps)
+    options.give(_launch_document(chosen, launched), lambda: _launch_text(chosen, launched))
 
 
 def run_job(options: Options, path: Path) -> None:
@@ -52,10 +54,11 @@ def run_job(options: Options, path: Path) -> None:
             check_new(job.training.output)
             best = _tune(options, bench, fresh=False)
         options.give_early(lambda: f"\n{report.best_text(best)}\n")
-        launched = _launch(options, bench, best, None)
+        chosen = of_winner(best)
+        launched = _launch(options, bench, chosen, None)
     options.give(
-        {"best": report.best_document(best), "launch": _launch_document(best, launched)},
-        lambda: _launch_text(best, launched),
+        {"best": report.best_document(best), "launch": _launch_document(chosen, launched)},
+        lambda: _launch_text(chosen, launched),
     )
 
 
@@ -80,8 +83,8 @@ def _tune(options: Options, bench: Workbench, *, fresh: bool) -> BestPlan:
     return Tuner(bench, listen, options.tell).tune(fresh=fresh)
 
 
-def _launch(options: Options, bench: Workbench, best: BestPlan, steps: int | None) -> Launched:
-    options.tell(f"Training with plan {best.plan.id} into {bench.prepared.job.training.output}")
+def _launch(options: Options, bench: Workbench, chosen: KnownPlan, steps: int | None) -> Launched:
+    options.tell(f"Training with plan {chosen.plan.id} into {bench.prepared.job.training.output}")
 
     def on_step(progress: Progress) -> None:
         if progress.step in (1, progress.of) or progress.step % max(1, progress.of // _TOLD_STEPS) == 0:
@@ -90,12 +93,12 @@ def _launch(options: Options, bench: Workbench, best: BestPlan, steps: int | Non
 
     return launch(
         bench.prepared,
-        best.plan,
+        chosen.plan,
         bench.store,
         bench.spool,
         bench.folder / "launch",
         agent_id=bench.agent.id,
-        predicted_samples_per_second=best.samples_per_second,
+        predicted_samples_per_second=chosen.speed.mean if chosen.speed else None,
         max_steps=steps,
         on_step=on_step,
     )
@@ -106,27 +109,28 @@ def _known(bench: Workbench) -> BestPlan | None:
     return bench.store.last_winner(bench.prepared.workload.fingerprint)
 
 
-def _chosen(options: Options, bench: Workbench, plan_id: str | None) -> BestPlan:
+def _chosen(options: Options, bench: Workbench, plan_id: str | None) -> KnownPlan:
     """The named plan, or the last winner of this job. Raises PlanNotValid with the reason when there is none."""
     if plan_id is None:
         if known := _known(bench):
-            return known
+            return of_winner(known)
         raise PlanNotValid("no plan is known for this job here; run `autotune tune` or `autotune run` first")
     now = bench.prepared.workload
-    best = bench.store.find_plan(plan_id, now)
-    found = validity(best.workload, now, imported_from=best.imported_from)
+    tried = bench.store.find_plan(plan_id, now)
+    found = validity(tried.workload, now, imported_from=tried.imported_from)
     if found.verdict is Verdict.REMEASURE:
-        options.tell(f"Plan {best.plan.id} was found elsewhere: {'; '.join(str(change) for change in found.changes)}")
+        options.tell(f"Plan {tried.plan.id} was found elsewhere: {'; '.join(str(change) for change in found.changes)}")
     if found.verdict is Verdict.INVALID:
         reasons = "; ".join(str(change) for change in found.changes if change.verdict is Verdict.INVALID)
-        raise PlanNotValid(f"plan {best.plan.id} does not hold here: {reasons}; run `autotune tune`")
-    return best
+        raise PlanNotValid(f"plan {tried.plan.id} does not hold here: {reasons}; run `autotune tune`")
+    options.tell(known_text(tried))
+    return of_tried(tried)
 
 
-def _print_commands(options: Options, bench: Workbench, best: BestPlan) -> None:
+def _print_commands(options: Options, bench: Workbench, plan: Plan) -> None:
     folder = bench.folder / "launch" / "dry-run"
-    write_request(folder, bench.prepared.request(best.plan, Training(output=bench.prepared.job.training.output)))
-    commands = local_ranks(best.plan.layout.world_size, bench.prepared.workload.hardware.accelerator, folder)
+    write_request(folder, bench.prepared.request(plan, Training(output=bench.prepared.job.training.output)))
+    commands = local_ranks(plan.layout.world_size, bench.prepared.workload.hardware.accelerator, folder)
     document = {"commands": [{"argv": list(c.argv), "environment": dict(c.environment)} for c in commands]}
     options.give(document, lambda: "\n".join(command.shell() for command in commands))
 
@@ -138,27 +142,27 @@ def _with_search(job: Job, *, trials: int | None, time_limit: float | None) -> J
     return job.model_copy(update={"search": job.search.model_copy(update=given)})
 
 
-def _launch_document(best: BestPlan, launched: Launched) -> dict[str, Any]:
+def _launch_document(chosen: KnownPlan, launched: Launched) -> dict[str, Any]:
     return {
-        "plan": best.plan.id,
+        "plan": chosen.plan.id,
         "steps": launched.report.steps,
         "finished": launched.report.finished,
         "model": None if launched.report.model is None else str(launched.report.model),
         "blank_samples": launched.blank_samples,
         "samples_per_second": launched.samples_per_second,
-        "predicted_samples_per_second": best.samples_per_second,
+        "predicted_samples_per_second": chosen.speed.mean if chosen.speed else None,
     }
 
 
-def _launch_text(best: BestPlan, launched: Launched) -> str:
-    steps = f"{launched.report.steps} steps with plan {best.plan.id}"
+def _launch_text(chosen: KnownPlan, launched: Launched) -> str:
+    steps = f"{launched.report.steps} steps with plan {chosen.plan.id}"
     lines = [f"Trained {steps}" if launched.steps else f"Nothing was left to train: {steps} are done"]
-    if launched.samples_per_second is not None:
-        ratio = launched.samples_per_second / best.samples_per_second - 1
-        lines.append(
-            f"Measured {launched.samples_per_second:.1f} samples/s, predicted {best.samples_per_second:.1f} "
-            f"+- {best.samples_per_second_error:.1f} ({ratio:+.0%})"
+    if (measured := launched.samples_per_second) is not None:
+        speed = chosen.speed
+        beside = (
+            f", predicted {speed.mean:.1f} +- {speed.error:.1f} ({measured / speed.mean - 1:+.0%})" if speed else ""
         )
+        lines.append(f"Measured {measured:.1f} samples/s{beside}")
     if launched.report.model is not None:
         lines.append(f"The model is in {launched.report.model}")
     return "\n".join(lines)

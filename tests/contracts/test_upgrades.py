@@ -84,7 +84,7 @@ UNKNOWN = changed("model.config_digest", "path:c0ffee")
 def check_contents(store: Store, workload: Workload) -> None:
     (best,) = (best for best in store.best_plans() if best.imported_from is None)
     assert best == best_of(best.study_id, workload=workload)
-    assert store.find_plan(best.plan.id) == store.last_winner(workload.fingerprint) == best
+    assert store.find_plan(best.plan.id).won == store.last_winner(workload.fingerprint) == best
     answers = {trial.role: trial for trial in store.answers(workload.fingerprint)}
     assert {role: trial.result for role, trial in answers.items()} == {
         role: result_of(answers[role].id, outcome) for role, outcome in OUTCOMES.items()

@@ -17,7 +17,7 @@ from autotune.hardware import probe_hardware, software
 from storage.spool import Spool
 from storage.store import Store, open_store
 from storage.url import default_url
-from tests.storage_values import WORKLOAD, best_of, changed, concluded, packed_plan, result_of
+from tests.storage_values import OUTCOMES, WORKLOAD, best_of, changed, concluded, packed_plan, result_of
 from tests.users import JobFile, refusal
 from trials.workload import Workload
 
@@ -125,6 +125,27 @@ def test_studies_are_listed_and_one_tells_its_history(store: Store) -> None:
     assert document("studies", "--top", "1")["studies"] == studies[:1]
     code, refused = refusal("studies", "no-such")
     assert (code, "autotune studies" in refused) == (2, True)
+
+
+def test_a_history_names_the_plan_of_each_trial_and_any_of_them_can_be_shown(store: Store) -> None:
+    tie = packed_plan(5)
+    study = store.create_study(WORKLOAD.fingerprint, {}, seed=0)
+    for plan in (tie, packed_plan(), tie):
+        store.finish_trial(result_of(store.start_trial(study.id, plan, "sampled").id))
+    failed = packed_plan(7)
+    store.finish_trial(result_of(store.start_trial(study.id, failed, "sampled").id, OUTCOMES["out of memory"]))
+    concluded(store, best_of(study.id, ties=(tie.id,)))
+    assert [line.split()[0] for line in text("studies", study.name).splitlines() if " pipeline 2" in line] == [
+        *(plan.id for plan in (tie, packed_plan(), tie, failed)),
+        "pipeline",  # of the winner
+    ]
+    shown = document("show", tie.id)
+    assert (shown["id"], shown["won"], len(shown["trials"])) == (tie.id, False, 2)
+    told = text("show", tie.id[:8])
+    assert f"In study {study.name} this plan may be as fast as the winner, {PLAN}; measured in 2 runs" in told
+    assert told.count("epoch 1234.5 s") == 2
+    assert "no run of it was measured to its end: failed: out of memory on stage 1" in text("show", failed.id)
+    assert document("show", PLAN)["won"]
 
 
 def test_the_doctor_tells_what_needs_care_and_the_data_of_a_job(store: Store, job: JobFile) -> None:

@@ -1,0 +1,88 @@
+"""How well a plan that a study tried is known."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+from autotune.report import outcome_text
+from storage.records import BestPlan, FinishedTrial, TriedPlan
+from trials.outcome import Completed
+from trials.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """Samples per second over an epoch."""
+
+    mean: float
+    error: float
+    """Standard error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownPlan:
+    """A plan, and how fast it is expected to train."""
+
+    plan: Plan
+    speed: Speed | None
+    """None for a plan that no trial measured to its end."""
+
+
+def of_winner(best: BestPlan) -> KnownPlan:
+    return KnownPlan(plan=best.plan, speed=Speed(mean=best.samples_per_second, error=best.samples_per_second_error))
+
+
+def of_tried(tried: TriedPlan) -> KnownPlan:
+    """As fast as the study found it; where it did not win, as the mean of its runs."""
+    if tried.won:
+        return of_winner(tried.won)
+    runs = _counted(tried)
+    if not runs:
+        return KnownPlan(plan=tried.plan, speed=None)
+    seconds = [trial.result.epoch_seconds or math.nan for trial in runs]
+    own = math.hypot(*(trial.result.epoch_seconds_error or 0.0 for trial in runs)) / len(runs)
+    scatter = stdev(seconds) / math.sqrt(len(runs)) if len(runs) > 1 else 0.0
+    mean = tried.workload.data.samples / fmean(seconds)
+    return KnownPlan(plan=tried.plan, speed=Speed(mean=mean, error=mean * max(own, scatter) / fmean(seconds)))
+
+
+def known_text(tried: TriedPlan) -> str:
+    """One line: what the study made of the plan, and from how many runs."""
+    return f"{_place(tried)}; {_evidence(tried)}"
+
+
+def _place(tried: TriedPlan) -> str:
+    name, winner = tried.study.name, tried.winner
+    if winner is None:
+        return f"Study {name}, which has no winner yet, tried this plan"
+    if tried.won:
+        return f"Study {name} found this plan to be the fastest"
+    if tried.plan.id in winner.ties:
+        return f"In study {name} this plan may be as fast as the winner, {winner.plan.id}"
+    return f"In study {name} plan {winner.plan.id} won instead of this one"
+
+
+def _evidence(tried: TriedPlan) -> str:
+    runs = _counted(tried)
+    if not runs:
+        finished = [trial.result for trial in tried.trials if isinstance(trial, FinishedTrial)]
+        ends = Counter(outcome_text(result.outcome, result.epoch_seconds) for result in finished)
+        told = ", ".join(f"{end} ({count}x)" if count > 1 else end for end, count in ends.items())
+        return f"no run of it was measured to its end: {told or 'none has a result'}"
+    times = f"in {len(runs)} runs" if len(runs) > 1 else "in one run only"
+    disturbed = [trial for trial in runs if trial.result.contamination]
+    doubt = f", disturbed each time: {disturbed[0].result.contamination}" if disturbed else ""
+    return f"measured {times}{doubt}"
+
+
+def _counted(tried: TriedPlan) -> Sequence[FinishedTrial]:
+    """Runs measured to the end; those on a disturbed machine only where there are no others."""
+    whole = [trial for trial in tried.trials if isinstance(trial, FinishedTrial) and _is_whole(trial)]
+    return [trial for trial in whole if trial.result.contamination is None] or whole
+
+
+def _is_whole(trial: FinishedTrial) -> bool:
+    outcome = trial.result.outcome
+    return isinstance(outcome, Completed) and not outcome.shortened
