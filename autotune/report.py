@@ -63,8 +63,8 @@ def _named(plan: Plan) -> str:
     return f"{'':>11}{plan.id}  {plan_text(plan)}"
 
 
-def best_text(best: BestPlan) -> str:
-    """The winner beside the baselines."""
+def best_text(best: BestPlan, trials: Iterable[TrialRecord] = ()) -> str:
+    """The winner and the baselines; from the trials of its study, how many were disturbed."""
     rows = [
         ("best", _speed(best.samples_per_second, best.samples_per_second_error), f"{best.epoch_seconds:.1f}", ""),
         *(
@@ -78,7 +78,8 @@ def best_text(best: BestPlan) -> str:
         ),
     ]
     header = ("plan", "samples/s", "epoch s", "gain of best")
-    sure = [text for text in (_confidence_text(best), _payback_text(best), _pareto_text(best)) if text]
+    found = _confidence_text(best), _disturbed_text(best, trials), _payback_text(best), _pareto_text(best)
+    sure = [text for text in found if text]
     return "\n".join((f"Plan {best.plan.id}\n  {plan_text(best.plan)}\n\n{table(header, rows)}", *sure))
 
 
@@ -88,6 +89,19 @@ def _confidence_text(best: BestPlan) -> str:
     if best.ties:
         return f"A tie: {', '.join(best.ties)} may be as fast; fastest with a probability of {best.confidence:.0%}"
     return f"Fastest of the finalists with a probability of {best.confidence:.0%}"
+
+
+def _disturbed_text(best: BestPlan, trials: Iterable[TrialRecord]) -> str:
+    finished = [trial for trial in trials if isinstance(trial, FinishedTrial)]
+    runs = [trial for trial in finished if isinstance(trial.result.outcome, Completed)]
+    disturbed = [trial for trial in runs if trial.result.contamination]
+    if not disturbed:
+        return ""
+    of_winner, its = ([trial for trial in each if trial.plan.id == best.plan.id] for each in (runs, disturbed))
+    return (
+        f"Disturbed: {len(disturbed)} of {len(runs)} measured runs, {len(its)} of {len(of_winner)} of the winner "
+        f"({disturbed[-1].result.contamination}); measure again with `autotune tune --fresh` on an idle machine"
+    )
 
 
 def _payback_text(best: BestPlan) -> str:
@@ -197,7 +211,7 @@ def study_text(study: StudyRecord, work: Workload, best: BestPlan | None, trials
     lines = [
         trial_line(trial, known=False) if isinstance(trial, FinishedTrial) else _open_line(trial) for trial in trials
     ]
-    winner = best_text(best) if best else "It has no winner yet."
+    winner = best_text(best, trials) if best else "It has no winner yet."
     return "\n".join((studies_text([(study, work, best)]), "", *lines, "", winner))
 
 
@@ -218,7 +232,10 @@ def show_text(
 ) -> str:
     """The plan, how well it is known, what was measured of it, and whether it holds here."""
     named = f"Plan {tried.plan.id}\n  {plan_text(tried.plan)}"
-    sections = [best_text(tried.won) if tried.won else named, f"{known}\nHere: {validity.verdict}{_reason(validity)}"]
+    sections = [
+        best_text(tried.won, tried.trials) if tried.won else named,
+        f"{known}\nHere: {validity.verdict}{_reason(validity)}",
+    ]
     finished = [trial for trial in tried.trials if isinstance(trial, FinishedTrial)]
     sections += [_workload_text(tried), *(trial_line(trial, known=False) for trial in finished)]
     if completed := [trial for trial in finished if isinstance(trial.result.outcome, Completed)]:

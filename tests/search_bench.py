@@ -34,7 +34,8 @@ from trials.plan import Plan
 MEMORY = 1 << 40
 PREDICTOR = predictor_of()
 AXES = axes_of(packers=("isf", "best-fit"), qv_slacks=(0, 1), qt_slacks=(64, 0))
-EMPTY = Field(standings=(), posterior=Posterior(mean=np.zeros(0), covariance=np.zeros((0, 0))))
+NOTHING = Posterior(mean=np.zeros(0), covariance=np.zeros((0, 0)))
+EMPTY = Field(standings=(), posterior=NOTHING, measured=NOTHING)
 
 
 @dataclass

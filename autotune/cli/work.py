@@ -30,7 +30,8 @@ def tune_job(options: Options, path: Path, *, trials: int | None, time_limit: fl
     job = _with_search(load_job(path), trials=trials, time_limit=time_limit)
     with _open(options, job) as bench:
         best = _tune(options, bench, fresh=fresh)
-    options.give(report.best_document(best), lambda: report.best_text(best))
+        ran = bench.store.trials(best.study_id)
+    options.give(report.best_document(best), lambda: report.best_text(best, ran))
 
 
 def launch_job(options: Options, path: Path, *, plan_id: str | None, steps: int | None, dry_run: bool) -> None:
@@ -53,7 +54,8 @@ def run_job(options: Options, path: Path) -> None:
         if best is None:
             check_new(job.training.output)
             best = _tune(options, bench, fresh=False)
-        options.give_early(lambda: f"\n{report.best_text(best)}\n")
+        ran = bench.store.trials(best.study_id)
+        options.give_early(lambda: f"\n{report.best_text(best, ran)}\n")
         chosen = of_winner(best)
         launched = _launch(options, bench, chosen, None)
     options.give(

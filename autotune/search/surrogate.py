@@ -33,7 +33,11 @@ _LEAST_SHARE = 0.02
 _FREEDOM = 4.0
 _ROUNDS = 5
 _DISTURBED = 4.0
-"""So many times the noise has a trial on a machine that others used as well."""
+"""Factor of the noise for a trial on a machine that others used as well."""
+_LEAST_DISTURBED = 0.05
+"""Least noise of such a trial: others took at least this share of the cores, and may have hit one plan alone."""
+_FREE = 1.0
+"""Width of a plan's own part where predictions are to say nothing of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -92,7 +96,8 @@ class Surrogate:
         """`predictor` is taught by its owner; what it says is the mean that residuals are counted from."""
         self._predictor = predictor
         self._trials: list[FinishedTrial] = []
-        self._fitted: list[_Fit] = []
+        self._fitted: dict[float, list[_Fit]] = {}
+        """By the width of a plan's own part beside what predictions do not know of it."""
         self._coordinates: dict[str, Array] = {}
 
     def learn(self, trial: FinishedTrial) -> None:
@@ -112,17 +117,25 @@ class Surrogate:
         return math.exp(sum(fit.probability * fit.slowness for fit in self._fits()))
 
     def posterior(self, plans: Sequence[Plan]) -> Posterior:
-        """Of these plans together."""
+        """Of these plans together: what is predicted, corrected by what was measured."""
+        return self._posterior(plans, 0.0)
+
+    def measured(self, plans: Sequence[Plan]) -> Posterior:
+        """Of plans that ran, from their own trials: predictions draw none of them towards themselves."""
+        return self._posterior(plans, _FREE)
+
+    def _posterior(self, plans: Sequence[Plan], free: float) -> Posterior:
         known = [trial.plan for trial in self._trials]
         prior = np.log([self._predictor.epoch_seconds(plan) for plan in plans])
         linear, likeness = self._linear(plans, plans), self._likeness(plans, plans)
         linear_across, likeness_across = self._linear(plans, known), self._likeness(plans, known)
         same, same_across = _same(plans, plans), _same(plans, known)
         mean, square = np.zeros(len(plans)), np.zeros((len(plans), len(plans)))
-        for fit in self._fits():
-            across = linear_across + fit.widths.of_plans(likeness_across, same_across)
+        for fit in self._fits(free):
+            across = linear_across + fit.widths.of_plans(likeness_across, same_across) + free**2 * same_across
             shift = across @ fit.weights
-            covariance = linear + fit.widths.of_plans(likeness, same) - across @ fit.inverse @ across.T
+            own = fit.widths.of_plans(likeness, same) + free**2 * same
+            covariance = linear + own - across @ fit.inverse @ across.T
             mean += fit.probability * shift
             square += fit.probability * (covariance + np.outer(shift, shift))
         return Posterior(mean=prior + mean, covariance=square - np.outer(mean, mean))
@@ -146,12 +159,12 @@ class Surrogate:
         likeness: Array = (1 + far + far**2 / 3) * np.exp(-far)
         return likeness
 
-    def _fits(self) -> list[_Fit]:
-        if not self._fitted:
-            self._fitted = self._all_fits()
-        return self._fitted
+    def _fits(self, free: float = 0.0) -> list[_Fit]:
+        if free not in self._fitted:
+            self._fitted[free] = self._all_fits(free)
+        return self._fitted[free]
 
-    def _all_fits(self) -> list[_Fit]:
+    def _all_fits(self, free: float) -> list[_Fit]:
         plan, drift, noise = _USUAL
         usual = _Widths(plan=plan, own=min(_OWN), drift=drift, drift_seconds=_DRIFT_SECONDS[0], noise=noise)
         if not self._trials:
@@ -160,7 +173,8 @@ class Surrogate:
         times = np.array([trial.result.finished.timestamp() for trial in self._trials])
         residuals = np.array([self._residual(trial) for trial in self._trials])
         errors = np.array([(trial.result.epoch_seconds_error or 0.0) / _seconds(trial) for trial in self._trials])
-        disturbed = np.array([_DISTURBED if trial.result.contamination else 1.0 for trial in self._trials])
+        disturbed = np.array([trial.result.contamination is not None for trial in self._trials])
+        factors, least = np.where(disturbed, _DISTURBED, 1.0), np.where(disturbed, _LEAST_DISTURBED, 0.0)
         linear, likeness, same = self._linear(plans, plans), self._likeness(plans, plans), _same(plans, plans)
         apart = np.abs(times[:, None] - times)
         agents = np.array([trial.agent_id or "" for trial in self._trials])
@@ -172,11 +186,11 @@ class Surrogate:
             return drift
 
         def smooth(widths: _Widths) -> Array:
-            total: Array = linear + widths.of_plans(likeness, same) + drifts(widths)
+            total: Array = linear + widths.of_plans(likeness, same) + free**2 * same + drifts(widths)
             return total
 
         def noises(widths: _Widths) -> Array:
-            noises: Array = (disturbed * np.maximum(errors, widths.noise)) ** 2
+            noises: Array = np.maximum(factors * np.maximum(errors, widths.noise), least) ** 2
             return noises
 
         candidates = [

@@ -8,7 +8,9 @@ from statistics import NormalDist
 from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
+from autotune.predict.costs import Array
 from autotune.search.ledger import BASELINES
 from autotune.search.surrogate import Posterior, Surrogate
 from storage.records import Baseline, FinishedTrial
@@ -43,6 +45,8 @@ class Standing:
     trials: int
     may_win: bool = True
     """False for one that only others are compared with."""
+    disturbed: bool = False
+    """Whether each of these trials ran on a machine that others used as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -65,7 +69,9 @@ class Field:
 
     standings: tuple[Standing, ...]
     posterior: Posterior
-    """In the same order."""
+    """In the same order: predictions, corrected by all trials. It decides which plans are compared, and which wins."""
+    measured: Posterior
+    """In the same order, from the plans' own trials alone. It gives the figures that are stated."""
 
     @property
     def compared(self) -> Sequence[int]:
@@ -99,20 +105,25 @@ class Field:
         return more <= _far(SURE) * error
 
     def verdict(self) -> Verdict:
-        """Of the plans that are compared. Draws from the posterior, the same for the same trials."""
+        """Of the plans that are compared. Draws from the posterior, the same for the same trials.
+
+        Where disturbed trials take part, the winner has to be the fastest by what was measured as well: the lower
+        probability is stated.
+        """
         numbers = self.compared
-        rows = np.array(numbers)
-        covariance = self.posterior.covariance[np.ix_(rows, rows)]
-        random = np.random.default_rng(0)
-        drawn = random.multivariate_normal(self.posterior.mean[rows], covariance, _DRAWS, method="eigh")
+        drawn = _drawn(self.posterior, numbers)
         fastest = drawn.argmin(axis=1)
-        wins = np.bincount(fastest, minlength=len(rows))
+        wins = np.bincount(fastest, minlength=len(numbers))
         winner = max(map(numbers.index, self.repeated), key=wins.__getitem__)
-        slower = (drawn > drawn[:, [winner]]).mean(axis=0)
-        ties = [numbers[other] for other in range(len(rows)) if other != winner and slower[other] < SURE]
+        sure, slower = float((fastest == winner).mean()), (drawn > drawn[:, [winner]]).mean(axis=0)
+        if any(self.standings[number].disturbed for number in numbers):
+            again = _drawn(self.measured, numbers)
+            sure = min(sure, float((again.argmin(axis=1) == winner).mean()))
+            slower = np.minimum(slower, (again > again[:, [winner]]).mean(axis=0))
+        ties = [numbers[other] for other in range(len(numbers)) if other != winner and slower[other] < SURE]
         return Verdict(
             winner=numbers[winner],
-            confidence=float((fastest == winner).mean()) if len(rows) > 1 else None,
+            confidence=sure if len(numbers) > 1 else None,
             ties=tuple(ties),
             loss=float((drawn[:, winner] - drawn.min(axis=1)).mean()),
         )
@@ -127,7 +138,7 @@ class Field:
     def _compare(self, winner: int, role: str, number: int, samples: int) -> Baseline:
         standing = self.standings[number]
         speed = samples / standing.epoch_seconds
-        more, error = self.posterior.difference(number, winner)
+        more, error = self.measured.difference(number, winner)
         return Baseline(
             role=role,
             samples_per_second=speed,
@@ -158,15 +169,17 @@ def field_of(
         by_plan[trial.plan].append(trial)
     safe = list(by_plan)
     if not safe:
-        return Field(standings=(), posterior=Posterior(mean=np.zeros(0), covariance=np.zeros((0, 0))))
-    posterior = surrogate.posterior(safe)
+        nothing = Posterior(mean=np.zeros(0), covariance=np.zeros((0, 0)))
+        return Field(standings=(), posterior=nothing, measured=nothing)
+    posterior, measured = surrogate.posterior(safe), surrogate.measured(safe)
     order = np.argsort(posterior.mean, kind="stable")
     return Field(
         standings=tuple(
-            _standing(by_plan[plan], posterior, row, roles.get(plan, frozenset()), may_win=may_win(plan))
+            _standing(by_plan[plan], measured, row, roles.get(plan, frozenset()), may_win=may_win(plan))
             for plan, row in ((safe[row], int(row)) for row in order)
         ),
-        posterior=Posterior(mean=posterior.mean[order], covariance=posterior.covariance[np.ix_(order, order)]),
+        posterior=_part(posterior, order),
+        measured=_part(measured, order),
     )
 
 
@@ -194,21 +207,33 @@ def _ran_out_of_memory(trial: FinishedTrial) -> bool:
 
 
 def _standing(
-    trials: Sequence[FinishedTrial], posterior: Posterior, row: int, roles: frozenset[str], *, may_win: bool
+    trials: Sequence[FinishedTrial], measured: Posterior, row: int, roles: frozenset[str], *, may_win: bool
 ) -> Standing:
     plan = trials[0].plan
-    seconds = math.exp(posterior.mean[row])
+    seconds = math.exp(measured.mean[row])
     return Standing(
         plan=plan,
         roles=roles,
         epoch_seconds=seconds,
-        epoch_seconds_error=seconds * float(posterior.error[row]),
+        epoch_seconds_error=seconds * float(measured.error[row]),
         peak_bytes=max(
             t.result.outcome.measurement.peak_bytes for t in trials if isinstance(t.result.outcome, Completed)
         ),
         trials=len(trials),
         may_win=may_win,
+        disturbed=all(trial.result.contamination is not None for trial in trials),
     )
+
+
+def _part(posterior: Posterior, rows: NDArray[np.intp]) -> Posterior:
+    return Posterior(mean=posterior.mean[rows], covariance=posterior.covariance[np.ix_(rows, rows)])
+
+
+def _drawn(posterior: Posterior, numbers: Sequence[int]) -> Array:
+    """Logarithms of the seconds of these plans, [draws, plans]."""
+    part, random = _part(posterior, np.array(numbers)), np.random.default_rng(0)
+    drawn: Array = random.multivariate_normal(part.mean, part.covariance, _DRAWS, method="eigh")
+    return drawn
 
 
 def _far(probability: float) -> float:

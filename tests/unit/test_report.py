@@ -50,3 +50,11 @@ def test_a_trial_that_ended_early_or_was_disturbed_says_so() -> None:
     assert "ended early, clearly slower" in trial_line(early, known=False)
     disturbed = replace(trial, result=replace(trial.result, contamination="others computed"))
     assert "; disturbed: others computed" in trial_line(disturbed, known=False)
+
+
+def test_the_winner_is_shown_with_how_many_runs_were_disturbed() -> None:
+    winner, trial = best(), completed(PADDED_PLAN, 100.0)
+    marked = replace(trial, plan=winner.plan, result=replace(trial.result, contamination="others computed"))
+    text = best_text(winner, (trial, marked))
+    assert "Disturbed: 1 of 2 measured runs, 1 of 1 of the winner (others computed)" in text
+    assert "Disturbed" not in best_text(winner, (trial,))

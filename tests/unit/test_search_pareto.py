@@ -27,7 +27,8 @@ def field(*entries: tuple[float, int]) -> Field:
         for number, (seconds, peak) in enumerate(entries, 1)
     )
     count = len(entries)
-    return Field(standings=standings, posterior=Posterior(mean=np.zeros(count), covariance=np.eye(count)))
+    posterior = Posterior(mean=np.zeros(count), covariance=np.eye(count))
+    return Field(standings=standings, posterior=posterior, measured=posterior)
 
 
 def spent(number: int, joules: float, seconds: float) -> FinishedTrial:

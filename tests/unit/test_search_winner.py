@@ -1,5 +1,7 @@
 import math
 from dataclasses import replace
+from datetime import timedelta
+from itertools import product
 
 import numpy as np
 import pytest
@@ -35,7 +37,7 @@ def field(*seconds: float, error: float = 0.01, roles: tuple[str, ...] = (), tri
         for number, each in enumerate(seconds)
     ]
     posterior = Posterior(mean=np.log(seconds), covariance=error**2 * np.eye(len(seconds)))
-    return Field(standings=tuple(standings), posterior=posterior)
+    return Field(standings=tuple(standings), posterior=posterior, measured=posterior)
 
 
 def numbers(plans: tuple[Plan, ...]) -> list[int]:
@@ -191,6 +193,48 @@ def test_interleaved_trials_of_equal_plans_tie_and_of_unequal_ones_do_not() -> N
     )
     assert unequal.standings[0].plan == fast
     assert unequal.verdict().ties == ()
+
+
+def scattered(*, is_disturbed: bool, baseline: float) -> list[FinishedTrial]:
+    """Two plans as predicted, and a baseline that is not, all run in turns with an error of some percent."""
+    wobbles = (1.0, 1.2, 0.8, 1.05, 0.85, 1.15)
+    factors = {PLANS[0]: 1.0, PLANS[1]: 1.0, PLANS[4]: baseline}
+    found = []
+    for number, (wobble, (plan, factor)) in enumerate(product(wobbles, factors.items())):
+        if plan == PLANS[4] and number > 6:
+            continue
+        error = wobble ** (0.1 if plan == PLANS[4] else 1.0)
+        made = trial(plan, factor * error, number, BASELINE_DEFAULT if plan == PLANS[4] else "sampled")
+        later = made.result.finished + timedelta(seconds=25 * number)
+        made = replace(made, result=replace(made.result, finished=later))
+        found.append(disturbed(made) if is_disturbed else made)
+    return found
+
+
+@pytest.mark.parametrize("is_disturbed", [False, True])
+def test_a_plan_that_ran_twice_stands_between_its_measurements_though_it_was_predicted_otherwise(
+    is_disturbed: bool,
+) -> None:
+    trials = scattered(is_disturbed=is_disturbed, baseline=0.7)
+    found = field_after(*trials)
+    (standing,) = (standing for standing in found.standings if BASELINE_DEFAULT in standing.roles)
+    runs = [each.result.epoch_seconds or math.nan for each in trials if each.plan == standing.plan]
+    assert 0.97 * min(runs) < standing.epoch_seconds < 1.03 * max(runs)
+    (gain,) = found.compare(0, samples=1000)
+    assert gain.samples_per_second == pytest.approx(1000 / standing.epoch_seconds)
+
+
+def test_disturbed_trials_leave_a_winner_less_sure() -> None:
+    fast, slow = PLANS[:2]
+    ratio = PREDICTOR.epoch_seconds(fast) / PREDICTOR.epoch_seconds(slow)
+    wobbles = (1.001, 0.999, 1.0, 1.001)
+    trials = [trial(plan, by * wobble) for wobble in wobbles for plan, by in ((fast, 1.0), (slow, 1.05 * ratio))]
+    alone, others = field_after(*trials).verdict(), field_after(*map(disturbed, trials)).verdict()
+    assert alone.confidence is not None
+    assert others.confidence is not None
+    assert alone.confidence > 0.97
+    assert others.confidence < 0.9
+    assert others.ties
 
 
 # --- the finalists and the comparison ---
