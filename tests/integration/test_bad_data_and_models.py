@@ -123,9 +123,13 @@ def set_config(folder: Path, **values: object) -> None:
             lambda folder: set_config(folder, model_type="own", auto_map={"AutoConfig": "own.Config"}),
             "it runs code of its own; read that code, then set model.trust_remote_code: true",
         ),
+        (
+            lambda folder: set_config(folder, model_type="internvl_chat", auto_map={"AutoConfig": "own.Config"}),
+            "publishes under names that end in -hf, such as OpenGVLab/InternVL3-1B-hf",
+        ),
         (lambda folder: (folder / "tokenizer.json").unlink(), "the tokenizer of model"),
     ],
-    ids=["folder", "config", "JSON", "type", "unknown", "unsupported", "value", "layers", "code", "tokenizer"],
+    ids=["folder", "config", "JSON", "type", "unknown", "unsupported", "value", "layers", "code", "form", "tokenizer"],
 )
 def test_a_model_that_cannot_be_used_is_told_and_makes_no_database(
     job: JobFile, model: Path, home: Path, spoil: Callable[[Path], object], message: str

@@ -41,6 +41,11 @@ _SETTINGS = (
     "added_tokens.json",
     "chat_template.json",
 )
+_OTHER_FORMS = {
+    "internvl_chat": "it is InternVL in the form of its own remote code; give the Hugging Face form, of model_type "
+    "'internvl', which OpenGVLab publishes under names that end in -hf, such as OpenGVLab/InternVL3-1B-hf"
+}
+"""Forms of models that another form is read of: trusting their remote code would not help."""
 _BOUNDED = (CONFIG, "preprocessor_config.json", "processor_config.json")
 """The numbers of a tokenizer's settings cost nothing; `model_max_length` is often 10^30."""
 _MOST = (
@@ -149,6 +154,8 @@ def _check_names(path: Path, settings: dict[str, Any]) -> None:
     is_list = isinstance(architectures, list) and all(isinstance(name, str) for name in architectures)
     if architectures is not None and not is_list:
         raise _error(path, f"architectures is {_shown(architectures)}, which must be a list of names")
+    if str(kind := settings.get("model_type")) in _OTHER_FORMS:
+        raise _error(path, f"model_type {kind!r} is not supported: {_OTHER_FORMS[str(kind)]}")
     if "configuration_files" in settings:
         raise _error(path, "it names other files by configuration_files, which are not followed")
 
