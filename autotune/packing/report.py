@@ -73,7 +73,10 @@ def pack_text(found: Balanced) -> str:
         f"Cost model: {material.cost_model}"
     )
     rows = [(name, unit, entry(found.before), entry(found.after)) for name, unit, entry in _ROWS]
-    summary = f"A sample costs {abs(saved):.1%} {'less' if saved >= 0 else 'more'} than before"
+    summary = (
+        f"By forward FLOP alone, a sample costs {abs(saved):.1%} {'less' if saved >= 0 else 'more'} than before. Neither "
+        "memory nor what each micro-batch costs beside its FLOP is known here; `autotune tune` measures both"
+    )
     told = (*_oversize(found), *_cut(found), *_bad(found))
     sections = (header, table(("metric", "unit", "before", "after"), rows), summary, *told)
     return "\n\n".join(sections)

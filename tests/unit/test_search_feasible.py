@@ -72,6 +72,7 @@ def test_a_split_chooses_the_layouts_of_so_many_stages() -> None:
     "wanted",
     [
         {"qt_slack": (1000,), "qv_slack": (100, 0)},
+        {"qv": (1,), "qv_slack": (2,)},
         {"qv": (9, 12), "packers": ("isf",), "qt_slack": (0, 32)},
         {"layouts": ("p2-d1-z0",), "recompute": "none"},
         {"split": (4, 5), "recompute": "all"},
