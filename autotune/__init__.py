@@ -10,6 +10,6 @@ for _name in ("storage", "trials"):  # common names, which a folder of the user'
     _found = [str(Path(_place).resolve()) for _place in (_spec and _spec.submodule_search_locations) or ()]
     if _found != [str(_HOME / _name)]:
         raise ImportError(
-            f"autotune needs its own package {_name!r} in {_HOME}, but Python finds {', '.join(_found) or 'none'}; take "
-            "the folder around that out of PYTHONPATH, rename it, or start autotune in another folder"
+            f"autotune needs its own package {_name!r} in {_HOME}, but Python finds {', '.join(_found) or 'none'}; "
+            "take the folder around that out of PYTHONPATH, rename it, or start autotune in another folder"
         )

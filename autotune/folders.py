@@ -22,3 +22,8 @@ def spool_folder(folder: Path) -> Path:
 def lengths_folder() -> Path:
     """Where measured lengths are kept for every job of this user."""
     return user_cache_path("autotune") / "lengths"
+
+
+def architectures_folder() -> Path:
+    """Where it is kept which architectures were compared with transformers and found equal."""
+    return user_cache_path("autotune") / "architectures"

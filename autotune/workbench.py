@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.agent import Agent
+from autotune.architecture import check_architecture
 from autotune.devices import device_names, locked, make_folder, resource
-from autotune.folders import lengths_folder, spool_folder, work_folder
+from autotune.folders import architectures_folder, lengths_folder, spool_folder, work_folder
 from autotune.workload import Prepared, look_at, read_data
 from storage.spool import Spool
 from storage.store import Store, open_store
@@ -32,7 +33,10 @@ class Workbench:
 
 @contextmanager
 def workbench(
-    job: Job, database_url: str | None, progress: Callable[[Reading], None] | None = None
+    job: Job,
+    database_url: str | None,
+    progress: Callable[[Reading], None] | None = None,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Workbench]:
     """Looks at the model, takes the devices, opens the database and reads the data, in this order.
 
@@ -41,6 +45,7 @@ def workbench(
     """
     folder = work_folder(database_url)
     outline = look_at(job)
+    check_architecture(job.model, outline.shape.config_digest, architectures_folder(), tell)
     names = device_names(outline.hardware, job.search.parallel)
     with locked(names), open_store(database_url) as store, Agent(store) as agent:
         agent.take([resource(name) for name in names])

@@ -23,7 +23,7 @@ def profile_job(options: Options, path: Path, *, out: Path | None, fresh: bool) 
     options.tell("Looking at the model, the data and the hardware")
     with (
         reading_progress(options) as progress,
-        workbench(job, options.database_url(job.database), progress) as bench,
+        workbench(job, options.database_url(job.database), progress, options.tell) as bench,
     ):
         work, logs = bench.prepared.workload, bench.folder / "ranks" / "profile"
         options.tell(f"Profiling the layers on {work.hardware.devices} x {work.hardware.device_name}")

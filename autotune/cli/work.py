@@ -69,7 +69,7 @@ def _open(options: Options, job: Job) -> Iterator[Workbench]:
     options.tell("Looking at the model, the data and the hardware")
     with ExitStack() as stack:
         with reading_progress(options) as progress:
-            bench = stack.enter_context(workbench(job, options.database_url(job.database), progress))
+            bench = stack.enter_context(workbench(job, options.database_url(job.database), progress, options.tell))
         work = bench.prepared.workload
         options.tell(
             f"{work.data.samples} samples; {work.model.vision_layers} vision and {work.model.language_layers} language "

@@ -74,8 +74,8 @@ def pack_text(found: Balanced) -> str:
     )
     rows = [(name, unit, entry(found.before), entry(found.after)) for name, unit, entry in _ROWS]
     summary = (
-        f"By forward FLOP alone, a sample costs {abs(saved):.1%} {'less' if saved >= 0 else 'more'} than before. Neither "
-        "memory nor what each micro-batch costs beside its FLOP is known here; `autotune tune` measures both"
+        f"By forward FLOP alone, a sample costs {abs(saved):.1%} {'less' if saved >= 0 else 'more'} than before. "
+        "Neither memory nor the fixed cost of a micro-batch is known here; `autotune tune` measures both"
     )
     told = (*_oversize(found), *_cut(found), *_bad(found))
     sections = (header, table(("metric", "unit", "before", "after"), rows), summary, *told)

@@ -23,6 +23,8 @@ pytestmark = pytest.mark.ranks
 
 ADAM_SHARE = 0.1
 """AdamW's first moment after one step is this much of the gradient: 1 - beta1."""
+TOLERANCES = {"float32": 1e-5, "bfloat16": 2e-3}
+"""Relative, of each tensor's norm."""
 Tensors = dict[str, torch.Tensor]
 
 
@@ -86,7 +88,9 @@ def test_a_training_that_goes_on_has_the_states_of_one_that_never_stopped(
     assert found.keys() == expected.keys()
     for key, tensor in expected.items():
         assert tensor.dtype == torch.float32, key
-        assert torch.equal(found[key], tensor), key
+        difference = torch.linalg.vector_norm(found[key] - tensor)
+        # Not to the bit: how the processor sums a product depends on where its memory lies.
+        assert difference <= TOLERANCES[dtype] * torch.linalg.vector_norm(tensor), key
 
 
 def prepared(example: Path, folder: Path, *, devices: int = 2, samples: int = 48, dtype: str = "bfloat16") -> Prepared:

@@ -91,12 +91,13 @@ def test_stopped_ranks_and_their_loaders_end_when_their_agent_is_killed(shallow:
 
 def test_ranks_outlive_the_thread_that_first_asked_them(shallow: Path, tmp_path: Path) -> None:
     request = prepared_of(shallow, tmp_path).request(PLAN, TRIAL)
+    others = set(children())  # ranks that many tests share
     with WarmPool(local_ranks(2, "cpu"), tmp_path / "ranks") as pool:
         first = threading.Thread(target=pool.ask, args=(request, 120))
         first.start()
         first.join()
-        ranks = children()
+        ranks = set(children()) - others
         assert isinstance(pool.ask(request, 120), Answers)
-        assert children() == ranks
+        assert set(children()) - others == ranks
         assert len(ranks) == 2
-    assert not children()
+    assert set(children()) <= others

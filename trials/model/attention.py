@@ -26,13 +26,14 @@ def packed_attention(
     packed_lengths: list[int],
     scaling: float | None = None,
     dropout: float = 0.0,
+    sliding_window: int | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention over query [1, heads, T, d] and key, value [1, kv heads, T, d], block-diagonal by `packed_lengths`.
 
     One call per sample: the work is the sum of the squared lengths, not the square of their sum.
     """
-    if sliding := getattr(module, "sliding_window", None):
+    if sliding := sliding_window or getattr(module, "sliding_window", None):  # models hand it over in either way
         longest = max(packed_lengths)
         if longest > sliding:
             raise ValueError(f"a sample of {longest} tokens exceeds the model's sliding window of {sliding}")

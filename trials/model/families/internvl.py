@@ -20,6 +20,7 @@ from trials.errors import ModelError
 from trials.model.digest import model_digest
 from trials.model.heads import check_heads
 from trials.model.preprocessing import load_image_processor, load_tokenizer
+from trials.model.shrunk import VOCABULARY, narrow, shorten
 from trials.model.skeleton import load_config
 
 # --- data side ----------------------------------------------------------------------------------------------------
@@ -331,3 +332,13 @@ def project(model: PreTrainedModel, states: torch.Tensor) -> torch.Tensor:
     tokens = shuffled.reshape(shuffled.shape[0], -1, shuffled.shape[-1])
     features: torch.Tensor = model.model.multi_modal_projector(tokens)
     return features.flatten(0, 1)
+
+
+def shrink_vision(settings: dict[str, Any], layers: int) -> None:
+    """Leave the tower of a model's settings `layers` layers with two heads, and tiles of few patches."""
+    vision, ratio = settings["vision_config"], settings["downsample_ratio"]
+    shorten(vision, layers)
+    narrow(vision)
+    side = next(side for side in range(2, _LARGEST_TILE) if side * ratio >= 2 and side * ratio % 1 == 0)
+    vision["image_size"] = [side * size for size in vision["patch_size"]]
+    settings["image_token_id"] = min(settings["image_token_id"], VOCABULARY - 1)

@@ -1,0 +1,50 @@
+"""The check of a model's architecture, made once for each architecture and each version of what computes it."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+import transformers
+
+from trials.job import ModelSection
+from trials.model import parity
+from trials.whole_file import whole_file
+
+
+def check_architecture(settings: ModelSection, config_digest: str, folder: Path, tell: Callable[[str], None]) -> None:
+    """Compare the model's stages with transformers' own model, unless `folder` says that they were found equal.
+
+    A model with code of its own is compared each time: that code may have changed. Raises what `check_parity` raises.
+    """
+    if settings.trust_remote_code:
+        tell("Comparing a small copy of the model with transformers; its own code is compared each time")
+        parity.check_parity(settings)
+        return
+    key = _key(config_digest)
+    passed = folder / key
+    if _text(passed) == key:
+        return
+    tell("Comparing a small copy of the model with transformers; this is done once for each architecture")
+    parity.check_parity(settings)
+    with suppress(OSError):  # the next command compares again
+        folder.mkdir(parents=True, exist_ok=True)
+        with whole_file(passed) as stream:
+            stream.write(key.encode())
+
+
+def _key(config_digest: str) -> str:
+    code = hashlib.sha256()
+    for file in sorted(Path(parity.__file__).parent.rglob("*.py")):
+        code.update(file.read_bytes())
+    facts = [config_digest, torch.__version__, transformers.__version__, code.hexdigest()]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+
+
+def _text(file: Path) -> str | None:
+    try:
+        return file.read_text()
+    except (OSError, UnicodeDecodeError):
+        return None

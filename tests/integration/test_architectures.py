@@ -1,0 +1,121 @@
+"""Before anything is measured, a small copy of a model shows whether its stages compute what transformers computes."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from transformers import InternVLConfig
+
+from autotune.cli import main
+from autotune.folders import architectures_folder
+from tests.training_values import variant_of
+from tests.users import JobFile, databases, refusal
+from trials.errors import ModelError
+from trials.job import ModelSection
+from trials.model.parity import check_parity
+
+SIZES = {
+    "vocab_size": 1000, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8,
+    "num_key_value_heads": 2, "pad_token_id": 0,
+}  # fmt: skip
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}  # fmt: skip
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+LONG = {"rope_type": "longrope", "short_factor": [1.0] * 16, "long_factor": [float(each) for each in range(1, 17)]}
+EQUAL: dict[str, dict[str, Any]] = {
+    "qwen2": {"model_type": "qwen2"},
+    "qwen2, tied": {"model_type": "qwen2", "tied": True},
+    "qwen2, linear positions": {"model_type": "qwen2", "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+    "qwen2, yarn": {"model_type": "qwen2", "rope_scaling": YARN, "max_position_embeddings": 131072},
+    "qwen2, a window in late layers": {
+        "model_type": "qwen2", "use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 3,
+    },
+    "qwen3": {"model_type": "qwen3", "head_dim": 64},
+    "qwen3 with experts": {"model_type": "qwen3_moe", "num_experts": 64, "num_experts_per_tok": 8},
+    "llama": {"model_type": "llama"},
+    "llama 3": {"model_type": "llama", "rope_scaling": LLAMA3, "max_position_embeddings": 131072},
+}  # fmt: skip
+DIFFERENT: dict[str, dict[str, Any]] = {
+    "multipliers": {"model_type": "granite", "embedding_multiplier": 12.0, "residual_multiplier": 0.22},
+    "attention sinks": {"model_type": "gpt_oss", "num_local_experts": 8},
+    "linear attention": {"model_type": "minimax"},
+    "masks of its own": {"model_type": "doge"},
+    "capped attention": {"model_type": "gemma2"},
+    "positions by length": {"model_type": "qwen2", "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+    "positions by context": {
+        "model_type": "phi3", "rope_scaling": LONG,
+        "original_max_position_embeddings": 4096, "max_position_embeddings": 131072,
+    },
+}  # fmt: skip
+LIMITS: dict[str, tuple[dict[str, Any], str]] = {
+    "a short window": (
+        {"model_type": "mistral", "sliding_window": 4},
+        "a sample of 15 tokens exceeds the model's sliding",
+    ),
+    "other attention": ({"model_type": "nemotron"}, "'nemotron' cannot be run in stages: TypeError: packed_attention"),
+    "other positions": ({"model_type": "gemma3_text"}, "'gemma3_text' cannot be run in stages: TypeError: Gemma3Rot"),
+}
+
+
+def settings_of(folder: Path, text: dict[str, Any]) -> ModelSection:
+    """A folder with the configuration of InternVL with this language model."""
+    text = SIZES | text
+    InternVLConfig(
+        vision_config={"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 512, "num_hidden_layers": 3},
+        image_token_id=990,
+        tie_word_embeddings=text.pop("tied", False),
+        text_config=text,
+    ).save_pretrained(folder)
+    return ModelSection(path=str(folder), weights="random")
+
+
+@pytest.mark.parametrize("name", EQUAL)
+def test_a_language_model_that_is_computed_alike_is_taken(name: str, tmp_path: Path) -> None:
+    check_parity(settings_of(tmp_path, EQUAL[name]))
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_a_language_model_that_is_computed_differently_is_refused_with_the_figure(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"differently here than by transformers, logits by \S+ %, loss") as caught:
+        check_parity(settings_of(tmp_path, DIFFERENT[name]))
+    assert "\n" not in str(caught.value)
+    found = re.search(r"logits by (\S+) %", str(caught.value))
+    assert found is not None
+    assert float(found[1]) > 0.1
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_a_language_model_that_stages_cannot_run_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
+    text, message = LIMITS[name]
+    with pytest.raises(ModelError, match=message) as caught:
+        check_parity(settings_of(tmp_path, text))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("command", ["tune", "profile", "run", "launch"])
+def test_a_command_refuses_such_a_model_before_it_measures(
+    command: str, job: JobFile, example: Path, home: Path, tmp_path: Path
+) -> None:
+    def change(config: dict[str, Any]) -> None:
+        scaled = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e6}
+        config["text_config"]["rope_parameters"] = scaled
+
+    job.spoil(model__path=str(variant_of(example, tmp_path / "dynamic", change) / "model"))
+    assert "'qwen2' is computed differently here than by transformers" in refusal(command, job.path)[1]
+    assert not databases(home)
+
+
+def test_an_architecture_is_compared_once(job: JobFile, home: Path) -> None:
+    def stderr() -> str:
+        return CliRunner().invoke(main, ["launch", str(job.path), "--dry-run"]).stderr
+
+    assert "Comparing a small copy" in stderr()
+    assert "Comparing a small copy" not in stderr()
+    (passed,) = architectures_folder().iterdir()
+    passed.write_bytes(b"\xff")
+    assert "Comparing a small copy" in stderr()
+    assert "Comparing a small copy" not in stderr()

@@ -1,0 +1,210 @@
+"""Whether a model's stages compute what transformers computes, shown on a shrunk copy of its architecture."""
+
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
+
+from trials.data.sample import IGNORED
+from trials.errors import ModelError
+from trials.job import ModelSection
+from trials.model.cut import cut
+from trials.model.refusal import refusing
+from trials.model.shrunk import VOCABULARY, shrunk
+from trials.model.skeleton import build_skeleton, load_config, load_family
+from trials.model.stage import StageModule, pack_loss
+from trials.model.weights import draw_buffers, draw_weights
+from trials.plan import Layout, Packed, Plan, Stage
+
+_TOLERANCE = 1e-4
+_FLOOR = 1e-2
+"""Of the norm of all gradients: a parameter without effect, such as the bias of keys, has only rounding errors."""
+_GAIN = 2.0
+"""Weights this much larger than those that keep a signal's size: attention is far from uniform, so caps on it show."""
+_PACKING = Packed(qv=8, qt=256, qv_min=0, qt_min=0)
+_NOTHING = torch.zeros(())
+_REMEDY = "it is not supported; use a model whose language model is built like Llama or Qwen2"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Sample:
+    input_ids: torch.Tensor
+    """int64 [tokens]"""
+    labels: torch.Tensor
+    """int64 [tokens], not shifted."""
+    pixels: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Results:
+    logits: torch.Tensor
+    """[tokens of all samples, vocabulary]"""
+    loss: torch.Tensor
+    """Sum over the targets, []."""
+    gradients: dict[str, torch.Tensor]
+
+
+def check_parity(settings: ModelSection) -> None:
+    """Compare stages of a shrunk copy of the model with transformers' own model, in float32 on the CPU.
+
+    Raises ModelError with the largest difference, or with the reason why the stages or the copy cannot be run.
+    """
+    config = load_config(settings.path, trust_remote_code=settings.trust_remote_code)
+    name = config.get_text_config().model_type
+    with _alone(), refusing(f"the language model {name!r} cannot be checked", _REMEDY):
+        small = shrunk(config)
+        plain = _plain_model(small)
+        samples = _samples(small)
+        expected = _plain_results(plain, samples)
+    with _alone(), refusing(f"the language model {name!r} cannot be run in stages", _REMEDY):
+        for plan in _plans(small):
+            _compare(name, expected, _staged_results(small, plan, plain, samples))
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Draw from a stream of random numbers of its own, on one thread: threads of small layers wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _plain_model(config: PretrainedConfig) -> PreTrainedModel:
+    model: PreTrainedModel = AutoModelForImageTextToText.from_config(
+        config, dtype=torch.float32, attn_implementation="eager"
+    )
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            torch.manual_seed(zlib.crc32(name.encode()))
+            noise = torch.randn_like(parameter)
+            if parameter.dim() < 2:  # norms and biases keep what they begin with, which most are 1 or 0
+                parameter.add_(noise, alpha=0.2)
+            else:
+                inputs = parameter[0].numel() if parameter.dim() == 4 else parameter.shape[-1]
+                parameter.copy_(noise * _GAIN / inputs**0.5)
+    model.eval()  # without dropout, which draws anew in each pass
+    return model
+
+
+def _samples(config: PretrainedConfig) -> tuple[_Sample, ...]:
+    """One with images that is longer than the shrunk context, one of text that is shorter, one of another length."""
+    return (_sample(config, tiles=2, text=6), _sample(config, tiles=0, text=5), _sample(config, tiles=1, text=4))
+
+
+def _sample(config: PretrainedConfig, *, tiles: int, text: int) -> _Sample:
+    family = load_family(config)
+    image = family.image_token(config)
+    tokens = torch.randint(VOCABULARY - 1, (text + 1,))
+    tokens += tokens >= image
+    images = torch.full((tiles * family.unit_tokens(config)[1],), image)
+    return _Sample(
+        input_ids=torch.cat([tokens[:1], images, tokens[1:]]),
+        labels=torch.cat([tokens[:1], torch.full_like(images, IGNORED), tokens[1:]]),
+        pixels=torch.randn(tiles, *family.unit_shape(config)) if tiles else None,
+    )
+
+
+def _plain_results(model: PreTrainedModel, samples: tuple[_Sample, ...]) -> _Results:
+    """From each sample's own forward and backward pass."""
+    logits, losses = [], []
+    for sample in samples:
+        output = model(input_ids=sample.input_ids[None], pixel_values=sample.pixels, labels=sample.labels[None])
+        targets = (sample.labels[1:] != IGNORED).sum()
+        loss = output.loss * targets
+        loss.backward()
+        logits.append(output.logits[0].detach())
+        losses.append(loss.detach())
+    return _Results(logits=torch.cat(logits), loss=torch.stack(losses).sum(), gradients=_gradients(model))
+
+
+def _plans(config: PretrainedConfig) -> tuple[Plan, Plan]:
+    """One stage, and two that part in the language model and recompute all their layers."""
+    vision, language = load_family(config).vision_layers(config), config.get_text_config().num_hidden_layers
+    first = language // 2
+    second = language - first
+    return (
+        _plan(Stage(vision=vision, language=language)),
+        _plan(
+            Stage(vision=vision, language=first, recompute_vision=vision, recompute_language=first),
+            Stage(vision=0, language=second, recompute_language=second),
+        ),
+    )
+
+
+def _plan(*stages: Stage) -> Plan:
+    return Plan(packing=_PACKING, layout=Layout(pipeline=len(stages), data=1, zero=0), stages=stages)
+
+
+def _staged_results(
+    config: PretrainedConfig, plan: Plan, plain: PreTrainedModel, samples: tuple[_Sample, ...]
+) -> _Results:
+    """From one pass of all samples as a pack."""
+    stages = [_stage(config, plan, number, plain) for number in range(len(plan.stages))]
+    pixels = torch.cat([sample.pixels for sample in samples if sample.pixels is not None])
+    input_ids = torch.cat([sample.input_ids for sample in samples])
+    positions = torch.cat([torch.arange(len(sample.input_ids)) for sample in samples])
+    nothing = torch.tensor([IGNORED])
+    labels = torch.cat([torch.cat([sample.labels[1:], nothing]) for sample in samples])
+    state = pixels, torch.stack([input_ids, positions])
+    for stage in stages:
+        state = stage(state)
+    logits: torch.Tensor = state  # type: ignore[assignment]  # the last stage gives no ids
+    loss = pack_loss(logits, (labels, torch.tensor(1.0)))
+    loss.backward()
+    gradients: dict[str, torch.Tensor] = {}
+    for stage in stages:
+        for name, gradient in _gradients(stage.model).items():
+            original = stage.tied.get(name, name)
+            gradients[original] = gradients.get(original, 0) + gradient
+    return _Results(logits=logits.detach(), loss=loss.detach(), gradients=gradients)
+
+
+def _stage(config: PretrainedConfig, plan: Plan, number: int, plain: PreTrainedModel) -> StageModule:
+    stage = StageModule(build_skeleton(config, torch.float32), cut(plan)[number])
+    device = torch.device("cpu")
+    draw_weights(stage.model, stage.paths, 0, device)
+    draw_buffers(stage.model, stage.chain.rotary, device)
+    weights = plain.state_dict()
+    with torch.no_grad():
+        for name, parameter in stage.model.named_parameters():
+            parameter.copy_(weights[name])
+    stage.tie()
+    stage.eval()
+    return stage
+
+
+def _gradients(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def _compare(name: str, expected: _Results, found: _Results) -> None:
+    """Raises ModelError where logits, loss or the gradients of a parameter differ by more than rounding explains."""
+    every = torch.stack([torch.linalg.vector_norm(gradient) for gradient in expected.gradients.values()]).norm().item()
+    differences = {
+        "logits": _difference(found.logits, expected.logits),
+        "loss": _difference(found.loss, expected.loss),
+        "gradients": max(
+            _difference(found.gradients.get(each, _NOTHING), expected.gradients.get(each, _NOTHING), _FLOOR * every)
+            for each in expected.gradients.keys() | found.gradients.keys()
+        ),
+    }
+    if not max(differences.values()) <= _TOLERANCE:  # NaN is a difference too
+        figures = ", ".join(f"{what} by {100 * value:.3g} %" for what, value in differences.items())
+        raise ModelError(
+            f"the language model {name!r} is computed differently here than by transformers, {figures}; {_REMEDY}"
+        )
+
+
+def _difference(found: torch.Tensor, expected: torch.Tensor, floor: float = 0.0) -> float:
+    """Norm of the difference, relative to the norm of what is expected."""
+    difference, size = (torch.linalg.vector_norm(each).item() for each in (found - expected, expected))
+    return float(difference / (size + floor))

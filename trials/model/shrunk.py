@@ -1,0 +1,106 @@
+"""A model's configuration with few narrow layers: the same kinds of layers, in seconds instead of hours."""
+
+import json
+import re
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PretrainedConfig
+
+from trials.model.skeleton import build_skeleton
+
+VOCABULARY = 64
+CONTEXT = 8
+"""Tokens of the shortest context length; samples on both sides of it show positions that depend on their length."""
+_LARGEST = (
+    (re.compile(r"intermediate_size$"), 128),
+    (re.compile(r"^(num_experts|num_local_experts|n_routed_experts)$"), 16),
+    (re.compile(r"^num_experts_per_tok$"), 2),
+)
+_CONTEXT = re.compile(r"max_position_embeddings$|^attention_chunk_size$")
+_NUMBER_OF_LAYER = re.compile(r"idx|index|layer_id|layer_number")
+
+
+def shrunk(config: PretrainedConfig) -> PretrainedConfig:
+    """Return `config` with the first layers that show every kind, few heads and tokens, and a context of CONTEXT.
+
+    Widths of heads stay, and with them whatever a configuration says of rotary frequencies.
+    """
+    skeleton = build_skeleton(config, torch.float32)
+    document = json.loads(config.to_json_string(use_diff=False))
+    text = document["text_config"]
+    shorten(text, layers_of_every_kind([skeleton.model.get_submodule(path) for path in skeleton.chain.language_layers]))
+    narrow(text)
+    contexts = _contexts(text)
+    if contexts:
+        _scale_contexts(text, CONTEXT / min(contexts))
+    _reduce_vocabulary(text)
+    layers = layers_of_every_kind([skeleton.model.get_submodule(path) for path in skeleton.chain.vision_layers])
+    skeleton.family.shrink_vision(document, layers)
+    return type(config).from_dict(document)
+
+
+def layers_of_every_kind(layers: list[nn.Module]) -> int:
+    """Return how many of the first layers, at least two, show every kind that there is."""
+    kinds = [_kind(layer) for layer in layers]
+    return min(len(layers), max(2, *(kinds.index(kind) + 1 for kind in kinds)))
+
+
+def shorten(settings: dict[str, Any], layers: int) -> None:
+    """Keep the first `layers` layers, and their entries of every list with one per layer."""
+    before = settings["num_hidden_layers"]
+    for name, value in settings.items():
+        if isinstance(value, list | tuple) and len(value) == before:
+            settings[name] = value[:layers]
+    settings["num_hidden_layers"] = layers
+
+
+def narrow(settings: dict[str, Any]) -> None:
+    """Keep two groups of heads at most, of the same width, and whether groups have one head or several."""
+    heads = settings["num_attention_heads"]
+    groups = settings.get("num_key_value_heads") or heads
+    width = settings.get("head_dim") or settings["hidden_size"] // heads
+    few_groups = min(2, groups)
+    few_heads = few_groups if heads == groups else 2 * few_groups
+    settings.update(num_attention_heads=few_heads, hidden_size=few_heads * width)
+    if settings.get("num_key_value_heads"):
+        settings["num_key_value_heads"] = few_groups
+    for name, value in settings.items():
+        most = next((most for pattern, most in _LARGEST if pattern.search(name)), None)
+        if most is not None and isinstance(value, int):
+            settings[name] = min(value, most)
+
+
+def _kind(module: nn.Module) -> Hashable:
+    """Modules and plain settings of a layer: what differs between two layers but their weights and their place."""
+    return tuple(
+        (name, type(part), *((key, value) for key, value in sorted(vars(part).items()) if _is_setting(key, value)))
+        for name, part in module.named_modules()
+    )
+
+
+def _is_setting(name: str, value: object) -> bool:
+    return isinstance(value, bool | int | float | str) and not _NUMBER_OF_LAYER.search(name)
+
+
+def _contexts(settings: dict[str, Any]) -> list[int]:
+    """Every length, also of rotary positions, beyond which a model computes in another way."""
+    inner = [length for value in settings.values() if isinstance(value, dict) for length in _contexts(value)]
+    return inner + [value for name, value in settings.items() if _CONTEXT.search(name) and isinstance(value, int)]
+
+
+def _scale_contexts(settings: dict[str, Any], scale: float) -> None:
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            _scale_contexts(value, scale)
+        elif _CONTEXT.search(name) and isinstance(value, int):
+            settings[name] = round(value * scale)
+
+
+def _reduce_vocabulary(settings: dict[str, Any]) -> None:
+    settings["vocab_size"] = VOCABULARY
+    for name, value in settings.items():
+        if name.endswith("token_id") and isinstance(value, int):
+            settings[name] = min(value, VOCABULARY - 1)
