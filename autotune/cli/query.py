@@ -77,15 +77,16 @@ def list_plans(options: Options, wishes: Wishes) -> None:
 
 def _near(store: Store, wishes: Wishes, now: Workload | None) -> list[Known]:
     """The nearest first."""
-    fields: Fields = fields_of(now) if now else fields_of_machine(probe_hardware(), software())
+    here = probe_hardware()
+    fields: Fields = fields_of(now) if now else fields_of_machine(here, software())
     found = store.nearest_plans(
         fields, hardware_name=wishes.hardware, model_name=wishes.model, limit=max(wishes.top or 0, 1000)
     )
-    used, hardware = _uses(store), cache(_hardware_here)
+    used = _uses(store)
     return [
         Known(
             best=near.best,
-            validity=_validity(near.best, now) if now else holds_here(near.best, hardware),
+            validity=_validity(near.best, now) if now else holds_here(near.best, lambda _: here),
             used_by=used.get(near.best.plan.id, ()),
             differences=near.differences,
             distance=near.distance,

@@ -15,6 +15,7 @@ from autotune.launch import Launched, launch
 from autotune.search.tuner import Tuner
 from autotune.training_output import check_new, check_output
 from autotune.workbench import Workbench, workbench
+from storage.nearness import fields_of
 from storage.records import BestPlan, FinishedTrial
 from storage.validity import Verdict, validity
 from trials.job import Job
@@ -116,7 +117,9 @@ def _chosen(options: Options, bench: Workbench, plan_id: str | None) -> KnownPla
     if plan_id is None:
         if known := _known(bench):
             return of_winner(known)
-        raise PlanNotValid("no plan is known for this job here; run `autotune tune` or `autotune run` first")
+        raise PlanNotValid(
+            f"no plan is known for this job here; run `autotune tune` or `autotune run` first{_or_nearest(bench)}"
+        )
     now = bench.prepared.workload
     tried = bench.store.find_plan(plan_id, now)
     found = validity(tried.workload, now, imported_from=tried.imported_from)
@@ -127,6 +130,18 @@ def _chosen(options: Options, bench: Workbench, plan_id: str | None) -> KnownPla
         raise PlanNotValid(f"plan {tried.plan.id} does not hold here: {reasons}; run `autotune tune`")
     options.tell(known_text(tried))
     return of_tried(tried)
+
+
+def _or_nearest(bench: Workbench) -> str:
+    """The nearest plan that may run here, as a further remedy; nothing where there is none."""
+    now = bench.prepared.workload
+    for near in bench.store.nearest_plans(fields_of(now), limit=1):
+        best = near.best
+        found = validity(best.workload, now, imported_from=best.imported_from)
+        if found.verdict is not Verdict.INVALID:
+            changes = "; ".join(map(str, found.changes))
+            return f", or train with the nearest by `--plan {best.plan.id}`, which was not measured here: {changes}"
+    return ""
 
 
 def _print_commands(options: Options, bench: Workbench, plan: Plan) -> None:

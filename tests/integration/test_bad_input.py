@@ -1,6 +1,7 @@
 """Mistakes of a user: one message with the value and the remedy, the exit code of its kind, nothing left behind."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ from filelock import FileLock
 
 from autotune.cli import main
 from autotune.devices import lock_file
+from autotune.job_file import load_job
+from autotune.workload import look_at, read_data
 from storage.store import open_store
 from tests.storage_values import WORKLOAD, best_of, concluded, packed_plan
 from tests.users import JobFile, databases, refusal
@@ -137,7 +140,21 @@ def test_a_job_without_a_known_plan_exits_with_3(job: JobFile) -> None:
     assert "no plan is known for this job here; run `autotune tune`" in told
     code, told = refusal("launch", job.path, "--plan", "abc")
     assert code == 2
-    assert "no plan begins with 'abc'; no study has found a plan yet; run a search first" in told
+    assert "no plan begins with 'abc'; no study has tried a plan yet; run a search first" in told
+
+
+def test_a_job_without_a_plan_of_its_own_names_the_nearest_that_may_run(job: JobFile, tmp_path: Path) -> None:
+    read = load_job(job.path)
+    here = read_data(read, look_at(read), tmp_path).workload
+    other = replace(here, memory_limit_bytes=here.memory_limit_bytes + 1)
+    with open_store() as store:
+        study = store.create_study(store.add_workload(other), {}, seed=0)
+        concluded(store, best_of(study.id, workload=other))
+    code, told = refusal("launch", job.path, "--dry-run")
+    assert code == 3
+    assert (
+        f"or train with the nearest by `--plan {packed_plan().id}`, which was not measured here: memory_limit" in told
+    )
 
 
 def test_an_id_that_several_plans_share_asks_for_more_digits() -> None:

@@ -79,6 +79,16 @@ def test_a_plan_of_this_machine_hides_those_that_do_not_hold(store: Store) -> No
     assert len(document("plans")["plans"]) == 3
 
 
+def test_a_plan_of_more_devices_than_a_job_gets_here_is_not_called_valid(store: Store) -> None:
+    here = probe_hardware(HardwareSection(devices=8))
+    workload = changed("hardware", here, changed("software", software()))
+    concluded(store, best_of(store.create_study(store.add_workload(workload), {}, seed=0).id, workload=workload))
+    (plan,) = document("plans", "--here")["plans"]
+    assert plan["validity"]["verdict"] == "re-measure"
+    (change,), (difference,) = plan["validity"]["changes"], plan["differences"]
+    assert (change["field"], change["then"], change["now"]) == ("hardware.devices", 8, difference["now"])
+
+
 def test_plans_are_filtered_and_sorted(store: Store) -> None:
     local(store)
     assert len(document("plans", "--verdict", "invalid")["plans"]) == 2
