@@ -80,7 +80,7 @@ def test_a_plan_of_this_machine_hides_those_that_do_not_hold(store: Store) -> No
 
 
 def test_a_plan_of_more_devices_than_a_job_gets_here_is_not_called_valid(store: Store) -> None:
-    here = probe_hardware(HardwareSection(devices=8))
+    here = probe_hardware(8)
     workload = changed("hardware", here, changed("software", software()))
     concluded(store, best_of(store.create_study(store.add_workload(workload), {}, seed=0).id, workload=workload))
     (plan,) = document("plans", "--here")["plans"]
