@@ -60,7 +60,7 @@ class Store:
         self._database = database
 
     def __repr__(self) -> str:
-        return f"Store({url.masked(self._database.url)!r})"
+        return f"Store({self.masked_url!r})"
 
     def __enter__(self) -> Self:
         return self
@@ -77,6 +77,11 @@ class Store:
     def optuna_url(self) -> str:
         """For Optuna's `RDBStorage`, whose tables live beside ours. It holds the password: never show it."""
         return self._database.url.render_as_string(hide_password=False)
+
+    @property
+    def masked_url(self) -> str:
+        """For people: without a password."""
+        return url.masked(self._database.url)
 
     @property
     def name(self) -> str:

@@ -64,7 +64,10 @@ def export_bundle(options: Options, names: Sequence[str], *, hardware: str | Non
             return
         with output_file.whole(out) as partial, partial.open("w", encoding="utf-8", newline="\n") as file:
             file.writelines(store.export_studies(tuple(ids), _name(store)))
-    options.give({"studies": list(ids), "file": str(out)}, lambda: f"Wrote {len(ids)} studies to {out}")
+    options.give(
+        {"studies": list(ids), "file": str(out)},
+        lambda: f"Wrote {len(ids)} {'study' if len(ids) == 1 else 'studies'} to {out}",
+    )
 
 
 def import_bundle(options: Options, bundle: Path) -> None:

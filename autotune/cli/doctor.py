@@ -41,7 +41,7 @@ def examine(options: Options, path: Path | None) -> None:
     database, findings, problem = None, list(_of_spool(spool_folder(work_folder(url)))), None
     try:
         with open_store(url) as store:
-            database = {"name": repr(store), "revision": store.revision, **_contents(store)}
+            database = {"name": store.masked_url, "revision": store.revision, **_contents(store)}
             findings += _of_rows(store)
     except StorageError as error:
         problem = error

@@ -160,6 +160,7 @@ def test_a_history_names_the_plan_of_each_trial_and_any_of_them_can_be_shown(sto
 
 def test_the_doctor_tells_what_needs_care_and_the_data_of_a_job(store: Store, job: JobFile) -> None:
     assert document("doctor")["findings"] == []
+    assert document("doctor")["database"]["name"] == str(default_url())
     dead = store.add_agent(agents.machine(), "1 1").id
     study = store.create_study(WORKLOAD.fingerprint, {}, seed=0)
     store.start_trial(study.id, packed_plan(), "default", agent_id=dead)
