@@ -71,6 +71,10 @@ def changed(field: str, value: object, workload: Workload = WORKLOAD) -> Workloa
     return replace(workload, **({section: replace(getattr(workload, section), **part)} if section else part))
 
 
+def new_study(store: Store, workload: Workload = WORKLOAD) -> str:
+    return store.create_study(store.add_workload(workload), {"trials": 24}, seed=7).id
+
+
 def packed_plan(qv: int = 9) -> Plan:
     return Plan(
         packing=Packed(qv=qv, qt=4096, qv_min=qv, qt_min=3968),
