@@ -10,8 +10,9 @@ from random import Random
 
 from autotune.errors import AutotuneError
 from storage.errors import StorageError
-from tests.fuzz.entries import Entries, Kind
+from tests.fuzz.entries import Entries
 from tests.fuzz.mutations import Files, Special, mutated, sealed
+from tests.fuzz.request import Kind
 from trials.errors import TrialsError
 
 _MOST_FAULTS = 4

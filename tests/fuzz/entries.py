@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from random import Random
 from types import TracebackType
-from typing import Literal, TypeAlias
 
 from click.testing import CliRunner
 
@@ -28,6 +27,7 @@ from autotune.workbench import workbench
 from storage.spool import Spool
 from storage.store import open_store
 from storage.url import parse
+from tests.fuzz.request import Kind
 from tests.fuzz.specimens import DATA, JOB, MODEL, PLAN, PROFILE, Specimens
 from tests.search_values import COSTS
 from trials import wire
@@ -38,9 +38,6 @@ from trials.job import Job, Source
 from trials.plan import Plan
 from trials.run.progress import Progress, ProgressReader, append_step, drop_steps_after
 
-Kind: TypeAlias = Literal[
-    "jobs", "plans", "lengths", "annotations", "results", "bundles", "profiles", "models", "progress"
-]
 _UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """What moves the cursor of a terminal or worse; a new line and a tab do not count."""
 _EXIT_CODES = range(7)

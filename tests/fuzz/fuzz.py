@@ -11,8 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.fuzz.entries import Kind
-from tests.fuzz.worker import ANSWERS, Limits
+from tests.fuzz.request import ANSWERS, Kind, Limits
 
 LIMITS = Limits(seconds=60.0, cpu_seconds=20.0, mebibytes=512)
 SHARES: dict[Kind, int] = {

@@ -20,24 +20,13 @@ from typing import Any, NoReturn
 
 from tests.fuzz.cases import Case, is_ours, judged
 from tests.fuzz.entries import Entries
+from tests.fuzz.request import ANSWERS, Limits
 from tests.fuzz.specimens import Specimens
 
-ANSWERS = "answers.jsonl"
 _MEBI = 1 << 20
 _GRACE_SECONDS = 10.0
 """After which a process that should have ended itself is killed."""
 _FRAME = re.compile(r'File "(.*)", line (\d+) in (\S+)')
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Of one case."""
-
-    seconds: float
-    """By the clock."""
-    cpu_seconds: float
-    mebibytes: int
-    """Beyond what the process held before its first case."""
 
 
 @dataclass(slots=True, kw_only=True)
