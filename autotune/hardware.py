@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 def probe_hardware(devices: int | None = None, groups: int = 1) -> Hardware:
-    """The devices of this machine, or so many of them. Raises HardwareError for more than there are.
+    """Describe this machine with all its devices, or `devices` of them. Raises HardwareError for more than there are.
 
     So many `groups` of them are used at the same time. Warns when a CPU build of torch leaves accelerators unused, and
     when CPU ranks outnumber the cores.

@@ -72,9 +72,9 @@ class Options:
 
 
 def guarded(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives the command its Options, and turns an error of ours into one message and an exit code.
+    """Pass Options to the command, and turn an error of this project into one message and an exit code.
 
-    What is told on stderr is lost where nobody reads it, and ends nothing.
+    Output to a stderr that is closed or full is dropped.
     """
 
     @functools.wraps(command)

@@ -153,7 +153,7 @@ def holds_here(best: BestPlan | TriedPlan, hardware: Callable[[int], Hardware]) 
 
 
 def _hardware_here(devices: int) -> Hardware:
-    """So many devices of this machine, or all where there are fewer."""
+    """Hardware of this machine with `devices` devices, or with all where there are fewer."""
     try:
         return probe_hardware(devices)
     except HardwareError:
