@@ -20,7 +20,7 @@ _PIPED: tuple[Kind, ...] = ("jobs", "plans")
 """Where a shell may hand over a pipe, and it is waited for."""
 _SOUND = 10
 """Cases without a fault: as many as a kind has specimens, or more."""
-_WITH_OPTIONS: tuple[Kind, ...] = ("lengths", "annotations")
+_WITH_OPTIONS: tuple[Kind, ...] = ("lengths", "annotations", "profiles")
 """Given with options that may not fit them."""
 _SEALED = 0.8
 """Share of the bundles whose checksum is made to fit again."""

@@ -76,7 +76,6 @@ def _child(cases: list[Case], folder: Path, limits: Limits, writing: int, log: P
         kinds = {case.kind for case in cases}
         files = {kind: specimens.of(kind) for kind in kinds}
         before = _mebibytes()
-        _limit_memory(limits)
         for case in cases:
             faulthandler.dump_traceback_later(limits.seconds, exit=True, file=messages)
             begun = time.process_time()
@@ -135,7 +134,9 @@ def main() -> None:
     request = json.loads(sys.stdin.readline())
     folder = Path(request["folder"])
     _make(folder)
-    server = Server(limits=Limits(**request["limits"]), folder=folder)
+    limits = Limits(**request["limits"])
+    _limit_memory(limits)  # of the processes that are forked, too
+    server = Server(limits=limits, folder=folder)
     cases = [
         Case(kind=kind, seed=request["seed"], number=number)
         for kind, numbers in request["cases"].items()
