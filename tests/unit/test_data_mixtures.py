@@ -71,6 +71,7 @@ def test_a_wrong_entry_of_a_meta_file_is_named(folder: Path, entry: dict[str, An
         ({"a": {"annotation": "a.jsonl"}, "b": 3}, '"b": expected an object, not 3'),
         ({"a": {"annotation": "no.jsonl"}}, r"no\.jsonl does not exist; correct its path"),
         ({"a": {"annotation": "no\0.jsonl"}}, "cannot be opened"),
+        ({"a": {"annotation": "n" * 300}}, r"cannot be opened \(File name too long\)"),
         ('{"a": {"annotation": "a.jsonl"}, "a": {"annotation": "b.jsonl"}}', '"a" is given twice, and one of them'),
     ],
 )
