@@ -52,7 +52,7 @@ def test_enough_ends_all_ranks_at_the_same_step_and_they_serve_the_next_trial(
     planned = reports(pool.ask(prepared.request(plan, short), 120))
     for early, whole in zip(ended, planned, strict=True):
         assert len(early.step_seconds) == len(whole.step_seconds) == 2
-        assert early.losses == whole.losses
+        assert early.losses == pytest.approx(whole.losses, rel=1e-5)
         assert (early.samples, early.text_tokens, early.vision_units) == (
             whole.samples,
             whole.text_tokens,

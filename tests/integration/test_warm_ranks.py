@@ -3,6 +3,7 @@
 import logging
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from autotune.workload import Prepared
@@ -18,6 +19,8 @@ pytestmark = pytest.mark.ranks
 
 _log = logging.getLogger(__name__)
 
+ROUNDING = 1e-5
+"""The last bits of a product depend on where its memory lies."""
 SHORT = Trial(warmup_steps=(), timed_steps=(1, 2))
 PIPELINE, DATA = plan_of("8+0r2,0", "4+8"), plan_of("12+8", data=2, zero=1)
 PLANS = (
@@ -45,7 +48,7 @@ def footprints(folder: Path) -> list[list[Footprint]]:
 def test_plans_of_all_layouts_leave_nothing_behind_on_warm_ranks(prepared: Prepared, tmp_path: Path) -> None:
     with WarmPool(local_ranks(2, "cpu"), tmp_path) as pool:
         losses = [reports(pool.ask(prepared.request(plan, SHORT), 120))[0].losses for plan in (*PLANS, PIPELINE, DATA)]
-    assert losses[:2] == losses[-2:]
+    assert np.array(losses[:2]) == pytest.approx(np.array(losses[-2:]), rel=ROUNDING)
     held = [[(rank.descriptors, rank.threads) for rank in both] for both in footprints(tmp_path)]
     assert len(held) == len(PLANS) + 2
     assert held == [held[0]] * len(held)
@@ -64,4 +67,4 @@ def test_warm_and_fresh_ranks_give_the_same_losses(
             answered = reports(ranks.ask(prepared.request(DATA, SHORT), 120))
             losses.append([report.losses for report in answered])
             _log.info("%s ranks: steps took %s s", name, [report.step_seconds for report in answered])
-    assert losses[0] == losses[1]
+    assert np.array(losses[0]) == pytest.approx(np.array(losses[1]), rel=ROUNDING)
