@@ -140,6 +140,27 @@ def test_a_broken_checkpoint_is_passed_over_for_the_one_before(
     assert steps_left == [2]
 
 
+def test_a_training_whose_checkpoints_are_all_broken_does_not_start_again_by_itself(tmp_path: Path) -> None:
+    opened = open_output(tmp_path, SETTINGS)
+    zero(write_checkpoint(tmp_path, opened, 2) / "stage-0.safetensors")
+    step = Progress(step=2, of=6, loss=1, seconds=1, samples=8)
+    append_step(tmp_path / PROGRESS_FILE, step)
+    with pytest.raises(OutputTaken, match=r"no checkpoint in .* can be used, checkpoint-2 included; restore one"):
+        open_output(tmp_path, SETTINGS)
+    assert (tmp_path / PROGRESS_FILE).read_text()
+
+
+def test_a_record_with_a_pattern_for_its_id_removes_nothing(tmp_path: Path) -> None:
+    opened = open_output(tmp_path, SETTINGS)
+    record = tmp_path / "autotune.json"
+    record.write_text(record.read_text().replace(opened.record.id, "*"))
+    foreign = tmp_path / ".checkpoint-8.deadbeef.partial"
+    foreign.mkdir()
+    with pytest.raises(OutputTaken, match=r"holds autotune\.json, which no training of autotune wrote"):
+        open_output(tmp_path, SETTINGS)
+    assert foreign.exists()
+
+
 def test_what_a_killed_process_was_writing_is_removed(tmp_path: Path) -> None:
     opened = open_output(tmp_path, SETTINGS)
     left = partial_folder(checkpoint_folder(tmp_path, 8), opened.record)

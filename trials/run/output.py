@@ -40,7 +40,8 @@ _MOST_BYTES = 1 << 20
 class TrainingRecord:
     """The mark of a training on its output folder."""
 
-    id: str
+    id: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
+    """Part of a pattern of names that are removed, so it holds no character with a meaning there."""
     settings: Settings
 
 
@@ -93,8 +94,14 @@ def open_output(folder: Path, settings: Settings) -> OpenedOutput:
     record = TrainingRecord(id=record.id if record else uuid4().hex[:16], settings=settings)
     write_record(folder / RECORD_FILE, record)
     for left in folder.glob(f".*.{record.id}{PARTIAL}"):  # by a process that died while it wrote
-        shutil.rmtree(left)
+        if not left.is_symlink():
+            shutil.rmtree(left)
     steps = next(_whole_checkpoints(folder, record), 0)
+    if not steps and (broken := _checkpoints(folder)):
+        raise OutputTaken(
+            f"no checkpoint in training.output {folder} can be used, {broken[0].name} included; restore one, or name "
+            "another folder to start from the first step"
+        )
     drop_steps_after(folder / PROGRESS_FILE, steps)
     return OpenedOutput(record=record, steps=steps, has_model=_has_model(folder / MODEL_FOLDER, record, steps))
 
