@@ -55,7 +55,7 @@ def test_a_name_that_is_too_long_is_told(
     ("changes", "code", "told"),
     [
         ({"model__path": LONG}, 2, "File name too long"),
-        ({"data__sources": [{"path": LONG}]}, 2, "File name too long"),
+        ({"data__sources": [{"path": LONG}]}, 1, "File name too long"),
         ({"training__output": LONG}, 2, "training.output"),
         ({"search__present": LONG}, 2, "search.present"),
         ({"search__present": "a\0b"}, 2, "embedded null byte"),
