@@ -5,7 +5,7 @@ from pathlib import Path
 
 from platformdirs import user_cache_path, user_data_path
 
-from storage.url import default_url, masked, parse
+from storage.database.url import default_url, masked, parse
 
 
 def work_folder(database_url: str | None) -> Path:

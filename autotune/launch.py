@@ -17,13 +17,13 @@ from storage.records import LaunchResult
 from storage.spool import Spool
 from storage.store import Store
 from trials.plan import Plan
-from trials.run.output import open_output
 from trials.run.pool import Answers, WarmPool
-from trials.run.progress import PROGRESS_FILE, Progress, ProgressReader
 from trials.run.ranks import local_ranks
-from trials.run.report import TrainingReport
-from trials.run.request import Request, Training
-from trials.run.settings import training_settings
+from trials.tasks.answer import TrainingReport
+from trials.tasks.request import Request, Training
+from trials.tasks.training.output import open_output
+from trials.tasks.training.progress import PROGRESS_FILE, Progress, ProgressReader
+from trials.tasks.training.settings import training_settings
 
 _log = logging.getLogger(__name__)
 

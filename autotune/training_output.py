@@ -10,7 +10,7 @@ from filelock import FileLock, Timeout
 from autotune.errors import JobError
 from trials.data import formats
 from trials.job import Job
-from trials.run.output import RECORD_FILE, check_unclaimed, read_record
+from trials.tasks.training.output import RECORD_FILE, check_unclaimed, read_record
 
 _LOCK = ".autotune.lock"
 

@@ -5,10 +5,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.agent import Agent
 from autotune.architecture import check_architecture
-from autotune.devices import device_names, locked, make_folder, resource
 from autotune.folders import architectures_folder, lengths_folder, spool_folder, work_folder
+from autotune.machine.agent import Agent
+from autotune.machine.devices import device_names, locked, make_folder, resource
 from autotune.workload import Prepared, look_at, read_data
 from storage.spool import Spool
 from storage.store import Store, open_store

@@ -5,19 +5,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.hardware import default_memory_limit, probe_hardware, software
+from autotune.machine.hardware import default_memory_limit, probe_hardware, software
 from trials.data import formats
 from trials.data.epoch import CostWeights, Epoch, build_epoch
 from trials.data.index import DatasetIndex, profile
 from trials.data.indexing import IndexReport, Reading, build_index
-from trials.data.sample import Encoder
+from trials.data.records.sample import Encoder
 from trials.errors import DataError
 from trials.job import Job, Source
-from trials.model.encoders import load_encoder
 from trials.model.identity import path_digest
+from trials.model.inputs.encoders import load_encoder
 from trials.model.shape import cost_weights, model_shape
 from trials.plan import Packing, Plan
-from trials.run.request import Request, Task
+from trials.tasks.request import Request, Task
 from trials.workload import Hardware, ModelShape, Workload
 
 _log = logging.getLogger(__name__)

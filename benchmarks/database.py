@@ -24,13 +24,13 @@ import psutil
 from sqlalchemy import create_engine, insert, text
 
 from benchmarks.result import Check, at_least, at_most, finish
-from storage import codec
-from storage.engine import Database
+from storage.database.engine import Database
+from storage.database.tables import FINISHED, BestPlanRow, OutcomeRow, StageMeasurementRow, StudyRow, TrialRow
+from storage.database.url import parse
 from storage.nearness import fields_of
+from storage.queries import codec
 from storage.spool import Spool
 from storage.store import Store, open_store
-from storage.tables import FINISHED, BestPlanRow, OutcomeRow, StageMeasurementRow, StudyRow, TrialRow
-from storage.url import parse
 from tests import postgres
 from tests.damage import DAMAGES, damaged, judged, on_a_small_disk
 from tests.storage_values import NOON, WORKLOAD, best_of, completed, packed_plan, result_of

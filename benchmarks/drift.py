@@ -9,8 +9,8 @@ from trials.layer_costs import LayerCosts
 from trials.outcome import Measurement
 from trials.plan import Layout, Padded, Plan, Stage
 from trials.run.pool import Answers, WarmPool
-from trials.run.report import LayerTiming, ProfileReport
-from trials.run.request import Profile
+from trials.tasks.answer import LayerTiming, ProfileReport
+from trials.tasks.request import Profile
 
 _PROBES = Profile(unit_counts=(4, 12), sample_shapes=((4, 64), (1, 256)), zero_stages=(), repeats=4)
 _TIMES = ("load_seconds", "forward_seconds", "backward_seconds", "optimizer_seconds", "idle_seconds")

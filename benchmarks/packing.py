@@ -34,7 +34,7 @@ from trials.data.metrics import balance, mixing
 from trials.data.order import epoch_order
 from trials.data.packers import best_fit
 from trials.data.packs import PACKERS, build_packs
-from trials.data.sample import Ints
+from trials.data.records.sample import Ints
 from trials.errors import DataError
 from trials.plan import Packed
 

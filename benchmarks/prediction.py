@@ -29,9 +29,9 @@ import numpy as np
 from autotune.job_file import load_job
 from autotune.predict.costs import Array
 from autotune.predict.predictor import MOST_BATCH_DEVIATION, Predictor
-from autotune.search.calibrated import CalibratedPredictor, peaks
-from autotune.search.profiling import profile_layers
-from autotune.search.runner import Runner
+from autotune.search.execution.profiling import profile_layers
+from autotune.search.execution.runner import Runner
+from autotune.search.learning.calibrated import CalibratedPredictor, peaks
 from autotune.workload import Prepared, prepare
 from benchmarks.drift import at_profiled_speed, slowness
 from benchmarks.result import Check, at_least, at_most, finish

@@ -16,13 +16,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from autotune.predict.predictor import Predictor
-from autotune.search.calibrated import CalibratedPredictor
-from autotune.search.feasible import feasible_space
-from autotune.search.limits import Limits
-from autotune.search.profiling import profile_layers
-from autotune.search.runner import Runner
-from autotune.search.solver import Solver
-from autotune.search.space import Space
+from autotune.search.execution.profiling import profile_layers
+from autotune.search.execution.runner import Runner
+from autotune.search.learning.calibrated import CalibratedPredictor
+from autotune.search.solver.limits import Limits
+from autotune.search.solver.solver import Solver
+from autotune.search.space.feasible import feasible_space
+from autotune.search.space.space import Space
 from autotune.workload import Prepared
 from benchmarks.prediction import example
 from benchmarks.surface import FOLDER, Header, Run, lengths_of, read_surface

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import optuna
 
-from autotune.search.advisor import Advisor
-from autotune.search.calibrated import CalibratedPredictor
-from autotune.search.guide import Guide
-from autotune.search.limits import Limits
-from autotune.search.proposals import SAMPLERS
-from autotune.search.solver import Solver
+from autotune.search.learning.calibrated import CalibratedPredictor
+from autotune.search.sampling.advisor import Advisor
+from autotune.search.sampling.context import Guide
+from autotune.search.sampling.proposals import SAMPLERS
+from autotune.search.solver.limits import Limits
+from autotune.search.solver.solver import Solver
 from benchmarks.surface import Surface, recorded_space
 from trials import plugins
 from trials.plan import Plan

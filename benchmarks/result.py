@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
-from autotune.machine import this_machine
+from autotune.machine.host import this_machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,17 +26,17 @@ import optuna
 from optuna.storages import InMemoryStorage
 
 from autotune.predict.calibration import Lessons
-from autotune.search.advisor import Advisor
 from autotune.search.baselines import baselines
-from autotune.search.calibrated import CalibratedPredictor
-from autotune.search.guide import Guide
-from autotune.search.heritage import moved
-from autotune.search.ledger import BASELINE_OMNIBAL, CONFIRM, ran
-from autotune.search.proposals import SAMPLERS, Proposals
-from autotune.search.runner import Runner
+from autotune.search.execution.ledger import BASELINE_OMNIBAL, CONFIRM, ran
+from autotune.search.execution.runner import Runner
+from autotune.search.learning.calibrated import CalibratedPredictor
+from autotune.search.learning.warm_start import moved
+from autotune.search.sampling.advisor import Advisor
+from autotune.search.sampling.context import Guide
+from autotune.search.sampling.proposals import SAMPLERS, Proposals
 from autotune.search.search import Search
 from autotune.search.simulated import Behaviour, SimulatedLedger, Undisturbed
-from autotune.search.solver import Solver
+from autotune.search.solver.solver import Solver
 from benchmarks.replay import grid, replayed
 from benchmarks.result import Check, at_least, at_most, finish
 from benchmarks.surface import FOLDER, Surface, read_surface
@@ -50,7 +50,7 @@ ALL = 50
 """Workloads."""
 TRIALS = 12
 MANY_TRIALS = 30
-OTHERS = ("tpe", "gp", "random", "grid")
+OTHERS = ("tpe", "gp", "uniform", "grid")
 OTHERS_TRIALS = 40
 SURFACE = FOLDER / "tiny-internvl.jsonl"
 RECORDED_PLANS = 300

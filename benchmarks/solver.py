@@ -22,9 +22,9 @@ import numpy as np
 from autotune.predict.analytic import LABEL
 from autotune.predict.parts import Parts
 from autotune.predict.predictor import Predictor
-from autotune.search.limits import Limits
-from autotune.search.solver import Solver
-from autotune.search.splits import Wanted
+from autotune.search.solver.limits import Limits
+from autotune.search.solver.solver import Solver
+from autotune.search.solver.splits import Wanted
 from benchmarks.reference_splits import Optimum, Program
 from benchmarks.result import at_least, at_most, finish
 from benchmarks.solver_cases import Case, cases, paper_case, speed_cases

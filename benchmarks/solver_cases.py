@@ -7,8 +7,8 @@ import numpy as np
 
 from autotune.predict.analytic import A100, LanguageShape, VisionShape, analytic_costs
 from autotune.predict.predictor import Predictor
-from autotune.search.limits import HEADROOM, Limits
-from autotune.search.solver import Solver
+from autotune.search.solver.limits import HEADROOM, Limits
+from autotune.search.solver.solver import Solver
 from benchmarks.packing import WEIGHTS, index_of
 from trials.data.epoch import Epoch, build_epoch
 from trials.data.index import DatasetIndex

@@ -12,11 +12,11 @@ from typing import Any, cast
 import numpy as np
 
 from autotune.predict.predictor import Predictor
-from autotune.search.calibrated import CalibratedPredictor
-from autotune.search.runner import estimate_epoch
-from autotune.search.solver import Solver
-from autotune.search.space import Axes, Point, Space
-from autotune.search.surrogate import Surrogate
+from autotune.search.execution.runner import estimate_epoch
+from autotune.search.learning.calibrated import CalibratedPredictor
+from autotune.search.learning.surrogate import Surrogate
+from autotune.search.solver.solver import Solver
+from autotune.search.space.space import Axes, Point, Space
 from benchmarks.drift import at_profiled_speed
 from storage.records import FinishedTrial, TrialResult
 from trials import wire

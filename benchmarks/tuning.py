@@ -16,15 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from autotune.agent import Agent
+from autotune.machine.agent import Agent
 from autotune.predict.predictor import Predictor
-from autotune.search.calibrated import CalibratedPredictor
-from autotune.search.feasible import feasible_space
-from autotune.search.ledger import duration_seconds, ran
-from autotune.search.limits import Limits
-from autotune.search.profiling import layer_costs
-from autotune.search.runner import Runner
-from autotune.search.solver import Solver
+from autotune.search.execution.ledger import duration_seconds, ran
+from autotune.search.execution.profiling import layer_costs
+from autotune.search.execution.runner import Runner
+from autotune.search.learning.calibrated import CalibratedPredictor
+from autotune.search.solver.limits import Limits
+from autotune.search.solver.solver import Solver
+from autotune.search.space.feasible import feasible_space
 from autotune.search.tuner import Tuner
 from autotune.workbench import Workbench
 from autotune.workload import Prepared

@@ -12,12 +12,12 @@ from autotune.predict.analytic import A100, LanguageShape, VisionShape, analytic
 from autotune.predict.features import COSTS, scaled
 from autotune.predict.parts import Parts
 from autotune.predict.predictor import Predictor
-from autotune.search.feasible import feasible_space
-from autotune.search.layouts import layouts
-from autotune.search.limits import HEADROOM, Limits
 from autotune.search.simulated import Behaviour, SimulatedLauncher
-from autotune.search.solver import Solver
-from autotune.search.space import Space
+from autotune.search.solver.limits import HEADROOM, Limits
+from autotune.search.solver.solver import Solver
+from autotune.search.space.feasible import feasible_space
+from autotune.search.space.layouts import layouts
+from autotune.search.space.space import Space
 from autotune.workload import Prepared
 from benchmarks.packing import WEIGHTS
 from benchmarks.solver_cases import (

@@ -22,11 +22,7 @@ from sqlalchemy import JSON, Column, Select, inspect, select, tuple_, union
 from sqlalchemy.exc import DataError, IntegrityError
 from sqlalchemy.orm import Session
 
-from storage import codec, provenance
-from storage.errors import BadBundle
-from storage.health import problem_of, problems_of_studies
-from storage.old_keys import OldKeys
-from storage.tables import (
+from storage.database.tables import (
     ABANDONED,
     FINISHED,
     RUNNING,
@@ -49,6 +45,10 @@ from storage.tables import (
     UtcDateTime,
     WorkloadRow,
 )
+from storage.errors import BadBundle
+from storage.old_keys import OldKeys
+from storage.queries import codec, provenance
+from storage.upkeep.health import problem_of, problems_of_studies
 from trials.wire import WHOLE
 from trials.workload import PATH_DIGEST
 

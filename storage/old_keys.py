@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from storage.codec import row_values
+from storage.database.tables import Base, DataProfileRow, HardwareRow, ModelRow, WorkloadRow
 from storage.migrations.versions import r0003_models as revision
-from storage.tables import Base, DataProfileRow, HardwareRow, ModelRow, WorkloadRow
+from storage.queries.codec import row_values
 
 _PARTS = {
     HardwareRow.__tablename__: "hardware_fingerprint",

@@ -6,12 +6,13 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Self
 
-from storage import agents, bundles, health, launches, plans, schema, studies, tried, url, workloads
+from storage import bundles
 from storage.bundles import Imported
-from storage.engine import LOCK_TIMEOUT_SECONDS, Database
-from storage.health import Problem
+from storage.database import url
+from storage.database.engine import LOCK_TIMEOUT_SECONDS, Database
 from storage.nearness import Fields
-from storage.plans import NearPlan, Wanted
+from storage.queries import agents, launches, plans, studies, tried, workloads
+from storage.queries.plans import NearPlan, Wanted
 from storage.records import (
     AbandonedTrial,
     AgentRecord,
@@ -25,6 +26,8 @@ from storage.records import (
     TrialResult,
     TriedPlan,
 )
+from storage.upkeep import health, schema
+from storage.upkeep.health import Problem
 from trials.plan import Plan
 from trials.workload import ModelShape, Software, Workload
 

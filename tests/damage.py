@@ -15,7 +15,7 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from autotune.cli import main
-from autotune.search.proposals import database
+from autotune.search.sampling.proposals import database
 from storage.errors import StorageError
 from storage.records import FinishedTrial
 from storage.spool import Spool

@@ -10,10 +10,10 @@ import numpy as np
 from hypothesis import strategies as st
 
 from trials.data import containers
-from trials.data.chunk import Place
 from trials.data.formats import AnnotationFile
 from trials.data.index import DatasetIndex
-from trials.data.record import Record, RecordError
+from trials.data.records.file_chunk import Place
+from trials.data.records.record import Record, RecordError
 
 Found = tuple[Place, Record | RecordError]
 

@@ -6,11 +6,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from autotune.hardware import probe_hardware, software
 from autotune.job_file import load_job
+from autotune.machine.hardware import probe_hardware, software
 from autotune.predict.predictor import Predictor
-from autotune.search.calibrated import CalibratedPredictor
-from autotune.search.runner import Runner
+from autotune.search.execution.runner import Runner
+from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.simulated import SimulatedLauncher, Undisturbed
 from storage.store import open_store
 from tests.storage_values import NOON, WORKLOAD, result_of

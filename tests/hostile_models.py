@@ -20,8 +20,8 @@ from typing import Any
 
 from trials.errors import ModelError
 from trials.job import DataSection, ModelSection
-from trials.model import chat
-from trials.model.encoders import load_encoder
+from trials.model.inputs import chat
+from trials.model.inputs.encoders import load_encoder
 from trials.model.shape import model_shape
 
 MOST_BYTES = 3 << 29

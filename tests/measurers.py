@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import parent_process
 
-from trials.data.sample import Lengths, Sample
+from trials.data.records.sample import Lengths, Sample
 from trials.errors import ModelError
 
 

@@ -20,8 +20,8 @@ from trials.engine.engine import OPTIMIZER
 from trials.engine.group import process_group
 from trials.engine.memory import module_static_bytes
 from trials.engine.stopwatch import Stopwatch
-from trials.run.request import Request
-from trials.run.session import Session, open_session
+from trials.tasks.request import Request
+from trials.tasks.session import Session, open_session
 
 
 class Scales(Stopwatch):

@@ -10,19 +10,19 @@ from pathlib import Path
 
 import numpy as np
 
-from autotune.agent import Agent
-from autotune.search.advisor import Advisor
+from autotune.machine.agent import Agent
 from autotune.search.baselines import Baseline, baselines
-from autotune.search.calibrated import CalibratedPredictor
-from autotune.search.guide import Guide
-from autotune.search.ledger import BASELINE_PRESENT, Ledger, Listener
-from autotune.search.proposals import Proposals, database
-from autotune.search.runner import Runner
+from autotune.search.execution.ledger import BASELINE_PRESENT, Ledger, Listener
+from autotune.search.execution.runner import Runner
+from autotune.search.learning.calibrated import CalibratedPredictor
+from autotune.search.learning.surrogate import Posterior
+from autotune.search.sampling.advisor import Advisor
+from autotune.search.sampling.context import Guide
+from autotune.search.sampling.proposals import Proposals, database
 from autotune.search.search import Search
 from autotune.search.simulated import SimulatedLauncher, Undisturbed
-from autotune.search.solver import Solver
-from autotune.search.space import Axes, Space
-from autotune.search.surrogate import Posterior
+from autotune.search.solver.solver import Solver
+from autotune.search.space.space import Axes, Space
 from autotune.search.winner import Field
 from storage.records import FinishedTrial, StudyRecord, TrialResult
 from storage.spool import Spool

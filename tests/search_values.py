@@ -9,13 +9,13 @@ import numpy as np
 from hypothesis import strategies as st
 
 from autotune.predict.predictor import EpochOf, Predictor
-from autotune.search.calibrated import CalibratedPredictor
-from autotune.search.layouts import layouts
-from autotune.search.limits import Limits
-from autotune.search.runner import Runner
+from autotune.search.execution.runner import Runner
+from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.simulated import SimulatedLauncher, Undisturbed
-from autotune.search.solver import Solver
-from autotune.search.space import Axes
+from autotune.search.solver.limits import Limits
+from autotune.search.solver.solver import Solver
+from autotune.search.space.layouts import layouts
+from autotune.search.space.space import Axes
 from autotune.workload import Prepared
 from storage.records import FinishedTrial, TrialResult
 from tests import storage_values

@@ -19,13 +19,13 @@ from typing import NamedTuple
 from sqlalchemy import Connection, Engine, PoolProxiedConnection, event
 from sqlalchemy.engine.default import DefaultDialect
 
-from autotune.agent import Agent
-from autotune.search import ledger
-from autotune.search.attempt import Attempt
-from autotune.search.ledger import Ledger
-from autotune.search.proposals import database
-from storage import agents, studies
-from storage.engine import WRITES
+from autotune.machine.agent import Agent
+from autotune.search.execution import ledger
+from autotune.search.execution.attempt import Attempt
+from autotune.search.execution.ledger import Ledger
+from autotune.search.sampling.proposals import database
+from storage.database.engine import WRITES
+from storage.queries import agents, studies
 from storage.records import FinishedTrial, RunningTrial, TrialResult
 from storage.spool import Spool
 from storage.store import Store, open_store

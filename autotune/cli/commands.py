@@ -107,7 +107,7 @@ def run(options: Options, job: Path) -> None:
 @_common
 def profile(options: Options, job: Path, out: Path | None, fresh: bool) -> None:
     """Time each kind of layer of JOB's model alone, and store its costs for predictions."""
-    from autotune.cli.profile import profile_job
+    from autotune.cli.layer_profile import profile_job
 
     profile_job(options, job, out=out, fresh=fresh)
 

@@ -6,10 +6,10 @@ from autotune.cli.context import Options
 from autotune.cli.progress import reading_progress
 from autotune.output_file import check_no_input
 from autotune.packing.balance import balanced
-from autotune.packing.file import check_pack_file, write_packs
 from autotune.packing.material import Wishes, read_material
+from autotune.packing.packing_report import pack_document, pack_text
+from autotune.packing.packs_file import check_pack_file, write_packs
 from autotune.packing.plot import check_plot, plot
-from autotune.packing.report import pack_document, pack_text
 
 
 def pack_data(options: Options, path: Path, wishes: Wishes, *, out: Path | None, picture: Path | None) -> None:

@@ -8,13 +8,13 @@ from pathlib import Path
 import click
 
 from autotune import output_file
-from autotune.agent import Agent
 from autotune.cli.context import Options
 from autotune.cli.query import place
 from autotune.errors import AutotuneError, DatabaseFaulty, DeviceBusy
+from autotune.machine.agent import Agent
 from storage.errors import DatabaseUnavailable
-from storage.repair import repair
 from storage.store import Store, open_store
+from storage.upkeep.repair import repair
 from trials import wire
 
 _SHOWN = 20

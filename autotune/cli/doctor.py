@@ -6,13 +6,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune import report
-from autotune.agent import has_died
+from autotune import study_report
 from autotune.cli.context import Options
 from autotune.cli.progress import reading_progress
 from autotune.cli.query import living, place, silent_minutes
 from autotune.folders import lengths_folder, spool_folder, work_folder
-from autotune.hardware import probe_hardware, software
+from autotune.machine.agent import has_died
+from autotune.machine.hardware import probe_hardware, software
 from storage.errors import StorageError
 from storage.spool import Spool
 from storage.store import Store, open_store
@@ -149,4 +149,4 @@ def _text(hardware: Hardware, database: _Part, data: _Part, findings: list[Findi
     if not findings:
         return "\n".join((*lines, "", "Nothing needs care.") if database else lines)
     rows = [(finding.what, finding.remedy) for finding in findings]
-    return "\n".join((*lines, "", report.table(("needs care", "remedy"), rows)))
+    return "\n".join((*lines, "", study_report.table(("needs care", "remedy"), rows)))

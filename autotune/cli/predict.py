@@ -6,8 +6,8 @@ from autotune.cli.context import Options
 from autotune.cli.progress import reading_progress
 from autotune.forecast.cluster import Cluster, Wishes, cluster_of_file, cluster_of_store
 from autotune.forecast.forecast import Forecast, Forecaster
+from autotune.forecast.forecast_report import forecast_document, forecast_text
 from autotune.forecast.plot import check_plot, plot
-from autotune.forecast.report import forecast_document, forecast_text
 from autotune.job_file import load_job
 from autotune.plan_file import is_plan_file, read_plan
 from storage.store import open_store

@@ -8,15 +8,15 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune import report
-from autotune.agent import has_died, lives
+from autotune import study_report
 from autotune.cli.context import Options
 from autotune.cli.progress import reading_progress
 from autotune.errors import HardwareError
 from autotune.folders import lengths_folder
-from autotune.hardware import probe_hardware, software
 from autotune.known_plan import known_text
-from autotune.report import Known
+from autotune.machine.agent import has_died, lives
+from autotune.machine.hardware import probe_hardware, software
+from autotune.study_report import Known
 from storage.errors import DatabaseDamaged
 from storage.nearness import Fields, fields_of, fields_of_machine
 from storage.records import AgentRecord, BestPlan, LaunchRecord, StudyRecord, TriedPlan
@@ -72,7 +72,7 @@ def list_plans(options: Options, wishes: Wishes) -> None:
     found = found[: wishes.top]
     document = {"plans": [_document(known) for known in found]}
     nothing = "No plan is known" + (" for this hardware" if wishes.here else "") + "; run `autotune tune JOB`."
-    options.give(document, lambda: report.plans_text(found) if found else nothing)
+    options.give(document, lambda: study_report.plans_text(found) if found else nothing)
 
 
 def _near(store: Store, wishes: Wishes, now: Workload | None) -> list[Known]:
@@ -109,8 +109,8 @@ def list_studies(options: Options, *, model: str | None, top: int | None) -> Non
             (study, store.workload(study.workload_fingerprint), _winner(store, study))
             for study in store.studies(model_name=model, limit=top)
         ]
-    document = {"studies": [report.study_document(*each) for each in found]}
-    options.give(document, lambda: report.studies_text(found))
+    document = {"studies": [study_report.study_document(*each) for each in found]}
+    options.give(document, lambda: study_report.studies_text(found))
 
 
 def show_study(options: Options, name: str) -> None:
@@ -118,8 +118,8 @@ def show_study(options: Options, name: str) -> None:
         study = store.find_study(name)
         found = study, store.workload(study.workload_fingerprint), _winner(store, study)
         trials = store.trials(study.id)
-    document = {**report.study_document(*found), "trials": [wire.to_document(trial) for trial in trials]}
-    options.give(document, lambda: report.study_text(*found, trials))
+    document = {**study_report.study_document(*found), "trials": [wire.to_document(trial) for trial in trials]}
+    options.give(document, lambda: study_report.study_text(*found, trials))
 
 
 def _winner(store: Store, study: StudyRecord) -> BestPlan | None:
@@ -137,13 +137,13 @@ def show_plan(options: Options, plan: str) -> None:
         used = _uses(store).get(tried.plan.id, ())
     holds, known = holds_here(tried, _hardware_here), known_text(tried)
     document = {
-        **report.tried_document(tried),
+        **study_report.tried_document(tried),
         "known": known,
         "validity": wire.to_document(holds),
         "launches": [wire.to_document(launch) for launch in launches],
         "used_by": list(used),
     }
-    options.give(document, lambda: report.show_text(tried, known, holds, launches, used))
+    options.give(document, lambda: study_report.show_text(tried, known, holds, launches, used))
 
 
 def holds_here(best: BestPlan | TriedPlan, hardware: Callable[[int], Hardware]) -> Validity:
@@ -210,7 +210,7 @@ def silent_minutes(agent: AgentRecord) -> int:
 
 def _document(known: Known) -> dict[str, Any]:
     return {
-        **report.best_document(known.best),
+        **study_report.best_document(known.best),
         "validity": wire.to_document(known.validity),
         "used_by": list(known.used_by),
         "distance": known.distance,

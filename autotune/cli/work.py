@@ -5,7 +5,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from autotune import report
+from autotune import study_report
 from autotune.cli.context import Options
 from autotune.cli.progress import reading_progress
 from autotune.errors import PlanNotValid
@@ -20,9 +20,9 @@ from storage.records import BestPlan, FinishedTrial
 from storage.validity import Verdict, validity
 from trials.job import Job
 from trials.plan import Plan
-from trials.run.progress import Progress
 from trials.run.ranks import local_ranks
-from trials.run.request import Training, write_request
+from trials.tasks.request import Training, write_request
+from trials.tasks.training.progress import Progress
 
 _TOLD_STEPS = 12
 
@@ -32,7 +32,7 @@ def tune_job(options: Options, path: Path, *, trials: int | None, time_limit: fl
     with _open(options, job) as bench:
         best = _tune(options, bench, fresh=fresh)
         ran = bench.store.trials(best.study_id)
-    options.give(report.best_document(best), lambda: report.best_text(best, ran))
+    options.give(study_report.best_document(best), lambda: study_report.best_text(best, ran))
 
 
 def launch_job(options: Options, path: Path, *, plan_id: str | None, steps: int | None, dry_run: bool) -> None:
@@ -56,11 +56,11 @@ def run_job(options: Options, path: Path) -> None:
             check_new(job.training.output)
             best = _tune(options, bench, fresh=False)
         ran = bench.store.trials(best.study_id)
-        options.give_early(lambda: f"\n{report.best_text(best, ran)}\n")
+        options.give_early(lambda: f"\n{study_report.best_text(best, ran)}\n")
         chosen = of_winner(best)
         launched = _launch(options, bench, chosen, None)
     options.give(
-        {"best": report.best_document(best), "launch": _launch_document(chosen, launched)},
+        {"best": study_report.best_document(best), "launch": _launch_document(chosen, launched)},
         lambda: _launch_text(chosen, launched),
     )
 
@@ -81,7 +81,7 @@ def _open(options: Options, job: Job) -> Iterator[Workbench]:
 
 def _tune(options: Options, bench: Workbench, *, fresh: bool) -> BestPlan:
     def listen(trial: FinishedTrial, known: bool) -> None:
-        options.tell(report.trial_line(trial, known=known))
+        options.tell(study_report.trial_line(trial, known=known))
 
     return Tuner(bench, listen, options.tell).tune(fresh=fresh)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from autotune.errors import NoProfile, ProfileError
 from autotune.forecast.profile_file import ProfiledCosts, read_profile, stored_costs
-from autotune.hardware import default_memory_limit, probe_hardware, software
+from autotune.machine.hardware import default_memory_limit, probe_hardware, software
 from storage.records import LayerProfile
 from storage.store import Store
 from trials.job import Job

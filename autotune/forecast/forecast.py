@@ -9,11 +9,11 @@ from autotune.folders import lengths_folder
 from autotune.forecast.cluster import Cluster
 from autotune.predict.predictor import MOST_BATCH_DEVIATION, Prediction, Predictor
 from autotune.predict.timeline import Timeline, timeline
-from autotune.search.calibrated import CalibratedPredictor
-from autotune.search.feasible import feasible_space
-from autotune.search.ledger import says_something
-from autotune.search.limits import Limits
-from autotune.search.solver import Solver
+from autotune.search.execution.ledger import says_something
+from autotune.search.learning.calibrated import CalibratedPredictor
+from autotune.search.solver.limits import Limits
+from autotune.search.solver.solver import Solver
+from autotune.search.space.feasible import feasible_space
 from storage.records import FinishedTrial
 from trials.data.epoch import Epoch, build_epoch
 from trials.data.index import DatasetIndex, profile
@@ -21,7 +21,7 @@ from trials.data.indexing import IndexReport, Reading, build_index
 from trials.errors import DataError, InvalidPlan
 from trials.job import Job
 from trials.layer_costs import LayerCosts
-from trials.model.encoders import load_measurer
+from trials.model.inputs.encoders import load_measurer
 from trials.model.shape import cost_weights
 from trials.plan import Layout, Packed, Packing, Plan
 from trials.workload import ModelShape, Workload

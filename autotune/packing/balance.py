@@ -8,11 +8,11 @@ import numpy as np
 
 from autotune.errors import PackError
 from autotune.packing.material import Material, Wishes
-from autotune.search.capacities import OMNIBAL_SLACK, capacities
+from autotune.search.space.capacities import OMNIBAL_SLACK, capacities
 from trials.data.epoch import BEST, Epoch, build_epoch
 from trials.data.index import COLUMNS, DatasetIndex, profile
 from trials.data.metrics import NEAR, Balance, balance, mixing
-from trials.data.sample import Ints
+from trials.data.records.sample import Ints
 from trials.errors import InvalidPlan
 from trials.plan import Packed, Packing, Padded
 

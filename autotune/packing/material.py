@@ -88,7 +88,7 @@ def _check(wishes: Wishes) -> None:
 def _of_job(path: Path, wishes: Wishes, progress: Callable[[Reading], None] | None) -> Material:
     # Torch stands behind these, and lengths are packed without waiting for it.
     from autotune.folders import lengths_folder  # noqa: PLC0415
-    from trials.model.encoders import load_measurer  # noqa: PLC0415
+    from trials.model.inputs.encoders import load_measurer  # noqa: PLC0415
 
     if wishes.model is not None:
         raise PackError(f"--model goes with lengths alone; {path} is a job, which names its model")
@@ -150,7 +150,7 @@ def _context(data: DataSection, model: str | None) -> int | None:
     """Tokens that samples are cut to. Lengths alone do not tell."""
     if model is None:
         raise PackError("--oversize truncate cuts to the model's context length; name one with --model")
-    from trials.model.encoders import token_limit  # noqa: PLC0415
+    from trials.model.inputs.encoders import token_limit  # noqa: PLC0415
     from trials.model.skeleton import load_config  # noqa: PLC0415
 
     return token_limit(data, load_config(model))

@@ -13,7 +13,7 @@ from autotune.output_file import check_output_file, whole
 from autotune.packing.balance import UNPACKED, Balanced
 from trials.data.epoch import CostWeights, Floats, PackSizes
 from trials.data.metrics import dist_ratios
-from trials.data.sample import Ints
+from trials.data.records.sample import Ints
 from trials.plan import Packed
 
 if TYPE_CHECKING:

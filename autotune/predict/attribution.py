@@ -11,7 +11,7 @@ import numpy as np
 
 from autotune.predict.costs import Array
 from autotune.predict.schedule import simulate
-from trials.data.sample import Ints
+from trials.data.records.sample import Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

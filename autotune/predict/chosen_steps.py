@@ -7,7 +7,7 @@ from itertools import groupby
 import numpy as np
 
 from autotune.predict.sizes import EpochSizes
-from trials.data.sample import Ints
+from trials.data.records.sample import Ints
 
 
 class ChosenSteps(EpochSizes):

@@ -20,7 +20,7 @@ from trials.layer_costs import (
     UpdateCost,
     check_measured,
 )
-from trials.run.report import LayerTiming, LoadTiming, ProfileReport
+from trials.tasks.answer import LayerTiming, LoadTiming, ProfileReport
 
 Array: TypeAlias = NDArray[np.float64]
 Quantity: TypeAlias = Callable[[LayerTiming], float]

@@ -14,7 +14,7 @@ from autotune.predict.parts import Parts
 from autotune.predict.schedule import simulate
 from autotune.predict.sizes import EpochSizes
 from trials.data.epoch import Epoch
-from trials.data.sample import Ints
+from trials.data.records.sample import Ints
 from trials.engine.memory import GRADIENT_BYTES
 from trials.layer_costs import KINDS, LayerCosts
 from trials.model.cut import cut

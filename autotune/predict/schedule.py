@@ -15,7 +15,7 @@ from functools import lru_cache
 import numpy as np
 
 from autotune.predict.costs import Array
-from trials.data.sample import Ints
+from trials.data.records.sample import Ints
 
 _TOGETHER = 512
 """So many steps or plans are simulated at a time: enough for long loops in numpy, and few enough for the cache."""

@@ -6,7 +6,7 @@ import numpy as np
 
 from autotune.predict.costs import Array
 from trials.data.epoch import Epoch
-from trials.data.sample import Ints
+from trials.data.records.sample import Ints
 
 
 class EpochSizes:

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from itertools import pairwise, product
 
 from autotune.predict.predictor import MOST_BATCH_DEVIATION, Predictor
-from autotune.search.capacities import omnibal_capacities
-from autotune.search.layouts import zero_stages
-from autotune.search.ledger import BASELINE_DEFAULT, BASELINE_KEPT, BASELINE_OMNIBAL
-from autotune.search.limits import Limits
-from autotune.search.solver import Solver
+from autotune.search.execution.ledger import BASELINE_DEFAULT, BASELINE_KEPT, BASELINE_OMNIBAL
+from autotune.search.solver.limits import Limits
+from autotune.search.solver.solver import Solver
+from autotune.search.space.capacities import omnibal_capacities
+from autotune.search.space.layouts import zero_stages
 from trials.plan import Layout, Packed, Padded, Plan, Stage
 from trials.workload import Workload
 

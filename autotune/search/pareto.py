@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from autotune.predict.costs import Array
-from autotune.search.ledger import duration_seconds
+from autotune.search.execution.ledger import duration_seconds
 from autotune.search.winner import Field, Standing
 from storage.records import FinishedTrial, ParetoPlan
 from trials.plan import Plan

@@ -10,13 +10,10 @@ from statistics import fmean
 
 import optuna
 
-from autotune.search.advisor import Advisor
-from autotune.search.attempt import Attempt
 from autotune.search.baselines import Baseline
-from autotune.search.calibrated import CalibratedPredictor
-from autotune.search.failures import give_up, stop_if_all_fail
-from autotune.search.lanes import Lanes
-from autotune.search.ledger import (
+from autotune.search.execution.attempt import Attempt
+from autotune.search.execution.failures import give_up, stop_if_all_fail
+from autotune.search.execution.ledger import (
     AGAIN,
     BASELINES,
     CONFIRM,
@@ -30,9 +27,12 @@ from autotune.search.ledger import (
     duration_seconds,
     ran,
 )
-from autotune.search.proposals import Judgement, Proposals, judge
-from autotune.search.runner import Runner
-from autotune.search.space import Space
+from autotune.search.execution.runner import Runner
+from autotune.search.execution.slots import Lanes
+from autotune.search.learning.calibrated import CalibratedPredictor
+from autotune.search.sampling.advisor import Advisor
+from autotune.search.sampling.proposals import Judgement, Proposals, judge
+from autotune.search.space.space import Space
 from autotune.search.winner import FINALISTS, SMALL_LOSS, Field, field_of, ranked
 from storage.records import FinishedTrial, RunningTrial, TrialRecord, TrialResult
 from trials.job import SearchSection

@@ -12,20 +12,20 @@ from typing import Any, Self
 import numpy as np
 from typing_extensions import override
 
-from autotune.conditions import Conditions, Watch
+from autotune.machine.conditions import Conditions, Watch
 from autotune.predict.chosen_steps import ChosenSteps
 from autotune.predict.features import stage_features
 from autotune.predict.parts import Parts
 from autotune.predict.predictor import Predictor
-from autotune.search.attempt import Attempt
-from autotune.search.ledger import Ledger
+from autotune.search.execution.attempt import Attempt
+from autotune.search.execution.ledger import Ledger
 from storage.records import FinishedTrial, RunningTrial, TrialResult
 from trials.model.cut import cut
 from trials.outcome import Cause, Crash, OutOfMemory, StageMeasurement
 from trials.plan import Plan
 from trials.run.pool import Answers
-from trials.run.report import TrialReport
-from trials.run.request import Request, Trial
+from trials.tasks.answer import TrialReport
+from trials.tasks.request import Request, Trial
 
 _BEGINNING = datetime(2026, 1, 1, tzinfo=UTC)
 _STUDY = "0" * 32

@@ -9,24 +9,24 @@ from itertools import chain
 
 from optuna.storages import BaseStorage
 
-from autotune.conditions import Watch
 from autotune.errors import JobError, NoFeasiblePlan
+from autotune.machine.conditions import Watch
 from autotune.predict.predictor import Predictor
-from autotune.search.advisor import Advisor
 from autotune.search.baselines import Baseline, baselines
-from autotune.search.calibrated import CalibratedPredictor
-from autotune.search.feasible import check_space, feasible_space, holds_all
-from autotune.search.guide import Guide
-from autotune.search.heritage import inherited_lessons, inherited_plans
-from autotune.search.ledger import BASELINE_PRESENT, Ledger, Listener, duration_seconds
-from autotune.search.limits import Limits
+from autotune.search.execution.ledger import BASELINE_PRESENT, Ledger, Listener, duration_seconds
+from autotune.search.execution.profiling import layer_costs
+from autotune.search.execution.runner import Runner
+from autotune.search.learning.calibrated import CalibratedPredictor
+from autotune.search.learning.warm_start import inherited_lessons, inherited_plans
 from autotune.search.pareto import pareto
-from autotune.search.present import present_plan
-from autotune.search.profiling import layer_costs
-from autotune.search.proposals import SAMPLERS, Proposals, database
-from autotune.search.runner import Runner
+from autotune.search.sampling.advisor import Advisor
+from autotune.search.sampling.context import Guide
+from autotune.search.sampling.proposals import SAMPLERS, Proposals, database
 from autotune.search.search import Search
-from autotune.search.solver import Solver
+from autotune.search.solver.limits import Limits
+from autotune.search.solver.solver import Solver
+from autotune.search.space.current_plan import present_plan
+from autotune.search.space.feasible import check_space, feasible_space, holds_all
 from autotune.search.winner import Field
 from autotune.workbench import Workbench
 from storage.errors import Superseded

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.predict.costs import Array
-from autotune.search.ledger import BASELINES
-from autotune.search.surrogate import Posterior, Surrogate
+from autotune.search.execution.ledger import BASELINES
+from autotune.search.learning.surrogate import Posterior, Surrogate
 from storage.records import Baseline, FinishedTrial
 from trials.outcome import Completed, Failed, Outcome, OutOfMemory
 from trials.plan import Plan

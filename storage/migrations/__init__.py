@@ -1,1 +1,1 @@
-"""Alembic's script directory: `storage.schema` runs it, never the `alembic` command."""
+"""Alembic's script directory: `storage.upkeep.schema` runs it, never the `alembic` command."""

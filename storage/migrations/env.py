@@ -1,8 +1,8 @@
-"""Runs revisions inside the transaction that `storage.schema` opened, so that they happen wholly or not at all."""
+"""Run revisions inside the transaction that `storage.upkeep.schema` opened: wholly or not at all."""
 
 from alembic import context
 
-from storage.tables import Base
+from storage.database.tables import Base
 
 context.configure(
     connection=context.config.attributes["connection"],

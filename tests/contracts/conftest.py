@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 from sqlalchemy import Engine, create_engine
 
+from storage.database.url import parse
 from storage.store import Store, open_store
-from storage.url import parse
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from time import monotonic, sleep
 import pytest
 from sqlalchemy import Engine, text
 
-from autotune import agent as agents
-from autotune.agent import Agent
+from autotune.machine import agent as agents
+from autotune.machine.agent import Agent
 from storage.store import Store
 from tests.storage_values import PADDED_PLAN, WORKLOAD, best_of, concluded, packed_plan, result_of
 
@@ -88,7 +88,7 @@ def test_while_nobody_can_write_nobody_is_gone(store: Store, engine: Engine) -> 
 
 def test_the_process_that_was_killed_here_is_gone_at_once(store: Store, database_url: str) -> None:
     code = (
-        "import sys, time; from storage.store import open_store; from autotune.agent import Agent\n"
+        "import sys, time; from storage.store import open_store; from autotune.machine.agent import Agent\n"
         "with open_store(sys.argv[1]) as store, Agent(store) as agent:\n"
         "    print(agent.id, flush=True); time.sleep(60)"
     )

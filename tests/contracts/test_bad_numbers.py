@@ -13,9 +13,9 @@ from sqlalchemy import Engine, text
 from autotune.cli import main
 from storage.errors import NotStorable
 from storage.records import LaunchResult, TrialResult
-from storage.repair import repair
 from storage.spool import Spool
 from storage.store import Store, open_store
+from storage.upkeep.repair import repair
 from tests.storage_values import COSTS, NOON, WORKLOAD, best_of, changed, concluded, packed_plan, result_of
 from trials import wire
 from trials.errors import WireError

@@ -7,8 +7,8 @@ from sqlalchemy import Engine, text
 
 from storage.errors import DatabaseUnavailable
 from storage.records import AbandonedTrial, FinishedTrial
-from storage.repair import repair
 from storage.store import Store, open_store
+from storage.upkeep.repair import repair
 from tests.storage_values import OUTCOMES, WORKLOAD, best_of, changed, concluded, packed_plan, result_of
 
 

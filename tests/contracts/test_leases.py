@@ -7,9 +7,9 @@ from time import sleep
 import pytest
 from sqlalchemy import Engine, text
 
-from autotune import agent as agents
-from autotune.agent import Agent
 from autotune.errors import DeviceBusy
+from autotune.machine import agent as agents
+from autotune.machine.agent import Agent
 from storage.errors import ResourceHeld, Superseded
 from storage.store import Store
 from tests.storage_values import PADDED_PLAN, WORKLOAD, packed_plan

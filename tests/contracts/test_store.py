@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta, tzinfo
 import pytest
 from sqlalchemy import Engine, text
 
-from storage import studies
 from storage.errors import AlreadyFinished, UnknownRecord
+from storage.queries import studies
 from storage.records import AbandonedTrial, FinishedTrial, LaunchResult, RunningTrial
 from storage.store import Store
 from tests.storage_values import (

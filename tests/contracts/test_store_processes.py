@@ -7,11 +7,11 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Engine, inspect, text
 
+from storage.database.tables import Base
+from storage.database.url import parse
 from storage.errors import DatabaseTooNew, DatabaseUnavailable
-from storage.schema import VERSION_TABLE
 from storage.store import Store, open_store
-from storage.tables import Base
-from storage.url import parse
+from storage.upkeep.schema import VERSION_TABLE
 from tests import postgres
 from tests.storage_values import WORKLOAD
 

@@ -16,13 +16,14 @@ from pydantic_core import to_json
 from sqlalchemy import Connection, Engine, MetaData, create_engine, inspect, text
 
 from autotune.cli import main
-from storage import schema
-from storage.engine import Database
+from storage.database.engine import Database
+from storage.database.url import parse
+from storage.migrations import versions
 from storage.migrations.versions import r0003_models
-from storage.repair import repair
-from storage.schema import VERSION_TABLE
 from storage.store import Store, open_store
-from storage.url import parse
+from storage.upkeep import schema
+from storage.upkeep.repair import repair
+from storage.upkeep.schema import VERSION_TABLE
 from tests.storage_values import OUTCOMES, WORKLOAD, best_of, changed, packed_plan, result_of
 from trials.workload import Workload
 
@@ -66,7 +67,7 @@ def contents(url: str) -> dict[str, list[Any]]:
 
 
 def test_a_schema_is_frozen_for_every_revision_but_the_last() -> None:
-    known = sorted(path.stem[1:5] for path in Path(schema.__file__).parent.glob("migrations/versions/r*.py"))
+    known = sorted(path.stem[1:5] for path in Path(versions.__file__).parent.glob("r*.py"))
     assert [path.stem for path in FROZEN] == known[:-1]
 
 

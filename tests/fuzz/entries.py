@@ -19,24 +19,24 @@ from autotune.job_file import load_job
 from autotune.plan_file import read_plan
 from autotune.predict.predictor import Predictor
 from autotune.search.baselines import baselines
-from autotune.search.feasible import feasible_space, holds_all
-from autotune.search.limits import Limits
-from autotune.search.solver import Solver
+from autotune.search.solver.limits import Limits
+from autotune.search.solver.solver import Solver
+from autotune.search.space.feasible import feasible_space, holds_all
 from autotune.search.tuner import Tuner
 from autotune.workbench import workbench
+from storage.database.url import parse
 from storage.spool import Spool
 from storage.store import open_store
-from storage.url import parse
 from tests.fuzz.request import Kind
 from tests.fuzz.specimens import DATA, JOB, MODEL, PLAN, PROFILE, Specimens
 from tests.search_values import COSTS
 from trials import wire
 from trials.data import formats
-from trials.data.sample import BadLine, Lengths, Sample
+from trials.data.records.sample import BadLine, Lengths, Sample
 from trials.errors import TrialsError
 from trials.job import Job, Source
 from trials.plan import Plan
-from trials.run.progress import Progress, ProgressReader, append_step, drop_steps_after
+from trials.tasks.training.progress import Progress, ProgressReader, append_step, drop_steps_after
 
 _UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """What moves the cursor of a terminal or worse; a new line and a tab do not count."""

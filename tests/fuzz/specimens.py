@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from autotune.forecast.profile_file import ProfiledCosts
 from autotune.job_file import load_job
-from autotune.search.proposals import database
+from autotune.search.sampling.proposals import database
 from autotune.workload import Prepared, prepare
 from storage.records import LaunchResult
 from storage.spool import Spool
@@ -29,7 +29,7 @@ from trials import wire
 from trials.job import Job
 from trials.model.skeleton import build_skeleton, load_config
 from trials.plan import Packed, Plan
-from trials.run.progress import Progress
+from trials.tasks.training.progress import Progress
 
 JOB, MODEL, DATA, PLAN, PROFILE = "job.yaml", "model", "data", "plan.json", "profile.json"
 _EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny-internvl"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from autotune.search.profiling import layer_costs
+from autotune.search.execution.profiling import layer_costs
 from autotune.workload import Prepared
 from storage.store import Store, open_store
 from tests.training_values import job_of, prepared_of, variant_of

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from autotune.folders import spool_folder, work_folder
+from storage.database.url import default_url
 from storage.errors import DatabaseUnavailable
 from storage.spool import Spool
 from storage.store import Store, open_store
-from storage.url import default_url
 from tests.data_values import record, write_records
 from tests.processes import children, wait_for, wait_for_the_end
 from tests.storage_values import best_of, concluded

@@ -9,8 +9,8 @@ from click.testing import CliRunner
 from filelock import FileLock
 
 from autotune.cli import main
-from autotune.devices import lock_file
 from autotune.job_file import load_job
+from autotune.machine.devices import lock_file
 from autotune.workload import look_at, read_data
 from storage.store import open_store
 from tests.storage_values import WORKLOAD, best_of, concluded, packed_plan
@@ -59,7 +59,7 @@ def test_wrong_usage_is_told_and_exits_with_2(
         ({"model__path": ""}, "model.path: must be a text that is not empty"),
         (
             {"search__sampler": "nope"},
-            "search.sampler: 'nope' is not one of the samplers here: exhaustive, gp, model, random, tpe",
+            "search.sampler: 'nope' is not one of the samplers here: exhaustive, gp, model, tpe, uniform",
         ),
         ({"database": "results.db"}, "cannot read the database URL; use sqlite:///FILE"),
         ({"database": "mysql://me@host/results"}, "no database driver 'mysql'; use sqlite:///FILE"),

@@ -13,10 +13,10 @@ from click.testing import CliRunner
 from filelock import FileLock
 
 from autotune.cli import main
-from autotune.devices import lock_file
 from autotune.forecast.profile_file import ProfiledCosts
-from autotune.hardware import software
 from autotune.job_file import load_job
+from autotune.machine.devices import lock_file
+from autotune.machine.hardware import software
 from autotune.predict.features import COSTS as FACTORS
 from autotune.predict.features import scaled
 from storage.store import open_store

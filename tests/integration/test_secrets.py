@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from autotune.cli import main
+from storage.database.url import parse
 from storage.store import open_store
-from storage.url import parse
 from tests import postgres
 from tests.storage_values import WORKLOAD, best_of, concluded, packed_plan, result_of
 from tests.users import JobFile

@@ -31,7 +31,7 @@ SEARCH = {"trials": 4, "time_limit": "90s", "warmup_steps": 0, "timed_steps": 1,
 
 
 ELSEWHERE = (
-    "import platform, sys; host = sys.argv.pop(1); platform.node = lambda: host; from autotune import agent;"
+    "import platform, sys; host = sys.argv.pop(1); platform.node = lambda: host; from autotune.machine import agent;"
     "agent.Agent.__init__.__defaults__ = (1.0,); from autotune.cli import main; main()"
 )
 """Starts the program on a machine of another name, where silence is noticed sooner."""

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from storage.database.url import default_url
 from storage.store import open_store
-from storage.url import default_url
 from tests.storage_values import best_of, concluded
 from tests.training_values import plan_of, prepared_of
 from tests.users import JobFile
 from trials.run.pool import Answers, WarmPool
 from trials.run.ranks import local_ranks
-from trials.run.request import Trial
+from trials.tasks.request import Trial
 
 pytestmark = pytest.mark.usefixtures("home")
 

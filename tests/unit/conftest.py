@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from autotune.search import search
-from autotune.search.proposals import database
+from autotune.search.sampling.proposals import database
 from storage.store import open_store
 from tests.search_bench import Bench
 

@@ -13,8 +13,8 @@ import psutil
 import pynvml
 import pytest
 
-from autotune.conditions import Conditions, Look, Watch, conditions_of, contamination
-from autotune.nvml import Activity
+from autotune.machine.conditions import Conditions, Look, Watch, conditions_of, contamination
+from autotune.machine.nvml import Activity
 from tests.simulated_nvml import simulate
 from tests.storage_values import WORKLOAD
 

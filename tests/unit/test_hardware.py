@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.errors import HardwareError
-from autotune.hardware import choose, default_memory_limit, probe_hardware, software, usable, visible
-from autotune.machine import Machine, cgroup_limits, cpu_name, steady, this_machine
-from autotune.nvml import Accelerator
+from autotune.machine.hardware import choose, default_memory_limit, probe_hardware, software, usable, visible
+from autotune.machine.host import Machine, cgroup_limits, cpu_name, steady, this_machine
+from autotune.machine.nvml import Accelerator
 
 GIB = 1 << 30
 MACHINE = Machine(cpu_name="Example 9000", cpu_cores=4, ram_bytes=64 * GIB)

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from autotune.nvml import accelerators, activity_of
+from autotune.machine.nvml import accelerators, activity_of
 from tests.simulated_nvml import refuse, simulate
 
 DRIVER = Path("/proc/driver/nvidia").exists()

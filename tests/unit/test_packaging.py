@@ -37,7 +37,7 @@ def test_ranks_start_without_the_agents_packages(tmp_path: Path) -> None:
 
 
 def test_the_agent_reads_a_job_and_the_hardware_without_torch(tmp_path: Path) -> None:
-    modules = imported("autotune.job_file", "autotune.hardware", cwd=tmp_path)
+    modules = imported("autotune.job_file", "autotune.machine.hardware", cwd=tmp_path)
     assert not {"torch", "deepspeed", "transformers", "optuna", "sqlalchemy"} & modules.keys()
 
 

@@ -14,7 +14,7 @@ from autotune.training_output import check_new, check_output, held
 from tests.training_values import job_of
 from trials import wire
 from trials.errors import OutputTaken
-from trials.run.output import (
+from trials.tasks.training.output import (
     STATE_FILE,
     OpenedOutput,
     TrainingState,
@@ -25,8 +25,8 @@ from trials.run.output import (
     publish,
     remove_old_checkpoints,
 )
-from trials.run.progress import PROGRESS_FILE, Progress, ProgressReader, append_step
-from trials.run.settings import Settings
+from trials.tasks.training.progress import PROGRESS_FILE, Progress, ProgressReader, append_step
+from trials.tasks.training.settings import Settings
 
 SETTINGS = Settings(
     plan="945b356dd79b0367",

@@ -5,7 +5,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from trials.data.sample import Ints
+from trials.data.records.sample import Ints
 
 _NEGLIGIBLE = 0.005
 """Share of an epoch's time that is not worth less even tokens."""

@@ -17,7 +17,7 @@ from trials import wire
 from trials.data import formats
 from trials.data.formats import AnnotationFile, Chunk
 from trials.data.lengths import COLUMNS, ChunkLengths
-from trials.data.sample import Measurer
+from trials.data.records.sample import Measurer
 from trials.whole_file import whole_file
 
 _VERSION = 1

@@ -12,7 +12,7 @@ from trials.data.arrangement import arrange
 from trials.data.index import DatasetIndex
 from trials.data.order import epoch_order
 from trials.data.packs import PACKERS, Oversize, Packs, build_packs
-from trials.data.sample import Ints
+from trials.data.records.sample import Ints
 from trials.plan import Packed, Packing
 
 BEST = "best"

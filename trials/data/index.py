@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from trials import wire
 from trials.data import formats
 from trials.data.formats import AnnotationFile
-from trials.data.sample import Ints, Lengths, Sample
+from trials.data.records.sample import Ints, Lengths, Sample
 from trials.errors import DataError, WireError
 from trials.whole_file import whole_file
 from trials.workload import DataProfile

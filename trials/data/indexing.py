@@ -15,10 +15,10 @@ from trials.data.formats import AnnotationFile, Chunk
 from trials.data.index import COLUMNS, DatasetIndex
 from trials.data.lengths import ChunkLengths
 from trials.data.measuring import cores, measured
-from trials.data.sample import BadLine, Measurer
-from trials.data.sampling import taken
+from trials.data.records.sample import BadLine, Measurer
 from trials.errors import DataError
 from trials.job import DataSection
+from trials.sampling import taken
 
 LISTED = 1000
 """Bad lines that a report lists; all are counted."""

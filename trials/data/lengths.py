@@ -10,8 +10,8 @@ import numpy as np
 
 from trials.data import formats
 from trials.data.formats import AnnotationFile, Chunk, Place
-from trials.data.images import image_size
-from trials.data.sample import BadLine, Image, Ints, Lengths, Measurer, Sample
+from trials.data.records.images import image_size
+from trials.data.records.sample import BadLine, Image, Ints, Lengths, Measurer, Sample
 from trials.errors import DataError
 
 COLUMNS = ("offset", "line", "record", "vision_units", "text_tokens", "target_tokens")

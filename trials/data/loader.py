@@ -11,9 +11,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from trials.data.epoch import Epoch
-from trials.data.images import image_pixels
 from trials.data.index import DatasetIndex
-from trials.data.sample import IGNORED, Encoded, Encoder, Ints, Lengths
+from trials.data.records.images import image_pixels
+from trials.data.records.sample import IGNORED, Encoded, Encoder, Ints, Lengths
 from trials.errors import DataError
 from trials.lifeline import end_with
 

@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from trials.data.formats import AnnotationFile, Chunk
 from trials.data.lengths import ChunkLengths, measure
-from trials.data.sample import Measurer
+from trials.data.records.sample import Measurer
 from trials.errors import DataError
 
 Task: TypeAlias = tuple[AnnotationFile, Chunk]

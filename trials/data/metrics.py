@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trials.data.epoch import CostWeights, Epoch, Floats
-from trials.data.sample import Ints
+from trials.data.records.sample import Ints
 from trials.plan import Packed
 
 NEAR = 0.1

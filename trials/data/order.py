@@ -3,7 +3,7 @@
 import numpy as np
 
 from trials.data.index import DatasetIndex
-from trials.data.sample import Ints
+from trials.data.records.sample import Ints
 
 
 def epoch_order(index: DatasetIndex, seed: int, epoch: int) -> Ints:

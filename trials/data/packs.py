@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from trials import plugins
 from trials.data.index import DatasetIndex
-from trials.data.sample import Ints
+from trials.data.records.sample import Ints
 from trials.errors import DataError
 from trials.plan import Packed, Packing, Padded
 

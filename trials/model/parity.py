@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
 
-from trials.data.sample import IGNORED
+from trials.data.records.sample import IGNORED
 from trials.errors import ModelError
 from trials.job import ModelSection
 from trials.model.cut import cut

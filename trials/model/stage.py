@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
-from trials.data.sample import IGNORED
+from trials.data.records.sample import IGNORED
 from trials.model.attention import sample_lengths
 from trials.model.cut import Cut
 from trials.model.skeleton import Skeleton

@@ -12,11 +12,11 @@ from typing import Literal
 from uuid import uuid4
 
 from trials.outcome import Cause, Crash, OutOfMemory, Timeout
-from trials.run.footprint import Footprint, leaks
 from trials.run.ranks import Command, Ranks
-from trials.run.report import Answer, FailureReport, Report, read_report, report_path
-from trials.run.request import Request, Trial, write_request
-from trials.run.steering import Listener
+from trials.tasks.answer import Answer, FailureReport, Report, read_report, report_path
+from trials.tasks.footprint import Footprint, leaks
+from trials.tasks.request import Request, Trial, write_request
+from trials.tasks.steering import Listener
 
 _log = logging.getLogger(__name__)
 

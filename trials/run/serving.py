@@ -14,12 +14,12 @@ from trials.engine.group import file_meeting, process_group
 from trials.engine.memory import MemoryExceeded
 from trials.errors import TrialsError
 from trials.outcome import Crash, OutOfMemory
-from trials.run.profile import run_profile
-from trials.run.report import FailureReport, Report, write_report
-from trials.run.request import REQUEST_FILE, Profile, Request, Training, Trial
-from trials.run.session import open_session
-from trials.run.training import run_training
-from trials.run.trial import run_trial
+from trials.tasks.answer import FailureReport, Report, write_report
+from trials.tasks.profiling.layer_profile import run_profile
+from trials.tasks.request import REQUEST_FILE, Profile, Request, Training, Trial
+from trials.tasks.session import open_session
+from trials.tasks.training.training import run_training
+from trials.tasks.trial import run_trial
 
 _DETAIL_LINES = 6
 

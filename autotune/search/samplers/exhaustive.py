@@ -9,8 +9,8 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial
 from typing_extensions import override
 
-from autotune.search.guide import Distributions, Guide, PointSampler
-from autotune.search.space import Space
+from autotune.search.sampling.context import Distributions, Guide, PointSampler
+from autotune.search.space.space import Space
 from trials.plan import Plan
 
 

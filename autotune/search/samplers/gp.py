@@ -2,7 +2,7 @@
 
 from optuna.samplers import BaseSampler, GPSampler
 
-from autotune.search.guide import Guide, Nearest
+from autotune.search.sampling.context import Guide, Nearest
 
 
 def sampler(guide: Guide) -> BaseSampler:

@@ -7,8 +7,8 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 from typing_extensions import override
 
-from autotune.search.advisor import Advisor
-from autotune.search.guide import Distributions, Guide, PointSampler
+from autotune.search.sampling.advisor import Advisor
+from autotune.search.sampling.context import Distributions, Guide, PointSampler
 from trials.plan import Plan
 
 

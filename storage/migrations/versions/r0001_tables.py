@@ -1,4 +1,4 @@
-"""All tables of the first release. Names of keys and constraints come from the convention of `storage.tables`."""
+"""All tables of the first release. Keys and constraints are named by the convention of `storage.database.tables`."""
 
 from typing import Any
 

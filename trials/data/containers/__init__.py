@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from trials import plugins
-from trials.data.chunk import BLOCK_BYTES, Chunk, Place, open_annotations
-from trials.data.record import MAX_RECORD_BYTES, Record, RecordError
+from trials.data.records.file_chunk import BLOCK_BYTES, Chunk, Place, open_annotations
+from trials.data.records.record import MAX_RECORD_BYTES, Record, RecordError
 
 _TABLE_SUFFIXES = {".parquet", ".arrow", ".csv"}
 _TABLE_STARTS = (b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")

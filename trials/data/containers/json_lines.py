@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from trials.data import record
-from trials.data.chunk import BLOCK_BYTES, Chunk, Place, digest, grouped, line_ends, open_annotations
-from trials.data.record import Record, RecordError, parse, parsed
+from trials.data.records import record
+from trials.data.records.file_chunk import BLOCK_BYTES, Chunk, Place, digest, grouped, line_ends, open_annotations
+from trials.data.records.record import Record, RecordError, parse, parsed
 
 __all__ = ["chunks", "digest", "read", "records"]
 

@@ -13,9 +13,9 @@ from io import SEEK_END, BytesIO
 from pathlib import Path
 from typing import IO
 
-from trials.data import record
-from trials.data.chunk import CHUNK_BYTES, Chunk, Place, digest, grouped, open_annotations
-from trials.data.record import Record, RecordError, parse, parsed, too_long
+from trials.data.records import record
+from trials.data.records.file_chunk import CHUNK_BYTES, Chunk, Place, digest, grouped, open_annotations
+from trials.data.records.record import Record, RecordError, parse, parsed, too_long
 from trials.errors import DataError
 
 __all__ = ["chunks", "digest", "read", "records"]

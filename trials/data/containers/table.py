@@ -15,8 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from trials.data.chunk import CHUNK_BYTES, CHUNK_RECORDS, Chunk, Place
-from trials.data.record import Record, RecordError
+from trials.data.records.file_chunk import CHUNK_BYTES, CHUNK_RECORDS, Chunk, Place
+from trials.data.records.record import Record, RecordError
 from trials.errors import DataError
 from trials.regular_file import check_regular
 

@@ -13,11 +13,11 @@ from typing import Protocol, cast
 
 from trials import plugins
 from trials.data import containers, mixtures
-from trials.data.chunk import Chunk, Place
-from trials.data.columns import Columns
 from trials.data.mixtures import Entry
-from trials.data.record import Record, RecordError
-from trials.data.sample import BadLine, Lengths, Sample
+from trials.data.records.columns import Columns
+from trials.data.records.file_chunk import Chunk, Place
+from trials.data.records.record import Record, RecordError
+from trials.data.records.sample import BadLine, Lengths, Sample
 from trials.errors import DataError, UnknownName
 from trials.job import Source
 
@@ -39,7 +39,7 @@ class AnnotationFile:
     repeat: float
     """How often an epoch shows each record."""
     sampling: str = "all"
-    """Which of its usable records take part; see `trials.data.sampling`."""
+    """Which of its usable records take part; see `trials.sampling`."""
     container: str = "json-lines"
     """Module of `trials.data.containers`."""
     columns: Columns | None = None

@@ -4,8 +4,8 @@ Source: the files under data/vision of ModelTC/OmniBal.
 """
 
 from trials.data.formats import AnnotationFile
-from trials.data.record import Record, RecordError
-from trials.data.sample import Lengths
+from trials.data.records.record import Record, RecordError
+from trials.data.records.sample import Lengths
 
 _MOST = 2**31 - 1
 

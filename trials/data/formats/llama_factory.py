@@ -3,21 +3,12 @@
 Source: LLaMA-Factory's data/README.md and its converters.
 """
 
-from dataclasses import replace
-
-from trials.data import conversation
-from trials.data.columns import FROM_VALUE, TOOL_CALLS, TOOL_RESULTS, Pairs
 from trials.data.formats import AnnotationFile
-from trials.data.record import Record
-from trials.data.sample import Sample
+from trials.data.records import conversation
+from trials.data.records.columns import ALPACA, SHAREGPT
+from trials.data.records.record import Record
+from trials.data.records.sample import Sample
 
-ALPACA = Pairs(questions=("instruction", "input"), answer="output", history="history", unplaced=0)
-SHAREGPT = replace(
-    FROM_VALUE,
-    users=(*FROM_VALUE.users, *TOOL_RESULTS),
-    assistants=(*FROM_VALUE.assistants, *TOOL_CALLS),
-    unplaced=0,
-)
 _ALL = (ALPACA, SHAREGPT)
 
 

@@ -3,11 +3,11 @@
 Source: LLaVA's docs/Finetune_Custom_Data.md.
 """
 
-from trials.data import conversation
-from trials.data.columns import FROM_VALUE
 from trials.data.formats import AnnotationFile
-from trials.data.record import Record
-from trials.data.sample import Sample
+from trials.data.records import conversation
+from trials.data.records.columns import FROM_VALUE
+from trials.data.records.record import Record
+from trials.data.records.sample import Sample
 
 
 def recognises(record: Record, container: str) -> bool:

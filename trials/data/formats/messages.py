@@ -1,10 +1,10 @@
 """Conversations as OpenAI and TRL write them: `messages` with `role` and `content`, a text or a list of parts."""
 
-from trials.data import conversation
-from trials.data.columns import TOOL_CALLS, TOOL_RESULTS, Chat
 from trials.data.formats import AnnotationFile
-from trials.data.record import Record
-from trials.data.sample import Sample
+from trials.data.records import conversation
+from trials.data.records.columns import TOOL_CALLS, TOOL_RESULTS, Chat
+from trials.data.records.record import Record
+from trials.data.records.sample import Sample
 
 MESSAGES = Chat(
     turns="messages",

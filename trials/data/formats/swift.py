@@ -5,12 +5,12 @@ Source: ms-swift's documentation, "Custom dataset", and its preprocessors.
 
 from dataclasses import replace
 
-from trials.data import conversation
-from trials.data.columns import FROM_VALUE, Pairs
 from trials.data.formats import AnnotationFile
 from trials.data.formats.messages import MESSAGES
-from trials.data.record import Record
-from trials.data.sample import Sample
+from trials.data.records import conversation
+from trials.data.records.columns import FROM_VALUE, Pairs
+from trials.data.records.record import Record
+from trials.data.records.sample import Sample
 
 _QUERY = Pairs(questions=("query",), answer="response", history="history", unplaced=1000)
 _ROUNDS = Pairs(questions=("human",), answer="assistant", history="conversation", unplaced=1000)

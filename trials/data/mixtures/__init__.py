@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from trials import plugins
-from trials.data.columns import Columns
-from trials.data.mixture_file import read_mapping
-from trials.data.sampling import is_sampling
+from trials.data.records.columns import Columns
+from trials.data.records.mixture_file import read_mapping
 from trials.errors import DataError
+from trials.sampling import is_sampling
 
 _MOST_REPEATS = 1000
 _SHARE = re.compile(r"(.+)%(\d+)")

@@ -6,9 +6,8 @@ Source: LLaMA-Factory's data/README.md and its parser.
 from dataclasses import replace
 from typing import Any
 
-from trials.data.columns import UNSUPPORTED, Columns
-from trials.data.formats.llama_factory import ALPACA, SHAREGPT
 from trials.data.mixtures import Entry, Listing
+from trials.data.records.columns import ALPACA, SHAREGPT, UNSUPPORTED, Columns
 from trials.errors import DataError
 
 FORMAT = "llama-factory"

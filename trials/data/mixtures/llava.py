@@ -21,7 +21,7 @@ def listed(document: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def entry(listing: Listing) -> Entry:
-    """`first:25%` and its like are as in `trials.data.sampling`."""
+    """`first:25%` and its like are as in `trials.sampling`."""
     sampling = str(listing.values.get("sampling_strategy", "all"))
     return replace(listing.entry("json_path"), sampling=sampling)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trials.data.sample import Ints
+from trials.data.records.sample import Ints
 from trials.plan import Packed
 
 RELAXES = False

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trials.data.packers import best_fit
-from trials.data.sample import Ints
+from trials.data.records.sample import Ints
 from trials.plan import Packed
 
 RELAXES = False

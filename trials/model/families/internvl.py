@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from trials.data.images import image_pixels, image_size
-from trials.data.sample import IGNORED, IMAGE, Encoded, Ints, Lengths, Sample, Turn, kept_tokens
+from trials.data.records.images import image_pixels, image_size
+from trials.data.records.sample import IGNORED, IMAGE, Encoded, Ints, Lengths, Sample, Turn, kept_tokens
 from trials.errors import ModelError
-from trials.model.digest import model_digest
 from trials.model.heads import check_heads
-from trials.model.preprocessing import load_image_processor, load_tokenizer
+from trials.model.inputs.digest import model_digest
+from trials.model.inputs.preprocessing import load_image_processor, load_tokenizer
 from trials.model.shrunk import VOCABULARY, narrow, shorten
 from trials.model.skeleton import load_config
 

@@ -1,0 +1,40 @@
+"""The command that times the layers alone."""
+
+from pathlib import Path
+
+from autotune import output_file
+from autotune.cli.context import Options
+from autotune.cli.progress import reading_progress
+from autotune.forecast.profile_file import stored_costs
+from autotune.job_file import load_job
+from autotune.predict.costs_table import TypicalPack, costs_document, costs_text
+from autotune.search.execution.profiling import layer_costs
+from autotune.workbench import workbench
+from trials import wire
+from trials.run.pool import WarmPool
+from trials.run.ranks import local_ranks
+
+
+def profile_job(options: Options, path: Path, *, out: Path | None, fresh: bool) -> None:
+    if out:
+        output_file.check_output_file(out, (".json",))
+        output_file.check_no_input(out, (path,))
+    job = load_job(path)
+    options.tell("Looking at the model, the data and the hardware")
+    with (
+        reading_progress(options) as progress,
+        workbench(job, options.database_url(job.database), progress, options.tell) as bench,
+    ):
+        work, logs = bench.prepared.workload, bench.folder / "ranks" / "profile"
+        options.tell(f"Profiling the layers on {work.hardware.devices} x {work.hardware.device_name}")
+        bench.store.add_workload(work)
+        with WarmPool(local_ranks(work.hardware.devices, work.hardware.accelerator), logs) as pool:
+            costs = layer_costs(bench.prepared, bench.store, pool, logs, fresh=fresh)
+        stored = bench.store.layer_profile(work.hardware.fingerprint, work.model.fingerprint, work.software)
+    assert stored is not None, "`layer_costs` keeps what it gives"
+    if out:
+        with output_file.whole(out) as partial:
+            partial.write_text(wire.encode(stored_costs(stored)))
+        options.tell(f"Wrote the costs to {out}")
+    pack = TypicalPack.of(work.data)
+    options.give({**costs_document(costs, pack), "file": out and str(out)}, lambda: costs_text(costs, pack))

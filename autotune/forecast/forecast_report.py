@@ -1,0 +1,179 @@
+"""Forecasts as a text for people and as a document for programs."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from autotune.forecast.forecast import Forecast, Forecaster
+from autotune.forecast.gantt import LEGEND, gantt
+from autotune.predict.costs import Array
+from autotune.predict.predictor import MOST_BATCH_DEVIATION
+from autotune.study_report import plan_text, table
+from trials import wire
+
+_MEBI = 1 << 20
+_PARTS = {
+    "ideal": "the samples' own work, spread perfectly over all ranks",
+    "padding": "pad tokens, stand-in images",
+    "recompute": "layers that run forward again",
+    "loading": "reading and encoding the data, where no workers do it ahead",
+    "stage_imbalance": "stages with more work than others",
+    "data_imbalance": "data ranks with more work than others",
+    "bubble": "the pipeline fills, drains and waits",
+    "communication": "sends between stages, reduction of gradients",
+    "optimizer": "update of the weights",
+    "beside_schedule": "what trials took beside all this",
+}
+
+
+def forecast_text(forecaster: Forecaster, found: Sequence[Forecast]) -> str:
+    """What it is for, the plans side by side when there are several, and the first one in detail."""
+    first, *others = found
+    sections = [_for(forecaster)]
+    if others:
+        sections.append(_ranking(found))
+    sections += [_plan(first), _parts(first), _stages(first), _step(first)]
+    return "\n\n".join(sections)
+
+
+def forecast_document(forecaster: Forecaster, found: Sequence[Forecast]) -> dict[str, Any]:
+    """The same as JSON values: seconds, bytes, and shares of 1."""
+    cluster = forecaster.cluster
+    return {
+        "model": wire.to_document(forecaster.shape),
+        "samples": forecaster.workload.data.samples,
+        "global_batch_samples": forecaster.job.training.global_batch_samples,
+        "devices": {"name": cluster.name, "count": cluster.devices, "memory_limit_bytes": cluster.memory_bytes},
+        "measured": cluster.measured,
+        "extrapolated": list(cluster.extrapolated),
+        "corrected_by_trials": forecaster.trials,
+        "layer_residual": cluster.costs.residual,
+        "plans": [_document(forecast) for forecast in found],
+    }
+
+
+def _document(forecast: Forecast) -> dict[str, Any]:
+    prediction, timeline = forecast.prediction, forecast.timeline
+    return {
+        "id": forecast.plan.id,
+        "plan": wire.to_document(forecast.plan),
+        "epoch_seconds": prediction.epoch_seconds,
+        "epoch_seconds_error": forecast.epoch_seconds_error,
+        "samples_per_second": forecast.samples_per_second,
+        "idle_share": prediction.idle_share,
+        "parts": forecast.parts,
+        "batch_deviation": prediction.batch_deviation,
+        "keeps_batch": forecast.keeps_batch,
+        "fits": forecast.fits,
+        "stages": [
+            {"idle_share": idle, **wire.to_document(memory)}
+            for idle, memory in zip(prediction.stage_idle, prediction.stage_memory, strict=True)
+        ],
+        "step": {
+            "number": timeline.step,
+            "data_rank": timeline.data_rank,
+            "seconds": timeline.seconds,
+            "forward": _rounded(timeline.forward),
+            "backward": _rounded(timeline.backward),
+            "update": _rounded(timeline.update),
+        },
+    }
+
+
+def _rounded(times: Array) -> Any:
+    """To microseconds; [micro-batches, stages, (begin, end)], the update without micro-batches."""
+    return times.round(6).tolist()
+
+
+def _for(forecaster: Forecaster) -> str:
+    cluster, shape, report = forecaster.cluster, forecaster.shape, forecaster.report
+    lines = [
+        f"{shape.name} in {shape.dtype} on {cluster.devices} x {cluster.name}, limit "
+        f"{cluster.memory_bytes / _MEBI:,.0f} MiB per rank; {forecaster.workload.data.samples} samples an epoch, "
+        f"global batch {forecaster.job.training.global_batch_samples}",
+        f"Measured: {cluster.measured}; fitted with a median error of {cluster.costs.residual:.1%}",
+        f"{_corrected(forecaster.trials)}; +- is the standard error",
+        *(f"Extrapolated: {what}" for what in cluster.extrapolated),
+    ]
+    if cluster.costs.noisy_kinds:
+        lines.append(f"Noisy in the profile: {', '.join(cluster.costs.noisy_kinds)}; profile again on an idle machine")
+    if report.bad:
+        lines.append(f"Left out: {report.bad} of {report.records} dataset lines, which cannot be used")
+    return "\n".join(lines)
+
+
+def _corrected(trials: int) -> str:
+    return f"Corrected by {trials} trial{'s' * (trials > 1)}" if trials else "Corrected by no trials"
+
+
+def _epoch_seconds(forecast: Forecast) -> str:
+    return f"{forecast.prediction.epoch_seconds:.1f} +- {forecast.epoch_seconds_error:.1f}"
+
+
+def _ranking(found: Sequence[Forecast]) -> str:
+    rows = [
+        (
+            forecast.plan.id,
+            _epoch_seconds(forecast),
+            f"{forecast.samples_per_second:.1f}",
+            f"{forecast.prediction.idle_share:.1%}",
+            f"{max(forecast.prediction.stage_bytes) / _MEBI:,.0f}",
+            plan_text(forecast.plan),
+        )
+        for forecast in found
+    ]
+    return table(("plan", "epoch s", "samples/s", "idle", "most MiB", ""), rows)
+
+
+def _plan(forecast: Forecast) -> str:
+    prediction = forecast.prediction
+    lines = [
+        f"Plan {forecast.plan.id}",
+        f"  {plan_text(forecast.plan)}",
+        f"  epoch {_epoch_seconds(forecast)} s in {len(prediction.step_seconds)} steps, "
+        f"{forecast.samples_per_second:.1f} samples/s, idle {prediction.idle_share:.1%}",
+    ]
+    if not forecast.fits:
+        lines.append("  DOES NOT FIT: a stage is expected to need more than the limit; recompute more layers")
+    if not forecast.keeps_batch:
+        lines.append(
+            f"  MISSES THE BATCH: its steps are off by {prediction.batch_deviation:.1%} of the global batch; "
+            f"a search runs plans within {MOST_BATCH_DEVIATION:.0%}"
+        )
+    return "\n".join(lines)
+
+
+def _parts(forecast: Forecast) -> str:
+    whole = forecast.prediction.epoch_seconds
+    rows = [
+        (name.replace("_", " "), f"{seconds:z.2f}", f"{seconds / whole:z.1%}", _PARTS[name])
+        for name, seconds in forecast.parts.items()
+    ]
+    return table(("part of the epoch", "seconds", "share", "what it is"), rows)
+
+
+def _stages(forecast: Forecast) -> str:
+    prediction, limit = forecast.prediction, forecast.memory_limit_bytes
+    rows = [
+        (
+            str(number),
+            f"{stage.vision}v+{stage.language}l",
+            f"{stage.recompute_vision}v+{stage.recompute_language}l",
+            f"{idle:.1%}",
+            f"{memory.expected / _MEBI:,.0f}",
+            f"{memory.low / _MEBI:,.0f} to {memory.high / _MEBI:,.0f}",
+            f"{memory.expected / limit:.0%}",
+            f"{memory.static / _MEBI:,.0f}",
+        )
+        for number, (stage, idle, memory) in enumerate(
+            zip(forecast.plan.stages, prediction.stage_idle, prediction.stage_memory, strict=True)
+        )
+    ]
+    header = ("stage", "layers", "recompute", "idle", "peak MiB", "range", "of limit", "static MiB")
+    return table(header, rows)
+
+
+def _step(forecast: Forecast) -> str:
+    timeline, steps = forecast.timeline, len(forecast.prediction.step_seconds)
+    where = f", data rank {timeline.data_rank}" if forecast.plan.layout.data > 1 else ""
+    title = f"A typical step, {timeline.step + 1} of {steps}{where}, {timeline.seconds:.3g} s"
+    return f"{title}\n{gantt(timeline)}\n{LEGEND}"

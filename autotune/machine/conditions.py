@@ -1,0 +1,181 @@
+"""What the machine was like while a trial ran, and whether what was measured then can be trusted."""
+
+import os
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from threading import Event, Thread
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+from autotune.machine.hardware import accelerators_of
+from autotune.machine.nvml import Activity, activity_of
+from trials.workload import Hardware
+
+_INTERVAL_SECONDS = 0.5
+_LEAST_SECONDS = 1.0
+"""The kernel counts CPU time in ticks of up to 10 ms on every core: in less time they say nothing."""
+_CORES_SHARE = 0.05
+"""Part of the cores that others may take. Spread evenly it makes a step 5 % longer, and more when it hits one rank, for
+which the others wait. What a quiet machine does by itself stays well below: 0.01 of 2 cores were counted on a Linux
+virtual machine, with idle and with busy ranks."""
+_FULL_SHARE = 0.9
+"""Part of the cores in use from which a process waits for a core now and then. Ranks on accelerators need a core only
+to give the next kernels, so other processes cost them nothing before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """What the machine was like over some time."""
+
+    foreign_cpu: float
+    """Cores that other processes than ours used, or other virtual machines took (`steal`): the mean over the time."""
+    own_cpu: float
+    """Cores that ours used."""
+    foreign_gpu: bool
+    """Whether another process computed on our devices."""
+    throttled: tuple[str, ...]
+    """Why our devices ran slower than they should, at any time; in words."""
+    energy_joules: float | None
+    """What our devices consumed; None where they do not count it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """The machine at one moment."""
+
+    seconds: float
+    """On time.monotonic's clock."""
+    busy_seconds: float
+    """CPU time since the start of the machine, of all processes, on the cores that we may use."""
+    own_seconds: float
+    """CPU time of our processes and of their ended children."""
+    own_pids: frozenset[int]
+    activity: Activity
+
+
+class Watch:
+    """Looks at the machine, in a thread of its own, from entering its context until leaving it.
+
+    Ours are a process and its descendants. Two looks a second take a few milliseconds, which count as ours.
+    """
+
+    def __init__(self, hardware: Hardware, root: int | None = None, *, group: int = 0) -> None:
+        """`root` is the first of our processes; by default this one. `group` is that of the devices in use."""
+        self._hardware = hardware
+        self._group = group
+        self._root = psutil.Process(root)
+        self._cores = os.sched_getaffinity(0)
+        self._looks: list[Look] = []
+        self._ended = Event()
+        self._thread = Thread(target=self._look_on, name="conditions", daemon=True)
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            uuids = [one.uuid for one in accelerators_of(self._hardware, self._group)]
+            self._activity = stack.enter_context(activity_of(uuids))
+            self._look()
+            self._thread.start()
+            self._open = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._open:
+            self._ended.set()
+            self._thread.join()
+            self._look()
+
+    @property
+    def conditions(self) -> Conditions:
+        """Over the whole time, once the context is left."""
+        return conditions_of(self._looks)
+
+    def _look_on(self) -> None:
+        while not self._ended.wait(_INTERVAL_SECONDS):
+            self._look()
+
+    def _look(self) -> None:
+        activity = self._activity()
+        own = _family(self._root)  # after the devices, so that a rank that has just started is known
+        self._looks.append(
+            Look(
+                seconds=time.monotonic(),
+                busy_seconds=_busy_seconds(self._cores),
+                own_seconds=sum(map(_cpu_seconds, own)),
+                own_pids=frozenset(process.pid for process in own),
+                activity=activity,
+            )
+        )
+
+
+def conditions_of(looks: Sequence[Look]) -> Conditions:
+    """What at least one look, in order of time, says together."""
+    first, last = looks[0], looks[-1]
+    seconds = last.seconds - first.seconds
+    # A process that ends without its parent takes the time that it has used along: that is no time given back.
+    own = sum(max(0.0, later.own_seconds - earlier.own_seconds) for earlier, later in pairwise(looks))
+    foreign = max(0.0, last.busy_seconds - first.busy_seconds - own)
+    start, end = first.activity.energy_joules, last.activity.energy_joules
+    return Conditions(
+        foreign_cpu=foreign / seconds if seconds >= _LEAST_SECONDS else 0.0,
+        own_cpu=own / seconds if seconds >= _LEAST_SECONDS else 0.0,
+        foreign_gpu=_has_stranger(looks),
+        throttled=tuple(sorted(frozenset().union(*(look.activity.slowdowns for look in looks)))),
+        energy_joules=None if start is None or end is None else end - start,
+    )
+
+
+def contamination(conditions: Conditions, hardware: Hardware) -> str | None:
+    """Why a measurement made under these conditions should not be trusted, in words; None when it can be."""
+    reasons = []
+    if _takes_cores(conditions, hardware):
+        reasons.append(f"other processes used {conditions.foreign_cpu:.1f} of {hardware.cpu_cores} cores")
+    if conditions.foreign_gpu:
+        reasons.append("another process computed on the devices")
+    if conditions.throttled:
+        reasons.append(f"the devices were slowed down: {', '.join(conditions.throttled)}")
+    return "; ".join(reasons) or None
+
+
+def _takes_cores(conditions: Conditions, hardware: Hardware) -> bool:
+    """Whether others take cores that ranks would use; ranks on a CPU share all cores evenly, as threads."""
+    cores, foreign = hardware.cpu_cores, conditions.foreign_cpu
+    if hardware.accelerator != "cpu":
+        return foreign > _CORES_SHARE * cores and foreign + conditions.own_cpu > _FULL_SHARE * cores
+    free = cores % hardware.devices if hardware.devices < cores else 0
+    return foreign - free > _CORES_SHARE * cores
+
+
+def _has_stranger(looks: Sequence[Look]) -> bool:
+    """Whether somebody else computed beside our processes.
+
+    In some containers NVML gives the numbers that processes have outside; then ours are never among them, and nothing
+    is known.
+    """
+    ours: frozenset[int] = frozenset().union(*(look.own_pids for look in looks))
+    return any(look.activity.pids & ours and look.activity.pids - ours for look in looks)
+
+
+def _busy_seconds(cores: set[int]) -> float:
+    """Interrupts are left out: nobody's process is charged for them, and ours cause them too."""
+    times = [each for core, each in enumerate(psutil.cpu_times(percpu=True)) if core in cores]
+    return sum(each.user + each.nice + each.system + each.steal for each in times)
+
+
+def _family(root: psutil.Process) -> list[psutil.Process]:
+    with suppress(psutil.NoSuchProcess):
+        return [root, *root.children(recursive=True)]
+    return []
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    with suppress(psutil.NoSuchProcess):  # it has just ended, and its parent has its time
+        times = process.cpu_times()
+        return float(times.user + times.system + times.children_user + times.children_system)
+    return 0.0

@@ -1,0 +1,69 @@
+"""The devices of a job for one process alone.
+
+Lock files keep the other processes of this user away, whatever database they write to; leases keep away every agent of
+the database, also those of other users and containers that see the same devices.
+"""
+
+import platform
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+from platformdirs import user_data_path
+
+from autotune.errors import AutotuneError, DeviceBusy
+from autotune.machine.agent import machine
+from autotune.machine.hardware import accelerators_of
+from trials.workload import Hardware
+
+_CPU = "cpu"
+
+
+def device_names(hardware: Hardware, groups: int) -> tuple[str, ...]:
+    """The accelerators of all groups, or all cores together: two searches on one processor disturb each other."""
+    if hardware.accelerator == "cpu":
+        return (_CPU,)
+    return tuple(one.uuid for group in range(groups) for one in accelerators_of(hardware, group))
+
+
+def resource(name: str) -> str:
+    """A device's name among the agents of a database: UUIDs of accelerators are unique in the world."""
+    return f"{_CPU} of {machine()}" if name == _CPU else name
+
+
+def lock_file(name: str = _CPU) -> Path:
+    """The file that whoever uses the device holds; machines may share the folder."""
+    return user_data_path("autotune") / f"devices-{platform.node()}-{name}.lock"
+
+
+@contextmanager
+def locked(names: Sequence[str]) -> Iterator[None]:
+    """Raises DeviceBusy when another process of this user measures or trains on one of them."""
+    with ExitStack() as stack:
+        for name in sorted(names):
+            path = lock_file(name)
+            lock = FileLock(path)
+            make_folder(path.parent)
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                raise DeviceBusy(
+                    f"another autotune uses the devices of this machine (it holds {path}); wait for it"
+                ) from None
+            except OSError as error:
+                raise AutotuneError(_unwritable(path, error)) from error
+            stack.callback(lock.release)
+        yield
+
+
+def make_folder(folder: Path) -> None:
+    """With mode 0700, when it is absent. Raises AutotuneError when it cannot be written."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise AutotuneError(_unwritable(folder, error)) from error
+
+
+def _unwritable(path: Path, error: OSError) -> str:
+    return f"cannot write {path} ({error.strerror}); make its folder writable, or set XDG_DATA_HOME to another one"

@@ -1,0 +1,182 @@
+"""The ranks that a job gets, and the software they run; torch is not imported."""
+
+import logging
+import os
+import platform
+from collections.abc import Sequence
+from functools import cache
+from importlib.metadata import version
+
+from autotune.errors import HardwareError
+from autotune.machine.host import Machine, this_machine
+from autotune.machine.nvml import FROM_FAST_TO_SLOW, Accelerator, accelerators
+from trials.workload import Hardware, Software
+
+DEFAULT_CPU_RANKS = 2
+MOST_RANKS_PER_CORE = 4
+
+_log = logging.getLogger(__name__)
+
+
+def probe_hardware(devices: int | None = None, groups: int = 1) -> Hardware:
+    """Describe this machine with all its devices, or `devices` of them. Raises HardwareError for more than there are.
+
+    So many `groups` of them are used at the same time. Warns when a CPU build of torch leaves accelerators unused, and
+    when CPU ranks outnumber the cores.
+    """
+    found = visible(accelerators(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    usable_ones = usable(found, torch_version=software().torch)
+    return choose(devices, machine=this_machine(), found=usable_ones, groups=groups)
+
+
+def accelerators_of(hardware: Hardware, group: int = 0) -> tuple[Accelerator, ...]:
+    """Those that a group of ranks on `hardware`, which is this machine's, computes on; none on a CPU."""
+    if hardware.accelerator == "cpu":
+        return ()
+    seen = visible(accelerators(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return seen[group * hardware.devices :][: hardware.devices]
+
+
+@cache  # a package's metadata takes 5 ms to read
+def software() -> Software:
+    """The installed versions; nothing of it is imported."""
+    return Software(
+        python=platform.python_version(),
+        torch=version("torch"),
+        deepspeed=version("deepspeed"),
+        transformers=version("transformers"),
+    )
+
+
+def default_memory_limit(hardware: Hardware, groups: int = 1) -> int:
+    """Bytes per rank when the job names no limit.
+
+    An accelerator keeps 5 %, at least 1 GiB, for its driver and for the allocator's gaps; CPU ranks, also those of
+    groups that work at the same time, share 80 % of the memory.
+    """
+    if hardware.accelerator == "cpu":
+        return hardware.ram_bytes * 8 // 10 // (hardware.devices * groups)
+    reserve = max(hardware.device_memory_bytes // 20, 1 << 30)
+    return hardware.device_memory_bytes - reserve
+
+
+def visible(found: Sequence[Accelerator], choice: str | None) -> tuple[Accelerator, ...]:
+    """The accelerators that CUDA would offer, in its order, when `CUDA_VISIBLE_DEVICES` is `choice`.
+
+    Its entries are numbers or beginnings of UUIDs; the first that names no device ends the list (CUDA C++ Programming
+    Guide, environment variables).
+    """
+    if choice is None:
+        return tuple(found)
+    chosen: list[Accelerator] = []
+    for entry in map(str.strip, choice.split(",")):
+        if entry.isdigit():
+            named = list(found[int(entry) : int(entry) + 1])
+        else:
+            named = [one for one in found if entry and one.uuid.startswith(entry)]
+        if len(named) != 1:
+            break
+        chosen += named
+    return tuple(chosen)
+
+
+def usable(found: Sequence[Accelerator], *, torch_version: str) -> tuple[Accelerator, ...]:
+    """`found`, or nothing, with a warning, when torch is a CPU build."""
+    if not found or not torch_version.endswith("+cpu"):
+        return tuple(found)
+    _log.warning("torch %s cannot use the %s here; install torch's CUDA build", torch_version, found[0].name)
+    return ()
+
+
+def choose(devices: int | None, *, machine: Machine, found: Sequence[Accelerator], groups: int = 1) -> Hardware:
+    """`devices` ranks on `found`, or on the CPU where nothing is found, as one of so many `groups`.
+
+    Raises HardwareError like `probe_hardware`.
+    """
+    return _accelerated(devices, machine, found, groups) if found else _on_cpu(devices, machine, groups)
+
+
+def _accelerated(devices: int | None, machine: Machine, found: Sequence[Accelerator], groups: int) -> Hardware:
+    ranks = devices or max(1, len(found) // groups)
+    if ranks * groups > len(found):
+        raise HardwareError(
+            f"{_asked(ranks, groups)} but {len(found)} accelerators are visible, {ranks * groups - len(found)} too "
+            f"few; {_lower(len(found), groups)}, or look at CUDA_VISIBLE_DEVICES"
+        )
+    used = found[: ranks * groups]
+    link, topology = _connections(used[:ranks])
+    return Hardware(
+        accelerator="cuda",
+        device_name=" + ".join(dict.fromkeys(one.name for one in used)),
+        devices=ranks,
+        device_memory_bytes=min(one.memory_bytes for one in used),
+        compute_capability=min((one.compute_capability for one in used), key=_capability),
+        driver=used[0].driver,
+        cpu_name=machine.cpu_name,
+        cpu_cores=machine.cpu_cores,
+        ram_bytes=machine.ram_bytes,
+        link=link,
+        topology=topology,
+    )
+
+
+def _connections(used: Sequence[Accelerator]) -> tuple[str | None, str | None]:
+    """(slowest connection of two of them, that of every pair); None for a single one, and where the driver is mute."""
+    pairs = [
+        (f"{first}-{second}", dict(one.links).get(used[second].uuid))
+        for first, one in enumerate(used)
+        for second in range(first + 1, len(used))
+    ]
+    known = [link for _, link in pairs if link is not None]
+    if not known or len(known) < len(pairs):
+        return None, None
+    return max(known, key=_slowness), ", ".join(f"{pair} {link}" for pair, link in pairs)
+
+
+def _slowness(link: str) -> tuple[int, int]:
+    name = link.rstrip("0123456789")
+    return FROM_FAST_TO_SLOW.index(name), -int(link.removeprefix(name) or 0)
+
+
+def _asked(ranks: int, groups: int) -> str:
+    if groups == 1:
+        return f"hardware.devices asks for {ranks} ranks"
+    return f"search.parallel asks for {groups} times {ranks} ranks"
+
+
+def _lower(most: int, groups: int) -> str:
+    if most >= groups > 1:
+        return f"set hardware.devices to {most // groups} or less, or lower search.parallel"
+    return f"set it to {most} or less"
+
+
+def _capability(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(".")))
+
+
+def _on_cpu(devices: int | None, machine: Machine, groups: int) -> Hardware:
+    ranks, most = devices or DEFAULT_CPU_RANKS, machine.cpu_cores * MOST_RANKS_PER_CORE
+    if ranks * groups > most:
+        raise HardwareError(
+            f"{_asked(ranks, groups)} but no accelerator is visible, and {machine.cpu_cores} CPU cores run at most "
+            f"{machine.cpu_cores} x {MOST_RANKS_PER_CORE} = {most}; {_lower(most, groups)}"
+        )
+    if ranks * groups > machine.cpu_cores:
+        _log.warning(
+            "%d ranks share %d CPU cores, so measured times will not hold; %s",
+            ranks * groups,
+            machine.cpu_cores,
+            f"set hardware.devices to {max(1, machine.cpu_cores // groups)} or less"
+            + (", or lower search.parallel" if groups > 1 else ""),
+        )
+    return Hardware(
+        accelerator="cpu",
+        device_name=machine.cpu_name,
+        devices=ranks,
+        device_memory_bytes=machine.ram_bytes,
+        compute_capability=None,
+        driver=None,
+        cpu_name=machine.cpu_name,
+        cpu_cores=machine.cpu_cores,
+        ram_bytes=machine.ram_bytes,
+    )

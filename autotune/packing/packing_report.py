@@ -1,0 +1,164 @@
+"""What `autotune pack` found, as a table for people and as a document for programs."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from autotune.packing.balance import UNPACKED, Balanced, Side
+from autotune.study_report import packing_text, table
+from trials import wire
+from trials.data.indexing import IndexReport
+from trials.data.metrics import Spread
+
+_SHOWN = 5
+_SHOWN_IN_DOCUMENT = 1000
+_RULES = {
+    "own-pack": "each has a pack of its own",
+    "truncate": "each has a pack of its own, after it was cut",
+    "skip": "they are left out",
+}
+"""What is done with over-size samples; under `fail` there is no report."""
+
+_Entry: TypeAlias = Callable[[Side], str]
+
+
+def _count(value: int) -> str:
+    return f"{value:,}"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2%}"
+
+
+def _spread(value: Spread) -> str:
+    return f"{value.mean:.1f} ({value.least} to {value.most})"
+
+
+def _operations(value: float) -> str:
+    prefix, scale = next(((name, size) for name, size in (("T", 1e12), ("G", 1e9)) if value >= size), ("M", 1e6))
+    return f"{value / scale:.3g} {prefix}"
+
+
+_ROWS: Sequence[tuple[str, str, _Entry]] = (
+    ("samples", "", lambda side: _count(side.balance.samples)),
+    ("micro-batches", "", lambda side: _count(side.balance.packs)),
+    ("steps", "", lambda side: _count(side.balance.steps)),
+    ("micro-batch", "samples: mean (range)", lambda side: _spread(side.balance.samples_per_pack)),
+    ("step", "samples: mean (range)", lambda side: _spread(side.balance.samples_per_step)),
+    ("steps near the global batch", "of steps, +-10 %", lambda side: _percent(side.balance.steps_near)),
+    ("fill of Qv", "of vision units", lambda side: _percent(side.balance.vision_fill)),
+    ("fill of Qt", "of text tokens", lambda side: _percent(side.balance.text_fill)),
+    ("below Q'v and Q't", "of packs", lambda side: _percent(side.balance.relaxation_missed)),
+    ("pad ratio", "of text tokens", lambda side: _percent(side.balance.pad_ratio)),
+    ("dist ratio, vision", "idle, by units", lambda side: _percent(side.balance.dist_ratio_vision)),
+    ("dist ratio, language", "idle, by tokens", lambda side: _percent(side.balance.dist_ratio_language)),
+    ("attention balance ratio", "idle, by tokens^2", lambda side: _percent(side.balance.attention_balance_ratio)),
+    ("cost efficiency, rows", "ideal / actual", lambda side: _percent(side.balance.cost_efficiency)),
+    ("cost efficiency, steps", "ideal / actual", lambda side: _percent(side.balance.step_cost_efficiency)),
+    ("mixing with the next epoch", "1 is a fresh shuffle", lambda side: f"{side.mixing:.3f}"),
+    ("cost of a sample", "forward FLOP", lambda side: _operations(side.balance.cost_per_sample)),
+)
+
+
+def pack_text(found: Balanced) -> str:
+    """Choices, the table before and after, over-size samples and bad lines."""
+    material = found.material
+    saved = 1 - found.after.balance.cost_per_sample / found.before.balance.cost_per_sample
+    header = (
+        f"{material.path}: {found.after.balance.data_parallel} data ranks, global batch "
+        f"{material.global_batch_samples}, seed {material.seed}, epoch {found.number}\n"
+        f"Before: {packing_text(UNPACKED)}, in random order\n"
+        f"After: {packing_text(found.packing)}: {found.reason}\n"
+        f"Cost model: {material.cost_model}"
+    )
+    rows = [(name, unit, entry(found.before), entry(found.after)) for name, unit, entry in _ROWS]
+    summary = (
+        f"By forward FLOP alone, a sample costs {abs(saved):.1%} {'less' if saved >= 0 else 'more'} than before. "
+        "Neither memory nor the fixed cost of a micro-batch is known here; `autotune tune` measures both"
+    )
+    told = (*_oversize(found), *_cut(found), *_bad(found))
+    sections = (header, table(("metric", "unit", "before", "after"), rows), summary, *told)
+    return "\n\n".join(sections)
+
+
+def pack_document(found: Balanced) -> dict[str, Any]:
+    """The same as JSON values; ratios are shares of 1."""
+    material = found.material
+    return {
+        "input": str(material.path),
+        "data_parallel": material.data_parallel,
+        "global_batch_samples": material.global_batch_samples,
+        "seed": material.seed,
+        "epoch": found.number,
+        "cost_model": {"name": material.cost_model, **wire.to_document(material.weights)},
+        "packing": wire.to_document(found.packing),
+        "reason": found.reason,
+        "before": _side(found.before),
+        "after": _side(found.after),
+        "oversize": {
+            "rule": material.oversize,
+            "samples": len(found.oversize),
+            "first": [
+                {"where": material.index.where(int(row)), **wire.to_document(material.index.lengths(int(row)))}
+                for row in found.oversize[:_SHOWN_IN_DOCUMENT]
+            ],
+        },
+        "cut": {"max_tokens": material.found.max_tokens, "samples": material.found.cut},
+        "wrong_sizes": material.found.wrong_sizes,
+        "records": material.found.records,
+        "bad": material.found.bad,
+        "bad_lines": [str(line) for line in material.found.bad_lines],
+    }
+
+
+def _side(side: Side) -> dict[str, Any]:
+    return {
+        **wire.to_document(side.balance),
+        "cost_per_sample": side.balance.cost_per_sample,
+        "mixing": side.mixing,
+    }
+
+
+def _oversize(found: Balanced) -> Sequence[str]:
+    rows, index = found.oversize, found.material.index
+    if not len(rows):
+        return ()
+    each = [
+        f"  {index.where(int(row))}: {index.vision_units[row]} vision units, {index.text_tokens[row]} text tokens"
+        for row in rows[:_SHOWN]
+    ]
+    above = (
+        f"{_count(len(rows))} of {_count(len(index))} samples are above Qv {found.packing.qv}, Qt {found.packing.qt}"
+    )
+    return ["\n".join([f"{above}; {_RULES[found.material.oversize]}:", *each, *_more(len(rows))])]
+
+
+def _cut(found: Balanced) -> Sequence[str]:
+    index, report = found.material.index, found.material.found
+    if not report.cut:
+        return ()
+    each = [f"  {index.where(int(row))}" for row in np.flatnonzero(index.text_tokens == report.max_tokens)[:_SHOWN]]
+    told = f"{_count(report.cut)} of {_count(len(index))} samples have {report.max_tokens:,} tokens"
+    return ["\n".join([f"{told}: longer ones were cut to so many:", *each, *_more(report.cut)])]
+
+
+def _bad(found: Balanced) -> Sequence[str]:
+    report = found.material.found
+    sizes = f"{_count(report.wrong_sizes)} images have another size than their record says; the file's is used"
+    return [*([sizes] if report.wrong_sizes else []), *_bad_records(report)]
+
+
+def _bad_records(report: IndexReport) -> Sequence[str]:
+    if not report.bad:
+        return ()
+    each = [f"  {line}" for line in report.bad_lines[:_SHOWN]]
+    return [
+        "\n".join(
+            [f"{_count(report.bad)} of {_count(report.records)} records cannot be used:", *each, *_more(report.bad)]
+        )
+    ]
+
+
+def _more(count: int) -> Sequence[str]:
+    return [f"  and {_count(count - _SHOWN)} more"] if count > _SHOWN else ()

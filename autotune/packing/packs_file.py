@@ -1,0 +1,101 @@
+"""An epoch's packs as a file that other trainers can read: JSON Lines or Parquet.
+
+A line is `{"samples": [...], "vision_units": n, "text_tokens": n, "step": i, "rank": r, "micro_batch": m}`. Samples are
+positions in the input, counted from 0 over all its records; units and tokens are sums over them, without padding and
+stand-ins. Every pack stands there once, by step, then data rank, then micro-batch.
+"""
+
+import importlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from autotune.errors import PackError
+from autotune.output_file import check_output_file, whole
+from trials.data.epoch import Epoch
+from trials.data.records.sample import Ints
+
+_JSONL, _PARQUET = ".jsonl", ".parquet"
+_BATCH = 8192
+"""Packs that are formed at a time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Batch:
+    """Some packs in the order of the file."""
+
+    samples: Ints
+    """Of one pack after the other."""
+    starts: Ints
+    """[packs + 1]"""
+    columns: Mapping[str, Ints]
+    """What else a line holds, [packs] each."""
+
+
+def check_pack_file(path: Path) -> None:
+    """Raises PackError, before any work is done, when `write_packs` could not write this file."""
+    check_output_file(path, (_JSONL, _PARQUET))
+    if path.suffix == _PARQUET:
+        _parquet()
+
+
+def write_packs(path: Path, epoch: Epoch) -> None:
+    """Writes the packs, in place of a file that stands there. Raises PackError when it cannot be written."""
+    with whole(path) as partial:
+        (_write_parquet if path.suffix == _PARQUET else _write_lines)(partial, _batches(epoch))
+
+
+def _batches(epoch: Epoch) -> Iterator[_Batch]:
+    rows, ranks = np.indices(epoch.assignment.shape)
+    steps, micro_batches = np.divmod(rows, epoch.micro_batches)
+    order = np.lexsort([part.ravel() for part in (micro_batches, ranks, steps)])
+    packs = epoch.assignment.ravel()
+    columns = {
+        "vision_units": epoch.packs.sums(epoch.index.vision_units)[packs],
+        "text_tokens": epoch.packs.sums(epoch.index.text_tokens)[packs],
+        "step": steps.ravel(),
+        "rank": ranks.ravel(),
+        "micro_batch": micro_batches.ravel(),
+    }
+    for first in range(0, len(order), _BATCH):
+        some = order[first : first + _BATCH]
+        counts = epoch.packs.counts[packs[some]]
+        starts = np.concatenate([[0], np.cumsum(counts)])
+        places = np.arange(starts[-1]) + np.repeat(epoch.packs.starts[packs[some]] - starts[:-1], counts)
+        samples = epoch.index.record[epoch.packs.samples[places]]
+        yield _Batch(samples=samples, starts=starts, columns={name: values[some] for name, values in columns.items()})
+
+
+def _write_lines(path: Path, batches: Iterable[_Batch]) -> None:
+    with path.open("w", encoding="ascii") as stream:
+        for batch in batches:
+            samples, starts = batch.samples.tolist(), batch.starts.tolist()
+            for number, values in enumerate(zip(*(column.tolist() for column in batch.columns.values()), strict=True)):
+                line = {
+                    "samples": samples[starts[number] : starts[number + 1]],
+                    **dict(zip(batch.columns, values, strict=True)),
+                }
+                stream.write(f"{json.dumps(line)}\n")
+
+
+def _write_parquet(path: Path, batches: Iterable[_Batch]) -> None:
+    arrow = importlib.import_module("pyarrow")
+    lists = arrow.list_(arrow.int64())
+    names = ("vision_units", "text_tokens", "step", "rank", "micro_batch")
+    schema = arrow.schema([("samples", lists), *((name, arrow.int64()) for name in names)])
+    with _parquet().ParquetWriter(path, schema) as writer:
+        for batch in batches:
+            samples = arrow.ListArray.from_arrays(arrow.array(batch.starts, arrow.int32()), arrow.array(batch.samples))
+            writer.write_table(arrow.table([samples, *batch.columns.values()], schema=schema))
+
+
+def _parquet() -> Any:
+    """Raises PackError with the remedy where the library is not installed."""
+    try:
+        return importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise PackError("Parquet needs pyarrow; pip install 'vlm-autotune[tables]', or write .jsonl") from error

@@ -1,0 +1,93 @@
+"""The layer costs of a job's model on these devices: from the store, or profiled now and stored."""
+
+import logging
+import math
+from pathlib import Path
+
+from autotune.errors import ProfileError, TrialsKeepFailing
+from autotune.predict.costs import fit_costs
+from autotune.search.space.layouts import zero_stages
+from autotune.workload import Prepared
+from storage.store import Store
+from trials import wire
+from trials.errors import WireError
+from trials.layer_costs import NOISE_LIMIT, LayerCosts
+from trials.plan import Layout, Padded, Plan, Stage, ZeroStage
+from trials.run.pool import Answers, WarmPool
+from trials.tasks.answer import ProfileReport
+from trials.tasks.request import Profile
+from trials.workload import DataProfile
+
+_log = logging.getLogger(__name__)
+_REPEATS = 5
+_LEAST_UNITS, _LEAST_TOKENS = 24, 1024
+_SAMPLES = 8
+"""Packs hold about so many mean samples at the most."""
+
+
+def layer_costs(prepared: Prepared, store: Store, pool: WarmPool, logs: Path, *, fresh: bool = False) -> LayerCosts:
+    """The stored costs of this model on this hardware and software, else (or when `fresh`) those profiled now.
+
+    A stored profile of another form counts as none. Raises what `profile_layers` raises.
+    """
+    work = prepared.workload
+    keys = (work.hardware.fingerprint, work.model.fingerprint, work.software)
+    stored = None if fresh else store.layer_profile(*keys)
+    if stored is not None:
+        try:
+            return wire.decode(LayerCosts, stored.document)
+        except WireError as error:
+            _log.info("the stored profile is of another version and is measured again: %s", error)
+    costs = profile_layers(prepared, pool, logs)
+    store.save_layer_profile(*keys, wire.encode(costs))
+    return costs
+
+
+def profile_layers(prepared: Prepared, pool: WarmPool, logs: Path) -> LayerCosts:
+    """Times the layers on all devices of the job at once.
+
+    Raises TrialsKeepFailing, with where the ranks' logs are, when a rank fails, and ProfileError for measurements that
+    cannot be. Times that stay noisy are marked in the costs, and told as a warning.
+    """
+    model, devices = prepared.workload.model, prepared.workload.hardware.devices
+    whole = Plan(
+        packing=Padded(samples=1),
+        layout=Layout(pipeline=1, data=devices, zero=0),
+        stages=(Stage(vision=model.vision_layers, language=model.language_layers),),
+    )
+    try:
+        answer = pool.ask(
+            prepared.request(whole, design(prepared.workload.data, zero_stages(model, devices))),
+            prepared.job.search.trial_timeout,
+        )
+    except WireError as error:  # a time that is no number has no JSON
+        raise ProfileError(f"the layers were timed wrongly: {error}; profile again on an idle machine") from error
+    if not isinstance(answer, Answers):
+        raise TrialsKeepFailing(f"the layers could not be profiled: {answer}; logs are in {logs}")
+    reports = [report for report in answer.reports if isinstance(report, ProfileReport)]
+    costs = fit_costs(reports)
+    if costs.noisy_kinds:
+        _log.warning(
+            "the times of these layers differ by more than %.0f%% between repeats, after three rounds: %s; predictions "
+            "are less sure until trials correct them; `autotune profile --fresh` measures again",
+            NOISE_LIMIT * 100,
+            ", ".join(f"{kind} ({costs[kind].noise:.0%})" for kind in costs.noisy_kinds),
+        )
+    return costs
+
+
+def design(data: DataProfile, zero: tuple[ZeroStage, ...]) -> Profile:
+    """Sizes that span the packs of this data, and at which the costs of units, tokens and squares can be told apart.
+
+    Units grow by equal factors. Packs of one sample stand beside packs of many short ones: of four short samples'
+    tokens, one sample has four times the sum of squared lengths.
+    """
+    units = max(_LEAST_UNITS, data.most_vision_units, math.ceil(_SAMPLES * data.vision_units / data.samples))
+    tokens = max(_LEAST_TOKENS, data.longest_text_tokens, math.ceil(_SAMPLES * data.text_tokens / data.samples))
+    short = max(1, tokens // 16)
+    return Profile(
+        unit_counts=tuple(sorted({round(units ** (step / 5)) for step in range(6)})),
+        sample_shapes=((1, short), (1, 4 * short), (4, short), (1, 10 * short), (8, short), (16, short)),
+        zero_stages=zero,
+        repeats=_REPEATS,
+    )

@@ -1,0 +1,281 @@
+"""What trials say of plans beside the prediction: a Gaussian process over plans and over time.
+
+The logarithm of a measured over a predicted epoch is taken as a sum of: what the calibration is still unsure of (linear
+in a plan's parts), a smooth function of the plan, the machine's drift (an Ornstein-Uhlenbeck process over the time of
+the trial), and noise of each trial's own (Rasmussen and Williams: Gaussian Processes for Machine Learning, sections
+2.2, 4.2.1 and 5.4.1). Their widths are summed over on a grid, by their posterior probability. The noise is that of
+Student's t with 4 degrees of freedom, by re-weighting, so that a trial that is far off counts little.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+from autotune.predict.costs import Array
+from autotune.search.learning.calibrated import CalibratedPredictor
+from storage.records import FinishedTrial
+from trials.plan import Packed, Plan
+
+_PLAN_WIDTHS = (0.003, 0.01, 0.03, 0.1)
+_DRIFT_WIDTHS = (0.003, 0.02, 0.06, 0.18)
+_DRIFT_SECONDS = (60.0, 600.0)
+_NOISES = (0.005, 0.01, 0.02, 0.04, 0.08)
+_USUAL = (0.03, 0.02, 0.02)
+"""Plan width, drift and noise before anything is measured; a factor of e away is one standard deviation."""
+_OWN = {0.1: 0.8, 0.5: 0.2}
+"""Of the variance of what predictions do not know of a plan, the share that not even the most similar plan tells: its
+probability before anything is measured."""
+_LEAST_SHARE = 0.02
+"""Widths that are so much less probable than the best ones are left out."""
+_FREEDOM = 4.0
+_ROUNDS = 5
+_DISTURBED = 4.0
+"""Factor of the noise for a trial on a machine that others used as well."""
+_LEAST_DISTURBED = 0.05
+"""Least noise of such a trial: others took at least this share of the cores, and may have hit one plan alone."""
+_FREE = 1.0
+"""Width of a plan's own part where predictions are to say nothing of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Posterior:
+    """Of the logarithm of plans' epoch seconds, without drift and noise."""
+
+    mean: Array
+    """[plans]"""
+    covariance: Array
+    """[plans, plans]"""
+
+    @property
+    def error(self) -> Array:
+        """Standard deviation, as a share of the time, [plans]."""
+        error: Array = np.sqrt(np.diag(self.covariance))
+        return error
+
+    def difference(self, one: int, other: int) -> tuple[float, float]:
+        """(mean, standard deviation) of the first's logarithm less the other's."""
+        variance = self.covariance[one, one] + self.covariance[other, other] - 2 * self.covariance[one, other]
+        return float(self.mean[one] - self.mean[other]), math.sqrt(max(float(variance), 0.0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Widths:
+    plan: float
+    own: float
+    drift: float
+    drift_seconds: float
+    noise: float
+
+    def of_plans(self, likeness: Array, same: Array) -> Array:
+        """Covariance of what predictions do not know of plans."""
+        covariance: Array = self.plan**2 * ((1 - self.own) * likeness + self.own * same)
+        return covariance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Fit:
+    """The process after the trials, with some widths."""
+
+    widths: _Widths
+    probability: float
+    inverse: Array
+    """Of the covariance of the measured values, noise included, [trials, trials]."""
+    weights: Array
+    """The inverse times the residuals, [trials]."""
+    slowness: float
+    """Logarithm of the factor by which the slowest machine was slower in its last trial than usual."""
+
+
+class Surrogate:
+    """Epoch times of plans after trials, with their errors; the same for the same trials in order."""
+
+    def __init__(self, predictor: CalibratedPredictor) -> None:
+        """`predictor` is taught by its owner; what it says is the mean that residuals are counted from."""
+        self._predictor = predictor
+        self._trials: list[FinishedTrial] = []
+        self._fitted: dict[float, list[_Fit]] = {}
+        """By the width of a plan's own part beside what predictions do not know of it."""
+        self._coordinates: dict[str, Array] = {}
+
+    def learn(self, trial: FinishedTrial) -> None:
+        """From a measurement; nothing from others."""
+        if trial.result.epoch_seconds is not None:
+            self._trials.append(trial)
+        self._fitted.clear()
+
+    @property
+    def noise(self) -> float:
+        """Relative error of one trial."""
+        return sum(fit.probability * fit.widths.noise for fit in self._fits())
+
+    @property
+    def slowness(self) -> float:
+        """By which factor a trial would take longer now than `posterior` says; of several machines, on the slowest."""
+        return math.exp(sum(fit.probability * fit.slowness for fit in self._fits()))
+
+    def posterior(self, plans: Sequence[Plan]) -> Posterior:
+        """Of these plans together: what is predicted, corrected by what was measured."""
+        return self._posterior(plans, 0.0)
+
+    def measured(self, plans: Sequence[Plan]) -> Posterior:
+        """Of plans that ran, from their own trials: predictions draw none of them towards themselves."""
+        return self._posterior(plans, _FREE)
+
+    def _posterior(self, plans: Sequence[Plan], free: float) -> Posterior:
+        known = [trial.plan for trial in self._trials]
+        prior = np.log([self._predictor.epoch_seconds(plan) for plan in plans])
+        linear, likeness = self._linear(plans, plans), self._likeness(plans, plans)
+        linear_across, likeness_across = self._linear(plans, known), self._likeness(plans, known)
+        same, same_across = _same(plans, plans), _same(plans, known)
+        mean, square = np.zeros(len(plans)), np.zeros((len(plans), len(plans)))
+        for fit in self._fits(free):
+            across = linear_across + fit.widths.of_plans(likeness_across, same_across) + free**2 * same_across
+            shift = across @ fit.weights
+            own = fit.widths.of_plans(likeness, same) + free**2 * same
+            covariance = linear + own - across @ fit.inverse @ across.T
+            mean += fit.probability * shift
+            square += fit.probability * (covariance + np.outer(shift, shift))
+        return Posterior(mean=prior + mean, covariance=square - np.outer(mean, mean))
+
+    # --- the process ---
+
+    def _linear(self, plans: Sequence[Plan], others: Sequence[Plan]) -> Array:
+        """Of what the calibration is unsure of, [plans, others]."""
+        if not others:
+            return np.zeros((len(plans), 0))
+        parts, of_others = (np.array([self._predictor.shares(plan) for plan in each]) for each in (plans, others))
+        linear: Array = parts @ self._predictor.covariance @ of_others.T
+        return linear
+
+    def _likeness(self, plans: Sequence[Plan], others: Sequence[Plan]) -> Array:
+        """Matern's, with nu = 5/2, in the coordinates of plans, [plans, others]."""
+        if not others:
+            return np.zeros((len(plans), 0))
+        one, other = (np.array([self._coordinates_of(plan) for plan in each]) for each in (plans, others))
+        far = math.sqrt(5) * np.sqrt(((one[:, None] - other[None]) ** 2).sum(axis=-1))
+        likeness: Array = (1 + far + far**2 / 3) * np.exp(-far)
+        return likeness
+
+    def _fits(self, free: float = 0.0) -> list[_Fit]:
+        if free not in self._fitted:
+            self._fitted[free] = self._all_fits(free)
+        return self._fitted[free]
+
+    def _all_fits(self, free: float) -> list[_Fit]:
+        plan, drift, noise = _USUAL
+        usual = _Widths(plan=plan, own=min(_OWN), drift=drift, drift_seconds=_DRIFT_SECONDS[0], noise=noise)
+        if not self._trials:
+            return [_Fit(widths=usual, probability=1.0, inverse=np.zeros((0, 0)), weights=np.zeros(0), slowness=0.0)]
+        plans = [trial.plan for trial in self._trials]
+        times = np.array([trial.result.finished.timestamp() for trial in self._trials])
+        residuals = np.array([self._residual(trial) for trial in self._trials])
+        errors = np.array([(trial.result.epoch_seconds_error or 0.0) / _seconds(trial) for trial in self._trials])
+        disturbed = np.array([trial.result.contamination is not None for trial in self._trials])
+        factors, least = np.where(disturbed, _DISTURBED, 1.0), np.where(disturbed, _LEAST_DISTURBED, 0.0)
+        linear, likeness, same = self._linear(plans, plans), self._likeness(plans, plans), _same(plans, plans)
+        apart = np.abs(times[:, None] - times)
+        agents = np.array([trial.agent_id or "" for trial in self._trials])
+        last = [int(np.flatnonzero(agents == agent)[-1]) for agent in dict.fromkeys(agents)]
+        apart[agents[:, None] != agents] = np.inf  # each machine has a drift of its own
+
+        def drifts(widths: _Widths) -> Array:
+            drift: Array = widths.drift**2 * np.exp(-apart / widths.drift_seconds)
+            return drift
+
+        def smooth(widths: _Widths) -> Array:
+            total: Array = linear + widths.of_plans(likeness, same) + free**2 * same + drifts(widths)
+            return total
+
+        def noises(widths: _Widths) -> Array:
+            noises: Array = np.maximum(factors * np.maximum(errors, widths.noise), least) ** 2
+            return noises
+
+        candidates = [
+            _Widths(plan=plan, own=own, drift=drift, drift_seconds=seconds, noise=noise)
+            for plan, own, drift, seconds, noise in product(_PLAN_WIDTHS, _OWN, _DRIFT_WIDTHS, _DRIFT_SECONDS, _NOISES)
+        ]
+        logarithms = [_evidence(smooth(each) + np.diag(noises(each)), residuals) + _prior(each) for each in candidates]
+        shares = np.exp(np.array(logarithms) - max(logarithms))
+        shares[shares < _LEAST_SHARE] = 0
+        shares /= shares.sum()
+        return [
+            _weighted(widths, float(share), smooth(widths), noises(widths), residuals, drifts=drifts(widths)[last])
+            for widths, share in zip(candidates, shares, strict=True)
+            if share
+        ]
+
+    def _residual(self, trial: FinishedTrial) -> float:
+        return math.log(_seconds(trial) / self._predictor.epoch_seconds(trial.plan))
+
+    def _coordinates_of(self, plan: Plan) -> Array:
+        if plan.id not in self._coordinates:
+            sizes = self._predictor.base.sizes(plan.packing, plan.layout)
+            self._coordinates[plan.id] = _coordinates(plan, sizes.epoch.micro_batches, sizes.mean[0])
+        return self._coordinates[plan.id]
+
+
+def _seconds(trial: FinishedTrial) -> float:
+    return trial.result.epoch_seconds or math.nan
+
+
+def _same(plans: Sequence[Plan], others: Sequence[Plan]) -> Array:
+    """1 where a plan is one of the others, [plans, others]."""
+    same = np.array([plan.id for plan in plans])[:, None] == np.array([plan.id for plan in others], dtype=str)
+    return np.asarray(same, dtype=np.float64)
+
+
+def _evidence(covariance: Array, residuals: Array) -> float:
+    """Logarithm of the marginal likelihood, but for a constant."""
+    lower = np.linalg.cholesky(covariance)
+    return -0.5 * float((np.linalg.solve(lower, residuals) ** 2).sum()) - float(np.log(np.diag(lower)).sum())
+
+
+def _prior(widths: _Widths) -> float:
+    found = (widths.plan, widths.drift, widths.noise)
+    apart = sum(math.log(width / usual) ** 2 for width, usual in zip(found, _USUAL, strict=True))
+    return math.log(_OWN[widths.own]) - 0.5 * apart
+
+
+def _weighted(
+    widths: _Widths, probability: float, smooth: Array, noises: Array, residuals: Array, *, drifts: Array
+) -> _Fit:
+    """With less weight for trials that are far off. `drifts` are those of each machine's last trial."""
+    scale = np.ones_like(noises)
+    for _ in range(_ROUNDS):
+        inverse = np.linalg.inv(smooth + np.diag(noises * scale)).astype(np.float64)
+        left = noises * scale * (inverse @ residuals)
+        variance = noises * scale * (1 - noises * scale * np.diag(inverse))
+        scale = (_FREEDOM + (left**2 + variance) / noises) / (_FREEDOM + 1)
+    inverse = np.linalg.inv(smooth + np.diag(noises * scale)).astype(np.float64)
+    weights = inverse @ residuals
+    slowness = float((drifts @ weights).max())
+    return _Fit(widths=widths, probability=probability, inverse=inverse, weights=weights, slowness=slowness)
+
+
+def _coordinates(plan: Plan, micro_batches: int, mean: Array) -> Array:
+    """Where a plan stands: plans a distance of 1 apart have little in common."""
+    packing, stages = plan.packing, plan.stages
+    slack = (0.0, 0.0)
+    if isinstance(packing, Packed):
+        slack = 1 - packing.qv_min / max(packing.qv, 1), 1 - packing.qt_min / packing.qt
+    ends = np.cumsum([0, *(stage.vision + stage.language for stage in stages)])
+    share = np.interp((0.25, 0.5, 0.75), np.linspace(0, 1, len(ends)), ends / ends[-1])
+    vision, language = sum(stage.vision for stage in stages), sum(stage.language for stage in stages)
+    return np.array(
+        [
+            math.log2(plan.layout.pipeline),
+            0.5 * plan.layout.zero,
+            isinstance(packing, Packed),
+            *(0.3 * (isinstance(packing, Packed) and packing.packer == name) for name in ("isf", "best-fit")),
+            math.log2(micro_batches) / 2,
+            math.log(mean[0]) / 2,
+            math.log(mean[1]) / 2,
+            *slack,
+            *(4 * share),
+            sum(stage.recompute_vision for stage in stages) / max(vision, 1),
+            sum(stage.recompute_language for stage in stages) / max(language, 1),
+        ]
+    )

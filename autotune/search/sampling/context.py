@@ -1,0 +1,97 @@
+"""What a sampler may know of the search that it serves."""
+
+from copy import copy
+from dataclasses import dataclass
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, IntDistribution
+from optuna.samplers import BaseSampler
+from optuna.study import Study
+from optuna.trial import FrozenTrial, TrialState, create_trial
+from typing_extensions import override
+
+from autotune.search.sampling.advisor import Advisor
+from autotune.search.space.space import Space
+
+Distributions = dict[str, BaseDistribution]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guide:
+    """Given to each module of `autotune.search.samplers`, whose `sampler(guide)` makes an Optuna sampler."""
+
+    space: Space
+    advisor: Advisor
+    seed: int
+
+
+class PointSampler(BaseSampler):
+    """Suggests whole points of a space, each of which is a plan that can be trained."""
+
+    def __init__(self, space: Space) -> None:
+        self.space = space
+
+    @override
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> Distributions:
+        return dict(self.space.distributions)
+
+    @override
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        raise AssertionError(f"{param_name} is no parameter of the space")
+
+
+class Nearest(PointSampler):
+    """A sampler that knows no plans: its suggestions near the solver's plans, each moved to the nearest valid one.
+
+    It sees the trials of plans in the space alone. Beside one that has no parameters, as baselines have, Optuna's
+    samplers would take no parameter for one of the whole study, and draw each at random.
+    """
+
+    def __init__(self, sampler: BaseSampler, space: Space) -> None:
+        super().__init__(space)
+        self._sampler = sampler
+
+    @override
+    def reseed_rng(self) -> None:
+        self._sampler.reseed_rng()
+
+    @override
+    def sample_relative(self, study: Study, trial: FrozenTrial, search_space: Distributions) -> dict[str, Any]:
+        near = self.space.near
+        seen = self._seen(study)
+        seen.add_trial(create_trial(state=TrialState.RUNNING))
+        trial = seen.get_trials(deepcopy=False)[-1]
+        point = self._sampler.sample_relative(seen, trial, near)
+        for name, values in near.items():
+            if name not in point:
+                point[name] = self._sampler.sample_independent(seen, trial, name, values)
+        found = self.space.point(self.space.plan(point))
+        assert found is not None  # a plan of the space
+        return found
+
+    def _seen(self, study: Study) -> Study:
+        """The finished trials that have all parameters, moved to where it looks."""
+        near = self.space.near
+        seen = optuna.create_study(direction=study.direction)
+        for trial in study.get_trials(deepcopy=False):
+            if trial.state.is_finished() and near.keys() <= trial.params.keys():
+                moved = copy(trial)
+                moved.params = {name: _within(values, trial.params[name]) for name, values in near.items()}
+                moved.distributions = near
+                seen.add_trial(moved)
+        return seen
+
+    @override
+    def before_trial(self, study: Study, trial: FrozenTrial) -> None:
+        self._sampler.before_trial(study, trial)
+
+    @override
+    def after_trial(self, study: Study, trial: FrozenTrial, state: Any, values: Any) -> None:
+        self._sampler.after_trial(study, trial, state, values)
+
+
+def _within(values: BaseDistribution, value: Any) -> Any:
+    return min(max(value, values.low), values.high) if isinstance(values, IntDistribution) else value

@@ -1,0 +1,202 @@
+"""The Optuna study: what has been tried, and what to try next. It can be rebuilt from our own tables."""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import count
+
+import optuna
+from optuna.distributions import check_distribution_compatibility
+from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
+from optuna.storages import BaseStorage, RDBStorage
+from optuna.trial import TrialState
+from sqlalchemy.exc import SQLAlchemyError
+
+from autotune.errors import JobError
+from autotune.search.execution.runner import Steps
+from autotune.search.sampling.context import Guide
+from autotune.search.sampling.pruner import TO_BEAT, ClearlyWorse
+from storage.database.engine import explain
+from storage.errors import DatabaseUnavailable
+from storage.records import FinishedTrial
+from trials import plugins
+from trials.outcome import Completed, Failed, Outcome, OutOfMemory, Rejected
+
+_log = logging.getLogger(__name__)
+SAMPLERS = "autotune.search.samplers"
+_TRIAL_ID, _AGENT_ID = "trial_id", "agent_id"
+_LOCK_SECONDS = 120
+_CONSTRAINTS = "constraints"
+"""Where Optuna keeps a list of them, and the one place where its dashboard (0.21) looks; it knows no named ones yet."""
+_REJECTED = 1.0
+"""Violation of a plan that was not worth a run: far more than that of one which failed by some per cent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """An outcome as the sampler sees it: a value, or a value with a violated constraint, or nothing."""
+
+    state: TrialState
+    value: float | None
+    violation: float | None
+    """Above 0 where the plan is not feasible: by which share it passes the limit. None where nothing is known of it."""
+
+    @classmethod
+    def nothing(cls) -> "Judgement":
+        """Of what has no plan, or whose failure does not lie in the plan."""
+        return cls(state=TrialState.FAIL, value=None, violation=None)
+
+
+def judge(outcome: Outcome, epoch_seconds: float | None, predicted_seconds: float) -> Judgement:
+    """A plan that cannot be used keeps its predicted value and violates a constraint; a crash says nothing of it."""
+    match outcome:
+        case Completed(shortened=True):
+            return Judgement(state=TrialState.PRUNED, value=None, violation=0.0)
+        case Completed():
+            return Judgement(state=TrialState.COMPLETE, value=epoch_seconds, violation=0.0)
+        case Failed(cause=OutOfMemory(needed_bytes=needed, limit_bytes=limit)):
+            violation = max(needed / limit - 1, 1e-3)
+            return Judgement(state=TrialState.COMPLETE, value=predicted_seconds, violation=violation)
+        case Rejected():
+            return Judgement(state=TrialState.COMPLETE, value=predicted_seconds, violation=_REJECTED)
+        case _:
+            return Judgement.nothing()
+
+
+@contextmanager
+def database(url: str) -> Iterator[BaseStorage]:
+    """Optuna's tables in a database, created when they are not there; no other process may do so meanwhile."""
+    connect = {"connect_args": {"timeout": _LOCK_SECONDS}} if url.startswith("sqlite") else {"pool_pre_ping": True}
+    with _errors():
+        try:
+            storage = RDBStorage(url, engine_kwargs=connect)
+        except RuntimeError as error:  # of tables that another version of Optuna made
+            raise StorageInternalError from error
+    try:
+        yield storage
+    finally:
+        storage.remove_session()
+        storage.engine.dispose()
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    """Turns those of the database into ours; Optuna's messages name no URL."""
+    try:
+        yield
+    except (StorageInternalError, SQLAlchemyError) as error:
+        cause = error.__cause__ if isinstance(error, StorageInternalError) else None
+        raise DatabaseUnavailable(explain("Optuna's tables in the database", cause or error)) from None
+
+
+class Proposals:
+    """One study over the parameters of a space; any Optuna dashboard can open it."""
+
+    def __init__(self, storage: BaseStorage, name: str, sampler: str, guide: Guide) -> None:
+        """Creates the study, or opens the one of that name.
+
+        Raises UnknownName for an unknown sampler, and JobError where the study has another space.
+        """
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._space = guide.space
+        self._storage = storage
+        suggesting = plugins.load(SAMPLERS, sampler).sampler(guide)
+        with _errors():
+            self._study = optuna.create_study(
+                storage=storage, study_name=name, sampler=suggesting, pruner=ClearlyWorse(), load_if_exists=True
+            )
+            self._study_id = storage.get_study_id_from_name(name)
+            self._check_space()
+
+    def _check_space(self) -> None:
+        """Optuna's parameters keep their values for the whole study."""
+        for trial in self._study.get_trials(deepcopy=False):
+            for name, values in self._space.distributions.items():
+                try:
+                    check_distribution_compatibility(trial.distributions.get(name, values), values)
+                except ValueError:
+                    raise JobError(
+                        f"this search was begun with other values of {name}, as of another profile or other packers; "
+                        "begin anew with --fresh, which keeps all trials"
+                    ) from None
+
+    @_errors()
+    def synchronize(
+        self,
+        trials: Iterable[FinishedTrial],
+        judged: Callable[[FinishedTrial], Judgement],
+        is_left: Callable[[str | None], bool] = lambda _: True,
+    ) -> None:
+        """Ends the open trials that an agent left behind, of which `is_left` tells, and adds those that it lacks.
+
+        No other agent may do so meanwhile.
+        """
+        for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING, TrialState.WAITING)):
+            if is_left(trial.user_attrs.get(_AGENT_ID)):
+                self._study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
+        known = {trial.user_attrs.get(_TRIAL_ID) for trial in self._study.get_trials(deepcopy=False)}
+        for record in trials:
+            if record.id not in known:
+                self.add(record, judged(record))
+
+    @_errors()
+    def suggest(self, agent_id: str | None = None) -> optuna.Trial:
+        """The sampler's next point, for an agent. It is open until `tell`."""
+        trial = self._study.ask(self._space.distributions)
+        if agent_id is not None:
+            trial.set_user_attr(_AGENT_ID, agent_id)
+        return trial
+
+    @_errors()
+    def steps(self, trial: optuna.Trial, to_beat: float | None) -> Steps:
+        """To be told the steps of a suggested trial, which the study's pruner may end; see `pruner.TO_BEAT`."""
+        numbers = count()
+        trial.set_user_attr(TO_BEAT, to_beat)
+
+        def report(epoch_seconds: float) -> bool:
+            try:
+                trial.report(epoch_seconds, next(numbers))
+                return not trial.should_prune()
+            # A measurement is worth more than advice.
+            except (StorageInternalError, SQLAlchemyError, UpdateFinishedTrialError) as error:
+                _log.info("a step could not be told to Optuna: %s", error)
+                return True
+
+        return report
+
+    def tell(self, trial: optuna.Trial, trial_id: str | None, role: str, judgement: Judgement) -> None:
+        """Closes a suggested trial. `trial_id` is our own; None for one that never became a trial of ours.
+
+        One that another agent has closed meanwhile, because this one was silent, is added by a later synchronization.
+        """
+        with suppress(UpdateFinishedTrialError):
+            self._tell(trial, trial_id, role, judgement)
+
+    @_errors()
+    def _tell(self, trial: optuna.Trial, trial_id: str | None, role: str, judgement: Judgement) -> None:
+        if trial_id is not None:
+            trial.set_user_attr(_TRIAL_ID, trial_id)
+        trial.set_user_attr("role", role)
+        if judgement.violation is not None:
+            number = self._storage.get_trial_id_from_study_id_trial_number(self._study_id, trial.number)
+            self._storage.set_trial_system_attr(number, _CONSTRAINTS, [judgement.violation])
+        self._study.tell(trial, judgement.value, state=judgement.state)
+
+    @_errors()
+    def add(self, record: FinishedTrial, judgement: Judgement) -> None:
+        """A trial that was not suggested here: a baseline, a seed, or one of another run.
+
+        The parameters are those of its plan in this study's space; a plan outside it has none.
+        """
+        point = self._space.point(record.plan) or {}
+        self._study.add_trial(
+            optuna.trial.create_trial(
+                state=judgement.state,
+                value=judgement.value,
+                params=point,
+                distributions={name: self._space.distributions[name] for name in point},
+                user_attrs={_TRIAL_ID: record.id, "role": record.role},
+                system_attrs={} if judgement.violation is None else {_CONSTRAINTS: [judgement.violation]},
+            )
+        )

@@ -1,0 +1,110 @@
+"""How many layers of each kind a stage recomputes so that it fits the memory, for many stages at once."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.predict.costs import Array
+from autotune.predict.parts import LANGUAGE, Parts
+from autotune.search.solver.holdings import Holdings
+from trials.data.records.sample import Ints
+
+Bools: TypeAlias = NDArray[np.bool_]
+Fits: TypeAlias = Callable[[Parts], Bools]
+"""Which of some parts fit the memory, as one and the same stage."""
+
+_NEVER = 1 << 30
+"""More layers than any stage has."""
+_LEAST_SECONDS = 1e-300
+_ROUNDING = 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LayerSeconds:
+    """Of the mean pack, by kind of layer in the order of KINDS."""
+
+    kept: Array
+    """Forward and backward."""
+    recomputed: Array
+    """What recomputing the layer adds."""
+
+    def of(self, parts: Parts) -> Array:
+        """Of each stage, [stages]."""
+        seconds: Array = parts.layers @ self.kept + parts.recomputed @ self.recomputed
+        return seconds
+
+    def recomputable(self, spare: Array, kind: int) -> Ints:
+        """How many layers of a kind can be recomputed in so much time, each at least 0; rounded up if in doubt."""
+        taken = max(float(self.recomputed[kind]), _LEAST_SECONDS)
+        return np.minimum(spare / taken + _ROUNDING, _NEVER).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Recomputes:
+    """Counts of recomputed layers with which holdings fit, all [holdings]."""
+
+    vision: Ints
+    language: Ints
+    seconds: Array
+    """Of the stage; infinite where it does not fit within its bound."""
+
+
+def least_recomputes(holdings: Holdings, fits: Fits, seconds: LayerSeconds, bounds: Array) -> Recomputes:
+    """Of all pairs of counts with which a holding fits, the one of least time; of equal ones, the fewest vision layers.
+
+    Looks at one pair for each number of vision layers: with the fewest language layers that fit, among those that the
+    holding's bound in seconds allows.
+    """
+    holding = np.repeat(np.arange(len(holdings)), holdings.vision + 1)
+    vision = np.arange(len(holding)) - (np.cumsum(holdings.vision + 1) - holdings.vision - 1)[holding]
+
+    def times(holding: Ints, vision: Ints, language: Ints) -> Array:
+        return seconds.of(holdings[holding].parts(vision, language))
+
+    spare = bounds[holding] - times(holding, vision, np.zeros_like(vision))
+    rows = np.flatnonzero(spare >= 0)
+    holding, vision = holding[rows], vision[rows]
+    tried = holdings[holding]
+    affordable = np.minimum(tried.language, seconds.recomputable(spare[rows], LANGUAGE))
+    language = _fewest(lambda rows, count: fits(tried[rows].parts(vision[rows], count)), tried.language, affordable)
+    rows = np.flatnonzero(language < _NEVER)
+    holding, vision, language = holding[rows], vision[rows], language[rows]
+    taken = times(holding, vision, language)
+    best = np.lexsort((taken, holding))
+    best = best[np.unique(holding[best], return_index=True)[1]]
+    best = best[taken[best] <= bounds[holding[best]]]
+    found = Recomputes(vision=_nothing(holdings), language=_nothing(holdings), seconds=np.full(len(holdings), np.inf))
+    for all_of_them, counted in ((found.vision, vision), (found.language, language), (found.seconds, taken)):
+        all_of_them[holding[best]] = counted[best]
+    return found
+
+
+def _nothing(holdings: Holdings) -> Ints:
+    return np.zeros(len(holdings), dtype=np.int64)
+
+
+def _fewest(fits: Callable[[Ints, Ints], Bools], all_of_them: Ints, most: Ints) -> Ints:
+    """The least count of 0 to most[i] <= all_of_them[i] with which row i fits; _NEVER where there is none.
+
+    By bisection: from 1 to all but one, more recomputed layers never take more memory. None and all are tried apart:
+    with none, nothing is being recomputed; with all, no layer that is kept hides what recomputing asks for.
+    """
+    fewest = np.full(len(most), _NEVER)
+    none = np.zeros_like(most)
+    fewest[fits(np.arange(len(most)), none)] = 0
+    for high in (np.where(most == all_of_them, most, none), np.minimum(most, all_of_them - 1)):
+        rows = np.flatnonzero((fewest == _NEVER) & (high > 0))
+        fitting = fits(rows, high[rows])
+        fewest[rows[fitting]] = high[rows[fitting]]
+    rows = np.flatnonzero((fewest > 1) & (fewest < _NEVER))
+    low, high = np.zeros_like(rows), fewest[rows]
+    while (apart := high - low > 1).any():
+        middle = (low + high)[apart] // 2
+        fitting = fits(rows[apart], middle)
+        high[apart] = np.where(fitting, middle, high[apart])
+        low[apart] = np.where(fitting, low[apart], middle)
+    fewest[rows] = high
+    return fewest

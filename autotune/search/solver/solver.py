@@ -1,0 +1,143 @@
+"""The split and the recompute counts with the least predicted time that fit the memory, for a packing and a layout."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from autotune.predict.comparison import cautious_seconds
+from autotune.predict.costs import Array
+from autotune.predict.parts import Parts
+from autotune.predict.predictor import MOST_BATCH_DEVIATION, Predictor
+from autotune.search.solver.holdings import Holdings
+from autotune.search.solver.limits import Limits
+from autotune.search.solver.problem import Problem
+from autotune.search.solver.splits import Choices, Wanted, min_max_split
+from trials.model.cut import cut
+from trials.plan import Layout, Packing, Plan, Stage
+
+RANKED = Wanted(count=16, within=1.08)
+"""Solutions of the closed form that are compared on real packs: beyond them hardly any is the fastest."""
+_AMPLE_BYTES = 1 << 62
+_DIGITS = 9
+"""Of times that are compared: further ones are rounding."""
+
+
+class Solver:
+    """Exact for the closed form of `splits` on the mean pack; the memory is that of the heaviest packs.
+
+    Every method raises InvalidPlan when the layout has more stages than the model has layers, or its steps no packs.
+    """
+
+    def __init__(self, predictor: Predictor, limits: Limits) -> None:
+        self._predictor = predictor
+        self._limits = limits
+
+    @property
+    def layers(self) -> int:
+        """Of the model."""
+        return self._limits.layers
+
+    @property
+    def ample(self) -> "Solver":
+        """The same with memory to spare, so that nothing is recomputed."""
+        return Solver(self._predictor, replace(self._limits, memory_bytes=_AMPLE_BYTES))
+
+    def keeps_batch(self, packing: Packing, layout: Layout) -> bool:
+        """Whether steps hold the job's global batch, as nearly as every plan has to."""
+        return self._predictor.sizes(packing, layout).epoch.batch_deviation <= MOST_BATCH_DEVIATION
+
+    def admits(self, plan: Plan) -> bool:
+        """Whether a plan of the model's layers is worth a run: its batch is kept, and it may fit the memory."""
+        sizes = self._predictor.sizes(plan.packing, plan.layout)
+        memory = self._predictor.stage_memory(Parts.of(cut(plan)), plan.layout, sizes)
+        return self.keeps_batch(plan.packing, plan.layout) and self._limits.first_above(memory) is None
+
+    def solve(self, packing: Packing, layout: Layout) -> Plan | None:
+        """Of the best plans by the closed form, the one that is fastest on the real packs; None when no split fits."""
+        return next(iter(self.solutions(packing, layout)), None)
+
+    def solutions(self, packing: Packing, layout: Layout, wanted: Wanted = RANKED) -> tuple[Plan, ...]:
+        """The plans of least time by the closed form, one for each split, the one of the fastest epoch first.
+
+        Each recomputes what takes least time. Where only some steps of the epoch are looked at, a plan comes before the
+        best one by the closed form if it is surely faster. Equally fast ones stay in the order of the closed form.
+        """
+        plans = self._problem(packing, layout).best(wanted)
+        if not plans:
+            return ()
+        seconds = cautious_seconds(self._predictor, plans)
+        return tuple(plans[number] for number in np.argsort(np.round(seconds / seconds[0], _DIGITS), kind="stable"))
+
+    def fit(self, packing: Packing, layout: Layout, ends: tuple[int, ...]) -> Plan | None:
+        """The plan whose stages end after so many layers of the chain, with the least time for recomputation.
+
+        None when a stage does not fit.
+        """
+        return self._problem(packing, layout).fit(ends)
+
+    def fit_fewest(self, packing: Packing, layout: Layout, ends: tuple[int, ...]) -> Plan | None:
+        """The plan whose stages end so, with the fewest recomputed layers that fit, vision layers first.
+
+        None when a stage does not fit. What recomputing a layer of each kind costs is not weighed: the baselines do so.
+        """
+        return self._problem(packing, layout).fit_fewest(ends)
+
+    def forward_ends(self, packing: Packing, layout: Layout) -> tuple[int, ...]:
+        """Where the stages end when the slowest stage's forward time on the mean pack is least, memory aside."""
+        problem = self._problem(packing, layout)
+
+        def seconds(_: int, held: Holdings) -> Array:
+            nothing = np.zeros_like(held.vision)
+            forward, _backward = self._predictor.pass_seconds(held.parts(nothing, nothing), problem.sizes.mean)
+            of_mean: Array = forward[0]
+            return of_mean
+
+        return self._min_max(problem, layout, seconds)[0]
+
+    def least_bytes(self, packing: Packing, layout: Layout) -> float:
+        """What the fullest stage needs under the leanest split, with everything recomputed."""
+        return self.fullest(self.leanest(packing, layout))[0]
+
+    def leanest(self, packing: Packing, layout: Layout, *, recompute: bool = True) -> Plan:
+        """The plan whose fullest stage needs least, with everything recomputed or nothing; whether it fits or not."""
+        problem, share = self._problem(packing, layout), int(recompute)
+
+        def needed(number: int, held: Holdings) -> Array:
+            return problem.stage_bytes(number, held.parts(share * held.vision, share * held.language))
+
+        ends, _ = self._min_max(problem, layout, needed)
+        starts = (0, *ends[:-1])
+        held = [
+            problem.holdings(number, np.array([start]), np.array([end]))
+            for number, (start, end) in enumerate(zip(starts, ends, strict=True))
+        ]
+        stages = (
+            Stage(
+                vision=vision, language=language, recompute_vision=share * vision, recompute_language=share * language
+            )
+            for vision, language in ((int(each.vision[0]), int(each.language[0])) for each in held)
+        )
+        return Plan(packing=packing, layout=layout, stages=tuple(stages))
+
+    def fullest(self, plan: Plan) -> tuple[float, int]:
+        """(expected bytes, number) of the stage that needs most."""
+        sizes = self._predictor.sizes(plan.packing, plan.layout)
+        needed = [stage.expected for stage in self._predictor.stage_memory(Parts.of(cut(plan)), plan.layout, sizes)]
+        return max(needed), int(np.argmax(needed))
+
+    def _min_max(
+        self, problem: Problem, layout: Layout, function: Callable[[int, Holdings], Array]
+    ) -> tuple[tuple[int, ...], float]:
+        """The split whose largest value over stages is least: its ends, and that value."""
+        stages = []
+        for number in range(layout.pipeline):
+            starts, ends = problem.cuts(number)
+            held, _, which = problem.holdings(number, starts, ends).distinct()
+            stages.append(Choices(starts=starts, ends=ends, seconds=function(number, held)[which]))
+        split = min_max_split(stages, self._limits.layers)
+        assert split is not None  # no value is infinite
+        return tuple(int(choices.ends[row]) for choices, row in zip(stages, split.rows, strict=True)), split.slowest
+
+    def _problem(self, packing: Packing, layout: Layout) -> Problem:
+        return Problem(self._predictor, self._limits, packing, layout)

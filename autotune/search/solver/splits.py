@@ -1,0 +1,229 @@
+"""Contiguous splits of a chain of layers over pipeline stages: the least time of a step, exactly. Functions of numbers.
+
+A step of m micro-batches takes one pack's way through all stages, and the slowest stage's time for the other packs:
+
+    T = sum over s of t_s + (m - 1) max over s of t_s
+
+This is 1F1B on equal packs (PipeDream-2BW, section 3.3; Alpa, section 5.2).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autotune.predict.costs import Array
+from trials.data.records.sample import Ints
+
+_ROUNDING = 1 + 1e-12
+"""Sums that are equal may differ by so much."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Choices:
+    """What one stage may hold: layers starts[i] to ends[i] of the chain, in seconds[i]. Rows may have one cut."""
+
+    starts: Ints
+    ends: Ints
+    seconds: Array
+    """At least 0."""
+
+    def __getitem__(self, rows: Ints) -> "Choices":
+        return Choices(starts=self.starts[rows], ends=self.ends[rows], seconds=self.seconds[rows])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """One choice of every stage, each beginning where the one before ends."""
+
+    rows: tuple[int, ...]
+    """Of each stage, the row of its choice."""
+    total: float
+    slowest: float
+
+    def seconds(self, micro_batches: int) -> float:
+        """Of a step, by the closed form."""
+        return self.total + (micro_batches - 1) * self.slowest
+
+
+def min_max_split(stages: Sequence[Choices], layers: int) -> Split | None:
+    """The split whose slowest stage is fastest; of equally slow ones, the one with the least total.
+
+    None when no choices make up the chain.
+    """
+    bound = _least_bound(stages, layers)
+    return None if bound == np.inf else _least_totals(stages, layers, bound, 1, bound * len(stages))[1][0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Which splits to find."""
+
+    count: int
+    """At most so many."""
+    within: float
+    """A step of them takes at most so many times that of the best one."""
+
+    def most_seconds(self, found: Sequence[Split], micro_batches: int) -> float:
+        """What a step of a further split may take at most, when those found are the best so far, the best first."""
+        if not found:
+            return np.inf
+        behind_best = self.within * found[0].seconds(micro_batches)
+        return min(behind_best, found[-1].seconds(micro_batches)) if len(found) == self.count else behind_best
+
+
+def best_splits(stages: Sequence[Choices], layers: int, micro_batches: int, wanted: Wanted) -> tuple[Split, ...]:
+    """The splits with the least time of a step, best first.
+
+    For a bound B on the slowest stage, dynamic programming over (stage, layers so far) finds the least totals with all
+    t_s <= B. The B are the distinct times of stages. Those between two B1 < B2 that were tried cannot take less than
+    total(B2) + (m - 1) B1; they are tried while that is less than the worst that is wanted.
+    """
+    least = _least_bound(stages, layers)
+    if least == np.inf:
+        return ()
+    return _Bounds(stages, layers, micro_batches, wanted, least).run()
+
+
+def rows_within(stages: Sequence[Choices], layers: int, bound: float) -> list[Ints]:
+    """Of each stage, the choices that are in any split all of whose stages keep to the bound."""
+    rows = [np.flatnonzero(choices.seconds <= bound) for choices in stages]
+    within = [choices[kept] for choices, kept in zip(stages, rows, strict=True)]
+    totals = _totals_through(within, layers)
+    return [kept[of_stage < np.inf] for kept, of_stage in zip(rows, totals, strict=True)]
+
+
+class _Bounds:
+    """Walks bounds on the slowest stage, and keeps the best splits met."""
+
+    def __init__(
+        self, stages: Sequence[Choices], layers: int, micro_batches: int, wanted: Wanted, least: float
+    ) -> None:
+        """`least` is the least bound that any split keeps."""
+        self._layers, self._micro_batches, self._wanted = layers, micro_batches, wanted
+        self._stages, self._rows = list(stages), [np.arange(len(choices.starts)) for choices in stages]
+        self._best: list[Split] = []
+        self._least = least
+        self._try(least)
+        self._drop_hopeless()
+        self._least_total = self._try(np.inf)
+
+    def run(self) -> tuple[Split, ...]:
+        """The best splits, once no bound that is left can improve on them."""
+        self._drop_hopeless()
+        times = np.concatenate([choices.seconds for choices in self._stages])
+        bounds = np.unique(np.append(times[times > self._least], (self._least, np.inf)))
+        waiting = [(0, len(bounds) - 1, self._least_total)]
+        while waiting:
+            low, high, total = waiting.pop()
+            if high - low > 1 and total + (self._micro_batches - 1) * bounds[low + 1] < self._worst:
+                middle = (low + high) // 2
+                waiting += [(middle, high, total), (low, middle, self._try(bounds[middle]))]
+        return tuple(split for split in self._best if split.seconds(self._micro_batches) <= self._worst)
+
+    def _try(self, bound: float) -> float:
+        """Looks at the splits of least total under the bound; the least total."""
+        found = {split.rows: split for split in self._best}
+        hopeful = self._worst - (self._micro_batches - 1) * self._least
+        least_total, splits = _least_totals(self._stages, self._layers, bound, self._wanted.count, hopeful)
+        for split in splits:
+            rows = tuple(int(rows[row]) for rows, row in zip(self._rows, split.rows, strict=True))
+            found[rows] = Split(rows=rows, total=split.total, slowest=split.slowest)
+        by_time = sorted(found.values(), key=lambda split: (split.seconds(self._micro_batches), split.rows))
+        self._best = by_time[: self._wanted.count]
+        return least_total
+
+    @property
+    def _worst(self) -> float:
+        """Seconds of a step that a split may take to be wanted."""
+        return self._wanted.most_seconds(self._best, self._micro_batches)
+
+    def _drop_hopeless(self) -> None:
+        """Leaves out choices that are in no split better than the best."""
+        totals = _totals_through(self._stages, self._layers)
+        for number, (choices, total) in enumerate(zip(self._stages, totals, strict=True)):
+            least = total + (self._micro_batches - 1) * np.maximum(choices.seconds, self._least)
+            kept = np.flatnonzero(least <= self._worst * _ROUNDING)
+            self._stages[number], self._rows[number] = choices[kept], self._rows[number][kept]
+
+
+def _least_bound(stages: Sequence[Choices], layers: int) -> float:
+    """The least time of the slowest stage; infinite when no choices make up the chain."""
+    slowest = _nothing_yet(layers)
+    for choices in stages:
+        following = np.full(layers + 1, np.inf)
+        np.minimum.at(following, choices.ends, np.maximum(slowest[choices.starts], choices.seconds))
+        slowest = following
+    return float(slowest[layers])
+
+
+def _totals_through(stages: Sequence[Choices], layers: int) -> list[Array]:
+    """For each choice of each stage, the least total of the splits that it is in."""
+    before, after = [_nothing_yet(layers)], [_nothing_yet(layers)[::-1]]
+    for choices in stages:
+        before.append(np.full(layers + 1, np.inf))
+        np.minimum.at(before[-1], choices.ends, before[-2][choices.starts] + choices.seconds)
+    for choices in reversed(stages):
+        after.append(np.full(layers + 1, np.inf))
+        np.minimum.at(after[-1], choices.starts, after[-2][choices.ends] + choices.seconds)
+    return [
+        first[choices.starts] + choices.seconds + behind[choices.ends]
+        for choices, first, behind in zip(stages, before, after[-2::-1], strict=False)
+    ]
+
+
+def _nothing_yet(layers: int) -> Array:
+    start: Array = np.full(layers + 1, np.inf)
+    start[0] = 0.0
+    return start
+
+
+def _least_totals(
+    stages: Sequence[Choices], layers: int, bound: float, count: int, most: float
+) -> tuple[float, list[Split]]:
+    """Of the splits whose stages keep to the bound: the least total, and the `count` of least total up to the most.
+
+    The least first; one at least, when there is any.
+    """
+    totals = np.full((layers + 1, count), np.inf)
+    totals[0, 0] = 0.0
+    ways = []
+    for choices in stages:
+        totals, way = _add_stage(totals, choices, bound)
+        ways.append(way)
+    found = int((totals[layers] <= most * _ROUNDING).sum()) or 1
+    found = min(found, int((totals[layers] < np.inf).sum()))
+    return float(totals[layers, 0]), [_trace(stages, ways, layers, rank) for rank in range(found)]
+
+
+def _add_stage(totals: Array, choices: Choices, bound: float) -> tuple[Array, Ints]:
+    """The least totals with one stage more, [layers + 1, count], and the way to each: row of the choice x count + rank.
+
+    `totals` are those before the stage.
+    """
+    count = totals.shape[1]
+    rows = np.flatnonzero(choices.seconds <= bound)
+    sums = (totals[choices.starts[rows]] + choices.seconds[rows, None]).ravel()
+    possible = np.flatnonzero(sums < np.inf)
+    ends = np.repeat(choices.ends[rows], count)[possible]
+    order = np.lexsort((sums[possible], ends))
+    ends = ends[order]
+    ranks = np.arange(len(ends)) - np.searchsorted(ends, ends)
+    kept = ranks < count
+    ends, ranks, source = ends[kept], ranks[kept], possible[order[kept]]
+    following, way = np.full_like(totals, np.inf), np.zeros(totals.shape, dtype=np.int64)
+    following[ends, ranks] = sums[source]
+    way[ends, ranks] = rows[source // count] * count + source % count
+    return following, way
+
+
+def _trace(stages: Sequence[Choices], ways: Sequence[Ints], layers: int, rank: int) -> Split:
+    rows: list[int] = []
+    end = layers
+    for choices, way in zip(reversed(stages), reversed(ways), strict=True):
+        row, rank = divmod(int(way[end, rank]), way.shape[1])
+        rows.append(row)
+        end = int(choices.starts[row])
+    rows.reverse()
+    times = [float(choices.seconds[row]) for choices, row in zip(stages, rows, strict=True)]
+    return Split(rows=tuple(rows), total=sum(times), slowest=max(times))

@@ -1,0 +1,194 @@
+"""Packing capacities to try: pairs (qv, qt) that the data's own lengths fill, and why."""
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trials.data.packers.best_fit import Sizes, patterns
+from trials.data.records.sample import Ints
+from trials.plan import Packed
+from trials.workload import DataProfile
+
+_PACKED_SAMPLES = (1.5, 2, 3, 4, 5, 6, 8, 10, 12, 16)
+_NEIGHBOURHOOD = (0.65, 1.35)
+"""Around the mean units of so many samples: where a capacity is looked for that the data fills best."""
+_LOOKED_AT = 16
+_NEARLY = 0.01
+"""Capacities that are filled by so much less than the best are as good; the one nearest the mean is taken."""
+_SIZES = 256
+_QUANTILES = (0.5, 0.75, 0.9)
+_TOKEN_STEP = 16
+OMNIBAL_SLACK = 128
+"""Q't = Qt - 128 (OmniBal, balanced dynamic mini-batches)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """A pair to try."""
+
+    qv: int
+    qt: int
+    reason: str
+    """What fills the packs."""
+
+
+def capacities(data: DataProfile, most_samples: float, *, hold_all: bool) -> tuple[Capacity, ...]:
+    """Pairs whose packs hold from 1.5 to `most_samples` mean samples, or one where less is allowed, by ascending qt.
+
+    For each number of samples: the qv nearby that sums of the data's own vision units fill best, with a qt that never
+    binds and one that binds as well; and the mean tokens of so many samples as a qt that alone binds. OmniBal's rule
+    is among them. With `hold_all` each pair holds the longest sample too: for jobs that would lose a sample above the
+    capacities, or fail on it.
+    """
+    lattice = _Lattice(data)
+    counts = [count for count in _PACKED_SAMPLES if count <= most_samples] or [1]
+    found = [pair for count in counts for pair in lattice.pairs(count)] + [_omnibal_rule(data)]
+    least = _longest(data) if hold_all else (1, 1)
+    unique: dict[tuple[int, int], Capacity] = {}
+    for pair in found:
+        qv, qt = max(pair.qv, least[0]), max(pair.qt, least[1])
+        unique.setdefault((qv, qt), Capacity(qv=qv, qt=qt, reason=pair.reason))
+    return tuple(sorted(unique.values(), key=lambda pair: (pair.qt, pair.qv)))
+
+
+def omnibal_capacities(data: DataProfile, samples_per_pack: int, *, hold_all: bool) -> tuple[Packed, ...]:
+    """OmniBal's candidates: qt = k qv, with k the mean tokens per vision unit, for packs of so many samples or more.
+
+    Q'v = Qv and Q't = Qt - 128 (OmniBal, balanced dynamic mini-batches). `hold_all` as for `capacities`.
+    """
+    units, tokens = data.vision_units / data.samples, data.text_tokens / data.samples
+    least = max(1, round(samples_per_pack * units))
+    most = max(least, round((samples_per_pack + 1) * units))
+    ray = [(qv, _up(tokens * (qv / units if units else samples_per_pack))) for qv in range(least, most + 1)]
+    longest = _longest(data) if hold_all else (0, 0)
+    return tuple(_packed(max(qv, longest[0]), max(qt, longest[1])) for qv, qt in ray)
+
+
+class _Lattice:
+    """The sums that the samples' units and tokens can make, found by packing their histogram."""
+
+    def __init__(self, data: DataProfile) -> None:
+        self._units = data.vision_units / data.samples
+        self._tokens = data.text_tokens / data.samples
+        self._longest = data.longest_text_tokens
+        self._sizes = _few(*np.array(data.histogram, dtype=np.int64).T)
+
+    def pairs(self, samples: float) -> Iterator[Capacity]:
+        """Capacities for packs of about so many samples."""
+        mean_tokens = _up(samples * self._tokens)
+        if not self._units:
+            yield Capacity(qv=1, qt=mean_tokens, reason=f"text alone, {samples:g} samples on average")
+            return
+        centre, share = samples * self._units, np.linspace(*_NEIGHBOURHOOD, _LOOKED_AT)
+        around = np.unique(np.maximum(np.rint(centre * share), 1).astype(int)).tolist()
+        fills = [self._with_images_alone(qv) for qv in around]
+        most = max(fill.units_share for fill in fills)
+        nearly = (fill for fill in fills if fill.units_share >= most - _NEARLY)
+        best = min(nearly, key=lambda fill: abs(fill.qv - centre))
+        yield best.capacity(f"images fill {best.full_share:.0%} of packs, most often {best.most_often}")
+        tighter = (self._fill(best.qv, _up(best.token_quantile(quantile))) for quantile in _QUANTILES)
+        both = max(tighter, key=lambda fill: fill.units_share * fill.tokens_share)
+        yield both.capacity(f"images and text fill {both.units_share:.0%} and {both.tokens_share:.0%} of the capacity")
+        loose = max(best.qv, round(2 * centre))
+        yield Capacity(qv=loose, qt=mean_tokens, reason=f"text fills, {samples:g} samples on average")
+
+    def _with_images_alone(self, qv: int) -> "_Fill":
+        """Packs of the samples with images, and a qt that holds the longest of these packs."""
+        shown = _chosen(self._sizes, self._sizes.units > 0)
+        fill = _Fill.of(shown, qv, _up((qv + 1) * self._longest))
+        return replace(fill, qt=_up(fill.token_quantile(1)))
+
+    def _fill(self, qv: int, qt: int) -> "_Fill":
+        return _Fill.of(self._sizes, qv, qt)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Fill:
+    """What packs of some capacities hold, as columns over kinds of packs."""
+
+    qv: int
+    qt: int
+    packs: Ints
+    units: Ints
+    tokens: Ints
+    most_often: str
+    """The units of the samples of the commonest packs that are full of units: `5+5+5`."""
+
+    @classmethod
+    def of(cls, sizes: Sizes, qv: int, qt: int) -> "_Fill":
+        """Of the sizes that fit."""
+        sizes = _chosen(sizes, (sizes.units <= qv) & (sizes.tokens <= qt))
+        found = patterns(sizes, Packed(qv=qv, qt=qt, qv_min=qv, qt_min=0))
+        units, tokens = (
+            np.array([column[list(pattern.sizes)].sum() for pattern in found], dtype=np.int64)
+            for column in (sizes.units, sizes.tokens)
+        )
+        sums: Counter[str] = Counter()
+        for pattern, total in zip(found, units, strict=True):
+            shown = sorted(sizes.units[list(pattern.sizes)].tolist(), reverse=True)
+            sums["+".join(map(str, filter(None, shown)))] += pattern.packs if total == qv else 0
+        packs = np.array([pattern.packs for pattern in found], dtype=np.int64)
+        common = sums.most_common(1)
+        return cls(qv=qv, qt=qt, packs=packs, units=units, tokens=tokens, most_often=common[0][0] if common else "none")
+
+    @property
+    def units_share(self) -> float:
+        """Of the capacity of all packs."""
+        return float(self.packs @ self.units) / max(self.qv * int(self.packs.sum()), 1)
+
+    @property
+    def tokens_share(self) -> float:
+        """Of the capacity of all packs."""
+        return float(self.packs @ self.tokens) / max(self.qt * int(self.packs.sum()), 1)
+
+    @property
+    def full_share(self) -> float:
+        """Packs that hold exactly qv units."""
+        return float(self.packs @ (self.units == self.qv)) / max(int(self.packs.sum()), 1)
+
+    def token_quantile(self, share: float) -> int:
+        """Tokens that this share of the packs does not pass; 1 when there is no pack."""
+        order = np.argsort(self.tokens, kind="stable")
+        reached = np.cumsum(self.packs[order]) >= share * self.packs.sum()
+        return int(self.tokens[order][reached][0]) if len(order) else 1
+
+    def capacity(self, reason: str) -> Capacity:
+        return Capacity(qv=self.qv, qt=self.qt, reason=reason)
+
+
+def _few(units: Ints, tokens: Ints, counts: Ints) -> Sizes:
+    """The histogram with so few sizes that packing it takes milliseconds; tokens are rounded up."""
+    grain = _TOKEN_STEP
+    while True:
+        sizes = Sizes.of(units, -(-tokens // grain) * grain, counts)
+        if len(sizes.counts) <= _SIZES or grain > tokens.max():
+            return sizes
+        grain *= 2
+
+
+def _chosen(sizes: Sizes, which: NDArray[np.bool_]) -> Sizes:
+    return Sizes(units=sizes.units[which], tokens=sizes.tokens[which], counts=sizes.counts[which])
+
+
+def _omnibal_rule(data: DataProfile) -> Capacity:
+    """The longest sample gives qt, and qv follows from the mean tokens per vision unit (OmniBal, section on data)."""
+    qt = _up(data.longest_text_tokens)
+    qv = max(1, round(qt * data.vision_units / data.text_tokens))
+    return Capacity(qv=qv, qt=qt, reason="OmniBal's rule: the longest sample, at the data's tokens per vision unit")
+
+
+def _packed(qv: int, qt: int) -> Packed:
+    return Packed(qv=qv, qt=qt, qv_min=qv, qt_min=max(0, qt - OMNIBAL_SLACK), packer="isf")
+
+
+def _longest(data: DataProfile) -> tuple[int, int]:
+    """(qv, qt) that every sample fits."""
+    return data.most_vision_units, _up(data.longest_text_tokens)
+
+
+def _up(tokens: float) -> int:
+    return max(1, math.ceil(tokens / _TOKEN_STEP)) * _TOKEN_STEP

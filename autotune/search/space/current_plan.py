@@ -1,0 +1,45 @@
+"""The plan that trainings use now, which a search is compared with."""
+
+from autotune.errors import JobError, PredictError
+from autotune.plan_file import read_plan
+from autotune.search.space.feasible import holds_all
+from autotune.workload import Prepared
+from trials import plugins
+from trials.data.index import DatasetIndex
+from trials.data.packs import PACKERS
+from trials.errors import InvalidPlan, UnknownName
+from trials.plan import Packed, Packing, Plan
+
+
+def present_plan(prepared: Prepared) -> Plan | None:
+    """What `search.present` names; None where it names nothing.
+
+    Raises JobError for a plan that is not one of this job, or that would train on fewer samples.
+    """
+    path, workload = prepared.job.search.present, prepared.workload
+    model = workload.model
+    if path is None:
+        return None
+    try:
+        plan = read_plan(path)
+        plan.check(vision_layers=model.vision_layers, language_layers=model.language_layers, dtype=model.dtype)
+        if isinstance(plan.packing, Packed):
+            plugins.load(PACKERS, plan.packing.packer)
+    except (PredictError, InvalidPlan, UnknownName) as error:
+        raise JobError(f"search.present: {error}") from error
+    devices = workload.hardware.devices
+    if plan.layout.world_size != devices:
+        raise JobError(f"search.present: {path} is a plan for {plan.layout.world_size} devices, not {devices}")
+    if holds_all(workload) and (lost := _lost_samples(prepared.index, plan.packing)):
+        raise JobError(
+            f"search.present: {path} has packs that are too small for {lost} samples, which data.oversize: "
+            f"{workload.oversize} does not train; raise its qv and qt, or set data.oversize: own-pack"
+        )
+    return plan
+
+
+def _lost_samples(index: DatasetIndex, packing: Packing) -> int:
+    """Samples that no pack can hold."""
+    if not isinstance(packing, Packed):
+        return 0
+    return int(((index.vision_units > packing.qv) | (index.text_tokens > packing.qt)).sum())

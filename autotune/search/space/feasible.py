@@ -1,0 +1,218 @@
+"""What may be searched for a workload: the values of each axis that the devices, the memory and the data allow."""
+
+import math
+from collections.abc import Iterable, Sequence
+from functools import partial
+from itertools import accumulate
+
+from autotune.errors import JobError, NoFeasiblePlan
+from autotune.search.solver.limits import HEADROOM
+from autotune.search.solver.solver import Solver
+from autotune.search.space.capacities import capacities
+from autotune.search.space.layouts import layout_name, layouts, zero_stages
+from autotune.search.space.space import Axes, Space
+from trials import plugins
+from trials.data.packs import PACKERS
+from trials.errors import UnknownName
+from trials.job import SpaceSection
+from trials.plan import Layout, Packed, Packing, Padded, Plan
+from trials.workload import Workload
+
+_MEBI = 1 << 20
+EVERYTHING = SpaceSection()
+
+
+def holds_all(workload: Workload) -> bool:
+    """Whether a sample above a pack's capacity would be lost: no plan may win by training on less."""
+    return workload.oversize in ("skip", "fail")
+
+
+def feasible_space(workload: Workload, solver: Solver, *, remedy: str, wanted: SpaceSection = EVERYTHING) -> Space:
+    """The space within `wanted`.
+
+    Raises JobError for a value that cannot be, and NoFeasiblePlan, which ends with the remedy, when nothing in the
+    space fits the memory and keeps the global batch.
+    """
+    _check_recompute(workload, wanted)
+    axes = Axes(
+        layouts=_fitting(workload, solver, _layouts(workload, wanted), remedy),
+        packers=_packers(wanted),
+        capacities=_capacities(workload, wanted),
+        qv_slacks=wanted.qv_slack,
+        qt_slacks=wanted.qt_slack,
+        ends=tuple(accumulate(wanted.split)) if wanted.split else None,
+        recompute=wanted.recompute,
+        boundary_shift=wanted.boundary_shift,
+        recompute_shift=wanted.recompute_shift,
+    )
+    space = Space(axes, solver, partial(allows, wanted))
+    if not space.starts:
+        raise NoFeasiblePlan(_nothing_left(workload, axes, space, remedy))
+    return space
+
+
+def _layouts(workload: Workload, wanted: SpaceSection) -> list[Layout]:
+    model, devices = workload.model, workload.hardware.devices
+    possible = {layout_name(layout): layout for layout in layouts(model, devices)}
+    names = possible if wanted.layouts is None else wanted.layouts
+    if unknown := [name for name in names if name not in possible]:
+        raise JobError(
+            f"search.space.layouts: {unknown[0]!r} is none of the layouts of {devices} devices and a model of "
+            f"{model.vision_layers + model.language_layers} layers in {model.dtype}: {', '.join(possible)}"
+        )
+    chosen = [possible[name] for name in names]
+    return chosen if wanted.split is None else _of_stages(workload, chosen, wanted.split)
+
+
+def _of_stages(workload: Workload, chosen: Sequence[Layout], split: Sequence[int]) -> list[Layout]:
+    layers = workload.model.vision_layers + workload.model.language_layers
+    if sum(split) != layers:
+        raise JobError(f"search.space.split: the stages hold {sum(split)} layers but the model has {layers}")
+    found = [layout for layout in chosen if layout.pipeline == len(split)]
+    if not found:
+        raise JobError(
+            f"search.space.split: it has {len(split)} stages, but no layout has: {_names(chosen)}; "
+            "give a split for one of them, or another number of devices"
+        )
+    return found
+
+
+def check_space(workload: Workload, wanted: SpaceSection) -> None:
+    """Raises JobError for a value that cannot be, as far as that is known without costs of layers."""
+    _check_recompute(workload, wanted)
+    _layouts(workload, wanted)
+    _packers(wanted)
+    _capacities(workload, wanted)
+
+
+def allows(wanted: SpaceSection, plan: Plan) -> bool:
+    """Whether a plan has what the job asks for; where that says nothing, it is free."""
+    of_packs = wanted.model_fields_set & {"packers", "qv", "qt", "qv_slack", "qt_slack"}
+    asked = {name: values for name in of_packs if (values := getattr(wanted, name)) is not None}
+    packing = plan.packing
+    if isinstance(packing, Packed):  # a slack above the capacity leaves nothing
+        most = {"qv_slack": packing.qv, "qt_slack": packing.qt}
+        asked |= {name: [min(slack, most[name]) for slack in asked[name]] for name in most.keys() & asked}
+    everything = [(stage.vision, stage.language) for stage in plan.stages]
+    recomputed = [(stage.recompute_vision, stage.recompute_language) for stage in plan.stages]
+    counts = {"all": everything, "none": [(0, 0)] * len(everything), "fit": recomputed}
+    fixed = counts[wanted.recompute] if isinstance(wanted.recompute, str) else list(wanted.recompute)
+    return (
+        (wanted.layouts is None or layout_name(plan.layout) in wanted.layouts)
+        and all(_of_packs(packing).get(name) in values for name, values in asked.items())
+        and (wanted.split is None or tuple(map(sum, everything)) == wanted.split)
+        and recomputed == fixed
+    )
+
+
+def _of_packs(packing: Packing) -> dict[str, str | int]:
+    """By the names of the axes; nothing where samples are padded."""
+    if not isinstance(packing, Packed):
+        return {}
+    slacks = {"qv_slack": packing.qv - packing.qv_min, "qt_slack": packing.qt - packing.qt_min}
+    return {"packers": packing.packer, "qv": packing.qv, "qt": packing.qt, **slacks}
+
+
+def _check_recompute(workload: Workload, wanted: SpaceSection) -> None:
+    """Raises JobError for counts that are not those of the given split."""
+    if isinstance(wanted.recompute, str):
+        return
+    if wanted.split is None or len(wanted.split) != len(wanted.recompute):
+        raise JobError(
+            f"search.space.recompute: it has counts for {len(wanted.recompute)} stages but split has "
+            f"{len(wanted.split or ())}; give as many, or one of fit, all and none"
+        )
+    vision_layers, start = workload.model.vision_layers, 0
+    for number, (layers, recomputed) in enumerate(zip(wanted.split, wanted.recompute, strict=True)):
+        vision = min(max(vision_layers - start, 0), layers)
+        start += layers
+        if recomputed[0] > vision or recomputed[1] > layers - vision:
+            raise JobError(
+                f"search.space.recompute: stage {number} recomputes {recomputed[0]} vision and {recomputed[1]} "
+                f"language layers but holds {vision} and {layers - vision}; lower the counts"
+            )
+
+
+def _fitting(workload: Workload, solver: Solver, chosen: Sequence[Layout], remedy: str) -> tuple[Layout, ...]:
+    """Those whose leanest plan is expected to fit."""
+    limit = workload.memory_limit_bytes
+    least = {layout: solver.fullest(solver.leanest(Padded(samples=1), layout)) for layout in chosen}
+    fitting = tuple(layout for layout, (needed, _) in least.items() if needed <= HEADROOM * limit)
+    if not fitting:
+        layout, (needed, stage) = min(least.items(), key=lambda entry: entry[1][0])
+        raise NoFeasiblePlan(
+            f"no plan fits {limit / _MEBI:.0f} MiB per rank: the leanest layout, {layout_name(layout)} with everything "
+            f"recomputed, needs about {_mebi(needed)} MiB on stage {stage}, {_mebi(needed) - limit // _MEBI} MiB "
+            f"more than there is; {remedy}{_or_devices(workload, solver)}"
+        )
+    return fitting
+
+
+def _packers(wanted: SpaceSection) -> tuple[str, ...]:
+    for name in wanted.packers or ():
+        try:
+            plugins.load(PACKERS, name)
+        except UnknownName as error:
+            raise JobError(f"search.space.packers: {error}") from error
+    return wanted.packers or plugins.names(PACKERS)
+
+
+def _capacities(workload: Workload, wanted: SpaceSection) -> tuple[tuple[int, int], ...]:
+    """The data's own pairs; a capacity that is given goes with each of the other's."""
+    found = capacities(workload.data, workload.global_batch_samples, hold_all=holds_all(workload))
+    pairs = [(pair.qv, pair.qt) for pair in found]
+    if wanted.qv is None and wanted.qt is None:
+        return tuple(pairs)
+    qvs, qts = wanted.qv or sorted({qv for qv, _ in pairs}), wanted.qt or sorted({qt for _, qt in pairs})
+    least = _longest(workload) if holds_all(workload) else (0, 0)
+    given = tuple((qv, qt) for qv in qvs for qt in qts if qv >= least[0] and qt >= least[1])
+    if not given:
+        raise JobError(
+            f"search.space: with data.oversize: {workload.oversize} a pack has to hold the longest sample, of "
+            f"{least[0]} vision units and {least[1]} text tokens; raise qv and qt, or set data.oversize: own-pack"
+        )
+    return given
+
+
+def _longest(workload: Workload) -> tuple[int, int]:
+    return workload.data.most_vision_units, workload.data.longest_text_tokens
+
+
+def _nothing_left(workload: Workload, axes: Axes, space: Space, remedy: str) -> str:
+    """Every layout fits with one sample at a time, so it is the packs that do not, or what the space keeps fixed."""
+    batch = f"the global batch of {workload.global_batch_samples} samples"
+    searched = f"layouts {_names(axes.layouts)}, {len(axes.capacities)} pairs of capacities, recompute {axes.recompute}"
+    miss = space.nearest_miss()
+    if miss is None:
+        return (
+            f"no plan of the search space keeps {batch} within 10 %: {searched}; set training.global_batch_samples to "
+            "what steps of whole packs can hold, or widen search.space.qv and qt"
+        )
+    packing, layout, needed, stage = miss
+    limit = workload.memory_limit_bytes
+    return (
+        f"no plan of the search space that keeps {batch} within 10 % fits {limit / _MEBI:.0f} MiB per rank: "
+        f"{searched}; the leanest, {layout_name(layout)} with qv {packing.qv} and qt {packing.qt}, needs about "
+        f"{_mebi(needed)} MiB on stage {stage}, {_mebi(needed) - limit // _MEBI} MiB more than there is; {remedy}, "
+        "or widen search.space"
+    )
+
+
+def _mebi(expected: float) -> int:
+    """The limit that plans of so many expected bytes keep, rounded up."""
+    return math.ceil(expected / HEADROOM / _MEBI)
+
+
+def _or_devices(workload: Workload, solver: Solver) -> str:
+    """The next number of devices whose pipeline fits, as a further remedy; nothing where there is none."""
+    devices = 2 * workload.hardware.devices
+    while devices <= solver.layers:
+        pipeline = Layout(pipeline=devices, data=1, zero=zero_stages(workload.model, 1)[0])
+        if solver.least_bytes(Padded(samples=1), pipeline) <= HEADROOM * workload.memory_limit_bytes:
+            return f", or give {devices} devices"
+        devices *= 2
+    return ""
+
+
+def _names(chosen: Iterable[Layout]) -> str:
+    return ", ".join(map(layout_name, chosen))

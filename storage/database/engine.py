@@ -1,0 +1,222 @@
+"""The one way to a connection: how SQLite and PostgreSQL are opened, and the session that every query runs in."""
+
+import errno
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event, exc
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, ProgrammingError, StatementError
+from sqlalchemy.orm import Session
+from sqlalchemy.pool import ConnectionPoolEntry
+
+from storage.database.filesystem import shared_filesystem
+from storage.database.url import masked, secrets, sqlite_path
+from storage.errors import DatabaseDamaged, DatabaseUnavailable, NotStorable, UnknownRecord
+from trials.errors import TrialsError
+
+LOCK_TIMEOUT_SECONDS = 120.0
+"""Backups and viewers hold locks of a minute; what waits meanwhile is worth minutes of devices."""
+_OTHER_TABLES = "its tables are not those of this version: restore it from a backup, or name another database"
+_REMEDIES = (
+    ("locked", "another program holds it: close that program, or wait and try again"),
+    ("could not be acquired", "another process is creating its tables: wait and try again"),
+    ("lock timeout", "another program holds it: close that program, or wait and try again"),
+    ("full", "free some space and try again"),
+    ("disk i/o error", "free some space, look whether the disk is sound, and try again"),
+    ("readonly", "make the file and its folder writable, or name another database"),
+    ("unable to open", "make the file and its folder writable, or name another database"),
+    ("is a directory", "name a file, also one that is not there yet"),
+    ("not a directory", "a part of its path is a file: name another database"),
+    ("privilege", "grant the user the right to create tables, or name another database"),
+    ("permission denied", "grant the right to write there, or name another database"),
+    ("not a database", "move the file away, or name another database"),
+    ("no module named", "run `pip install vlm-autotune[postgres]`, or name another database"),
+    ("no longer compatible", "use the version of Optuna that made them, or name another database"),
+    ("can't decode", "run `autotune db repair`, or restore the file from a backup"),
+    ("replaced", "try again"),
+    ("no such table", _OTHER_TABLES),
+    ("no such column", _OTHER_TABLES),
+    ('relation "', _OTHER_TABLES),
+    ("column ", _OTHER_TABLES),
+    ("malformed", "run `autotune db repair`, or restore the file from a backup"),
+)
+_OTHER_REMEDY = "check that it exists and can be reached, or name another database"
+_OF_THE_USER = {None, "42501", "3D000", "3F000", "42P01", "42703", "42P07"}
+"""SQLSTATE: bad URL option, no privilege, no such database, schema, table or column, a table that nobody made."""
+WRITES = "autotune_writes"
+"""Option of a connection whose transactions write."""
+_FILE = "file"
+UNREADABLE = (TrialsError, ValueError, TypeError, LookupError, AssertionError, AttributeError, ArithmeticError)
+"""What reading a row raises that holds nonsense."""
+
+
+class Database:
+    """Connections to one database. Threads may share it; a forked child must open its own."""
+
+    def __init__(self, url: URL, lock_timeout_seconds: float) -> None:
+        """Connects to nothing yet, but creates absent folders of a SQLite file, with mode 0700.
+
+        Raises DatabaseUnavailable when the file cannot be written, or PostgreSQL's driver is not installed.
+        """
+        self.url = url
+        self.lock_timeout_seconds = lock_timeout_seconds
+        path = sqlite_path(url)
+        with self.errors():
+            if path is None:
+                self.engine = _postgresql(url, lock_timeout_seconds)
+            else:
+                _check_place(url, path)
+                self.engine = _sqlite(url, path, lock_timeout_seconds)
+        self._writing = self.engine.execution_options(**{WRITES: True})
+        is_server = path is None  # in SQLite every transaction is a snapshot
+        self._snapshots = self.engine.execution_options(isolation_level="REPEATABLE READ") if is_server else self.engine
+
+    @contextmanager
+    def session(self, *, write: bool = False, snapshot: bool = False) -> Iterator[Session]:
+        """One transaction: committed at the end, rolled back by an exception. All of a snapshot is of one moment.
+
+        A writing session takes SQLite's write lock at once: a lock taken later fails instead of waiting when
+        another process has written in between. Raises DatabaseUnavailable, DatabaseDamaged when a row holds nonsense,
+        and NotStorable for a number that no column takes.
+        """
+        with (
+            self.errors(),
+            self._nonsense(),  # around the commit too, which writes what was added
+            Session(self._writing if write else self._snapshots if snapshot else self.engine) as session,
+            session.begin(),
+        ):
+            yield session
+
+    @contextmanager
+    def _nonsense(self) -> Iterator[None]:
+        """Turns what only a row can cause that nobody wrote so, into DatabaseDamaged, and a value into NotStorable."""
+        try:
+            yield
+        except StatementError as error:
+            if not isinstance(error.orig, ValueError):  # a type of column refused it
+                raise
+            raise NotStorable(f"nothing was stored: {error.orig}; give a finite number of 64 bits") from None
+        except UnicodeEncodeError as error:
+            raise UnknownRecord(f"nothing is stored under {error.object!r}, which is no text") from None
+        except UNREADABLE as error:
+            raise DatabaseDamaged(
+                f"{masked(self.url)} holds a row that cannot be read ({type(error).__name__}: {error}); run "
+                "`autotune db check`, then `autotune db repair`"
+            ) from error
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Turns the errors that a user can mend into DatabaseUnavailable; a wrong statement stays what it is."""
+        try:
+            yield
+        except (DBAPIError, exc.TimeoutError, sqlite3.Error, UnicodeDecodeError, OSError, ImportError) as error:
+            if _is_ours(error):
+                raise
+            what = f"the database {masked(self.url)}"
+            raise DatabaseUnavailable(explain(what, error, secrets(self.url))) from None  # its cause shows the secrets
+
+    def create_file(self) -> bool:
+        """Creates an absent SQLite file, mode 0600; whether it was absent."""
+        path = sqlite_path(self.url)
+        if path is None or path.exists():
+            return False
+        with self.errors():
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        return True
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+
+def _sqlite(url: URL, path: Path, lock_timeout_seconds: float) -> Engine:
+    engine = create_engine(url, connect_args={"timeout": lock_timeout_seconds})
+
+    @event.listens_for(engine, "do_connect")
+    def check(*_: object) -> None:
+        _identity(path)  # a file that is gone is not begun anew here
+
+    @event.listens_for(engine, "connect")
+    def connect(connection: sqlite3.Connection, record: ConnectionPoolEntry) -> None:
+        record.info[_FILE] = _identity(path)
+        connection.isolation_level = None  # transactions are begun below, not by the sqlite3 module
+        connection.execute("PRAGMA foreign_keys = ON")
+        connection.execute("PRAGMA synchronous = FULL")  # a result is worth minutes of devices, an fsync milliseconds
+
+    @event.listens_for(engine, "checkout")
+    def checkout(_connection: object, record: ConnectionPoolEntry, _proxy: object) -> None:
+        if record.info.get(_FILE) != _identity(path):  # a repair has put another in its place
+            raise exc.DisconnectionError
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        writes = connection.get_execution_options().get(WRITES, False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+        if connection.info.get(_FILE) != _identity(path):  # while it waited for the lock
+            raise OSError(errno.ESTALE, "it was replaced meanwhile", str(path))
+
+    return engine
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    """Of the file that stands there now. Raises OSError when there is none."""
+    found = path.stat()
+    return found.st_dev, found.st_ino
+
+
+def _postgresql(url: URL, lock_timeout_seconds: float) -> Engine:
+    engine = create_engine(url, pool_pre_ping=True)
+
+    @event.listens_for(engine, "connect")
+    def connect(connection: Any, _record: object) -> None:
+        connection.execute(f"SET lock_timeout = {round(lock_timeout_seconds * 1000)}")
+        connection.commit()
+
+    return engine
+
+
+def lock_path(path: Path) -> Path:
+    """The file that keeps apart those who create the tables of a SQLite file."""
+    return path.with_name(f"{path.name}.lock")
+
+
+def _check_place(url: URL, path: Path) -> None:
+    """Raises OSError for a file that cannot be written."""
+    if kind := shared_filesystem(path):
+        raise DatabaseUnavailable(
+            f"{masked(url)} lies on a network file system ({kind}), where SQLite cannot keep processes apart; name a "
+            "file on a local disk, or a PostgreSQL database"
+        )
+    for folder in reversed([path.parent, *path.parent.parents]):
+        if not folder.exists():
+            folder.mkdir(mode=0o700, exist_ok=True)
+    if path.exists():  # not opened: closing it would drop the locks of this process's other connections to it
+        code = errno.EISDIR if path.is_dir() else 0 if os.access(path, os.R_OK | os.W_OK) else errno.EACCES
+        if code:
+            raise OSError(code, os.strerror(code), str(path))
+        return
+    log = path.with_name(f"{path.name}-wal")
+    if log.exists() and log.stat().st_size:
+        raise DatabaseDamaged(
+            f"{masked(url)} is gone, but its log {log.name} is still there; put the file back, or move the log away"
+        )
+    os.close(os.open(lock_path(path), os.O_RDWR | os.O_CREAT, 0o600))  # fails at once where the file itself would
+
+
+def _is_ours(error: Exception) -> bool:
+    if not isinstance(error, IntegrityError | ProgrammingError | DataError):
+        return False
+    return getattr(error.orig, "sqlstate", "none: SQLite") not in _OF_THE_USER
+
+
+def explain(what: str, error: BaseException, hidden: tuple[str, ...] = ()) -> str:
+    """Why it cannot be used, and the remedy, without the statement that failed or the texts to be hidden."""
+    reason = " ".join(str(error.orig if isinstance(error, DBAPIError) else error).split())
+    for secret in hidden:
+        reason = reason.replace(secret, "***")
+    remedy = next((remedy for sign, remedy in _REMEDIES if sign in reason.lower()), _OTHER_REMEDY)
+    return f"cannot use {what}: {reason}; {remedy}"

@@ -1,0 +1,1 @@
+"""Creation, upgrade, backup, checks and repair of the tables."""

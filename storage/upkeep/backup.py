@@ -1,0 +1,52 @@
+"""A copy of the tables before they are changed."""
+
+import os
+import sqlite3
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+
+from sqlalchemy import inspect, text
+from sqlalchemy.orm import Session
+
+from storage.database.url import sqlite_path
+from trials.whole_file import sync
+
+_PREFIX = "autotune_"
+
+
+def back_up(session: Session, revision: str) -> str:
+    """Copies the tables as they are, while the session keeps others from writing; where they are then, in words.
+
+    A SQLite file is copied whole, beside itself. In PostgreSQL our own tables are copied into a schema of their own, in
+    the session's transaction. Raises what the session's database raises.
+    """
+    path = sqlite_path(session.get_bind().engine.url)
+    name = f"{revision}_{stamp()}"
+    if path is not None:
+        return str(copy_file(path, path.with_name(f"{path.name}.backup-{name}")))
+    schema = f"{_PREFIX}backup_{name}"
+    session.execute(text(f"CREATE SCHEMA {schema}"))
+    for table in inspect(session.connection()).get_table_names():
+        if table.startswith(_PREFIX):
+            session.execute(text(f"CREATE TABLE {schema}.{table} AS TABLE {table}"))
+    return f"the schema {schema}"
+
+
+def stamp() -> str:
+    """The time as part of a name that no earlier copy has."""
+    return f"{datetime.now(UTC):%Y%m%dt%H%M%S%f}"
+
+
+def copy_file(source: Path, target: Path) -> Path:
+    """A consistent copy of a SQLite file, what waits in its log included; on disk when it returns, mode 0600."""
+    os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    try:
+        with closing(sqlite3.connect(source)) as old, closing(sqlite3.connect(target)) as new:
+            old.backup(new)
+            new.execute("PRAGMA journal_mode = DELETE")  # one file
+        sync(target, target.parent)
+    except BaseException:
+        target.unlink()  # a part of a copy is worth less than its space
+        raise
+    return target

@@ -1,0 +1,132 @@
+"""Creates and upgrades the tables, one process at a time."""
+
+import logging
+import pkgutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import filelock
+from sqlalchemy import Connection, column, inspect, select, table, text
+from sqlalchemy.orm import Session
+
+from storage.database.engine import Database, lock_path
+from storage.database.url import masked, sqlite_path
+from storage.errors import DatabaseTooNew, DatabaseUnavailable
+from storage.migrations import versions
+from storage.upkeep.backup import back_up
+
+VERSION_TABLE = "autotune_alembic_version"  # Optuna keeps its own in `alembic_version` of the same database
+_ADVISORY_LOCK = 0x6175746F74756E65  # "autotune"
+_log = logging.getLogger(__name__)
+
+
+def prepare(database: Database) -> None:
+    """Brings the tables to this version, older ones after a backup; any number of processes may do so at once.
+
+    Raises DatabaseTooNew, before anything is written, when a newer version made the tables; DatabaseUnavailable.
+    """
+    path = sqlite_path(database.url)
+    if (path is None or path.exists()) and _is_current(database):
+        return
+    with lock(database):
+        is_new = database.create_file()
+        if _is_current(database):
+            return
+        if path is not None:
+            _use_write_ahead_log(database)
+        with database.session(write=True) as session:
+            old = _revision(session)
+            if old is None and path is not None and not is_new:
+                _log.warning("%s was there but empty: it is begun anew", masked(database.url))
+            if old is not None:
+                kept = back_up(session, old)
+                _log.warning("upgrading %s; as it was, it is kept as %s", masked(database.url), kept)
+            upgrade(session)
+
+
+def upgrade(session: Session, revision: str = "head") -> None:
+    """Brings the tables to a revision; nobody else may do so meanwhile."""
+    from alembic import command  # noqa: PLC0415 - most commands find current tables, and Alembic takes 0.2 s to import
+    from alembic.config import Config  # noqa: PLC0415
+
+    config = Config()
+    config.set_main_option("script_location", "storage:migrations")
+    config.attributes.update(connection=session.connection(), version_table=VERSION_TABLE)
+    command.upgrade(config, revision)
+
+
+@contextmanager
+def lock(database: Database) -> Iterator[None]:
+    """Keeps away other processes that ask for the same. Raises DatabaseUnavailable."""
+    path = sqlite_path(database.url)
+    if path is None:
+        with _connection(database) as connection:
+            with database.errors():
+                connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": _ADVISORY_LOCK})
+            yield
+        return
+    file = filelock.FileLock(lock_path(path), timeout=database.lock_timeout_seconds, mode=0o600)
+    with database.errors():
+        file.acquire()
+    try:
+        yield
+    finally:
+        file.release()
+
+
+@contextmanager
+def _connection(database: Database) -> Iterator[Connection]:
+    """One in no transaction, which a server might end for being idle. What it holds goes with it when it closes."""
+    with database.errors():
+        connection = database.engine.connect()
+    try:
+        yield connection.execution_options(isolation_level="AUTOCOMMIT")
+    finally:
+        connection.invalidate()
+        connection.close()
+
+
+def check_known(database: Database) -> None:
+    """Raises DatabaseTooNew when a newer version made the tables, and DatabaseUnavailable when there are none."""
+    with database.session() as session:
+        if _checked_revision(database, session) is None:
+            raise DatabaseUnavailable(f"{masked(database.url)} has no tables of autotune; name another database")
+
+
+def revision(database: Database) -> str | None:
+    """Of the tables; None when there are none."""
+    with database.session() as session:
+        return _revision(session)
+
+
+def _is_current(database: Database) -> bool:
+    with database.session() as session:
+        return _checked_revision(database, session) == known_revisions()[-1]
+
+
+def _checked_revision(database: Database, session: Session) -> str | None:
+    """Raises DatabaseTooNew."""
+    found, known = _revision(session), known_revisions()
+    if found is not None and found not in known:
+        raise DatabaseTooNew(
+            f"{masked(database.url)} was made by a newer version (tables {found}, this version knows "
+            f"{known[-1]}); upgrade vlm-autotune, or name another database"
+        )
+    return found
+
+
+def known_revisions() -> tuple[str, ...]:
+    """The revisions of this version, oldest first, by the names of their files: importing one needs Alembic."""
+    return tuple(sorted(module.name[1:5] for module in pkgutil.iter_modules(versions.__path__)))
+
+
+def _revision(session: Session) -> str | None:
+    if not inspect(session.connection()).has_table(VERSION_TABLE):
+        return None
+    return session.scalar(select(column("version_num")).select_from(table(VERSION_TABLE)))
+
+
+def _use_write_ahead_log(database: Database) -> None:
+    # The mode stays in the file, so it is set once: a newer database must not be touched, a converted one respected.
+    with database.errors(), database.engine.connect() as connection:
+        connection.connection.cursor().execute("PRAGMA journal_mode = WAL")

@@ -1,0 +1,251 @@
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.data_values import record, write_records
+from trials.data.epoch import CostWeights, Epoch, build_epoch
+from trials.data.index import DatasetIndex
+from trials.data.indexing import build_index
+from trials.data.loader import MicroBatch, collate, encode, micro_batches
+from trials.data.records.sample import IGNORED, Encoded, Encoder
+from trials.errors import DataError
+from trials.job import DataSection, Source
+from trials.model.families import internvl
+from trials.plan import Packed, Packing, Padded
+
+PACKED = Packed(qv=10, qt=500, qv_min=8, qt_min=400)
+
+
+@pytest.fixture(scope="module")
+def encoder(example: Path) -> Encoder:
+    return internvl.encoder(str(example / "model"))
+
+
+def index_of(folder: Path, encoder: Encoder, path: str = "data/train.jsonl") -> DatasetIndex:
+    index, _ = build_index(DataSection(sources=(Source(path=Path(path)),)), encoder, folder)
+    return index
+
+
+@pytest.fixture(scope="module")
+def index(example: Path, encoder: Encoder) -> DatasetIndex:
+    return index_of(example, encoder)
+
+
+def epoch_of(index: DatasetIndex, packing: Packing, ranks: int = 2) -> Epoch:
+    weights = CostWeights(unit=100.0, token=1.0, square=0.01)
+    return build_epoch(
+        index,
+        packing,
+        data_parallel=ranks,
+        global_batch_samples=16,
+        weights=weights,
+        seed=0,
+        epoch=0,
+        oversize="own-pack",
+    )
+
+
+def encoded(*tokens: int, tiles: int = 0, targets: int = 1) -> Encoded:
+    """A sample of these tokens, of which the last are targets."""
+    input_ids = np.array(tokens, dtype=np.int64)
+    labels = np.where(np.arange(len(tokens)) >= len(tokens) - targets, input_ids, IGNORED)
+    pixels = np.full((tiles, 3, 56, 56), tokens[0], dtype=np.float32) if tiles else None
+    return Encoded(input_ids=input_ids, labels=labels, pixel_values=pixels)
+
+
+def join(encoder: Encoder, *samples: Encoded, padded: bool = False, pixels: bool = True) -> MicroBatch:
+    batch = collate(samples, encoder, pixels=pixels, padded=padded)
+    assert {batch.input_ids.dtype, batch.position_ids.dtype, batch.labels.dtype} == {torch.int64}
+    assert batch.input_ids.shape == batch.position_ids.shape == batch.labels.shape
+    return batch
+
+
+def test_joined_samples_restart_their_positions_and_shift_their_own_labels(encoder: Encoder) -> None:
+    batch = join(encoder, encoded(10, 11, 12, targets=2), encoded(20, 21))
+    assert batch.input_ids.tolist() == [10, 11, 12, 20, 21]
+    assert batch.position_ids.tolist() == [0, 1, 2, 0, 1]
+    assert batch.labels.tolist() == [11, 12, IGNORED, 21, IGNORED]
+
+
+def test_padded_samples_are_filled_up_to_the_longest(encoder: Encoder) -> None:
+    pad = encoder.pad_token_id
+    batch = join(encoder, encoded(10, 11), encoded(20, 21, 22, 23, targets=3), padded=True)
+    assert batch.input_ids.tolist() == [10, 11, pad, pad, 20, 21, 22, 23]
+    assert batch.position_ids.tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
+    assert batch.labels.tolist() == [11, IGNORED, IGNORED, IGNORED, 21, 22, 23, IGNORED]
+
+
+def test_tiles_of_a_pack_come_in_the_order_of_its_samples(encoder: Encoder) -> None:
+    pixels = join(encoder, encoded(1, 5, tiles=2), encoded(2, 5), encoded(3, 5, tiles=1)).pixel_values
+    assert pixels is not None
+    assert (pixels.dtype, pixels.shape[1:]) == (torch.float32, (3, 56, 56))
+    assert pixels[:, 0, 0, 0].tolist() == [1.0, 1.0, 3.0]
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_pack_without_images_carries_one_zero_tile(encoder: Encoder, padded: bool) -> None:
+    pixels = join(encoder, encoded(1, 2), padded=padded).pixel_values
+    assert pixels is not None
+    assert pixels.shape == (1, 3, 56, 56)
+    assert not pixels.any()
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_an_empty_pack_carries_one_pad_token_that_is_no_target(encoder: Encoder, padded: bool) -> None:
+    batch = join(encoder, padded=padded)
+    assert batch.input_ids.tolist() == [encoder.pad_token_id]
+    assert (batch.position_ids.tolist(), batch.labels.tolist()) == ([0], [IGNORED])
+    assert batch.pixel_values is not None
+    assert batch.pixel_values.shape == (1, 3, 56, 56)
+
+
+def test_pixels_are_left_out_where_nobody_needs_them(encoder: Encoder) -> None:
+    assert join(encoder, encoded(1, 2, tiles=2), pixels=False).pixel_values is None
+
+
+@pytest.mark.parametrize("packing", [PACKED, Padded(samples=3)])
+def test_micro_batches_have_the_sizes_that_the_epoch_foretells(
+    index: DatasetIndex, encoder: Encoder, packing: Packing
+) -> None:
+    epoch = epoch_of(index, packing, ranks=3)
+    sizes = epoch.pack_sizes()
+    targets = 0
+    for rank in range(3):
+        batches = list(
+            micro_batches(index, epoch, range(epoch.steps), rank, encoder, pixels=True, workers=0, on_error="fail")
+        )
+        for number, batch in zip(epoch.assignment[:, rank], batches, strict=True):
+            assert batch.pixel_values is not None
+            assert (len(batch.pixel_values), len(batch.input_ids)) == (sizes.units[number], sizes.tokens[number])
+            assert int((batch.position_ids == 0).sum()) == max(1, sizes.samples[number])
+            targets += int((batch.labels != IGNORED).sum())
+    assert targets == sum(epoch.step(number).target_tokens for number in range(epoch.steps))
+
+
+def test_steps_can_be_asked_for_in_any_selection(index: DatasetIndex, encoder: Encoder) -> None:
+    epoch = epoch_of(index, PACKED)
+    every = list(micro_batches(index, epoch, range(epoch.steps), 1, encoder, pixels=False, workers=0, on_error="fail"))
+    of_step = [
+        batch.input_ids.tolist()
+        for batch in micro_batches(index, epoch, [1], 1, encoder, pixels=False, workers=0, on_error="fail")
+    ]
+    m = epoch.micro_batches
+    assert of_step == [batch.input_ids.tolist() for batch in every[m : 2 * m]]
+
+
+def test_workers_give_the_same_micro_batches_in_the_same_order(index: DatasetIndex, encoder: Encoder) -> None:
+    epoch = epoch_of(index, PACKED)
+    alone, helped = (
+        list(micro_batches(index, epoch, [0, 1], 0, encoder, pixels=True, workers=workers, on_error="fail"))
+        for workers in (0, 2)
+    )
+    assert len(alone) == len(helped) == 2 * epoch.micro_batches
+    for one, other in zip(alone, helped, strict=True):
+        assert torch.equal(one.input_ids, other.input_ids)
+        assert one.pixel_values is not None
+        assert other.pixel_values is not None
+        assert torch.equal(one.pixel_values, other.pixel_values)
+
+
+@pytest.fixture
+def changing(tmp_path: Path) -> Path:
+    """A folder with one record and its picture, to be changed after it was indexed."""
+    Image.new("RGB", (120, 60)).save(tmp_path / "a.png")
+    write_records(tmp_path / "a.jsonl", record("<image>What is it?", "A circle.", image="a.png"))
+    return tmp_path
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_image_that_changed_its_size_is_named_by_the_line_that_shows_it(
+    changing: Path, encoder: Encoder, workers: int
+) -> None:
+    index = index_of(changing, encoder, "a.jsonl")
+    Image.new("RGB", (60, 60)).save(changing / "a.png")
+    batches = micro_batches(
+        index, epoch_of(index, PACKED, 1), [0], 0, encoder, pixels=False, workers=workers, on_error="fail"
+    )
+    message = r"a\.jsonl:1: the sample has 3 vision units, \d+ text tokens .* was indexed with 3 vision units"
+    with pytest.raises(DataError, match=message) as caught:
+        next(batches)
+    assert "Traceback" not in str(caught.value)
+
+
+def test_an_image_that_vanished_is_named_by_the_line_that_shows_it(changing: Path, encoder: Encoder) -> None:
+    index = index_of(changing, encoder, "a.jsonl")
+    (changing / "a.png").unlink()
+    with pytest.raises(DataError, match=r"a\.jsonl:1: image .*a\.png does not exist"):
+        encode(index, 0, encoder, pixels=True)
+
+
+def vanish(folder: Path) -> None:
+    (folder / "a.png").unlink()
+
+
+def resize(folder: Path) -> None:
+    Image.new("RGB", (60, 60)).save(folder / "a.png")
+
+
+def damage(folder: Path) -> None:
+    """Keeps the size and the end, so that only decoding shows it."""
+    content = (folder / "a.png").read_bytes()
+    (folder / "a.png").write_bytes(content[:50] + bytes(len(content) - 70) + content[-20:])
+
+
+def rewrite(folder: Path) -> None:
+    write_records(folder / "a.jsonl", record("<image>What is it?", "A circle and a square.", image="a.png"))
+
+
+def cut_off(folder: Path) -> None:
+    (folder / "a.jsonl").write_bytes(b"")
+
+
+@pytest.mark.parametrize("pixels", [True, False])
+@pytest.mark.parametrize("spoil", [vanish, resize, damage, rewrite, cut_off])
+def test_a_sample_that_cannot_be_used_any_more_becomes_a_blank_of_its_lengths(
+    changing: Path, encoder: Encoder, caplog: pytest.LogCaptureFixture, spoil: Callable[[Path], None], pixels: bool
+) -> None:
+    lines = (changing / "a.jsonl").read_bytes() + json.dumps(record("Who?", "Ada.")).encode()
+    (changing / "a.jsonl").write_bytes(lines)
+    index = index_of(changing, encoder, "a.jsonl")
+    epoch = epoch_of(index, PACKED, 1)
+    before = next(micro_batches(index, epoch, [0], 0, encoder, pixels=pixels, workers=0, on_error="fail"))
+    spoil(changing)
+    if spoil in (rewrite, cut_off):  # the second record is where it was
+        content = (changing / "a.jsonl").read_bytes()[: int(index.offset[1])].ljust(int(index.offset[1]), b"\n")
+        (changing / "a.jsonl").write_bytes(content + lines[int(index.offset[1]) :])
+    after = next(micro_batches(index, epoch, [0], 0, encoder, pixels=pixels, workers=0, on_error="skip"))
+    assert after.input_ids.shape == before.input_ids.shape
+    assert torch.equal(after.position_ids, before.position_ids)
+    image_tokens = encoder.blank(index.lengths(0), pixels=False).input_ids[0]
+    assert int((after.input_ids == image_tokens).sum()) == int((before.input_ids == image_tokens).sum())
+    learnt = int((after.labels != IGNORED).sum())
+    assert learnt == index.target_tokens[1] < int((before.labels != IGNORED).sum())
+    assert len(after.faults) == len(caplog.messages) == 1
+    assert re.match(rf"{changing}/a\.jsonl:1: .*; a blank sample takes its place$", caplog.messages[0])
+    if pixels:
+        assert after.pixel_values is not None
+        assert before.pixel_values is not None
+        assert after.pixel_values.shape == before.pixel_values.shape
+        assert not after.pixel_values.any()
+
+
+def test_workers_tell_of_blanks_in_the_process_that_trains(
+    changing: Path, encoder: Encoder, caplog: pytest.LogCaptureFixture
+) -> None:
+    index = index_of(changing, encoder, "a.jsonl")
+    vanish(changing)
+    batches = micro_batches(index, epoch_of(index, PACKED, 1), [0], 0, encoder, pixels=True, workers=1, on_error="skip")
+    assert len(next(batches).faults) == len(caplog.messages) == 1
+
+
+def test_a_record_that_changed_its_answer_is_refused(changing: Path, encoder: Encoder) -> None:
+    index = index_of(changing, encoder, "a.jsonl")
+    write_records(changing / "a.jsonl", record("<image>What is it?", "A circle and a square.", image="a.png"))
+    with pytest.raises(DataError, match=r"a\.jsonl:1: the sample has .*; its record or an image has changed"):
+        encode(index, 0, encoder, pixels=True)

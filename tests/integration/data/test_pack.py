@@ -1,0 +1,407 @@
+"""`autotune pack`: what it shows, the packs that it writes, and what it refuses."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+import transformers
+from click.testing import CliRunner
+from filelock import FileLock
+
+from autotune.cli import main
+from autotune.cli.commands import pack
+from autotune.job_file import load_job
+from autotune.machine.devices import lock_file
+from autotune.packing.balance import balanced
+from autotune.packing.material import Wishes, read_material
+from autotune.packing.paper_model import paper_weights
+from tests.data_values import write_records
+from tests.users import JobFile, databases, refusal
+from trials.data.epoch import build_epoch
+from trials.data.indexing import build_index
+from trials.data.loader import micro_batches
+from trials.data.metrics import balance
+from trials.job import DataSection
+from trials.model.inputs.encoders import load_encoder
+from trials.model.shape import cost_weights, model_shape
+from trials.plan import Packed
+
+ASKED = ("--qv", "10", "--qt", "500", "--qv-min", "8", "--qt-min", "400", "--packer", "isf")
+PACKING = Packed(qv=10, qt=500, qv_min=8, qt_min=400, packer="isf")
+
+pytestmark = pytest.mark.usefixtures("home")
+
+
+def written(path: Path, rows: Sequence[tuple[int, int]]) -> Path:
+    """A file of lengths, as OmniBal caches them."""
+    path.write_text(json.dumps([{"vit_num": v, "token_num": t, "image_flags": v} for v, t in rows]))
+    return path
+
+
+@pytest.fixture
+def lengths(tmp_path: Path) -> Path:
+    random = np.random.default_rng(0)
+    rows = zip(random.integers(1, 6, 300).tolist(), random.integers(50, 1500, 300).tolist(), strict=True)
+    return written(tmp_path / "lengths.json", list(rows))
+
+
+def document(*arguments: str | Path) -> dict[str, Any]:
+    answer = CliRunner().invoke(main, ["pack", *map(str, arguments), "--json"])
+    assert answer.exit_code == 0, answer.stderr
+    found: dict[str, Any] = json.loads(answer.stdout)
+    return found
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+# --- what it shows ---
+
+
+def test_lengths_are_measured_before_and_after_with_the_papers_model(lengths: Path) -> None:
+    found = document(lengths, "--qv", "10", "--qt", "4096")
+    material = read_material(lengths, Wishes())
+    assert (found["data_parallel"], found["global_batch_samples"], found["records"], found["bad"]) == (8, 128, 300, 0)
+    assert found["packing"] == {**found["packing"], "qv": 10, "qt": 4096, "qv_min": 10, "qt_min": 3968}
+    assert found["cost_model"]["unit"] == paper_weights().unit
+    before = balance(balanced(material, Wishes(qv=10, qt=4096)).before.epoch, paper_weights())
+    assert found["before"]["dist_ratio_vision"] == before.dist_ratio_vision
+    assert found["after"]["cost_per_sample"] < found["before"]["cost_per_sample"]
+    assert found["after"]["pad_ratio"] == 0 < found["before"]["pad_ratio"]
+
+
+def test_the_table_names_choices_metrics_units_oversize_samples_and_bad_lines(tmp_path: Path) -> None:
+    path = written(tmp_path / "lengths.json", [(1, 100), (2, 5000), (0, -7), (1, 300)] * 8)
+    answer = CliRunner().invoke(main, ["pack", str(path), "--qv", "4", "--qt", "800", "--data-parallel", "2"])
+    assert answer.exit_code == 0, answer.stderr
+    told = answer.stdout
+    assert re.search(r"packs of Qv 4, Qt 800 \(Q'v 4, Q't 672; (isf|best-fit|cutting-stock)\): as asked for", told)
+    assert "Cost model: OmniBal's InternViT-6B + InternLM2-20B" in told
+    assert "dist ratio, vision" in told
+    assert "of text tokens" in told
+    assert "8 of 24 samples are above Qv 4, Qt 800; each has a pack of its own:" in told
+    assert f"  {path}:" in told
+    assert "2 vision units, 5000 text tokens\n" in told
+    assert "  and 3 more" in told
+    assert "8 of 32 records cannot be used:" in told
+
+
+def test_without_capacities_a_candidate_of_least_cost_is_taken(lengths: Path) -> None:
+    material = read_material(lengths, Wishes())
+    found = balanced(material, Wishes(packer="isf"))
+    assert "candidates" in found.reason
+    for qv, qt in ((3, 1024), (20, 900)):
+        other = balanced(material, Wishes(packer="isf", qv=qv, qt=qt))
+        assert found.after.balance.cost_per_sample < other.after.balance.cost_per_sample
+    assert found.after.epoch.batch_deviation <= 0.1
+
+
+def test_of_capacities_that_cost_alike_packs_like_the_unpacked_micro_batch_are_taken(tmp_path: Path) -> None:
+    material = read_material(written(tmp_path / "lengths.json", [(1, 100)] * 640), Wishes())
+    found = balanced(material, Wishes())
+    assert found.after.balance.samples_per_pack.mean == 4
+
+
+def test_one_capacity_can_be_asked_for_alone(lengths: Path) -> None:
+    material = read_material(lengths, Wishes())
+    assert balanced(material, Wishes(packer="isf", qv=7)).packing.qv == 7
+    assert balanced(material, Wishes(packer="isf", qt=4000)).packing.qt == 4000
+
+
+def test_capacities_of_large_data_are_compared_on_a_part_of_it(lengths: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotune.packing.balance._TRIED_SAMPLES", 100)
+    found = balanced(read_material(lengths, Wishes()), Wishes(packer="isf"))
+    assert found.after.balance.samples == 300
+    assert found.after.balance.cost_per_sample < found.before.balance.cost_per_sample
+
+
+def test_a_job_is_packed_without_devices_and_database(job: JobFile, home: Path) -> None:
+    lock = lock_file()
+    lock.parent.mkdir(parents=True)
+    with FileLock(lock):
+        found = document(job.spoil(hardware__devices=2), *ASKED)
+    settings = load_job(job.path)
+    shape = model_shape(settings.model)
+    assert (found["data_parallel"], found["global_batch_samples"]) == (2, 8)
+    assert found["cost_model"]["name"] == shape.name
+    assert found["cost_model"]["token"] == shape.token_flops
+    assert not databases(home)
+    assert not job.output.exists()
+
+
+def test_options_come_before_the_job(job: JobFile) -> None:
+    found = document(job.path, *ASKED, "--data-parallel", "3", "--global-batch", "12", "--seed", "5", "--epoch", "2")
+    assert [found[key] for key in ("data_parallel", "global_batch_samples", "seed", "epoch")] == [3, 12, 5, 2]
+
+
+def test_a_model_that_cannot_be_trained_here_weighs_lengths_roughly(lengths: Path, tmp_path: Path) -> None:
+    transformers.AutoConfig.for_model("llava").save_pretrained(tmp_path / "llava")
+    found = document(lengths, *ASKED, "--model", tmp_path / "llava")
+    assert found["cost_model"]["name"] == "llava (roughly, from its parameters)"
+
+
+def test_omnibals_meta_file_of_lengths_repeats_them(lengths: Path, tmp_path: Path) -> None:
+    meta = tmp_path / "meta.json"
+    meta.write_text(json.dumps({"a": {"token_lengths": str(lengths), "repeat_time": 2}}))
+    found = document(meta, *ASKED)
+    assert (found["records"], found["after"]["samples"]) == (300, 600)
+
+
+def test_another_model_can_weigh_lengths(lengths: Path, example: Path) -> None:
+    found = document(lengths, *ASKED, "--model", example / "model")
+    assert found["cost_model"]["name"] == "model"
+    assert found["cost_model"]["unit"] < paper_weights().unit
+
+
+def test_lengths_are_cut_to_the_context_of_a_model(tmp_path: Path, example: Path) -> None:
+    longest = json.loads((example / "model" / "config.json").read_text())["text_config"]["max_position_embeddings"]
+    path, out = written(tmp_path / "lengths.json", [(1, longest + 100), (1, 100)]), tmp_path / "packs.jsonl"
+    wanted = ("--oversize", "truncate", "--model", example / "model", "--data-parallel", "1")
+    found = document(path, "--qv", "1", "--qt", "99999", *wanted, "--out", out)
+    assert sorted(line["text_tokens"] for line in lines(out)) == [100, longest]
+    assert found["cut"] == {"max_tokens": longest, "samples": 1}
+    asked = [str(part) for part in ("pack", path, "--qv", "1", "--qt", "99999", *wanted)]
+    told = CliRunner().invoke(main, asked).stdout
+    assert f"1 of 2 samples have {longest:,} tokens: longer ones were cut to so many:\n  {path}:1" in told
+
+
+@pytest.mark.usefixtures("home")
+def test_images_of_another_size_than_their_records_say_are_told(job: JobFile, example: Path, tmp_path: Path) -> None:
+    records = [json.loads(line) for line in (example / "data" / "train.jsonl").read_text().splitlines()]
+    shown = next(record for record in records if isinstance(record.get("image"), str))
+    path = write_records(tmp_path / "data.jsonl", {**shown, "width": 7, "height": 7})
+    job.spoil(data={"sources": [{"path": str(path), "images": str(example / "data")}]})
+    asked = ("--qv", "9", "--qt", "999", "--data-parallel", "1")
+    assert document(job.path, *asked)["wrong_sizes"] == 1
+    told = CliRunner().invoke(main, ["pack", str(job.path), *asked]).stdout
+    assert "1 images have another size than their record says; the file's is used" in told
+
+
+def test_the_choices_for_oversize_are_the_jobs() -> None:
+    option = next(parameter for parameter in pack.params if parameter.name == "oversize")
+    field = DataSection.model_fields["oversize"].annotation
+    assert set(getattr(option.type, "choices", ())) == set(getattr(field, "__args__", ()))
+
+
+def test_lengths_need_no_torch() -> None:
+    code = "import sys, autotune.cli.data; sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# --- the packs as a file ---
+
+
+def test_every_sample_stands_in_one_line_in_order_of_step_rank_and_micro_batch(lengths: Path, tmp_path: Path) -> None:
+    out = tmp_path / "packs.jsonl"
+    found = document(lengths, "--qv", "9", "--qt", "3000", "--data-parallel", "4", "--global-batch", "64", "--out", out)
+    packs = lines(out)
+    assert found["files"]["packs"] == str(out)
+    assert len(packs) == found["after"]["packs"]
+    assert sorted(sample for line in packs for sample in line["samples"]) == list(range(300))
+    places = [(line["step"], line["rank"], line["micro_batch"]) for line in packs]
+    assert places == sorted(set(places))
+    rows = json.loads(lengths.read_text())
+    for line in packs:
+        assert line["vision_units"] == sum(rows[sample]["vit_num"] for sample in line["samples"])
+        assert line["text_tokens"] == sum(rows[sample]["token_num"] for sample in line["samples"])
+
+
+def test_samples_are_counted_over_unusable_records_too(tmp_path: Path) -> None:
+    path = written(tmp_path / "lengths.json", [(0, -7), (1, 100), (1, 200), (0, -7), (1, 300)])
+    out = tmp_path / "packs.jsonl"
+    document(path, "--qv", "9", "--qt", "3000", "--data-parallel", "1", "--out", out)
+    assert sorted(sample for line in lines(out) for sample in line["samples"]) == [1, 2, 4]
+
+
+def test_parquet_holds_the_same_lines(lengths: Path, tmp_path: Path) -> None:
+    text, table = tmp_path / "packs.jsonl", tmp_path / "packs.parquet"
+    for out in (text, table):
+        document(lengths, "--qv", "9", "--qt", "3000", "--out", out)
+    assert pyarrow.parquet.read_table(table).to_pylist() == lines(text)
+
+
+def test_an_input_is_not_overwritten(job: JobFile, example: Path, lengths: Path, tmp_path: Path) -> None:
+    shutil.copytree(example / "data", tmp_path / "data")
+    data = tmp_path / "data" / "train.jsonl"
+    job.spoil(data__sources=[{"path": str(data)}])
+    copy = shutil.copy(lengths, tmp_path / "copy.jsonl")
+    for source, out in ((job.path, data), (copy, tmp_path / "data" / ".." / "copy.jsonl")):
+        content = out.read_bytes()
+        code, told = refusal("pack", source, "--qv", "9", "--qt", "3000", "--out", out)
+        assert (code, out.read_bytes()) == (2, content)
+        assert "is an input of this command and is not overwritten; name another file" in told
+
+
+def test_a_file_that_stands_there_is_replaced_when_the_packs_are_made(lengths: Path, tmp_path: Path) -> None:
+    out = tmp_path / "packs.jsonl"
+    out.write_text("kept\n")
+    refusal("pack", lengths, "--qv", "1", "--qt", "10", "--oversize", "skip", "--out", out)
+    assert out.read_text() == "kept\n"
+    document(lengths, "--qv", "9", "--qt", "3000", "--out", out)
+    assert "kept" not in out.read_text()
+    assert {path.name for path in tmp_path.iterdir()} == {"lengths.json", "packs.jsonl"}
+
+
+def test_the_training_reads_the_packs_of_the_file(job: JobFile, tmp_path: Path) -> None:
+    out = tmp_path / "packs.jsonl"
+    document(job.spoil(hardware__devices=2), *ASKED, "--out", out)
+    settings = load_job(job.path)
+    encoder = load_encoder(settings.model, settings.data)
+    index, _ = build_index(settings.data, encoder, Path())
+    epoch = build_epoch(
+        index,
+        PACKING,
+        data_parallel=2,
+        global_batch_samples=settings.training.global_batch_samples,
+        weights=cost_weights(model_shape(settings.model)),
+        seed=settings.training.seed,
+        epoch=0,
+        oversize=settings.data.oversize,
+    )
+    tokens = dict(zip(index.record.tolist(), index.text_tokens.tolist(), strict=True))
+    told = lines(out)
+    for rank in range(2):
+        steps = range(epoch.steps)
+        batches = list(micro_batches(index, epoch, steps, rank, encoder, pixels=False, workers=0, on_error="fail"))
+        of_rank = [line for line in told if line["rank"] == rank]
+        assert [len(batch.input_ids) for batch in batches] == [line["text_tokens"] for line in of_rank]
+        for batch, line in zip(batches, of_rank, strict=True):
+            starts = np.flatnonzero(batch.position_ids.numpy() == 0)
+            assert np.diff([*starts, len(batch.input_ids)]).tolist() == [tokens[sample] for sample in line["samples"]]
+
+
+# --- the plot ---
+
+
+@pytest.mark.parametrize(
+    ("suffix", "beginning"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")], ids=str
+)
+def test_a_plot_is_drawn_in_the_kind_that_its_name_tells(
+    lengths: Path, tmp_path: Path, suffix: str, beginning: bytes
+) -> None:
+    picture = tmp_path / f"balance{suffix}"
+    assert document(lengths, *ASKED, "--plot", picture)["files"]["plot"] == str(picture)
+    assert picture.read_bytes().startswith(beginning)
+
+
+def test_text_alone_on_one_rank_can_be_drawn(tmp_path: Path) -> None:
+    path = written(tmp_path / "lengths.json", [(0, 100 + number) for number in range(40)])
+    picture = tmp_path / "balance.svg"
+    found = document(path, "--qv", "0", "--qt", "1000", "--data-parallel", "1", "--plot", picture)
+    assert found["after"]["vision_fill"] is None
+    assert "Qt = 1000" in picture.read_text()
+
+
+# --- what it refuses ---
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["gone.yaml"], "gone.yaml: no such file; give a job file or lengths"),
+        (["."], ".: is a folder; give a job file or lengths"),
+        (["a.csv"], "a.csv: .csv is no kind of input; give one of .yaml, .yml, .json, .jsonl"),
+        (["LENGTHS", "--qv", "-1"], "-1 is not in the range 0<=x<="),
+        (["LENGTHS", "--qt", "0"], "0 is not in the range 1<=x<="),
+        (["LENGTHS", "--data-parallel", "0"], "0 is not in the range 1<=x<="),
+        (["LENGTHS", "--data-parallel", "100000000000"], "100000000000 is not in the range"),
+        (["LENGTHS", "--qt", "9223372036854775808"], "9223372036854775808 is not in the range"),
+        (["LENGTHS", "--seed", "-1"], "-1 is not in the range"),
+        (["LENGTHS", "--oversize", "drop"], "'drop' is not one of"),
+        (
+            ["LENGTHS", "--packer", "nope"],
+            "--packer nope is not one of the packers here: best, best-fit, ",
+        ),
+        (
+            ["LENGTHS", "--qv", "4", "--qt", "90", "--qt-min", "99"],
+            "--qt-min 99 is above --qt 90; lower the one",
+        ),
+        (["LENGTHS", "--oversize", "truncate"], "cuts to the model's context length; name one with --model"),
+        (["LENGTHS", "--out", "packs.csv"], "packs.csv: a file of this kind cannot be written; give a name that ends"),
+        (["LENGTHS", "--out", "gone/packs.jsonl"], "gone/packs.jsonl cannot be written (No such file or directory)"),
+        (["LENGTHS", "--out", "folder.jsonl"], "folder.jsonl cannot be written (it is a folder); name a file in it"),
+        (["LENGTHS", "--plot", "plot.gif"], "give a name that ends on .png or .svg or .pdf"),
+        (["LENGTHS", "--plot", "/proc/plot.png"], "/proc/plot.png cannot be written ("),
+        (["JOB", "--model", "model"], "--model goes with lengths alone; "),
+        (
+            ["LENGTHS", "--qv", "50", "--qt", "20000", "--data-parallel", "200"],
+            "200 data-parallel ranks are more than the packs, ",
+        ),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_usage_exits_with_2(
+    job: JobFile, lengths: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    monkeypatch.chdir(lengths.parent)
+    Path("a.csv").touch()
+    Path("folder.jsonl").mkdir()
+    places = {"LENGTHS": str(lengths), "JOB": str(job.path)}
+    code, told = refusal("pack", *(places.get(argument, argument) for argument in arguments))
+    assert code == 2
+    assert message in told
+    assert not list(lengths.parent.glob("*partial*"))
+
+
+CONVERSATION = {"conversations": [{"from": "human", "value": "What?"}, {"from": "gpt", "value": "That."}]}
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "message"),
+    [
+        (
+            None,
+            2,
+            'is empty; give [{"vit_num": 5, "token_num": 1341}, ...], OmniBal\'s meta file of such files, or a job',
+        ),
+        ([], 2, "is empty; give "),
+        ({}, 2, '; give [{"vit_num": 5, "token_num": 1341}, ...]'),
+        ([{"id": 1}], 2, "is in no format known here (its first record has id); give "),
+        ([CONVERSATION], 2, "holds conversations (llava), whose lengths depend on the model; give a job file"),
+        ({"a": {"token_lengths": "gone.json"}}, 2, "gone.json does not exist; give "),
+        ([{"vit_num": -1, "token_num": 10}], 1, "lengths.json:1: `vit_num` is -1; expected a whole number"),
+    ],
+)
+def test_a_file_without_lengths_is_told(tmp_path: Path, content: object, code: int, message: str) -> None:
+    path = tmp_path / "lengths.json"
+    path.write_text("" if content is None else json.dumps(content))
+    found, told = refusal("pack", path)
+    assert found == code
+    assert str(tmp_path) in told
+    assert message in told
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ("skip", "every sample is above qv=9 qt=40 and skipped; raise them"),
+        ("fail", "are above the pack's qv=9 qt=40, as in 300 samples; raise the capacities"),
+    ],
+)
+def test_capacities_below_every_sample_are_told(lengths: Path, rule: str, message: str) -> None:
+    code, told = refusal("pack", lengths, "--qv", "9", "--qt", "40", "--oversize", rule)
+    assert code == 1
+    assert message in told
+
+
+@pytest.mark.parametrize(
+    ("module", "option", "extra"),
+    [("matplotlib", ("--plot", "plot.png"), "plot"), ("pyarrow.parquet", ("--out", "packs.parquet"), "tables")],
+)
+def test_a_library_that_is_not_installed_is_told_first(
+    lengths: Path, monkeypatch: pytest.MonkeyPatch, module: str, option: tuple[str, str], extra: str
+) -> None:
+    monkeypatch.chdir(lengths.parent)
+    monkeypatch.setitem(sys.modules, module, None)
+    code, told = refusal("pack", lengths, *option)
+    assert code == 2
+    assert f"pip install 'vlm-autotune[{extra}]'" in told

@@ -1,0 +1,49 @@
+"""Packing on lengths of real datasets, where they are at hand."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import reference_packers as reference
+from benchmarks.packing import LENGTHS, load
+from trials.data.order import epoch_order
+from trials.data.packs import build_packs
+from trials.plan import Packed
+
+ROOT = Path(__file__).parents[3]
+needs_lengths = pytest.mark.skipif(not LENGTHS.is_dir(), reason=f"no length caches in {LENGTHS}")
+
+
+@needs_lengths
+@pytest.mark.parametrize(("qv", "qt"), [(11, 6144), (15, 4096), (18, 6144)])
+def test_no_reference_packer_needs_fewer_packs_than_cutting_stock(qv: int, qt: int) -> None:
+    index = load(LENGTHS)
+    packing = Packed(qv=qv, qt=qt, qv_min=qv, qt_min=qt - 128, packer="cutting-stock")
+    packs = build_packs(index, epoch_order(index, 0, 0), packing, 0, "fail")
+    units, tokens = index.vision_units.astype("int64"), index.text_tokens.astype("int64")
+    others = (
+        reference.isf(units, tokens, (qv, qt), 10),
+        reference.first_fit_decreasing(units, tokens, (qv, qt)),
+        reference.best_histogram(units, tokens, (qv, qt)),
+    )
+    assert len(packs) <= min(others)
+    assert sorted(packs.samples.tolist()) == list(range(len(index)))
+
+
+def test_the_benchmark_prints_machine_rows_and_checks(tmp_path: Path) -> None:
+    records = [{"vit_num": 1 + n % 5, "token_num": 300 + 7 * n, "image_flags": 1 + n % 5} for n in range(400)]
+    (tmp_path / "some.json").write_text(json.dumps(records))
+    options = ["--lengths", str(tmp_path), "--qv", "10", "--qt", "4096", "--sizes", "--fuzz", "20"]
+    command = [sys.executable, "-m", "benchmarks.packing", *options]
+    done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+    result = json.loads(done.stdout)
+    checks = {check["name"]: check["holds"] for check in result["checks"]}
+    assert list(result) == ["machine", "rows", "checks"]
+    assert checks["packs of cutting-stock more than the fewest of the references"]
+    assert checks["rows with every sample exactly once and within the capacities"]
+    assert checks["wrongly packed random sets"]
+    assert not checks["seconds for 1270000 samples, any packer"], "what was not measured holds no bar"
+    assert done.returncode == 1

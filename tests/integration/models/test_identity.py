@@ -1,0 +1,177 @@
+"""A model is known by what it is, wherever its folder lies, and plans of an older version are found with it."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from transformers import AutoModelForImageTextToText
+
+from autotune.cli import main
+from autotune.errors import ProfileError
+from autotune.forecast.cluster import Wishes, cluster_of_file
+from autotune.forecast.profile_file import ProfiledCosts
+from autotune.job_file import load_job
+from autotune.workload import prepare
+from storage.store import open_store
+from tests.storage_values import NOON, WORKLOAD, best_of, concluded
+from tests.training_values import plan_of, variant_of
+from tests.users import JobFile, refusal
+from trials import wire
+from trials.job import ModelSection
+from trials.layer_costs import LayerCosts
+from trials.model.identity import config_digest, path_digest
+from trials.model.shape import model_shape
+from trials.model.skeleton import load_config
+from trials.workload import PATH_DIGEST, ModelShape, Workload
+
+ROOT = Path(__file__).parents[3]
+PLAN = plan_of("12+8r2,1")
+
+
+def shape_of(folder: str | Path) -> ModelShape:
+    return model_shape(ModelSection(path=str(folder), weights="random", dtype="float32"))
+
+
+def test_the_same_model_in_another_place_is_the_same(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = shape_of(model)
+    monkeypatch.chdir(model.parent)
+    copied = shutil.copytree(model, tmp_path / "colleague" / "renamed")
+    for folder in (model.name, f"./{model.name}", f"{model}/", copied):
+        assert shape_of(folder).config_digest == here.config_digest
+        assert shape_of(folder).fingerprint == here.fingerprint
+    assert shape_of(copied).name == "renamed"
+
+
+def test_a_model_that_transformers_writes_anew_is_the_same(model: Path, tmp_path: Path) -> None:
+    config, whole = load_config(str(model)), tmp_path / "whole"
+    config.save_pretrained(tmp_path / "configuration")
+    shutil.copytree(model, whole)
+    AutoModelForImageTextToText.from_config(config, dtype=torch.bfloat16, attn_implementation="eager").save_pretrained(
+        whole
+    )
+    written = json.loads((whole / "config.json").read_text())
+    assert (written["dtype"], written["architectures"]) == ("bfloat16", ["InternVLForConditionalGeneration"])
+    assert shape_of(tmp_path / "configuration") == replace(shape_of(model), name="configuration")
+    assert shape_of(whole) == replace(shape_of(model), name="whole")
+
+
+def by_writers(config: dict[str, Any]) -> None:
+    for part in (config, config["text_config"], config["vision_config"]):
+        part |= {"_name_or_path": "/somewhere", "torch_dtype": "bfloat16", "_attn_implementation_autoset": True}
+        part |= {"architectures": ["Another"], "transformers_version": "4.57.0", "_commit_hash": "c0ffee"}
+
+
+def test_what_a_writer_leaves_in_a_configuration_makes_no_other_model(example: Path, tmp_path: Path) -> None:
+    changed = variant_of(example, tmp_path / "written", by_writers) / "model"
+    assert shape_of(changed) == shape_of(example / "model")
+
+
+def with_layers(config: dict[str, Any]) -> None:
+    config["text_config"] |= {"num_hidden_layers": 7, "layer_types": config["text_config"]["layer_types"][:7]}
+
+
+CHANGES: dict[str, Callable[[dict[str, Any]], object]] = {
+    "layers": with_layers,
+    "vision layers": lambda config: config["vision_config"].update(num_hidden_layers=11),
+    "rope theta": lambda config: config["text_config"]["rope_parameters"].update(rope_theta=5e5),
+    "vocabulary": lambda config: config["text_config"].update(vocab_size=471),
+    "activation": lambda config: config["text_config"].update(hidden_act="gelu"),
+    "vision activation": lambda config: config["vision_config"].update(hidden_act="relu"),
+    "projector": lambda config: config.update(projector_hidden_act="relu"),
+    "window": lambda config: config["text_config"].update(sliding_window=64, use_sliding_window=True),
+    "norm": lambda config: config["text_config"].update(rms_norm_eps=1e-5),
+    "unknown": lambda config: config["text_config"].update(later_option=1),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_changes_computation_or_sizes_makes_another_model(change: str, example: Path, tmp_path: Path) -> None:
+    def spoil(config: dict[str, Any]) -> None:
+        CHANGES[change](config)
+
+    digests = [config_digest(load_config(str(variant_of(example, tmp_path / "other", spoil) / "model")))]
+    digests.append(config_digest(load_config(str(example / "model"))))
+    assert len(set(digests)) == 2
+
+
+def test_code_that_came_from_the_hub_is_known_by_its_class(example: Path) -> None:
+    config = load_config(str(example / "model"))
+    digests = []
+    for code in ("org/name--modeling_x.X", "modeling_x.X", "modeling_x.Y"):
+        config.text_config.auto_map = {"AutoModel": code, "AutoTokenizer": [code, None]}
+        digests.append(config_digest(config))
+    assert digests[0] == digests[1] != digests[2]
+
+
+@pytest.fixture
+def older(job: JobFile, home: Path, tmp_path: Path) -> Workload:
+    """The job's workload; the user's database holds a plan of it, as the upgrade of an older one leaves it."""
+    found = load_job(job.path)
+    workload = prepare(found, tmp_path / "prepared").workload
+    unknown = replace(workload.model, config_digest=f"{PATH_DIGEST}{path_digest(found.model)}")
+    before = replace(workload, model=unknown)
+    with open_store() as store:
+        concluded(store, best_of(store.create_study(store.add_workload(before), {}, 0).id, workload=before, plan=PLAN))
+    return workload
+
+
+def test_a_plan_of_an_older_version_is_that_of_the_job_in_the_same_place(older: Workload, job: JobFile) -> None:
+    for _ in range(2):
+        answer = CliRunner().invoke(main, ["launch", str(job.path), "--dry-run", "--json"])
+        assert answer.exit_code == 0, answer.output
+    with open_store() as store:
+        assert store.last_winner(older.fingerprint) == store.best_plans()[0]
+        assert store.best_plans()[0].workload == older
+        assert not list(store.problems())
+
+
+def test_a_plan_of_an_older_version_can_be_named_for_a_model_that_was_moved(
+    older: Workload, job: JobFile, model: Path
+) -> None:
+    job.spoil(model__path=str(model))
+    assert "no plan is known" in refusal("launch", job.path, "--dry-run")[1]
+    answer = CliRunner().invoke(main, ["launch", str(job.path), "--plan", PLAN.id, "--dry-run"])
+    assert answer.exit_code == 0, answer.output
+    assert "model.config_digest is unknown: an older version stored this model by the path" in answer.stderr
+    with open_store() as store:
+        assert store.last_winner(older.fingerprint) is None
+
+
+def test_a_named_plan_of_another_model_of_the_same_size_is_refused(job: JobFile, home: Path, tmp_path: Path) -> None:
+    workload = prepare(load_job(job.path), tmp_path / "prepared").workload
+    other = replace(workload, model=replace(workload.model, config_digest="0" * 16))
+    with open_store() as store:
+        concluded(store, best_of(store.create_study(store.add_workload(other), {}, 0).id, workload=other, plan=PLAN))
+    assert "model.config_digest was 0" in refusal("launch", job.path, "--plan", PLAN.id, "--dry-run")[1]
+
+
+@pytest.mark.parametrize("place", ["the same", "another"])
+def test_a_profile_file_of_an_older_version_holds_for_its_model_in_the_same_place(
+    place: str, job: JobFile, model: Path, tmp_path: Path
+) -> None:
+    surface = json.loads((ROOT / "benchmarks" / "surfaces" / "tiny-internvl.jsonl").read_text().partition("\n")[0])
+    found = load_job(job.path)
+    shape = model_shape(found.model)
+    profiled = ProfiledCosts(
+        hardware=WORKLOAD.hardware,
+        model=replace(shape, config_digest=path_digest(found.model)),
+        software=WORKLOAD.software,
+        created=NOON,
+        costs=wire.decode(LayerCosts, json.dumps(surface["costs"])),
+    )
+    file = tmp_path / "costs.json"
+    file.write_text(wire.encode(profiled))
+    if place == "the same":
+        assert cluster_of_file(found, shape, file, Wishes()).profiled.model == shape
+        return
+    job.spoil(model__path=str(model))
+    with pytest.raises(ProfileError, match="is of another model"):
+        cluster_of_file(load_job(job.path), shape, file, Wishes())

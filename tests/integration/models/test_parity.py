@@ -1,0 +1,169 @@
+"""A plan changes how a step is computed, not what: loss and gradients equal those of the plain model."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import nn
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForImageTextToText
+
+from autotune.workload import Prepared
+from tests.saved_models import saved_model
+from tests.training_values import plan_of, prepared_of, variant_of
+from trials.data.loader import encode
+from trials.job import ModelSection
+from trials.model.families import internvl
+from trials.model.skeleton import build_skeleton, load_config
+from trials.model.weights import draw_buffers, draw_weights
+from trials.plan import Packed, Padded, Plan
+from trials.run.pool import Answers, WarmPool
+from trials.run.ranks import local_ranks
+from trials.tasks.request import Training
+from trials.tasks.training.progress import PROGRESS_FILE
+
+pytestmark = pytest.mark.ranks
+
+ADAM_SHARE = 0.1
+"""AdamW's first moment after one step is this much of the gradient: 1 - beta1."""
+PADDED = Padded(samples=4)
+TIGHT = Packed(qv=6, qt=300, qv_min=6, qt_min=200, packer="best-fit")
+
+TWO_RANKS = {
+    "split in the vision tower, nothing recomputed": plan_of("7+0", "5+8"),
+    "split in the language model, some recomputed": plan_of("12+3r4,1", "0+5r0,2", packing=TIGHT),
+    "split between the two, everything recomputed": plan_of("12+0r12,0", "0+8r0,8"),
+    "one language layer on the last stage, padded": plan_of("12+7r12,7", "0+1", packing=PADDED),
+    "split in the vision tower, padded, everything recomputed": plan_of("10+0r10,0", "2+8r2,8", packing=PADDED),
+    "data parallel": plan_of("12+8", data=2),
+    "data parallel, ZeRO 1, some recomputed": plan_of("12+8r6,2", data=2, zero=1, packing=TIGHT),
+    "data parallel, ZeRO 1, padded, everything recomputed": plan_of("12+8r12,8", data=2, zero=1, packing=PADDED),
+}
+FOUR_RANKS = {
+    "pipeline and data parallel": plan_of("8+0", "4+8r1,0", data=2),
+    "pipeline and data parallel, ZeRO 1": plan_of("11+0r3,0", "1+8", data=2, zero=1),
+    "four stages": plan_of("5+0", "5+0r2,0", "2+3", "0+5r0,5"),
+}
+
+
+@pytest.fixture(scope="module")
+def tied_example(example: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The example with a model whose output projection is its word embedding."""
+
+    def change(config: dict[str, Any]) -> None:
+        config["tie_word_embeddings"] = config["text_config"]["tie_word_embeddings"] = True
+
+    return variant_of(example, tmp_path_factory.mktemp("tied"), change)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """The references of small layers wait for each other's threads otherwise."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPool]:
+    with WarmPool(local_ranks(4, "cpu"), tmp_path_factory.mktemp("four")) as pool:
+        yield pool
+
+
+@pytest.mark.parametrize("plan", TWO_RANKS.values(), ids=TWO_RANKS)
+def test_loss_and_gradients_on_two_ranks_equal_the_plain_models(
+    plan: Plan, example: Path, pool: WarmPool, tmp_path: Path
+) -> None:
+    check(plan, prepared_of(example, tmp_path), pool)
+
+
+@pytest.mark.parametrize("plan", FOUR_RANKS.values(), ids=FOUR_RANKS)
+def test_loss_and_gradients_on_four_ranks_equal_the_plain_models(
+    plan: Plan, example: Path, four_ranks: WarmPool, tmp_path: Path
+) -> None:
+    check(plan, prepared_of(example, tmp_path, hardware={"devices": 4}), four_ranks)
+
+
+@pytest.mark.parametrize("plan", [plan_of("9+0", "3+8"), plan_of("12+8", data=2, zero=1)], ids=["pipeline", "data"])
+def test_a_tied_embedding_gets_the_gradients_of_both_its_uses(
+    plan: Plan, tied_example: Path, pool: WarmPool, tmp_path: Path
+) -> None:
+    check(plan, prepared_of(tied_example, tmp_path), pool)
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+def test_weights_that_transformers_saved_give_its_own_loss_and_gradients(
+    tied: bool, example: Path, pool: WarmPool, tmp_path: Path
+) -> None:
+    saved_model(example, tmp_path / "saved", tied=tied)
+    model = {"path": str(tmp_path / "saved"), "weights": "pretrained"}
+    check(plan_of("9+0", "3+8"), prepared_of(example, tmp_path, model=model), pool)
+
+
+def check(plan: Plan, prepared: Prepared, pool: WarmPool) -> None:
+    """Trains one step under the plan, and compares with the samples one by one through the Hugging Face model."""
+    output = prepared.job.training.output
+    answer = pool.ask(prepared.request(plan, Training(output=output, max_steps=1)), 120)
+    assert isinstance(answer, Answers), answer
+    loss, gradients = reference(prepared, plan)
+    progress = json.loads((output / PROGRESS_FILE).read_text().splitlines()[0])
+    assert progress["loss"] == pytest.approx(loss, rel=1e-4)
+    trained = trained_gradients(output / "checkpoint-1")
+    assert set(gradients) <= set(trained)
+    for name, gradient in gradients.items():
+        difference = torch.linalg.vector_norm(trained[name] - gradient)
+        assert difference <= 1e-4 * torch.linalg.vector_norm(gradient) + 1e-9, name
+
+
+def reference(prepared: Prepared, plan: Plan) -> tuple[float, dict[str, torch.Tensor]]:
+    """The step's mean loss and its gradients, from each sample's own forward and backward pass."""
+    settings = prepared.job.model
+    model = plain_model(settings, prepared.job.training.seed)
+    encoder = internvl.encoder(settings.path)
+    step = prepared.epoch(plan.packing, plan.layout.data).step(0)
+    total = 0.0
+    for row in (row for packs in step.packs for pack in packs for row in pack):
+        sample = encode(prepared.index, int(row), encoder, pixels=True)
+        pixels = None if sample.pixel_values is None else torch.from_numpy(sample.pixel_values)
+        logits = model(input_ids=torch.from_numpy(sample.input_ids)[None], pixel_values=pixels).logits[0]
+        targets = torch.from_numpy(sample.labels)[1:]
+        loss = cross_entropy(logits[:-1], targets, reduction="sum") / step.target_tokens
+        loss.backward()
+        total += loss.item()
+    return total, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def plain_model(settings: ModelSection, seed: int) -> nn.Module:
+    """The Hugging Face model with the weights that its folder holds, or that the ranks draw."""
+    if settings.weights == "pretrained":
+        loaded: nn.Module = AutoModelForImageTextToText.from_pretrained(
+            settings.path, dtype=torch.float32, attn_implementation="eager"
+        )
+        return loaded.train()
+    config = load_config(settings.path)
+    skeleton = build_skeleton(config, torch.float32)
+    device = torch.device("cpu")
+    draw_weights(skeleton.model, skeleton.chain.parts, seed, device)
+    draw_buffers(skeleton.model, skeleton.chain.rotary, device)
+    model: nn.Module = AutoModelForImageTextToText.from_config(config, attn_implementation="eager")
+    weights = skeleton.model.state_dict()
+    if skeleton.tied:  # drawn apart, but one weight: that of the embedding
+        weights |= {name: weights[original] for name, original in skeleton.tied.items()}
+    model.load_state_dict(weights)
+    return model.train()
+
+
+def trained_gradients(checkpoint: Path) -> dict[str, torch.Tensor]:
+    found = {}
+    for path in checkpoint.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            for key in file.keys():  # noqa: SIM118 (not a dict)
+                part, _, name = key.partition(":")
+                if part == "exp_avg":
+                    found[name] = file.get_tensor(key) / ADAM_SHARE
+    return found

@@ -1,0 +1,335 @@
+"""Lengths from a model's own processor are those of images that it really processes."""
+
+import importlib.util
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import transformers
+from PIL import Image
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+from trials.data.records.sample import IMAGE, Sample, Turn
+from trials.errors import DataError, ModelError
+from trials.job import DataSection, ModelSection
+from trials.model.inputs import chat
+from trials.model.inputs.encoders import load_encoder, load_measurer, token_limit
+from trials.model.inputs.processor import load_processor
+from trials.model.skeleton import load_config
+
+# As the models' own templates write it, in short.
+LLAVA_CHAT = (
+    "{% for message in messages %}{{ message['role'].upper() }}: "
+    "{% for part in message['content'] if part['type'] == 'image' %}<image>\n{% endfor %}"
+    "{% for part in message['content'] if part['type'] == 'text' %}{{ part['text'] }}{% endfor %} {% endfor %}"
+    "{% if add_generation_prompt %}ASSISTANT: {% endif %}"
+)
+IN_PARTS = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}SHOWN{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+QWEN_CHAT = IN_PARTS.replace("SHOWN", "<|vision_start|><|image_pad|><|vision_end|>")
+GRID = [[28 * rows, 28 * columns] for rows in range(1, 4) for columns in range(1, 4)]
+SIDE = {"height": 28, "width": 28}
+
+MODELS: dict[str, dict[str, Any]] = {
+    "llava": {
+        "images": ("CLIPImageProcessorPil", {"size": {"shortest_edge": 28}, "crop_size": SIDE}),
+        "settings": {"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
+        "chat": LLAVA_CHAT,
+        "image": "<image>",
+    },
+    "llava_next": {
+        "images": (
+            "LlavaNextImageProcessorPil",
+            {"size": {"shortest_edge": 28}, "crop_size": SIDE, "image_grid_pinpoints": GRID},
+        ),
+        "settings": {"patch_size": 7, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
+        "chat": LLAVA_CHAT,
+        "image": "<image>",
+    },
+    "llava_onevision": {
+        "images": ("LlavaOnevisionImageProcessorPil", {"size": SIDE, "image_grid_pinpoints": GRID}),
+        "settings": {"num_image_tokens": 16, "vision_feature_select_strategy": "full"},
+        "chat": IN_PARTS.replace("SHOWN", "<image>\n"),
+        "image": "<image>",
+    },
+    "qwen2_5_vl": {
+        "images": ("Qwen2VLImageProcessorPil", {"size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 40}}),
+        "settings": {},
+        "chat": QWEN_CHAT,
+        "image": "<|image_pad|>",
+    },
+    "internvl": {
+        "images": ("GotOcr2ImageProcessorPil", {"size": SIDE, "min_patches": 1, "max_patches": 6}),
+        "settings": {"image_seq_length": 4},
+        "chat": IN_PARTS.replace("SHOWN", "<IMG_CONTEXT>"),
+        "image": "<IMG_CONTEXT>",
+    },
+}
+SPECIAL = {
+    "image_token": "<image>",
+    "video_token": "<video>",
+    "start_image_token": "<img>",
+    "end_image_token": "</img>",
+    "context_image_token": "<IMG_CONTEXT>",
+}
+
+
+def save_model(folder: Path, model_type: str, **changes: Any) -> Path:
+    """A model folder as far as lengths need one: no weights."""
+    model = MODELS[model_type] | changes
+    name, options = model["images"]
+    special = {key: token for key, token in {**SPECIAL, "image_token": model["image"]}.items() if token}
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", *special.values()]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(initial_alphabet=alphabet, special_tokens=tokens, show_progress=False)
+    tokenizer.train_from_iterator(["What is in the picture? A red circle is in the picture."], trainer)
+    if bos := model.get("bos"):
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{bos} $A", special_tokens=[(bos, tokenizer.token_to_id(bos))]
+        )
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=bos, extra_special_tokens=special).save_pretrained(
+        folder
+    )
+    getattr(transformers, name)(**options).save_pretrained(folder)
+    transformers.AutoConfig.for_model(model_type).save_pretrained(folder)
+    (folder / "processor_config.json").write_text(json.dumps(model["settings"]))
+    (folder / "chat_template.jinja").write_text(model["chat"])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    folder = tmp_path_factory.mktemp("models")
+    for name in MODELS:
+        save_model(folder / name, name)
+    return lambda name: folder / name
+
+
+def random_sizes(seed: int, count: int) -> list[tuple[int, int]]:
+    """(height, width): ordinary, odd, tiny, large, and up to 1 : 100."""
+    random = np.random.default_rng(seed)
+    drawn = np.exp(random.uniform(np.log(2), np.log(300), size=(count, 2))).astype(int)
+    return [(1, 1), (1, 100), (100, 1), (28, 28), (56, 28), (900, 640), *((int(h), int(w)) for h, w in drawn)]
+
+
+def question(images: int, answer: str = "A red circle.") -> Sample:
+    turns = (Turn(role="user", text=f"{IMAGE * images}What is it?"), Turn(role="assistant", text=answer))
+    return Sample(turns=turns, images=(Path("a.png"),) * images, image_sizes=(None,) * images)
+
+
+def processed(processor: Any, sizes: tuple[tuple[int, int], ...]) -> tuple[int, int]:
+    """(image tokens, vision units) of one sample whose images are really processed."""
+    pictures = [Image.new("RGB", (width, height), (90, 20, 50)) for height, width in sizes]
+    text = processor.image_token * len(pictures)
+    found = processor(images=[pictures], text=[text], return_tensors=None)
+    pixels = found["pixel_values"]
+    if "image_grid_thw" in found:
+        units = len(pixels) // processor.image_processor.merge_size**2
+    else:  # one sample's images, padded to the most crops, or one after the other
+        units = sum(len(image) if np.ndim(image) == 4 else 1 for image in pixels)
+    return len(found["input_ids"][0]), units
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_tokens_and_units_are_those_of_really_processed_images(saved: Callable[[str], Path], name: str) -> None:
+    folder = saved(name)
+    processor = load_processor(str(folder), load_config(str(folder)), trust_remote_code=False)
+    measurer = chat.measurer(str(folder))
+    text = measurer.measure(question(0), ()).text_tokens
+    told = 1 if "llava" in name else 2 if "qwen" in name else 0  # what the template writes around an image
+    seen = set()
+    for size in random_sizes(1, 45):
+        lengths = measurer.measure(question(1), (size,))
+        assert (lengths.text_tokens - text - told, lengths.vision_units) == processed(processor, (size,)), size
+        seen.add(lengths.vision_units)
+    assert len(seen) > 3 or name == "llava"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_several_images_of_a_sample_are_counted_as_they_are_processed(saved: Callable[[str], Path], name: str) -> None:
+    folder = saved(name)
+    processor = load_processor(str(folder), load_config(str(folder)), trust_remote_code=False)
+    measurer = chat.measurer(str(folder))
+    sizes = ((40, 90), (200, 50), (10, 12))
+    lengths, alone = measurer.measure(question(3), sizes), measurer.measure(question(0), ())
+    told = 3 if "llava" in name else 6 if "qwen" in name else 0
+    if name == "llava_next":  # really processed alone: in one sample they are padded to the most crops
+        tokens, units = np.sum([processed(processor, (size,)) for size in sizes], axis=0)
+    else:
+        tokens, units = processed(processor, sizes)
+    assert (lengths.text_tokens - alone.text_tokens - told, lengths.vision_units) == (tokens, units)
+
+
+# --- conversations ---
+
+TALK = (
+    Turn(role="system", text="Be brief."),
+    Turn(role="user", text=f"First {IMAGE}, then {IMAGE}\nWhat differs?"),
+    Turn(role="assistant", text=" The circle. "),
+    Turn(role="user", text="Sure?"),
+    Turn(role="assistant", text="Yes, \U0001f600."),
+)
+SIZES = ((40, 90), (28, 28))
+
+
+def talk(*turns: Turn) -> Sample:
+    images = sum(turn.text.count(IMAGE) for turn in turns)
+    return Sample(turns=turns, images=(Path("a.png"),) * images, image_sizes=(None,) * images)
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen2_5_vl", "internvl"])
+@pytest.mark.parametrize(
+    ("bos", "is_written"),
+    [(None, False), ("<|endoftext|>", False), ("<|endoftext|>", True)],
+    ids=["no first token", "by the tokenizer", "by the template"],
+)
+def test_a_conversation_has_the_tokens_that_the_real_processor_makes_of_it(
+    tmp_path: Path, name: str, bos: str | None, is_written: bool
+) -> None:
+    template = (bos or "") * is_written + MODELS[name]["chat"]
+    folder = save_model(tmp_path, name, bos=bos, chat=template)
+    processor = load_processor(str(folder), load_config(str(folder)), trust_remote_code=False)
+    messages = [{"role": turn.role, "content": list(chat._parts(turn))} for turn in TALK]
+    pictures = [Image.new("RGB", (width, height)) for height, width in SIZES]
+    text = processor.apply_chat_template(messages, tokenize=False)
+    found = processor(images=[pictures], text=[text], add_special_tokens=not is_written)
+    assert chat.measurer(str(folder)).measure(talk(*TALK), SIZES).text_tokens == len(found["input_ids"][0])
+
+
+def test_targets_are_what_the_assistant_adds_to_the_prompt(saved: Callable[[str], Path]) -> None:
+    measurer = chat.measurer(str(saved("qwen2_5_vl")))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(saved("qwen2_5_vl"))
+    said = [f"{turn.text}<|im_end|>\n" for turn in TALK if turn.role == "assistant"]
+    expected = sum(len(tokenizer.encode(text)) for text in said)
+    assert measurer.measure(talk(*TALK), SIZES).target_tokens == expected
+    assert measurer.measure(talk(TALK[1]), SIZES).target_tokens == 0
+
+
+def test_a_template_that_rewrites_earlier_turns_still_tells_targets(tmp_path: Path) -> None:
+    forgetful = (
+        "{% for message in messages %}{% if loop.last or message['role'] == 'user' %}{{ message['role'] }}: "
+        + ("{{ message['content'] }}\n{% endif %}{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}")
+    )
+    measurer = chat.measurer(str(save_model(tmp_path, "qwen2_5_vl", chat=forgetful)))
+    lengths = measurer.measure(talk(*TALK[1:]), SIZES)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert lengths.target_tokens == len(tokenizer.encode("Yes, \U0001f600.\n"))
+
+
+@pytest.mark.parametrize("limit", [1000, 60, 57])
+def test_a_sample_is_cut_behind_its_images(saved: Callable[[str], Path], limit: int) -> None:
+    folder = str(saved("qwen2_5_vl"))
+    whole = chat.measurer(folder).measure(question(1, "A red circle. " * 9), ((60, 60),))
+    cut = chat.measurer(folder, False, limit).measure(question(1, "A red circle. " * 9), ((60, 60),))
+    lost = max(0, whole.text_tokens - limit)
+    assert (cut.vision_units, cut.text_tokens) == (whole.vision_units, whole.text_tokens - lost)
+    assert cut.target_tokens == whole.target_tokens - lost
+
+
+def test_an_image_is_never_cut(saved: Callable[[str], Path]) -> None:
+    measurer = chat.measurer(str(saved("qwen2_5_vl")), False, 20)
+    with pytest.raises(DataError, match=r"its images end at token \d+ of \d+, behind the 20 .* raise data.max_tokens"):
+        measurer.measure(question(1), ((300, 300),))
+    assert measurer.measure(question(0), ()).text_tokens == 20
+
+
+@pytest.mark.parametrize(
+    ("sample", "sizes", "message"),
+    [
+        (question(1), ((2, 1000),), r"refuses an image of 1000 x 2 pixels: absolute aspect ratio must be smaller"),
+        (question(0, "It is <|image_pad|>."), (), r"spells <\|image_pad\|> 1 times for 0 images; take it out"),
+    ],
+)
+def test_a_sample_that_the_processor_refuses_is_an_error_of_the_data(
+    saved: Callable[[str], Path], sample: Sample, sizes: tuple[tuple[int, int], ...], message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        chat.measurer(str(saved("qwen2_5_vl"))).measure(sample, sizes)
+
+
+def test_a_conversation_that_the_template_refuses_is_an_error_of_the_data(tmp_path: Path) -> None:
+    strict = "{% if messages[0]['role'] != 'user' %}{{ raise_exception('begin with the user') }}{% endif %}" + QWEN_CHAT
+    measurer = chat.measurer(str(save_model(tmp_path, "qwen2_5_vl", chat=strict)))
+    with pytest.raises(DataError, match="the model's chat template refuses the conversation: begin with the user"):
+        measurer.measure(talk(*TALK), SIZES)
+
+
+# --- models ---
+
+
+def test_another_process_gets_the_same_measurer(saved: Callable[[str], Path]) -> None:
+    measurer = chat.measurer(str(saved("llava_next")), False, 110)
+    copy = pickle.loads(pickle.dumps(measurer))
+    assert (copy.digest, copy.max_tokens) == (measurer.digest, 110)
+    assert copy.measure(question(1), ((40, 90),)) == measurer.measure(question(1), ((40, 90),))
+
+
+def test_the_digest_tells_what_lengths_depend_on(tmp_path: Path) -> None:
+    def digest(name: str = "qwen2_5_vl", limit: int | None = None, **changes: Any) -> str:
+        return chat.measurer(str(save_model(tmp_path, name, **changes)), False, limit).digest
+
+    images = ("Qwen2VLImageProcessorPil", {"size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 9}})
+    others = (digest(limit=90), digest(images=images), digest(chat=QWEN_CHAT + "\n"), digest(bos="<|im_end|>"))
+    assert len({digest(), *others}) == 5
+    assert digest() == digest()
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("blip-2", {}, "'blip-2' has a Blip2Processor in transformers, which cannot tell an image's tokens from its"),
+        ("qwen2", {}, "'qwen2' has no processor in transformers"),
+        ("llava", {"settings": {}}, r"processor of model .* cannot be loaded and asked: .*NoneType.*; save it there"),
+        ("llava", {"image": None}, "<image> is no token of its own; add it to the tokenizer"),
+        ("qwen2_5_vl", {"chat": "{% for m in messages %}{{ m['role'] }}{% endfor %}"}, "does not show an image as"),
+    ],
+)
+def test_a_model_whose_processor_tells_no_lengths_is_refused(
+    tmp_path: Path, name: str, changes: dict[str, Any], message: str
+) -> None:
+    save_model(tmp_path, name if name in MODELS else "llava", **changes)
+    transformers.AutoConfig.for_model(name).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=message):
+        chat.measurer(str(tmp_path))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torchvision") is not None, reason="torchvision is installed")
+def test_a_processor_whose_package_is_missing_is_refused_with_the_package(tmp_path: Path) -> None:
+    transformers.AutoConfig.for_model("mistral3").save_pretrained(tmp_path)
+    with pytest.raises(
+        ModelError, match="PixtralProcessor, needs the package torchvision, which is not installed; inst"
+    ):
+        chat.measurer(str(tmp_path))
+
+
+def test_a_job_is_measured_by_the_encoder_of_the_training_where_there_is_one(
+    example: Path, saved: Callable[[str], Path]
+) -> None:
+    data = DataSection.model_validate({"sources": [{"path": "a"}], "oversize": "truncate"})
+    trained, other = (ModelSection(path=str(path)) for path in (example / "model", saved("qwen2_5_vl")))
+    assert load_measurer(trained, data).digest == load_encoder(trained, data).digest
+    assert load_measurer(other, data).max_tokens == token_limit(data, load_config(other.path))
+    with pytest.raises(ModelError, match="'qwen2_5_vl' is not supported"):
+        load_encoder(other, data)
+
+
+def test_samples_are_cut_to_the_context_unless_the_job_says_otherwise(saved: Callable[[str], Path]) -> None:
+    config = load_config(str(saved("llava")))
+    for changes, limit in (
+        ({}, None),
+        ({"oversize": "truncate"}, config.get_text_config().max_position_embeddings),
+        ({"oversize": "truncate", "max_tokens": 99}, 99),
+    ):
+        assert token_limit(DataSection.model_validate({"sources": [{"path": "a"}], **changes}), config) == limit

@@ -1,0 +1,82 @@
+"""Profiling the layers for real, and what is stored of it."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from autotune.cli import main
+from autotune.forecast.profile_file import read_profile
+from autotune.machine.hardware import probe_hardware, software
+from autotune.search.execution.profiling import layer_costs
+from autotune.workload import Prepared
+from storage.store import Store
+from tests.training_values import job_of
+from trials import wire
+from trials.layer_costs import KINDS, LayerCosts, LayerKind
+from trials.model.shape import model_shape
+from trials.run.pool import WarmPool
+
+pytestmark = pytest.mark.ranks
+
+
+class Unwanted(WarmPool):
+    def ask(self, *_: object, **__: object) -> None:  # type: ignore[override]
+        raise AssertionError("nothing is to be measured")
+
+
+def test_a_stored_profile_of_another_form_is_measured_again_and_the_new_one_kept(
+    costs: LayerCosts, prepared: Prepared, profile_store: Store
+) -> None:
+    assert layer_costs(prepared, profile_store, Unwanted((), Path()), Path()) == costs
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_layer_costs_time_and_memory(costs: LayerCosts, kind: LayerKind) -> None:
+    cost = costs[kind]
+    size = (8.0, 500.0, 100_000.0, 1.0)
+
+    def at(coefficients: tuple[float, ...]) -> float:
+        return sum(value * coefficient for value, coefficient in zip(size, coefficients, strict=True))
+
+    assert 0 < at(cost.forward_seconds) < at(cost.backward_seconds) * 3
+    assert at(cost.kept_bytes) > 0 < at(cost.output_bytes)
+    assert cost.bytes_error < 1e-6
+    assert (at(cost.recompute_seconds) > 0) == (kind in ("vision", "language"))
+    assert (at(cost.shared_bytes) > 100) == (kind == "language")  # rotary embeddings
+
+
+def test_links_reduction_and_optimizer_are_timed(costs: LayerCosts) -> None:
+    assert 0 < costs.link.latency_seconds < 0.1
+    assert 0 <= costs.link.seconds_per_byte < 1e-6  # none where the small message met a busy machine
+    assert 0 < costs.reduce_seconds_per_byte < 1e-6
+    alone, plain, split = costs.updates
+    assert (alone.data_parallel, plain.data_parallel, split.data_parallel) == (1, 2, 2)
+    assert (plain.zero, split.zero) == (0, 1)
+    assert all(0 < update.seconds_per_parameter < 1e-6 for update in costs.updates)
+
+
+def test_loading_pixels_takes_longer_than_labels(costs: LayerCosts) -> None:
+    def at(coefficients: tuple[float, ...]) -> float:
+        return coefficients[0] * 8 + coefficients[1] * 500 + coefficients[3]
+
+    assert at(costs.loading.pixels_seconds) > at(costs.loading.labels_seconds) > 0
+
+
+def test_profile_on_one_rank_prints_and_writes_the_costs(example: Path, tmp_path: Path, home: Path) -> None:
+    job = job_of(example, tmp_path / "output", hardware={"devices": 1})
+    (tmp_path / "job.json").write_text(json.dumps(job.model_dump(mode="json", exclude_none=True)))
+    out = tmp_path / "costs.json"
+    done = CliRunner().invoke(main, ["profile", str(tmp_path / "job.json"), "--json", "--out", str(out)])
+    assert done.exit_code == 0, done.stderr
+    document = json.loads(done.stdout)
+    written = read_profile(out)
+    assert document["costs"] == wire.to_document(written.costs)
+    assert written.hardware == probe_hardware(job.hardware.devices)
+    assert (written.model, written.software) == (model_shape(job.model), software())
+    assert abs(datetime.now(UTC) - written.created) < timedelta(minutes=5)
+    assert document["file"] == str(out)
+    assert set(document["at_typical_pack"]) == set(KINDS)
+    assert (written.costs.link.latency_seconds, written.costs.reduce_seconds_per_byte) == (0, 0)

@@ -1,0 +1,111 @@
+import struct
+import zlib
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from trials.data.records.images import image_pixels, image_size
+from trials.errors import DataError
+
+KINDS: list[tuple[str, dict[str, Any]]] = [
+    ("JPEG", {}),
+    ("JPEG", {"progressive": True, "exif": b"Exif\0\0 a small picture \xff\xd9"}),
+    ("PNG", {}),
+    ("GIF", {}),
+    ("WEBP", {}),
+    ("WEBP", {"lossless": True}),
+    ("BMP", {}),
+]
+kinds = pytest.mark.parametrize(("kind", "options"), KINDS)
+
+
+def picture(kind: str, options: dict[str, Any], mode: str = "RGB") -> bytes:
+    noise = np.random.default_rng(0).integers(0, 255, (37, 53, 3), dtype=np.uint8)
+    stream = BytesIO()
+    Image.fromarray(noise).convert(mode).save(stream, kind, **options)
+    return stream.getvalue()
+
+
+def is_read(read: Any, content: bytes) -> bool:
+    try:
+        read(content)
+    except DataError:
+        return False
+    return True
+
+
+@kinds
+@pytest.mark.parametrize("mode", ["RGB", "L", "1"])
+def test_an_image_whose_end_is_missing_is_found_without_its_pixels(
+    kind: str, options: dict[str, Any], mode: str
+) -> None:
+    whole = picture(kind, options, mode)
+    assert image_size(whole) == (37, 53)
+    for cut in (*range(1, 12), len(whole) // 4, len(whole) // 2, len(whole) - 40, len(whole) - 3):
+        assert is_read(image_size, whole[:-cut]) <= is_read(image_pixels, whole[:-cut]), cut
+    with pytest.raises(DataError, match=r"of \d+ bytes, (was cut off: it|has no readable header)"):
+        image_size(whole[: len(whole) // 2])
+
+
+@kinds
+def test_other_data_behind_an_image_does_no_harm(kind: str, options: dict[str, Any]) -> None:
+    assert image_size(picture(kind, options) + bytes(100_000)) == (37, 53)
+
+
+def test_a_second_picture_of_an_animation_may_be_missing() -> None:
+    stream = BytesIO()
+    frames = [Image.fromarray(np.full((8, 8, 3), value, dtype=np.uint8)) for value in (0, 255)]
+    frames[0].save(stream, "GIF", save_all=True, append_images=frames[1:], comment=b"two")
+    assert image_size(stream.getvalue()[:-4]) == (8, 8)
+
+
+def chunk(name: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+
+@pytest.mark.parametrize("size", [(0, 5), (5, 0), (0, 0)])
+def test_an_image_without_pixels_is_refused(size: tuple[int, int]) -> None:
+    header = struct.pack(">IIBBBBB", *size, 8, 2, 0, 0, 0)
+    empty = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+    with pytest.raises(DataError, match="image in the record"):
+        image_size(empty)
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"<svg/>", b"GIF89a"])
+def test_a_file_that_is_no_image_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "a.png"
+    path.write_bytes(content)
+    for image in (path, content):
+        with pytest.raises(DataError, match=r"(a\.png|in the record.*) (has no readable header|was cut off)"):
+            image_size(image)
+        with pytest.raises(DataError, match="cannot be decoded"):
+            image_pixels(image)
+
+
+def test_a_missing_image_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"image .*no\.png does not exist"):
+        image_size(tmp_path / "no.png")
+    with pytest.raises(DataError, match="has no readable header"):
+        image_size(tmp_path)
+
+
+def test_pixels_come_in_rgb_from_a_file_or_its_content(tmp_path: Path) -> None:
+    content = picture("PNG", {}, mode="L")
+    (tmp_path / "a.png").write_bytes(content)
+    for image in (tmp_path / "a.png", content):
+        assert image_pixels(image).shape == (37, 53, 3)
+
+
+@kinds
+def test_damage_anywhere_is_a_data_error(kind: str, options: dict[str, Any]) -> None:
+    whole = picture(kind, options)
+    random = np.random.default_rng(1)
+    for _ in range(40):
+        damaged = bytearray(whole)
+        for place in random.integers(0, min(len(whole), 100), 3):
+            damaged[place] = random.integers(0, 256)
+        is_read(image_size, bytes(damaged))

@@ -1,0 +1,267 @@
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from tests.data_values import record, write_records
+from trials import wire
+from trials.data import formats
+from trials.data.formats import AnnotationFile
+from trials.data.records.sample import Sample
+from trials.errors import DataError
+from trials.job import Source
+from trials.sampling import taken
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with two annotation files."""
+    write_records(tmp_path / "a.jsonl", record("a", "b"))
+    write_records(tmp_path / "b.jsonl", record("c", "d"))
+    return tmp_path
+
+
+def expand(path: Path, content: object, **source: Any) -> tuple[AnnotationFile, ...]:
+    path.write_text(content if isinstance(content, str) else json.dumps(content, indent=1))
+    return formats.resolve(Source.model_validate({"path": path.name, **source}), path.parent)
+
+
+def conversations(file: AnnotationFile) -> list[Any]:
+    found = [found for chunk in formats.chunks(file) for _, found in formats.records(file, chunk)]
+    return [[turn.text for turn in sample.turns] if isinstance(sample, Sample) else str(sample) for sample in found]
+
+
+# --- InternVL ---
+
+
+def test_a_meta_file_of_internvl_lists_files_with_their_repeats(folder: Path) -> None:
+    meta = {
+        "a": {"root": "pictures", "annotation": "a.jsonl", "repeat_time": 0.5, "length": 1, "data_augment": False},
+        "b": {"root": "/pictures", "annotation": str(folder / "b.jsonl")},
+    }
+    first, second = expand(folder / "meta.json", meta, repeat=3.0)
+    assert first == AnnotationFile(path=folder / "a.jsonl", images=folder / "pictures", format="internvl", repeat=1.5)
+    assert (second.path, second.images, second.repeat) == (folder / "b.jsonl", Path("/pictures"), 3.0)
+    (other,) = expand(folder / "meta.json", meta, names=["a"], images="/data", format="llava")
+    assert (other.images, other.format) == (Path("/data/pictures"), "llava")
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"repeat_time": 0}, "`repeat_time` is 0; write a number above 0"),
+        ({"repeat_time": True}, "`repeat_time` is True"),
+        ({"repeat_time": float("nan")}, "`repeat_time` is nan"),
+        ({"annotation": 3}, "`annotation` is 3; write a path relative to the mixture file"),
+        ({"root": None}, "`root` is None"),
+    ],
+)
+def test_a_wrong_entry_of_a_meta_file_is_named(folder: Path, entry: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=f'meta.json: "shapes": {message}'):
+        expand(folder / "meta.json", {"shapes": {"root": "", "annotation": "a.jsonl", **entry}})
+
+
+@pytest.mark.parametrize(
+    ("meta", "message"),
+    [
+        ({"a": {"annotation": "a.jsonl"}, "b": {"root": "x"}}, '"b": `annotation` is missing'),
+        ({"a": {"annotation": "a.jsonl"}, "b": 3}, '"b": expected an object, not 3'),
+        ({"a": {"annotation": "no.jsonl"}}, r"no\.jsonl does not exist; correct its path"),
+        ({"a": {"annotation": "no\0.jsonl"}}, "cannot be opened"),
+        ({"a": {"annotation": "n" * 300}}, r"cannot be opened \(File name too long\)"),
+        ('{"a": {"annotation": "a.jsonl"}, "a": {"annotation": "b.jsonl"}}', '"a" is given twice, and one of them'),
+    ],
+)
+def test_nothing_that_a_mixture_lists_is_lost_silently(folder: Path, meta: object, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        expand(folder / "meta.json", meta)
+
+
+@pytest.mark.parametrize("around", ["\ufeff{}", "\x0c{}\x0c", "{}\u2028", "\n {} \x85"])
+def test_white_space_around_a_mixture_means_nothing(folder: Path, around: str) -> None:
+    (file,) = expand(folder / "meta.json", around.replace("{}", '{"a": {"annotation": "a.jsonl"}}'))
+    assert file.path == folder / "a.jsonl"
+
+
+def test_a_meta_file_that_sets_its_own_tiles_is_warned_of(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        expand(folder / "meta.json", {"a": {"annotation": "a.jsonl", "max_dynamic_patch": 6}})
+    assert "max_dynamic_patch is ignored" in caplog.text
+
+
+# --- OmniBal and Qwen-VL ---
+
+
+def test_a_meta_file_of_omnibal_lists_length_caches(folder: Path) -> None:
+    (folder / "lengths.json").write_text('[{"vit_num": 1, "token_num": 300, "image_flags": 1}]')
+    (file,) = expand(folder / "meta.json", {"a": {"token_lengths": "lengths.json"}})
+    assert (file.path, file.format, file.container) == (folder / "lengths.json", "lengths", "json-list")
+
+
+def test_a_registry_of_qwen_lists_files_and_takes_shares_of_them(folder: Path) -> None:
+    registry = {
+        "a": {"annotation_path": "a.jsonl", "data_path": "pictures"},
+        "b%5": {"annotation_path": "b.jsonl", "data_path": ""},
+    }
+    first, second = expand(folder / "registry.json", registry, names=["a%50", "b%5"])
+    assert (first.format, first.images, first.sampling) == ("qwen", folder / "pictures", "random:50%")
+    assert (second.path, second.images, second.sampling) == (folder / "b.jsonl", folder, "all")
+    with pytest.raises(DataError, match="the sampling is 'random:0%'; write all, first:N"):
+        expand(folder / "registry.json", registry, names=["a%0"])
+    with pytest.raises(DataError, match='"c" is not listed; `names` of this source can be: a, b%5'):
+        expand(folder / "registry.json", registry, names=["c%50"])
+
+
+# --- LLaVA ---
+
+LLAVA = """
+datasets:
+  - json_path: a.jsonl
+    sampling_strategy: all
+  - json_path: {folder}/b.jsonl
+    sampling_strategy: "{sampling}"
+"""
+
+
+@pytest.mark.parametrize("sampling", ["first:1000", "end:3000", "random:999", "first:25%", "random:0.5%"])
+def test_a_yaml_mixture_of_llava_lists_files_with_their_sampling(folder: Path, sampling: str) -> None:
+    content = LLAVA.format(folder=folder, sampling=sampling)
+    first, second = expand(folder / "mix.yaml", content, images="pictures")
+    assert (first.path, first.sampling, first.images) == (folder / "a.jsonl", "all", folder / "pictures")
+    assert (second.path, second.sampling, second.format) == (folder / "b.jsonl", sampling, "llava")
+    (named,) = expand(folder / "mix.yaml", content, names=["a.jsonl"], sampling="end:5")
+    assert named.sampling == "end:5"
+    with pytest.raises(DataError, match="and the source has the sampling end:5; keep one"):
+        expand(folder / "mix.yaml", content, sampling="end:5")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("datasets:\n  - json_path: a.jsonl\n    sampling_strategy: some\n", "the sampling is 'some'; write all"),
+        ("datasets:\n  - json_path: a.jsonl\n  - a\n", '"2": expected an object'),
+        ("datasets:\n  - json_path: a.jsonl\n  - json_path: a.jsonl\n", "a.jsonl is listed twice"),
+        ("datasets:\n  - json_path: a.jsonl\n    json_path: b.jsonl\n", "line 3: .*given twice"),
+        ("datasets: !!python/object/apply:os.system ['touch run']\n", "line 1: .*the tag .*is refused"),
+        ("a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\ndatasets: []\n", "by an alias"),
+        ("datasets: [\n", "line 2"),
+        ("[" * 1000, "too deeply"),
+        ("x: " + "y" * (1 << 20), "longer than 1 MiB"),
+        ("datasets: \x00", "not a text file"),
+        ("datasets: []\n", "is in no format known here"),
+        ("- a\n", "is in no format known here"),
+    ],
+)
+def test_a_faulty_yaml_file_is_refused_and_nothing_in_it_is_run(folder: Path, content: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        expand(folder / "mix.yaml", content)
+    assert not (folder / "run").exists()
+
+
+# --- LLaMA-Factory ---
+
+
+def test_a_dataset_info_names_columns_and_sides(folder: Path) -> None:
+    turns = [{"role": "sys", "text": "s"}, {"role": "me", "text": "<image>q"}, {"role": "it", "text": "r"}]
+    write_records(folder / "chat.jsonl", {"talk": turns, "pics": ["a.png"]}, {"talk": turns})
+    write_records(folder / "alpaca.jsonl", {"ask": "q", "more": "m", "say": "r", "who": "s"})
+    write_records(folder / "plain.jsonl", {"instruction": "q", "input": "m", "output": "r"})
+    info = {
+        "chat": {
+            "file_name": "chat.jsonl",
+            "formatting": "sharegpt",
+            "columns": {"messages": "talk", "images": "pics", "videos": None},
+            "tags": {
+                "role_tag": "role",
+                "content_tag": "text",
+                "user_tag": "me",
+                "assistant_tag": "it",
+                "system_tag": "sys",
+            },
+        },
+        "alpaca": {
+            "file_name": "alpaca.jsonl",
+            "num_samples": 7,
+            "columns": {"prompt": "ask", "response": "say", "system": "who"},
+        },
+        "plain": {"file_name": "plain.jsonl"},
+        "hub": {"hf_hub_url": "someone/something"},
+        "compared": {"file_name": "a.jsonl", "ranking": True},
+    }
+    chat, alpaca, plain = expand(folder / "dataset_info.json", info, names=["chat", "alpaca", "plain"])
+    assert chat.format == "llama-factory"
+    good, bad = conversations(chat)
+    assert good == ["s", "<image>q", "r"]
+    assert "1 <image> but the record names 0 images" in bad
+    assert alpaca.sampling == "random:7"
+    assert conversations(alpaca) == [["s", "q", "r"]]
+    assert conversations(plain) == [["q\nm", "r"]]
+    listed = (chat, alpaca, plain)
+    assert wire.decode(tuple[AnnotationFile, ...], wire.encode(listed, tuple[AnnotationFile, ...])) == listed
+    with pytest.raises(DataError, match=r'"hub": `hf_hub_url` is not fetched or run; .* list the entries to use'):
+        expand(folder / "dataset_info.json", info)
+    with pytest.raises(DataError, match='"compared": preference data is not supported'):
+        expand(folder / "dataset_info.json", info, names=["compared"])
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"formatting": "chatml"}, "`formatting` is 'chatml'; write alpaca, sharegpt or openai"),
+        ({"columns": ["messages"]}, "`columns` is .*; write an object of names"),
+        ({"tags": {"role_tag": 3}}, "`tags` is"),
+        ({"num_samples": -1}, "the sampling is 'random:-1'"),
+        ({"file_name": None}, "`file_name` is None"),
+        ({"script_url": "code.py"}, "`script_url` is not fetched or run"),
+    ],
+)
+def test_a_wrong_entry_of_a_dataset_info_is_named(folder: Path, entry: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        expand(folder / "dataset_info.json", {"a": {"file_name": "a.jsonl", **entry}})
+
+
+def test_videos_of_a_named_column_are_refused_line_by_line(folder: Path) -> None:
+    write_records(folder / "v.jsonl", {**record("q", "r"), "clips": ["a.mp4"]}, {**record("q", "r"), "clips": []})
+    info = {"v": {"file_name": "v.jsonl", "formatting": "sharegpt", "columns": {"videos": "clips"}}}
+    (file,) = expand(folder / "dataset_info.json", info)
+    bad, good = conversations(file)
+    assert "`clips` is not supported" in bad
+    assert good == ["q", "r"]
+
+
+# --- sources ---
+
+
+def test_names_of_a_file_that_is_no_mixture_are_refused(folder: Path) -> None:
+    with pytest.raises(DataError, match="is no mixture file, so `names` selects nothing in it"):
+        formats.resolve(Source(path=Path("a.jsonl"), names=("a",)), folder)
+
+
+@pytest.mark.parametrize(
+    "sampling", ["some", "first:0", "random:101%", "end:", "all:5", "first:5 ", "random:0%", "first:0.0%"]
+)
+def test_a_sampling_that_means_nothing_is_refused(sampling: str) -> None:
+    with pytest.raises(ValidationError):
+        Source(path=Path("a.jsonl"), sampling=sampling)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "shown", "share"),
+    [
+        ("all", "0123456789", 1.0),
+        ("first:3", "012", 1.0),
+        ("end:3", "789", 1.0),
+        ("first:25%", "012", 1.0),
+        ("end:100", "0123456789", 1.0),
+        ("random:3", "0123456789", 0.3),
+        ("random:25%", "0123456789", 0.3),
+        ("random:100", "0123456789", 1.0),
+    ],
+)
+def test_a_sampling_takes_a_part(sampling: str, shown: str, share: float) -> None:
+    part, found = taken(sampling, 10)
+    assert ("0123456789"[part], found) == (shown, share)
+    assert taken(sampling, 0) == (slice(0, 0), 1.0)

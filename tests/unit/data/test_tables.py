@@ -1,0 +1,130 @@
+"""Tables as containers: Parquet, Arrow, CSV and folders that `save_to_disk` wrote."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.data_values import lines, read_all, values
+from trials.data import containers
+from trials.data.containers import table
+from trials.data.records.file_chunk import Chunk
+from trials.data.records.record import RecordError
+from trials.errors import DataError
+
+
+@pytest.fixture
+def datasets(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The package, keeping its copies out of the user's own cache."""
+    package = pytest.importorskip("datasets")
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
+    return package
+
+
+@pytest.fixture
+def dataset(datasets: Any) -> Any:
+    """Ten rows with images and conversations."""
+    features = datasets.Features(
+        {
+            "messages": [{"role": datasets.Value("string"), "content": datasets.Value("string")}],
+            "image": datasets.Image(),
+        }
+    )
+    rows = {
+        "messages": [[{"role": "user", "content": str(number)}] for number in range(10)],
+        "image": [{"bytes": b"not decoded", "path": None}, {"bytes": b"x", "path": "a.png"}, *[None] * 8],
+    }
+    return datasets.Dataset.from_dict(rows, features=features)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "folder", "unnamed"])
+def test_tables_are_read_row_by_row_without_decoding_images(tmp_path: Path, dataset: Any, kind: str) -> None:
+    path = tmp_path / f"a[1].{kind}"
+    if kind == "folder":
+        dataset.save_to_disk(path)
+    elif kind == "arrow":
+        dataset.save_to_disk(tmp_path / "saved")
+        next((tmp_path / "saved").glob("*.arrow")).rename(path)
+    else:
+        dataset.to_parquet(path)
+    assert containers.recognise(path) == "table"
+    found = read_all(path)
+    assert values(found)[0] == {
+        "messages": [{"role": "user", "content": "0"}],
+        "image": {"bytes": b"not decoded", "path": None},
+    }
+    assert values(found)[9] == {"messages": [{"role": "user", "content": "9"}]}
+    assert lines(found) == list(range(1, 11))
+    assert [table.read(path, place) for place, _ in found] == values(found)
+    with pytest.raises(RecordError, match="the table has 10 rows"):
+        table.read(path, (10, 11))
+
+
+def test_chunks_of_a_table_follow_the_size_of_its_rows(
+    tmp_path: Path, dataset: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.parquet"
+    dataset.to_parquet(path)
+    monkeypatch.setattr(table, "CHUNK_BYTES", 100)
+    parts = list(table.chunks(path))
+    assert len(parts) > 1
+    assert [part.line for part in parts] == [part.start + 1 for part in parts]
+    digests = [table.digest(path, part) for part in parts]
+    assert len(set(digests)) == len(parts)
+    assert digests[0] == table.digest(path, Chunk(start=0, end=parts[0].end, line=1))
+
+
+def test_a_table_that_changes_is_read_anew(tmp_path: Path, dataset: Any) -> None:
+    path = tmp_path / "a.parquet"
+    dataset.to_parquet(path)
+    assert len(read_all(path)) == 10
+    dataset.select(range(4)).to_parquet(path)
+    assert len(read_all(path)) == 4
+
+
+@pytest.mark.usefixtures("datasets")
+def test_cells_of_a_csv_file_are_texts(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(b'\xef\xbb\xbfinstruction,output\r\n"How many,\nand which?",4\r\nNA,\r\n')
+    assert values(read_all(path)) == [
+        {"instruction": "How many,\nand which?", "output": "4"},
+        {"instruction": "NA", "output": ""},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.parquet", b""),
+        ("a.parquet", b"PAR1 and no more"),
+        ("a.arrow", b"ARROW1 and no more"),
+        ("a.csv", b""),
+        ("a.csv", b'a,b\n"1,2\n3,4,5\n'),
+        ("a.csv", b"\xff\xfe,\n1,2"),
+        ("a.json", b"PAR1 as well"),
+    ],
+)
+@pytest.mark.usefixtures("datasets")
+def test_a_damaged_table_is_refused(tmp_path: Path, name: str, content: bytes) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"cannot be read as a table: .*; write it again"):
+        read_all(path)
+
+
+def test_a_folder_of_splits_asks_for_one(tmp_path: Path, datasets: Any, dataset: Any) -> None:
+    datasets.DatasetDict({"train": dataset, "test": dataset}).save_to_disk(tmp_path / "both")
+    with pytest.raises(DataError, match="name the folder of one of them: test, train"):
+        read_all(tmp_path / "both")
+    with pytest.raises(DataError, match="a folder that `save_to_disk` did not write; name the files in it"):
+        read_all(tmp_path)
+    assert len(read_all(tmp_path / "both" / "train")) == 10
+
+
+def test_tables_without_the_package_name_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.parquet"
+    path.write_bytes(b"PAR1")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(DataError, match=r"pip install 'vlm-autotune\[tables\]'"):
+        read_all(path)

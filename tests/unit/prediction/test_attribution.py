@@ -1,0 +1,166 @@
+"""Each part of a step's time on a case that is made for it, and all of them on random ones."""
+
+from dataclasses import fields
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from autotune.predict.attribution import Breakdown, PackSeconds, UpdateSeconds, attribute
+from autotune.predict.costs import Array
+from autotune.predict.schedule import simulate
+from trials.data.records.sample import Ints
+
+NOTHING = dict.fromkeys([field.name for field in fields(Breakdown)], 0.0)
+
+
+def pack_seconds(forward: Array, sends: float = 0.0) -> PackSeconds:
+    """Backward passes take as long as forward passes; nothing is padded or recomputed. `forward` [packs, stages]."""
+    return PackSeconds(
+        load=np.zeros_like(forward),
+        forward=forward,
+        backward=forward,
+        recompute=np.zeros_like(forward),
+        samples=2 * forward.sum(axis=1),
+        sends=np.full((len(forward), forward.shape[1] - 1), sends),
+    )
+
+
+def update(stages: int, reduction: float = 0.0, optimizer: float = 0.0) -> UpdateSeconds:
+    return UpdateSeconds(reduction=np.full(stages, reduction), optimizer=np.full(stages, optimizer))
+
+
+def parts(packs: list[list[int]], seconds: PackSeconds, after: UpdateSeconds | None = None) -> dict[str, float]:
+    """Of one step of packs [micro-batches, data ranks]."""
+    breakdown, _ = attribute(np.array([packs]), seconds, after or update(seconds.forward.shape[1]))
+    return breakdown.totals
+
+
+def test_equal_work_everywhere_is_ideal() -> None:
+    one_stage = pack_seconds(np.full((4, 1), 3.0))
+    assert parts([[0, 1], [2, 3]], one_stage) == {**NOTHING, "ideal": 2 * 6.0}
+
+
+def test_what_samples_do_not_need_is_padding() -> None:
+    seconds = pack_seconds(np.full((2, 1), 3.0))
+    padded = PackSeconds(**{**_fields(seconds), "samples": np.array([4.0, 6.0])})
+    assert parts([[0], [1]], padded) == {**NOTHING, "ideal": 10.0, "padding": 2.0}
+
+
+def test_passes_that_are_run_again_are_recompute() -> None:
+    seconds = pack_seconds(np.full((2, 1), 3.0))
+    again = np.full((2, 1), 2.0)
+    recomputing = PackSeconds(**{**_fields(seconds), "backward": seconds.backward + again, "recompute": again})
+    assert parts([[0], [1]], recomputing) == {**NOTHING, "ideal": 12.0, "recompute": 4.0}
+
+
+def test_waiting_for_data_is_loading() -> None:
+    seconds = pack_seconds(np.full((2, 2), 3.0))
+    loading = PackSeconds(**{**_fields(seconds), "load": np.full((2, 2), 0.5)})
+    assert parts([[0, 1]], loading)["loading"] == 0.5
+    first_alone = PackSeconds(**{**_fields(seconds), "load": np.array([[0.5, 0.0], [0.5, 0.0]])})
+    found = parts([[0, 1]], first_alone)
+    assert (found["loading"], found["stage_imbalance"]) == (0.25, 0.25)
+
+
+def test_ranks_that_wait_for_a_slower_rank_are_data_imbalance() -> None:
+    seconds = pack_seconds(np.array([[1.0], [3.0]]))
+    assert parts([[0, 1]], seconds) == {**NOTHING, "ideal": 4.0, "data_imbalance": 2.0}
+
+
+def test_a_stage_with_more_layers_is_stage_imbalance_and_the_way_through_the_pipeline_is_bubble() -> None:
+    packs = [[0]] * 6
+    slow_last = pack_seconds(np.array([[1.0, 3.0]]))
+    assert parts(packs, slow_last) == {**NOTHING, "ideal": 6 * 4.0, "stage_imbalance": 6 * 2.0, "bubble": 2.0}
+    equal = pack_seconds(np.array([[2.0, 2.0, 2.0]]))
+    assert parts(packs, equal) == {**NOTHING, "ideal": 6 * 4.0, "bubble": 2 * 4.0}
+
+
+def test_packs_that_differ_between_stages_are_bubble_where_the_stages_sums_are_equal() -> None:
+    uneven = pack_seconds(np.array([[1.0, 3.0], [3.0, 1.0]]))
+    found = parts([[0], [1], [1], [0]], uneven)
+    assert (found["ideal"], found["stage_imbalance"]) == (16.0, 0.0)
+    equal = parts([[0]] * 4, pack_seconds(np.array([[2.0, 2.0]])))
+    assert (found["bubble"], equal["bubble"]) == (6.0, 4.0)
+
+
+def test_sends_and_reductions_are_communication_and_the_update_is_optimizer() -> None:
+    one_pack = pack_seconds(np.array([[2.0, 2.0]]), sends=0.5)
+    assert parts([[0, 0]], one_pack, update(2, reduction=1.0, optimizer=0.25)) == {
+        **NOTHING,
+        "ideal": 4.0,
+        "bubble": 4.0,
+        "communication": 2 * 0.5 + 1.0,
+        "optimizer": 0.25,
+    }
+
+
+def test_a_stage_updates_while_earlier_stages_still_run() -> None:
+    late_first = pack_seconds(np.array([[1.0, 1.0]]))
+    after = UpdateSeconds(reduction=np.zeros(2), optimizer=np.array([0.5, 1.0]))
+    # Stage 1 ends a second before stage 0, so its longer update is over half a second before the other.
+    assert parts([[0]], late_first, after)["optimizer"] == 0.5
+
+
+cases = st.tuples(st.integers(1, 3), st.integers(1, 4), st.integers(1, 3), st.integers(1, 4))
+"""(steps, micro-batches, data ranks, stages)"""
+
+
+@st.composite
+def attributed(draw: st.DrawFn) -> tuple[Ints, PackSeconds, UpdateSeconds]:
+    steps, count, ranks, stages = draw(cases)
+    packs = np.arange(steps * count * ranks).reshape(steps, count, ranks)
+
+    def seconds(*shape: int) -> Array:
+        return draw(arrays(np.float64, shape, elements=st.floats(0.0, 10)))
+
+    load, forward, backward, again = (seconds(packs.size, stages) for _ in range(4))
+    share = draw(st.floats(0.1, 1))
+    return (
+        packs,
+        PackSeconds(
+            load=load,
+            forward=forward,
+            backward=backward + again,
+            recompute=again,
+            samples=share * (forward + backward).sum(axis=1),
+            sends=seconds(packs.size, stages - 1),
+        ),
+        UpdateSeconds(reduction=seconds(stages), optimizer=seconds(stages)),
+    )
+
+
+@given(attributed())
+@settings(deadline=None, max_examples=80)
+def test_the_parts_are_not_negative_and_sum_to_the_simulated_step(
+    case: tuple[Ints, PackSeconds, UpdateSeconds],
+) -> None:
+    packs, seconds, after = case
+    breakdown, work = attribute(packs, seconds, after)
+    for field in fields(breakdown):
+        assert (getattr(breakdown, field.name) >= -1e-9).all(), field.name
+    for number, step in enumerate(packs):
+        ends = [
+            simulate(
+                *(side[rank][None] for side in (seconds.load + seconds.forward, seconds.backward, seconds.sends))
+            ).ends[0]
+            for rank in step.T
+        ]
+        whole = (np.max(ends, axis=0) + after.reduction + after.optimizer).max()
+        assert breakdown.seconds[number] == pytest.approx(whole)
+        assert work[number] == pytest.approx((seconds.load + seconds.forward + seconds.backward)[step].sum(axis=(0, 1)))
+
+
+def test_steps_of_two_lengths_are_joined_in_order() -> None:
+    seconds = pack_seconds(np.array([[1.0], [2.0], [4.0]]))
+    first, _ = attribute(np.array([[[0], [1]]]), seconds, update(1))
+    last, _ = attribute(np.array([[[2]]]), seconds, update(1))
+    joined = Breakdown.joined([first, last])
+    assert joined.seconds.tolist() == [6.0, 8.0]
+    assert joined.totals == {**NOTHING, "ideal": 14.0}
+
+
+def _fields(seconds: PackSeconds) -> dict[str, Array]:
+    return {field.name: getattr(seconds, field.name) for field in fields(seconds)}

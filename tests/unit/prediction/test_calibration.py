@@ -1,0 +1,257 @@
+"""Factors and their errors, from observations that are drawn with known ones."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autotune.predict.calibration import Calibration, Observation, Peak
+from autotune.predict.features import COSTS, FEATURES, scaled, stage_features, step_features
+from autotune.predict.memory import StageBytes
+from autotune.predict.predictor import Predictor
+from autotune.search.learning.calibrated import CalibratedPredictor, peaks
+from autotune.search.simulated import SimulatedLauncher
+from tests.search_values import COSTS as LAYER_COSTS
+from tests.search_values import MEBI, keeping, predictor_of, prepared_of, runner_of
+from tests.training_values import plan_of
+from trials.outcome import Completed, Crash, Failed, Measurement, OutOfMemory, Rejected
+from trials.plan import Packed, Padded, Plan
+
+PREDICTOR = predictor_of()
+PACKED = Packed(qv=12, qt=600, qv_min=12, qt_min=500)
+PLANS = (
+    plan_of("4+0", "1+4", packing=PACKED),
+    plan_of("5+0r3,0", "0+4r0,2", packing=PACKED),
+    plan_of("5+4r2,0", data=2, packing=PACKED),
+    plan_of("3+0", "2+4r2,4", packing=Padded(samples=2)),
+    plan_of("5+1", "0+3", packing=PACKED),
+    plan_of("5+4r5,4", data=2, zero=1, packing=PACKED),
+)
+TRUTH = (1.3, 0.8, 1.1, 1.2, 1.5, 1.4, 1.0, 0.9, 0.05)
+
+
+def drawn(count: int, noise: float = 0.01, truth: tuple[float, ...] = TRUTH, seed: int = 0) -> list[Observation]:
+    """Steps of random parts, as this truth makes them."""
+    random = np.random.default_rng(seed)
+    found = []
+    for _ in range(count):
+        parts = random.uniform(0.05, 1, len(COSTS))
+        features = (*parts.tolist(), float(parts.sum()))
+        found.append(Observation(features=features, seconds=float(np.dot(features, truth)) * random.normal(1, noise)))
+    return found
+
+
+def errors(calibration: Calibration, count: int = 50) -> list[float]:
+    """Relative errors on steps that were not learned from."""
+    return [abs(calibration.seconds(o.features)[0] / o.seconds - 1) for o in drawn(count, noise=0.0, seed=99)]
+
+
+def stage_bytes(static: float, kept: float) -> StageBytes:
+    total = static + kept
+    return StageBytes(static=static, low=static + 0.99 * kept, expected=total, high=static + 1.01 * kept)
+
+
+def measured(plan: Plan, folder: Path, predictor: Predictor) -> Measurement:
+    """A run on ranks for which `predictor` is the truth."""
+    run = runner_of(folder, SimulatedLauncher(predictor), predictor=PREDICTOR, timed_steps=2).run(plan)
+    assert isinstance(run.outcome, Completed)
+    return run.outcome.measurement
+
+
+# --- time ---
+
+
+def test_without_observations_the_profile_is_believed_within_the_prior() -> None:
+    calibration = Calibration.fit()
+    features = drawn(1)[0].features
+    mean, error = calibration.seconds(features)
+    assert mean == pytest.approx(sum(features[:-1]))
+    assert 0.20 < error / mean < 0.40
+    assert calibration.factors == (1.0,) * len(COSTS)
+    assert calibration.schedule_factor == 1.0
+
+
+def test_ten_trials_bring_the_error_near_that_of_one_measurement() -> None:
+    assert np.median(errors(Calibration.fit())) > 0.05
+    assert np.median(errors(Calibration.fit(drawn(10)))) < 0.03
+    assert np.median(errors(Calibration.fit(drawn(60)))) < 0.005
+
+
+@pytest.mark.parametrize("factor", [0.2, 10.0])
+def test_one_contaminated_trial_counts_little(factor: float) -> None:
+    clean = drawn(12)
+    dirty = [replace(clean[0], seconds=clean[0].seconds * factor), *clean[1:]]
+    assert np.median(errors(Calibration.fit(dirty))) < 0.04
+
+
+def test_errors_are_wider_away_from_what_was_measured() -> None:
+    def parts(vision: float, language: float) -> tuple[float, ...]:
+        found = {"vision": vision, "language": language, "schedule": vision + language}
+        return tuple(found.get(name, 0.0) for name in FEATURES)
+
+    alike = [Observation(features=parts(1, 0), seconds=1.1 + 0.002 * n) for n in range(10)]
+    calibration = Calibration.fit(alike)
+
+    def error(vision: float, language: float) -> float:
+        mean, width = calibration.seconds(parts(vision, language))
+        return width / mean
+
+    near, between, far = error(2, 0), error(1, 1), error(0, 1)
+    assert near < 0.04
+    assert 1.5 * near < between < far
+
+
+@given(st.integers(1, 30), st.integers(0, 5))
+@settings(deadline=None, max_examples=20)
+def test_measurements_never_widen_the_prior(count: int, seed: int) -> None:
+    features = drawn(1, seed=7)[0].features
+    before = Calibration.fit().seconds(features)[1]
+    assert Calibration.fit(drawn(count, seed=seed)).seconds(features)[1] < before
+
+
+def test_most_measurements_lie_within_two_standard_errors() -> None:
+    calibration = Calibration.fit(drawn(20, noise=0.02))
+    held_out = drawn(200, noise=0.02, seed=5)
+    within = [abs(o.seconds - mean) < 2 * error for o in held_out for mean, error in [calibration.seconds(o.features)]]
+    assert np.mean(within) > 0.9
+
+
+def test_no_factor_is_negative() -> None:
+    calibration = Calibration.fit(drawn(40, truth=(1.0, 1.0, 1.0, 0.0, 0.0, 1.0, -3.0, 0.0, 0.0)))
+    assert min(calibration.factors) >= 0
+
+
+# --- bytes ---
+
+
+def test_without_peaks_memory_is_known_within_a_tenth() -> None:
+    found = Calibration.fit().bytes(stage_bytes(50 * MEBI, 100 * MEBI))
+    assert found.expected == pytest.approx(150 * MEBI)
+    assert 0.88 < found.low / found.expected < 0.95
+    assert 1.05 < found.high / found.expected < 1.12
+
+
+def test_measured_peaks_correct_the_bytes_and_narrow_their_interval() -> None:
+    random = np.random.default_rng(0)
+    stages = [stage_bytes(*(random.uniform(20, 100, 2) * MEBI).tolist()) for _ in range(10)]
+    found = [Peak(predicted=s, measured=s.static + 1.06 * (s.expected - s.static)) for s in stages]
+    wrong = replace(found[0], measured=3 * found[0].measured)
+    stage = stage_bytes(40 * MEBI, 80 * MEBI)
+    for seen in (found, [wrong, *found[1:]]):
+        corrected = Calibration.fit((), seen).bytes(stage)
+        assert corrected.expected == pytest.approx((40 + 1.06 * 80) * MEBI, rel=0.01)
+        assert corrected.low < corrected.expected < corrected.high
+        assert corrected.high - corrected.low < 0.06 * corrected.expected
+
+
+def kept_more(factor: float, static: float = 40.0, kept: float = 80.0) -> Peak:
+    """A stage that keeps so many times what is predicted."""
+    return Peak(predicted=stage_bytes(static * MEBI, kept * MEBI), measured=(static + factor * kept) * MEBI)
+
+
+def test_a_stage_that_ran_out_of_memory_counts_where_it_needed_more_than_expected() -> None:
+    stage = stage_bytes(40 * MEBI, 80 * MEBI)
+    alone = Calibration.fit().bytes(stage)
+    exceeded = [kept_more(factor, static, 2 * static) for factor, static in ((1.02, 30), (1.10, 50), (1.06, 40))]
+    learnt = Calibration.fit((), (), exceeded).bytes(stage)
+    assert learnt.expected == pytest.approx((40 + 1.10 * 80) * MEBI, rel=0.015)
+    assert learnt.high - learnt.low < (alone.high - alone.low) / 2
+    assert Calibration.fit((), (), [kept_more(0.97)] * 5).bytes(stage) == alone
+
+
+def test_a_stage_that_ran_out_of_memory_never_lowers_what_peaks_show() -> None:
+    stage = stage_bytes(40 * MEBI, 80 * MEBI)
+    shown = [kept_more(1.10, static) for static in (20, 40, 60)]
+    assert Calibration.fit((), shown, [kept_more(1.05)] * 5).bytes(stage) == Calibration.fit((), shown).bytes(stage)
+
+
+# --- predictions of plans ---
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=range(len(PLANS)))
+def test_the_parts_of_a_step_add_up_to_it_at_any_factors(plan: Plan) -> None:
+    for factors in ((1.0,) * len(COSTS), TRUTH[:-1]):
+        predicted = predictor_of(scaled(LAYER_COSTS, factors)).step_seconds(plan, (0, 3)).mean()
+        features = step_features(PREDICTOR, plan, (0, 3), factors)
+        assert np.dot(features[:-1], factors) == pytest.approx(predicted)
+        assert features[-1] == pytest.approx(predicted)
+        assert min(features) >= 0
+
+
+def test_the_parts_of_the_stages_are_their_passes_and_update() -> None:
+    plan = PLANS[1]
+    load, forward, backward, update = stage_features(PREDICTOR, plan, (2,), 0, 0)
+    assert [name for name, value in zip(FEATURES, load, strict=True) if value] == ["loading"]
+    parts = dict(zip(FEATURES, forward, strict=True))
+    assert parts["vision"] > 0 < parts["pack"]
+    assert parts["language"] == parts["recompute"] == parts["loading"] == parts["update"] == parts["schedule"] == 0
+    assert dict(zip(FEATURES, backward, strict=True))["recompute"] > 0
+    assert [name for name, value in zip(FEATURES, update, strict=True) if value] == ["update"]
+
+
+def test_a_machine_unlike_its_profile_is_learned_from_a_few_plans(tmp_path: Path) -> None:
+    truth = predictor_of(scaled(LAYER_COSTS, TRUTH[:-1]))
+    calibrated, held_out = CalibratedPredictor(PREDICTOR), PLANS[-1]
+    before = abs(calibrated.predict(held_out).epoch_seconds / truth.predict(held_out).epoch_seconds - 1)
+    width = calibrated.relative_error(held_out)
+    for plan in PLANS[:-1]:
+        calibrated.observe(plan, measured(plan, tmp_path, truth), warmup_steps=1)
+    after = abs(calibrated.predict(held_out).epoch_seconds / truth.predict(held_out).epoch_seconds - 1)
+    assert before > 0.08
+    assert after < 0.03
+    assert calibrated.relative_error(held_out) < width / 2
+
+
+def test_peaks_are_compared_on_the_steps_that_ran(tmp_path: Path) -> None:
+    measurement = measured(PLANS[0], tmp_path, PREDICTOR)
+    for peak in peaks(PREDICTOR, PLANS[0], measurement, warmup_steps=1):
+        assert peak.predicted.low < peak.measured < peak.predicted.high
+        assert peak.predicted.expected == pytest.approx(peak.measured)
+
+
+def test_the_same_trials_give_the_same_predictions(tmp_path: Path) -> None:
+    first, second = CalibratedPredictor(PREDICTOR), CalibratedPredictor(PREDICTOR)
+    for plan in PLANS[:3]:
+        trial = measured(plan, tmp_path, PREDICTOR)
+        first.observe(plan, trial, warmup_steps=1)
+        second.observe(plan, trial, warmup_steps=1)
+    assert (first.predict(PLANS[4]).step_seconds == second.predict(PLANS[4]).step_seconds).all()
+
+
+def test_steps_of_another_epoch_teach_nothing(tmp_path: Path) -> None:
+    trial = measured(PLANS[0], tmp_path, PREDICTOR)
+    calibrated = CalibratedPredictor(PREDICTOR)
+    calibrated.observe(PLANS[0], replace(trial, steps=(5000, 5001)), warmup_steps=1)
+    assert (calibrated.predict(PLANS[0]).step_seconds == PREDICTOR.predict(PLANS[0]).step_seconds).all()
+
+
+def test_memory_is_learnt_from_trials_that_ran_out_of_it_alone(tmp_path: Path) -> None:
+    truth, held_out = predictor_of(keeping(1.10)), PLANS[-1]
+    calibrated, settings = CalibratedPredictor(PREDICTOR), prepared_of(tmp_path, timed_steps=2).job.search
+    for plan in PLANS[:-1]:
+        fullest = max(measured(plan, tmp_path, truth).stages, key=lambda stage: stage.peak_bytes)
+        limit = round(0.99 * fullest.peak_bytes)  # passed by little, though the stage was predicted to stay below it
+        cause = OutOfMemory(stage=fullest.stage, rank=0, needed_bytes=limit + 1000, limit_bytes=limit)
+        calibrated.learn(plan, Failed(cause=cause), settings)
+    assert calibrated.trials == len(PLANS) - 1
+    for before, after, real in zip(
+        PREDICTOR.predict(held_out).stage_memory,
+        calibrated.predict(held_out).stage_memory,
+        truth.predict(held_out).stage_bytes,
+        strict=True,
+    ):
+        assert abs(before.expected / real - 1) > 0.05
+        assert abs(after.expected / real - 1) < 0.03
+        assert after.low < real < after.high
+    seconds = calibrated.predict(held_out).step_seconds
+    assert (seconds == PREDICTOR.predict(held_out).step_seconds).all()
+
+
+def test_crashes_and_rejected_plans_teach_nothing(tmp_path: Path) -> None:
+    calibrated = CalibratedPredictor(PREDICTOR)
+    for outcome in (Failed(cause=Crash(rank=0, detail="boom")), Rejected(reason="too large")):
+        calibrated.learn(PLANS[0], outcome, prepared_of(tmp_path).job.search)
+    assert calibrated.trials == 0

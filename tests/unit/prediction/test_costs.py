@@ -1,0 +1,270 @@
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autotune.errors import ProfileError
+from autotune.predict.costs import fit_costs
+from tests.search_values import COSTS, layer_costs
+from trials import wire
+from trials.errors import WireError
+from trials.layer_costs import KINDS, NOISE_LIMIT, LayerCost, LayerCosts, LayerKind, LinkCost, LoadCost
+from trials.plan import Layout
+from trials.tasks.answer import LayerTiming, LoadTiming, ProfileReport, UpdateTiming
+from trials.tasks.profiling.layer_profile import Times, measure_until_quiet, spread
+
+UNITS = (1, 2, 4, 8, 16, 24)
+SHAPES = ((1, 64), (4, 64), (1, 256), (2, 256), (1, 600), (8, 128))
+COEFFICIENTS = tuple(f.name for f in fields(LayerCost) if f.name.endswith(("_seconds", "_bytes")))
+
+
+def sizes_of(kind: LayerKind) -> list[tuple[int, int, int]]:
+    """(units, tokens, squares) at which a kind of layer is profiled."""
+    if kind in ("language", "head"):
+        return [(0, samples * length, samples * length**2) for samples, length in SHAPES]
+    tokens = [16 * units + 256 * (number % 2) if kind == "projector" else 0 for number, units in enumerate(UNITS)]
+    return [(units, count, 0) for units, count in zip(UNITS, tokens, strict=True)]
+
+
+def timing(kind: LayerKind, size: tuple[int, int, int], cost: LayerCost, noise: tuple[float, float]) -> LayerTiming:
+    units, tokens, squares = size
+    columns = np.array((*size, 1.0))
+    return LayerTiming(
+        layer=kind,
+        units=units,
+        tokens=tokens,
+        squares=squares,
+        forward_seconds=float(columns @ cost.forward_seconds) * noise[0],
+        backward_seconds=float(columns @ cost.backward_seconds) * noise[1],
+        kept_bytes=round(float(columns @ cost.kept_bytes)),
+        output_bytes=round(float(columns @ cost.output_bytes)),
+        recompute_seconds=float(columns @ cost.recompute_seconds) * noise[0],
+        shared_bytes=tokens,
+        transient_bytes=0,
+        spread=0.01,
+    )
+
+
+def load_seconds(pixels: bool, units: int, tokens: int) -> float:
+    return 2e-3 * units * pixels + 3e-6 * tokens + 4e-4
+
+
+def reports_of(costs: LayerCosts, noise: float, ranks: int = 2) -> list[ProfileReport]:
+    """What ranks report of layers with these costs, with relative noise."""
+    random = np.random.default_rng(0)
+
+    def factors() -> tuple[float, float]:
+        first, second = random.normal(1, noise, 2).tolist()
+        return first, second
+
+    return [
+        ProfileReport(
+            timings=tuple(timing(kind, size, costs[kind], factors()) for kind in KINDS for size in sizes_of(kind)),
+            parameters=tuple((kind, costs[kind].parameters) for kind in KINDS),
+            updates=(
+                UpdateTiming(zero=0, data_parallel=1, seconds_per_parameter=(rank + 2) * 1e-9),
+                UpdateTiming(zero=1, data_parallel=ranks, seconds_per_parameter=(rank + 5) * 1e-9),
+            ),
+            loads=tuple(
+                LoadTiming(pixels=pixels, units=units, tokens=tokens, seconds=load_seconds(pixels, units, tokens))
+                for pixels in (True, False)
+                for units, tokens in ((1, 100), (3, 90), (2, 400), (8, 500), (9, 900))
+            ),
+            reduce_seconds_per_byte=(rank + 1) * 1e-10,
+            link_latency_seconds=1e-4 * (rank + 1),
+            link_seconds_per_byte=1e-9 * (rank + 1),
+        )
+        for rank in range(ranks)
+    ]
+
+
+def seconds(costs: LayerCosts, kind: LayerKind, size: tuple[int, int, int]) -> float:
+    columns = np.array((*size, 1.0))
+    return float(columns @ costs[kind].forward_seconds + columns @ costs[kind].backward_seconds)
+
+
+@given(layer_costs)
+@settings(deadline=None, max_examples=25)
+def test_exact_timings_give_back_their_coefficients(costs: LayerCosts) -> None:
+    fitted = fit_costs(reports_of(costs, noise=0.0))
+    for kind in KINDS:
+        for name in ("forward_seconds", "backward_seconds", "recompute_seconds"):
+            planted, found = np.array(getattr(costs[kind], name)), np.array(getattr(fitted[kind], name))
+            assert found == pytest.approx(planted, rel=1e-4, abs=planted.max() * 1e-6), (kind, name)
+        for name in ("kept_bytes", "output_bytes"):
+            assert getattr(fitted[kind], name) == pytest.approx(getattr(costs[kind], name), rel=1e-3, abs=5), (
+                kind,
+                name,
+            )
+    assert fitted.residual < 1e-6
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_noisy_timings_are_predicted_within_their_noise(kind: LayerKind) -> None:
+    fitted = fit_costs(reports_of(COSTS, noise=0.03, ranks=4))
+    assert 0.005 < fitted.residual < 0.04
+    for size in sizes_of(kind):
+        assert seconds(fitted, kind, size) == pytest.approx(seconds(COSTS, kind, size), rel=0.06)
+
+
+@given(st.lists(st.floats(1e-6, 10), min_size=60, max_size=60))
+@settings(deadline=None, max_examples=40)
+def test_no_coefficient_is_negative_whatever_was_measured(measured: list[float]) -> None:
+    (report,) = reports_of(COSTS, noise=0.0, ranks=1)
+    pairs = zip(measured[::2], measured[1::2], strict=True)
+    timings = tuple(
+        replace(timing, forward_seconds=forward, backward_seconds=backward)
+        for timing, (forward, backward) in zip(report.timings, pairs, strict=True)
+    )
+    fitted = fit_costs([replace(report, timings=timings)])
+    assert all(value >= 0 for kind in KINDS for name in COEFFICIENTS for value in getattr(fitted[kind], name))
+
+
+def test_a_layer_that_keeps_nothing_costs_nothing() -> None:
+    (report,) = reports_of(COSTS, noise=0.0, ranks=1)
+    timings = tuple(replace(timing, kept_bytes=0) for timing in report.timings)
+    fitted = fit_costs([replace(report, timings=timings)])
+    assert {fitted[kind].kept_bytes for kind in KINDS} == {(0.0, 0.0, 0.0, 0.0)}
+
+
+def test_speeds_of_the_ranks_are_averaged_and_the_slowest_link_counts() -> None:
+    fitted = fit_costs(reports_of(COSTS, noise=0.0, ranks=2))
+    assert fitted.link == LinkCost(latency_seconds=2e-4, seconds_per_byte=2e-9)
+    assert fitted.reduce_seconds_per_byte == pytest.approx(1.5e-10)
+    assert fitted["language"].parameters == COSTS["language"].parameters
+
+
+@given(layer_costs)
+@settings(deadline=None, max_examples=25)
+def test_costs_survive_their_json(costs: LayerCosts) -> None:
+    assert wire.decode(LayerCosts, wire.encode(costs)) == costs
+
+
+def test_loading_is_fitted_with_and_without_pixels() -> None:
+    loading = fit_costs(reports_of(COSTS, noise=0.0, ranks=2)).loading
+    assert loading.pixels_seconds == pytest.approx((2e-3, 3e-6, 0, 4e-4), rel=1e-3)
+    assert loading.labels_seconds == pytest.approx((0, 3e-6, 0, 4e-4), rel=1e-3)
+
+
+def test_an_update_takes_what_the_rank_needs_that_waits_least() -> None:
+    fitted = fit_costs(reports_of(COSTS, noise=0.0, ranks=2))
+    assert fitted.update_seconds_per_parameter(Layout(pipeline=2, data=1, zero=0)) == 2e-9
+    assert fitted.update_seconds_per_parameter(Layout(pipeline=1, data=2, zero=1)) == 5e-9
+
+
+def test_an_update_that_was_not_measured_is_that_of_one_rank_shared_out() -> None:
+    (report,) = reports_of(COSTS, noise=0.0, ranks=1)
+    fitted = fit_costs([replace(report, updates=report.updates[:1])])
+    assert fitted.update_seconds_per_parameter(Layout(pipeline=1, data=4, zero=0)) == 2e-9
+    assert fitted.update_seconds_per_parameter(Layout(pipeline=1, data=4, zero=1)) == 0.5e-9
+
+
+@pytest.mark.parametrize("part", ["loads", "updates"])
+def test_loading_and_updates_that_were_timed_wrongly_are_refused(part: str) -> None:
+    (report,) = reports_of(COSTS, noise=0.0, ranks=1)
+    field = "seconds" if part == "loads" else "seconds_per_parameter"
+    first, *others = getattr(report, part)
+    changes: dict[str, Any] = {part: (replace(first, **{field: float("nan")}), *others)}
+    with pytest.raises(ProfileError, match=f"{field} is nan"):
+        fit_costs([replace(report, **changes)])
+
+
+def test_what_workers_load_ahead_costs_nothing() -> None:
+    assert COSTS.with_workers(0) == COSTS
+    assert COSTS.with_workers(2) == replace(COSTS, loading=LoadCost())
+
+
+def with_timings(report: ProfileReport, change: Callable[[LayerTiming], LayerTiming]) -> ProfileReport:
+    return replace(report, timings=tuple(map(change, report.timings)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("factor", [0.1, 30.0])
+def test_one_size_that_was_timed_wrongly_moves_nothing(kind: LayerKind, factor: float) -> None:
+    first, second = reports_of(COSTS, noise=0.01)
+    wrong = max((t for t in first.timings if t.layer == kind), key=lambda t: t.forward_seconds)
+
+    def disturb(timing: LayerTiming) -> LayerTiming:
+        return replace(timing, forward_seconds=timing.forward_seconds * factor) if timing is wrong else timing
+
+    fitted = fit_costs([with_timings(first, disturb), second])
+    for size in sizes_of(kind):
+        assert seconds(fitted, kind, size) == pytest.approx(seconds(COSTS, kind, size), rel=0.03)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e-6])
+@pytest.mark.parametrize("field", ["forward_seconds", "backward_seconds", "kept_bytes"])
+def test_what_no_measurement_gives_is_refused_with_its_value(field: str, value: float) -> None:
+    (report,) = reports_of(COSTS, noise=0.0, ranks=1)
+    first = report.timings[0]
+    changes: dict[str, Any] = {field: value}
+    bad = with_timings(report, lambda timing: replace(timing, **changes) if timing is first else timing)
+    with pytest.raises(ProfileError, match=f"{field} is {value}"):
+        fit_costs([bad])
+
+
+def test_a_link_that_was_timed_wrongly_is_refused() -> None:
+    (report,) = reports_of(COSTS, noise=0.0, ranks=1)
+    with pytest.raises(ProfileError, match="link_seconds_per_byte is -1"):
+        fit_costs([replace(report, link_seconds_per_byte=-1.0)])
+
+
+@pytest.mark.parametrize(
+    "change", [('"residual":', '"residual":-'), ('"seconds_per_byte":', '"x":'), ('"link":', '"y":')]
+)
+def test_stored_costs_of_another_form_or_with_negative_times_cannot_be_read(change: tuple[str, str]) -> None:
+    with pytest.raises(WireError, match="cannot read a LayerCosts"):
+        wire.decode(LayerCosts, wire.encode(COSTS).replace(*change))
+
+
+def test_errors_are_kept_for_each_kind() -> None:
+    (report,) = reports_of(COSTS, noise=0.0, ranks=1)
+    random = np.random.default_rng(1)
+
+    def disturb(timing: LayerTiming) -> LayerTiming:
+        if timing.layer != "vision":
+            return timing
+        return replace(timing, backward_seconds=timing.backward_seconds * random.normal(1, 0.2))
+
+    fitted = fit_costs([with_timings(report, disturb)])
+    assert fitted["vision"].seconds_error > 0.02
+    assert fitted["language"].seconds_error < 1e-6
+
+
+def test_a_kind_whose_times_stay_apart_is_marked() -> None:
+    (report,) = reports_of(COSTS, noise=0.0, ranks=1)
+    loud = with_timings(report, lambda t: replace(t, spread=2 * NOISE_LIMIT) if t.layer == "head" else t)
+    assert fit_costs([report]).noisy_kinds == ()
+    assert fit_costs([loud]).noisy_kinds == ("head",)
+
+
+def test_noisy_times_are_taken_again_and_the_quietest_kept() -> None:
+    asked: list[tuple[int, ...]] = []
+
+    def measure(numbers: Sequence[int]) -> list[Times]:
+        """Probe 1 is noisy in its first two rounds, probe 2 always."""
+        asked.append(tuple(numbers))
+        turn = len(asked)
+        widths = {0: 0.0, 1: 0.5 if turn <= 8 else 0.01, 2: 2.0 if turn <= 4 else 0.9}
+        return [(1.0 + widths[number] * (turn % 4), 1.0, 0.0) for number in numbers]
+
+    found = measure_until_quiet(measure, count=3, repeats=4)
+    assert asked == [(0, 1, 2)] * 4 + [(1, 2)] * 4 + [(1, 2)] * 4
+    assert spread(found[0]) == 0
+    assert spread(found[1]) < 0.02
+    assert NOISE_LIMIT < spread(found[2]) < 0.9
+
+
+def test_quiet_times_are_not_taken_again() -> None:
+    asked = []
+
+    def measure(numbers: Sequence[int]) -> list[Times]:
+        asked.append(tuple(numbers))
+        return [(1.0, 2.0, 0.5) for _ in numbers]
+
+    assert measure_until_quiet(measure, count=2, repeats=3) == [[(1.0, 2.0, 0.5)] * 3] * 2
+    assert len(asked) == 3

@@ -1,0 +1,100 @@
+from dataclasses import replace
+from math import inf, nan
+from pathlib import Path
+
+from autotune.machine.agent import Agent
+from autotune.search.execution.attempt import Attempt
+from autotune.search.execution.ledger import Ledger
+from storage.records import FinishedTrial
+from storage.spool import Spool
+from storage.store import open_store
+from tests.storage_values import PADDED_PLAN, WORKLOAD, completed
+from trials.outcome import Failed
+
+
+def test_what_an_attempt_gave_is_recorded_whole(tmp_path: Path) -> None:
+    attempt = Attempt(
+        outcome=completed(),
+        epoch_seconds=12.5,
+        epoch_seconds_error=0.5,
+        contamination="other processes used 1.3 of 2 cores",
+        energy_joules=4567.8,
+    )
+    with open_store(f"sqlite:///{tmp_path}/tuning.db") as store:
+        study = store.create_study(store.add_workload(WORKLOAD), {}, seed=0)
+        with Agent(store) as agent:
+            ledger = Ledger(store, Spool(tmp_path / "spool"), study, agent, ())
+            begun = ledger.begin(PADDED_PLAN, "sampled", {})
+            assert begun is not None
+            trial = ledger.finish(begun, ledger.put(begun, attempt))
+        assert store.trials(study.id) == (trial,)
+    result = trial.result
+    assert attempt == Attempt(
+        outcome=result.outcome,
+        epoch_seconds=result.epoch_seconds,
+        epoch_seconds_error=result.epoch_seconds_error,
+        contamination=result.contamination,
+        energy_joules=result.energy_joules,
+    )
+
+
+def test_a_result_that_was_put_is_kept_though_nobody_finished_its_trial(tmp_path: Path) -> None:
+    with open_store(f"sqlite:///{tmp_path / 'tuning.db'}") as store:
+        study, spool = store.create_study(store.add_workload(WORKLOAD), {}, seed=0), Spool(tmp_path / "spool")
+        with Agent(store) as agent:
+            ledger = Ledger(store, spool, study, agent, ())
+            begun = ledger.begin(PADDED_PLAN, "sampled", {})
+            assert begun is not None
+            result = ledger.put(begun, Attempt(outcome=completed(), epoch_seconds=12.5, epoch_seconds_error=0.5))
+        with Agent(store) as later:
+            assert [trial.result for trial in Ledger(store, spool, study, later, ()).trials] == [result]
+
+
+def test_a_result_is_stored_at_once_where_the_spool_cannot_be_written(tmp_path: Path) -> None:
+    with open_store(f"sqlite:///{tmp_path / 'tuning.db'}") as store:
+        study, spool = store.create_study(store.add_workload(WORKLOAD), {}, seed=0), Spool(tmp_path / "spool")
+        with Agent(store) as agent:
+            ledger = Ledger(store, spool, study, agent, ())
+            begun = ledger.begin(PADDED_PLAN, "sampled", {})
+            assert begun is not None
+            (tmp_path / "spool").rmdir()
+            (tmp_path / "spool").touch()
+            result = ledger.put(begun, Attempt(outcome=completed(), epoch_seconds=12.5, epoch_seconds_error=0.5))
+        (trial,) = store.trials(study.id)
+        assert isinstance(trial, FinishedTrial)
+        assert trial.result == result
+
+
+def test_a_measurement_that_cannot_be_kept_is_a_failed_trial(tmp_path: Path) -> None:
+    measured = completed()
+    unkept = replace(measured, measurement=replace(measured.measurement, losses=(nan, 1.0)))
+    with open_store(f"sqlite:///{tmp_path / 'tuning.db'}") as store:
+        study, spool = store.create_study(store.add_workload(WORKLOAD), {}, seed=0), Spool(tmp_path / "spool")
+        with Agent(store) as agent:
+            ledger = Ledger(store, spool, study, agent, ())
+            for attempt in (
+                Attempt(outcome=unkept, epoch_seconds=12.5, epoch_seconds_error=0.5),
+                Attempt(outcome=measured, epoch_seconds=inf, epoch_seconds_error=nan),
+            ):
+                begun = ledger.begin(PADDED_PLAN, "confirm", {})
+                assert begun is not None
+                outcome = ledger.finish(begun, ledger.put(begun, attempt)).result.outcome
+                assert isinstance(outcome, Failed)
+                assert "what was measured cannot be kept" in str(outcome.cause)
+        assert len(store.trials(study.id)) == 2
+
+
+def test_a_result_that_another_lane_stored_is_told_once(tmp_path: Path) -> None:
+    with open_store(f"sqlite:///{tmp_path / 'tuning.db'}") as store:
+        study, spool = store.create_study(store.add_workload(WORKLOAD), {}, seed=0), Spool(tmp_path / "spool")
+        with Agent(store) as agent:
+            ledger = Ledger(store, spool, study, agent, ())
+            begun = ledger.begin(PADDED_PLAN, "sampled", {})
+            assert begun is not None
+            result = ledger.put(begun, Attempt(outcome=completed(), epoch_seconds=12.5, epoch_seconds_error=0.5))
+            spool.replay(store)
+            assert ledger.catch_up() == ([], [])
+            assert ledger.open == (begun,)
+            assert ledger.finish(begun, result) in ledger.trials
+            assert len(ledger.trials) == 1
+            assert ledger.catch_up() == ([], [])

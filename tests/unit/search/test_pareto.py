@@ -1,0 +1,74 @@
+from dataclasses import replace
+from datetime import timedelta
+
+import numpy as np
+import pytest
+
+from autotune.search.learning.surrogate import Posterior
+from autotune.search.pareto import pareto
+from autotune.search.winner import Field, Standing
+from storage.records import FinishedTrial, ParetoPlan
+from tests.search_values import completed, padded_plan
+
+SAMPLES = 100
+
+
+def field(*entries: tuple[float, int]) -> Field:
+    """Plans of so many (epoch seconds, peak bytes), numbered from 1."""
+    standings = tuple(
+        Standing(
+            plan=padded_plan(number),
+            roles=frozenset({"sampled"}),
+            epoch_seconds=seconds,
+            epoch_seconds_error=0.1,
+            peak_bytes=peak,
+            trials=2,
+        )
+        for number, (seconds, peak) in enumerate(entries, 1)
+    )
+    count = len(entries)
+    posterior = Posterior(mean=np.zeros(count), covariance=np.eye(count))
+    return Field(standings=standings, posterior=posterior, measured=posterior)
+
+
+def spent(number: int, joules: float, seconds: float) -> FinishedTrial:
+    made = completed(padded_plan(number), 1.0)
+    return replace(
+        made, result=replace(made.result, energy_joules=joules, finished=made.started + timedelta(seconds=seconds))
+    )
+
+
+def numbers(found: tuple[ParetoPlan, ...]) -> list[int]:
+    return [[padded_plan(number) for number in range(1, 10)].index(entry.plan) + 1 for entry in found]
+
+
+def test_time_alone_leaves_no_choice() -> None:
+    assert pareto(field((10, 5), (20, 1)), [], SAMPLES, ("time",)) == ()
+
+
+def test_plans_that_another_beats_in_time_and_memory_are_left_out() -> None:
+    found = pareto(field((10, 50), (11, 60), (12, 40), (13, 40), (14, 10)), [], SAMPLES, ("time", "memory"))
+    assert numbers(found) == [1, 3, 5]
+    assert [(entry.samples_per_second, entry.peak_bytes) for entry in found] == [
+        (10.0, 50),
+        (pytest.approx(100 / 12), 40),
+        (pytest.approx(100 / 14), 10),
+    ]
+
+
+def test_energy_is_mean_power_for_an_epoch_over_its_samples() -> None:
+    trials = [spent(1, 300, 1), spent(1, 100, 1), spent(2, 100, 2)]
+    found = pareto(field((10, 1), (20, 1)), trials, SAMPLES, ("time", "energy"))
+    assert numbers(found) == [1, 2]
+    assert [entry.joules_per_sample for entry in found] == [20.0, 10.0]
+
+
+def test_a_plan_whose_energy_is_not_known_beats_no_other_by_it() -> None:
+    found = pareto(field((10, 1), (20, 1), (30, 1)), [spent(2, 100, 2), spent(3, 100, 2)], SAMPLES, ("time", "energy"))
+    assert numbers(found) == [1, 2]
+
+
+def test_energy_that_no_device_counts_compares_nothing() -> None:
+    found = pareto(field((10, 2), (20, 1)), [], SAMPLES, ("time", "energy"))
+    assert numbers(found) == [1]
+    assert found[0].joules_per_sample is None

@@ -1,0 +1,295 @@
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autotune.machine.conditions import Conditions
+from autotune.predict.predictor import Prediction
+from autotune.search.execution.runner import Runner, estimate_epoch
+from autotune.search.learning.calibrated import CalibratedPredictor
+from autotune.search.simulated import Behaviour, SimulatedLauncher, Undisturbed
+from tests import storage_values
+from tests.search_values import MEBI, predictor_of, prepared_of, runner_of
+from tests.training_values import plan_of
+from trials.outcome import Cause, Completed, Failed, Measurement, OutOfMemory, Rejected, Timeout
+from trials.plan import Packed, Padded, Plan
+from trials.run.pool import Answers
+from trials.tasks.answer import TrialReport
+from trials.tasks.request import Request, Trial
+
+PLAN = plan_of("4+0", "1+4", packing=Packed(qv=12, qt=600, qv_min=12, qt_min=500))
+PREDICTOR = predictor_of()
+
+
+class Recorder(SimulatedLauncher):
+    """Keeps the tasks that it was given."""
+
+    tasks: tuple[Trial, ...] = ()
+
+    def ask(self, request: Request, *arguments: Any, **options: Any) -> Answers:
+        assert isinstance(request.task, Trial)
+        self.tasks += (request.task,)
+        answer = super().ask(request, *arguments, **options)
+        assert isinstance(answer, Answers)
+        return answer
+
+
+def measurement(steps: tuple[int, ...], seconds: tuple[float, ...]) -> Measurement:
+    outcome = storage_values.completed()
+    assert isinstance(outcome, Completed)
+    return replace(outcome.measurement, steps=steps, step_seconds=seconds)
+
+
+def prediction(*seconds: float) -> Prediction:
+    samples = np.full(len(seconds), 16)
+    return replace(PREDICTOR.predict(PLAN), step_seconds=np.array(seconds), step_samples=samples)
+
+
+@given(st.lists(st.floats(0.1, 10), min_size=3, max_size=20), st.floats(0.2, 5), st.data())
+@settings(deadline=None)
+def test_a_machine_that_is_slower_by_one_factor_is_estimated_exactly(
+    predicted: list[float], factor: float, data: st.DataObject
+) -> None:
+    steps = tuple(sorted(data.draw(st.sets(st.integers(0, len(predicted) - 1), min_size=2))))
+    measured = tuple(predicted[step] * factor for step in steps)
+    seconds, error = estimate_epoch(measurement(steps, measured), prediction(*predicted))
+    assert seconds == pytest.approx(sum(predicted) * factor)
+    assert error == pytest.approx(0, abs=1e-6 * seconds)
+
+
+def test_the_error_is_that_of_the_mean_ratio_of_measured_to_predicted() -> None:
+    seconds, error = estimate_epoch(measurement((0, 2), (2.2, 1.8)), prediction(2.0, 6.0, 2.0))
+    assert seconds == pytest.approx(10.0)
+    assert error == pytest.approx(10.0 * np.std([1.1, 0.9], ddof=1) / np.sqrt(2))
+
+
+def test_the_estimate_of_all_steps_is_their_sum() -> None:
+    assert estimate_epoch(measurement((0, 1), (3.0, 1.0)), prediction(1.0, 5.0))[0] == pytest.approx(4.0)
+
+
+def test_a_single_step_has_no_error_of_its_own() -> None:
+    seconds, error = estimate_epoch(measurement((1,), (3.0,)), prediction(1.0, 5.0, 4.0))
+    assert (seconds, error) == (6.0, 0.0)
+
+
+def test_the_costliest_steps_warm_up_and_the_most_typical_ones_are_timed(tmp_path: Path) -> None:
+    pool = Recorder(PREDICTOR)
+    runner_of(tmp_path, pool, warmup_steps=2, timed_steps=3).run(PLAN)
+    seconds, samples = PREDICTOR.predict(PLAN).step_seconds, PREDICTOR.predict(PLAN).step_samples
+    (task,) = pool.tasks
+    assert list(task.warmup_steps) == np.argsort(-seconds, kind="stable")[:2].tolist()
+    assert not set(task.warmup_steps) & set(task.timed_steps)
+    assert list(task.timed_steps) == sorted(task.timed_steps)
+    far = np.abs(seconds / seconds.mean() - 1) + np.abs(samples / samples.mean() - 1)
+    others = [step for step in range(len(seconds)) if step not in (*task.warmup_steps, *task.timed_steps)]
+    assert max(far[list(task.timed_steps)]) <= min(far[others])
+
+
+@pytest.mark.parametrize(
+    ("batch", "steps", "warmup", "timed"),
+    [(240, 1, 1, 1), (120, 2, 1, 1), (120, 2, 3, 1), (80, 3, 1, 2), (80, 3, 0, 3)],
+)
+def test_an_epoch_of_few_steps_is_measured_all_the_same(
+    tmp_path: Path, batch: int, steps: int, warmup: int, timed: int
+) -> None:
+    predictor = predictor_of(batch=batch)
+    plan = replace(PLAN, packing=Padded(samples=4))
+    assert len(predictor.predict(plan).step_seconds) == steps
+    pool = Recorder(predictor)
+    attempt = runner_of(tmp_path, pool, predictor=predictor, warmup_steps=warmup, timed_steps=3).run(plan)
+    assert (len(pool.tasks[0].warmup_steps), len(pool.tasks[0].timed_steps)) == (min(warmup, steps), timed)
+    assert attempt.epoch_seconds == pytest.approx(predictor.predict(plan).epoch_seconds, rel=0.05)
+
+
+def test_a_completed_trial_says_what_an_epoch_takes(tmp_path: Path) -> None:
+    attempt = runner_of(tmp_path, SimulatedLauncher(PREDICTOR, factor_of=lambda _: 1.5)).run(PLAN)
+    assert isinstance(attempt.outcome, Completed)
+    assert len(attempt.outcome.measurement.stages) == 2
+    assert attempt.epoch_seconds == pytest.approx(1.5 * PREDICTOR.predict(PLAN).epoch_seconds, rel=0.03)
+    assert attempt.epoch_seconds_error is not None
+    assert 0 < attempt.epoch_seconds_error < 0.03 * PREDICTOR.predict(PLAN).epoch_seconds
+
+
+def conditions(foreign_gpu: bool, energy_joules: float | None = None) -> Conditions:
+    return Conditions(foreign_cpu=0.0, own_cpu=2.0, foreign_gpu=foreign_gpu, throttled=(), energy_joules=energy_joules)
+
+
+@pytest.mark.parametrize(
+    ("disturbed", "runs", "contamination"),
+    [
+        ((False,), 1, None),
+        ((True, False), 2, None),
+        ((True, True), 2, "another process computed on the devices"),
+    ],
+    ids=["never", "once", "twice"],
+)
+def test_a_disturbed_trial_is_run_once_more_and_marked_when_that_is_disturbed_too(
+    tmp_path: Path, disturbed: tuple[bool, ...], runs: int, contamination: str | None
+) -> None:
+    machine = iter([conditions(foreign, 100.0) for foreign in disturbed])
+
+    class OtherMachine(Undisturbed):
+        @property
+        def conditions(self) -> Conditions:
+            return next(machine)
+
+    pool = SimulatedLauncher(PREDICTOR)
+    attempt = Runner(prepared_of(tmp_path), CalibratedPredictor(PREDICTOR), pool, OtherMachine).run(PLAN)
+    assert isinstance(attempt.outcome, Completed)
+    assert pool.asked == [PLAN] * runs
+    assert (attempt.contamination, attempt.energy_joules) == (contamination, 100.0 * runs)
+    assert [run.contamination for run in attempt.disturbed] == ["another process computed on the devices"] * (runs - 1)
+    assert attempt.seconds is not None
+
+
+@pytest.mark.parametrize("foreign_gpu", [False, True])
+def test_memory_is_only_taken_by_who_computes_on_the_devices(tmp_path: Path, foreign_gpu: bool) -> None:
+    class Loaded(Undisturbed):
+        @property
+        def conditions(self) -> Conditions:
+            return replace(conditions(foreign_gpu), foreign_cpu=1e3)
+
+    def contamination_with(cause: Cause) -> str | None:
+        pool = SimulatedLauncher(PREDICTOR, cause_of=lambda _: cause)
+        attempt = Runner(prepared_of(tmp_path), CalibratedPredictor(PREDICTOR), pool, Loaded).run(PLAN)
+        assert attempt.outcome == Failed(cause=cause)
+        return attempt.contamination
+
+    short = contamination_with(OutOfMemory(stage=0, rank=0, needed_bytes=2, limit_bytes=1))
+    assert (short is not None) == foreign_gpu
+    assert contamination_with(Timeout(seconds=5)) is not None
+
+
+def test_on_a_machine_that_is_never_left_alone_only_the_first_trial_is_run_again(tmp_path: Path) -> None:
+    class Shared(Undisturbed):
+        @property
+        def conditions(self) -> Conditions:
+            return conditions(foreign_gpu=True)
+
+    launcher = SimulatedLauncher(PREDICTOR)
+    runner = Runner(prepared_of(tmp_path), CalibratedPredictor(PREDICTOR), launcher, Shared)
+    assert [runner.run(PLAN).contamination is not None for _ in range(2)] == [True, True]
+    assert len(launcher.asked) == 3
+
+
+def steps_of(folder: Path, noise: float, **search: Any) -> int:
+    """How many steps a trial timed on a machine of that noise."""
+    launcher = SimulatedLauncher(PREDICTOR, Behaviour(noise=noise))
+    outcome = runner_of(folder, launcher, **search).run(PLAN).outcome
+    assert isinstance(outcome, Completed)
+    assert not outcome.shortened
+    return len(outcome.measurement.step_seconds)
+
+
+def test_a_trial_times_fewer_steps_once_their_mean_is_sure(tmp_path: Path) -> None:
+    assert steps_of(tmp_path, 0.001, timed_steps=8, step_error=0.01) == 3
+    assert 3 < steps_of(tmp_path, 0.05, timed_steps=8, step_error=0.02) <= 8
+    assert steps_of(tmp_path, 0.001, timed_steps=8, step_error=0.0) == 8
+
+
+def test_a_trial_that_need_not_go_on_is_shortened(tmp_path: Path) -> None:
+    told: list[float] = []
+
+    def steps(seconds: float) -> bool:
+        told.append(seconds)
+        return len(told) < 2
+
+    launcher = SimulatedLauncher(PREDICTOR, factor_of=lambda _: 1.5)
+    attempt = runner_of(tmp_path, launcher, timed_steps=8, step_error=0.0).run(PLAN, steps)
+    assert isinstance(attempt.outcome, Completed)
+    assert attempt.outcome.shortened
+    assert len(attempt.outcome.measurement.step_seconds) == len(attempt.outcome.measurement.steps) == 2
+    whole = 1.5 * PREDICTOR.epoch_seconds(PLAN)
+    assert told == pytest.approx([whole, whole], rel=0.05)
+    assert attempt.epoch_seconds == pytest.approx(whole, rel=0.05)
+
+
+def test_a_disturbed_trial_is_repeated_to_its_end(tmp_path: Path) -> None:
+    machine = iter([conditions(foreign_gpu=True), conditions(foreign_gpu=False)])
+
+    class OnceDisturbed(Undisturbed):
+        @property
+        def conditions(self) -> Conditions:
+            return next(machine)
+
+    prepared = prepared_of(tmp_path, timed_steps=4, step_error=0.0)
+    runner = Runner(prepared, CalibratedPredictor(PREDICTOR), SimulatedLauncher(PREDICTOR), OnceDisturbed)
+    outcome = runner.run(PLAN, lambda _: False).outcome
+    assert isinstance(outcome, Completed)
+    assert not outcome.shortened
+    assert len(outcome.measurement.step_seconds) == 4
+
+
+def test_a_step_takes_as_long_as_its_slowest_rank(tmp_path: Path) -> None:
+    class Uneven(SimulatedLauncher):
+        def ask(self, request: Request, *arguments: Any, **options: Any) -> Answers:
+            answer = super().ask(request, *arguments, **options)
+            assert isinstance(answer, Answers)
+            first, second = answer.reports
+            assert isinstance(first, TrialReport)
+            assert isinstance(second, TrialReport)
+            return Answers(reports=(replace(first, step_seconds=(1.0, 4.0)), replace(second, step_seconds=(3.0, 2.0))))
+
+    outcome = runner_of(tmp_path, Uneven(PREDICTOR)).run(PLAN).outcome
+    assert isinstance(outcome, Completed)
+    assert outcome.measurement.step_seconds == (3.0, 4.0)
+
+
+def test_a_trial_that_ended_early_is_measured_by_the_steps_that_ran(tmp_path: Path) -> None:
+    class Ended(Recorder):
+        def ask(self, request: Request, *arguments: Any, **options: Any) -> Answers:
+            answer = super().ask(request, *arguments, **options)
+            return Answers(
+                reports=tuple(
+                    replace(report, step_seconds=report.step_seconds[:2], losses=report.losses[:2])
+                    for report in answer.reports
+                    if isinstance(report, TrialReport)
+                )
+            )
+
+    pool = Ended(PREDICTOR)
+    outcome = runner_of(tmp_path, pool, timed_steps=3).run(PLAN).outcome
+    assert isinstance(outcome, Completed)
+    assert len(pool.tasks[0].timed_steps) == 3
+    assert outcome.measurement.steps == pool.tasks[0].timed_steps[:2]
+
+
+def test_a_failure_of_the_ranks_is_the_outcome(tmp_path: Path) -> None:
+    cause = OutOfMemory(stage=0, rank=0, needed_bytes=3, limit_bytes=2)
+    attempt = runner_of(tmp_path, SimulatedLauncher(PREDICTOR, cause_of=lambda _: cause)).run(PLAN)
+    assert (attempt.outcome, attempt.epoch_seconds) == (Failed(cause=cause), None)
+
+
+def rejection(folder: Path, plan: Plan, memory_bytes: int = 1 << 40) -> str | None:
+    pool = SimulatedLauncher(PREDICTOR)
+    rejected = runner_of(folder, pool, memory_bytes).rejection(plan)
+    assert pool.asked == []
+    return rejected.reason if isinstance(rejected, Rejected) else None
+
+
+def test_a_plan_that_can_run_is_not_rejected(tmp_path: Path) -> None:
+    assert rejection(tmp_path, PLAN) is None
+
+
+def test_a_plan_of_another_model_is_rejected(tmp_path: Path) -> None:
+    assert rejection(tmp_path, plan_of("5+5")) == "stages hold 5 language layers but the model has 4; remove 1"
+
+
+def test_a_plan_that_misses_the_global_batch_is_rejected(tmp_path: Path) -> None:
+    reason = rejection(tmp_path, replace(PLAN, packing=Padded(samples=12)))
+    assert reason == "its steps miss the global batch by 25%"
+
+
+def test_a_plan_certainly_above_the_memory_is_rejected_and_one_that_is_near_is_left_to_the_run(tmp_path: Path) -> None:
+    stages = CalibratedPredictor(PREDICTOR).predict(PLAN).stage_memory
+    fullest = max(range(2), key=lambda stage: stages[stage].low)
+    limit = round(stages[fullest].low) - MEBI
+    assert rejection(tmp_path, PLAN, round(stages[fullest].low) + MEBI) is None
+    assert rejection(tmp_path, PLAN, limit) == (
+        f"stage {fullest} is predicted to need {stages[fullest].expected / MEBI:.0f} MiB, "
+        f"{stages[fullest].low / MEBI:.0f} MiB at least, limit {limit / MEBI:.0f} MiB"
+    )

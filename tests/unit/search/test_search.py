@@ -1,0 +1,375 @@
+"""Whole searches on a real database, with ranks that only calculate."""
+
+import dataclasses
+from collections import Counter
+from itertools import pairwise
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+from autotune.search import search
+from autotune.search.execution.ledger import (
+    AGAIN,
+    BASELINE_DEFAULT,
+    BASELINE_KEPT,
+    BASELINE_OMNIBAL,
+    BASELINE_PRESENT,
+    CONFIRM,
+    PREDICTED,
+    REFERENCE,
+    SAMPLED,
+    ran,
+)
+from autotune.search.simulated import Behaviour, SimulatedLauncher
+from autotune.search.solver.solver import Solver
+from autotune.search.space.space import Space
+from autotune.search.winner import Standing
+from storage.records import AbandonedTrial, FinishedTrial
+from tests.search_bench import MEMORY, PREDICTOR, Bench
+from tests.search_values import axes_of, limits_of
+from tests.storage_values import completed as measured
+from trials.outcome import Cause, Completed, Failed, OutOfMemory, Timeout
+from trials.plan import Layout, Packed, Padded, Plan, Stage
+
+TOO_LARGE = OutOfMemory(stage=0, rank=0, needed_bytes=120, limit_bytes=100)
+ONE_PLAN = axes_of(
+    layouts=(Layout(pipeline=2, data=1, zero=0),),
+    packers=("isf",),
+    capacities=((9, 480),),
+    qv_slacks=(0,),
+    qt_slacks=(64,),
+    ends=(4, 9),
+    recompute="none",
+)
+
+ALWAYS = (BASELINE_DEFAULT, BASELINE_KEPT, BASELINE_OMNIBAL)
+
+
+class Killed(BaseException):
+    """Stands for the end of the process in the middle of a trial."""
+
+
+def roles(trials: list[FinishedTrial]) -> list[str]:
+    return [trial.role for trial in trials]
+
+
+def fastest(bench: Bench) -> Standing:
+    """The winner as the tuner finds it."""
+    return bench.field.standings[bench.field.verdict().winner]
+
+
+def spent(trials: list[FinishedTrial]) -> int:
+    """Trials that count against the budget."""
+    return len([trial for trial in trials if ran(trial) and trial.role != CONFIRM])
+
+
+@pytest.mark.usefixtures("unsatisfied")
+def test_a_search_runs_predicted_plans_baselines_and_sampled_plans_and_repeats_the_finalists(bench: Bench) -> None:
+    study, pool = bench.study(), SimulatedLauncher(PREDICTOR)
+    ledger = bench.search(study, pool)
+    found = roles(ledger.trials)
+    assert [role for role in dict.fromkeys(found) if role != REFERENCE] == [PREDICTED, *ALWAYS, SAMPLED, CONFIRM]
+    assert found[found.index(BASELINE_DEFAULT) : found.index(SAMPLED)] == list(ALWAYS)
+    assert set(found[found.index(SAMPLED) : found.index(CONFIRM)]) <= {SAMPLED, REFERENCE}
+    assert set(found[found.index(CONFIRM) :]) == {CONFIRM}
+    assert ledger.trials == bench.stored(study) == [trial for trial, known in bench.told if not known]
+    assert [trial.plan for trial in ledger.trials if ran(trial)] == pool.asked
+
+
+def test_finalists_are_repeated_in_turns_after_everything_else(bench: Bench) -> None:
+    ledger = bench.search(bench.study(), SimulatedLauncher(PREDICTOR))
+    repeated = [trial.plan.id for trial in ledger.trials if trial.role == CONFIRM]
+    first = repeated[: len(set(repeated))]
+    assert len(set(first)) == len(first) >= 3
+    of_baselines = {trial.role for trial in ledger.trials if trial.plan.id in set(first)}
+    assert of_baselines >= set(ALWAYS)
+
+
+def test_the_plan_that_is_really_fastest_wins_though_another_was_predicted(bench: Bench) -> None:
+    def slow_packs(plan: Plan) -> float:
+        return 1.0 if plan.layout.pipeline == 1 and isinstance(plan.packing, Packed) else 2.0
+
+    bench.search(bench.study(), SimulatedLauncher(PREDICTOR, factor_of=slow_packs), trials=12)
+    best = fastest(bench)
+    assert slow_packs(best.plan) == 1.0
+    assert best.trials > 1
+    truth = PREDICTOR.predict(best.plan).epoch_seconds
+    assert best.epoch_seconds == pytest.approx(truth, rel=0.03)
+
+
+def test_nothing_that_is_answered_is_run_again(bench: Bench) -> None:
+    study, pool = bench.study(), SimulatedLauncher(PREDICTOR)
+    before = bench.search(study, SimulatedLauncher(PREDICTOR)).trials
+    assert bench.search(study, pool).trials == before
+    assert pool.asked == []
+
+
+@pytest.mark.usefixtures("unsatisfied")
+def test_a_second_study_learns_from_the_first_and_runs_only_what_is_new(bench: Bench) -> None:
+    first, second, pool = bench.study(), bench.study(), SimulatedLauncher(PREDICTOR)
+    old = bench.search(first, SimulatedLauncher(PREDICTOR)).trials
+    bench.told.clear()
+    new = bench.search(second, pool, trials=3).trials
+    assert spent(new) == 3
+    answered = {trial.plan.id for trial in old}
+    assert not answered & {trial.plan.id for trial in new if trial.role != CONFIRM}
+    known = [trial for trial, was_known in bench.told if was_known]
+    assert len(known) >= 4
+    assert [trial.id for trial in known] == [trial.id for trial in old[: len(known)]]
+    ours = optuna.load_study(study_name=second.name, storage=bench.store.optuna_url).get_trials()
+    completed = [trial for trial in old if isinstance(trial.result.outcome, Completed)]
+    measured = {trial.id for trial in completed if trial.role not in (CONFIRM, REFERENCE)}
+    assert measured <= {each.user_attrs.get("trial_id") for each in ours}
+
+
+def test_every_answer_is_in_the_optuna_study_once(bench: Bench) -> None:
+    study = bench.study()
+    for _ in range(2):
+        ledger = bench.search(study, SimulatedLauncher(PREDICTOR))
+    found = optuna.load_study(study_name=study.name, storage=bench.store.optuna_url).get_trials()
+    counts = Counter(each.user_attrs.get("trial_id") for each in found if each.user_attrs.get("role") != SAMPLED)
+    assert set(counts.values()) == {1}
+    assert set(counts) == {trial.id for trial in ledger.trials if trial.role not in (SAMPLED, *AGAIN)}
+    assert not any(each.state == TrialState.RUNNING for each in found)
+
+
+def test_a_plan_that_ran_out_of_memory_is_told_as_infeasible_and_does_not_win(bench: Bench) -> None:
+    def cause(plan: Plan) -> Cause | None:
+        return TOO_LARGE if plan.layout.pipeline == 1 else None
+
+    study = bench.study()
+    ledger = bench.search(study, SimulatedLauncher(PREDICTOR, cause_of=cause))
+    failed = [trial for trial in ledger.trials if isinstance(trial.result.outcome, Failed)]
+    assert PREDICTED in roles(failed)
+    found = optuna.load_study(study_name=study.name, storage=bench.store.optuna_url).get_trials()
+    for trial in failed:
+        told = [each for each in found if each.user_attrs.get("trial_id") == trial.id]
+        assert [dict(each.constraints) for each in told] == [{"0": pytest.approx(0.2)}]
+        # Corrected by the trials before it, whose noise is 1 %.
+        assert told[0].value == pytest.approx(PREDICTOR.predict(trial.plan).epoch_seconds, rel=0.02)
+    assert {standing.plan.layout.pipeline for standing in bench.field.standings} == {2}
+
+
+def test_a_trial_that_ran_out_of_memory_is_learnt_from_as_a_completed_one_is(bench: Bench) -> None:
+    pool = SimulatedLauncher(PREDICTOR, cause_of=lambda plan: TOO_LARGE if plan.layout.pipeline == 1 else None)
+    ledger = bench.search(bench.study(), pool, trials=6)
+    assert {trial.result.outcome.kind for trial in ledger.trials} >= {"completed", "failed"}
+    assert bench.learnt == [sum(map(ran, ledger.trials))]
+
+
+@pytest.mark.usefixtures("unsatisfied")
+@pytest.mark.parametrize("trials", [1, 6, 10])
+def test_no_more_trials_run_than_the_budget_and_one_of_each_baseline(bench: Bench, trials: int) -> None:
+    ledger = bench.search(bench.study(), SimulatedLauncher(PREDICTOR), trials=trials)
+    assert spent(ledger.trials) == max(3, trials)
+
+
+def test_hours_of_devices_are_those_of_all_agents_trials(bench: Bench) -> None:
+    study = bench.study()
+    bench.record(study, measured(), seconds=100)  # on two devices
+    ledger = bench.search(study, SimulatedLauncher(PREDICTOR), device_hours=201 / 3600)
+    assert set(roles(ledger.trials)) == {*ALWAYS, CONFIRM}
+    more = bench.search(bench.study(), SimulatedLauncher(PREDICTOR), device_hours=1.0)
+    assert PREDICTED in roles(more.trials)
+
+
+@pytest.mark.parametrize(("trials", "neighbours"), [(6, 1), (12, 2), (16, 3)])
+def test_baselines_leave_three_quarters_of_the_trials_to_the_search(bench: Bench, trials: int, neighbours: int) -> None:
+    ledger = bench.search(bench.study(), SimulatedLauncher(PREDICTOR), trials=trials, axes=ONE_PLAN)
+    assert Counter(roles(ledger.trials))[BASELINE_OMNIBAL] == neighbours
+
+
+def test_when_the_time_is_spent_the_baselines_alone_are_compared(bench: Bench) -> None:
+    ledger = bench.search(bench.study(), SimulatedLauncher(PREDICTOR), time_limit=1e-6)
+    counts = Counter(roles(ledger.trials))
+    assert [counts[role] for role in ALWAYS] == [1, 1, 1]
+    assert set(counts) == {*ALWAYS, CONFIRM}
+
+
+def test_time_that_an_earlier_run_took_is_spent(bench: Bench) -> None:
+    study = bench.study()
+    bench.record(study, Failed(cause=Timeout(seconds=300)), seconds=300)
+    ledger = bench.search(study, SimulatedLauncher(PREDICTOR), time_limit="5min")
+    assert set(roles(ledger.trials)) == {*ALWAYS, CONFIRM}
+
+
+def test_time_for_the_repetitions_is_left(bench: Bench) -> None:
+    study = bench.study()
+    bench.record(study, measured(), seconds=100)
+    ledger = bench.search(study, SimulatedLauncher(PREDICTOR), time_limit="5min")
+    assert set(roles(ledger.trials)) == {*ALWAYS, CONFIRM}
+
+
+class Dying(SimulatedLauncher):
+    """Is killed at its so manieth trial."""
+
+    def __init__(self, last: int) -> None:
+        super().__init__(PREDICTOR, cause_of=self._die)
+        self._last = last
+
+    def _die(self, plan: Plan) -> None:
+        if len(self.asked) == self._last:
+            raise Killed
+
+
+@pytest.mark.usefixtures("unsatisfied")
+@pytest.mark.parametrize("last", [1, 6, 12])
+def test_a_killed_search_goes_on_and_loses_nothing(bench: Bench, last: int) -> None:
+    study, pool = bench.study(), SimulatedLauncher(PREDICTOR)
+    with pytest.raises(Killed):
+        bench.search(study, Dying(last))
+    before = bench.stored(study)
+    assert len([trial for trial in before if ran(trial)]) == last - 1
+    assert len(bench.store.running_trials(study.id)) == 1
+    ledger = bench.search(study, pool)
+    assert ledger.trials == bench.stored(study)
+    assert ledger.trials[: len(before)] == before
+    assert bench.store.running_trials(study.id) == ()
+    assert sum(isinstance(trial, AbandonedTrial) for trial in bench.store.trials(study.id)) == 1
+    assert spent(ledger.trials) == 10
+    once = [trial.plan for trial in ledger.trials if trial.role not in (CONFIRM, REFERENCE)]
+    assert len(set(once)) == len(once)
+    states = optuna.load_study(study_name=study.name, storage=bench.store.optuna_url).get_trials()
+    assert not any(each.state == TrialState.RUNNING for each in states)
+
+
+def test_a_result_that_was_only_spooled_when_the_process_died_is_used(bench: Bench) -> None:
+    study = bench.study()
+    spooled = bench.record(study, measured(), seconds=1)
+    ledger = bench.search(study, SimulatedLauncher(PREDICTOR), trials=3)
+    assert ledger.trials[0].result == spooled
+    assert roles(ledger.trials)[:2] == [BASELINE_DEFAULT, BASELINE_KEPT]
+
+
+def test_the_present_plan_of_another_search_is_none_of_this_one(bench: Bench) -> None:
+    bench.present = Plan(
+        packing=Padded(samples=2),
+        layout=Layout(pipeline=2, data=1, zero=0),
+        stages=(Stage(vision=4, language=0), Stage(vision=1, language=4)),
+    )
+    bench.search(bench.study(), SimulatedLauncher(PREDICTOR), trials=5)
+    assert BASELINE_PRESENT in {baseline.role for baseline in bench.field.compare(0, samples=1)}
+    bench.present = None
+    bench.search(bench.study(), SimulatedLauncher(PREDICTOR), trials=5)
+    assert BASELINE_PRESENT not in {baseline.role for baseline in bench.field.compare(0, samples=1)}
+
+
+def test_what_ends_the_search_is_told(bench: Bench) -> None:
+    bench.search(bench.study(), SimulatedLauncher(PREDICTOR), trials=4)
+    bench.search(bench.study(), SimulatedLauncher(PREDICTOR), time_limit=1e-6)
+    bench.search(bench.study(), SimulatedLauncher(PREDICTOR, Behaviour(noise=0.0)), trials=60)
+    bench.search(bench.study(), SimulatedLauncher(PREDICTOR), trials=60, axes=ONE_PLAN)
+    assert [said.split(" ")[0] for said in bench.said] == ["The", "The", "A", "Every"]
+    assert bench.said[0] == "The 4 trials of search.trials are spent"
+    assert "hours of devices" in bench.said[1]
+    assert "expected to gain" in bench.said[2]
+
+
+@pytest.mark.parametrize("sampler", ["uniform", "exhaustive"])
+def test_other_samplers_spend_the_budget(bench: Bench, sampler: str) -> None:
+    ledger = bench.search(bench.study(), SimulatedLauncher(PREDICTOR, Behaviour(noise=0.0)), trials=20, sampler=sampler)
+    assert spent(ledger.trials) == 20
+
+
+def test_an_exhaustive_search_that_goes_on_begins_where_it_ended(bench: Bench) -> None:
+    study = bench.study()
+    first = bench.search(study, SimulatedLauncher(PREDICTOR), trials=40, sampler="exhaustive", time_limit="1h")
+    more = bench.search(study, SimulatedLauncher(PREDICTOR), trials=45, sampler="exhaustive", time_limit="1h")
+    assert (spent(first.trials), spent(more.trials)) == (40, 45)
+
+
+def test_a_plan_that_runs_out_of_memory_when_it_is_repeated_does_not_win(bench: Bench) -> None:
+    def cause(plan: Plan) -> Cause | None:
+        return TOO_LARGE if plan in pool.asked[:-1] and plan.layout.pipeline == 1 else None
+
+    pool = SimulatedLauncher(PREDICTOR, cause_of=cause)
+    ledger = bench.search(bench.study(), pool, trials=9)
+    once = {trial.plan for trial in ledger.trials if isinstance(trial.result.outcome, Completed)}
+    assert any(plan.layout.pipeline == 1 for plan in once)
+    assert any(isinstance(trial.result.outcome, Failed) for trial in ledger.trials)
+    assert fastest(bench).plan.layout.pipeline == 2
+
+
+# --- when it ends ---
+
+
+def test_the_search_ends_early_when_no_gain_is_expected(bench: Bench) -> None:
+    ledger = bench.search(bench.study(), SimulatedLauncher(PREDICTOR, Behaviour(noise=0.001)), trials=12)
+    assert spent(ledger.trials) < 12
+    assert roles(ledger.trials)[-1] == CONFIRM
+
+
+def test_the_search_ends_when_every_plan_of_the_space_was_tried(bench: Bench) -> None:
+    ledger = bench.search(bench.study(), SimulatedLauncher(PREDICTOR), axes=ONE_PLAN, trials=50)
+    assert set(roles(ledger.trials)) == {*ALWAYS, PREDICTED, CONFIRM}
+
+
+def test_suggestions_that_need_no_run_end_the_search(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "_IDLE_SUGGESTIONS", 5)
+    study = bench.study()
+    two = dataclasses.replace(ONE_PLAN, packers=("isf", "best-fit"))
+    bench.search(study, SimulatedLauncher(PREDICTOR), axes=two, sampler="uniform", trials=50)
+    found = optuna.load_study(study_name=study.name, storage=bench.store.optuna_url).get_trials()
+    assert len([each for each in found if each.user_attrs["role"] == SAMPLED]) <= 2 * 5
+
+
+def test_confirmation_ends_as_soon_as_one_plan_is_surely_the_fastest(bench: Bench) -> None:
+    def slow_but_one(plan: Plan) -> float:
+        return 1.0 if plan == chosen else 1.5
+
+    chosen = Space(ONE_PLAN, Solver(PREDICTOR, limits_of(MEMORY))).starts[0]
+    launcher = SimulatedLauncher(PREDICTOR, Behaviour(noise=0.001), factor_of=slow_but_one)
+    sure = bench.search(bench.study(), launcher, axes=ONE_PLAN, trials=8, confirm_rounds=6)
+    confirmed = Counter(trial.plan for trial in sure.trials if trial.role == CONFIRM)
+    assert set(confirmed.values()) <= {1, 2}
+    assert fastest(bench).plan == chosen
+
+
+def test_confirmation_goes_on_while_no_plan_is_surely_the_fastest(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "SMALL_LOSS", -1.0)
+    ledger = bench.search(bench.study(), SimulatedLauncher(PREDICTOR), confirm_rounds=3, trials=8)
+    confirmed = Counter(trial.plan for trial in ledger.trials if trial.role == CONFIRM)
+    assert max(confirmed.values()) == 3
+
+
+# --- beside the proposals ---
+
+
+@pytest.mark.usefixtures("unsatisfied")
+def test_one_plan_is_run_again_after_every_eight_trials(bench: Bench) -> None:
+    ledger = bench.search(bench.study(), SimulatedLauncher(PREDICTOR), trials=22)
+    found = roles([trial for trial in ledger.trials if trial.role != CONFIRM])
+    again = [number for number, role in enumerate(found) if role == REFERENCE]
+    assert len(again) >= 2
+    assert again[0] >= 8
+    assert {later - earlier for earlier, later in pairwise(again)} == {9}
+    plans = {trial.plan for trial in ledger.trials if trial.role == REFERENCE}
+    assert len(plans) == 1
+    first = next(trial for trial in ledger.trials if trial.role == REFERENCE)
+    assert first.plan in {trial.plan for trial in ledger.trials[: first.number]}
+
+
+def test_a_trial_that_is_clearly_worse_is_pruned_and_does_not_rank(bench: Bench) -> None:
+    study, bad = bench.study(), "best-fit"
+
+    def factor(plan: Plan) -> float:
+        return 2.0 if isinstance(plan.packing, Packed) and plan.packing.packer == bad else 1.0
+
+    launcher = SimulatedLauncher(PREDICTOR, factor_of=factor)
+    ledger = bench.search(study, launcher, axes=axes_of(), trials=14, sampler="uniform", timed_steps=5)
+    shortened = {trial.id: trial for trial in ledger.trials if is_shortened(trial)}
+    assert shortened
+    assert {trial.role for trial in shortened.values()} == {SAMPLED}
+    found = optuna.load_study(study_name=study.name, storage=bench.store.optuna_url).get_trials()
+    told = [each for each in found if each.user_attrs.get("trial_id") in shortened]
+    assert {each.state for each in told} == {TrialState.PRUNED}
+    whole = {trial.plan for trial in ledger.trials if not is_shortened(trial)}
+    assert {standing.plan for standing in bench.field.standings} <= whole
+
+
+def is_shortened(trial: FinishedTrial) -> bool:
+    outcome = trial.result.outcome
+    return isinstance(outcome, Completed) and outcome.shortened

@@ -1,0 +1,1 @@
+"""Records of annotation files, and the conversations and images in them."""

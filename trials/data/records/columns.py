@@ -1,0 +1,82 @@
+"""Where a record keeps its parts: what one reader needs to know of each format of conversations."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import Field
+
+UNSUPPORTED = ("video", "videos", "audio", "audios", "tools", "objects", "rejected", "rejected_response")
+"""Keys whose content a sample cannot hold, so that a record without them would be another one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shared:
+    images: tuple[str, ...] = ("image", "images")
+    """Keys of the images; a record uses one of them."""
+    system: str | None = "system"
+    """Key of a text that is said before all turns."""
+    unplaced: int = 1
+    """Most images that are shown at the start of the first user turn where no turn says their place."""
+    unsupported: tuple[str, ...] = UNSUPPORTED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chat(_Shared):
+    """A list of turns, each with its side and its text."""
+
+    turns: str
+    role: str
+    text: str
+    users: tuple[str, ...]
+    """Names of the sides that nothing is learned from."""
+    assistants: tuple[str, ...]
+    systems: tuple[str, ...] = ("system",)
+    kind: Literal["chat"] = "chat"
+
+    def fits(self, record: Mapping[str, Any]) -> bool:
+        """Whether the record begins like one of these."""
+        match record.get(self.turns):
+            case [{self.role: str()}, *_]:
+                return True
+        return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pairs(_Shared):
+    """Questions and answers under keys of their own."""
+
+    questions: tuple[str, ...]
+    """Texts under these keys are joined by a line feed."""
+    answer: str
+    history: str | None = None
+    """List of earlier pairs, as [question, answer] or as objects with the same keys."""
+    kind: Literal["pairs"] = "pairs"
+
+    def fits(self, record: Mapping[str, Any]) -> bool:
+        """Whether the record begins like one of these."""
+        match record:
+            case {self.answer: str()} if any(key in record for key in self.questions):
+                return True
+        match record.get(self.history or ""):
+            case [{self.answer: str()}, *_]:
+                return True
+        return False
+
+
+Columns: TypeAlias = Annotated[Chat | Pairs, Field(discriminator="kind")]
+
+FROM_VALUE = Chat(turns="conversations", role="from", text="value", users=("human",), assistants=("gpt",))
+"""Of InternVL, LLaVA and Qwen-VL."""
+TOOL_RESULTS = ("tool", "observation", "tool_response", "function")
+TOOL_CALLS = ("tool_call", "function_call")
+"""What tools answer is read like a user's turn, and a call of a tool like an assistant's: it is learned."""
+
+ALPACA = Pairs(questions=("instruction", "input"), answer="output", history="history", unplaced=0)
+SHAREGPT = replace(
+    FROM_VALUE,
+    users=(*FROM_VALUE.users, *TOOL_RESULTS),
+    assistants=(*FROM_VALUE.assistants, *TOOL_CALLS),
+    unplaced=0,
+)
+"""LLaMA-Factory's own two."""

@@ -1,0 +1,193 @@
+"""Reads a record of any format of conversations, told by `Columns` where its parts stand."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from trials.data.records.columns import Chat, Columns, Pairs
+from trials.data.records.record import Record, RecordError
+from trials.data.records.references import Images, image_of, images_of, is_unicode
+from trials.data.records.sample import IMAGE, Image, Sample, Turn
+
+Role: TypeAlias = Literal["system", "user", "assistant"]
+
+_TEXT_KEYS = ("value", "content", "text")
+_WEIGHTS = ("loss", "weight", "train")
+"""Keys by which a turn is left out of the loss."""
+_SHOWN_KEYS, _SHOWN_CHARACTERS = 10, 120
+_REMEDIES = {
+    "video": "give its frames as a list of images",
+    "videos": "give their frames as a list of images",
+    "tools": "describe them in the system turn",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Said:
+    role: Role
+    text: str
+    shown: tuple[Image | None, ...] = ()
+    """One entry per `<image>` of a user's text; None stands for the next image of the record's own key."""
+
+
+def sample(record: Record, columns: Columns, root: Path) -> Sample:
+    """The record's conversation; image names are relative to `root`. Raises RecordError."""
+    for key in columns.unsupported:
+        if record.get(key):
+            raise RecordError(f"`{key}` is not supported; {_REMEDIES.get(key, 'take it out, or leave the record out')}")
+    turns = _chat(record, columns, root) if isinstance(columns, Chat) else _pairs(record, columns)
+    said = [*_system(record, columns), *turns]
+    return _illustrated(said, images_of(record, columns.images, root), columns.unplaced)
+
+
+def _system(record: Record, columns: Columns) -> Iterator[_Said]:
+    if columns.system and record.get(columns.system):
+        yield _Said(role="system", text=_text(record[columns.system], f"`{columns.system}`"))
+
+
+# --- a list of turns ---
+
+
+def _chat(record: Record, columns: Chat, root: Path) -> Iterator[_Said]:
+    turns = record.get(columns.turns)
+    if not isinstance(turns, list):
+        fault = "is not a list" if columns.turns in record else "is missing"
+        raise RecordError(f"`{columns.turns}` {fault}; the record has {_keys(record)}")
+    if not turns:
+        raise RecordError(f"`{columns.turns}` is empty")
+    for number, turn in enumerate(turns, 1):
+        yield _turn(turn, f"turn {number}", columns, root)
+
+
+def _turn(turn: object, where: str, columns: Chat, root: Path) -> _Said:
+    if not isinstance(turn, dict):
+        raise RecordError(f"{where} is not an object with `{columns.role}` and `{columns.text}`")
+    role = _role(turn.get(columns.role), where, columns)
+    for key in ("tool_calls", "function_call"):
+        if turn.get(key):
+            raise RecordError(f"{where} has `{key}`, which is not supported; write the call as its text")
+    for key in _WEIGHTS:
+        if turn.get(key) is not None and not turn[key]:
+            raise RecordError(f"{where} is kept out of the loss by `{key}`, which is not supported; take the key out")
+    content = turn.get(columns.text)
+    if isinstance(content, list):
+        return _parts(content, role, where, root)
+    if not isinstance(content, str):
+        slip = next((key for key in _TEXT_KEYS if key in turn and content is None and key != columns.text), None)
+        hint = f"; it has `{slip}`, rename that to `{columns.text}`" if slip else ""
+        raise RecordError(f"{where} has no text under `{columns.text}`{hint}")
+    return _said(role, _text(content, where))
+
+
+def _role(name: object, where: str, columns: Chat) -> Role:
+    sides: dict[Role, tuple[str, ...]] = {
+        "user": columns.users,
+        "assistant": columns.assistants,
+        "system": columns.systems,
+    }
+    for role, names in sides.items():
+        if isinstance(name, str) and name in names:
+            return role
+    *others, last = (name for names in sides.values() for name in names)
+    raise RecordError(f"{where} is from {repr(name)[:40]}; expected {', '.join(others)} or {last}")
+
+
+def _parts(parts: list[Any], role: Role, where: str, root: Path) -> _Said:
+    """A turn as a list of texts and images, as OpenAI and TRL write it."""
+    texts: list[str] = []
+    shown: list[Image | None] = []
+    for number, part in enumerate(parts, 1):
+        what = f"part {number} of {where}"
+        match part:
+            case {"type": "text", "text": text}:
+                texts.append(_text(text, what))
+                shown += [None] * texts[-1].count(IMAGE)
+            case {"type": "image" | "image_url"}:
+                texts.append(IMAGE)
+                shown.append(_own_image(part, what, root))
+            case _:
+                kind = part.get("type") if isinstance(part, dict) else part
+                raise RecordError(f"{what} is {repr(kind)[:40]}; expected a text or an image")
+    if role == "user":
+        return _Said(role=role, text="".join(texts), shown=tuple(shown))
+    if any(part["type"] != "text" for part in parts):
+        raise RecordError(f"{where} shows an image, which only a user's turn can")
+    return _Said(role=role, text="".join(texts))
+
+
+def _own_image(part: dict[str, Any], what: str, root: Path) -> Image | None:
+    """The image that the part itself names; None for the next one of the record's own key."""
+    if isinstance(part.get("base64"), str):
+        return image_of(f"data:;base64,{part['base64']}", what, root)
+    named = any(part.get(key) is not None for key in ("image", "image_url", "url", "path", "bytes"))
+    return image_of(part, what, root) if named else None
+
+
+def _said(role: Role, text: str) -> _Said:
+    """A turn of text alone; other sides than the user may spell the placeholder."""
+    return _Said(role=role, text=text, shown=(None,) * text.count(IMAGE) if role == "user" else ())
+
+
+# --- questions and answers ---
+
+
+def _pairs(record: Record, columns: Pairs) -> Iterator[_Said]:
+    history = record.get(columns.history) if columns.history else None
+    if history is not None and not isinstance(history, list):
+        raise RecordError(f"`{columns.history}` is not a list of questions with their answers")
+    for number, pair in enumerate(history or (), 1):
+        yield from _pair(pair, f"pair {number} of `{columns.history}`", columns)
+    if columns.answer in record or not history:
+        yield from _pair(record, "the record", columns)
+
+
+def _pair(pair: object, where: str, columns: Pairs) -> Iterator[_Said]:
+    match pair:
+        case [question, answer]:
+            questions = [question]
+        case dict() if any(key in pair for key in columns.questions):
+            questions = [pair[key] for key in columns.questions if pair.get(key)]
+            answer = pair.get(columns.answer)
+        case _:
+            keys = pair if isinstance(pair, dict) else ()
+            raise RecordError(f"{where} has no question under {_keys(columns.questions)}; it has {_keys(keys)}")
+    yield _said("user", "\n".join(_text(question, f"the question of {where}") for question in questions))
+    yield _said("assistant", _text(answer, f"the answer of {where}"))
+
+
+# --- both ---
+
+
+def _text(value: object, what: str) -> str:
+    if not isinstance(value, str):
+        raise RecordError(f"{what} is no text but {'null' if value is None else repr(value)[:40]}")
+    if not is_unicode(value):
+        raise RecordError(f"{what} holds half of a surrogate pair, which is no character")
+    return value
+
+
+def _keys(keys: Iterable[str]) -> str:
+    shown = ", ".join(islice(keys, _SHOWN_KEYS)).encode(errors="backslashreplace").decode()
+    return shown[:_SHOWN_CHARACTERS] or "no keys"
+
+
+def _illustrated(said: list[_Said], own: Images, unplaced: int) -> Sample:
+    """Gives every `<image>` its image."""
+    shown = [image for turn in said for image in turn.shown]
+    first = next((number for number, turn in enumerate(said) if turn.role == "user"), None)
+    if not shown and 0 < len(own.images) <= unplaced and first is not None:
+        shown = [None] * len(own.images)
+        said[first] = replace(said[first], text=f"{IMAGE}\n" * len(own.images) + said[first].text)
+    if shown.count(None) != len(own.images):
+        raise RecordError(
+            f"the user's turns hold {shown.count(None)} {IMAGE} but the record names {len(own.images)} images"
+        )
+    rest = iter(zip(own.images, own.sizes, strict=True))
+    pictures = [(image, None) if image is not None else next(rest) for image in shown]
+    return Sample(
+        turns=tuple(Turn(role=turn.role, text=turn.text) for turn in said),
+        images=tuple(image for image, _ in pictures),
+        image_sizes=tuple(size for _, size in pictures),
+    )

@@ -1,0 +1,83 @@
+"""Reads images: their size from the header, their pixels only when asked."""
+
+from io import BytesIO
+from typing import IO
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image as Pillow
+from PIL import UnidentifiedImageError
+
+from trials.data.records.image_end import missing_bytes
+from trials.data.records.sample import Image
+from trials.errors import DataError
+from trials.regular_file import check_regular
+
+MOST_PIXELS = 2 * 89_478_485
+"""Of one image. Pillow warns of a decompression bomb above half of it, unless another library sets that limit."""
+_MOST_BYTES = 1 << 30
+_UNREADABLE = (OSError, ValueError, SyntaxError, LookupError, NotImplementedError)
+"""What Pillow raises for content that is damaged, or that it does not know."""
+
+
+def image_size(image: Image) -> tuple[int, int]:
+    """(height, width) from the header, as stored: a camera's rotation mark is not applied.
+
+    Raises DataError for a missing image, for one that is no regular file, for a header that Pillow cannot read, for
+    zero and huge sizes, and for a file that was cut off behind its header.
+    """
+    try:
+        with _stream(image) as stream, Pillow.open(stream) as opened:
+            _check_pixels(image, opened)
+            size = opened.height, opened.width
+            fault = missing_bytes(opened, stream)
+    except FileNotFoundError:
+        raise DataError(f"image {_name(image)} does not exist") from None
+    except Pillow.DecompressionBombError:
+        raise _too_large(image) from None
+    except _UNREADABLE as error:
+        raise DataError(f"image {_name(image)} has no readable header: {_first_line(error)}") from error
+    if min(size) < 1:
+        raise DataError(f"image {_name(image)} is {size[1]} pixels wide and {size[0]} high")
+    if fault:
+        raise DataError(f"image {_name(image)} was cut off: {fault}")
+    return size
+
+
+def image_pixels(image: Image) -> NDArray[np.uint8]:
+    """Pixels [height, width, 3] in RGB. Raises DataError for a missing, damaged or huge image."""
+    try:
+        with _stream(image) as stream, Pillow.open(stream) as opened:
+            _check_pixels(image, opened)
+            return np.asarray(opened.convert("RGB"))
+    except Pillow.DecompressionBombError:
+        raise _too_large(image) from None
+    except _UNREADABLE as error:
+        raise DataError(f"image {_name(image)} cannot be decoded: {_first_line(error)}") from error
+
+
+def _stream(image: Image) -> IO[bytes]:
+    if isinstance(image, bytes):
+        return BytesIO(image)
+    if check_regular(image) > _MOST_BYTES:
+        raise OSError(f"it has more than {_MOST_BYTES >> 20} MiB")
+    return image.open("rb")
+
+
+def _check_pixels(image: Image, opened: Pillow.Image) -> None:
+    if opened.width * opened.height > MOST_PIXELS:
+        raise _too_large(image)
+
+
+def _too_large(image: Image) -> DataError:
+    return DataError(f"image {_name(image)} has more than {MOST_PIXELS} pixels; scale it down")
+
+
+def _name(image: Image) -> str:
+    return f"in the record, of {len(image)} bytes," if isinstance(image, bytes) else str(image)
+
+
+def _first_line(error: BaseException) -> str:
+    if isinstance(error, UnidentifiedImageError):  # its own text names an object in memory
+        return "it is empty, or in no image format known here"
+    return str(error).partition("\n")[0] or type(error).__name__

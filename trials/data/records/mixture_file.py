@@ -1,0 +1,57 @@
+"""The document that a mixture file holds: one JSON object, or YAML."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from trials import strict_yaml
+from trials.data.records.file_chunk import open_annotations
+from trials.data.records.record import MAX_RECORD_BYTES, RecordError, parse
+from trials.errors import DataError
+
+_MAX_YAML_BYTES = 1 << 20
+
+
+def read_mapping(path: Path) -> dict[str, Any] | None:
+    """The file's mapping by name; None when it holds anything else. Raises DataError when it cannot be opened.
+
+    Raises DataError also for YAML that is faulty, holds a tag or an alias, or gives a key twice.
+    """
+    if os.path.isdir(path):  # noqa: PTH112 - false, not an error, for what cannot be a path
+        return None
+    is_yaml = path.suffix.lower() in (".yaml", ".yml")
+    with open_annotations(path) as stream:
+        text = stream.read((_MAX_YAML_BYTES if is_yaml else MAX_RECORD_BYTES) + 1)
+    return _from_yaml(path, text) if is_yaml else _from_json(path, text)
+
+
+def _from_json(path: Path, text: bytes) -> dict[str, Any] | None:
+    try:
+        value = parse(text)
+    except RecordError:
+        return None
+    if all(isinstance(entry, dict) for entry in value.values()):
+        parse(text, lambda pairs: _once(path, pairs))
+    return value
+
+
+def _once(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
+        twice = next(key for number, (key, _) in enumerate(pairs) if key in dict(pairs[:number]))
+        raise DataError(f'{path}: "{twice}" is given twice, and one of them would be lost; keep one')
+    return entries
+
+
+def _from_yaml(path: Path, text: bytes) -> dict[str, Any] | None:
+    if len(text) > _MAX_YAML_BYTES:
+        raise DataError(
+            f"{path} is longer than {_MAX_YAML_BYTES >> 20} MiB, which no list of data sets is; correct its path"
+        )
+    try:
+        document = strict_yaml.read(text)
+    except strict_yaml.NotYaml as error:
+        raise DataError(f"{path}: {error}; correct the file") from error
+    if document.problems:
+        raise DataError(f"{path}: {document.problems[0]}")
+    return document.value if isinstance(document.value, dict) else None

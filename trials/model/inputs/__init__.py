@@ -1,0 +1,1 @@
+"""Text and images as a model's own tokenizer and processor encode them."""

@@ -1,0 +1,169 @@
+"""Lengths of conversations for any image-text-to-text model: its chat template, its tokenizer, its processor."""
+
+import functools
+from collections.abc import Callable, Iterator
+from itertools import islice, zip_longest
+from typing import Any
+
+import numpy as np
+from jinja2 import TemplateError
+from numpy.typing import NDArray
+
+from trials.data.records.sample import IMAGE, Lengths, Sample, Turn, kept_tokens
+from trials.errors import DataError, ModelError
+from trials.model.inputs.digest import model_digest
+from trials.model.inputs.processor import ImageCount, count_images, load_processor
+from trials.model.refusal import refusing
+from trials.model.skeleton import load_config
+
+_REFUSALS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
+"""What a template raises for a conversation that it was not written for, on purpose or not."""
+_PROBE = (Turn(role="user", text=f"{IMAGE}Hello"), Turn(role="assistant", text="World"))
+
+
+def measurer(model_path: str, trust_remote_code: bool = False, max_tokens: int | None = None) -> "ChatMeasurer":
+    """The measurer of a model folder, which cuts samples to `max_tokens`.
+
+    Raises ModelError where the folder's processor, tokenizer or chat template is not enough.
+    """
+    config = load_config(model_path, trust_remote_code=trust_remote_code)
+    processor = load_processor(model_path, config, trust_remote_code=trust_remote_code)
+    again = functools.partial(measurer, model_path, trust_remote_code, max_tokens)
+    with refusing(f"the processor of model {model_path} cannot be used", "save it there with save_pretrained"):
+        digest = model_digest(ChatMeasurer, config, processor.tokenizer, processor, max_tokens)
+        return ChatMeasurer(processor, digest, max_tokens, again)
+
+
+class ChatMeasurer:
+    """Measures what the processor makes of a conversation that was written by the model's chat template.
+
+    Targets are what an assistant's turn adds to the prompt that asks for it.
+    """
+
+    def __init__(
+        self, processor: Any, digest: str, max_tokens: int | None, again: Callable[[], "ChatMeasurer"]
+    ) -> None:
+        """`again` makes another one, in another process: processors do not travel.
+
+        Raises ModelError for a tokenizer without offsets or image token, and for a template that shows no image.
+        """
+        self._again = again
+        self._processor = processor
+        self._tokenizer = processor.tokenizer
+        self._template = processor.chat_template or self._tokenizer.chat_template
+        self._max_tokens = max_tokens
+        self._digest = digest
+        if not self._tokenizer.is_fast:
+            raise ModelError("the tokenizer tells no offsets of its tokens; save its fast form (tokenizer.json)")
+        if self._tokenizer.encode(processor.image_token, add_special_tokens=False) != [processor.image_token_id]:
+            raise ModelError(
+                f"{processor.image_token} is no token of its own; add it to the tokenizer as the model's processor does"
+            )
+        self._in_parts = self._takes_parts()
+
+    def __reduce__(self) -> tuple[Callable[[], "ChatMeasurer"], tuple[()]]:
+        return self._again, ()
+
+    @property
+    def digest(self) -> str:
+        return self._digest
+
+    @property
+    def max_tokens(self) -> int | None:
+        return self._max_tokens
+
+    def measure(self, sample: Sample, image_sizes: tuple[tuple[int, int], ...]) -> Lengths:
+        counts = count_images(self._processor, image_sizes)
+        try:
+            text = self._rendered(sample.turns)
+            targets = list(self._target_spans(sample.turns, text))
+        except _REFUSALS as error:
+            raise DataError(f"the model's chat template refuses the conversation: {error}") from error
+        if (shown := text.count(self._processor.image_token)) != len(counts):
+            raise DataError(
+                f"the conversation spells {self._processor.image_token} {shown} times for {len(counts)} images; take "
+                "it out of the text"
+            )
+        return self._lengths(text, targets, counts)
+
+    def _lengths(self, text: str, targets: list[tuple[int, int]], counts: tuple[ImageCount, ...]) -> Lengths:
+        tokens = self._tokenizer(
+            text, add_special_tokens=not self._begins(text), return_offsets_mapping=True, verbose=False
+        )
+        is_image = np.array(tokens["input_ids"]) == self._processor.image_token_id
+        width = np.ones(len(is_image), dtype=np.int64)
+        width[is_image] = [count.tokens for count in counts]
+        ends = np.cumsum(width)
+        kept = kept_tokens(int(width.sum()), int(ends[is_image].max(initial=0)), self._max_tokens)
+        is_target = _within(np.array(tokens["offset_mapping"]), targets)
+        return Lengths(
+            vision_units=sum(count.units for count in counts),
+            text_tokens=kept,
+            target_tokens=int(np.count_nonzero(is_target & (ends <= kept))),
+        )
+
+    def _begins(self, text: str) -> bool:
+        """Whether the template has written the token that begins every text, which the tokenizer would add again."""
+        first = self._tokenizer.bos_token
+        return first is not None and text.startswith(first)
+
+    def _target_spans(self, turns: tuple[Turn, ...], text: str) -> Iterator[tuple[int, int]]:
+        """Where the characters of the assistant's turns stand in the whole text."""
+        for number, turn in enumerate(turns):
+            if turn.role == "assistant":
+                prompt = self._rendered(turns[:number], asks=True)
+                answered = text if number + 1 == len(turns) else self._rendered(turns[: number + 1])
+                # A template may write an earlier turn otherwise than it did while that turn was the last.
+                yield _common(prompt, text), _common(answered, text)
+
+    def _rendered(self, turns: tuple[Turn, ...], *, asks: bool = False, in_parts: bool | None = None) -> str:
+        in_parts = self._in_parts if in_parts is None else in_parts
+        messages = [{"role": turn.role, "content": self._content(turn, in_parts)} for turn in turns]
+        text: str = self._tokenizer.apply_chat_template(
+            messages, chat_template=self._template, tokenize=False, add_generation_prompt=asks
+        )
+        return text
+
+    def _content(self, turn: Turn, in_parts: bool) -> str | list[dict[str, str]]:
+        if turn.role == "user" and not in_parts:
+            return turn.text.replace(IMAGE, self._processor.image_token)
+        return list(_parts(turn)) if in_parts else turn.text
+
+    def _takes_parts(self) -> bool:
+        """Whether the template wants contents as lists of parts, as most do, or as texts."""
+        for in_parts in (True, False):
+            try:
+                text = self._rendered(_PROBE, in_parts=in_parts)
+            except _REFUSALS:
+                continue
+            if text.count(self._processor.image_token) == 1 and text.count("Hello") == text.count("World") == 1:
+                return in_parts
+        raise ModelError(
+            f"the chat template does not show an image as {self._processor.image_token} once, with the text; save the "
+            "model's own template with its processor"
+        )
+
+
+def _parts(turn: Turn) -> Iterator[dict[str, str]]:
+    texts = turn.text.split(IMAGE) if turn.role == "user" else [turn.text]
+    yield from ({"type": "text", "text": text} for text in islice(texts, 1) if text or len(texts) == 1)
+    for text in texts[1:]:
+        yield {"type": "image"}
+        if text:
+            yield {"type": "text", "text": text}
+
+
+def _common(prefix: str, text: str) -> int:
+    """How many characters both begin with."""
+    if text.startswith(prefix):
+        return len(prefix)
+    return next(number for number, pair in enumerate(zip_longest(prefix, text)) if pair[0] != pair[1])
+
+
+def _within(offsets: NDArray[np.int64], spans: list[tuple[int, int]]) -> NDArray[np.bool_]:
+    """Which tokens lie in a span, [tokens], from the (start, end) of each; a token without characters lies in none."""
+    starts, ends = offsets.reshape(-1, 2).T
+    within = np.zeros(len(offsets), dtype=np.bool_)
+    for start, end in spans:
+        within |= (starts >= start) & (ends <= end) & (ends > starts)
+    return within

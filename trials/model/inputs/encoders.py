@@ -1,0 +1,49 @@
+"""Which encoder a job's model and data ask for."""
+
+from transformers import PretrainedConfig
+
+from trials import plugins
+from trials.data.records.sample import Encoder, Measurer
+from trials.errors import ModelError
+from trials.job import DataSection, ModelSection
+from trials.model.inputs import chat
+from trials.model.refusal import refusing
+from trials.model.skeleton import FAMILIES, load_config, load_family
+
+
+def load_encoder(model: ModelSection, data: DataSection) -> Encoder:
+    """The encoder that a model is trained with. Raises ModelError for a model that cannot be trained here."""
+    config = load_config(model.path, trust_remote_code=model.trust_remote_code)
+    family = load_family(config)
+    what = f"the tokenizer or image processor of model {model.path} cannot be used"
+    with refusing(what, "save both there with save_pretrained"):
+        encoder: Encoder = family.encoder(
+            model.path, trust_remote_code=model.trust_remote_code, max_tokens=token_limit(data, config)
+        )
+    return encoder
+
+
+def load_measurer(model: ModelSection, data: DataSection) -> Measurer:
+    """The encoder where the model can be trained here, else the lengths of its own processor.
+
+    Raises ModelError for a model whose processor cannot tell lengths.
+    """
+    config = load_config(model.path, trust_remote_code=model.trust_remote_code)
+    if config.model_type in plugins.names(FAMILIES):
+        return load_encoder(model, data)
+    return chat.measurer(model.path, model.trust_remote_code, token_limit(data, config))
+
+
+def token_limit(data: DataSection, config: PretrainedConfig) -> int | None:
+    """Tokens that samples are cut to; None unless the job says `oversize: truncate`.
+
+    Raises ModelError for a model that does not say how long its context is.
+    """
+    if data.oversize != "truncate":
+        return None
+    if data.max_tokens is not None:
+        return data.max_tokens
+    length = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if not isinstance(length, int):
+        raise ModelError("the model's configuration has no max_position_embeddings; set data.max_tokens")
+    return length

@@ -1,0 +1,115 @@
+"""A model's own Hugging Face processor: what it makes of an image, from the image's size alone.
+
+`_get_num_multimodal_tokens` is a private name of transformers, which other engines build on too. It is used here alone.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PROCESSOR_MAPPING, PretrainedConfig, ProcessorMixin
+from transformers.image_processing_utils import select_best_resolution
+from transformers.utils.import_utils import DummyObject
+
+from trials.errors import DataError, ModelError
+from trials.model.inputs.preprocessing import load_image_processor, load_tokenizer
+from trials.model.refusal import INSTALL, refusing
+
+_COUNT = "_get_num_multimodal_tokens"
+_PROBE = (336, 448)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageCount:
+    """What one image becomes."""
+
+    tokens: int
+    """Positions in the language model: start, end and newline tokens included."""
+    units: int
+    """Tiles or crops; merged patches where the vision tower takes images in their own resolution."""
+
+
+def load_processor(path: str, config: PretrainedConfig, *, trust_remote_code: bool) -> Any:
+    """The processor of a model folder, with its tokenizer and image processor, and without one for videos.
+
+    Raises ModelError for a folder that lacks a part, and for a processor that cannot count an image's tokens.
+    """
+    kind = _kind(config)
+    parts = {
+        "tokenizer": load_tokenizer(path, trust_remote_code=trust_remote_code),
+        "image_processor": load_image_processor(path, trust_remote_code=trust_remote_code),
+    }
+    with refusing(f"the processor of model {path} cannot be loaded and asked", "save it there with save_pretrained"):
+        settings, _ = kind.get_processor_dict(path)
+        processor = kind.from_args_and_dict([parts.get(name) for name in kind.get_attributes()], settings)
+        count_images(processor, (_PROBE,))
+    return processor
+
+
+def _kind(config: PretrainedConfig) -> Any:
+    """The processor class of a kind of model, made to do without the parts that are not for text and images.
+
+    A processor for videos needs torchvision, and is of no use here.
+    """
+    found: Any = PROCESSOR_MAPPING.get(type(config), None)
+    if isinstance(found, DummyObject):  # what transformers shows in place of a class whose packages are missing
+        packages = " and ".join(sorted(found._backends))
+        raise ModelError(
+            f"the processor of model type {config.model_type!r}, {found.__name__}, needs the package {packages}, which "
+            f"is not installed; {INSTALL}"
+        )
+    if not hasattr(found, _COUNT):
+        what = f"a {found.__name__}" if found else "no processor"
+        raise ModelError(
+            f"model type {config.model_type!r} has {what} in transformers, which cannot tell an image's tokens from "
+            "its size; use a model whose processor has _get_num_multimodal_tokens, such as LLaVA or Qwen2.5-VL"
+        )
+
+    class WithoutVideos(found):  # type: ignore[misc]
+        def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
+            return None if argument is None else super().check_argument_for_proper_class(argument_name, argument)
+
+    WithoutVideos.__name__ = found.__name__
+    return WithoutVideos
+
+
+def count_images(processor: ProcessorMixin, sizes: tuple[tuple[int, int], ...]) -> tuple[ImageCount, ...]:
+    """Counts for the images of one sample, from their (height, width). Raises DataError for one that is refused."""
+    if len(sizes) > 1 and _shows_several_uncut(processor.image_processor):
+        return (_uncut(processor, len(sizes)),) * len(sizes)
+    return tuple(_count(processor, size) for size in sizes)
+
+
+def _count(processor: Any, size: tuple[int, int]) -> ImageCount:
+    try:
+        found = getattr(processor, _COUNT)(image_sizes=[size])
+    except (ValueError, ArithmeticError) as error:
+        height, width = size
+        raise DataError(f"the model's processor refuses an image of {width} x {height} pixels: {error}") from error
+    (tokens,), (patches,) = found.num_image_tokens, found.num_image_patches
+    return ImageCount(tokens=int(tokens), units=_units(processor.image_processor, size, int(patches)))
+
+
+def _units(images: Any, size: tuple[int, int], patches: int) -> int:
+    pinpoints = getattr(images, "image_grid_pinpoints", None)
+    if pinpoints:  # these processors pad to the most crops of a batch, so they say 1 for every image
+        side = _crop_side(images)
+        height, width = select_best_resolution(size, pinpoints)
+        crops: int = -(-height // side) * -(-width // side)
+        return 1 + crops
+    merge: int = getattr(images, "merge_size", None) or 1
+    return patches // (merge * merge)
+
+
+def _crop_side(images: Any) -> int:
+    crop, size = images.crop_size, images.size
+    return int((crop and crop.height) or size.height or size.shortest_edge)
+
+
+def _shows_several_uncut(images: Any) -> bool:
+    """LLaVA-OneVision cuts an image into crops only where a sample has no other image."""
+    return "batch_num_images" in images.model_input_names
+
+
+def _uncut(processor: Any, images: int) -> ImageCount:
+    text = processor.replace_image_token({"batch_num_images": [images]}, 0)
+    return ImageCount(tokens=text.count(processor.image_token), units=1)

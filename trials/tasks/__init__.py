@@ -1,0 +1,1 @@
+"""What ranks are asked to do, and what they answer."""

@@ -1,0 +1,203 @@
+"""Times each kind of layer alone: one of each is enough, however large the model."""
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+
+from trials.engine.memory import SavedTensorMeter
+from trials.engine.stopwatch import Stopwatch
+from trials.layer_costs import NOISE_LIMIT
+from trials.model.cut import Cut
+from trials.model.skeleton import build_skeleton, load_config
+from trials.model.stage import StageModule
+from trials.model.weights import draw_buffers, draw_weights
+from trials.tasks.answer import LayerTiming, ProfileReport
+from trials.tasks.profiling.links import time_link, time_reduction
+from trials.tasks.profiling.loading import time_loading
+from trials.tasks.profiling.probes import Probe, Run, probes
+from trials.tasks.profiling.updates import time_updates
+from trials.tasks.request import Profile, Request
+
+_MORE_ROUNDS = 2
+"""How often noisy timings are taken again."""
+_ONE_OF_EACH = Cut(
+    vision=range(1),
+    language=range(1),
+    recompute_vision=0,
+    recompute_language=0,
+    embeds=True,
+    projects=True,
+    heads=True,
+)
+Times: TypeAlias = tuple[float, float, float]
+"""Seconds of forward, backward, and what recomputation adds to both."""
+
+
+def run_profile(request: Request, task: Profile, device: torch.device) -> ProfileReport:
+    """Times every kind of layer at the sizes of `task`, on this rank's device."""
+    stage = _one_of_each(request, device)
+    link = time_link(device)
+    reduction = time_reduction(device, task.repeats)
+    profiler = _Profiler(stage, device, task.repeats)
+    return ProfileReport(
+        timings=profiler.timings(tuple(probes(stage, task, device))),
+        loads=time_loading(request, task.repeats),
+        parameters=tuple((kind, _count(stage, paths)) for kind, paths in _paths_by_kind(stage).items()),
+        updates=time_updates(request, task, lambda: _one_of_each(request, device), reduction),
+        reduce_seconds_per_byte=reduction,
+        link_latency_seconds=link[0],
+        link_seconds_per_byte=link[1],
+    )
+
+
+def _one_of_each(request: Request, device: torch.device) -> StageModule:
+    settings = request.job.model
+    config = load_config(settings.path, trust_remote_code=settings.trust_remote_code)
+    stage = StageModule(build_skeleton(config, getattr(torch, settings.dtype)), _ONE_OF_EACH)
+    draw_weights(stage.model, stage.paths, request.job.training.seed, device)
+    draw_buffers(stage.model, stage.chain.rotary, device)
+    return stage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bytes:
+    """What one run of a probe makes live."""
+
+    kept: int
+    transient: int
+    output: int
+
+
+class _Profiler:
+    def __init__(self, stage: StageModule, device: torch.device, repeats: int) -> None:
+        self._stage, self._device, self._repeats = stage, device, repeats
+        self._stopwatch = Stopwatch(device)
+
+    def timings(self, probes: Sequence[Probe]) -> tuple[LayerTiming, ...]:
+        """Medians over the repeats. Probes take turns, so that a drift of the machine meets them all alike."""
+        for probe in probes:
+            self._times(probe)  # not counted: buffers are made, code is loaded
+        measured = [self._sizes(probe) for probe in probes]
+
+        def measure(numbers: Sequence[int]) -> list[Times]:
+            return [self._times(probes[number]) for number in numbers]
+
+        times = measure_until_quiet(measure, len(probes), self._repeats)
+        return tuple(_timing(*each) for each in zip(probes, times, measured, strict=True))
+
+    def _times(self, probe: Probe) -> Times:
+        forward, backward = self._pass(probe, probe.run)
+        if probe.recomputed is None:
+            return forward, backward, 0.0
+        return forward, backward, sum(self._pass(probe, probe.recomputed)) - forward - backward
+
+    def _pass(self, probe: Probe, run: Run) -> tuple[float, float]:
+        """Seconds (forward, backward), under the meter that watches a training as well."""
+        states = self._states(probe)
+        with self._meter().watch():
+            with self._stopwatch.section("forward"):
+                output = run(states)
+            gradient = torch.ones_like(output)
+            with self._stopwatch.section("backward"):
+                output.backward(gradient)
+        seconds = self._stopwatch.read()
+        return seconds["forward"], seconds["backward"]
+
+    def _sizes(self, probe: Probe) -> tuple[_Bytes, _Bytes | None]:
+        """Bytes of one layer, and of two in a row where a stage can hold several."""
+        return self._bytes(probe, probe.run), self._bytes(probe, probe.twice) if probe.twice else None
+
+    def _bytes(self, probe: Probe, run: Run) -> _Bytes:
+        measure = self._device_bytes if self._device.type == "cuda" else self._saved_bytes
+        return measure(self._states(probe), run)
+
+    def _saved_bytes(self, states: torch.Tensor, run: Run) -> _Bytes:
+        meter = self._meter()
+        with meter.watch():
+            output = run(states)
+            return _Bytes(kept=meter.live_bytes, transient=0, output=output.numel() * output.element_size())
+
+    def _device_bytes(self, states: torch.Tensor, run: Run) -> _Bytes:
+        """By the allocator: an output counts as kept, since the next layer keeps it as its input."""
+        before = torch.cuda.memory_allocated(self._device)
+        output = run(states)
+        after = torch.cuda.memory_allocated(self._device)
+        size = output.numel() * output.element_size()
+        torch.cuda.reset_peak_memory_stats(self._device)
+        output.backward(torch.ones_like(output))
+        peak = torch.cuda.max_memory_allocated(self._device)
+        return _Bytes(kept=after - before, transient=peak - after, output=size)
+
+    def _states(self, probe: Probe) -> torch.Tensor:
+        return probe.states.detach().clone().requires_grad_(probe.takes_gradient)
+
+    def _meter(self) -> SavedTensorMeter:
+        return SavedTensorMeter(self._stage.parameters(), 0, 1 << 62)
+
+
+def measure_until_quiet(
+    measure: Callable[[Sequence[int]], Sequence[Times]], count: int, repeats: int
+) -> list[list[Times]]:
+    """`repeats` times of each of `count` probes; those whose repeats spread too far are taken again, the quietest kept.
+
+    `measure` times the probes of these numbers once, one after the other.
+    """
+
+    def rounds(numbers: Sequence[int]) -> Iterable[list[Times]]:
+        return [list(times) for times in zip(*(measure(numbers) for _ in range(repeats)), strict=True)]
+
+    found = list(rounds(range(count)))
+    for _ in range(_MORE_ROUNDS):
+        noisy = [number for number, times in enumerate(found) if spread(times) > NOISE_LIMIT]
+        if not noisy:
+            break
+        for number, times in zip(noisy, rounds(noisy), strict=True):
+            found[number] = min(found[number], times, key=spread)
+    return found
+
+
+def spread(times: Sequence[Times]) -> float:
+    """Interquartile range of the seconds of both passes, as a share of their median; 0 for a single repeat."""
+    seconds = [forward + backward for forward, backward, _ in times]
+    if len(seconds) == 1:
+        return 0.0
+    lower, middle, upper = statistics.quantiles(seconds, n=4, method="inclusive")
+    return (upper - lower) / middle
+
+
+def _timing(probe: Probe, times: Sequence[Times], sizes: tuple[_Bytes, _Bytes | None]) -> LayerTiming:
+    one, two = sizes
+    kept = two.kept - one.kept if two else one.kept
+    forward, backward, again = (statistics.median(values) for values in zip(*times, strict=True))
+    return LayerTiming(
+        layer=probe.layer,
+        units=probe.units,
+        tokens=probe.tokens,
+        squares=probe.squares,
+        forward_seconds=forward,
+        backward_seconds=backward,
+        recompute_seconds=max(0.0, again),
+        kept_bytes=kept,
+        shared_bytes=max(0, one.kept - kept),
+        transient_bytes=max(0, one.transient),
+        output_bytes=one.output,
+        spread=spread(times),
+    )
+
+
+def _paths_by_kind(stage: StageModule) -> dict[str, tuple[str, ...]]:
+    chain = stage.chain
+    return {
+        "vision_embedding": chain.vision_embedding,
+        "vision": chain.vision_layers[:1],
+        "projector": chain.projector,
+        "language": chain.language_layers[:1],
+        "head": chain.head,
+    }
+
+
+def _count(stage: StageModule, paths: tuple[str, ...]) -> int:
+    return sum(parameter.numel() for path in paths for parameter in stage.model.get_submodule(path).parameters())

@@ -1,0 +1,40 @@
+"""Times what a rank does before a pass: reading and encoding a pack."""
+
+import time
+
+import numpy as np
+
+from trials.data.index import DatasetIndex
+from trials.data.loader import PackDataset
+from trials.model.inputs.encoders import load_encoder
+from trials.tasks.answer import LoadTiming
+from trials.tasks.request import Request
+
+_PACK_SAMPLES = (1, 1, 2, 2, 4, 4)
+
+
+def time_loading(request: Request, repeats: int) -> tuple[LoadTiming, ...]:
+    """Packs of some samples of the job's data, with and without pixels; files are in the system's cache but once."""
+    index = DatasetIndex.load(request.index)
+    chance = np.random.default_rng(request.job.training.seed)
+    packs = [chance.integers(len(index), size=count) for count in _PACK_SAMPLES]
+    encoder = load_encoder(request.job.model, request.job.data)
+    timings = []
+    for pixels in (True, False):
+        dataset = PackDataset(index, packs, encoder, pixels=pixels, padded=False)
+        for number, rows in enumerate(packs):
+            timings.append(
+                LoadTiming(
+                    pixels=pixels,
+                    units=int(index.vision_units[rows].sum()),
+                    tokens=int(index.text_tokens[rows].sum()),
+                    seconds=min(_seconds(dataset, number) for _ in range(repeats)),
+                )
+            )
+    return tuple(timings)
+
+
+def _seconds(dataset: PackDataset, number: int) -> float:
+    start = time.perf_counter()
+    dataset[number]
+    return time.perf_counter() - start

@@ -1,0 +1,103 @@
+"""What is profiled: each kind of layer, with inputs of several sizes."""
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from trials.layer_costs import LayerKind
+from trials.model.stage import StageModule, pack_loss
+from trials.tasks.request import Profile
+
+Run = Callable[[torch.Tensor], torch.Tensor]
+_TEXT_TOKENS = (0, 256, 64, 1024)
+"""In turns, so that the share of the text in the projector's cost can be told from the images'."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """One kind of layer with one input."""
+
+    layer: LayerKind
+    units: int = 0
+    tokens: int = 0
+    squares: int = 0
+    states: torch.Tensor
+    run: Run
+    recomputed: Run | None = None
+    """The same with recomputation, for kinds that can be recomputed."""
+    twice: Run | None = None
+    """Two such layers one after the other, for kinds of which a stage can hold several."""
+
+    @property
+    def takes_gradient(self) -> bool:
+        """Inner layers pass a gradient on to the layer before them; pixels do not."""
+        return self.layer != "vision_embedding"
+
+
+def probes(stage: StageModule, task: Profile, device: torch.device) -> Iterator[Probe]:
+    """Every kind at the sizes of `task`. `stage` holds one layer of each kind."""
+    for number, units in enumerate(task.unit_counts):
+        yield from _vision_probes(stage, units, _TEXT_TOKENS[number % len(_TEXT_TOKENS)], device)
+    for samples, length in task.sample_shapes:
+        yield from _language_probes(stage, samples, length, device)
+
+
+def _vision_probes(stage: StageModule, units: int, text_tokens: int, device: torch.device) -> Iterator[Probe]:
+    family, model = stage.family, stage.model
+    layer = model.get_submodule(stage.chain.vision_layers[0])
+    pixels = torch.randn(units, *family.unit_shape(model.config), device=device)
+    states = family.embed_vision(model, pixels).detach()
+    images = torch.full((units * family.unit_tokens(model.config)[1],), family.image_token(model.config), device=device)
+    ids = torch.cat((images, torch.zeros(text_tokens, dtype=torch.long, device=device)))
+
+    def run(states: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = family.vision_layer(layer, states)
+        return output
+
+    yield Probe(
+        layer="vision_embedding", units=units, states=pixels, run=lambda pixels: family.embed_vision(model, pixels)
+    )
+    yield Probe(
+        layer="vision",
+        units=units,
+        states=states,
+        run=run,
+        recomputed=lambda states: checkpoint(run, states, use_reentrant=True),
+        twice=lambda states: run(run(states)),
+    )
+    yield Probe(
+        layer="projector",
+        units=units,
+        tokens=len(ids),
+        states=states,
+        run=lambda states: stage.join_text(states, ids),
+    )
+
+
+def _language_probes(stage: StageModule, samples: int, length: int, device: torch.device) -> Iterator[Probe]:
+    model, tokens = stage.model, samples * length
+    positions = torch.arange(length, device=device).repeat(samples)
+    states = torch.randn(1, tokens, model.config.get_text_config().hidden_size, device=device, dtype=model.dtype)
+    target = (torch.zeros(tokens, dtype=torch.long, device=device), torch.ones((), device=device))
+    recomputing, double = _with_language(stage, recomputed=1), _with_language(stage, layers=2)
+    yield Probe(
+        layer="language",
+        tokens=tokens,
+        squares=samples * length**2,
+        states=states,
+        run=lambda states: stage.language(states, positions),
+        recomputed=lambda states: recomputing.language(states, positions),
+        twice=lambda states: double.language(states, positions),
+    )
+    yield Probe(layer="head", tokens=tokens, states=states, run=lambda states: pack_loss(stage.head(states), target))
+
+
+def _with_language(stage: StageModule, *, layers: int = 1, recomputed: int = 0) -> StageModule:
+    """The same modules, with the one language layer run so many times."""
+    view = copy.copy(stage)
+    view.chain = replace(stage.chain, language_layers=stage.chain.language_layers[:1] * layers)
+    view.cut = replace(stage.cut, language=range(layers), recompute_language=recomputed)
+    return view

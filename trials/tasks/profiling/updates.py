@@ -1,0 +1,86 @@
+"""Times what follows the passes of a step: reduction of gradients and the optimizer, as the engine runs them."""
+
+import statistics
+from collections.abc import Callable
+
+import torch
+from deepspeed import comm
+
+from trials.data.loader import MicroBatch
+from trials.engine.engine import OPTIMIZER, build_engine
+from trials.engine.memory import GRADIENT_BYTES
+from trials.engine.stopwatch import Stopwatch
+from trials.model.stage import StageModule
+from trials.plan import Layout, Padded, Plan
+from trials.plan import Stage as PlanStage
+from trials.tasks.answer import UpdateTiming
+from trials.tasks.request import Profile, Request
+
+_WARMUP = 2
+"""Steps in which the optimizer makes its states and the engine its buffers."""
+
+
+def time_updates(
+    request: Request, task: Profile, build: Callable[[], StageModule], reduction: float
+) -> tuple[UpdateTiming, ...]:
+    """Of a rank alone, and of all ranks as data-parallel ones with each ZeRO stage. Every rank must call it.
+
+    `build` makes a stage with one layer of each kind. `reduction` is the time of averaging gradients, in seconds per
+    byte.
+    """
+    ranks = comm.get_world_size()
+    layouts = [Layout(pipeline=1, data=ranks, zero=zero) for zero in task.zero_stages] if ranks > 1 else []
+    # Each stage is let go of before the next one is built: of a large model, one fits.
+    size = sum(parameter.numel() for parameter in build().parameters())
+    alone = _optimizer_seconds(build(), task.repeats)
+    timings = [UpdateTiming(zero=0, data_parallel=1, seconds_per_parameter=alone / size)]
+    for layout in layouts:
+        # An engine leaves its hooks on the parameters, so each has its own.
+        seconds = _engine_seconds(request, layout, build(), task.repeats) - reduction * size * GRADIENT_BYTES
+        timings.append(
+            UpdateTiming(zero=layout.zero, data_parallel=ranks, seconds_per_parameter=max(0.0, seconds) / size)
+        )
+    return tuple(timings)
+
+
+def _optimizer_seconds(stage: StageModule, repeats: int) -> float:
+    parameters = list(stage.parameters())
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer = torch.optim.AdamW(parameters)
+    stopwatch = Stopwatch(parameters[0].device)
+    seconds = []
+    for _ in range(_WARMUP + repeats):
+        with stopwatch.section(OPTIMIZER):
+            optimizer.step()
+        seconds.append(stopwatch.read()[OPTIMIZER])
+    return statistics.median(seconds[_WARMUP:])
+
+
+def _engine_seconds(request: Request, layout: Layout, stage: StageModule, repeats: int) -> float:
+    plan = Plan(packing=Padded(samples=1), layout=layout, stages=(PlanStage(vision=1, language=1),))
+    batch = _smallest_batch(stage)
+    device = next(stage.parameters()).device
+    where = layout.grid.coordinates(comm.get_rank())
+    engine = build_engine(plan, stage, where, device, request.job.training.learning_rate)
+    seconds = []
+    try:
+        for _ in range(_WARMUP + repeats):
+            comm.barrier()
+            engine.step(iter([batch]), 1, len(batch.labels))
+            seconds.append(engine.stopwatch.read()[OPTIMIZER])
+    finally:
+        engine.close()
+    return statistics.median(seconds[_WARMUP:])
+
+
+def _smallest_batch(stage: StageModule) -> MicroBatch:
+    """An image of one unit alone."""
+    config = stage.model.config
+    tokens = stage.family.unit_tokens(config)[1]
+    return MicroBatch(
+        pixel_values=torch.zeros(1, *stage.family.unit_shape(config)),
+        input_ids=torch.full((tokens,), stage.family.image_token(config)),
+        position_ids=torch.arange(tokens),
+        labels=torch.zeros(tokens, dtype=torch.long),
+    )

@@ -1,0 +1,123 @@
+"""One rank's engine for one request: model, data and memory meter, built and taken down together."""
+
+import math
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from trials.data.epoch import Epoch, Step, build_epoch
+from trials.data.index import DatasetIndex
+from trials.data.loader import MicroBatch, micro_batches
+from trials.data.records.sample import Encoder
+from trials.engine.engine import TrainingEngine, build_engine
+from trials.engine.memory import MemoryMeter, memory_meter
+from trials.errors import TrialsError
+from trials.grid import RankCoordinates
+from trials.model.cut import cut
+from trials.model.inputs.encoders import load_encoder
+from trials.model.skeleton import build_skeleton, load_config
+from trials.model.stage import StageModule
+from trials.model.weights import WeightFiles, draw_buffers, draw_weights, read_weights
+from trials.tasks.request import Request
+
+
+@dataclass(slots=True, kw_only=True)
+class Session:
+    """A rank that is ready to train."""
+
+    request: Request
+    coordinates: RankCoordinates
+    engine: TrainingEngine
+    meter: MemoryMeter
+    index: DatasetIndex
+    encoder: Encoder
+    blank_samples: int = 0
+    """Samples of this rank so far that could not be read, each time that one was shown."""
+
+    def epoch(self, number: int) -> Epoch:
+        """The packs and steps of that epoch: the same on every rank."""
+        job = self.request.job
+        return build_epoch(
+            self.index,
+            self.request.plan.packing,
+            data_parallel=self.request.plan.layout.data,
+            global_batch_samples=job.training.global_batch_samples,
+            weights=self.request.weights,
+            seed=job.training.seed,
+            epoch=number,
+            oversize=job.data.oversize,
+        )
+
+    def batches(self, epoch: Epoch, steps: Sequence[int]) -> Generator[MicroBatch, None, None]:
+        """This rank's packs of those steps, in order; close it when done. Raises DataError as `data.on_error` says."""
+        data = self.request.job.data
+        for batch in micro_batches(
+            self.index,
+            epoch,
+            steps,
+            self.coordinates.data_rank,
+            self.encoder,
+            pixels=self.engine.stage.cut.embeds,
+            workers=data.workers,
+            on_error=data.on_error,
+        ):
+            self.blank_samples += len(batch.faults)
+            yield batch
+
+    def step(self, batches: Iterator[MicroBatch], step: Step) -> float:
+        """One optimizer step; the loss. Raises MemoryExceeded when this rank passes the limit.
+
+        Raises TrialsError where the loss is no number: whatever follows would be none either.
+        """
+        count = len(step.packs[self.coordinates.data_rank])
+        with self.meter.watch():
+            loss = self.engine.step(batches, count, step.target_tokens)
+        if not math.isfinite(loss):
+            raise TrialsError(f"the loss of a step is {loss}; lower training.learning_rate, or look at the data")
+        return loss
+
+
+@contextmanager
+def open_session(request: Request, rank: int, device: torch.device) -> Iterator[Session]:
+    """Builds this rank's part of the plan. Every rank of the process group must call it."""
+    torch.manual_seed(request.job.training.seed)
+    where = request.plan.layout.grid.coordinates(rank)
+    stage = build_stage(request, where.stage, device)
+    engine = build_engine(request.plan, stage, where, device, request.job.training.learning_rate)
+    session = Session(
+        request=request,
+        coordinates=where,
+        engine=engine,
+        meter=memory_meter(device, stage, request.plan.layout, request.memory_limit_bytes),
+        index=DatasetIndex.load(request.index),
+        encoder=load_encoder(request.job.model, request.job.data),
+    )
+    try:
+        yield session
+    finally:
+        engine.close()
+
+
+def build_stage(request: Request, number: int, device: torch.device) -> StageModule:
+    """Stage `number` of the plan with its weights, on `device`."""
+    settings = request.job.model
+    config = load_config(settings.path, trust_remote_code=settings.trust_remote_code)
+    skeleton = build_skeleton(config, getattr(torch, settings.dtype))
+    request.plan.check(
+        vision_layers=len(skeleton.chain.vision_layers),
+        language_layers=len(skeleton.chain.language_layers),
+        dtype=settings.dtype,
+    )
+    # Names in the files depend on the whole model, which the stage cuts.
+    files = WeightFiles(Path(settings.path), skeleton) if settings.weights == "pretrained" else None
+    stage = StageModule(skeleton, cut(request.plan)[number])
+    if files is None:
+        draw_weights(stage.model, stage.paths, request.job.training.seed, device)
+    else:
+        read_weights(stage.model, stage.paths, files, device)
+    draw_buffers(stage.model, stage.chain.rotary, device)
+    stage.tie()
+    return stage

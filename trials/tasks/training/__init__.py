@@ -1,0 +1,1 @@
+"""The full training: its steps, settings, output folder and checkpoints."""

@@ -1,0 +1,156 @@
+"""Checkpoints and final weights: safetensors under Hugging Face names, whatever the layout, split and ZeRO stage."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from deepspeed import comm
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import nn
+from transformers import AutoTokenizer
+
+from trials.engine.state import PARTS, WEIGHT
+from trials.errors import TrialsError
+from trials.model.conversion import stored_form
+from trials.tasks.session import Session
+from trials.tasks.training.output import (
+    RECORD_FILE,
+    STATE_FILE,
+    TrainingRecord,
+    TrainingState,
+    checkpoint_folder,
+    describe_file,
+    partial_folder,
+    publish,
+    remove_old_checkpoints,
+)
+from trials.whole_file import sync
+
+
+def save_checkpoint(session: Session, output: Path, record: TrainingRecord, steps: int) -> None:
+    """Write checkpoint-STEPS, read it back, and keep the one before it; every rank must call it.
+
+    Raises TrialsError when the disk does not take it. Earlier checkpoints stay then.
+    """
+    state_of = session.engine.state
+    tensors = {
+        f"{part}:{name}": state_of.read(parameter, part).to("cpu").clone()
+        for name, parameter in _named_parameters(session)
+        for part in PARTS
+    }
+    with _writing(session, checkpoint_folder(output, steps), record) as partial:
+        if session.coordinates.data_rank == 0:
+            _save_tensors(tensors, partial / f"stage-{session.coordinates.stage}.safetensors")
+        comm.barrier()
+        if session.coordinates.rank == 0:
+            publish(partial, checkpoint_folder(output, steps), STATE_FILE, _state(partial, record, steps))
+            remove_old_checkpoints(output, record)
+    comm.barrier()
+
+
+def _state(partial: Path, record: TrainingRecord, steps: int) -> TrainingState:
+    files = tuple(describe_file(file) for file in sorted(partial.iterdir()))
+    sync(*(partial / file.name for file in files))
+    kept = record.settings
+    return TrainingState(steps=steps, plan=kept.plan, data=kept.data, training=record.id, files=files)
+
+
+@contextmanager
+def _writing(session: Session, final: Path, record: TrainingRecord) -> Iterator[Path]:
+    """An empty folder in which `final` is written; every rank must enter."""
+    partial = partial_folder(final, record)
+    try:
+        if session.coordinates.rank == 0:
+            shutil.rmtree(partial, ignore_errors=True)  # of a process of this training that died
+            partial.mkdir()
+        comm.barrier()
+        yield partial
+    except (OSError, SafetensorError) as error:
+        raise TrialsError(
+            f"{final} cannot be written ({error}); make room there and launch again: the training goes on after its "
+            "last checkpoint"
+        ) from error
+
+
+def _save_tensors(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
+    """Write the tensors to the disk, and compare what stands there."""
+    save_file(tensors, path, metadata=metadata)
+    sync(path)
+    with safe_open(path, framework="pt") as file:
+        for name, tensor in tensors.items():
+            if not torch.equal(file.get_tensor(name), tensor):
+                raise OSError(f"{name} in {path} is not what was written; check the disk")
+
+
+def load_checkpoint(session: Session, folder: Path, steps: int) -> None:
+    """Set weights and optimizer states from a checkpoint, whatever layout and split wrote it."""
+    files = [safe_open(path, framework="pt") for path in sorted(folder.glob("*.safetensors"))]
+    where = {key: file for file in files for key in file.keys()}  # noqa: SIM118 (not a dict)
+    session.engine.state.begin_writing(steps)
+    for name, parameter in _named_parameters(session):
+        for part in PARTS:
+            key = f"{part}:{name}"
+            session.engine.state.write(parameter, part, where[key].get_tensor(key).to(parameter.device))
+
+
+def save_model(session: Session, folder: Path, record: TrainingRecord, steps: int) -> None:
+    """Write the model so that `from_pretrained` loads it, with its tokenizer; every rank must call it.
+
+    What stands in `folder` gets another name. Raises TrialsError when the disk does not take the model.
+    """
+    stage, stages = session.coordinates.stage, session.request.plan.layout.pipeline
+    file = f"model-{stage + 1:05d}-of-{stages:05d}.safetensors"
+    tensors = {
+        name: session.engine.state.read(parameter, WEIGHT).to("cpu", parameter.dtype, copy=True)
+        for name, parameter in _named_parameters(session)
+        if name not in session.engine.stage.tied
+    }
+    weights = stored_form(session.engine.stage.model, {**tensors, **_saved_buffers(session)})
+    with _writing(session, folder, record) as partial:
+        if session.coordinates.data_rank == 0:
+            _save_tensors(weights, partial / file, {"format": "pt"})
+            (partial / f"names-{stage}.json").write_text(json.dumps({"file": file, "names": sorted(weights)}))
+        comm.barrier()
+        if session.coordinates.rank == 0:
+            _add_configuration(session, partial)
+            publish(partial, folder, RECORD_FILE, _state(partial, record, steps))
+    comm.barrier()
+
+
+def _add_configuration(session: Session, folder: Path) -> None:
+    """The index of the weights, and all that a model folder holds apart from them."""
+    weight_map: dict[str, str] = {}
+    for part in sorted(folder.glob("names-*.json")):
+        names = json.loads(part.read_text())
+        weight_map.update(dict.fromkeys(names["names"], names["file"]))
+        part.unlink()
+    index = {"metadata": {}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2, sort_keys=True))
+    settings, model = session.request.job.model, session.engine.stage.model
+    model.config.save_pretrained(folder)
+    if model.generation_config is not None:
+        model.generation_config.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(settings.path, trust_remote_code=settings.trust_remote_code).save_pretrained(folder)
+    for pattern in ("*processor*.json", "generation_config.json", "chat_template*"):
+        for extra in Path(settings.path).glob(pattern):
+            shutil.copy(extra, folder / extra.name)
+
+
+def _saved_buffers(session: Session) -> dict[str, torch.Tensor]:
+    """Return the buffers of this rank's stage that belong to a model folder, such as a router's correction bias."""
+    stage = session.engine.stage
+    return {
+        f"{path}.{name}": tensor.to("cpu", copy=True)
+        for path in stage.paths
+        for name, tensor in stage.model.get_submodule(path).state_dict(keep_vars=True).items()
+        if not isinstance(tensor, nn.Parameter)
+    }
+
+
+def _named_parameters(session: Session) -> Iterator[tuple[str, nn.Parameter]]:
+    """Hugging Face names and parameters of this rank's stage."""
+    return iter(session.engine.stage.model.named_parameters())

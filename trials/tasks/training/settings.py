@@ -1,0 +1,51 @@
+"""What decides the steps of a training, so that it is resumed with the same."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from trials.model.identity import config_digest
+from trials.model.skeleton import load_config
+from trials.model.weights import weights_fingerprint
+from trials.tasks.request import Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What decides the steps of a training."""
+
+    plan: str
+    """Id of the plan: another one packs the samples into other steps."""
+    data: str
+    """Digest of the dataset's lengths."""
+    model: str
+    """Digest of the configuration."""
+    weights: str
+    """`random`, or the fingerprint of the weights from which the training started."""
+    dtype: str
+    seed: int
+    global_batch_samples: int
+    oversize: str
+    learning_rate: float
+    epochs: int
+
+
+MAY_CHANGE = ("learning_rate", "epochs")
+"""Settings that a resumed training takes from its job: they change neither the samples of a step nor their order."""
+
+
+def training_settings(request: Request, data_digest: str) -> Settings:
+    """What decides the steps of the training that is asked for. `data_digest` is that of the dataset's lengths."""
+    job, model = request.job, request.job.model
+    config = load_config(model.path, trust_remote_code=model.trust_remote_code)
+    return Settings(
+        plan=request.plan.id,
+        data=data_digest,
+        model=config_digest(config),
+        weights="random" if model.weights == "random" else weights_fingerprint(Path(model.path)),
+        dtype=model.dtype,
+        seed=job.training.seed,
+        global_batch_samples=job.training.global_batch_samples,
+        oversize=job.data.oversize,
+        learning_rate=job.training.learning_rate,
+        epochs=job.training.epochs,
+    )

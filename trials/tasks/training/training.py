@@ -1,0 +1,80 @@
+"""The full training on one rank: every step of every epoch, with checkpoints and the final model."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from deepspeed import comm
+
+from trials.data.epoch import Epoch
+from trials.errors import TrialsError
+from trials.tasks.answer import TrainingReport
+from trials.tasks.request import Training
+from trials.tasks.session import Session
+from trials.tasks.training.checkpoint import load_checkpoint, save_checkpoint, save_model
+from trials.tasks.training.output import (
+    MODEL_FOLDER,
+    OpenedOutput,
+    checkpoint_folder,
+    open_output,
+    reopen_output,
+)
+from trials.tasks.training.progress import PROGRESS_FILE, Progress, append_step
+from trials.tasks.training.settings import training_settings
+
+
+def run_training(session: Session, task: Training) -> TrainingReport:
+    """Train to the end, or to `task.max_steps`. Goes on at the exact step after the last checkpoint."""
+    opened = _open(session, task.output)
+    done = opened.steps
+    counts = [session.epoch(number).steps for number in range(session.request.job.training.epochs)]
+    total = sum(counts)
+    if done > total:
+        raise TrialsError(
+            f"{checkpoint_folder(task.output, done)} is beyond the {total} steps of training.epochs: {len(counts)}; "
+            "raise it, or name another training.output"
+        )
+    if done:
+        load_checkpoint(session, checkpoint_folder(task.output, done), done)
+    last = min(total, task.max_steps or total)
+    first_of_epoch = 0
+    for number, count in enumerate(counts):
+        wanted = range(max(0, done - first_of_epoch), min(count, last - first_of_epoch))
+        for record in _run_steps(session, session.epoch(number), wanted, first_of_epoch, total):
+            done = record.step
+            if session.coordinates.rank == 0:
+                append_step(task.output / PROGRESS_FILE, record)
+            if _is_due(session, done, first_of_epoch + count, last):
+                save_checkpoint(session, task.output, opened.record, done)
+        first_of_epoch += count
+    model = task.output / MODEL_FOLDER if done == total else None
+    if model and not (opened.has_model and opened.steps == done):
+        save_model(session, model, opened.record, done)
+    return TrainingReport(steps=done, finished=done == total, model=model, blank_samples=session.blank_samples)
+
+
+def _open(session: Session, output: Path) -> OpenedOutput:
+    """What rank 0 finds in `output`. It alone verifies the checkpoint, which takes a look at every byte."""
+    found = torch.zeros(2, dtype=torch.int64, device=next(session.engine.stage.parameters()).device)
+    if session.coordinates.rank == 0:
+        opened = open_output(output, training_settings(session.request, session.index.digest))
+        found += torch.tensor((opened.steps, opened.has_model), device=found.device)
+    comm.broadcast(found, src=0)
+    steps, has_model = found.tolist()
+    return reopen_output(output, steps, has_model=bool(has_model))
+
+
+def _run_steps(session: Session, epoch: Epoch, numbers: range, before: int, total: int) -> Iterator[Progress]:
+    batches = session.batches(epoch, numbers)
+    for number in numbers:
+        step = epoch.step(number)
+        start = time.perf_counter()
+        loss = session.step(batches, step)
+        seconds = time.perf_counter() - start
+        yield Progress(step=before + number + 1, of=total, loss=loss, seconds=seconds, samples=step.samples)
+
+
+def _is_due(session: Session, done: int, end_of_epoch: int, last: int) -> bool:
+    every = session.request.job.training.checkpoint_every
+    return done in (end_of_epoch, last) or (every is not None and done % every == 0)

@@ -1,0 +1,95 @@
+"""A trial on one rank: warm-up steps, then timed steps, as many as the agent wants to see."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from deepspeed import comm
+
+from trials.data.epoch import Step
+from trials.data.loader import MicroBatch
+from trials.engine.engine import BACKWARD, FORWARD, LOAD, OPTIMIZER
+from trials.engine.memory import module_static_bytes
+from trials.outcome import StageMeasurement
+from trials.tasks.answer import TrialReport
+from trials.tasks.request import Trial
+from trials.tasks.session import Session
+from trials.tasks.steering import TimedStep, await_verdict, tell
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Timed:
+    """A step that ran."""
+
+    step: Step
+    seconds: float
+    loss: float
+
+
+def run_trial(session: Session, task: Trial, folder: Path) -> TrialReport:
+    """Runs the steps of `task` and reports the timed ones. In `folder` the agent is asked when the task is steered."""
+    epoch = session.epoch(0)
+    # Closed here: packs are prepared for steps that may never run, by processes that must end before the report.
+    with closing(session.batches(epoch, (*task.warmup_steps, *task.timed_steps))) as batches:
+        for number in task.warmup_steps:
+            session.step(batches, epoch.step(number))
+        session.engine.stopwatch.read()
+        steps = [epoch.step(number) for number in task.timed_steps]
+        timed = tuple(_timed_steps(session, batches, steps, folder if task.steered else None))
+    return TrialReport(
+        step_seconds=tuple(each.seconds for each in timed),
+        losses=tuple(each.loss for each in timed),
+        samples=sum(each.step.samples for each in timed),
+        text_tokens=sum(each.step.text_tokens for each in timed),
+        vision_units=sum(each.step.vision_units for each in timed),
+        stage=_measure_stage(session, sum(each.seconds for each in timed), len(timed)),
+    )
+
+
+def _timed_steps(
+    session: Session, batches: Iterator[MicroBatch], steps: Sequence[Step], steered_in: Path | None
+) -> Iterator[_Timed]:
+    for number, step in enumerate(steps, 1):
+        timed = _timed_step(session, batches, step)
+        yield timed
+        if steered_in is not None and not _goes_on(session, steered_in, number, timed, last=number == len(steps)):
+            return
+
+
+def _timed_step(session: Session, batches: Iterator[MicroBatch], step: Step) -> _Timed:
+    """The loss is a number from the device, so the step is over when it is known."""
+    start = time.perf_counter()
+    loss = session.step(batches, step)
+    return _Timed(step=step, seconds=time.perf_counter() - start, loss=loss)
+
+
+def _goes_on(session: Session, folder: Path, number: int, timed: _Timed, *, last: bool) -> bool:
+    """Whether to run the next step: the same on every rank, since rank 0 alone asks and tells the others."""
+    asks = session.coordinates.rank == 0
+    if asks:
+        tell(folder, number, TimedStep(seconds=timed.seconds))
+    if last:
+        return False
+    word = torch.zeros(1, device=next(session.engine.stage.parameters()).device)
+    if asks and await_verdict(folder, number).go_on:
+        word += 1
+    comm.broadcast(word, src=0)
+    return bool(word.item())
+
+
+def _measure_stage(session: Session, total_seconds: float, steps: int) -> StageMeasurement:
+    parts = session.engine.stopwatch.read()
+    return StageMeasurement(
+        stage=session.coordinates.stage,
+        data_rank=session.coordinates.data_rank,
+        load_seconds=parts.get(LOAD, 0.0) / steps,
+        forward_seconds=parts[FORWARD] / steps,
+        backward_seconds=parts[BACKWARD] / steps,
+        optimizer_seconds=parts[OPTIMIZER] / steps,
+        idle_seconds=max(0.0, total_seconds - sum(parts.values())) / steps,
+        peak_bytes=session.meter.peak_bytes,
+        static_bytes=module_static_bytes(session.engine.stage, session.request.plan.layout),
+    )
