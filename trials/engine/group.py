@@ -1,7 +1,11 @@
 """Joins and leaves the group of ranks. A process may join again, with other ranks and another plan."""
 
+import ipaddress
+import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
@@ -9,11 +13,23 @@ import deepspeed.ops
 import torch
 from deepspeed import comm
 from deepspeed.accelerator import get_accelerator
-from torch._C._distributed_c10d import FileStore, Store
+from torch._C._distributed_c10d import FileStore, Store, TCPStore
 from torch.distributed.rendezvous import register_rendezvous_handler
 
 _FILE_SCHEME = "quoted-file"
 """torch's own `file://` takes a path as it is, and ends it at a `#` or `?`."""
+_LOOPBACK_SCHEME = "loopback"
+"""torch's own `env://` listens on every interface, whatever the address of the master."""
+
+
+def env_meeting() -> str:
+    """The `init_method` for a launcher's MASTER_ADDR and MASTER_PORT. A loopback address is not left for other ones."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun listens itself
+        return "env://"
+    address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    found = [each[4][0] for each in socket.getaddrinfo(address, int(port), type=socket.SOCK_STREAM)]
+    alone = all(ipaddress.ip_address(each).is_loopback for each in found)
+    return f"{_LOOPBACK_SCHEME}://{found[0]}/{port}" if alone else "env://"
 
 
 def file_meeting(path: Path) -> str:
@@ -21,20 +37,37 @@ def file_meeting(path: Path) -> str:
     return f"{_FILE_SCHEME}://{quote(str(path.absolute()))}"
 
 
-def _meet(url: str, **_: object) -> Iterator[tuple[Store, int, int]]:
+def _meet_in_file(url: str, **_: object) -> Iterator[tuple[Store, int, int]]:
+    path, rank, world_size = _parts(url)
+    yield FileStore(unquote(path), world_size), rank, world_size
+
+
+def _meet_on_loopback(url: str, timeout: timedelta, **_: object) -> Iterator[tuple[Store, int, int]]:
+    path, rank, world_size = _parts(url)
+    address, port = path.rsplit("/", 1)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.create_server((address, int(port)), family=family).detach() if rank == 0 else None
+    store = TCPStore(address, int(port), world_size, rank == 0, timeout, master_listen_fd=listener)
+    yield store, rank, world_size
+
+
+def _parts(url: str) -> tuple[str, int, int]:
+    """What follows the scheme, the rank, and the number of ranks."""
     parts = urlsplit(url)
     (rank,), (world_size,) = (parse_qs(parts.query)[key] for key in ("rank", "world_size"))
-    yield FileStore(unquote(parts.path), int(world_size)), int(rank), int(world_size)
+    return parts.netloc + parts.path, int(rank), int(world_size)
 
 
-register_rendezvous_handler(_FILE_SCHEME, _meet)
+register_rendezvous_handler(_FILE_SCHEME, _meet_in_file)
+register_rendezvous_handler(_LOOPBACK_SCHEME, _meet_on_loopback)
 
 
 @contextmanager
 def process_group(rank: int, local_rank: int, world_size: int, meeting: str) -> Iterator[torch.device]:
     """The ranks of one trial or training, and this rank's device. Everything is released at the end.
 
-    `meeting` is where the ranks find each other, as torch.distributed's `init_method`: `env://`, or a `file_meeting`.
+    `meeting` is where the ranks find each other: an `init_method` of torch.distributed, from `env_meeting` or
+    `file_meeting`.
     """
     _skip_compiled_communication()
     accelerator = get_accelerator()

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from trials import wire
-from trials.engine.group import file_meeting, process_group
+from trials.engine.group import env_meeting, file_meeting, process_group
 from trials.engine.memory import MemoryExceeded
 from trials.errors import TrialsError
 from trials.outcome import Crash, OutOfMemory
@@ -30,7 +30,7 @@ def serve(folder: Path) -> bool:
     with suppress(_Reported), _failures_reported(rank, folder):
         request = wire.decode(Request, (folder / REQUEST_FILE).read_text())
         # A file as meeting point, where the folder is shared and no launcher gave an address: no port to fight for.
-        meeting = "env://" if "MASTER_ADDR" in os.environ else file_meeting(folder / "rendezvous")
+        meeting = env_meeting() if "MASTER_ADDR" in os.environ else file_meeting(folder / "rendezvous")
         world_size, local_rank = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_RANK"])
         # Reported before the group is left: the other ranks fail as soon as this one does, and theirs is not the cause.
         with process_group(rank, local_rank, world_size, meeting) as device, _failures_reported(rank, folder):

@@ -1,11 +1,13 @@
 """Ranks on their own: what they listen on, what they know, and that they end with their agent."""
 
 import ipaddress
+import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -16,7 +18,8 @@ from tests.training_values import plan_of, prepared_of
 from trials import wire
 from trials.run.pool import Answers, WarmPool
 from trials.run.ranks import local_ranks
-from trials.tasks.request import Trial
+from trials.tasks.answer import TrialReport, read_report
+from trials.tasks.request import Trial, write_request
 
 pytestmark = pytest.mark.ranks
 
@@ -70,6 +73,40 @@ def test_ranks_listen_on_the_loopback_alone_and_know_no_password(
     assert not any("s3cret" in value for each in environments for value in each.values())
     assert addresses
     assert all(ipaddress.ip_address(each).is_loopback for each in addresses), addresses
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "localhost"])
+def test_ranks_that_a_user_starts_listen_on_the_loopback_alone(shallow: Path, tmp_path: Path, address: str) -> None:
+    write_request(tmp_path, prepared_of(shallow, tmp_path).request(PLAN, TRIAL))
+    addresses: set[str] = set()
+
+    def have_ended() -> bool:
+        for process in ranks:
+            with suppress(psutil.NoSuchProcess):
+                used = psutil.Process(process.pid).net_connections("inet")
+                addresses.update(each.laddr.ip.removeprefix("::ffff:") for each in used)
+        return all(process.poll() is not None for process in ranks)
+
+    commands = local_ranks(2, "cpu", tmp_path)
+    meeting = {"MASTER_ADDR": address, "MASTER_PORT": str(free_port())}
+    ranks = [
+        subprocess.Popen(command.argv, env={**os.environ, **command.environment, **meeting}) for command in commands
+    ]
+    try:
+        wait_for(have_ended)
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+    answers = [read_report(tmp_path, rank) for rank in range(2)]
+    assert all(answer is not None and isinstance(answer.report, TrialReport) for answer in answers)
+    assert addresses
+    assert all(ipaddress.ip_address(each).is_loopback for each in addresses), addresses
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
 
 
 def test_stopped_ranks_and_their_loaders_end_when_their_agent_is_killed(shallow: Path, tmp_path: Path) -> None:
