@@ -110,9 +110,8 @@ def read(kind: Any, path: Path) -> Any:
 
 
 def to_document(value: object) -> Any:
-    """The value as plain JSON values, for people and their programs; None for a number that is not finite."""
-    described_by: Any = type(value)
-    return json.loads(_adapter(described_by).dump_json(value), parse_constant=lambda _: None)
+    """Return the value as plain JSON values, for people and their programs; None for a number that is not finite."""
+    return json.loads(to_json(value, inf_nan_mode="null"))
 
 
 def canonical(value: object, *, always: Set[str] = frozenset(), never: Set[str] = frozenset()) -> str:

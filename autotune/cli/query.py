@@ -105,9 +105,11 @@ def _all(store: Store, wishes: Wishes) -> list[Known]:
 
 def list_studies(options: Options, *, model: str | None, top: int | None) -> None:
     with open_store(options.database_url()) as store:
+        winners = {best.study_id: best for best in store.best_plans(model_name=model)}
         found = [
-            (study, store.workload(study.workload_fingerprint), _winner(store, study))
+            (study, best.workload if best else store.workload(study.workload_fingerprint), best)
             for study in store.studies(model_name=model, limit=top)
+            for best in (winners.get(study.id),)
         ]
     document = {"studies": [study_report.study_document(*each) for each in found]}
     options.give(document, lambda: study_report.studies_text(found))

@@ -228,8 +228,8 @@ class TrialRow(Base):
     finished: Mapped[datetime | None]
     given_up: Mapped[datetime | None]
 
-    plan: Mapped[PlanRow] = relationship()
-    outcome: Mapped["OutcomeRow | None"] = relationship()
+    plan: Mapped[PlanRow] = relationship(lazy="joined")
+    outcome: Mapped["OutcomeRow | None"] = relationship(lazy="joined")
     attempts: Mapped[list["AttemptRow"]] = relationship(lazy="selectin", order_by="AttemptRow.number")
 
 
