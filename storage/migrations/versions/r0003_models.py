@@ -12,9 +12,22 @@ from collections.abc import Mapping
 from typing import Any
 
 from pydantic_core import to_json
-from sqlalchemy import Column, Connection, MetaData, Table, Text, cast, select
-
-from storage.database.rekeying import Rekeying
+from sqlalchemy import (
+    Column,
+    Connection,
+    MetaData,
+    Table,
+    Text,
+    and_,
+    cast,
+    delete,
+    exists,
+    insert,
+    literal,
+    select,
+    update,
+)
+from sqlalchemy.sql.elements import ColumnElement
 
 revision = "0003"
 down_revision = "0002"
@@ -30,6 +43,9 @@ _HARDWARE = (*_DEVICES, "cpu_name", "cpu_cores", "ram_bytes")
 _DEFAULTS = {"nodes": 1, "link": None, "topology": None}
 _SOFTWARE = ("python", "torch", "deepspeed", "transformers")
 _SETTINGS = ("oversize", "global_batch_samples", "memory_limit_bytes")
+_MODELS, _WORKLOADS, _PROFILES = "autotune_model", "autotune_workload", "autotune_layer_profile"
+_PROVENANCE = "autotune_provenance"
+_OF_WORKLOADS = ("autotune_study", "autotune_best_plan", "autotune_launch")
 
 
 def upgrade() -> None:
@@ -42,7 +58,10 @@ def upgrade() -> None:
 
 
 def rekey(connection: Connection, tables: Mapping[str, Table]) -> None:
-    """Changes the keys of all models and workloads that have those of an older revision."""
+    """Change the keys of all models and workloads that have those of an older revision.
+
+    `tables` may have later columns: repairs call this too, for the rows of a file that an older version wrote.
+    """
     models, hardware, data, workloads = (
         _rows(connection, tables[f"autotune_{name}"]) for name in ("model", "hardware", "data_profile", "workload")
     )
@@ -54,7 +73,7 @@ def rekey(connection: Connection, tables: Mapping[str, Table]) -> None:
             continue
         if is_old(model) and old_workload_key(row, model, machine, lengths) == key:
             of_models[model["fingerprint"]][key] = workload_key(row, marked(model), machine, lengths)
-    work = Rekeying(connection, tables)
+    work = _Rekeying(connection, tables)
     for key, model in models.items():
         if is_old(model):
             new = marked(model)
@@ -113,3 +132,89 @@ def _of(row: Row, names: tuple[str, ...]) -> dict[str, Any]:
 
 def _digest(document: Row) -> str:
     return hashlib.sha256(to_json(document, bytes_mode="base64")).hexdigest()[:16]
+
+
+class _Rekeying:
+    """Change keys in one transaction. A row whose new key is taken is joined with the one that has it.
+
+    A copy of `storage.database.rekeying` as it was at the release of this revision: neither can break the other.
+    """
+
+    def __init__(self, connection: Connection, tables: Mapping[str, Table]) -> None:
+        self._connection = connection
+        self._tables = tables
+
+    def model(self, old: str, new: str, config_digest: str, workloads: Mapping[str, str]) -> None:
+        """Gives a model its new key and digest; `workloads` are the old and new keys of those with this model."""
+        self._copy(_MODELS, old, {"fingerprint": new, "config_digest": config_digest})
+        self._move(_WORKLOADS, "model_fingerprint", old, new)
+        self._profiles(old, new)
+        for before, after in workloads.items():
+            self._copy(_WORKLOADS, before, {"fingerprint": after})
+            for name in _OF_WORKLOADS:
+                self._move(name, "workload_fingerprint", before, after)
+            self._remove(_WORKLOADS, before)
+        self._remove(_MODELS, old)
+
+    def _copy(self, name: str, old: str, changes: Mapping[str, str]) -> None:
+        """The row under its new key, unless there is one; and where it came from."""
+        table, new = self._tables[name], changes["fingerprint"]
+        is_taken = self._has(table, table.c.fingerprint == new)
+        if not is_taken:
+            values = [literal(changes[column.name]) if column.name in changes else column for column in table.c]
+            row = select(*values).where(table.c.fingerprint == old)
+            self._connection.execute(insert(table).from_select(table.c.keys(), row))
+        self._follow(name, old, new, is_taken=is_taken)
+
+    def _move(self, name: str, column: str, old: str, new: str) -> None:
+        table = self._tables[name]
+        self._connection.execute(update(table).where(table.c[column] == old).values({column: new}))
+
+    def _remove(self, name: str, key: str) -> None:
+        table = self._tables[name]
+        self._connection.execute(delete(table).where(table.c.fingerprint == key))
+
+    def _profiles(self, old: str, new: str) -> None:
+        """Of two profiles for one key, the one that was measured here stays, else the newer."""
+        table = self._tables[_PROFILES]
+        for row in self._connection.execute(select(table).where(table.c.model_fingerprint == old)).mappings().all():
+            key = {column.name: row[column.name] for column in table.primary_key}
+            moved = {**key, "model_fingerprint": new}
+            here, there = _equal(table, key), _equal(table, moved)
+            created = self._connection.scalar(select(table.c.created).where(there))
+            before, after = ("/".join(values.values()) for values in (key, moved))
+            if created is not None:
+                ours, theirs = (not self._is_foreign(_PROFILES, each) for each in (before, after))
+                if (theirs, created) >= (ours, row["created"]):
+                    self._connection.execute(delete(table).where(here))
+                    self._forget(_PROFILES, before)
+                    continue
+                self._connection.execute(delete(table).where(there))
+                self._forget(_PROFILES, after)
+            self._connection.execute(update(table).where(here).values(model_fingerprint=new))
+            self._follow(_PROFILES, before, after, is_taken=False)
+
+    def _follow(self, kind: str, old: str, new: str, *, is_taken: bool) -> None:
+        """Where a row came from; of two that are joined, one that was measured here makes both so."""
+        if not is_taken:
+            table = self._tables[_PROVENANCE]
+            self._connection.execute(update(table).where(_equal(table, {"kind": kind, "key": old})).values(key=new))
+            return
+        if not self._is_foreign(kind, old):
+            self._forget(kind, new)
+        self._forget(kind, old)
+
+    def _is_foreign(self, kind: str, key: str) -> bool:
+        table = self._tables[_PROVENANCE]
+        return self._has(table, _equal(table, {"kind": kind, "key": key}))
+
+    def _forget(self, kind: str, key: str) -> None:
+        table = self._tables[_PROVENANCE]
+        self._connection.execute(delete(table).where(_equal(table, {"kind": kind, "key": key})))
+
+    def _has(self, table: Table, condition: ColumnElement[bool]) -> bool:
+        return bool(self._connection.scalar(select(exists(select(literal(1)).select_from(table).where(condition)))))
+
+
+def _equal(table: Table, values: Mapping[str, str]) -> ColumnElement[bool]:
+    return and_(*(table.c[name] == value for name, value in values.items()))
