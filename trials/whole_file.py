@@ -10,11 +10,11 @@ from uuid import uuid4
 
 
 @contextmanager
-def whole_file(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
+def whole_file(path: Path, mode: int = 0o666, *, durable: bool = True) -> Iterator[IO[bytes]]:
     """Stream whose content replaces `path` at the end of the context, unless an error ends it.
 
-    The content is on the disk by then, so a power cut leaves the old file or the new one. `mode` is that of a new file,
-    less the umask; an old one keeps its own.
+    If `durable`, the content is on the disk by then, so a power cut leaves the old file or the new one. Messages
+    between processes need no such care. `mode` is that of a new file, less the umask; an old one keeps its own.
     """
     partial = path.with_name(f".{path.stem[:32]}-{uuid4().hex[:8]}.partial")
     try:
@@ -22,9 +22,11 @@ def whole_file(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
             yield stream
         if path.exists():
             shutil.copymode(path, partial)
-        sync(partial)
+        if durable:
+            sync(partial)
         partial.replace(path)
-        sync(path.parent)
+        if durable:
+            sync(path.parent)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise

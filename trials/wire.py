@@ -16,6 +16,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import to_json
 
 from trials.errors import OtherForm, WireError
+from trials.whole_file import whole_file
 
 T = TypeVar("T")
 WHOLE = range(-(1 << 63), 1 << 63)
@@ -90,10 +91,9 @@ def _name(kind: Any) -> str:
 
 
 def write(path: Path, value: object, kind: Any = None) -> None:
-    """Encodes to a file that appears under its name only when it is complete."""
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(encode(value, kind))
-    temporary.replace(path)
+    """Encode to a file that appears under its name only when it is complete."""
+    with whole_file(path, durable=False) as stream:
+        stream.write(encode(value, kind).encode())
 
 
 @overload
