@@ -32,8 +32,8 @@ from trials.data.formats import AnnotationFile
 from trials.data.index import DatasetIndex
 from trials.data.metrics import balance, mixing
 from trials.data.order import epoch_order
-from trials.data.packers import best_fit
-from trials.data.packs import PACKERS, build_packs
+from trials.data.packers import PACKERS, best_fit
+from trials.data.packs import build_packs
 from trials.data.records.sample import Ints
 from trials.errors import DataError
 from trials.plan import Packed

@@ -27,7 +27,7 @@ from autotune.workload import Prepared
 from benchmarks.prediction import example
 from benchmarks.surface import FOLDER, Header, Run, lengths_of, read_surface
 from trials import plugins, wire
-from trials.data.packs import PACKERS
+from trials.data.packers import PACKERS
 from trials.outcome import Rejected
 from trials.plan import Plan
 from trials.run.pool import WarmPool

@@ -1,28 +1,41 @@
-"""Finds an implementation by name: a new file in the right package is all that a new one needs."""
+"""Implementations that are found by name: a new module in the right package is all that a new one needs."""
 
 import importlib
 import pkgutil
 from collections.abc import Iterator
-from types import ModuleType
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar, cast
 
 from trials.errors import UnknownName
 
-
-def names(package: str) -> tuple[str, ...]:
-    """Module names in `package`, sorted, with `-` for `_`, as the job file spells them."""
-    found = importlib.import_module(package)
-    return tuple(sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(found.__path__)))
+Contract = TypeVar("Contract")
 
 
-def load(package: str, name: str) -> ModuleType:
-    """The module of `package` that is called `name`. Raises UnknownName with the names that exist."""
-    if name not in names(package):
-        kind = package.rsplit(".", 1)[-1]
-        raise UnknownName(f"{name!r} is not one of the {kind} here: {', '.join(names(package))}")
-    return importlib.import_module(f"{package}.{name.replace('-', '_')}")
+@dataclass(frozen=True, slots=True)
+class Plugins(Generic[Contract]):
+    """A package whose modules each implement the Protocol `Contract`, such as `Plugins[Packer]("trials.data.packers")`.
+
+    That a module does so is checked by tests over all names, not when it is loaded.
+    """
+
+    package: str
 
 
-def each(package: str) -> Iterator[tuple[str, ModuleType]]:
-    """Every (name, module) of `package`, sorted by name."""
-    for name in names(package):
-        yield name, load(package, name)
+def names(plugins: Plugins[Any]) -> tuple[str, ...]:
+    """Return the names of the modules, sorted, with `-` for `_`, as the job file spells them."""
+    package = importlib.import_module(plugins.package)
+    return tuple(sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(package.__path__)))
+
+
+def load(plugins: Plugins[Contract], name: str) -> Contract:
+    """Return the module of this name. Raise UnknownName with the names that exist."""
+    if name not in names(plugins):
+        kind = plugins.package.rsplit(".", 1)[-1]
+        raise UnknownName(f"{name!r} is not one of the {kind} here: {', '.join(names(plugins))}")
+    return cast(Contract, importlib.import_module(f"{plugins.package}.{name.replace('-', '_')}"))
+
+
+def each(plugins: Plugins[Contract]) -> Iterator[tuple[str, Contract]]:
+    """Yield (name, module), sorted by name."""
+    for name in names(plugins):
+        yield name, load(plugins, name)

@@ -7,6 +7,8 @@ from typing import Any
 import click
 
 from autotune.cli.context import Options, guarded
+from trials import plugins
+from trials.data.packers import PACKERS
 from trials.units import parse_bytes, parse_seconds
 
 
@@ -141,7 +143,7 @@ def predict(options: Options, job: Path, plan: str | None, top: int, plot: Path 
 @click.option("--qt", type=_SIZE, help="Most text tokens of a pack. Default: the best for the data.")
 @click.option("--qv-min", type=_SIZE_OR_NONE, help="Vision units that fill a pack. Default: qv.")
 @click.option("--qt-min", type=_SIZE_OR_NONE, help="Text tokens that fill a pack. Default: qt - 128.")
-@click.option("--packer", metavar="NAME", help="isf, best-fit, cutting-stock or best. Default: best, by cost.")
+@click.option("--packer", metavar="NAME", help=f"{', '.join(plugins.names(PACKERS))} or best. Default: best, by cost.")
 @click.option(
     "--data-parallel",
     type=click.IntRange(min=1, max=1 << 16),

@@ -12,7 +12,8 @@ from trials.data import formats
 from trials.data.epoch import BEST, CostWeights
 from trials.data.index import DatasetIndex
 from trials.data.indexing import IndexReport, Reading, build_index
-from trials.data.packs import PACKERS, Oversize
+from trials.data.packers import PACKERS
+from trials.data.packs import Oversize
 from trials.errors import DataError
 from trials.job import DataSection, ModelSection, Source
 
@@ -158,12 +159,13 @@ def _context(data: DataSection, model: str | None) -> int | None:
 
 def _of_model(settings: ModelSection) -> tuple[CostWeights, str]:
     """The model's analytic cost, for which its weights need not be there, and its name."""
+    from trials.model.family import is_supported  # noqa: PLC0415
     from trials.model.rough_cost import rough_weights  # noqa: PLC0415
     from trials.model.shape import cost_weights, model_shape  # noqa: PLC0415
-    from trials.model.skeleton import FAMILIES, load_config  # noqa: PLC0415
+    from trials.model.skeleton import load_config  # noqa: PLC0415
 
     config = load_config(settings.path, trust_remote_code=settings.trust_remote_code)
-    if config.model_type not in plugins.names(FAMILIES):
+    if not is_supported(config):
         return rough_weights(config), f"{Path(settings.path).name} (roughly, from its parameters)"
     shape = model_shape(settings.model_copy(update={"weights": "random"}))
     return cost_weights(shape), shape.name

@@ -11,7 +11,8 @@ from trials import plugins
 from trials.data.arrangement import arrange
 from trials.data.index import DatasetIndex
 from trials.data.order import epoch_order
-from trials.data.packs import PACKERS, Oversize, Packs, build_packs
+from trials.data.packers import PACKERS
+from trials.data.packs import Oversize, Packs, build_packs
 from trials.data.records.sample import Ints
 from trials.plan import Packed, Packing
 

@@ -8,11 +8,10 @@ from numpy.typing import NDArray
 
 from trials import plugins
 from trials.data.index import DatasetIndex
+from trials.data.packers import PACKERS
 from trials.data.records.sample import Ints
 from trials.errors import DataError
 from trials.plan import Packed, Packing, Padded
-
-PACKERS = "trials.data.packers"
 
 Oversize: TypeAlias = Literal["own-pack", "truncate", "skip", "fail"]
 """As `data.oversize` in the job. What is left to truncate is cut before packs are built; here it is `own-pack`."""

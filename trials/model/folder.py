@@ -41,11 +41,6 @@ _SETTINGS = (
     "added_tokens.json",
     "chat_template.json",
 )
-_OTHER_FORMS = {
-    "internvl_chat": "it is InternVL in the form of its own remote code; give the Hugging Face form, of model_type "
-    "'internvl', which OpenGVLab publishes under names that end in -hf, such as OpenGVLab/InternVL3-1B-hf"
-}
-"""Forms of models that another form is read of: trusting their remote code would not help."""
 _BOUNDED = (CONFIG, "preprocessor_config.json", "processor_config.json")
 """The numbers of a tokenizer's settings cost nothing; `model_max_length` is often 10^30."""
 _MOST = (
@@ -89,8 +84,11 @@ def check_folder(folder: Path) -> None:
         _check_size(path, _VOCABULARY_BYTES)
 
 
-def check_settings(path: Path) -> None:
-    """Raises ModelError unless the file is one JSON object, with numbers within bounds where they cost something."""
+def check_settings(path: Path) -> dict[str, Any]:
+    """Return the settings of a file.
+
+    Raise ModelError unless the file is one JSON object, with numbers within bounds where they cost something.
+    """
     settings = _read_object(path, _SETTINGS_BYTES, _MOST_VALUES)
     for names, value in _values((), settings):
         if len(names) > _DEEPEST:
@@ -105,6 +103,7 @@ def check_settings(path: Path) -> None:
             _check_bounds(path, names, value)
     if path.name == CONFIG:
         _check_names(path, settings)
+    return settings
 
 
 def read_index(path: Path) -> dict[str, Any]:
@@ -154,8 +153,6 @@ def _check_names(path: Path, settings: dict[str, Any]) -> None:
     is_list = isinstance(architectures, list) and all(isinstance(name, str) for name in architectures)
     if architectures is not None and not is_list:
         raise _error(path, f"architectures is {_shown(architectures)}, which must be a list of names")
-    if str(kind := settings.get("model_type")) in _OTHER_FORMS:
-        raise _error(path, f"model_type {kind!r} is not supported: {_OTHER_FORMS[str(kind)]}")
     if "configuration_files" in settings:
         raise _error(path, "it names other files by configuration_files, which are not followed")
 

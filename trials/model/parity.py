@@ -7,15 +7,16 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from trials.data.records.sample import IGNORED
 from trials.errors import ModelError
 from trials.job import ModelSection
 from trials.model.cut import cut
+from trials.model.family import load_family
 from trials.model.refusal import refusing
 from trials.model.shrunk import VOCABULARY, shrunk
-from trials.model.skeleton import build_skeleton, load_config, load_family
+from trials.model.skeleton import build_skeleton, load_config
 from trials.model.stage import StageModule, pack_loss
 from trials.model.weights import draw_buffers, draw_weights
 from trials.plan import Layout, Packed, Plan, Stage
@@ -79,7 +80,7 @@ def _alone() -> Iterator[None]:
 
 
 def _plain_model(config: PretrainedConfig) -> PreTrainedModel:
-    model: PreTrainedModel = AutoModelForImageTextToText.from_config(
+    model: PreTrainedModel = load_family(config).AUTO_MODEL.from_config(
         config, dtype=torch.float32, attn_implementation="eager"
     )
     with torch.no_grad():
@@ -97,19 +98,18 @@ def _plain_model(config: PretrainedConfig) -> PreTrainedModel:
 
 def _samples(config: PretrainedConfig) -> tuple[_Sample, ...]:
     """One with images that is longer than the shrunk context, one of text that is shorter, one of another length."""
-    return (_sample(config, tiles=2, text=6), _sample(config, tiles=0, text=5), _sample(config, tiles=1, text=4))
+    return (_sample(config, units=2, text=6), _sample(config, units=0, text=5), _sample(config, units=1, text=4))
 
 
-def _sample(config: PretrainedConfig, *, tiles: int, text: int) -> _Sample:
-    family = load_family(config)
-    image = family.image_token(config)
-    tokens = torch.randint(VOCABULARY - 1, (text + 1,))
-    tokens += tokens >= image
-    images = torch.full((tiles * family.unit_tokens(config)[1],), image)
+def _sample(config: PretrainedConfig, *, units: int, text: int) -> _Sample:
+    pixels, images = load_family(config).random_images(config, units)
+    _, reserved = load_family(config).random_images(config, 1)
+    usable = torch.tensor(sorted(set(range(VOCABULARY)) - set(reserved.tolist())))
+    tokens = usable[torch.randint(len(usable), (text + 1,))]
     return _Sample(
         input_ids=torch.cat([tokens[:1], images, tokens[1:]]),
         labels=torch.cat([tokens[:1], torch.full_like(images, IGNORED), tokens[1:]]),
-        pixels=torch.randn(tiles, *family.unit_shape(config)) if tiles else None,
+        pixels=pixels if units else None,
     )
 
 
@@ -128,7 +128,8 @@ def _plain_results(model: PreTrainedModel, samples: tuple[_Sample, ...]) -> _Res
 
 def _plans(config: PretrainedConfig) -> tuple[Plan, Plan]:
     """One stage, and two that part in the language model and recompute all their layers."""
-    vision, language = load_family(config).vision_layers(config), config.get_text_config().num_hidden_layers
+    chain = build_skeleton(config, torch.float32).chain
+    vision, language = len(chain.vision_layers), len(chain.language_layers)
     first = language // 2
     second = language - first
     return (

@@ -2,10 +2,9 @@
 
 import copy
 import ssl
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
@@ -13,16 +12,15 @@ import huggingface_hub
 import torch
 from huggingface_hub.errors import HFValidationError
 from torch import nn
-from transformers import AutoConfig, AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.utils.hub import cached_file
 
-from trials import plugins
-from trials.errors import ModelError, UnknownName
+from trials.errors import ModelError
 from trials.model.attention import PACKED_ATTENTION
+from trials.model.family import Family, check_form, load_family
 from trials.model.folder import CONFIG, check_folder, check_settings
 from trials.model.refusal import reason, refusing
 
-FAMILIES = "trials.model.families"
 _MOST_PARAMETERS = 10**14
 """Fifty times those of the largest published models."""
 _CORRECT = "correct its config.json, or copy or download the model again"
@@ -52,11 +50,11 @@ class Chain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skeleton:
-    """A Hugging Face model on the meta device, with its chain and the family module that knows its vision side."""
+    """A Hugging Face model on the meta device, with its chain and its family."""
 
     model: PreTrainedModel
     chain: Chain
-    family: ModuleType
+    family: Family
     tied: dict[str, str]
     """Parameters that are another one under a second name: the output projection that is the word embedding."""
 
@@ -73,8 +71,8 @@ def load_config(path: str, *, trust_remote_code: bool = False) -> PretrainedConf
     with refusing(f"cannot read the configuration of model {path}", remedy):
         if is_folder:
             check_folder(Path(path))
-        else:
-            check_settings(Path(str(cached_file(path, CONFIG))))
+        settings = check_settings(Path(path, CONFIG) if is_folder else Path(str(cached_file(path, CONFIG))))
+        check_form(settings.get("model_type"))
         config: PretrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     return config
 
@@ -89,7 +87,7 @@ def build_skeleton(config: PretrainedConfig, dtype: torch.dtype) -> Skeleton:
     with refusing(f"a model of type {config.model_type!r} cannot be built", _CORRECT):
         family.check(config)
         with torch.device("meta"):
-            model = AutoModelForImageTextToText.from_config(copy.deepcopy(config), dtype=dtype)
+            model = family.AUTO_MODEL.from_config(copy.deepcopy(config), dtype=dtype)
         model.config.get_text_config()._attn_implementation = PACKED_ATTENTION
         chain = _find_chain(model, family)
     _check_claims(model, chain)
@@ -103,19 +101,16 @@ def build_skeleton(config: PretrainedConfig, dtype: torch.dtype) -> Skeleton:
     return Skeleton(model=model, chain=chain, family=family, tied=tied)
 
 
-def load_family(config: PretrainedConfig) -> ModuleType:
-    """The module of `trials.model.families` for this kind of model. Raises ModelError with those that exist."""
-    try:
-        return plugins.load(FAMILIES, config.model_type)
-    except UnknownName:
-        known = ", ".join(plugins.names(FAMILIES))
-        raise ModelError(f"model type {config.model_type!r} is not supported; supported are: {known}") from None
+def count_parameters(model: nn.Module, paths: Iterable[str]) -> int:
+    """Return the number of parameters under some paths of a model."""
+    return sum(parameter.numel() for path in paths for parameter in model.get_submodule(path).parameters())
 
 
-def _find_chain(model: PreTrainedModel, family: ModuleType) -> Chain:
-    """Finds the layer lists by their length and kind, not by fixed paths: those change between releases."""
+def _find_chain(model: PreTrainedModel, family: Family) -> Chain:
+    """Find the paths. The language layers are found by their number and kind: their path differs between models."""
     text = model.config.get_text_config()
-    embedding = _path_of(model, model.get_input_embeddings())
+    path_of: dict[nn.Module | None, str] = {module: path for path, module in model.named_modules()}
+    embedding = path_of[model.get_input_embeddings()]
     language_root = embedding.rsplit(".", 1)[0]
     decoder = model.get_submodule(language_root)
     lacking = [name for name in ("norm", "rotary_emb") if not hasattr(decoder, name)]
@@ -123,35 +118,27 @@ def _find_chain(model: PreTrainedModel, family: ModuleType) -> Chain:
         raise ModelError(
             f"language model {text.model_type!r} has no {' and no '.join(lacking)}; use one built like Llama or Qwen2"
         )
-    language = _layer_list(model, language_root, text.num_hidden_layers, "language")
-    vision_root = _path_of(model, family.vision_root(model))
-    vision = _layer_list(model, vision_root, family.vision_layers(model.config), "vision")
-    parts = family.vision_parts(model)
+    vision = family.vision_modules(model)
     return Chain(
-        vision_embedding=tuple(_path_of(model, module) for module in parts.embedding),
-        vision_layers=vision,
-        projector=(*(_path_of(model, module) for module in parts.projector), embedding),
-        language_layers=language,
-        head=(f"{language_root}.norm", _path_of(model, model.get_output_embeddings())),
+        vision_embedding=tuple(path_of[module] for module in vision.embedding),
+        vision_layers=tuple(path_of[module] for module in vision.layers),
+        projector=(*(path_of[module] for module in vision.projector), embedding),
+        language_layers=_layer_list(model, language_root, text.num_hidden_layers),
+        head=(f"{language_root}.norm", path_of[model.get_output_embeddings()]),
         rotary=f"{language_root}.rotary_emb",
     )
 
 
-def _layer_list(model: nn.Module, root: str, count: int, kind: str) -> tuple[str, ...]:
-    """Paths of the one ModuleList of `count` equal modules under `root`."""
+def _layer_list(model: nn.Module, root: str, count: int) -> tuple[str, ...]:
+    """Return the paths of the one ModuleList of `count` modules of a class under `root`."""
     found = [
         f"{root}.{name}"
         for name, module in model.get_submodule(root).named_modules()
         if isinstance(module, nn.ModuleList) and len(module) == count and len({type(layer) for layer in module}) == 1
     ]
     if len(found) != 1:
-        raise ModelError(f"expected one list of {count} {kind} layers under {root}, found {len(found)}: {found}")
+        raise ModelError(f"expected one list of {count} language layers under {root}, found {len(found)}: {found}")
     return tuple(f"{found[0]}.{number}" for number in range(count))
-
-
-def _path_of(model: nn.Module, module: Any) -> str:
-    name: str = next(name for name, candidate in model.named_modules() if candidate is module)
-    return name
 
 
 def _check_claims(model: nn.Module, chain: Chain) -> None:

@@ -1,6 +1,7 @@
 """One pipeline stage as a module: the Hugging Face model with the other stages' layers taken out."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,23 +10,21 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 from trials.data.records.sample import IGNORED
-from trials.model.attention import sample_lengths
 from trials.model.cut import Cut
 from trials.model.skeleton import Skeleton
 
 
 class StageModule(nn.Module):
-    """Runs its cut of the chain on one pack. Parameters keep their Hugging Face names, under `model.`.
+    """The part of the model that one stage runs on a pack. Parameters keep their Hugging Face names, under `model.`.
 
-    Takes and gives a tuple of one float tensor and one int64 tensor, as DeepSpeed sends them between stages:
-    - the pixels [units, 3, H, W] (first stage), the vision states [units, patches, hidden], or the language
-      states [1, T, hidden];
+    Input and output are a tuple of one float tensor and one int64 tensor, as DeepSpeed sends them between stages:
+    - the pixels [units, *unit_shape] (first stage), the family's vision states, or the language states [1, T, hidden];
     - input ids and positions, [2, T].
-    The last stage gives logits [T, vocabulary].
+    The last stage returns logits [T, vocabulary].
     """
 
     def __init__(self, skeleton: Skeleton, cut: Cut) -> None:
-        """Takes over `skeleton.model`: parts of other stages are removed from it."""
+        """Take over `skeleton.model`, and remove the parts of other stages from it."""
         super().__init__()
         self.model = skeleton.model
         self.chain = skeleton.chain
@@ -43,7 +42,7 @@ class StageModule(nn.Module):
         return self.cut.paths(self.chain)
 
     def tie(self) -> None:
-        """Makes the output projection the word embedding again, where the model says so and both are here."""
+        """Tie the output projection to the word embedding, where the model does so and this stage holds both."""
         if self.tied and self.cut.projects and self.cut.heads:
             self.model.get_output_embeddings().weight = self.model.get_input_embeddings().weight
 
@@ -56,10 +55,10 @@ class StageModule(nn.Module):
         if self.cut.embeds:
             states = self.family.embed_vision(self.model, states)
         for number, layer in enumerate(self._layers(self.chain.vision_layers, self.cut.vision)):
-            run = _bind(self.family.vision_layer, layer)
+            run = partial(self.family.vision_layer, layer)
             states = _recomputed(run, states) if number < self.cut.recompute_vision else run(states)
         if self.cut.projects:
-            states = self.join_text(states, ids[0])
+            states = self.family.join_text(self.model, states, ids[0])
         if self.cut.language:
             states = self.language(states, ids[1])
         return self.head(states) if self.cut.heads else (states, ids)
@@ -67,54 +66,25 @@ class StageModule(nn.Module):
     def _layers(self, paths: tuple[str, ...], numbers: range) -> list[nn.Module]:
         return [self.model.get_submodule(paths[number]) for number in numbers]
 
-    def join_text(self, states: torch.Tensor, input_ids: torch.Tensor) -> torch.Tensor:
-        """Language states [1, T, hidden] from vision states: each image token takes the next projected feature."""
-        features = self.family.project(self.model, states)
-        embedding = self.model.get_input_embeddings()
-        text = embedding(input_ids)
-        is_image = (input_ids == self.family.image_token(self.model.config)).unsqueeze(-1)
-        joined: torch.Tensor = text.masked_scatter(is_image, features.to(text.dtype))
-        return joined.unsqueeze(0)
-
     def language(self, states: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
-        """Language states [1, T, hidden] after this stage's language layers; positions [T] restart at each sample."""
-        positions = position_ids.unsqueeze(0)
-        rotary = self.model.get_submodule(self.chain.rotary)(states, positions)
-        lengths = sample_lengths(position_ids)
+        """Return language states [1, T, hidden] after this stage's layers; positions [T] restart at each sample."""
+        runner = self.family.language_runner(self.model.get_submodule(self.chain.rotary), states, position_ids)
         for number, layer in enumerate(self._layers(self.chain.language_layers, self.cut.language)):
-            run = _bind(_language_layer, layer, positions, rotary, lengths)
+            run = partial(runner, layer)
             states = _recomputed(run, states) if number < self.cut.recompute_language else run(states)
         return states
 
     def head(self, states: torch.Tensor) -> torch.Tensor:
-        """Logits [T, vocabulary] of language states [1, T, hidden]."""
+        """Return logits [T, vocabulary] of language states [1, T, hidden]."""
         norm, projection = (self.model.get_submodule(path) for path in self.chain.head)
         logits: torch.Tensor = projection(norm(states)).squeeze(0)
         return logits
 
 
 def pack_loss(logits: torch.Tensor, target: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """Sum over the pack's targets of the cross-entropy of logits [T, vocabulary] with labels [T], times a scale []."""
+    """Return the cross-entropy of logits [T, vocabulary] with labels [T], summed over the targets, times a scale []."""
     labels, scale = target
     return cross_entropy(logits.float(), labels, ignore_index=IGNORED, reduction="sum") * scale
-
-
-def _language_layer(
-    layer: nn.Module,
-    positions: torch.Tensor,
-    rotary: tuple[torch.Tensor, torch.Tensor],
-    lengths: list[int],
-    states: torch.Tensor,
-) -> torch.Tensor:
-    output = layer(
-        states, attention_mask=None, position_ids=positions, position_embeddings=rotary, packed_lengths=lengths
-    )
-    result: torch.Tensor = output[0] if isinstance(output, tuple) else output
-    return result
-
-
-def _bind(function: Callable[..., torch.Tensor], *args: Any) -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda states: function(*args, states)
 
 
 def _recomputed(run: Callable[[torch.Tensor], torch.Tensor], states: torch.Tensor) -> torch.Tensor:

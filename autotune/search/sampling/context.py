@@ -2,7 +2,7 @@
 
 from copy import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import optuna
 from optuna.distributions import BaseDistribution, IntDistribution
@@ -19,11 +19,18 @@ Distributions = dict[str, BaseDistribution]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guide:
-    """Given to each module of `autotune.search.samplers`, whose `sampler(guide)` makes an Optuna sampler."""
+    """What a sampler may use: the plans of the space, and what the search has learned of them."""
 
     space: Space
     advisor: Advisor
     seed: int
+
+
+class SamplerModule(Protocol):
+    """What a module of `autotune.search.samplers` offers."""
+
+    def sampler(self, guide: Guide) -> BaseSampler:
+        """Return an Optuna sampler that suggests points of `guide.space`, the same ones for an equal seed."""
 
 
 class PointSampler(BaseSampler):

@@ -15,7 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from autotune.errors import JobError
 from autotune.search.execution.runner import Steps
-from autotune.search.sampling.context import Guide
+from autotune.search.sampling.context import Guide, SamplerModule
 from autotune.search.sampling.pruner import TO_BEAT, ClearlyWorse
 from storage.database.engine import explain
 from storage.errors import DatabaseUnavailable
@@ -24,7 +24,7 @@ from trials import plugins
 from trials.outcome import Completed, Failed, Outcome, OutOfMemory, Rejected
 
 _log = logging.getLogger(__name__)
-SAMPLERS = "autotune.search.samplers"
+SAMPLERS: plugins.Plugins[SamplerModule] = plugins.Plugins("autotune.search.samplers")
 _TRIAL_ID, _AGENT_ID = "trial_id", "agent_id"
 _LOCK_SECONDS = 120
 _CONSTRAINTS = "constraints"

@@ -6,7 +6,7 @@ from autotune.search.space.feasible import holds_all
 from autotune.workload import Prepared
 from trials import plugins
 from trials.data.index import DatasetIndex
-from trials.data.packs import PACKERS
+from trials.data.packers import PACKERS
 from trials.errors import InvalidPlan, UnknownName
 from trials.plan import Packed, Packing, Plan
 

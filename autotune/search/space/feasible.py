@@ -12,7 +12,7 @@ from autotune.search.space.capacities import capacities
 from autotune.search.space.layouts import layout_name, layouts, zero_stages
 from autotune.search.space.space import Axes, Space
 from trials import plugins
-from trials.data.packs import PACKERS
+from trials.data.packers import PACKERS
 from trials.errors import UnknownName
 from trials.job import SpaceSection
 from trials.plan import Layout, Packed, Packing, Padded, Plan

@@ -13,7 +13,7 @@ from autotune.search.solver.solver import Solver
 from autotune.search.space.layouts import layout_name
 from autotune.search.space.splitting import Recompute, Splitting
 from trials import plugins
-from trials.data.packs import PACKERS
+from trials.data.packers import PACKERS
 from trials.plan import Layout, Packed, Packing, Plan, Stage
 
 Point: TypeAlias = dict[str, Any]

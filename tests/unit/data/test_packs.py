@@ -9,12 +9,12 @@ from tests.data_values import index_of, lengths
 from trials import plugins
 from trials.data.index import DatasetIndex
 from trials.data.order import epoch_order
-from trials.data.packers import isf
+from trials.data.packers import PACKERS, isf
 from trials.data.packs import Oversize, build_packs
 from trials.errors import DataError
 from trials.plan import Packed, Padded
 
-PACKERS = plugins.names("trials.data.packers")
+NAMES = plugins.names(PACKERS)
 
 
 @st.composite
@@ -25,7 +25,7 @@ def packings(draw: st.DrawFn) -> Packed:
         qt=qt,
         qv_min=draw(st.integers(0, qv)),
         qt_min=draw(st.integers(0, qt)),
-        packer=draw(st.sampled_from(PACKERS)),
+        packer=draw(st.sampled_from(NAMES)),
     )
 
 
@@ -34,7 +34,7 @@ def all_rows(index: DatasetIndex) -> np.ndarray:
 
 
 def test_the_packers_are_found_by_name() -> None:
-    assert PACKERS == ("best-fit", "cutting-stock", "isf")
+    assert NAMES == ("best-fit", "cutting-stock", "isf")
 
 
 @given(lengths, packings(), st.integers(0, 2**31 - 1))
@@ -51,7 +51,7 @@ def test_every_sample_is_packed_exactly_once_and_within_the_capacities(
     assert np.count_nonzero(~within) == np.count_nonzero(oversize)
 
 
-@pytest.mark.parametrize("packer", PACKERS)
+@pytest.mark.parametrize("packer", NAMES)
 def test_capacities_of_many_units_are_kept_too(packer: str) -> None:
     index = index_of([(3, 1)] * 200)
     packs = build_packs(index, all_rows(index), Packed(qv=100, qt=999, qv_min=90, qt_min=900, packer=packer), 0, "fail")
@@ -66,7 +66,7 @@ def test_packs_are_the_same_for_the_same_seed(rows: list[tuple[int, int]], packi
     assert one.starts.tolist() == other.starts.tolist()
 
 
-@pytest.mark.parametrize("packer", PACKERS)
+@pytest.mark.parametrize("packer", NAMES)
 def test_another_seed_gives_other_packs(packer: str) -> None:
     index = index_of([(1, 50)] * 40)
     packing = Packed(qv=9, qt=200, qv_min=9, qt_min=200, packer=packer)

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol
 
 from trials import plugins
 from trials.data.records.file_chunk import BLOCK_BYTES, Chunk, Place, open_annotations
@@ -28,13 +28,16 @@ class Container(Protocol):
         """Every record of the chunk that is not blank, in order and in bounded memory."""
 
     def read(self, path: Path, place: Place) -> Record:
-        """One record again. Raises RecordError when none can be read there."""
+        """Return one record again. Raise RecordError when none can be read there."""
+
+
+CONTAINERS: plugins.Plugins[Container] = plugins.Plugins(__name__)
 
 
 @cache
 def load(name: str) -> Container:
     """The container of this name, as `recognise` gives it."""
-    return cast(Container, plugins.load(__name__, name))
+    return plugins.load(CONTAINERS, name)
 
 
 def recognise(path: Path) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol
 
 from trials import plugins
 from trials.data import containers, mixtures
@@ -53,7 +53,10 @@ class Format(Protocol):
         """Whether the record looks like this format. False, not an error, for any other."""
 
     def read(self, record: Record, file: AnnotationFile) -> Sample | Lengths:
-        """What the record says. Raises RecordError for one that cannot be used."""
+        """Return what the record says. Raise RecordError for one that cannot be used."""
+
+
+FORMATS: plugins.Plugins[Format] = plugins.Plugins(__name__)
 
 
 def resolve(source: Source, base: Path) -> tuple[AnnotationFile, ...]:
@@ -102,7 +105,7 @@ def read(file: AnnotationFile, place: Place) -> Sample | BadLine:
 def load(name: str) -> Format:
     """The format of this name. Raises DataError with the names that exist."""
     try:
-        return cast(Format, plugins.load(__name__, name))
+        return plugins.load(FORMATS, name)
     except UnknownName as error:
         raise DataError(f"data.sources: format {error}, auto") from error
 
@@ -113,14 +116,13 @@ def detect(path: Path, container: str) -> str:
     looked_at = list(islice(_records(path, container), _LOOKED_AT))
     for record in looked_at:
         if not found and not isinstance(record, RecordError):
-            modules = ((name, cast(Format, module)) for name, module in plugins.each(__name__))
-            found = [name for name, module in modules if module.recognises(record, container)]
+            found = [name for name, module in plugins.each(FORMATS) if module.recognises(record, container)]
     if len(found) == 1:
         return found[0]
     if not looked_at:
         raise DataError(f"annotation file {path} is empty; write the dataset again, or take it out of data.sources")
     what = f"looks like {' and '.join(found)}" if found else f"is in no format known here{_seen(looked_at[0])}"
-    choices = ", ".join(found or plugins.names(__name__))
+    choices = ", ".join(found or plugins.names(FORMATS))
     raise DataError(f"annotation file {path} {what}; set `format` of this source to one of: {choices}")
 
 

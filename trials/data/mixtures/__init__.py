@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from trials import plugins
 from trials.data.records.columns import Columns
@@ -84,7 +84,10 @@ class MixtureKind(Protocol):
         """The entries by name; None for any other document."""
 
     def entry(self, listing: Listing) -> Entry:
-        """What one of them says. Raises DataError."""
+        """Return what one of them says. Raise DataError for a faulty one."""
+
+
+MIXTURES: plugins.Plugins[MixtureKind] = plugins.Plugins(__name__)
 
 
 def expand(path: Path, images: Path, names: Sequence[str] | None) -> Mixture | None:
@@ -93,8 +96,7 @@ def expand(path: Path, images: Path, names: Sequence[str] | None) -> Mixture | N
     `name%50` takes a random half of an entry. Raises DataError for a faulty entry and an unknown name.
     """
     document = read_mapping(path)
-    for _, module in plugins.each(__name__) if document else ():
-        kind = cast(MixtureKind, module)
+    for _, kind in plugins.each(MIXTURES) if document else ():
         listed = kind.listed(document or {})
         if listed is not None:
             entries = (_entry(kind, path, images, listed, name) for name in names or listed)

@@ -4,7 +4,6 @@ import math
 import operator
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -12,16 +11,33 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
 
 from trials.data.records.images import image_pixels, image_size
 from trials.data.records.sample import IGNORED, IMAGE, Encoded, Ints, Lengths, Sample, Turn, kept_tokens
 from trials.errors import ModelError
+from trials.model.decoder import language_runner
+from trials.model.family import VisionModules
 from trials.model.heads import check_heads
 from trials.model.inputs.digest import model_digest
 from trials.model.inputs.preprocessing import load_image_processor, load_tokenizer
 from trials.model.shrunk import VOCABULARY, narrow, shorten
 from trials.model.skeleton import load_config
+
+__all__ = [
+    "AUTO_MODEL",
+    "OTHER_FORMS",
+    "check",
+    "embed_vision",
+    "encoder",
+    "join_text",
+    "language_runner",
+    "random_images",
+    "shrink_vision",
+    "unit_flops",
+    "vision_layer",
+    "vision_modules",
+]
 
 # --- data side ----------------------------------------------------------------------------------------------------
 
@@ -45,8 +61,8 @@ def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | 
     return Encoder(config, tokenizer, images, max_tokens)
 
 
-def unit_tokens(config: Any) -> tuple[int, int]:
-    """Tokens of one tile inside the vision tower (class token included), and in the language model."""
+def _tile_tokens(config: Any) -> tuple[int, int]:
+    """Return the tokens of one tile inside the vision tower, class token included, and in the language model."""
     vision = config.vision_config
     height, width = (size // patch for size, patch in zip(vision.image_size, vision.patch_size, strict=True))
     return height * width + 1, int(height * width * config.downsample_ratio**2)
@@ -72,7 +88,7 @@ class Encoder:
         self._images = images
         self._max_tokens = max_tokens
         self._digest = model_digest(type(self), config, tokenizer, images, max_tokens)
-        _, self._tokens_per_tile = unit_tokens(config)
+        _, self._tokens_per_tile = _tile_tokens(config)
         self._image_start, self._context, self._image_end = (
             self._token_id(getattr(tokenizer, f"{name}_token", None), f"{name}_token")
             for name in ("start_image", "context_image", "end_image")
@@ -241,25 +257,25 @@ def _spelled_tokens(tokenizer: Any, own: set[int]) -> re.Pattern[str]:
 # --- model side ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VisionParts:
-    """The vision side's modules around its layers."""
-
-    embedding: tuple[nn.Module, ...]
-    projector: tuple[nn.Module, ...]
+AUTO_MODEL = AutoModelForImageTextToText
+OTHER_FORMS = {
+    "internvl_chat": "it is InternVL in the form of its own remote code; give the Hugging Face form, of model_type "
+    "'internvl', which OpenGVLab publishes under names that end in -hf, such as OpenGVLab/InternVL3-1B-hf"
+}
 
 
 def check(config: PretrainedConfig) -> None:
-    """Raises ModelError for an option of the architecture that the chain does not follow."""
+    """Raise ModelError for another feature layer than the last, and for sizes that do not divide."""
     if config.vision_feature_layer != -1:
         raise ModelError(f"vision_feature_layer {config.vision_feature_layer} is not supported; only -1 is")
     _check_tiles(config)
     check_heads(config.vision_config, "vision")
     check_heads(config.get_text_config(), "language")
-    if config.get_text_config().vocab_size <= image_token(config):
+    vocabulary = config.get_text_config().vocab_size
+    if vocabulary <= config.image_token_id:
         raise ModelError(
-            f"image_token_id is {image_token(config)} but the language model has {config.get_text_config().vocab_size} "
-            "tokens; correct image_token_id or vocab_size in config.json"
+            f"image_token_id is {config.image_token_id} but the language model has {vocabulary} tokens; correct "
+            "image_token_id or vocab_size in config.json"
         )
 
 
@@ -282,47 +298,52 @@ def _check_tiles(config: Any) -> None:
         raise ModelError(f"num_channels is {vision.num_channels}, but images have 3; correct it in config.json")
 
 
-def vision_layers(config: PretrainedConfig) -> int:
-    """Layers of the vision tower."""
-    return int(config.vision_config.num_hidden_layers)
+def unit_flops(config: PretrainedConfig, *, tower: int, projector: int) -> float:
+    """Count 2 operations for each parameter and token, and those of attention (Megatron-LM, appendix)."""
+    vision = config.vision_config
+    inside, outside = _tile_tokens(config)
+    attention = 4 * vision.num_hidden_layers * inside**2 * vision.hidden_size
+    return float(2 * tower * inside + attention + 2 * projector * outside)
 
 
-def unit_shape(config: PretrainedConfig) -> tuple[int, int, int]:
-    """Shape of one tile's pixels."""
-    height, width = config.vision_config.image_size
-    return config.vision_config.num_channels, height, width
+def random_images(config: PretrainedConfig, units: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (pixels [tiles, 3, height, width], context tokens)."""
+    pixels = torch.randn(units, config.vision_config.num_channels, *config.vision_config.image_size)
+    return pixels, torch.full((units * _tile_tokens(config)[1],), config.image_token_id)
 
 
-def image_token(config: PretrainedConfig) -> int:
-    """Id of the token that a projected feature replaces."""
-    return int(config.image_token_id)
-
-
-def vision_root(model: PreTrainedModel) -> nn.Module:
-    """The module that holds the vision layers."""
-    tower: nn.Module = model.model.vision_tower
-    return tower
-
-
-def vision_parts(model: PreTrainedModel) -> VisionParts:
+def vision_modules(model: PreTrainedModel) -> VisionModules:
+    """Return the tower in parts; its last norm belongs to the projector, so that a stage may end with any layer."""
     tower = model.model.vision_tower
-    return VisionParts(embedding=(tower.embeddings,), projector=(tower.layernorm, model.model.multi_modal_projector))
+    return VisionModules(
+        embedding=(tower.embeddings,),
+        layers=tuple(tower.encoder.layer),
+        projector=(tower.layernorm, model.model.multi_modal_projector),
+    )
 
 
-def embed_vision(model: PreTrainedModel, pixel_values: torch.Tensor) -> torch.Tensor:
-    """Vision states [tiles, patches + 1, hidden] of pixels [tiles, 3, H, W]."""
-    states: torch.Tensor = model.model.vision_tower.embeddings(pixel_values.to(model.dtype))
+def embed_vision(model: PreTrainedModel, pixels: torch.Tensor) -> torch.Tensor:
+    """Return vision states [tiles, patches + 1, hidden] of pixels [tiles, 3, height, width]."""
+    states: torch.Tensor = model.model.vision_tower.embeddings(pixels.to(model.dtype))
     return states
 
 
 def vision_layer(layer: nn.Module, states: torch.Tensor) -> torch.Tensor:
-    """One vision layer on its own."""
+    """Return vision states [tiles, patches + 1, hidden] after one layer."""
     output: torch.Tensor = layer(states)
     return output
 
 
-def project(model: PreTrainedModel, states: torch.Tensor) -> torch.Tensor:
-    """Features [tiles x tokens, language hidden] of vision states: class token dropped, pixels shuffled, projected."""
+def join_text(model: PreTrainedModel, states: torch.Tensor, input_ids: torch.Tensor) -> torch.Tensor:
+    """Return language states [1, T, hidden], in which each context token is the next projected feature."""
+    text = model.get_input_embeddings()(input_ids)
+    is_image = (input_ids == model.config.image_token_id).unsqueeze(-1)
+    joined: torch.Tensor = text.masked_scatter(is_image, _project(model, states).to(text.dtype))
+    return joined.unsqueeze(0)
+
+
+def _project(model: PreTrainedModel, states: torch.Tensor) -> torch.Tensor:
+    """Return features [tiles x tokens, language hidden]: class token dropped, pixels shuffled, projected."""
     states = model.model.vision_tower.layernorm(states)
     if model.config.vision_feature_select_strategy == "default":
         states = states[:, 1:, :]
@@ -335,7 +356,7 @@ def project(model: PreTrainedModel, states: torch.Tensor) -> torch.Tensor:
 
 
 def shrink_vision(settings: dict[str, Any], layers: int) -> None:
-    """Leave the tower of a model's settings `layers` layers with two heads, and tiles of few patches."""
+    """Leave the tower `layers` layers with at most two heads, and tiles of few patches."""
     vision, ratio = settings["vision_config"], settings["downsample_ratio"]
     shorten(vision, layers)
     narrow(vision)

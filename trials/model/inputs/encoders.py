@@ -2,13 +2,13 @@
 
 from transformers import PretrainedConfig
 
-from trials import plugins
 from trials.data.records.sample import Encoder, Measurer
 from trials.errors import ModelError
 from trials.job import DataSection, ModelSection
+from trials.model.family import is_supported, load_family
 from trials.model.inputs import chat
 from trials.model.refusal import refusing
-from trials.model.skeleton import FAMILIES, load_config, load_family
+from trials.model.skeleton import load_config
 
 
 def load_encoder(model: ModelSection, data: DataSection) -> Encoder:
@@ -17,10 +17,7 @@ def load_encoder(model: ModelSection, data: DataSection) -> Encoder:
     family = load_family(config)
     what = f"the tokenizer or image processor of model {model.path} cannot be used"
     with refusing(what, "save both there with save_pretrained"):
-        encoder: Encoder = family.encoder(
-            model.path, trust_remote_code=model.trust_remote_code, max_tokens=token_limit(data, config)
-        )
-    return encoder
+        return family.encoder(model.path, model.trust_remote_code, token_limit(data, config))
 
 
 def load_measurer(model: ModelSection, data: DataSection) -> Measurer:
@@ -29,7 +26,7 @@ def load_measurer(model: ModelSection, data: DataSection) -> Measurer:
     Raises ModelError for a model whose processor cannot tell lengths.
     """
     config = load_config(model.path, trust_remote_code=model.trust_remote_code)
-    if config.model_type in plugins.names(FAMILIES):
+    if is_supported(config):
         return load_encoder(model, data)
     return chat.measurer(model.path, model.trust_remote_code, token_limit(data, config))
 

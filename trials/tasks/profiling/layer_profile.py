@@ -11,7 +11,7 @@ from trials.engine.memory import SavedTensorMeter
 from trials.engine.stopwatch import Stopwatch
 from trials.layer_costs import NOISE_LIMIT
 from trials.model.cut import Cut
-from trials.model.skeleton import build_skeleton, load_config
+from trials.model.skeleton import build_skeleton, count_parameters, load_config
 from trials.model.stage import StageModule
 from trials.model.weights import draw_buffers, draw_weights
 from trials.tasks.answer import LayerTiming, ProfileReport
@@ -45,7 +45,7 @@ def run_profile(request: Request, task: Profile, device: torch.device) -> Profil
     return ProfileReport(
         timings=profiler.timings(tuple(probes(stage, task, device))),
         loads=time_loading(request, task.repeats),
-        parameters=tuple((kind, _count(stage, paths)) for kind, paths in _paths_by_kind(stage).items()),
+        parameters=tuple((kind, count_parameters(stage.model, paths)) for kind, paths in _paths_by_kind(stage).items()),
         updates=time_updates(request, task, lambda: _one_of_each(request, device), reduction),
         reduce_seconds_per_byte=reduction,
         link_latency_seconds=link[0],
@@ -197,7 +197,3 @@ def _paths_by_kind(stage: StageModule) -> dict[str, tuple[str, ...]]:
         "language": chain.language_layers[:1],
         "head": chain.head,
     }
-
-
-def _count(stage: StageModule, paths: tuple[str, ...]) -> int:
-    return sum(parameter.numel() for path in paths for parameter in stage.model.get_submodule(path).parameters())

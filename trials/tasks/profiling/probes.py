@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -47,16 +48,10 @@ def probes(stage: StageModule, task: Profile, device: torch.device) -> Iterator[
 
 def _vision_probes(stage: StageModule, units: int, text_tokens: int, device: torch.device) -> Iterator[Probe]:
     family, model = stage.family, stage.model
-    layer = model.get_submodule(stage.chain.vision_layers[0])
-    pixels = torch.randn(units, *family.unit_shape(model.config), device=device)
+    run = partial(family.vision_layer, model.get_submodule(stage.chain.vision_layers[0]))
+    pixels, images = (tensor.to(device) for tensor in family.random_images(model.config, units))
     states = family.embed_vision(model, pixels).detach()
-    images = torch.full((units * family.unit_tokens(model.config)[1],), family.image_token(model.config), device=device)
     ids = torch.cat((images, torch.zeros(text_tokens, dtype=torch.long, device=device)))
-
-    def run(states: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = family.vision_layer(layer, states)
-        return output
-
     yield Probe(
         layer="vision_embedding", units=units, states=pixels, run=lambda pixels: family.embed_vision(model, pixels)
     )
@@ -73,7 +68,7 @@ def _vision_probes(stage: StageModule, units: int, text_tokens: int, device: tor
         units=units,
         tokens=len(ids),
         states=states,
-        run=lambda states: stage.join_text(states, ids),
+        run=lambda states: family.join_text(model, states, ids),
     )
 
 

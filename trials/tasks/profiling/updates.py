@@ -75,12 +75,11 @@ def _engine_seconds(request: Request, layout: Layout, stage: StageModule, repeat
 
 
 def _smallest_batch(stage: StageModule) -> MicroBatch:
-    """An image of one unit alone."""
-    config = stage.model.config
-    tokens = stage.family.unit_tokens(config)[1]
+    """Return an image of one vision unit, without text."""
+    pixels, input_ids = stage.family.random_images(stage.model.config, 1)
     return MicroBatch(
-        pixel_values=torch.zeros(1, *stage.family.unit_shape(config)),
-        input_ids=torch.full((tokens,), stage.family.image_token(config)),
-        position_ids=torch.arange(tokens),
-        labels=torch.zeros(tokens, dtype=torch.long),
+        pixel_values=pixels,
+        input_ids=input_ids,
+        position_ids=torch.arange(len(input_ids)),
+        labels=torch.zeros_like(input_ids),
     )

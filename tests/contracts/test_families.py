@@ -1,0 +1,266 @@
+"""What every model family promises, each shown on a tiny model of its own."""
+
+import importlib
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import PretrainedConfig
+
+from trials import plugins
+from trials.data.records.images import image_size
+from trials.data.records.sample import IGNORED, IMAGE, Encoder, Lengths, Sample, Turn
+from trials.job import ModelSection
+from trials.model.cut import Cut
+from trials.model.family import FAMILIES, Family, is_supported, load_family
+from trials.model.parity import check_parity
+from trials.model.shape import model_shape
+from trials.model.shrunk import VOCABULARY, shrunk
+from trials.model.skeleton import Skeleton, build_skeleton, load_config
+from trials.model.stage import StageModule
+from trials.model.weights import draw_buffers, draw_weights
+
+GENERATOR = Path(__file__).parents[2] / "examples" / "tiny-internvl" / "generate.py"
+CPU = torch.device("cpu")
+UNITS = 3
+
+
+def make_internvl(folder: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(GENERATOR.parent))
+        importlib.import_module(GENERATOR.stem).make_model(folder, ["A circle and a square."])
+
+
+TINY: dict[str, Callable[[Path], None]] = {"internvl": make_internvl}
+"""Of each family, what writes a folder with a tiny model's configuration, tokenizer and processor."""
+
+
+@pytest.fixture(scope="module", params=plugins.names(FAMILIES))
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model: Path = tmp_path_factory.mktemp(request.param)
+    TINY[request.param](model)
+    return model
+
+
+@pytest.fixture(scope="module")
+def config(folder: Path) -> PretrainedConfig:
+    return load_config(str(folder))
+
+
+@pytest.fixture(scope="module")
+def family(config: PretrainedConfig) -> Family:
+    return load_family(config)
+
+
+@pytest.fixture(scope="module")
+def skeleton(config: PretrainedConfig) -> Skeleton:
+    return build_skeleton(config, torch.float32)
+
+
+@pytest.fixture(scope="module")
+def encoder(family: Family, folder: Path) -> Encoder:
+    return family.encoder(str(folder))
+
+
+@pytest.fixture(scope="module")
+def stage(config: PretrainedConfig) -> StageModule:
+    """The whole model on one stage, with weights."""
+    skeleton = build_skeleton(config, torch.float32)
+    vision, language = (range(len(layers)) for layers in (skeleton.chain.vision_layers, skeleton.chain.language_layers))
+    stage = StageModule(
+        skeleton,
+        Cut(
+            vision=vision,
+            language=language,
+            recompute_vision=0,
+            recompute_language=0,
+            embeds=True,
+            projects=True,
+            heads=True,
+        ),
+    )
+    draw_weights(stage.model, stage.paths, 0, CPU)
+    draw_buffers(stage.model, stage.chain.rotary, CPU)
+    return stage.eval()
+
+
+@pytest.fixture
+def sample(tmp_path: Path) -> Sample:
+    """Two images of different sizes, with text around them."""
+    images = tuple(tmp_path / f"{width}.png" for width in (60, 130))
+    for path in images:
+        Image.new("RGB", (int(path.stem), 70), (90, 140, 30)).save(path)
+    turns = (
+        Turn(role="system", text="Be brief."),
+        Turn(role="user", text=f"Compare {IMAGE} with {IMAGE}"),
+        Turn(role="assistant", text="Both are green."),
+    )
+    return Sample(turns=turns, images=images, image_sizes=(None, None))
+
+
+def parameters(function: Any) -> list[str]:
+    return [name for name in inspect.signature(function).parameters if name != "self"]
+
+
+# --- the module and its configuration ---
+
+
+def test_a_family_has_each_function_of_the_contract_with_its_parameters(family: Family) -> None:
+    functions = {name: function for name, function in vars(Family).items() if inspect.isfunction(function)}
+    functions = {name: function for name, function in functions.items() if not name.startswith("_")}
+    assert len(functions) == 10
+    for name, function in functions.items():
+        assert parameters(getattr(family, name)) == parameters(function), name
+    for name, form in family.OTHER_FORMS.items():
+        assert name.replace("_", "-") not in plugins.names(FAMILIES)
+        assert form
+
+
+def test_a_family_is_found_by_the_model_type_of_its_configuration(config: PretrainedConfig) -> None:
+    assert is_supported(config)
+    assert config.model_type.replace("_", "-") in plugins.names(FAMILIES)
+
+
+def test_more_parameters_of_the_tower_cost_more_operations(config: PretrainedConfig, family: Family) -> None:
+    few, many = (family.unit_flops(config, tower=tower, projector=10) for tower in (1_000, 2_000))
+    assert 0 < few < many
+
+
+def test_random_images_have_the_shape_that_the_encoder_gives(
+    config: PretrainedConfig, family: Family, encoder: Encoder
+) -> None:
+    for units in (1, UNITS):
+        pixels, ids = family.random_images(config, units)
+        assert pixels.shape == (units, *encoder.unit_shape)
+        assert pixels.dtype == torch.float32
+        assert (ids.dtype, ids.dim()) == (torch.int64, 1)
+        assert len(ids) == units * len(family.random_images(config, 1)[1]) > 0
+
+
+def test_a_shrunk_configuration_is_one_of_the_same_family_with_few_tokens(
+    config: PretrainedConfig, family: Family, skeleton: Skeleton
+) -> None:
+    small = shrunk(config)
+    family.check(small)
+    assert small.get_text_config().vocab_size == VOCABULARY
+    assert set(family.random_images(small, 1)[1].tolist()) <= set(range(VOCABULARY))
+    layers = len(build_skeleton(small, torch.float32).chain.vision_layers)
+    assert layers <= len(skeleton.chain.vision_layers)
+
+
+# --- data ---
+
+
+def test_measured_lengths_are_those_of_the_encoded_sample(encoder: Encoder, sample: Sample) -> None:
+    encoded = encoder.encode(sample, pixels=True)
+    assert encoded.pixel_values is not None
+    assert encoded.pixel_values.dtype == np.float32
+    assert encoded.pixel_values.shape[1:] == encoder.unit_shape
+    measured = encoder.measure(sample, tuple(image_size(image) for image in sample.images))
+    assert measured == Lengths(
+        vision_units=len(encoded.pixel_values),
+        text_tokens=len(encoded.input_ids),
+        target_tokens=int(np.count_nonzero(encoded.labels != IGNORED)),
+    )
+    assert measured.target_tokens > 0
+
+
+def test_without_pixels_the_tokens_and_labels_are_the_same(encoder: Encoder, sample: Sample) -> None:
+    with_pixels, without = (encoder.encode(sample, pixels=pixels) for pixels in (True, False))
+    assert without.pixel_values is None
+    assert np.array_equal(with_pixels.input_ids, without.input_ids)
+    assert np.array_equal(with_pixels.labels, without.labels)
+
+
+def test_a_blank_sample_has_the_lengths_and_image_tokens_of_the_one_that_it_replaces(
+    config: PretrainedConfig, family: Family, encoder: Encoder, sample: Sample
+) -> None:
+    encoded = encoder.encode(sample, pixels=True)
+    lengths = encoder.measure(sample, tuple(image_size(image) for image in sample.images))
+    blank = encoder.blank(lengths, pixels=True)
+    assert blank.pixel_values is not None
+    assert encoded.pixel_values is not None
+    assert blank.pixel_values.shape == encoded.pixel_values.shape
+    assert len(blank.input_ids) == lengths.text_tokens
+    assert (blank.labels == IGNORED).all()
+    image_ids = family.random_images(config, 1)[1].numpy()
+    assert np.isin(blank.input_ids, image_ids).sum() == np.isin(encoded.input_ids, image_ids).sum()
+
+
+def test_equal_settings_have_equal_digests_and_another_limit_has_another(family: Family, folder: Path) -> None:
+    first, again, cut = (family.encoder(str(folder), max_tokens=limit) for limit in (None, None, 100))
+    assert first.digest == again.digest != cut.digest
+    assert (first.max_tokens, cut.max_tokens) == (None, 100)
+
+
+# --- the model ---
+
+
+def test_every_parameter_belongs_to_exactly_one_part_of_the_chain(skeleton: Skeleton) -> None:
+    claimed = [
+        f"{part}.{name}"
+        for part in skeleton.chain.parts
+        for name, _ in skeleton.model.get_submodule(part).named_parameters()
+    ]
+    assert sorted(claimed) == sorted(name for name, _ in skeleton.model.named_parameters(remove_duplicate=False))
+    assert len(skeleton.chain.language_layers) == skeleton.model.config.get_text_config().num_hidden_layers
+
+
+def test_vision_layers_keep_the_shape_of_the_states(
+    config: PretrainedConfig, family: Family, stage: StageModule
+) -> None:
+    states = family.embed_vision(stage.model, family.random_images(config, UNITS)[0])
+    for path in stage.chain.vision_layers:
+        after = family.vision_layer(stage.model.get_submodule(path), states)
+        assert (after.shape, after.dtype) == (states.shape, states.dtype)
+        states = after
+
+
+def test_image_tokens_take_the_features_and_other_tokens_their_embedding(
+    config: PretrainedConfig, family: Family, stage: StageModule
+) -> None:
+    pixels, images = family.random_images(config, UNITS)
+    ids = torch.cat([torch.tensor([1, 2]), images, torch.tensor([3])])
+    states = family.embed_vision(stage.model, pixels).detach().requires_grad_()
+    joined = family.join_text(stage.model, states, ids)
+    embedded = stage.model.get_input_embeddings()(ids)
+    is_image = torch.isin(ids, images)
+    assert joined.shape == (1, len(ids), config.get_text_config().hidden_size)
+    assert torch.equal(joined[0, ~is_image], embedded[~is_image])
+    joined[0, is_image].square().sum().backward()
+    assert states.grad is not None
+    assert (states.grad.flatten(1).norm(dim=1) > 0).all()  # every unit is shown
+
+
+def test_a_unit_that_no_token_shows_changes_nothing(family: Family, encoder: Encoder, stage: StageModule) -> None:
+    ids = torch.tensor([1, 2, 3])
+    states = family.embed_vision(stage.model, torch.zeros(1, *encoder.unit_shape))
+    joined = family.join_text(stage.model, states, ids)
+    assert torch.equal(joined[0], stage.model.get_input_embeddings()(ids))
+
+
+def test_a_sample_of_a_pack_sees_nothing_of_the_others(config: PretrainedConfig, stage: StageModule) -> None:
+    torch.manual_seed(0)
+    lengths = (5, 3)
+    states = torch.randn(1, sum(lengths), config.get_text_config().hidden_size)
+    positions = [torch.arange(length) for length in lengths]
+    with torch.no_grad():
+        packed = stage.language(states, torch.cat(positions))
+        alone = [stage.language(part, each) for part, each in zip(states.split(lengths, dim=1), positions, strict=True)]
+    torch.testing.assert_close(packed, torch.cat(alone, dim=1))
+
+
+def test_stages_compute_what_transformers_computes(folder: Path) -> None:
+    check_parity(ModelSection(path=str(folder), weights="random"))
+
+
+def test_a_model_is_described_with_the_layers_of_its_chain(folder: Path, skeleton: Skeleton) -> None:
+    shape = model_shape(ModelSection(path=str(folder), weights="random", dtype="float32"))
+    chain = skeleton.chain
+    assert (shape.vision_layers, shape.language_layers) == (len(chain.vision_layers), len(chain.language_layers))
+    assert min(shape.unit_flops, shape.token_flops, shape.square_flops) > 0
