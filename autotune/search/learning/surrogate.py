@@ -17,6 +17,8 @@ import numpy as np
 from autotune.predict.costs import Array
 from autotune.search.learning.calibrated import CalibratedPredictor
 from storage.records import FinishedTrial
+from trials import plugins
+from trials.data.packers import PACKERS
 from trials.plan import Packed, Plan
 
 _PLAN_WIDTHS = (0.003, 0.01, 0.03, 0.1)
@@ -36,6 +38,9 @@ _DISTURBED = 4.0
 """Factor of the noise for a trial on a machine that others used as well."""
 _LEAST_DISTURBED = 0.05
 """Least noise of such a trial: others took at least this share of the cores, and may have hit one plan alone."""
+_PACKER_NAMES = plugins.names(PACKERS)
+_PACKER = 0.3 / math.sqrt(2)
+"""Coordinate of a packer on an axis of its own, so that any two of them are 0.3 apart."""
 _FREE = 1.0
 """Width of a plan's own part where predictions are to say nothing of it."""
 
@@ -269,7 +274,7 @@ def _coordinates(plan: Plan, micro_batches: int, mean: Array) -> Array:
             math.log2(plan.layout.pipeline),
             0.5 * plan.layout.zero,
             isinstance(packing, Packed),
-            *(0.3 * (isinstance(packing, Packed) and packing.packer == name) for name in ("isf", "best-fit")),
+            *(_PACKER * (isinstance(packing, Packed) and packing.packer == name) for name in _PACKER_NAMES),
             math.log2(micro_batches) / 2,
             math.log(mean[0]) / 2,
             math.log(mean[1]) / 2,

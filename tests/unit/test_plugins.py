@@ -1,0 +1,64 @@
+"""Every module of a plugin package offers what the Protocol of its kind says."""
+
+import inspect
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+import pytest
+
+from autotune.search.sampling.context import SamplerModule
+from autotune.search.sampling.proposals import SAMPLERS
+from trials import plugins
+from trials.data.containers import CONTAINERS, Container
+from trials.data.formats import FORMATS, Format
+from trials.data.mixtures import MIXTURES, MixtureKind
+from trials.data.packers import PACKERS, Packer
+from trials.errors import UnknownName
+from trials.model.family import FAMILIES, Family, is_supported, load_family
+
+KINDS: tuple[tuple[plugins.Plugins[Any], type], ...] = (
+    (CONTAINERS, Container),
+    (FAMILIES, Family),
+    (FORMATS, Format),
+    (MIXTURES, MixtureKind),
+    (PACKERS, Packer),
+    (SAMPLERS, SamplerModule),
+)
+MODULES = {
+    f"{kind.__name__} {name}": (cast(ModuleType, module), kind)
+    for found, kind in KINDS
+    for name, module in plugins.each(found)
+}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_has_every_member_of_its_protocol_with_its_parameters(module: str) -> None:
+    found, kind = MODULES[module]
+    functions = {name: function for name, function in vars(kind).items() if inspect.isfunction(function)}
+    public = {name: function for name, function in functions.items() if not name.startswith("_")}
+    assert public
+    for name in inspect.get_annotations(kind):
+        assert hasattr(found, name)
+    for name, function in public.items():
+        # A Protocol's method takes `self`, a module's function does not.
+        assert list(inspect.signature(getattr(found, name)).parameters) == [*inspect.signature(function).parameters][1:]
+
+
+def test_an_unknown_name_is_refused_with_those_that_exist() -> None:
+    with pytest.raises(UnknownName, match="'first-fit' is not one of the packers here: best-fit, cutting-stock, isf"):
+        plugins.load(PACKERS, "first-fit")
+
+
+def test_a_family_with_an_underscore_in_its_model_type_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Config:
+        model_type = "native_size_vl"
+
+    assert not is_supported(cast(Any, Config()))
+    (tmp_path / "native_size_vl.py").write_text("OTHER_FORMS = {}\n")
+    package = __import__(FAMILIES.package, fromlist=["__path__"])
+    monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
+    assert is_supported(cast(Any, Config()))
+    assert load_family(cast(Any, Config())).OTHER_FORMS == {}
