@@ -2,13 +2,12 @@
 
 import json
 import re
-from collections.abc import Hashable
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import PretrainedConfig
 
+from trials.model.layer_kinds import layers_of_every_kind
 from trials.model.skeleton import build_skeleton
 
 VOCABULARY = 64
@@ -20,7 +19,6 @@ _LARGEST = (
     (re.compile(r"^num_experts_per_tok$"), 2),
 )
 _CONTEXT = re.compile(r"max_position_embeddings$|^attention_chunk_size$")
-_NUMBER_OF_LAYER = re.compile(r"idx|index|layer_id|layer_number")
 
 
 def shrunk(config: PretrainedConfig) -> PretrainedConfig:
@@ -31,21 +29,17 @@ def shrunk(config: PretrainedConfig) -> PretrainedConfig:
     skeleton = build_skeleton(config, torch.float32)
     document = json.loads(config.to_json_string(use_diff=False))
     text = document["text_config"]
-    shorten(text, layers_of_every_kind([skeleton.model.get_submodule(path) for path in skeleton.chain.language_layers]))
+    shorten(text, layers_of_every_kind(skeleton.modules(skeleton.chain.language_layers)))
     narrow(text)
     contexts = _contexts(text)
     if contexts:
         _scale_contexts(text, CONTEXT / min(contexts))
-    _reduce_vocabulary(text)
-    layers = layers_of_every_kind([skeleton.model.get_submodule(path) for path in skeleton.chain.vision_layers])
-    skeleton.family.shrink_vision(document, layers)
+    text["vocab_size"] = VOCABULARY
+    for name, value in text.items():
+        if name.endswith("token_id") and isinstance(value, int):
+            text[name] = min(value, VOCABULARY - 1)
+    skeleton.family.shrink_vision(document, layers_of_every_kind(skeleton.modules(skeleton.chain.vision_layers)))
     return type(config).from_dict(document)
-
-
-def layers_of_every_kind(layers: list[nn.Module]) -> int:
-    """Return how many of the first layers, at least two, show every kind that there is."""
-    kinds = [_kind(layer) for layer in layers]
-    return min(len(layers), max(2, *(kinds.index(kind) + 1 for kind in kinds)))
 
 
 def shorten(settings: dict[str, Any], layers: int) -> None:
@@ -73,18 +67,6 @@ def narrow(settings: dict[str, Any]) -> None:
             settings[name] = min(value, most)
 
 
-def _kind(module: nn.Module) -> Hashable:
-    """Modules and plain settings of a layer: what differs between two layers but their weights and their place."""
-    return tuple(
-        (name, type(part), *((key, value) for key, value in sorted(vars(part).items()) if _is_setting(key, value)))
-        for name, part in module.named_modules()
-    )
-
-
-def _is_setting(name: str, value: object) -> bool:
-    return isinstance(value, bool | int | float | str) and not _NUMBER_OF_LAYER.search(name)
-
-
 def _contexts(settings: dict[str, Any]) -> list[int]:
     """Every length, also of rotary positions, beyond which a model computes in another way."""
     inner = [length for value in settings.values() if isinstance(value, dict) for length in _contexts(value)]
@@ -97,10 +79,3 @@ def _scale_contexts(settings: dict[str, Any], scale: float) -> None:
             _scale_contexts(value, scale)
         elif _CONTEXT.search(name) and isinstance(value, int):
             settings[name] = round(value * scale)
-
-
-def _reduce_vocabulary(settings: dict[str, Any]) -> None:
-    settings["vocab_size"] = VOCABULARY
-    for name, value in settings.items():
-        if name.endswith("token_id") and isinstance(value, int):
-            settings[name] = min(value, VOCABULARY - 1)

@@ -58,6 +58,10 @@ class Skeleton:
     tied: dict[str, str]
     """Parameters that are another one under a second name: the output projection that is the word embedding."""
 
+    def modules(self, paths: Iterable[str]) -> list[nn.Module]:
+        """Return the modules at these paths."""
+        return [self.model.get_submodule(path) for path in paths]
+
 
 def load_config(path: str, *, trust_remote_code: bool = False) -> PretrainedConfig:
     """The model's configuration.

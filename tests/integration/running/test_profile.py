@@ -3,8 +3,10 @@
 import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from autotune.cli import main
@@ -12,14 +14,23 @@ from autotune.forecast.profile_file import read_profile
 from autotune.machine.hardware import probe_hardware, software
 from autotune.search.execution.profiling import layer_costs
 from autotune.workload import Prepared
-from storage.store import Store
-from tests.training_values import job_of
+from storage.store import Store, open_store
+from tests.training_values import job_of, prepared_of, variant_of
 from trials import wire
 from trials.layer_costs import KINDS, LayerCosts, LayerKind
 from trials.model.shape import model_shape
+from trials.model.skeleton import build_skeleton, count_parameters, load_config
 from trials.run.pool import WarmPool
 
 pytestmark = pytest.mark.ranks
+
+DEEPSEEK: dict[str, Any] = {
+    "model_type": "deepseek_v3", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+    "first_k_dense_replace": 1, "num_attention_heads": 4, "num_key_value_heads": 4, "q_lora_rank": 32,
+    "kv_lora_rank": 16, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32, "moe_intermediate_size": 64,
+    "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "pad_token_id": 0,
+}  # fmt: skip
+"""DeepSeek-V3 in small: latent attention, one dense layer, then layers with experts."""
 
 
 class Unwanted(WarmPool):
@@ -63,6 +74,23 @@ def test_loading_pixels_takes_longer_than_labels(costs: LayerCosts) -> None:
         return coefficients[0] * 8 + coefficients[1] * 500 + coefficients[3]
 
     assert at(costs.loading.pixels_seconds) > at(costs.loading.labels_seconds) > 0
+
+
+def test_dense_layers_before_experts_are_profiled_as_one_of_the_experts(
+    shallow: Path, pool: WarmPool, tmp_path: Path
+) -> None:
+    def change(config: dict[str, Any]) -> None:
+        config["text_config"] = DEEPSEEK | {"vocab_size": config["text_config"]["vocab_size"]}
+
+    prepared = prepared_of(variant_of(shallow, tmp_path / "deepseek", change), tmp_path)
+    with open_store(f"sqlite:///{tmp_path}/autotune.db") as store:
+        store.add_workload(prepared.workload)
+        costs = layer_costs(prepared, store, pool, tmp_path)
+    skeleton = build_skeleton(load_config(prepared.job.model.path), torch.float32)
+    dense, *experts = (count_parameters(skeleton.model, [path]) for path in skeleton.chain.language_layers)
+    assert dense != experts[0] == experts[1] == costs["language"].parameters
+    assert costs["language"].bytes_error < 1e-6
+    assert len(costs.updates) == 3
 
 
 def test_profile_on_one_rank_prints_and_writes_the_costs(example: Path, tmp_path: Path, home: Path) -> None:

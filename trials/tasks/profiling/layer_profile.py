@@ -11,6 +11,7 @@ from trials.engine.memory import SavedTensorMeter
 from trials.engine.stopwatch import Stopwatch
 from trials.layer_costs import NOISE_LIMIT
 from trials.model.cut import Cut
+from trials.model.layer_kinds import usual_layer
 from trials.model.skeleton import build_skeleton, count_parameters, load_config
 from trials.model.stage import StageModule
 from trials.model.weights import draw_buffers, draw_weights
@@ -23,15 +24,6 @@ from trials.tasks.request import Profile, Request
 
 _MORE_ROUNDS = 2
 """How often noisy timings are taken again."""
-_ONE_OF_EACH = Cut(
-    vision=range(1),
-    language=range(1),
-    recompute_vision=0,
-    recompute_language=0,
-    embeds=True,
-    projects=True,
-    heads=True,
-)
 Times: TypeAlias = tuple[float, float, float]
 """Seconds of forward, backward, and what recomputation adds to both."""
 
@@ -54,9 +46,23 @@ def run_profile(request: Request, task: Profile, device: torch.device) -> Profil
 
 
 def _one_of_each(request: Request, device: torch.device) -> StageModule:
+    """Return one layer of each kind; of layers that differ, the most frequent kind stands for all."""
     settings = request.job.model
     config = load_config(settings.path, trust_remote_code=settings.trust_remote_code)
-    stage = StageModule(build_skeleton(config, getattr(torch, settings.dtype)), _ONE_OF_EACH)
+    skeleton = build_skeleton(config, getattr(torch, settings.dtype))
+    vision, language = (
+        usual_layer(skeleton.modules(paths)) for paths in (skeleton.chain.vision_layers, skeleton.chain.language_layers)
+    )
+    one_of_each = Cut(
+        vision=range(vision, vision + 1),
+        language=range(language, language + 1),
+        recompute_vision=0,
+        recompute_language=0,
+        embeds=True,
+        projects=True,
+        heads=True,
+    )
+    stage = StageModule(skeleton, one_of_each)
     draw_weights(stage.model, stage.paths, request.job.training.seed, device)
     draw_buffers(stage.model, stage.chain.rotary, device)
     return stage
@@ -189,11 +195,11 @@ def _timing(probe: Probe, times: Sequence[Times], sizes: tuple[_Bytes, _Bytes | 
 
 
 def _paths_by_kind(stage: StageModule) -> dict[str, tuple[str, ...]]:
-    chain = stage.chain
+    chain, cut = stage.chain, stage.cut
     return {
         "vision_embedding": chain.vision_embedding,
-        "vision": chain.vision_layers[:1],
+        "vision": tuple(chain.vision_layers[number] for number in cut.vision),
         "projector": chain.projector,
-        "language": chain.language_layers[:1],
+        "language": tuple(chain.language_layers[number] for number in cut.language),
         "head": chain.head,
     }

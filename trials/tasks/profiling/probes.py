@@ -48,7 +48,7 @@ def probes(stage: StageModule, task: Profile, device: torch.device) -> Iterator[
 
 def _vision_probes(stage: StageModule, units: int, text_tokens: int, device: torch.device) -> Iterator[Probe]:
     family, model = stage.family, stage.model
-    run = partial(family.vision_layer, model.get_submodule(stage.chain.vision_layers[0]))
+    run = partial(family.vision_layer, model.get_submodule(stage.chain.vision_layers[stage.cut.vision.start]))
     pixels, images = (tensor.to(device) for tensor in family.random_images(model.config, units))
     states = family.embed_vision(model, pixels).detach()
     ids = torch.cat((images, torch.zeros(text_tokens, dtype=torch.long, device=device)))
@@ -93,6 +93,7 @@ def _language_probes(stage: StageModule, samples: int, length: int, device: torc
 def _with_language(stage: StageModule, *, layers: int = 1, recomputed: int = 0) -> StageModule:
     """The same modules, with the one language layer run so many times."""
     view = copy.copy(stage)
-    view.chain = replace(stage.chain, language_layers=stage.chain.language_layers[:1] * layers)
+    layer = stage.chain.language_layers[stage.cut.language.start]
+    view.chain = replace(stage.chain, language_layers=(layer,) * layers)
     view.cut = replace(stage.cut, language=range(layers), recompute_language=recomputed)
     return view
