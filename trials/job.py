@@ -137,7 +137,7 @@ class SearchSection(_Section):
     confirm_rounds: Annotated[int, Field(gt=0)] = 3
     """How often at most the finalists are repeated, in turns."""
     trial_timeout: Seconds = 300.0
-    """A trial without a result after this is ended."""
+    """A trial without a result after this is ended; the start of its processes does not count."""
     space: SpaceSection = SpaceSection()
     """What may be searched."""
     parallel: Annotated[int, Field(gt=0)] = 1

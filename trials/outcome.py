@@ -100,7 +100,7 @@ class Timeout:
     kind: Literal["timeout"] = "timeout"
 
     def __str__(self) -> str:
-        return f"no result within {self.seconds:g} s"
+        return f"no result within {self.seconds:g} s; raise search.trial_timeout if that is too short"
 
 
 Cause: TypeAlias = Annotated[OutOfMemory | Crash | Timeout, Field(discriminator="kind")]

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from trials.outcome import Cause, Crash, OutOfMemory, Timeout
 from trials.run.ranks import Command, Ranks
-from trials.tasks.answer import Answer, FailureReport, Report, read_report, report_path
+from trials.tasks.answer import Answer, FailureReport, Report, begun_path, read_report, report_path
 from trials.tasks.footprint import Footprint, leaks
 from trials.tasks.request import Request, Trial, write_request
 from trials.tasks.steering import Listener
@@ -24,6 +24,13 @@ REQUESTS_PER_START: Mapping[Literal["warm", "fresh"], int] = {"warm": 50, "fresh
 """How many requests ranks serve, by `search.workers`. Warm ones end some time, for what no count of theirs shows."""
 
 _POLL_SECONDS = 0.02
+_START_SECONDS = 300.0
+"""In which ranks have to begin with a request: fresh ones import torch first, which a cold disk or a full processor
+makes slow. A request with more time than this gives the start as much."""
+_SLOW_START = (
+    "it did not begin within {seconds:g} s of its start; look at its log and at the machine's load, or raise "
+    "search.trial_timeout above that"
+)
 _AFTERMATH_SECONDS = 1.0
 """How long other reports are awaited once a rank has failed: the first to report is not always the cause."""
 
@@ -78,8 +85,8 @@ class WarmPool:
     ) -> Answers | Cause:
         """Gives the request to all ranks and waits for their reports, or for the reason why there are none.
 
-        `on_wait` is called between looks, many times a second. The time starts when the ranks have their request; the
-        first one includes their start-up.
+        `on_wait` is called between looks, many times a second. The time starts when every rank has begun with the
+        request, so it includes no start-up; ranks that do not begin at all are a Crash.
 
         With `on_step` a trial is steered: it is called after each timed step, in order, with the seconds of that step
         on rank 0, and all ranks stand still until it returns. False is enough: they report the steps until then. After
@@ -133,8 +140,13 @@ class WarmPool:
     def _wait(
         self, folder: Path, timeout_seconds: float, listen: Callable[[], None], on_wait: Callable[[], None]
     ) -> tuple[Answer, ...] | Cause:
-        deadline = time.monotonic() + timeout_seconds
+        start_seconds = max(_START_SECONDS, timeout_seconds)
+        waiting = list(range(len(self._commands)))
+        deadline = time.monotonic() + start_seconds
         while time.monotonic() < deadline:
+            if waiting:
+                waiting = [rank for rank in waiting if not begun_path(folder, rank).exists()]
+                deadline = deadline if waiting else time.monotonic() + timeout_seconds
             answers = [read_report(folder, rank) for rank in range(len(self._commands))]
             listen()  # after the reports are read, so that the last step is heard before they are handed on
             done = tuple(answer for answer in answers if answer is not None)
@@ -145,6 +157,8 @@ class WarmPool:
                 return done
             on_wait()
             time.sleep(_POLL_SECONDS)
+        if waiting:
+            return Crash(rank=waiting[0], detail=_SLOW_START.format(seconds=start_seconds))
         return Timeout(seconds=timeout_seconds)
 
     def _died(self) -> dict[int, int]:

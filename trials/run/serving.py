@@ -14,7 +14,7 @@ from trials.engine.group import env_meeting, file_meeting, process_group
 from trials.engine.memory import MemoryExceeded
 from trials.errors import TrialsError
 from trials.outcome import Crash, OutOfMemory
-from trials.tasks.answer import FailureReport, Report, write_report
+from trials.tasks.answer import FailureReport, Report, begun_path, write_report
 from trials.tasks.profiling.layer_profile import run_profile
 from trials.tasks.request import REQUEST_FILE, Profile, Request, Training, Trial
 from trials.tasks.session import open_session
@@ -28,6 +28,7 @@ def serve(folder: Path) -> bool:
     """Answer the request in `folder` with a report. False when it failed."""
     rank = int(os.environ["RANK"])
     with suppress(_Reported), _failures_reported(rank, folder):
+        begun_path(folder, rank).touch()
         request = wire.decode(Request, (folder / REQUEST_FILE).read_text())
         # A file as meeting point, where the folder is shared and no launcher gave an address: no port to fight for.
         meeting = env_meeting() if "MASTER_ADDR" in os.environ else file_meeting(folder / "rendezvous")

@@ -128,6 +128,11 @@ def report_path(folder: Path, rank: int) -> Path:
     return folder / f"report-{rank}.json"
 
 
+def begun_path(folder: Path, rank: int) -> Path:
+    """An empty file that the rank makes when it begins with the request."""
+    return folder / f"begun-{rank}"
+
+
 def write_report(folder: Path, rank: int, report: Report) -> None:
     """With what this process holds now. The file appears under its name only when it is complete."""
     wire.write(report_path(folder, rank), Answer(report=report, footprint=footprint()))

@@ -6,7 +6,7 @@ from typing import NoReturn
 
 from autotune.errors import NoFeasiblePlan, TrialsKeepFailing
 from storage.records import FinishedTrial
-from trials.outcome import Cause, Failed, OutOfMemory, Timeout
+from trials.outcome import Cause, Failed, OutOfMemory
 
 _MEBI = 1 << 20
 _IN_A_ROW, _FROM_THE_FIRST = 4, 8
@@ -42,7 +42,7 @@ def _causes(trials: Iterable[FinishedTrial]) -> list[Cause]:
 def _common_cause(found: Sequence[Cause]) -> str:
     """The commonest cause, or of too little memory the nearest miss, and what helps."""
     short = [cause for cause in found if isinstance(cause, OutOfMemory)]
-    others = [_text(cause) for cause in found if not isinstance(cause, OutOfMemory)]
+    others = [str(cause) for cause in found if not isinstance(cause, OutOfMemory)]
     if len(short) > len(others):
         nearest = min(short, key=lambda cause: cause.needed_bytes / cause.limit_bytes)
         return (
@@ -52,7 +52,3 @@ def _common_cause(found: Sequence[Cause]) -> str:
         )
     cause, count = Counter(others).most_common(1)[0]
     return f"{count} of {len(found)} with: {cause}"
-
-
-def _text(cause: Cause) -> str:
-    return f"{cause}; raise search.trial_timeout if that is too short" if isinstance(cause, Timeout) else str(cause)

@@ -3,39 +3,52 @@
 import logging
 import os
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.search_values import prepared_of
 from tests.training_values import plan_of
+from trials.outcome import Crash
+from trials.run import pool as pools
 from trials.run.pool import Answers, WarmPool
 from trials.run.ranks import Command
 from trials.tasks.answer import TrainingReport
-from trials.tasks.request import Training
+from trials.tasks.request import Request, Training
 
 RANK = """
-import os, sys
+import os, sys, time
 from pathlib import Path
-from trials.tasks.answer import TrainingReport, write_report
+from trials.tasks.answer import TrainingReport, begun_path, write_report
 kept = []
 for line in sys.stdin:
+    time.sleep(float(sys.argv[2]))
+    begun_path(Path(line.rstrip("\\n")), 0).touch()
     report = TrainingReport(steps=os.getpid(), finished=False, model=None, blank_samples=0)
     write_report(Path(line.rstrip("\\n")), 0, report)
     kept += [open(os.devnull) for _ in range(int(sys.argv[1]))]
 """
 
 
+def rank(*, leaked: int = 0, start_seconds: float = 0.0) -> Command:
+    return Command(
+        argv=(sys.executable, "-c", RANK, str(leaked), str(start_seconds)),
+        environment={"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+
+
+def request_in(folder: Path) -> Request:
+    return prepared_of(folder).request(plan_of("4+4"), Training(output=folder))
+
+
 def processes(folder: Path, requests: int, *, leaked: int = 0, requests_per_start: int = 50) -> list[int]:
     """Which process served each request, numbered from 0 in order of appearance; each leaks some descriptors."""
-    command = Command(
-        argv=(sys.executable, "-c", RANK, str(leaked)), environment={"PYTHONPATH": os.pathsep.join(sys.path)}
-    )
-    request = prepared_of(folder).request(plan_of("4+4"), Training(output=folder))
     served: list[int] = []
-    with WarmPool([command], folder, requests_per_start) as pool:
+    with WarmPool([rank(leaked=leaked)], folder, requests_per_start) as pool:
         for _ in range(requests):
-            answer = pool.ask(request, 60)
+            answer = pool.ask(request_in(folder), 60)
             assert isinstance(answer, Answers), answer
             (report,) = answer.reports
             assert isinstance(report, TrainingReport)
@@ -62,3 +75,28 @@ def test_ranks_that_leak_are_told_of_and_replaced(tmp_path: Path, caplog: pytest
 def test_a_little_growth_is_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert processes(tmp_path, 3, leaked=8) == [0, 0, 0]
     assert not caplog.records
+
+
+def test_the_time_of_a_request_does_not_include_the_start_of_its_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+
+    def pass_time() -> None:
+        nonlocal now
+        if not list(tmp_path.glob("request-*/begun-0")):
+            now += 0.1
+
+    monkeypatch.setattr(pools, "time", SimpleNamespace(monotonic=lambda: now, sleep=time.sleep))
+    with WarmPool([rank(start_seconds=1.0)], tmp_path) as pool:
+        assert isinstance(pool.ask(request_in(tmp_path), 0.2, pass_time), Answers)
+    assert now > 0.2
+
+
+def test_ranks_that_do_not_begin_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pools, "_START_SECONDS", 0.5)
+    with WarmPool([rank(start_seconds=600.0)], tmp_path) as pool:
+        answer = pool.ask(request_in(tmp_path), 0.25)
+        assert isinstance(answer, Crash)
+        assert str(answer).startswith("rank 0 failed: it did not begin within 0.5 s of its start; look at its log")
+        assert pool.pids == ()
