@@ -16,9 +16,9 @@ from storage.errors import DatabaseUnavailable
 from storage.records import LaunchResult
 from storage.spool import Spool
 from storage.store import Store
+from trials.launchers.local import LocalLauncher
 from trials.plan import Plan
 from trials.run.pool import Answers, WarmPool
-from trials.run.ranks import local_ranks
 from trials.tasks.answer import TrainingReport
 from trials.tasks.request import Request, Training
 from trials.tasks.training.output import open_output
@@ -105,7 +105,7 @@ def _train(
     """(report of rank 0, samples that could not be read)."""
     layout, reader = request.plan.layout, watch.reader
     try:
-        with WarmPool(local_ranks(layout.world_size, accelerator), logs) as pool:
+        with WarmPool(LocalLauncher(logs, layout.world_size, accelerator)) as pool:
             answer = pool.ask(request, math.inf, lambda: watch.look(pool.pids))
         reader.look()
     except KeyboardInterrupt:

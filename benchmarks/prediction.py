@@ -36,11 +36,11 @@ from autotune.workload import Prepared, prepare
 from benchmarks.drift import at_profiled_speed, slowness
 from benchmarks.result import Check, at_least, at_most, finish
 from trials import wire
+from trials.launchers.local import LocalLauncher
 from trials.layer_costs import LayerCosts
 from trials.outcome import Completed, Measurement, Outcome
 from trials.plan import Layout, Packed, Packing, Padded, Plan, Stage, ZeroStage
 from trials.run.pool import WarmPool
-from trials.run.ranks import local_ranks
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "tiny-internvl"
 CALIBRATING = 10
@@ -75,7 +75,7 @@ def main() -> None:
     arguments = _arguments()
     with tempfile.TemporaryDirectory() as folder:
         prepared = example(Path(folder), arguments.samples)
-        with WarmPool(local_ranks(2, "cpu"), Path(folder) / "ranks") as pool:
+        with WarmPool(LocalLauncher(Path(folder) / "ranks", 2, "cpu")) as pool:
             costs = profile_layers(prepared, pool, Path(folder) / "ranks")
             predictor = Predictor(costs, prepared.epoch, prepared.workload.model.element_bytes)
             plans = list(_plans(prepared, predictor, arguments))

@@ -28,10 +28,10 @@ from benchmarks.prediction import example
 from benchmarks.surface import FOLDER, Header, Run, lengths_of, read_surface
 from trials import plugins, wire
 from trials.data.packers import PACKERS
+from trials.launchers.local import LocalLauncher
 from trials.outcome import Rejected
 from trials.plan import Plan
 from trials.run.pool import WarmPool
-from trials.run.ranks import local_ranks
 
 _TIMED_STEPS = 2
 _SHIFTED = 0.6
@@ -44,7 +44,7 @@ def main() -> None:
     arguments = _arguments()
     with tempfile.TemporaryDirectory() as folder:
         prepared = example(Path(folder), arguments.samples, search={"timed_steps": _TIMED_STEPS})
-        with WarmPool(local_ranks(2, "cpu"), Path(folder) / "ranks") as pool:
+        with WarmPool(LocalLauncher(Path(folder) / "ranks", 2, "cpu")) as pool:
             if not arguments.out.exists():
                 arguments.out.write_text(wire.encode(_header(prepared, pool, Path(folder))) + "\n")
             header, runs = read_surface(arguments.out)

@@ -35,13 +35,13 @@ from autotune.search.sampling.advisor import Advisor
 from autotune.search.sampling.context import Guide
 from autotune.search.sampling.proposals import SAMPLERS, Proposals
 from autotune.search.search import Search
-from autotune.search.simulated import Behaviour, SimulatedLedger, Undisturbed
 from autotune.search.solver.solver import Solver
 from benchmarks.replay import grid, replayed
 from benchmarks.result import Check, at_least, at_most, finish
 from benchmarks.surface import FOLDER, Surface, read_surface
 from benchmarks.workloads import NOISY, SimulatedWorkload, workloads
 from storage.records import FinishedTrial
+from tests.simulated import Behaviour, SimulatedLedger, Undisturbed
 from trials import plugins
 from trials.outcome import Completed
 from trials.plan import Plan

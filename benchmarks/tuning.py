@@ -32,10 +32,10 @@ from benchmarks.prediction import example
 from benchmarks.result import at_most, finish
 from storage.records import FinishedTrial
 from storage.store import Store, open_store
+from trials.launchers.local import LocalLauncher
 from trials.outcome import Completed
 from trials.plan import Plan
 from trials.run.pool import REQUESTS_PER_START, WarmPool
-from trials.run.ranks import local_ranks
 
 PLANS = 6
 
@@ -46,7 +46,7 @@ def main() -> None:
         folder = Path(name)
         prepared = example(folder, arguments.samples, search={"trials": arguments.trials, "time_limit": 3600.0})
         with open_store(f"sqlite:///{folder}/tuning.db") as store:
-            with WarmPool(local_ranks(2, "cpu"), folder / "profile") as pool:
+            with WarmPool(LocalLauncher(folder / "profile", 2, "cpu")) as pool:
                 store.add_workload(prepared.workload)
                 layer_costs(prepared, store, pool, folder / "profile")
             tuning = _tuning(prepared, store, folder / "tuning")
@@ -91,10 +91,9 @@ def _steps(trial: FinishedTrial) -> tuple[float, ...]:
 def _rates(prepared: Prepared, store: Store, folder: Path) -> Mapping[str, Any]:
     """Seconds of each trial, from its request to its result, on warm and on fresh ranks."""
     model, limit = prepared.workload.model, prepared.workload.memory_limit_bytes
-    commands = local_ranks(2, "cpu")
     with (
-        WarmPool(commands, folder / "warm") as warm,
-        WarmPool(commands, folder / "fresh", REQUESTS_PER_START["fresh"]) as fresh,
+        WarmPool(LocalLauncher(folder / "warm", 2, "cpu")) as warm,
+        WarmPool(LocalLauncher(folder / "fresh", 2, "cpu"), REQUESTS_PER_START["fresh"]) as fresh,
     ):
         predictor = Predictor(layer_costs(prepared, store, warm, folder), prepared.epoch, model.element_bytes)
         limits = Limits(vision_layers=model.vision_layers, language_layers=model.language_layers, memory_bytes=limit)

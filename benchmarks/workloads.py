@@ -12,7 +12,6 @@ from autotune.predict.analytic import A100, LanguageShape, VisionShape, analytic
 from autotune.predict.features import COSTS, scaled
 from autotune.predict.parts import Parts
 from autotune.predict.predictor import Predictor
-from autotune.search.simulated import Behaviour, SimulatedLauncher
 from autotune.search.solver.limits import HEADROOM, Limits
 from autotune.search.solver.solver import Solver
 from autotune.search.space.feasible import feasible_space
@@ -28,6 +27,7 @@ from benchmarks.solver_cases import (
     INTERN_VIT_300M,
     lengths,
 )
+from tests.simulated import Behaviour, SimulatedLauncher
 from trials.data.epoch import Epoch, build_epoch
 from trials.data.index import DatasetIndex, profile
 from trials.job import DataSection, Job, ModelSection, SearchSection, Source, TrainingSection

@@ -1,11 +1,15 @@
-"""The databases that tests run on: SQLite files, and a real PostgreSQL."""
+"""The databases that tests run on, SQLite files and a real PostgreSQL, and the example's model and data."""
 
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests import postgres
+
+GENERATOR = Path(__file__).parents[1] / "examples" / "tiny-internvl" / "generate.py"
 
 
 @pytest.fixture(scope="session")
@@ -23,3 +27,26 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
         return
     with postgres.database(request.getfixturevalue("postgres_server")) as url:
         yield url
+
+
+@pytest.fixture(scope="session")
+def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with `model/` and `data/` of 48 samples; read it, do not change it."""
+    folder = tmp_path_factory.mktemp("example")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(GENERATOR.parent))
+        importlib.import_module(GENERATOR.stem).generate(folder, 48)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def shallow(example: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The example with 4 vision and 2 language layers, for what does not depend on their number."""
+    from tests.training_values import variant_of  # noqa: PLC0415  # imports torch, which most tests do without
+
+    def change(config: dict[str, Any]) -> None:
+        config["vision_config"]["num_hidden_layers"] = 4
+        config["text_config"]["num_hidden_layers"] = 2
+        config["text_config"]["layer_types"] = config["text_config"]["layer_types"][:2]
+
+    return variant_of(example, tmp_path_factory.mktemp("shallow"), change)

@@ -11,8 +11,8 @@ from autotune.machine.hardware import probe_hardware, software
 from autotune.predict.predictor import Predictor
 from autotune.search.execution.runner import Runner
 from autotune.search.learning.calibrated import CalibratedPredictor
-from autotune.search.simulated import SimulatedLauncher, Undisturbed
 from storage.store import open_store
+from tests.simulated import SimulatedLauncher, Undisturbed
 from tests.storage_values import NOON, WORKLOAD, result_of
 from tests.training_values import prepared_of
 from tests.users import JobFile

@@ -34,5 +34,11 @@ def children(pid: int | None = None) -> list[psutil.Process]:
     return [child for child in psutil.Process(pid).children(recursive=True) if not has_ended(child)]
 
 
+def ranks(pid: int | None = None) -> list[psutil.Process]:
+    """Those that a process, by default this one, has started, in order; not what they started themselves."""
+    named = [child for child in children(pid) if child.name().startswith("rank ")]
+    return sorted((each for each in named if each.parent() not in named), key=psutil.Process.name)
+
+
 def wait_for_the_end(processes: list[psutil.Process]) -> None:
     wait_for(lambda: all(map(has_ended, processes)))

@@ -20,7 +20,6 @@ from autotune.search.sampling.advisor import Advisor
 from autotune.search.sampling.context import Guide
 from autotune.search.sampling.proposals import Proposals, database
 from autotune.search.search import Search
-from autotune.search.simulated import SimulatedLauncher, Undisturbed
 from autotune.search.solver.solver import Solver
 from autotune.search.space.space import Axes, Space
 from autotune.search.winner import Field
@@ -28,6 +27,7 @@ from storage.records import FinishedTrial, StudyRecord, TrialResult
 from storage.spool import Spool
 from storage.store import Store
 from tests.search_values import axes_of, limits_of, predictor_of, prepared_of
+from tests.simulated import SimulatedLauncher, Undisturbed
 from trials.outcome import Completed, Outcome
 from trials.plan import Plan
 

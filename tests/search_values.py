@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from autotune.predict.predictor import EpochOf, Predictor
 from autotune.search.execution.runner import Runner
 from autotune.search.learning.calibrated import CalibratedPredictor
-from autotune.search.simulated import SimulatedLauncher, Undisturbed
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.solver import Solver
 from autotune.search.space.layouts import layouts
@@ -20,6 +19,7 @@ from autotune.workload import Prepared
 from storage.records import FinishedTrial, TrialResult
 from tests import storage_values
 from tests.data_values import index_of
+from tests.simulated import SimulatedLauncher, Undisturbed
 from tests.training_values import job_of
 from trials.data.epoch import CostWeights, Epoch, build_epoch
 from trials.data.index import DatasetIndex, profile

@@ -11,8 +11,8 @@ from autotune.predict.costs_table import TypicalPack, costs_document, costs_text
 from autotune.search.execution.profiling import layer_costs
 from autotune.workbench import workbench
 from trials import wire
+from trials.launchers.local import LocalLauncher
 from trials.run.pool import WarmPool
-from trials.run.ranks import local_ranks
 
 
 def profile_job(options: Options, path: Path, *, out: Path | None, fresh: bool) -> None:
@@ -28,7 +28,7 @@ def profile_job(options: Options, path: Path, *, out: Path | None, fresh: bool) 
         work, logs = bench.prepared.workload, bench.folder / "ranks" / "profile"
         options.tell(f"Profiling the layers on {work.hardware.devices} x {work.hardware.device_name}")
         bench.store.add_workload(work)
-        with WarmPool(local_ranks(work.hardware.devices, work.hardware.accelerator), logs) as pool:
+        with WarmPool(LocalLauncher(logs, work.hardware.devices, work.hardware.accelerator)) as pool:
             costs = layer_costs(bench.prepared, bench.store, pool, logs, fresh=fresh)
         stored = bench.store.layer_profile(work.hardware.fingerprint, work.model.fingerprint, work.software)
     assert stored is not None, "`layer_costs` keeps what it gives"

@@ -19,8 +19,8 @@ from storage.nearness import fields_of
 from storage.records import BestPlan, FinishedTrial
 from storage.validity import Verdict, validity
 from trials.job import Job
+from trials.launchers.commands import worker_commands
 from trials.plan import Plan
-from trials.run.ranks import local_ranks
 from trials.tasks.request import Training, write_request
 from trials.tasks.training.progress import Progress
 
@@ -147,7 +147,7 @@ def _or_nearest(bench: Workbench) -> str:
 def _print_commands(options: Options, bench: Workbench, plan: Plan) -> None:
     folder = bench.folder / "launch" / "dry-run"
     write_request(folder, bench.prepared.request(plan, Training(output=bench.prepared.job.training.output)))
-    commands = local_ranks(plan.layout.world_size, bench.prepared.workload.hardware.accelerator, folder)
+    commands = worker_commands(plan.layout.world_size, bench.prepared.workload.hardware.accelerator, folder)
     document = {"commands": [{"argv": list(c.argv), "environment": dict(c.environment)} for c in commands]}
     options.give(document, lambda: "\n".join(command.shell() for command in commands))
 

@@ -33,8 +33,8 @@ from storage.errors import Superseded
 from storage.records import BestPlan, StudyRecord
 from trials import plugins, wire
 from trials.errors import UnknownName
+from trials.launchers.local import LocalLauncher
 from trials.run.pool import REQUESTS_PER_START, WarmPool
-from trials.run.ranks import local_ranks
 
 _FRESH = "fresh"
 _OF_AN_AGENT = ("parallel", "workers", "trial_timeout")
@@ -125,8 +125,13 @@ class Tuner:
             yield [
                 stack.enter_context(
                     WarmPool(
-                        local_ranks(hardware.devices, hardware.accelerator, group=group, groups=search.parallel),
-                        self._folder / "ranks" / study.id / str(group),
+                        LocalLauncher(
+                            self._folder / "ranks" / study.id / str(group),
+                            hardware.devices,
+                            hardware.accelerator,
+                            group=group,
+                            groups=search.parallel,
+                        ),
                         REQUESTS_PER_START[search.workers],
                     )
                 )

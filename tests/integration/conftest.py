@@ -1,55 +1,29 @@
 """The example's model, a part of its data and what profiling tells of it, made once for all integration tests."""
 
-import importlib
 import shutil
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from autotune.search.execution.profiling import layer_costs
 from autotune.workload import Prepared
 from storage.store import Store, open_store
-from tests.training_values import job_of, prepared_of, variant_of
+from tests.training_values import job_of, prepared_of
 from tests.users import JobFile
 from trials import wire
+from trials.launchers.local import LocalLauncher
 from trials.layer_costs import LayerCosts
 from trials.model.shape import model_shape
 from trials.run.pool import WarmPool
-from trials.run.ranks import local_ranks
-
-GENERATOR = Path(__file__).parents[2] / "examples" / "tiny-internvl" / "generate.py"
-
-
-@pytest.fixture(scope="session")
-def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder with `model/` and `data/` of 48 samples; read it, do not change it."""
-    folder = tmp_path_factory.mktemp("example")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(GENERATOR.parent))
-        importlib.import_module(GENERATOR.stem).generate(folder, 48)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def shallow(example: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The example with 4 vision and 2 language layers, for what does not depend on their number."""
-
-    def change(config: dict[str, Any]) -> None:
-        config["vision_config"]["num_hidden_layers"] = 4
-        config["text_config"]["num_hidden_layers"] = 2
-        config["text_config"]["layer_types"] = config["text_config"]["layer_types"][:2]
-
-    return variant_of(example, tmp_path_factory.mktemp("shallow"), change)
 
 
 @pytest.fixture(scope="session")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPool]:
     """Two ranks that all tests share; the folder's space is part of the test."""
-    with WarmPool(local_ranks(2, "cpu"), tmp_path_factory.mktemp("a pool")) as pool:
+    with WarmPool(LocalLauncher(tmp_path_factory.mktemp("a pool"), 2, "cpu")) as pool:
         yield pool
 
 

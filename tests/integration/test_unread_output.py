@@ -13,8 +13,8 @@ from storage.store import open_store
 from tests.storage_values import best_of, concluded
 from tests.training_values import plan_of, prepared_of
 from tests.users import JobFile
+from trials.launchers.local import LocalLauncher
 from trials.run.pool import Answers, WarmPool
-from trials.run.ranks import local_ranks
 from trials.tasks.request import Trial
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -81,6 +81,6 @@ def test_ranks_work_with_their_logs_on_a_full_disk(shallow: Path, tmp_path: Path
     for rank in range(2):
         (logs / f"rank-{rank}.log").symlink_to("/dev/full")
     prepared = prepared_of(shallow, tmp_path, data={"workers": 1})
-    with WarmPool(local_ranks(2, "cpu"), logs.parent) as pool:
+    with WarmPool(LocalLauncher(logs.parent, 2, "cpu")) as pool:
         answer = pool.ask(prepared.request(PLAN, Trial(warmup_steps=(0,), timed_steps=(1,))), 120)
     assert isinstance(answer, Answers), answer

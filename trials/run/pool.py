@@ -2,21 +2,16 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from itertools import count
-from pathlib import Path
 from types import TracebackType
-from typing import Literal
-from uuid import uuid4
+from typing import Literal, Protocol
 
+from trials.launchers import Launcher, RankGroup
 from trials.outcome import Cause, Crash, OutOfMemory, Timeout
-from trials.run.ranks import Command, Ranks
-from trials.tasks.answer import Answer, FailureReport, Report, begun_path, read_report, report_path
+from trials.tasks.answer import Answer, FailureReport, Report
 from trials.tasks.footprint import Footprint, leaks
-from trials.tasks.request import Request, Trial, write_request
-from trials.tasks.steering import Listener
+from trials.tasks.request import Request, Trial
 
 _log = logging.getLogger(__name__)
 
@@ -42,26 +37,32 @@ class Answers:
     reports: tuple[Report, ...]
 
 
+class Pool(Protocol):
+    """Ranks that serve one request after another: a `WarmPool`, or in tests a simulated machine."""
+
+    def ask(
+        self,
+        request: Request,
+        timeout_seconds: float,
+        on_wait: Callable[[], None] = ...,
+        on_step: Callable[[float], bool] | None = ...,
+    ) -> Answers | Cause:
+        """Return the ranks' reports, or why there are none: see `WarmPool.ask`."""
+
+
 class WarmPool:
     """Serves requests on ranks that are started on the first one, and again after a failure or when they are worn out.
 
     Not for use by several threads. Leaving the context ends every rank.
     """
 
-    def __init__(
-        self, commands: Sequence[Command], folder: Path, requests_per_start: int = REQUESTS_PER_START["warm"]
-    ) -> None:
-        """`folder` takes a numbered folder for each request, with the ranks' reports and errors, and their logs.
-
-        After `requests_per_start` requests the ranks are ended; the next request starts new ones.
-        """
-        self._commands = tuple(commands)
-        self._folder = folder
+    def __init__(self, launcher: Launcher, requests_per_start: int = REQUESTS_PER_START["warm"]) -> None:
+        """After `requests_per_start` requests the ranks are ended; the next request starts new ones."""
+        self._launcher = launcher
         self._requests_per_start = requests_per_start
-        self._ranks: Ranks | None = None
+        self._ranks: RankGroup | None = None
         self._served = 0
         self._first: tuple[Footprint, ...] = ()
-        self._numbers = count(1)
 
     def __enter__(self) -> "WarmPool":
         return self
@@ -73,7 +74,7 @@ class WarmPool:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The processes of the ranks in order; none before the first request."""
+        """The processes of the ranks in order; empty before they run, and for ranks on other machines."""
         return self._ranks.pids if self._ranks is not None else ()
 
     def ask(
@@ -83,21 +84,19 @@ class WarmPool:
         on_wait: Callable[[], None] = lambda: None,
         on_step: Callable[[float], bool] | None = None,
     ) -> Answers | Cause:
-        """Gives the request to all ranks and waits for their reports, or for the reason why there are none.
+        """Give the request to all ranks and wait for their reports, or for the reason why there are none.
 
         `on_wait` is called between looks, many times a second. The time starts when every rank has begun with the
         request, so it includes no start-up; ranks that do not begin at all are a Crash.
 
         With `on_step` a trial is steered: it is called after each timed step, in order, with the seconds of that step
         on rank 0, and all ranks stand still until it returns. False is enough: they report the steps until then. After
-        the last step nobody waits for it, nor for what it returns.
+        the last step no rank waits for it, nor for what it returns.
         """
-        folder = self._folder / f"request-{next(self._numbers)}-{uuid4().hex[:8]}"
-        write_request(folder, _steered(request, on_step is not None))
-        listen = Listener(folder, on_step).listen if on_step else lambda: None
         try:
-            self._send(str(folder))
-            outcome = self._wait(folder, timeout_seconds, listen, on_wait)
+            ranks = self._running()
+            ranks.send(_steered(request, on_step is not None))
+            outcome = self._wait(ranks, timeout_seconds, on_wait, on_step or (lambda _: True))
         except BaseException:
             self._end()
             raise
@@ -107,13 +106,13 @@ class WarmPool:
         self._end_when_worn(tuple(answer.footprint for answer in outcome))
         return Answers(reports=tuple(answer.report for answer in outcome))
 
-    def _send(self, line: str) -> None:
+    def _running(self) -> RankGroup:
+        """The ranks of the last request, or new ones."""
         if self._ranks is not None and self._ranks.dead():
             self._end()
         if self._ranks is None:
-            self._ranks = Ranks(self._commands, self._folder / "logs")
-        with suppress(BrokenPipeError):  # a rank that died just now is found dead while waiting
-            self._ranks.send(line)
+            self._ranks = self._launcher.start()
+        return self._ranks
 
     def _end(self) -> None:
         if self._ranks is not None:
@@ -121,7 +120,7 @@ class WarmPool:
         self._ranks, self._served, self._first = None, 0, ()
 
     def _end_when_worn(self, footprints: tuple[Footprint, ...]) -> None:
-        """Ends ranks that have served enough requests, or hold on to more than after their first one."""
+        """End ranks that have served enough requests, or hold on to more than after their first one."""
         self._served += 1
         self._first = self._first or footprints
         leaking = leaks(self._first, footprints)
@@ -138,47 +137,43 @@ class WarmPool:
             self._end()
 
     def _wait(
-        self, folder: Path, timeout_seconds: float, listen: Callable[[], None], on_wait: Callable[[], None]
+        self, ranks: RankGroup, timeout_seconds: float, on_wait: Callable[[], None], on_step: Callable[[float], bool]
     ) -> tuple[Answer, ...] | Cause:
-        start_seconds = max(_START_SECONDS, timeout_seconds)
-        waiting = list(range(len(self._commands)))
-        deadline = time.monotonic() + start_seconds
+        world_size, start_seconds = self._launcher.world_size, max(_START_SECONDS, timeout_seconds)
+        has_begun, deadline = False, time.monotonic() + start_seconds
         while time.monotonic() < deadline:
-            if waiting:
-                waiting = [rank for rank in waiting if not begun_path(folder, rank).exists()]
-                deadline = deadline if waiting else time.monotonic() + timeout_seconds
-            answers = [read_report(folder, rank) for rank in range(len(self._commands))]
-            listen()  # after the reports are read, so that the last step is heard before they are handed on
-            done = tuple(answer for answer in answers if answer is not None)
-            if any(isinstance(answer.report, FailureReport) for answer in done) or self._died():
-                time.sleep(_AFTERMATH_SECONDS)
-                return self._why(folder)
-            if len(done) == len(answers):
-                return done
+            if not has_begun and len(ranks.begun()) == world_size:
+                has_begun, deadline = True, time.monotonic() + timeout_seconds
+            answers = ranks.answers()
+            # After the answers are read, so that the last step is heard before they are handed on.
+            while (seconds := ranks.next_step()) is not None:
+                ranks.decide(go_on=on_step(seconds))
+            if any(isinstance(answer.report, FailureReport) for answer in answers.values()) or ranks.dead():
+                if len(answers) < world_size:
+                    time.sleep(_AFTERMATH_SECONDS)
+                return _cause(ranks)
+            if len(answers) == world_size:
+                return tuple(answers[rank] for rank in range(world_size))
             on_wait()
             time.sleep(_POLL_SECONDS)
-        if waiting:
-            return Crash(rank=waiting[0], detail=_SLOW_START.format(seconds=start_seconds))
+        if not has_begun:
+            slow = min(set(range(world_size)) - ranks.begun())
+            return Crash(rank=slow, detail=_SLOW_START.format(seconds=start_seconds))
         return Timeout(seconds=timeout_seconds)
 
-    def _died(self) -> dict[int, int]:
-        return self._ranks.dead() if self._ranks is not None else {}
 
-    def _why(self, folder: Path) -> Cause:
-        """The first cause: when a rank goes, its neighbours fail soon after, for want of it."""
-        causes = []
-        for rank in range(len(self._commands)):
-            answer = read_report(folder, rank)
-            if answer is not None and isinstance(answer.report, FailureReport):
-                causes.append((report_path(folder, rank).stat().st_mtime_ns, answer.report.cause))
-        for _, cause in causes:
-            if isinstance(cause, OutOfMemory):
-                return cause
-        reported = {cause.rank for _, cause in causes}
-        for rank, code in self._died().items():
-            if rank not in reported:
-                return Crash(rank=rank, detail=_describe_exit(code))
-        return min(causes, key=lambda entry: entry[0])[1]
+def _cause(ranks: RankGroup) -> Cause:
+    """The first cause: when a rank goes, its neighbours fail soon after, because they need it."""
+    reports = [answer.report for answer in ranks.answers().values()]
+    causes = [report.cause for report in reports if isinstance(report, FailureReport)]
+    for cause in causes:
+        if isinstance(cause, OutOfMemory):
+            return cause
+    reported = {cause.rank for cause in causes}
+    for rank, code in ranks.dead().items():
+        if rank not in reported:
+            return Crash(rank=rank, detail=_describe_exit(code))
+    return causes[0]
 
 
 def _steered(request: Request, steered: bool) -> Request:

@@ -1,7 +1,6 @@
 """How a trial ends early: rank 0 tells each timed step in a file, and the agent says in another whether to go on."""
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,27 +31,20 @@ def tell(folder: Path, number: int, step: TimedStep) -> None:
 
 
 def await_verdict(folder: Path, number: int) -> Verdict:
-    """Returns when the agent has answered step `number`. A rank whose agent is gone is killed: see `worker`."""
+    """Return when the agent has answered step `number`. A rank whose agent is gone is killed: see `fork_server`."""
     while (verdict := wire.read(Verdict, _verdict_path(folder, number))) is None:
         time.sleep(_POLL_SECONDS)
     return verdict
 
 
-class Listener:
-    """The agent's side of one trial."""
+def read_step(folder: Path, number: int) -> TimedStep | None:
+    """Timed step `number`, counted from 1; None until rank 0 has left it."""
+    return wire.read(TimedStep, _step_path(folder, number))
 
-    def __init__(self, folder: Path, on_step: Callable[[float], bool]) -> None:
-        """`on_step` gets a step's seconds and returns whether to go on."""
-        self._folder = folder
-        self._on_step = on_step
-        self._heard = 0
 
-    def listen(self) -> None:
-        """Answers every timed step that is new, in order."""
-        while (step := wire.read(TimedStep, _step_path(self._folder, self._heard + 1))) is not None:
-            self._heard += 1
-            verdict = Verdict(go_on=self._on_step(step.seconds))
-            wire.write(_verdict_path(self._folder, self._heard), verdict)
+def write_verdict(folder: Path, number: int, verdict: Verdict) -> None:
+    """Answer step `number`."""
+    wire.write(_verdict_path(folder, number), verdict)
 
 
 def _step_path(folder: Path, number: int) -> Path:

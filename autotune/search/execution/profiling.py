@@ -13,7 +13,7 @@ from trials import wire
 from trials.errors import WireError
 from trials.layer_costs import NOISE_LIMIT, LayerCosts
 from trials.plan import Layout, Padded, Plan, Stage, ZeroStage
-from trials.run.pool import Answers, WarmPool
+from trials.run.pool import Answers, Pool
 from trials.tasks.answer import ProfileReport
 from trials.tasks.request import Profile
 from trials.workload import DataProfile
@@ -25,7 +25,7 @@ _SAMPLES = 8
 """Packs hold about so many mean samples at the most."""
 
 
-def layer_costs(prepared: Prepared, store: Store, pool: WarmPool, logs: Path, *, fresh: bool = False) -> LayerCosts:
+def layer_costs(prepared: Prepared, store: Store, pool: Pool, logs: Path, *, fresh: bool = False) -> LayerCosts:
     """The stored costs of this model on this hardware and software, else (or when `fresh`) those profiled now.
 
     A stored profile of another form counts as none. Raises what `profile_layers` raises.
@@ -43,7 +43,7 @@ def layer_costs(prepared: Prepared, store: Store, pool: WarmPool, logs: Path, *,
     return costs
 
 
-def profile_layers(prepared: Prepared, pool: WarmPool, logs: Path) -> LayerCosts:
+def profile_layers(prepared: Prepared, pool: Pool, logs: Path) -> LayerCosts:
     """Times the layers on all devices of the job at once.
 
     Raises TrialsKeepFailing, with where the ranks' logs are, when a rank fails, and ProfileError for measurements that

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import fmean, stdev
-from typing import Protocol
 
 import numpy as np
 
@@ -19,9 +18,9 @@ from storage.records import DisturbedRun
 from trials.errors import InvalidPlan
 from trials.outcome import Cause, Completed, Failed, Measurement, Outcome, OutOfMemory, Rejected
 from trials.plan import Plan
-from trials.run.pool import Answers
+from trials.run.pool import Answers, Pool
 from trials.tasks.answer import TrialReport
-from trials.tasks.request import Request, Trial
+from trials.tasks.request import Trial
 from trials.workload import Hardware
 
 Steps = Callable[[float], bool]
@@ -30,33 +29,20 @@ _LEAST_STEPS = 3
 """Fewer may agree by chance."""
 
 
-class Launcher(Protocol):
-    """A `WarmPool`, or a machine that only calculates."""
-
-    def ask(
-        self,
-        request: Request,
-        timeout_seconds: float,
-        on_wait: Callable[[], None] = ...,
-        on_step: Callable[[float], bool] | None = ...,
-    ) -> Answers | Cause:
-        """The ranks' reports, or why there are none. `on_step` is told each timed step's seconds; False ends them."""
-
-
 class Runner:
-    """Runs trials on a launcher."""
+    """Runs trials on a pool of ranks."""
 
     def __init__(
         self,
         prepared: Prepared,
         predictor: CalibratedPredictor,
-        launcher: Launcher,
+        pool: Pool,
         watch: Callable[[Hardware], Watch] = Watch,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._prepared = prepared
         self._predictor = predictor
-        self._launcher = launcher
+        self._pool = pool
         self._watch = watch
         self._clock = clock
         self._is_left_alone = True
@@ -98,9 +84,7 @@ class Runner:
         for told in (steps, None) if self._is_left_alone else (steps,):
             steering = _Steering(prediction, task, search.step_error, told)
             with self._watch(self._prepared.workload.hardware) as watch:
-                answer = self._launcher.ask(
-                    request, search.trial_timeout, on_wait=on_wait, on_step=steering.shall_go_on
-                )
+                answer = self._pool.ask(request, search.trial_timeout, on_wait=on_wait, on_step=steering.shall_go_on)
             run = _attempt(task, prediction, answer, shortened=steering.shortened)
             conditions = watch.conditions
             attempt = replace(self._under(conditions, run), disturbed=disturbed)

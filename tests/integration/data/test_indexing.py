@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.conftest import GENERATOR
 from tests.data_values import record, write_records
-from tests.integration.conftest import GENERATOR
 from tests.training_values import prepared_of
 from trials.data import indexing
 from trials.data.index import DatasetIndex

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
-from autotune.search.simulated import SimulatedLauncher
 from storage.store import open_store
 from tests.search_bench import PREDICTOR, Bench
+from tests.simulated import SimulatedLauncher
 from trials.outcome import Failed, OutOfMemory
 from trials.plan import Plan
 

@@ -17,12 +17,12 @@ from tests.saved_models import saved_model
 from tests.training_values import plan_of, prepared_of, variant_of
 from trials.data.loader import encode
 from trials.job import ModelSection
+from trials.launchers.local import LocalLauncher
 from trials.model.families import internvl
 from trials.model.skeleton import build_skeleton, load_config
 from trials.model.weights import draw_buffers, draw_weights
 from trials.plan import Packed, Padded, Plan
 from trials.run.pool import Answers, WarmPool
-from trials.run.ranks import local_ranks
 from trials.tasks.request import Training
 from trials.tasks.training.progress import PROGRESS_FILE
 
@@ -71,7 +71,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPool]:
-    with WarmPool(local_ranks(4, "cpu"), tmp_path_factory.mktemp("four")) as pool:
+    with WarmPool(LocalLauncher(tmp_path_factory.mktemp("four"), 4, "cpu")) as pool:
         yield pool
 
 

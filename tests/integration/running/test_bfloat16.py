@@ -11,11 +11,11 @@ from safetensors import safe_open
 from autotune.workload import Prepared
 from tests.training_values import plan_of, prepared_of, variant_of
 from trials.data.loader import micro_batches
+from trials.launchers.local import LocalLauncher
 from trials.model.inputs.encoders import load_encoder
 from trials.model.stage import pack_loss
 from trials.plan import Padded, Plan, ZeroStage
 from trials.run.pool import Answers, WarmPool
-from trials.run.ranks import local_ranks
 from trials.tasks.request import Training
 from trials.tasks.session import build_stage
 
@@ -71,7 +71,7 @@ def test_gradients_on_two_ranks_are_a_float32_sum_over_micro_batches(
 def test_gradients_on_four_ranks_are_a_float32_sum_over_micro_batches_data_ranks_and_both_uses_of_a_tied_weight(
     tied: Path, tmp_path: Path
 ) -> None:
-    with WarmPool(local_ranks(4, "cpu"), tmp_path / "pool") as pool:
+    with WarmPool(LocalLauncher(tmp_path / "pool", 4, "cpu")) as pool:
         check(small_packs("3+0", "1+2", data=2), prepared(tied, tmp_path, devices=4), pool)
 
 

@@ -7,11 +7,10 @@ import time
 from pathlib import Path
 from typing import IO
 
-import psutil
 import pytest
 
 from storage.store import open_store
-from tests.processes import children, has_ended, wait_for_the_end
+from tests.processes import children, has_ended, ranks, wait_for_the_end
 from tests.storage_values import best_of, concluded
 from tests.training_values import plan_of, prepared_of
 from tests.users import JobFile
@@ -44,11 +43,6 @@ def told(stderr: IO[str] | None, text: str) -> list[str]:
     raise AssertionError(f"{text!r} is not in {lines}")
 
 
-def rank_of(agent: int, number: str) -> psutil.Process:
-    ranks = [each for each in children(agent) if "trials.run.worker" in each.cmdline()]
-    return next(each for each in ranks if each.environ()["RANK"] == number)
-
-
 @pytest.mark.parametrize(
     ("signals", "code"),
     [
@@ -64,8 +58,8 @@ def test_more_signals_break_off_no_clean_up(training: JobFile, signals: tuple[si
     with subprocess.Popen(command, stdout=quiet, stderr=heard, text=True, start_new_session=True) as process:
         try:
             told(process.stderr, "  step 1/")
-            ranks = children(process.pid)
-            stopped = rank_of(process.pid, "1")
+            started = children(process.pid)
+            _, stopped = ranks(process.pid)
             stopped.suspend()
             warned = told(process.stderr, "is stopped")
             assert warned[-1].startswith("WARNING: rank 1 is stopped since ")
@@ -80,13 +74,13 @@ def test_more_signals_break_off_no_clean_up(training: JobFile, signals: tuple[si
                     process.send_signal(each)
             assert process.stderr is not None
             after = process.stderr.read()
-            wait_for_the_end(ranks)
+            wait_for_the_end(started)
         finally:
             process.kill()  # its ranks end with it
     assert process.returncode == code
     assert after.splitlines()[-1] == "Interrupted; what was measured is kept."
     assert "Traceback" not in after
-    assert all(map(has_ended, ranks))
+    assert all(map(has_ended, started))
     with open_store() as store:
         (launch,) = store.launches(PLAN.id)
     assert launch.result is not None

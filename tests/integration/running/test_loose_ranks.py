@@ -13,11 +13,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.processes import children, wait_for, wait_for_file, wait_for_the_end
+from tests.processes import children, ranks, wait_for, wait_for_file, wait_for_the_end
 from tests.training_values import plan_of, prepared_of
 from trials import wire
+from trials.launchers.commands import worker_commands
+from trials.launchers.local import LocalLauncher
 from trials.run.pool import Answers, WarmPool
-from trials.run.ranks import local_ranks
 from trials.tasks.answer import TrialReport, read_report
 from trials.tasks.request import Trial, write_request
 
@@ -31,11 +32,12 @@ import sys, time
 from pathlib import Path
 from trials import wire
 from trials.run.pool import WarmPool
-from trials.run.ranks import local_ranks
+from trials.launchers.commands import worker_commands
+from trials.launchers.local import LocalLauncher
 from trials.tasks.request import Request
 
 request = wire.decode(Request, Path(sys.argv[1]).read_text())
-pool = WarmPool(local_ranks(2, "cpu"), Path(sys.argv[2]))
+pool = WarmPool(LocalLauncher(Path(sys.argv[2]), 2, "cpu"))
 pool.ask(request, 120, on_step=lambda _: time.sleep(60))
 """
 
@@ -66,7 +68,7 @@ def test_ranks_listen_on_the_loopback_alone_and_know_no_password(
             environments.append(rank.environ())
         return True
 
-    with WarmPool(local_ranks(2, "cpu"), folder) as pool:
+    with WarmPool(LocalLauncher(folder, 2, "cpu")) as pool:
         assert isinstance(pool.ask(request, 120, on_step=look), Answers)
     assert meetings
     assert len(environments) >= 2
@@ -87,7 +89,7 @@ def test_ranks_that_a_user_starts_listen_on_the_loopback_alone(shallow: Path, tm
                 addresses.update(each.laddr.ip.removeprefix("::ffff:") for each in used)
         return all(process.poll() is not None for process in ranks)
 
-    commands = local_ranks(2, "cpu", tmp_path)
+    commands = worker_commands(2, "cpu", tmp_path)
     meeting = {"MASTER_ADDR": address, "MASTER_PORT": str(free_port())}
     ranks = [
         subprocess.Popen(command.argv, env={**os.environ, **command.environment, **meeting}) for command in commands
@@ -116,7 +118,7 @@ def test_stopped_ranks_and_their_loaders_end_when_their_agent_is_killed(shallow:
     try:
         wait_for_file(tmp_path, "ranks/request-*/step-1.json")
         started = children(agent.pid)
-        assert len(started) == 4  # two ranks, each with a process that loads
+        assert len(started) == 5  # the server that forks ranks, and two ranks, each with a process that loads
         for process in started:
             process.suspend()
         wait_for(lambda: all(process.status() == psutil.STATUS_STOPPED for process in started))
@@ -128,13 +130,13 @@ def test_stopped_ranks_and_their_loaders_end_when_their_agent_is_killed(shallow:
 
 def test_ranks_outlive_the_thread_that_first_asked_them(shallow: Path, tmp_path: Path) -> None:
     request = prepared_of(shallow, tmp_path).request(PLAN, TRIAL)
-    others = set(children())  # ranks that many tests share
-    with WarmPool(local_ranks(2, "cpu"), tmp_path / "ranks") as pool:
+    others = set(ranks())  # those that many tests share
+    with WarmPool(LocalLauncher(tmp_path / "ranks", 2, "cpu")) as pool:
         first = threading.Thread(target=pool.ask, args=(request, 120))
         first.start()
         first.join()
-        ranks = set(children()) - others
+        ours = set(ranks()) - others
         assert isinstance(pool.ask(request, 120), Answers)
-        assert set(children()) - others == ranks
-        assert len(ranks) == 2
-    assert set(children()) <= others
+        assert set(ranks()) - others == ours
+        assert len(ours) == 2
+    assert set(ranks()) <= others

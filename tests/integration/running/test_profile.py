@@ -20,7 +20,7 @@ from trials import wire
 from trials.layer_costs import KINDS, LayerCosts, LayerKind
 from trials.model.shape import model_shape
 from trials.model.skeleton import build_skeleton, count_parameters, load_config
-from trials.run.pool import WarmPool
+from trials.run.pool import Answers, WarmPool
 
 pytestmark = pytest.mark.ranks
 
@@ -33,15 +33,15 @@ DEEPSEEK: dict[str, Any] = {
 """DeepSeek-V3 in small: latent attention, one dense layer, then layers with experts."""
 
 
-class Unwanted(WarmPool):
-    def ask(self, *_: object, **__: object) -> None:  # type: ignore[override]
+class Unwanted:
+    def ask(self, *_: object, **__: object) -> Answers:
         raise AssertionError("nothing is to be measured")
 
 
 def test_a_stored_profile_of_another_form_is_measured_again_and_the_new_one_kept(
     costs: LayerCosts, prepared: Prepared, profile_store: Store
 ) -> None:
-    assert layer_costs(prepared, profile_store, Unwanted((), Path()), Path()) == costs
+    assert layer_costs(prepared, profile_store, Unwanted(), Path()) == costs
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from autotune.workload import Prepared
-from tests.processes import children, has_ended, wait_for_file, wait_for_the_end
+from tests.processes import children, has_ended, ranks, wait_for_file, wait_for_the_end
 from tests.training_values import plan_of, prepared_of
 from trials import wire
+from trials.launchers.local import LocalLauncher
 from trials.outcome import Crash, OutOfMemory, Timeout
 from trials.run.pool import Answers, WarmPool
-from trials.run.ranks import local_ranks
 from trials.tasks.answer import TrialReport, read_report
 from trials.tasks.request import REQUEST_FILE, Trial
 
@@ -79,10 +79,10 @@ def test_passing_the_memory_limit_is_out_of_memory_with_stage_and_bytes(
 
 
 def test_ranks_without_an_answer_in_time_are_ended(prepared: Prepared, tmp_path: Path) -> None:
-    before = set(children())
-    with WarmPool(local_ranks(2, "cpu"), tmp_path) as pool:
+    before = set(ranks())
+    with WarmPool(LocalLauncher(tmp_path, 2, "cpu")) as pool:
         assert pool.ask(prepared.request(PIPELINE, SHORT), 0.5) == Timeout(seconds=0.5)
-        assert not (set(children()) - before)
+        assert not (set(ranks()) - before)
 
 
 def test_an_error_in_a_rank_is_told_with_its_reason(example: Path, pool: WarmPool, tmp_path: Path) -> None:
@@ -95,39 +95,41 @@ def test_an_error_in_a_rank_is_told_with_its_reason(example: Path, pool: WarmPoo
 
 def test_a_killed_rank_is_a_crash_and_takes_no_neighbour_for_the_culprit(prepared: Prepared, pool: WarmPool) -> None:
     reports(pool.ask(prepared.request(PIPELINE, SHORT), 120))
-    ranks = [child for child in children() if child.ppid() == os.getpid() and "trials.run.worker" in child.cmdline()]
-    victim = next(rank for rank in ranks if rank.environ()["RANK"] == "1")
+    started = ranks()
+    assert [each.pid for each in started] == list(pool.pids)
+    _, victim = started
     threading.Timer(1.0, victim.kill).start()
     answer = pool.ask(prepared.request(PIPELINE, LONG), 120)
     assert answer == Crash(rank=1, detail="the process was ended by signal 9")
-    assert all(map(has_ended, ranks))
+    assert all(map(has_ended, started))
 
 
 @pytest.mark.parametrize(
-    "moment",
-    ["ranks/logs/rank-1.log", "ranks/request-*/rendezvous", "ranks/request-*/step-1.json"],
+    ("moment", "expected"),
+    [("ranks/logs/rank-1.log", 1), ("ranks/request-*/rendezvous", 3), ("ranks/request-*/step-1.json", 3)],
     ids=["start", "work", "wait for a verdict"],
 )
-def test_ranks_end_when_their_agent_is_killed(prepared: Prepared, tmp_path: Path, moment: str) -> None:
+def test_ranks_end_when_their_agent_is_killed(prepared: Prepared, tmp_path: Path, moment: str, expected: int) -> None:
+    """With the server that forks them, which is alone until it has imported what they need."""
     request = tmp_path / "request.json"
     request.write_text(wire.encode(prepared.request(PIPELINE, LONG)))
     script = (
         "import sys, time; from pathlib import Path; from trials import wire; from trials.run.pool import WarmPool;"
-        "from trials.run.ranks import local_ranks; from trials.tasks.request import Request;"
+        "from trials.launchers.local import LocalLauncher; from trials.tasks.request import Request;"
         "request = wire.decode(Request, Path(sys.argv[1]).read_text());"
-        "pool = WarmPool(local_ranks(2, 'cpu'), Path(sys.argv[2]));"
+        "pool = WarmPool(LocalLauncher(Path(sys.argv[2]), 2, 'cpu'));"
         "pool.ask(request, 120, on_step=lambda _: time.sleep(60))"
     )
     agent = subprocess.Popen([sys.executable, "-c", script, request, tmp_path / "ranks"])
     try:
         wait_for_file(tmp_path, moment)
         time.sleep(1)
-        ranks = children(agent.pid)
-        assert len(ranks) == 2
+        started = children(agent.pid)
+        assert len(started) == expected
     finally:
         agent.send_signal(signal.SIGKILL)
         agent.wait()
-    wait_for_the_end(ranks)
+    wait_for_the_end(started)
 
 
 def test_a_request_is_served_under_another_launcher(prepared: Prepared, tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Trials that the agent ends early."""
 
-import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -90,6 +89,5 @@ def test_loader_workers_end_with_a_trial_that_ends_early(example: Path, pool: Wa
     prepared = prepared_of(example, tmp_path, data={"workers": 2})
     ended = reports(pool.ask(prepared.request(PIPELINE, SIX), 120, on_step=Agent(enough=1)))
     assert len(ended[0].step_seconds) == 1
-    ranks = [child for child in children() if child.ppid() == os.getpid() and "trials.run.worker" in child.cmdline()]
-    assert len(ranks) == 2
-    wait_for(lambda: not any(children(rank.pid) for rank in ranks))
+    assert len(pool.pids) == 2
+    wait_for(lambda: not any(map(children, pool.pids)))

@@ -8,9 +8,9 @@ import pytest
 
 from autotune.workload import Prepared
 from tests.training_values import plan_of
+from trials.launchers.local import LocalLauncher
 from trials.plan import Padded
 from trials.run.pool import REQUESTS_PER_START, Answers, WarmPool
-from trials.run.ranks import local_ranks
 from trials.tasks.answer import TrialReport, read_report
 from trials.tasks.footprint import Footprint
 from trials.tasks.request import Trial
@@ -46,7 +46,7 @@ def footprints(folder: Path) -> list[list[Footprint]]:
 
 
 def test_plans_of_all_layouts_leave_nothing_behind_on_warm_ranks(prepared: Prepared, tmp_path: Path) -> None:
-    with WarmPool(local_ranks(2, "cpu"), tmp_path) as pool:
+    with WarmPool(LocalLauncher(tmp_path, 2, "cpu")) as pool:
         losses = [reports(pool.ask(prepared.request(plan, SHORT), 120))[0].losses for plan in (*PLANS, PIPELINE, DATA)]
     assert np.array(losses[:2]) == pytest.approx(np.array(losses[-2:]), rel=ROUNDING)
     held = [[(rank.descriptors, rank.threads) for rank in both] for both in footprints(tmp_path)]
@@ -62,7 +62,7 @@ def test_warm_and_fresh_ranks_give_the_same_losses(
     caplog.set_level(logging.INFO, logger=__name__)
     pool.ask(prepared.request(PLANS[2], SHORT), 120)
     losses = []
-    with WarmPool(local_ranks(2, "cpu"), tmp_path, REQUESTS_PER_START["fresh"]) as fresh:
+    with WarmPool(LocalLauncher(tmp_path, 2, "cpu"), REQUESTS_PER_START["fresh"]) as fresh:
         for name, ranks in (("warm", pool), ("fresh", fresh)):
             answered = reports(ranks.ask(prepared.request(DATA, SHORT), 120))
             losses.append([report.losses for report in answered])

@@ -13,9 +13,9 @@ from autotune.predict.features import COSTS, FEATURES, scaled, stage_features, s
 from autotune.predict.memory import StageBytes
 from autotune.predict.predictor import Predictor
 from autotune.search.learning.calibrated import CalibratedPredictor, peaks
-from autotune.search.simulated import SimulatedLauncher
 from tests.search_values import COSTS as LAYER_COSTS
 from tests.search_values import MEBI, keeping, predictor_of, prepared_of, runner_of
+from tests.simulated import SimulatedLauncher
 from tests.training_values import plan_of
 from trials.outcome import Completed, Crash, Failed, Measurement, OutOfMemory, Rejected
 from trials.plan import Packed, Padded, Plan

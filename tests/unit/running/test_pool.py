@@ -2,10 +2,12 @@
 
 import logging
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from uuid import uuid4
 
 import pytest
 
@@ -14,9 +16,8 @@ from tests.training_values import plan_of
 from trials.outcome import Crash
 from trials.run import pool as pools
 from trials.run.pool import Answers, WarmPool
-from trials.run.ranks import Command
-from trials.tasks.answer import TrainingReport
-from trials.tasks.request import Request, Training
+from trials.tasks.answer import Answer, TrainingReport, begun_path, read_report
+from trials.tasks.request import Request, Training, write_request
 
 RANK = """
 import os, sys, time
@@ -32,11 +33,55 @@ for line in sys.stdin:
 """
 
 
-def rank(*, leaked: int = 0, start_seconds: float = 0.0) -> Command:
-    return Command(
-        argv=(sys.executable, "-c", RANK, str(leaked), str(start_seconds)),
-        environment={"PYTHONPATH": os.pathsep.join(sys.path)},
-    )
+class SmallLauncher:
+    """Starts one process that answers like a rank; it may leak descriptors at each request, and begin late."""
+
+    world_size = 1
+
+    def __init__(self, folder: Path, *, leaked: int = 0, start_seconds: float = 0.0) -> None:
+        self._folder = folder
+        self._arguments = (str(leaked), str(start_seconds))
+
+    def start(self) -> "SmallRank":
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        command = [sys.executable, "-c", RANK, *self._arguments]
+        return SmallRank(
+            self._folder, subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, text=True, bufsize=1)
+        )
+
+
+class SmallRank:
+    def __init__(self, folder: Path, process: "subprocess.Popen[str]") -> None:
+        self._folder = folder
+        self._process = process
+        self.pids = (process.pid,)
+
+    def send(self, request: Request) -> None:
+        self._request = self._folder / uuid4().hex
+        write_request(self._request, request)
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{self._request}\n")
+
+    def begun(self) -> set[int]:
+        return {0} if begun_path(self._request, 0).exists() else set()
+
+    def next_step(self) -> float | None:
+        return None
+
+    def decide(self, *, go_on: bool) -> None:
+        raise AssertionError("there was no step")
+
+    def answers(self) -> dict[int, Answer]:
+        answer = read_report(self._request, 0)
+        return {} if answer is None else {0: answer}
+
+    def dead(self) -> dict[int, int]:
+        code = self._process.poll()
+        return {} if code is None else {0: code}
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.communicate()
 
 
 def request_in(folder: Path) -> Request:
@@ -46,7 +91,7 @@ def request_in(folder: Path) -> Request:
 def processes(folder: Path, requests: int, *, leaked: int = 0, requests_per_start: int = 50) -> list[int]:
     """Which process served each request, numbered from 0 in order of appearance; each leaks some descriptors."""
     served: list[int] = []
-    with WarmPool([rank(leaked=leaked)], folder, requests_per_start) as pool:
+    with WarmPool(SmallLauncher(folder, leaked=leaked), requests_per_start) as pool:
         for _ in range(requests):
             answer = pool.ask(request_in(folder), 60)
             assert isinstance(answer, Answers), answer
@@ -84,18 +129,18 @@ def test_the_time_of_a_request_does_not_include_the_start_of_its_ranks(
 
     def pass_time() -> None:
         nonlocal now
-        if not list(tmp_path.glob("request-*/begun-0")):
+        if not list(tmp_path.glob("*/begun-0")):
             now += 0.1
 
     monkeypatch.setattr(pools, "time", SimpleNamespace(monotonic=lambda: now, sleep=time.sleep))
-    with WarmPool([rank(start_seconds=1.0)], tmp_path) as pool:
+    with WarmPool(SmallLauncher(tmp_path, start_seconds=1.0)) as pool:
         assert isinstance(pool.ask(request_in(tmp_path), 0.2, pass_time), Answers)
     assert now > 0.2
 
 
 def test_ranks_that_do_not_begin_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pools, "_START_SECONDS", 0.5)
-    with WarmPool([rank(start_seconds=600.0)], tmp_path) as pool:
+    with WarmPool(SmallLauncher(tmp_path, start_seconds=600.0)) as pool:
         answer = pool.ask(request_in(tmp_path), 0.25)
         assert isinstance(answer, Crash)
         assert str(answer).startswith("rank 0 failed: it did not begin within 0.5 s of its start; look at its log")

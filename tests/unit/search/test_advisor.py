@@ -12,7 +12,6 @@ from autotune.predict.predictor import Predictor
 from autotune.search.execution.ledger import SAMPLED
 from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.sampling.advisor import Advisor, Proposal
-from autotune.search.simulated import Behaviour, SimulatedLauncher, SimulatedLedger
 from autotune.search.space.space import Space
 from storage.records import FinishedTrial
 from tests.search_values import (
@@ -26,6 +25,7 @@ from tests.search_values import (
     solver_of,
     times,
 )
+from tests.simulated import Behaviour, SimulatedLauncher, SimulatedLedger
 from tests.storage_values import OUTCOMES
 from trials.job import SearchSection
 from trials.layer_costs import KINDS

@@ -4,10 +4,10 @@ import pytest
 
 from autotune.search.baselines import baselines
 from autotune.search.execution.ledger import BASELINE_OMNIBAL, BASELINE_PRESENT, CONFIRM, PREDICTED
-from autotune.search.simulated import Behaviour, SimulatedLauncher
 from autotune.search.solver.solver import Solver
 from tests.search_bench import MEMORY, PREDICTOR, Bench
 from tests.search_values import limits_of, prepared_of
+from tests.simulated import Behaviour, SimulatedLauncher
 
 
 @pytest.mark.usefixtures("unsatisfied")

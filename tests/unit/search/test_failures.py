@@ -4,9 +4,9 @@ import pytest
 
 from autotune.errors import NoFeasiblePlan, TrialsKeepFailing
 from autotune.search.execution.ledger import BASELINE_DEFAULT, BASELINE_KEPT, BASELINE_OMNIBAL, PREDICTED
-from autotune.search.simulated import SimulatedLauncher
 from tests.search_bench import PREDICTOR, Bench
 from tests.search_values import axes_of
+from tests.simulated import SimulatedLauncher
 from trials.outcome import Cause, Completed, Crash, OutOfMemory, Timeout
 from trials.plan import Layout, Padded, Plan
 

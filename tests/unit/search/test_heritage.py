@@ -7,7 +7,6 @@ import pytest
 from autotune.predict.features import scaled
 from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.learning.warm_start import inherited_lessons, inherited_plans, moved
-from autotune.search.simulated import SimulatedLauncher
 from autotune.search.solver.solver import Solver
 from autotune.search.space.space import Space
 from storage.store import Store, open_store
@@ -22,6 +21,7 @@ from tests.search_values import (
     solver_of,
     workload_of,
 )
+from tests.simulated import SimulatedLauncher
 from tests.storage_values import best_of, concluded
 from trials import wire
 from trials.job import SearchSection

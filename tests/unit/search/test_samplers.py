@@ -10,9 +10,9 @@ from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.sampling.advisor import Advisor
 from autotune.search.sampling.context import Guide, Nearest
 from autotune.search.sampling.proposals import SAMPLERS
-from autotune.search.simulated import Behaviour, SimulatedLauncher
 from autotune.search.space.space import Space
 from tests.search_values import axes_of, finished, limits_of, predictor_of, runner_of, solver_of
+from tests.simulated import Behaviour, SimulatedLauncher
 from trials import plugins
 from trials.job import SearchSection
 from trials.plan import Layout, Padded, Plan, Stage

@@ -16,10 +16,10 @@ from autotune.errors import TrialsKeepFailing
 from autotune.search import search
 from autotune.search.execution.ledger import AGAIN, BASELINES, CONFIRM, PREDICTED, SAMPLED, ran
 from autotune.search.sampling.proposals import database
-from autotune.search.simulated import SimulatedLauncher
 from storage.records import FinishedTrial, RunningTrial
 from storage.store import open_store
 from tests.search_bench import AXES, PREDICTOR, Bench
+from tests.simulated import SimulatedLauncher
 from tests.storage_values import best_of, concluded
 from trials.outcome import Cause, Completed, Crash
 from trials.plan import Packed

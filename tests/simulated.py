@@ -1,7 +1,7 @@
 """A machine that only calculates: the same search on it takes milliseconds, with noise, drift and faults at will."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -21,10 +21,11 @@ from autotune.search.execution.attempt import Attempt
 from autotune.search.execution.ledger import Ledger
 from storage.records import FinishedTrial, RunningTrial, TrialResult
 from trials.model.cut import cut
-from trials.outcome import Cause, Crash, OutOfMemory, StageMeasurement
+from trials.outcome import Cause, Crash, OutOfMemory, StageMeasurement, Timeout
 from trials.plan import Plan
 from trials.run.pool import Answers
-from trials.tasks.answer import TrialReport
+from trials.tasks.answer import Answer, FailureReport, Report, TrialReport
+from trials.tasks.footprint import Footprint
 from trials.tasks.request import Request, Trial
 
 _BEGINNING = datetime(2026, 1, 1, tzinfo=UTC)
@@ -50,7 +51,7 @@ class Behaviour:
 
 
 class SimulatedLauncher:
-    """Answers trials as ranks on such a machine would; stands in for a `WarmPool`."""
+    """Answers trials as ranks on such a machine would: as a launcher, and in place of a whole `WarmPool`."""
 
     def __init__(
         self,
@@ -60,6 +61,7 @@ class SimulatedLauncher:
         *,
         cause_of: Callable[[Plan], Cause | None] = lambda _: None,
         factor_of: Callable[[Plan], float] = lambda _: 1.0,
+        world_size: int = 2,
     ) -> None:
         """`truth` knows the machine; `cause_of` says which plans fail, `factor_of` how much slower a plan is."""
         self.asked: list[Plan] = []
@@ -67,6 +69,7 @@ class SimulatedLauncher:
         self._behaviour = behaviour
         self._random = np.random.default_rng(seed)
         self._cause_of, self._factor_of = cause_of, factor_of
+        self._world_size = world_size
         self._seconds = 0.0
         self._slowness = behaviour.drift * self._random.standard_normal()
         self.epoch_seconds = cache(self._epoch_seconds)
@@ -83,6 +86,14 @@ class SimulatedLauncher:
         """What an epoch truly takes, without noise and drift."""
         return self._truth.epoch_seconds(plan) * self._factor(plan)
 
+    @property
+    def world_size(self) -> int:
+        """Ranks of a group; plans are run with as many as they have."""
+        return self._world_size
+
+    def start(self) -> "SimulatedRanks":
+        return SimulatedRanks(self)
+
     def ask(
         self,
         request: Request,
@@ -92,6 +103,17 @@ class SimulatedLauncher:
     ) -> Answers | Cause:
         """As `WarmPool.ask`, but nothing is waited for; only trials are understood."""
         del timeout_seconds, on_wait
+        course, go_on = self.course(request), None
+        while True:
+            try:
+                seconds = course.send(go_on)
+            except StopIteration as end:
+                outcome: Answers | Cause = end.value
+                return outcome
+            go_on = on_step is None or on_step(seconds)
+
+    def course(self, request: Request) -> Generator[float, bool | None, Answers | Cause]:
+        """The seconds of each timed step, until that is answered with False; then what came of the trial."""
         plan, task = request.plan, request.task
         assert isinstance(task, Trial)
         self.asked.append(plan)
@@ -104,7 +126,7 @@ class SimulatedLauncher:
         measured: list[float] = []
         for step in task.timed_steps:
             measured.append(self._measure(plan, float(whole.step_seconds[step])))
-            if on_step is not None and not on_step(measured[-1]):
+            if not (yield measured[-1]):
                 break
         steps = task.timed_steps[: len(measured)]
         slower = sum(measured) / float(whole.step_seconds[list(steps)].sum())
@@ -177,6 +199,68 @@ def _report(stage: StageMeasurement, seconds: list[float], samples: int) -> Tria
         vision_units=0,
         stage=stage,
     )
+
+
+class SimulatedRanks:
+    """Ranks that have their answer as soon as they are given a request."""
+
+    def __init__(self, machine: SimulatedLauncher) -> None:
+        self._machine = machine
+        self._course: Generator[float, bool | None, Answers | Cause]
+        self._step: float | None = None
+        self._answers: dict[int, Answer] = {}
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return ()
+
+    def send(self, request: Request) -> None:
+        assert isinstance(request.task, Trial)
+        self._answers = {}
+        self._course = self._machine.course(request)
+        self._go_on(None)
+        while self._step is not None and not request.task.steered:
+            self._go_on(True)
+
+    def _go_on(self, go_on: bool | None) -> None:
+        try:
+            self._step = self._course.send(go_on)
+        except StopIteration as end:
+            self._step = None
+            self._answers = _answers(end.value)
+
+    def begun(self) -> set[int]:
+        return set(range(self._machine.world_size))
+
+    def next_step(self) -> float | None:
+        step, self._step = self._step, None
+        return step
+
+    def decide(self, *, go_on: bool) -> None:
+        self._go_on(go_on)
+
+    def answers(self) -> dict[int, Answer]:
+        return self._answers
+
+    def dead(self) -> dict[int, int]:
+        return {}
+
+    def end(self) -> None:
+        self._answers = {}
+
+
+def _answers(outcome: Answers | Cause) -> dict[int, Answer]:
+    """By rank; none where the ranks never answer."""
+    reports: dict[int, Report]
+    match outcome:
+        case Answers():
+            reports = dict(enumerate(outcome.reports))
+        case Timeout():
+            reports = {}
+        case cause:
+            reports = {cause.rank: FailureReport(cause=cause)}
+    lean = Footprint(descriptors=3, threads=1, resident_bytes=0)
+    return {rank: Answer(report=report, footprint=lean) for rank, report in reports.items()}
 
 
 class Undisturbed(Watch):

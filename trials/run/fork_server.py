@@ -1,0 +1,131 @@
+"""A process that imports torch, DeepSpeed and transformers once, and forks a rank whenever its agent asks for one.
+
+It listens on its standard input, a socket. A message there brings two descriptors: a socket that becomes the standard
+input of the rank, and a file for its output. The rank reads one line there with its environment as JSON, then one line
+for each request, the folder; it ends when the socket closes. The server writes the rank's `ProcessState` to it.
+
+Forked processes can use neither the threads nor the CUDA context of the server. It has none: it computes nothing.
+"""
+
+import argparse
+import contextlib
+import gc
+import json
+import os
+import queue
+import selectors
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TextIO
+
+from trials import wire
+from trials.launchers.forked import ProcessState
+from trials.lifeline import end_with
+from trials.run.worker import import_serve, keep_streams
+
+
+def main() -> None:
+    """Fork ranks until the agent is gone. In each rank, serve requests until there are no more, or one fails."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--agent", type=int, required=True, help="process that asks for ranks, with which this ends")
+    end_with(parser.parse_args().agent)
+    keep_streams()
+    serve = import_serve()
+    if _fork_ranks(socket.socket(fileno=os.dup(0))):
+        _serve_requests(serve)
+
+
+def _fork_ranks(agent: socket.socket) -> bool:
+    """Return True in each rank, and False in the server once the agent is gone."""
+    ranks: dict[int, socket.socket] = {}
+    ended, interrupt = socket.socketpair()
+    for each in (ended, interrupt):
+        each.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(interrupt.fileno())
+    with agent, ended, interrupt, selectors.PollSelector() as selector:
+        selector.register(agent, selectors.EVENT_READ)
+        selector.register(ended, selectors.EVENT_READ)
+        while True:
+            ready = [key.fileobj for key, _ in selector.select()]
+            if ended in ready:
+                ended.recv(1 << 16)
+                _tell_of_ends(ranks)
+            if agent in ready:
+                message, descriptors, *_ = socket.recv_fds(agent, 1, 2)
+                if not message:
+                    return False
+                stdin, log = socket.socket(fileno=descriptors[0]), descriptors[1]
+                server = os.getpid()
+                pid = os.fork()
+                if not pid:
+                    break
+                os.close(log)
+                ranks[pid] = stdin
+                _tell(stdin, ProcessState(pid=pid))
+    _become_rank(server, stdin, log)
+    for other in ranks.values():  # else they would stay open when the server ends
+        other.close()
+    return True
+
+
+def _tell_of_ends(ranks: dict[int, socket.socket]) -> None:
+    for pid in tuple(ranks):
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            with ranks.pop(pid) as stdin:
+                _tell(stdin, ProcessState(pid=pid, exit_code=os.waitstatus_to_exitcode(status)))
+
+
+def _tell(stdin: socket.socket, state: ProcessState) -> None:
+    with contextlib.suppress(OSError):  # the agent has closed it
+        stdin.sendall(wire.encode(state).encode() + b"\n")
+
+
+# --- in a rank ---
+
+
+def _become_rank(server: int, stdin: socket.socket, log: int) -> None:
+    end_with(server)
+    os.setsid()
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for descriptor, standard in ((stdin.fileno(), 0), (log, 1), (log, 2)):
+        os.dup2(descriptor, standard)
+    stdin.close()
+    os.close(log)
+
+
+def _serve_requests(serve: Callable[[Path], bool]) -> None:
+    # Not `sys.stdin`, whose lock the thread below would hold: each process that the loader forks closes `sys.stdin`
+    # first, and would wait for that lock for ever.
+    stdin = os.fdopen(0, closefd=False)
+    os.environ.clear()
+    os.environ.update(json.loads(stdin.readline()))
+    Path("/proc/self/comm").write_text(f"rank {os.environ['RANK']}")  # its name in `ps` and `top`
+    gc.enable()
+    for folder in _lines(stdin):
+        if not serve(folder):
+            sys.exit(1)
+
+
+def _lines(stdin: TextIO) -> Iterator[Path]:
+    """The request folders that the agent sends. A thread reads them, so that a closed socket ends even a busy rank."""
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def read() -> None:
+        for line in stdin:
+            lines.put(line.rstrip("\n"))
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(os.getpgid(0), signal.SIGKILL)
+
+    threading.Thread(target=read, daemon=True).start()
+    return (Path(line) for line in iter(lines.get, None))
+
+
+if __name__ == "__main__":
+    main()
