@@ -12,7 +12,7 @@ import numpy as np
 
 from autotune.machine.agent import Agent
 from autotune.search.baselines import Baseline, baselines
-from autotune.search.execution.ledger import BASELINE_PRESENT, Ledger, Listener
+from autotune.search.execution.ledger import BASELINE_PRESENT, Ledger, Listener, StudyLedger
 from autotune.search.execution.runner import Runner
 from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.learning.surrogate import Posterior
@@ -102,7 +102,7 @@ class Bench:
                 optuna = stack.enter_context(database(self.store.optuna_url))
             search = Search(
                 settings=found,
-                ledger=Ledger(self.store, Spool(self.folder / "spool"), study, agent, known),
+                ledger=StudyLedger(self.store, Spool(self.folder / "spool"), study, agent, known),
                 proposals=Proposals(optuna, study.name, found.sampler, guide),
                 space=space,
                 predictor=calibrated,

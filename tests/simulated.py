@@ -10,15 +10,14 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-from typing_extensions import override
 
-from autotune.machine.conditions import Conditions, Watch
+from autotune.machine.conditions import Conditions
 from autotune.predict.chosen_steps import ChosenSteps
 from autotune.predict.features import stage_features
 from autotune.predict.parts import Parts
 from autotune.predict.predictor import Predictor
 from autotune.search.execution.attempt import Attempt
-from autotune.search.execution.ledger import Ledger
+from autotune.search.execution.ledger import KnownTrials
 from storage.records import FinishedTrial, RunningTrial, TrialResult
 from trials.model.cut import cut
 from trials.outcome import Cause, Crash, OutOfMemory, StageMeasurement, Timeout
@@ -27,6 +26,7 @@ from trials.run.pool import Answers
 from trials.tasks.answer import Answer, FailureReport, Report, TrialReport
 from trials.tasks.footprint import Footprint
 from trials.tasks.request import Request, Trial
+from trials.workload import Hardware
 
 _BEGINNING = datetime(2026, 1, 1, tzinfo=UTC)
 _STUDY = "0" * 32
@@ -263,8 +263,11 @@ def _answers(outcome: Answers | Cause) -> dict[int, Answer]:
     return {rank: Answer(report=report, footprint=lean) for rank, report in reports.items()}
 
 
-class Undisturbed(Watch):
+class Undisturbed:
     """Of a simulated machine, which nobody else uses."""
+
+    def __init__(self, _: Hardware) -> None:
+        """On any hardware."""
 
     def __enter__(self) -> Self:
         return self
@@ -279,31 +282,26 @@ class Undisturbed(Watch):
         return Conditions(foreign_cpu=0.0, own_cpu=0.0, foreign_gpu=False, throttled=(), energy_joules=None)
 
 
-class SimulatedLedger(Ledger):
+class SimulatedLedger(KnownTrials):
     """In memory, at the machine's own time."""
 
     def __init__(self, launcher: SimulatedLauncher, known: Iterable[FinishedTrial] = ()) -> None:
         """`known` are trials of other studies on the same workload."""
-        self.trials = []
-        self.open = ()
-        self.is_closing = False
-        self.agent_id = None
+        super().__init__(None, known)
         self._launcher = launcher
-        self._known = list(known)
 
-    @override
     def catch_up(self) -> tuple[list[FinishedTrial], list[RunningTrial]]:
         return [], []
 
-    @override
     def exclusive(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    @override
     def is_left(self, agent_id: str | None) -> bool:
         return True
 
-    @override
+    def left(self) -> list[FinishedTrial]:
+        return [*self.everything()]
+
     def begin(self, plan: Plan, role: str, parameters: Mapping[str, Any]) -> RunningTrial:
         number = len(self.trials) + len(self.open)
         trial = RunningTrial(
@@ -319,10 +317,8 @@ class SimulatedLedger(Ledger):
         self.open += (trial,)
         return trial
 
-    @override
     def put(self, trial: RunningTrial, attempt: Attempt) -> TrialResult:
         return attempt.result(trial.id, self._launcher.now())
 
-    @override
     def finish(self, trial: RunningTrial, result: TrialResult) -> FinishedTrial:
         return self._close(trial, result)

@@ -22,7 +22,7 @@ from sqlalchemy.engine.default import DefaultDialect
 from autotune.machine.agent import Agent
 from autotune.search.execution import ledger
 from autotune.search.execution.attempt import Attempt
-from autotune.search.execution.ledger import Ledger
+from autotune.search.execution.ledger import Ledger, StudyLedger
 from autotune.search.sampling.proposals import database
 from storage.database.engine import WRITES
 from storage.queries import agents, studies
@@ -187,7 +187,7 @@ _WITH_CLOCKS = (agents, studies, ledger)
 
 def _ledger(store: Store, folder: Path, agent: Agent) -> Ledger:
     study = store.join_study(store.add_workload(WORKLOAD), {}, 0, lambda study: study.finished is None)
-    return Ledger(store, Spool(folder / "spool"), study, agent, ())
+    return StudyLedger(store, Spool(folder / "spool"), study, agent, ())
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from threading import Event, Thread
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 import psutil
 
@@ -58,7 +58,21 @@ class Look:
     activity: Activity
 
 
-class Watch:
+class Watch(Protocol):
+    """Sees what else the machine does, from entering its context until leaving it."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    @property
+    def conditions(self) -> Conditions:
+        """Over the whole time, once the context is left."""
+
+
+class MachineWatch:
     """Looks at the machine, in a thread of its own, from entering its context until leaving it.
 
     Ours are a process and its descendants. Two looks a second take a few milliseconds, which count as ours.
@@ -93,7 +107,6 @@ class Watch:
 
     @property
     def conditions(self) -> Conditions:
-        """Over the whole time, once the context is left."""
         return conditions_of(self._looks)
 
     def _look_on(self) -> None:

@@ -10,10 +10,10 @@ from itertools import chain
 from optuna.storages import BaseStorage
 
 from autotune.errors import JobError, NoFeasiblePlan
-from autotune.machine.conditions import Watch
+from autotune.machine.conditions import MachineWatch
 from autotune.predict.predictor import Predictor
 from autotune.search.baselines import Baseline, baselines
-from autotune.search.execution.ledger import BASELINE_PRESENT, Ledger, Listener, duration_seconds
+from autotune.search.execution.ledger import BASELINE_PRESENT, Ledger, Listener, StudyLedger, duration_seconds
 from autotune.search.execution.profiling import layer_costs
 from autotune.search.execution.runner import Runner
 from autotune.search.learning.calibrated import CalibratedPredictor
@@ -73,7 +73,7 @@ class Tuner:
         if study.finished is not None:
             return self._winner_of(study)
         known = () if study.settings[_FRESH] else self._store.answers(self._fingerprint)
-        ledger = Ledger(self._store, self._spool, study, self._agent, known)
+        ledger = StudyLedger(self._store, self._spool, study, self._agent, known)
         inherits = not study.settings[_FRESH] and all(trial.study_id == study.id for trial in known)
         with self._lanes(study) as pools, self._optuna() as optuna:
             search = self._search(study, ledger, pools, optuna, inherits=inherits)
@@ -187,7 +187,7 @@ class Tuner:
             predictor=calibrated,
             advisor=advisor,
             runners=[
-                Runner(self._prepared, calibrated, pool, partial(Watch, group=group))
+                Runner(self._prepared, calibrated, pool, partial(MachineWatch, group=group))
                 for group, pool in enumerate(pools)
             ],
             listener=self._listener,

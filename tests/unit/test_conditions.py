@@ -13,7 +13,7 @@ import psutil
 import pynvml
 import pytest
 
-from autotune.machine.conditions import Conditions, Look, Watch, conditions_of, contamination
+from autotune.machine.conditions import Conditions, Look, MachineWatch, conditions_of, contamination
 from autotune.machine.nvml import Activity
 from tests.simulated_nvml import simulate
 from tests.storage_values import WORKLOAD
@@ -136,7 +136,7 @@ def test_every_reason_is_told() -> None:
 def test_a_busy_process_is_foreign_to_all_but_its_own_family() -> None:
     """Two watches at once, so that whatever else this machine does is the same for both."""
     with child(SLEEP) as idle, child(SPIN) as busy:
-        inside, outside = Watch(CPU), Watch(CPU, root=idle.pid)
+        inside, outside = MachineWatch(CPU), MachineWatch(CPU, root=idle.pid)
         before, began = cpu_seconds(busy), time.monotonic()
         with inside, outside:
             time.sleep(3)
@@ -151,7 +151,7 @@ def test_a_busy_process_is_foreign_to_all_but_its_own_family() -> None:
 
 
 def test_children_that_end_meanwhile_are_ours() -> None:
-    watch, before, began = Watch(CPU), resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime, time.monotonic()
+    watch, before, began = MachineWatch(CPU), resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime, time.monotonic()
     with watch:
         for _ in range(3):
             with child(SPIN):
@@ -170,7 +170,7 @@ def test_a_watch_on_accelerators_reads_what_they_tell(monkeypatch: pytest.Monkey
     monkeypatch.setattr(pynvml, "nvmlDeviceGetComputeRunningProcesses", processes)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetTotalEnergyConsumption", lambda handle: next(energies))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
-    watch = Watch(GPU)
+    watch = MachineWatch(GPU)
     with watch:
         pass
     found = watch.conditions

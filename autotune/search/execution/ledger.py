@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Protocol
 
 from autotune.machine.agent import Agent
 from autotune.search.execution.attempt import Attempt
@@ -31,33 +31,100 @@ Listener = Callable[[FinishedTrial, bool], None]
 """Told of each trial as it ends, and whether its answer was known before."""
 
 
-class Ledger:
-    """The trials of one study, in the store and in memory; other agents may work on the same study."""
+class Ledger(Protocol):
+    """The trials of one study, on which other agents may work too."""
+
+    agent_id: str | None
+    trials: list[FinishedTrial]
+    """In the order in which they became known here."""
+    open: tuple[RunningTrial, ...]
+    """Those that run, of every agent."""
+    is_closing: bool
+    """Whether another agent is ending the study."""
+
+    def catch_up(self) -> tuple[list[FinishedTrial], list[RunningTrial]]:
+        """(what other agents finished since the last time, what was given up because its agent is gone)."""
+
+    def exclusive(self) -> AbstractContextManager[None]:
+        """Make other agents that ask for the same wait meanwhile."""
+
+    def is_left(self, agent_id: str | None) -> bool:
+        """Whether what this agent began is left behind; of an unnamed one, when no other could have begun it."""
+
+    def left(self) -> list[FinishedTrial]:
+        """Trials of which no living agent tells Optuna."""
+
+    def everything(self) -> tuple[FinishedTrial, ...]:
+        """Known trials of other studies, then those of this one."""
+
+    def answer(self, plan: Plan) -> FinishedTrial | None:
+        """What is known of the plan. A failure that may have been an accident counts when it came twice here."""
+
+    def begin(self, plan: Plan, role: str, parameters: Mapping[str, Any]) -> RunningTrial | None:
+        """Open a trial. None when the plan is answered or was tried meanwhile, unless it is to be run again."""
+
+    def put(self, trial: RunningTrial, attempt: Attempt) -> TrialResult:
+        """Keep what came of it, in any thread."""
+
+    def finish(self, trial: RunningTrial, result: TrialResult) -> FinishedTrial:
+        """Close a trial whose result was put."""
+
+
+class KnownTrials:
+    """The part of a ledger that is in memory."""
+
+    def __init__(self, agent_id: str | None, known: Iterable[FinishedTrial]) -> None:
+        """`known` are trials of other studies on the same workload."""
+        self.agent_id = agent_id
+        self.trials: list[FinishedTrial] = []
+        self.open: tuple[RunningTrial, ...] = ()
+        self.is_closing = False
+        self._known = list(known)
+
+    def everything(self) -> tuple[FinishedTrial, ...]:
+        return (*self._known, *self.trials)
+
+    def answer(self, plan: Plan) -> FinishedTrial | None:
+        found = [trial for trial in self.everything() if trial.plan.id == plan.id]
+        told = next(filter(says_something, found), None)
+        return found[-1] if told is None and len(found) >= MOST_ACCIDENTS else told
+
+    def _close(self, trial: RunningTrial, result: TrialResult) -> FinishedTrial:
+        finished = FinishedTrial(
+            id=trial.id,
+            study_id=trial.study_id,
+            number=trial.number,
+            plan=trial.plan,
+            role=trial.role,
+            parameters=trial.parameters,
+            started=trial.started,
+            agent_id=trial.agent_id,
+            result=result,
+        )
+        self.open = tuple(other for other in self.open if other.id != trial.id)
+        self.trials.append(finished)
+        return finished
+
+
+class StudyLedger(KnownTrials):
+    """A ledger in the store. Every result is on disk as soon as it is there."""
 
     def __init__(
         self, store: Store, spool: Spool, study: StudyRecord, agent: Agent, known: Iterable[FinishedTrial]
     ) -> None:
         """`known` are trials of other studies on the same workload."""
+        super().__init__(agent.id, [trial for trial in known if trial.study_id != study.id and _holds(trial)])
         self._store = store
         self._spool = spool
         self._study = study
         self._agent = agent
-        self.agent_id: str | None = agent.id
         spool.replay(store)
-        self.trials: list[FinishedTrial] = []
-        """In the order in which they became known here."""
-        self.open: tuple[RunningTrial, ...] = ()
-        """Those that run, of every agent."""
-        self.is_closing = False
-        """Whether another agent is ending the study."""
-        self._known = [trial for trial in known if trial.study_id != study.id and _holds(trial)]
         for trial in store.running_trials():  # of every study: where one has ended, nobody else would look
             if trial.agent_id != agent.id and agent.is_gone(trial.agent_id):
                 store.abandon_trial(trial.id)
         self.catch_up()
 
     def catch_up(self) -> tuple[list[FinishedTrial], list[RunningTrial]]:
-        """(what other agents finished since the last time, what was given up for its agent is gone)."""
         study, now = self._store.study(self._study.id), self._store.trials(self._study.id)
         self.is_closing = study.finished is not None or (
             study.leader_id not in (None, self.agent_id) and not self._agent.is_gone(study.leader_id)
@@ -75,29 +142,15 @@ class Ledger:
         return news, gone
 
     def exclusive(self) -> AbstractContextManager[None]:
-        """Other agents that ask for the same wait meanwhile."""
         return self._store.exclusive()
 
     def is_left(self, agent_id: str | None) -> bool:
-        """Whether what this agent began is left behind; of an unnamed one, when no other could have begun it."""
         return self._agent.is_alone if agent_id is None else self._agent.is_gone(agent_id)
 
     def left(self) -> list[FinishedTrial]:
-        """Trials of which no living agent tells Optuna."""
         return [*self._known, *(trial for trial in self.trials if self.is_left(trial.agent_id))]
 
-    def everything(self) -> tuple[FinishedTrial, ...]:
-        """Known trials of other studies, then those of this one."""
-        return (*self._known, *self.trials)
-
-    def answer(self, plan: Plan) -> FinishedTrial | None:
-        """What is known of the plan. A failure that may have been an accident counts when it came twice here."""
-        found = [trial for trial in self.everything() if trial.plan.id == plan.id]
-        told = next(filter(says_something, found), None)
-        return found[-1] if told is None and len(found) >= MOST_ACCIDENTS else told
-
     def begin(self, plan: Plan, role: str, parameters: Mapping[str, Any]) -> RunningTrial | None:
-        """Opens a trial. None when the plan is answered or was tried meanwhile, unless it is to be run again."""
         wanted = self._study.id, plan, role, parameters, self._agent.id
         trial: RunningTrial | None = None
         if role in AGAIN:
@@ -109,7 +162,7 @@ class Ledger:
         return trial
 
     def put(self, trial: RunningTrial, attempt: Attempt) -> TrialResult:
-        """Keeps what came of it, on disk; in any thread. What holds a number that cannot be kept is a failure."""
+        """Keep what came of it on disk. What holds a number that cannot be kept is a failure."""
         try:
             result = attempt.result(trial.id, datetime.now(UTC))
             self._spool.keep(result, self._store)
@@ -120,25 +173,8 @@ class Ledger:
         return result
 
     def finish(self, trial: RunningTrial, result: TrialResult) -> FinishedTrial:
-        """Hands a result that was put to the store."""
         self._spool.replay(self._store)
         return self._close(trial, result)
-
-    def _close(self, trial: RunningTrial, result: TrialResult) -> FinishedTrial:
-        finished = FinishedTrial(
-            id=trial.id,
-            study_id=trial.study_id,
-            number=trial.number,
-            plan=trial.plan,
-            role=trial.role,
-            parameters=trial.parameters,
-            started=trial.started,
-            agent_id=trial.agent_id,
-            result=result,
-        )
-        self.open = tuple(other for other in self.open if other.id != trial.id)
-        self.trials.append(finished)
-        return finished
 
 
 def ran(trial: FinishedTrial) -> bool:

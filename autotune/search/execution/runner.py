@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 
 import numpy as np
 
-from autotune.machine.conditions import Conditions, Watch, contamination
+from autotune.machine.conditions import Conditions, MachineWatch, Watch, contamination
 from autotune.predict.predictor import MOST_BATCH_DEVIATION, Prediction
 from autotune.predict.trial_steps import trial_steps
 from autotune.search.execution.attempt import Attempt
@@ -37,7 +37,7 @@ class Runner:
         prepared: Prepared,
         predictor: CalibratedPredictor,
         pool: Pool,
-        watch: Callable[[Hardware], Watch] = Watch,
+        watch: Callable[[Hardware], Watch] = MachineWatch,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._prepared = prepared

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from autotune.machine.agent import Agent
 from autotune.search.execution.attempt import Attempt
-from autotune.search.execution.ledger import Ledger
+from autotune.search.execution.ledger import StudyLedger
 from storage.records import FinishedTrial
 from storage.spool import Spool
 from storage.store import open_store
@@ -23,7 +23,7 @@ def test_what_an_attempt_gave_is_recorded_whole(tmp_path: Path) -> None:
     with open_store(f"sqlite:///{tmp_path}/tuning.db") as store:
         study = store.create_study(store.add_workload(WORKLOAD), {}, seed=0)
         with Agent(store) as agent:
-            ledger = Ledger(store, Spool(tmp_path / "spool"), study, agent, ())
+            ledger = StudyLedger(store, Spool(tmp_path / "spool"), study, agent, ())
             begun = ledger.begin(PADDED_PLAN, "sampled", {})
             assert begun is not None
             trial = ledger.finish(begun, ledger.put(begun, attempt))
@@ -42,19 +42,19 @@ def test_a_result_that_was_put_is_kept_though_nobody_finished_its_trial(tmp_path
     with open_store(f"sqlite:///{tmp_path / 'tuning.db'}") as store:
         study, spool = store.create_study(store.add_workload(WORKLOAD), {}, seed=0), Spool(tmp_path / "spool")
         with Agent(store) as agent:
-            ledger = Ledger(store, spool, study, agent, ())
+            ledger = StudyLedger(store, spool, study, agent, ())
             begun = ledger.begin(PADDED_PLAN, "sampled", {})
             assert begun is not None
             result = ledger.put(begun, Attempt(outcome=completed(), epoch_seconds=12.5, epoch_seconds_error=0.5))
         with Agent(store) as later:
-            assert [trial.result for trial in Ledger(store, spool, study, later, ()).trials] == [result]
+            assert [trial.result for trial in StudyLedger(store, spool, study, later, ()).trials] == [result]
 
 
 def test_a_result_is_stored_at_once_where_the_spool_cannot_be_written(tmp_path: Path) -> None:
     with open_store(f"sqlite:///{tmp_path / 'tuning.db'}") as store:
         study, spool = store.create_study(store.add_workload(WORKLOAD), {}, seed=0), Spool(tmp_path / "spool")
         with Agent(store) as agent:
-            ledger = Ledger(store, spool, study, agent, ())
+            ledger = StudyLedger(store, spool, study, agent, ())
             begun = ledger.begin(PADDED_PLAN, "sampled", {})
             assert begun is not None
             (tmp_path / "spool").rmdir()
@@ -71,7 +71,7 @@ def test_a_measurement_that_cannot_be_kept_is_a_failed_trial(tmp_path: Path) -> 
     with open_store(f"sqlite:///{tmp_path / 'tuning.db'}") as store:
         study, spool = store.create_study(store.add_workload(WORKLOAD), {}, seed=0), Spool(tmp_path / "spool")
         with Agent(store) as agent:
-            ledger = Ledger(store, spool, study, agent, ())
+            ledger = StudyLedger(store, spool, study, agent, ())
             for attempt in (
                 Attempt(outcome=unkept, epoch_seconds=12.5, epoch_seconds_error=0.5),
                 Attempt(outcome=measured, epoch_seconds=inf, epoch_seconds_error=nan),
@@ -88,7 +88,7 @@ def test_a_result_that_another_lane_stored_is_told_once(tmp_path: Path) -> None:
     with open_store(f"sqlite:///{tmp_path / 'tuning.db'}") as store:
         study, spool = store.create_study(store.add_workload(WORKLOAD), {}, seed=0), Spool(tmp_path / "spool")
         with Agent(store) as agent:
-            ledger = Ledger(store, spool, study, agent, ())
+            ledger = StudyLedger(store, spool, study, agent, ())
             begun = ledger.begin(PADDED_PLAN, "sampled", {})
             assert begun is not None
             result = ledger.put(begun, Attempt(outcome=completed(), epoch_seconds=12.5, epoch_seconds_error=0.5))
