@@ -85,21 +85,21 @@ def test_ranks_that_a_user_starts_listen_on_the_loopback_alone(shallow: Path, tm
     addresses: set[str] = set()
 
     def have_ended() -> bool:
-        for process in ranks:
+        for process in started:
             with suppress(psutil.NoSuchProcess):
                 used = psutil.Process(process.pid).net_connections("inet")
                 addresses.update(each.laddr.ip.removeprefix("::ffff:") for each in used)
-        return all(process.poll() is not None for process in ranks)
+        return all(process.poll() is not None for process in started)
 
     commands = worker_commands(2, "cpu", tmp_path)
     meeting = {"MASTER_ADDR": address, "MASTER_PORT": str(free_port())}
-    ranks = [
+    started = [
         subprocess.Popen(command.argv, env={**os.environ, **command.environment, **meeting}) for command in commands
     ]
     try:
         wait_for(have_ended)
     finally:
-        for process in ranks:
+        for process in started:
             process.kill()
             process.wait()
     answers = [read_report(tmp_path, rank) for rank in range(2)]
