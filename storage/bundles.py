@@ -1,15 +1,16 @@
-"""Finished studies as a file that another database can take in: JSON lines that describe themselves.
+"""Bundles: finished studies as self-describing JSON lines, for import into another database.
 
     {"format": "autotune-bundle", "version": 2, "source": "host: autotune.db", "exported": "2026-11-22T12:00:00+00:00"}
     {"table": "autotune_hardware", "row": {"fingerprint": "9504b3532fd465ff", "accelerator": "cuda", ...}}
     ...
     {"rows": 412, "sha256": "..."}
 
-A row stands after those that it refers to. The last line counts the rows and holds the SHA-256 of all bytes before it.
-Agents are left behind: they are processes, of no meaning elsewhere.
+A row follows those that it refers to. The last line has the number of rows and the SHA-256 of all bytes before it.
+Agents are left out: processes mean nothing on another machine.
 """
 
 import hashlib
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -68,17 +69,17 @@ _KINDS: tuple[type[Base], ...] = (
     BestPlanRow,
     LaunchRow,
 )
-"""In an order in which every row comes after those that it refers to."""
+"""Tables in an order in which rows follow those that they refer to."""
 _MOST_OF_A_LINE = 32 << 20
 _ROWS_AT_ONCE = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """What an import did."""
+    """Summary of an import."""
 
     source: str
-    """Where the bundle was exported."""
+    """Name of the database that exported the bundle."""
     new: int
     """Rows that were stored."""
     known: int
@@ -86,10 +87,15 @@ class Imported:
 
 
 def lines(session: Session, studies: Sequence[str], source: str) -> Iterator[str]:
-    """The bundle of finished studies, line by line, each with its end. `source` names this database for people."""
+    """Yield the lines of a bundle of finished studies. `source` names this database for readers."""
     header = {"format": FORMAT, "version": VERSION, "source": source, "exported": datetime.now(UTC).isoformat()}
     digest, count = hashlib.sha256(), 0
-    for document in (header, *_documents(session, studies)):
+    rows = (
+        {"table": kind.__tablename__, "row": _document(row)}
+        for kind, query in _queries(studies).items()
+        for row in session.scalars(query.execution_options(yield_per=_ROWS_AT_ONCE))
+    )
+    for document in itertools.chain((header,), rows):
         line = f"{json.dumps(document)}\n"
         digest.update(line.encode())
         count += 1
@@ -97,14 +103,8 @@ def lines(session: Session, studies: Sequence[str], source: str) -> Iterator[str
     yield f"{json.dumps({'rows': count - 1, 'sha256': digest.hexdigest()})}\n"
 
 
-def _documents(session: Session, studies: Sequence[str]) -> Iterator[dict[str, Any]]:
-    for kind, query in _queries(studies).items():
-        for row in session.scalars(query.execution_options(yield_per=_ROWS_AT_ONCE)):
-            yield {"table": kind.__tablename__, "row": _document(row)}
-
-
 def _queries(ids: Sequence[str]) -> dict[type[Base], Select[Any]]:
-    """The rows of each table that belong to the studies, in the order of `_KINDS`."""
+    """Return the query for the rows of each table that belong to the studies, in the order of `_KINDS`."""
     of_workloads = select(StudyRow.workload_fingerprint).where(StudyRow.id.in_(ids))
     workloads = select(WorkloadRow).where(WorkloadRow.fingerprint.in_(of_workloads))
 
@@ -145,7 +145,7 @@ def _queries(ids: Sequence[str]) -> dict[type[Base], Select[Any]]:
 
 @contextmanager
 def opened(path: Path) -> Iterator[Iterator[str]]:
-    """The lines of a bundle's file, which is read twice. Raises BadBundle when it cannot be."""
+    """Open the file of a bundle, which is read twice. Raises BadBundle if that is impossible."""
     try:
         if path.exists() and not path.is_file():
             raise BadBundle(f"{path} is no file that can be read twice; name a file that `autotune db export` wrote")
@@ -166,9 +166,9 @@ def _lines(text: TextIO) -> Iterator[str]:
 
 
 def check(text: Iterable[str]) -> str:
-    """The digest of a bundle. Raises BadBundle unless it is whole, unchanged and of this version.
+    """Return the digest of a bundle. Raises BadBundle unless it is complete, unchanged and of a known version.
 
-    Nothing of it is kept in memory, and nothing is read of it but its first and last line.
+    Only the first and the last line are parsed, and no more than two lines are in memory.
     """
     digest, count, before = hashlib.sha256(), 0, None
     for line in text:
@@ -188,7 +188,7 @@ def check(text: Iterable[str]) -> str:
 
 
 def take_in(session: Session, text: Iterable[str], digest: str) -> Imported:
-    """Stores what a checked bundle holds and this database does not. Raises BadBundle."""
+    """Store the rows of a checked bundle that this database lacks. Raises BadBundle."""
     numbered = enumerate(text, 1)
     header = _parsed(next(numbered)[1], 1)
     bundle = BundleRow(
@@ -213,7 +213,7 @@ def take_in(session: Session, text: Iterable[str], digest: str) -> Imported:
 
 
 def _read(session: Session, kind: type[Base], keys: Sequence[tuple[Any, ...]]) -> Iterator[Base]:
-    """The rows as they are stored."""
+    """Read the rows back from the database."""
     for first in range(0, len(keys), _ROWS_AT_ONCE):
         some = keys[first : first + _ROWS_AT_ONCE]
         yield from session.scalars(select(kind).where(tuple_(*inspect(kind).primary_key).in_(some)))
@@ -223,7 +223,7 @@ def _read(session: Session, kind: type[Base], keys: Sequence[tuple[Any, ...]]) -
 def _stored(
     session: Session, numbered: Iterable[tuple[int, str]], digest: str, old_keys: OldKeys | None
 ) -> tuple[int, dict[type[Base], list[tuple[Any, ...]]]]:
-    """(rows of the bundle, the primary keys of those that are new)."""
+    """Store the rows, and return (number of rows in the bundle, primary keys of the new ones)."""
     kinds = {kind.__tablename__: kind for kind in _KINDS}
     count, fresh = 0, {kind: list[tuple[Any, ...]]() for kind in _KINDS}
     for number, line in numbered:
@@ -249,7 +249,7 @@ def _stored(
 
 
 def _merged(session: Session, row: Base, number: int) -> bool:
-    """Adds the row if it is new. One that is stored stays, but for a trial of which the bundle knows the end."""
+    """Add the row if it is new. A stored row stays, except a trial whose end only the bundle knows."""
     kind = type(row)
     stored = session.get(kind, inspect(kind).primary_key_from_instance(row))
     if stored is None:
@@ -274,9 +274,9 @@ def _merged(session: Session, row: Base, number: int) -> bool:
 
 
 def _differs(session: Session, stored: Base, row: Base) -> bool:
-    """Whether the two contradict each other.
+    """Return whether the two rows contradict each other.
 
-    One may know the model of the other by its path alone, and a bundle of an older version lacks later columns.
+    One may identify its model only by path, and a bundle of an older version lacks later columns.
     """
     if isinstance(row, LayerProfileRow):
         return False
@@ -292,7 +292,7 @@ def _differs(session: Session, stored: Base, row: Base) -> bool:
 
 
 def _document(row: Base) -> dict[str, Any]:
-    """The row as JSON values, without what means nothing elsewhere. A trial that still runs counts as given up."""
+    """Return the row as JSON values without references to agents; a running trial counts as abandoned."""
     local = {column.key for column in inspect(type(row)).columns if _is_local(column)}
     values = {name: value for name, value in codec.row_values(row).items() if name not in local}
     if isinstance(row, TrialRow) and row.status == RUNNING:
@@ -332,7 +332,7 @@ def _value(column: Column[Any], value: Any, number: int) -> Any:
 
 
 def _is_local(column: Column[Any]) -> bool:
-    """Whether it names an agent."""
+    """Return whether the column refers to an agent."""
     return any(key.column.table.name == AgentRow.__tablename__ for key in column.foreign_keys)
 
 

@@ -1,17 +1,17 @@
-"""What can go wrong while results are kept or looked up.
+"""Errors of the store.
 
 StorageError
 |-- BadUrl                 a database URL that cannot be understood; nothing was opened
 |-- DatabaseUnavailable    the database cannot be opened, read or written just now
-|   |-- DatabaseDamaged    it holds what no version of this software writes
+|   |-- DatabaseDamaged    it has content that no version of this software writes
 |   `-- SpoolUnavailable   results cannot be put on disk to wait for their database
 |-- DatabaseTooNew         a newer version of this software wrote the database; nothing was changed
 |-- NotStorable            a number that no column takes: not finite, or of more than 64 bits
 |-- BadBundle              a file of exported results cannot be imported; nothing was stored
 |-- UnfinishedStudy        a study has no winner yet
-|-- Superseded             an agent was silent for so long that others took its place
+|-- Superseded             an agent missed its heartbeats, and another one replaced it
 |-- ResourceHeld           another agent uses the devices
-|-- AlreadyFinished        something finished is immutable and was given another content
+|-- AlreadyFinished        a finished trial or training cannot get another result
 |-- AmbiguousId            several plans or studies begin with the given id
 `-- UnknownRecord          nothing is stored under the given id
     `-- UnknownPlan        no plan that was tried begins with the given id
@@ -31,7 +31,7 @@ class DatabaseUnavailable(StorageError):
 
 
 class DatabaseDamaged(DatabaseUnavailable):
-    """A file or row of the database holds what no version of this software writes."""
+    """A file or row of the database has content that no version of this software writes."""
 
 
 class SpoolUnavailable(DatabaseUnavailable):
@@ -55,11 +55,11 @@ class UnfinishedStudy(StorageError):
 
 
 class Superseded(StorageError):
-    """An agent counts as gone, because it was silent for too long; what it began was given to others."""
+    """An agent missed its heartbeats for too long; another one replaced it."""
 
 
 class ResourceHeld(StorageError):
-    """Another agent uses what is asked for."""
+    """Another agent holds a lease of the resource."""
 
     def __init__(self, resource: str = "it", holder_id: str = "") -> None:
         super().__init__(f"{resource} is used by agent {holder_id}; wait for it")
@@ -68,7 +68,7 @@ class ResourceHeld(StorageError):
 
 
 class AlreadyFinished(StorageError):
-    """A trial or launch is finished with another content than the one given."""
+    """A trial or training is already finished with a different result."""
 
 
 class AmbiguousId(StorageError):

@@ -1,9 +1,8 @@
-"""How far the workload of a stored plan is from the one at hand, field by field.
+"""Distance between the workload of a stored plan and a given one, field by field.
 
-The distance is the sum, over the fields that differ, of a weight times how much they differ: 1 for a text that is
-another one; the number of doublings between two numbers; of histograms the share of samples that would have to change
-their lengths. Weights are in units of a doubling of the ranks = 10; what decides every second and byte weighs most.
-They are judged, not fitted, and stand at the end of this file.
+The distance is the sum, over the fields that differ, of a weight times the difference: 1 for two different texts, the
+number of doublings between two numbers, and the total variation between two histograms. The weights, at the end of
+this file, are chosen by judgment, not fitted; doubling the ranks weighs 10.
 """
 
 import math
@@ -28,7 +27,7 @@ class Difference:
     weight: float
     """Of a whole difference: another text, or a doubling."""
     why: str
-    """What it means for a plan."""
+    """Consequence for a plan."""
     distance: float
     """The weight times how much the values differ."""
 
@@ -38,17 +37,17 @@ class Difference:
 
 
 def fields_of(workload: Workload) -> Fields:
-    """All that is known of a job here."""
+    """Return the fields of a workload."""
     return leaves(workload)
 
 
 def fields_of_machine(hardware: Hardware, software: Software) -> Fields:
-    """All that is known without a job; model, data and batch then count as equal."""
+    """Return the fields that are known without a job; model, data and batch then count as equal."""
     return {**leaves(hardware, "hardware."), **leaves(software, "software.")}
 
 
 def differences(then: Fields, now: Fields) -> tuple[Difference, ...]:
-    """Of the fields that both have, the weightiest first."""
+    """Compare the fields that both have; the largest distance comes first."""
     found = (_difference(field, value, now[field]) for field, value in then.items() if field in now)
     return tuple(sorted((one for one in found if one is not None), key=lambda one: -one.distance))
 
@@ -68,12 +67,12 @@ def _amount(then: object, now: object) -> float:
     if isinstance(then, int | float) and isinstance(now, int | float) and then > 0 < now:
         return abs(math.log2(then / now))
     if isinstance(then, tuple) and isinstance(now, tuple):
-        return _moved(then, now)
+        return _total_variation(then, now)
     return 1.0
 
 
-def _moved(then: tuple[tuple[int, int, int], ...], now: tuple[tuple[int, int, int], ...]) -> float:
-    """The total variation between two histograms of (units, tokens, samples): 0 for equal ones, 1 for disjoint ones."""
+def _total_variation(then: tuple[tuple[int, int, int], ...], now: tuple[tuple[int, int, int], ...]) -> float:
+    """Return the total variation between two histograms of (units, tokens, samples), from 0, equal, to 1, disjoint."""
     shares: list[dict[tuple[int, int], float]] = []
     for histogram in (then, now):
         total = sum(samples for *_, samples in histogram) or 1
@@ -100,6 +99,6 @@ _WEIGHTS = {
     **_weighted(5, "other shares of a step's parts", "hardware.link global_batch_samples"),
     **_weighted(2, "seconds drift", "software.torch software.deepspeed hardware.cpu_name oversize"),
     **_weighted(0, "for people", "model.name data.lengths_digest"),
-    **_weighted(0, "told by the histogram", "data.samples data.text_only_samples data.vision_units data.text_tokens"),
-    **_weighted(0, "told by the histogram", "data.longest_text_tokens data.most_vision_units"),
+    **_weighted(0, "part of the histogram", "data.samples data.text_only_samples data.vision_units data.text_tokens"),
+    **_weighted(0, "part of the histogram", "data.longest_text_tokens data.most_vision_units"),
 }

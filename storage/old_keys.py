@@ -1,4 +1,4 @@
-"""The keys of models and workloads in bundles of version 1, which databases had up to revision 0002."""
+"""Keys of models and workloads in bundles of version 1, as databases had them up to revision 0002."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,16 +15,16 @@ _PARTS = {
 
 
 class OldKeys:
-    """Gives the rows of one bundle the keys that they have now, in the bundle's order."""
+    """Translate the rows of one bundle, in its order, to the present keys."""
 
     def __init__(self) -> None:
         self._new: dict[tuple[str, str], str] = {}
-        """By the name of the column that refers to it, and the old key."""
+        """New keys by the name of the referring column and the old key."""
         self._parts: dict[tuple[str, str], Mapping[str, Any]] = {}
-        """What workloads are made of, in the same way."""
+        """Hardware, models and data of the workloads, by the same key."""
 
     def replace(self, row: Base) -> None:
-        """Changes the row. One that has not its own content for its key keeps it, and is refused for that later."""
+        """Change the row. A row whose key does not match its content keeps it, and is refused later."""
         values, reference = row_values(row), _PARTS.get(row.__tablename__)
         if reference is not None:
             self._parts[reference, values["fingerprint"]] = values

@@ -1,4 +1,4 @@
-"""What the store takes and gives: immutable values, with times in UTC."""
+"""Values that the store takes and returns: immutable, with times in UTC."""
 
 import math
 import re
@@ -16,7 +16,7 @@ _UUID_HEX = re.compile("[0-9a-f]{32}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerProfile:
-    """A stored profile of a model's layers, and what it was taken on."""
+    """A stored layer profile, and what was measured."""
 
     hardware: Hardware
     model: ModelShape
@@ -28,17 +28,17 @@ class LayerProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentRecord:
-    """A process that runs trials, as it was seen last."""
+    """A process that runs trials, as of its last heartbeat."""
 
     id: str
     machine: str
-    """The same for processes that can look each other up by number."""
+    """Equal for processes that see each other's process ids."""
     process: str
-    """Its number there and its start, so that a later process of the same number is another."""
+    """Process id and start time, since ids are reused."""
     beats: int
-    """Grows while it lives."""
+    """Number of heartbeats."""
     silent_seconds: float | None = field(default=None, compare=False)
-    """Since it grew last, by the clock of the database; None when that is not known."""
+    """Time since the last heartbeat, by the clock of the database; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,31 +50,31 @@ class StudyRecord:
     """Unique, for people and for Optuna: the model's name and the beginning of `id`."""
     workload_fingerprint: str
     settings: Mapping[str, object]
-    """What the search was told, as JSON values."""
+    """Settings of the search, as JSON values."""
     seed: int
     started: datetime
     finished: datetime | None
     lessons: str | None = None
-    """JSON of what its trials taught, for searches on workloads like its own; None before the end."""
+    """Calibration state as JSON, for searches on similar workloads; None before the end."""
     leader_id: str | None = None
-    """Of its agents the one that ends it; None while all explore."""
+    """The agent that concludes it; None while all explore."""
     imported_from: str | None = None
-    """The database whose bundle brought it; None for one of this database."""
+    """Name of the database that it was imported from; None for a local study."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DisturbedRun:
-    """A run of a trial that does not count, because the machine did something else meanwhile."""
+    """A run of a trial that does not count, because other load on the machine disturbed it."""
 
     outcome: Outcome
     epoch_seconds: float | None
     contamination: str
-    """What disturbed it, in words."""
+    """What disturbed it, for messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialResult:
-    """How a trial ended. It is complete in itself, so that it can wait on disk for its database."""
+    """How a trial ended. Self-contained, so that it can wait on disk for its database."""
 
     trial_id: str
     outcome: Outcome
@@ -84,13 +84,13 @@ class TrialResult:
     """Standard error of `epoch_seconds`."""
     finished: datetime
     contamination: str | None = None
-    """Why it should not be trusted, in words: what else the machine did meanwhile."""
+    """What disturbed the run, for messages; None for a trusted result."""
     energy_joules: float | None = None
-    """What all devices consumed, from the start of the run to its end, warm-up included."""
+    """Energy of all devices during the run, including warm-up."""
     disturbed: tuple[DisturbedRun, ...] = ()
     """The runs before the one that counts, oldest first."""
     seconds: float | None = None
-    """What the trial took with all its runs, counted without looking at the time of day; None when nobody counted."""
+    """Duration of the trial with all its runs, by a monotonic clock; None if unknown."""
 
     def __post_init__(self) -> None:
         if not _UUID_HEX.fullmatch(self.trial_id):  # it becomes a file name
@@ -110,7 +110,7 @@ class TrialRecord:
     id: str
     study_id: str
     number: int
-    """Counts the trials of the study from 0, without gaps, in the order of their start."""
+    """Position in the study, from 0 without gaps, in the order of start."""
     plan: Plan
     role: str
     """Why it ran: `default`, `predicted`, `sampled`, `confirm`."""
@@ -118,7 +118,7 @@ class TrialRecord:
     """The plan's point in the search space, as JSON values; empty for a plan outside it."""
     started: datetime
     agent_id: str | None = None
-    """Who ran it; None when nobody looked after it."""
+    """The agent that ran it; None if it ran without one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +128,7 @@ class RunningTrial(TrialRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbandonedTrial(TrialRecord):
-    """Given up because its process is gone. A result that comes later makes it a `FinishedTrial`."""
+    """Abandoned because its process is gone. A late result makes it a `FinishedTrial`."""
 
     abandoned: datetime
 
@@ -139,7 +139,7 @@ class FinishedTrial(TrialRecord):
 
     result: TrialResult
     given_up: datetime | None = None
-    """When it was abandoned, if its result came after that."""
+    """When it was abandoned, if its result came later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,15 +185,15 @@ class BestPlan:
     baselines: tuple[Baseline, ...]
     created: datetime
     search_seconds: float = 0.0
-    """What the study's trials took, on all devices at once."""
+    """Duration of the trials of the study."""
     confidence: float | None = None
     """Probability that no other finalist is faster; None when there was no other."""
     ties: tuple[str, ...] = ()
-    """Ids of the plans that could not be told from it."""
+    """Ids of the plans whose speed does not differ significantly from it."""
     pareto: tuple[ParetoPlan, ...] = ()
     """The plans that no other plan beats in every objective; empty unless several objectives were asked for."""
     imported_from: str | None = None
-    """The database whose bundle brought it; None for what was measured with this one. A bundle keeps its own."""
+    """Name of the database that it was imported from; None for a local winner."""
 
     def __post_init__(self) -> None:
         _check_speed(self.samples_per_second)
@@ -202,13 +202,13 @@ class BestPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TriedPlan:
-    """A plan that a study tried, and what the study says of it."""
+    """A plan that a study tried, with its trials there and the winner of the study."""
 
     plan: Plan
     workload: Workload
     study: StudyRecord
     winner: BestPlan | None
-    """Of the study: this plan or another; None while it has none."""
+    """Winner of the study: this plan or another; None while there is none."""
     trials: tuple[TrialRecord, ...]
     """Those of the plan in the study, in order of number."""
 
@@ -219,13 +219,13 @@ class TriedPlan:
 
     @property
     def imported_from(self) -> str | None:
-        """The database whose bundle brought it; None for what was measured with this one."""
+        """Name of the database that the study was imported from; None for a local study."""
         return self.study.imported_from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchResult:
-    """How a full training ended. It is complete in itself, so that it can wait on disk for its database."""
+    """How a full training ended. Self-contained, so that it can wait on disk for its database."""
 
     launch_id: str
     status: Literal["finished", "failed", "interrupted"]
@@ -249,13 +249,13 @@ class LaunchRecord:
     started: datetime
     predicted_samples_per_second: float | None
     result: LaunchResult | None
-    """None while it runs, or when its process died without a word."""
+    """None while it runs, or if its process died without reporting."""
     agent_id: str | None = None
-    """Who runs it."""
+    """The agent that runs it."""
 
 
 def _check_speed(samples_per_second: float) -> None:
-    """Raises ValueError for a speed that no training has."""
+    """Raise ValueError unless the speed is positive and finite."""
     if not 0 < samples_per_second < math.inf:
         raise ValueError(f"a plan trains more than 0 samples/s, not {samples_per_second}")
 

@@ -1,4 +1,4 @@
-"""Results on disk before the database is asked, so that no lock, crash or full disk loses a measurement."""
+"""Results written to disk before the database, so that no lock, crash or full disk loses a measurement."""
 
 import logging
 from collections.abc import Iterator
@@ -21,17 +21,17 @@ _logger = logging.getLogger(__name__)
 class Spool:
     """A directory of results that wait for their database, one file per trial or training.
 
-    Any number of processes may put and replay at once. Call `put`, then `replay`; replay once more at the next start.
+    Any number of processes may call `put` and `replay` at once. Replay after each `put`, and at the next start.
     """
 
     def __init__(self, directory: Path) -> None:
-        """Creates the directory, mode 0700, when it is absent. Raises SpoolUnavailable."""
+        """Create the directory, with mode 0700, if necessary. Raises SpoolUnavailable."""
         self._directory = directory
         with self._errors():
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def put(self, result: TrialResult | LaunchResult) -> None:
-        """Returns when the result is on the disk itself and would survive a power loss.
+        """Write the result and sync it to disk, so that it survives a power loss.
 
         Raises SpoolUnavailable, and WireError for a number that is not finite or has more than 64 bits.
         """
@@ -41,9 +41,9 @@ class Spool:
             stream.write(text.encode())
 
     def keep(self, result: TrialResult | LaunchResult, store: Store) -> None:
-        """Put the result, or store it at once where it cannot be put: the database may stand on another disk.
+        """Put the result, or store it at once if that fails: the database may be on another disk.
 
-        Raises what `put` raises where neither takes it.
+        Raises what `put` raised if both fail.
         """
         try:
             self.put(result)
@@ -55,15 +55,15 @@ class Spool:
             _logger.warning("stored at once, without a file before: %s", error)
 
     def pending(self) -> tuple[Path, ...]:
-        """The files that still wait, by name."""
+        """Return the waiting files, by name."""
         return tuple(sorted(self._directory.glob("*.json")))
 
     def replay(self, store: Store) -> int:
-        """Stores every waiting result and removes its file; returns how many were stored.
+        """Store every waiting result, remove its file, and return how many were stored.
 
-        A file that cannot be decoded, or contradicts a stored result, is renamed to `.bad` and logged. One that cannot
-        be read, or is of what this database does not know, stays where it is and is logged. Raises
-        DatabaseUnavailable; the files then stay.
+        A file that cannot be decoded, or contradicts a stored result, is renamed to `.bad` and logged. A file that
+        cannot be read, or whose trial this database does not know, stays and is logged. Raises DatabaseUnavailable;
+        the files then stay.
         """
         return sum(self._replay(path, store) for path in self.pending())
 

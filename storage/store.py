@@ -1,4 +1,4 @@
-"""The store: everything that is remembered, behind one object."""
+"""The store: the public interface to the database of all studies."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -35,10 +35,10 @@ NO_PARAMETERS: Mapping[str, object] = MappingProxyType({})
 
 
 def open_store(database_url: str | None = None, *, lock_timeout_seconds: float = LOCK_TIMEOUT_SECONDS) -> "Store":
-    """The store at a `sqlite:///` or `postgresql://` URL, created or upgraded when it needs to be.
+    """Open the store at a `sqlite:///` or `postgresql://` URL, and create or upgrade its tables if necessary.
 
-    Without a URL it is the user's own SQLite file. Any number of processes may open the same new database at once.
-    A lock that another program holds is waited for as long as `lock_timeout_seconds`.
+    Without a URL, open the user's own SQLite file. Any number of processes may open the same new database at once.
+    Wait up to `lock_timeout_seconds` for a lock that another program holds.
     Raises BadUrl, DatabaseUnavailable, or DatabaseTooNew with the database untouched.
     """
     database = Database(url.parse(url.default_url() if database_url is None else database_url), lock_timeout_seconds)
@@ -53,13 +53,13 @@ def open_store(database_url: str | None = None, *, lock_timeout_seconds: float =
 class Store:
     """Results of all studies in one database.
 
-    Threads may share a store and processes may share its database; a forked child opens its own store. Each method is
-    one transaction, committed and on disk when it returns. What it returns belongs to the caller and never changes.
-    Every method raises DatabaseUnavailable, and UnknownRecord for an id that nothing is stored under.
+    Thread safety: threads may share a store, and processes its database; a forked child must open its own store.
+    Each method is one transaction, which is committed and on disk when the method returns. Returned values are
+    immutable and belong to the caller. Any method may raise DatabaseUnavailable, and UnknownRecord for an unknown id.
     """
 
     def __init__(self, database: Database) -> None:
-        """Takes over an open database with current tables; `open_store` makes one."""
+        """Take ownership of an open database with current tables; callers use `open_store`."""
         self._database = database
 
     def __repr__(self) -> str:
@@ -78,37 +78,37 @@ class Store:
 
     @property
     def optuna_url(self) -> str:
-        """For Optuna's `RDBStorage`, whose tables live beside ours. It holds the password: never show it."""
+        """The URL for Optuna's `RDBStorage`, with the password: never show it."""
         return self._database.url.render_as_string(hide_password=False)
 
     @property
     def masked_url(self) -> str:
-        """For people: without a password."""
+        """The URL without its password, for messages."""
         return url.masked(self._database.url)
 
     @property
     def name(self) -> str:
-        """Of the file or the server's database, for people."""
+        """The name of the file or of the server's database, for messages."""
         return Path(self._database.url.database or "").name
 
     @property
     def revision(self) -> str | None:
-        """Of the tables, as the migrations count."""
+        """The revision of the tables, such as `0003`."""
         return schema.revision(self._database)
 
     def exclusive(self) -> AbstractContextManager[None]:
-        """Other processes that ask for the same wait meanwhile, also those that create tables."""
+        """Hold the lock that `open_store` takes to create tables; other processes that want it wait."""
         return schema.lock(self._database)
 
     def add_workload(self, workload: Workload) -> str:
-        """Its fingerprint; a workload that is stored already is left as it is."""
+        """Store the workload unless it is stored already, and return its fingerprint."""
         with self._database.session(write=True) as session:
             return workloads.add(session, workload)
 
     def adopt_model(self, model: ModelShape, path_digest: str) -> None:
-        """Recognises what an older version stored of this model, which knew it by a digest with its path in it.
+        """Assign to `model` what an older version stored under a digest that includes the path of the model folder.
 
-        Studies, plans, launches and the layer profile of that model are those of `model` from now on.
+        Studies, plans, launches and layer profiles of that entry then belong to `model`.
         """
         with self._database.session(write=True) as session:
             workloads.adopt_model(session, model, path_digest)
@@ -120,52 +120,52 @@ class Store:
     def layer_profile(
         self, hardware_fingerprint: str, model_fingerprint: str, software: Software
     ) -> LayerProfile | None:
-        """What was saved for exactly these; None when there is none."""
+        """Return the profile of exactly this hardware, model and software, or None."""
         with self._database.session() as session:
             return workloads.layer_profile(session, hardware_fingerprint, model_fingerprint, software)
 
     def layer_profiles(self, *, hardware_name: str | None = None) -> tuple[LayerProfile, ...]:
-        """Every profile, or those of devices with the name as a part of theirs, in either case; the newest first."""
+        """Return the profiles, newest first, optionally only those whose device name contains `hardware_name`."""
         with self._database.session() as session:
             return workloads.layer_profiles(session, hardware_name)
 
     def save_layer_profile(
         self, hardware_fingerprint: str, model_fingerprint: str, software: Software, document: str
     ) -> None:
-        """Keeps a JSON text in place of an earlier one. The hardware and model must belong to an added workload."""
+        """Store a JSON text, replacing an earlier one. Hardware and model must belong to a stored workload."""
         with self._database.session(write=True) as session:
             workloads.save_layer_profile(session, hardware_fingerprint, model_fingerprint, software, document)
 
     def add_agent(self, machine: str, process: str) -> AgentRecord:
-        """A process that will run trials, as `AgentRecord` describes it."""
+        """Register a process that will run trials; `AgentRecord` describes the arguments."""
         with self._database.session(write=True) as session:
             return agents.add(session, machine, process)
 
     def beat(self, agent_id: str) -> Mapping[str, AgentRecord]:
-        """Says that the agent lives; all agents that have not ended, by id, itself among them."""
+        """Record a heartbeat of the agent, and return all agents that have not ended, by id, including itself."""
         with self._database.session(write=True) as session:
             return agents.beat(session, agent_id)
 
     def agents(self) -> Mapping[str, AgentRecord]:
-        """All agents that have not ended, by id."""
+        """Return all agents that have not ended, by id."""
         with self._database.session() as session:
             return agents.present(session)
 
     def take_resources(self, agent_id: str, resources: Collection[str], gone: Collection[str] = ()) -> None:
-        """Gives all of them to the agent until it ends, or none. Holders that are known to be gone are ended.
+        """Lease all resources to the agent until it ends, or none of them. End holders whose ids are in `gone`.
 
-        Raises ResourceHeld with another holder, and Superseded when the agent itself was ended.
+        Raises ResourceHeld if another agent holds one, and Superseded if the agent itself was ended.
         """
         with self._database.session(write=True) as session:
             agents.take(session, agent_id, resources, gone)
 
     def end_agent(self, agent_id: str) -> None:
-        """Says that the agent runs nothing any more, and gives free what it holds; only the first call counts."""
+        """End the agent and release its leases. Later calls have no effect."""
         with self._database.session(write=True) as session:
             agents.end(session, agent_id)
 
     def create_study(self, workload_fingerprint: str, settings: Mapping[str, object], seed: int) -> StudyRecord:
-        """A new search, begun now; `settings` are JSON values."""
+        """Create a study that starts now; `settings` are JSON values."""
         with self._database.session(write=True) as session:
             return studies.create(session, workload_fingerprint, settings, seed)
 
@@ -176,9 +176,9 @@ class Store:
         seed: int,
         same: Callable[[StudyRecord], bool],
     ) -> StudyRecord:
-        """The study that began last, if it is the `same` search, else a new one.
+        """Return the newest study, or an unfinished one, that `same` accepts, else create one.
 
-        Of any number of processes that ask at once, one creates it and all join it.
+        If several processes call this at once, one of them creates the study and all return it.
         """
         with self._database.session(write=True) as session:
             return studies.join(session, workload_fingerprint, settings, seed, same)
@@ -188,14 +188,14 @@ class Store:
             return studies.get(session, study_id)
 
     def lead_study(self, study_id: str, agent_id: str, instead_of: str | None = None) -> None:
-        """Makes this agent the one that ends the study, if none is or the one `instead_of` which it comes."""
+        """Make the agent the leader, which concludes the study, if there is none or it is `instead_of`."""
         with self._database.session(write=True) as session:
             agents.lead(session, study_id, agent_id, instead_of)
 
     def conclude_study(self, best: BestPlan, lessons: str, agent_id: str) -> bool:
-        """Keeps the winner of a study, what was learnt, as JSON, and its end, all at once.
+        """Finish a study with its winner and its calibration state (`lessons`, as JSON).
 
-        False, and nothing is kept, unless the study is unfinished and this agent leads it.
+        Return False and store nothing unless the study is unfinished and the agent leads it.
         """
         with self._database.session(write=True) as session:
             if not studies.conclude(session, best.study_id, lessons, agent_id):
@@ -204,22 +204,22 @@ class Store:
             return True
 
     def latest_study(self, workload_fingerprint: str) -> StudyRecord | None:
-        """The study that began last, finished or not."""
+        """Return the newest study of the workload, finished or not."""
         with self._database.session() as session:
             return studies.latest(session, workload_fingerprint)
 
     def studies(self, *, model_name: str | None = None, limit: int | None = None) -> tuple[StudyRecord, ...]:
-        """Every study, or those on models with the name as a part of theirs; the one that began last comes first."""
+        """Return the studies, newest first, optionally those whose model name contains `model_name`."""
         with self._database.session() as session:
             return studies.listed(session, model_name, limit)
 
     def find_study(self, name: str) -> StudyRecord:
-        """The study whose name or id begins so. Raises UnknownRecord and AmbiguousId."""
+        """Return the study whose name or id begins with `name`. Raises UnknownRecord and AmbiguousId."""
         with self._database.session() as session:
             return studies.find(session, name)
 
     def lessons(self, workload: Workload) -> str | None:
-        """Of the study that ended last with the same model family, dtype and kind of devices; None without one."""
+        """Return the calibration state of the last finished study with this model family, dtype and kind of device."""
         with self._database.session() as session:
             return studies.lessons(session, workload)
 
@@ -231,9 +231,9 @@ class Store:
         parameters: Mapping[str, object] = NO_PARAMETERS,
         agent_id: str | None = None,
     ) -> RunningTrial:
-        """A trial with the study's next number, whichever processes start others meanwhile.
+        """Start a trial with the next number of the study, also while other processes start trials of it.
 
-        Raises Superseded when the agent has ended.
+        Raises Superseded if the agent has ended.
         """
         with self._database.session(write=True) as session:
             return studies.start_trial(session, study_id, plan, role, parameters, agent_id=agent_id)
@@ -248,9 +248,9 @@ class Store:
         *,
         finished: int = 0,
     ) -> RunningTrial | None:
-        """As `start_trial`, unless a trial of the plan runs in the study: of many that claim it, one has it.
+        """Start a trial, or return None if another agent was faster: of several that claim a plan, one gets it.
 
-        Nor when more of its trials are finished than the `finished` ones that the caller knows.
+        That is so if a trial of the plan runs in the study, or if more than `finished` of them are finished.
         """
         with self._database.session(write=True) as session:
             if studies.is_taken(session, study_id, plan, finished):
@@ -258,38 +258,38 @@ class Store:
             return studies.start_trial(session, study_id, plan, role, parameters, agent_id=agent_id)
 
     def finish_trial(self, result: TrialResult) -> None:
-        """Keeps the result for ever, also that of an abandoned trial. Giving the same result again does nothing.
+        """Store a result, also of an abandoned trial. It never changes; storing the same one again has no effect.
 
-        Raises AlreadyFinished when the trial has another result.
+        Raises AlreadyFinished if the trial has a different result.
         """
         with self._database.session(write=True) as session:
             studies.finish_trial(session, result)
 
     def abandon_trial(self, trial_id: str) -> None:
-        """Gives up a trial whose process is gone; a trial that is finished stays finished."""
+        """Mark a running trial, whose process is gone, as abandoned; a finished trial stays finished."""
         with self._database.session(write=True) as session:
             studies.abandon_trial(session, trial_id)
 
     def running_trials(self, study_id: str | None = None) -> tuple[RunningTrial, ...]:
-        """Of every study, or of one, in order of start. Empty for an unknown study."""
+        """Return the running trials of all studies or of one, in order of start. Empty for an unknown study."""
         with self._database.session() as session:
             return studies.running(session, study_id)
 
     def trials(self, study_id: str) -> tuple[RunningTrial | AbandonedTrial | FinishedTrial, ...]:
-        """In order of number. Empty for an unknown study."""
+        """Return the trials of a study in order of number. Empty for an unknown study."""
         with self._database.session() as session:
             return studies.trials(session, study_id)
 
     def answers(self, workload_fingerprint: str) -> tuple[FinishedTrial, ...]:
-        """Finished trials of every study on exactly this workload, oldest first: no need to run these again."""
+        """Return the finished trials of all studies on exactly this workload, oldest first; they need no second run."""
         with self._database.session() as session:
             return studies.answers(session, workload_fingerprint)
 
     def comparable_trials(self, workload: Workload) -> tuple[FinishedTrial, ...]:
-        """Finished trials of every study whose times and bytes say something of this workload, oldest first.
+        """Return the finished trials, oldest first, whose measurements are informative for this workload.
 
-        Model (but for its name), data, batch, `oversize`, software and the kind of devices are the same; how many
-        devices there are, the machine around them and the memory limit may differ.
+        Model (except its name), data, batch, `oversize`, software and kind of device are equal. The number of devices,
+        the rest of the machine and the memory limit may differ.
         """
         with self._database.session() as session:
             return studies.comparable(session, workload)
@@ -303,7 +303,7 @@ class Store:
         workload_fingerprint: str | None = None,
         limit: int | None = None,
     ) -> tuple[BestPlan, ...]:
-        """Winners that meet every given condition; a name may be a part of the stored one, in either case.
+        """Return the winners that meet all given conditions; names match any part of the stored one, in any case.
 
         The workload that was searched last comes first, and within a workload the fastest plan.
         """
@@ -322,28 +322,28 @@ class Store:
     def nearest_plans(
         self, now: Fields, *, hardware_name: str | None = None, model_name: str | None = None, limit: int = 10
     ) -> tuple[NearPlan, ...]:
-        """Winners whose workloads differ least from the fields of the one at hand, which need not be all.
+        """Return the winners whose workloads are nearest to `now`, which may lack fields.
 
-        Those of the same distance come with the fastest first. `storage.nearness` has the weights.
+        At equal distance the fastest comes first. `storage.nearness` defines the distance.
         """
         with self._database.session() as session:
             return plans.nearest(session, now, Wanted(hardware_name=hardware_name, model_name=model_name), limit)
 
     def last_winner(self, workload_fingerprint: str) -> BestPlan | None:
-        """Of the study that began last on exactly this workload, with this database; None without one."""
+        """Return the winner of the newest study on exactly this workload, without imported ones, or None."""
         with self._database.session() as session:
             return plans.last(session, workload_fingerprint)
 
     def winner(self, study_id: str) -> BestPlan | None:
-        """Of the study; None while it has none."""
+        """Return the winner of the study, or None while there is none."""
         with self._database.session() as session:
             return plans.of_study(session, study_id)
 
     def find_plan(self, id_prefix: str, now: Workload | None = None) -> TriedPlan:
-        """The plan whose id begins so, of all that studies tried, and what one study says of it.
+        """Return the tried plan whose id begins with `id_prefix`, with its record in one study.
 
-        Of several studies the one that holds best on the workload `now`; then one that the plan won; then the newest
-        from here. Raises UnknownPlan, with the nearest ids, and AmbiguousId.
+        Of several studies, prefer the most valid one for the workload `now`, then one that the plan won, then local
+        studies to imported ones, then the newest. Raises UnknownPlan, with the nearest ids, and AmbiguousId.
         """
         with self._database.session() as session:
             return tried.find(session, id_prefix, now)
@@ -355,29 +355,29 @@ class Store:
         predicted_samples_per_second: float | None,
         agent_id: str | None = None,
     ) -> LaunchRecord:
-        """A full training, begun now."""
+        """Record the start of a full training."""
         with self._database.session(write=True) as session:
             return launches.start(session, plan, workload_fingerprint, predicted_samples_per_second, agent_id)
 
     def finish_launch(self, result: LaunchResult) -> None:
-        """Keeps how it ended; the same again does nothing. Raises AlreadyFinished when it ended otherwise."""
+        """Record the end of a training; again has no effect. Raises AlreadyFinished for a different end."""
         with self._database.session(write=True) as session:
             launches.finish(session, result)
 
     def running_launches(self) -> tuple[LaunchRecord, ...]:
-        """Every training whose end is not known, oldest first; its agent tells whether it still runs."""
+        """Return the trainings without a recorded end, oldest first; their agents show whether they still run."""
         with self._database.session() as session:
             return launches.running(session)
 
     def launches(self, plan_id: str) -> tuple[LaunchRecord, ...]:
-        """Every training with the plan, oldest first. Empty for an unknown plan."""
+        """Return all trainings with the plan, oldest first. Empty for an unknown plan."""
         with self._database.session() as session:
             return launches.of_plan(session, plan_id)
 
     def export_studies(self, study_ids: Sequence[str], source: str) -> Iterator[str]:
-        """The lines of a bundle with all that belongs to them; `source` names this database for people.
+        """Yield the lines of a bundle with the studies; `source` names this database for readers.
 
-        Raises UnknownRecord, and UnfinishedStudy for one that has no winner yet.
+        Raises UnknownRecord, and UnfinishedStudy for a study without a winner.
         """
         with self._database.session(snapshot=True) as session:
             for study_id in study_ids:
@@ -385,9 +385,9 @@ class Store:
             yield from bundles.lines(session, study_ids, source)
 
     def import_bundle(self, path: Path) -> Imported:
-        """Stores what `export_studies` wrote and this database does not hold; nothing happens the second time.
+        """Store the rows of a bundle that this database lacks, with their provenance; a second import has no effect.
 
-        Every row is remembered with where it came from. Raises BadBundle, with nothing stored.
+        Raises BadBundle, with nothing stored.
         """
         with bundles.opened(path) as text:
             digest = bundles.check(text)
@@ -395,6 +395,6 @@ class Store:
             return bundles.take_in(session, text, digest)
 
     def problems(self) -> tuple[Problem, ...]:
-        """Everything in the database that no version of this software writes; it reads all of it."""
+        """Read the whole database, and return everything in it that no version of this software writes."""
         with self._database.session(snapshot=True) as session:
             return tuple(health.problems(session))

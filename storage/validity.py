@@ -1,4 +1,4 @@
-"""Whether a plan that was measured on one workload still holds on another.
+"""Validity of a plan that was measured on one workload for another one.
 
 | changed | verdict | why |
 |---|---|---|
@@ -14,7 +14,7 @@
 | the database that measured it | re-measure | machines that look alike differ |
 | numbers and lengths of the samples, over-size rule, global batch | re-measure | other packs and micro-batches |
 
-What is not named is `re-measure`, so that a field that comes later cannot make a stale plan look valid.
+Fields that are not listed mean `re-measure`, so that a new field cannot make a stale plan look valid.
 """
 
 from dataclasses import dataclass, fields, is_dataclass
@@ -24,14 +24,14 @@ from trials.workload import PATH_DIGEST, Workload
 
 
 class Verdict(StrEnum):
-    """What may be done with the plan, from best to worst."""
+    """How far the measurements of a plan can be used, from best to worst."""
 
     VALID = "valid"
     """Use it."""
     REMEASURE = "re-measure"
     """A good first guess: measure it again before trusting its figures."""
     INVALID = "invalid"
-    """Its figures say nothing here."""
+    """Its figures do not apply here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class Change:
     then: object
     now: object
     verdict: Verdict
-    """What this change alone would mean."""
+    """Verdict for this change alone."""
 
     def __str__(self) -> str:
         if isinstance(self.then, tuple):  # the histogram, too long to show
@@ -67,9 +67,9 @@ _HARMLESS = ("model.name", "data.lengths_digest")
 
 
 def validity(then: Workload, now: Workload, *, imported_from: str | None = None) -> Validity:
-    """Compares the workload of a measurement with the present one; the worst change decides.
+    """Compare the workload of a measurement with the present one; the worst change decides.
 
-    What was measured elsewhere, and imported from there, was not measured on these very devices.
+    An imported measurement is at best `re-measure`: it was not taken on these very devices.
     """
     before, after = leaves(then), leaves(now)
     changes = tuple(
@@ -92,12 +92,12 @@ def _verdict(field: str, then: object) -> Verdict:
 
 
 def _is_unknown(field: str, then: object) -> bool:
-    """Whether an older version kept no more of the model's configuration than a digest with its path in it."""
+    """Return whether an older version stored only a digest of the model that includes its path."""
     return field == "model.config_digest" and str(then).startswith(PATH_DIGEST)
 
 
 def leaves(value: object, prefix: str = "") -> dict[str, object]:
-    """The values of a dataclass and of those within it, by dotted field."""
+    """Return the values of a dataclass and of nested ones by dotted field."""
     if not is_dataclass(value):
         return {prefix.removesuffix("."): value}
     found: dict[str, object] = {}

@@ -1,4 +1,4 @@
-"""The one way to a connection: how SQLite and PostgreSQL are opened, and the session that every query runs in."""
+"""Connections to SQLite and PostgreSQL, and the session in which every query runs."""
 
 import errno
 import os
@@ -20,7 +20,7 @@ from storage.errors import DatabaseDamaged, DatabaseUnavailable, NotStorable, Un
 from trials.errors import TrialsError
 
 LOCK_TIMEOUT_SECONDS = 120.0
-"""Backups and viewers hold locks of a minute; what waits meanwhile is worth minutes of devices."""
+"""Backups and viewers may hold a lock for a minute, and a waiting result has cost minutes of device time."""
 _OTHER_TABLES = "its tables are not those of this version: restore it from a backup, or name another database"
 _REMEDIES = (
     ("locked", "another program holds it: close that program, or wait and try again"),
@@ -46,22 +46,22 @@ _REMEDIES = (
     ("malformed", "run `autotune db repair`, or restore the file from a backup"),
 )
 _OTHER_REMEDY = "check that it exists and can be reached, or name another database"
-_OF_THE_USER = {None, "42501", "3D000", "3F000", "42P01", "42703", "42P07"}
-"""SQLSTATE: bad URL option, no privilege, no such database, schema, table or column, a table that nobody made."""
+_CONFIGURATION_ERRORS = {None, "42501", "3D000", "3F000", "42P01", "42703", "42P07"}
+"""SQLSTATE of a bad URL option, missing privilege, unknown database, schema, table or column, and duplicate table."""
 WRITES = "autotune_writes"
-"""Option of a connection whose transactions write."""
+"""Execution option of connections whose transactions write."""
 _FILE = "file"
 UNREADABLE = (TrialsError, ValueError, TypeError, LookupError, AssertionError, AttributeError, ArithmeticError)
-"""What reading a row raises that holds nonsense."""
+"""Errors that reading a damaged row raises."""
 
 
 class Database:
-    """Connections to one database. Threads may share it; a forked child must open its own."""
+    """Connections to one database. Thread-safe; a forked child must open its own."""
 
     def __init__(self, url: URL, lock_timeout_seconds: float) -> None:
-        """Connects to nothing yet, but creates absent folders of a SQLite file, with mode 0700.
+        """Prepare connections, and create missing folders of a SQLite file with mode 0700.
 
-        Raises DatabaseUnavailable when the file cannot be written, or PostgreSQL's driver is not installed.
+        Raises DatabaseUnavailable if the file cannot be written or the driver of PostgreSQL is not installed.
         """
         self.url = url
         self.lock_timeout_seconds = lock_timeout_seconds
@@ -78,23 +78,23 @@ class Database:
 
     @contextmanager
     def session(self, *, write: bool = False, snapshot: bool = False) -> Iterator[Session]:
-        """One transaction: committed at the end, rolled back by an exception. All of a snapshot is of one moment.
+        """Run one transaction, committed at the end and rolled back by an exception.
 
-        A writing session takes SQLite's write lock at once: a lock taken later fails instead of waiting when
-        another process has written in between. Raises DatabaseUnavailable, DatabaseDamaged when a row holds nonsense,
-        and NotStorable for a number that no column takes.
+        With `write`, take the write lock of SQLite at once: taken later, it fails instead of waiting if another
+        process has written in between. With `snapshot`, all reads see the same state. Raises DatabaseUnavailable,
+        DatabaseDamaged for an unreadable row, and NotStorable for a number that no column can hold.
         """
         with (
             self.errors(),
-            self._nonsense(),  # around the commit too, which writes what was added
+            self._damage(),  # around the commit too, which writes what was added
             Session(self._writing if write else self._snapshots if snapshot else self.engine) as session,
             session.begin(),
         ):
             yield session
 
     @contextmanager
-    def _nonsense(self) -> Iterator[None]:
-        """Turns what only a row can cause that nobody wrote so, into DatabaseDamaged, and a value into NotStorable."""
+    def _damage(self) -> Iterator[None]:
+        """Turn errors of damaged rows into DatabaseDamaged, and those of values into NotStorable."""
         try:
             yield
         except StatementError as error:
@@ -111,17 +111,17 @@ class Database:
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """Turns the errors that a user can mend into DatabaseUnavailable; a wrong statement stays what it is."""
+        """Turn errors that a user can fix into DatabaseUnavailable; programming errors pass."""
         try:
             yield
         except (DBAPIError, exc.TimeoutError, sqlite3.Error, UnicodeDecodeError, OSError, ImportError) as error:
-            if _is_ours(error):
+            if _is_programming_error(error):
                 raise
             what = f"the database {masked(self.url)}"
             raise DatabaseUnavailable(explain(what, error, secrets(self.url))) from None  # its cause shows the secrets
 
     def create_file(self) -> bool:
-        """Creates an absent SQLite file, mode 0600; whether it was absent."""
+        """Create the SQLite file, with mode 0600, unless it exists, and return whether it was created."""
         path = sqlite_path(self.url)
         if path is None or path.exists():
             return False
@@ -163,7 +163,7 @@ def _sqlite(url: URL, path: Path, lock_timeout_seconds: float) -> Engine:
 
 
 def _identity(path: Path) -> tuple[int, int]:
-    """Of the file that stands there now. Raises OSError when there is none."""
+    """Return device and inode of the file. Raises OSError if there is none."""
     found = path.stat()
     return found.st_dev, found.st_ino
 
@@ -180,12 +180,12 @@ def _postgresql(url: URL, lock_timeout_seconds: float) -> Engine:
 
 
 def lock_path(path: Path) -> Path:
-    """The file that keeps apart those who create the tables of a SQLite file."""
+    """Return the lock file for the creation of the tables of a SQLite file."""
     return path.with_name(f"{path.name}.lock")
 
 
 def _check_place(url: URL, path: Path) -> None:
-    """Raises OSError for a file that cannot be written."""
+    """Raise OSError if the file cannot be written, and DatabaseUnavailable on a network file system."""
     if kind := shared_filesystem(path):
         raise DatabaseUnavailable(
             f"{masked(url)} lies on a network file system ({kind}), where SQLite cannot keep processes apart; name a "
@@ -207,14 +207,14 @@ def _check_place(url: URL, path: Path) -> None:
     os.close(os.open(lock_path(path), os.O_RDWR | os.O_CREAT, 0o600))  # fails at once where the file itself would
 
 
-def _is_ours(error: Exception) -> bool:
+def _is_programming_error(error: Exception) -> bool:
     if not isinstance(error, IntegrityError | ProgrammingError | DataError):
         return False
-    return getattr(error.orig, "sqlstate", "none: SQLite") not in _OF_THE_USER
+    return getattr(error.orig, "sqlstate", "none: SQLite") not in _CONFIGURATION_ERRORS
 
 
 def explain(what: str, error: BaseException, hidden: tuple[str, ...] = ()) -> str:
-    """Why it cannot be used, and the remedy, without the statement that failed or the texts to be hidden."""
+    """Return the message for an error, with a remedy, without the failed statement and the `hidden` texts."""
     reason = " ".join(str(error.orig if isinstance(error, DBAPIError) else error).split())
     for secret in hidden:
         reason = reason.replace(secret, "***")

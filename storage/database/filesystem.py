@@ -1,4 +1,4 @@
-"""File systems on which several machines share files: SQLite's locks and shared memory do not hold there.
+"""Network file systems, on which the locks and the shared memory of SQLite do not work.
 
 Write-ahead logging needs memory that all processes share, so it "does not work over a network filesystem"
 (https://sqlite.org/wal.html); locks of network file systems are often broken (https://sqlite.org/faq.html#q5).
@@ -13,7 +13,7 @@ _SHARED_FUSE = ("sshfs", "glusterfs", "s3fs", "gcsfuse", "juicefs", "goofys", "r
 
 
 def shared_filesystem(path: Path) -> str | None:
-    """The kind of the network file system on which the path lies or would lie; None for a local one."""
+    """Return the type of the network file system of the path, which need not exist yet; None for a local one."""
     existing = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists()).resolve()
     mounts = [mount for mount in psutil.disk_partitions(all=True) if existing.is_relative_to(mount.mountpoint)]
     kind = max(mounts, key=lambda mount: len(mount.mountpoint)).fstype.lower() if mounts else ""

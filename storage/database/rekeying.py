@@ -1,4 +1,4 @@
-"""Gives a stored model, and the workloads with it, other keys; all that refers to them follows."""
+"""Change of the keys of a stored model and its workloads, with all references to them."""
 
 from collections.abc import Mapping
 
@@ -11,15 +11,15 @@ _OF_WORKLOADS = ("autotune_study", "autotune_best_plan", "autotune_launch")
 
 
 class Rekeying:
-    """Changes keys in one connection's transaction. A row whose new key is taken is joined with the one that has it."""
+    """Change keys in one transaction. A row whose new key is taken is merged into the row that has it."""
 
     def __init__(self, connection: Connection, tables: Mapping[str, Table]) -> None:
-        """`tables` by name, of whatever revision the database has."""
+        """Work on `tables`, by name."""
         self._connection = connection
         self._tables = tables
 
     def model(self, old: str, new: str, config_digest: str, workloads: Mapping[str, str]) -> None:
-        """Gives a model its new key and digest; `workloads` are the old and new keys of those with this model."""
+        """Give a model its new key and digest; `workloads` maps the old to the new keys of its workloads."""
         self._copy(_MODEL, old, {"fingerprint": new, "config_digest": config_digest})
         self._move(_WORKLOAD, "model_fingerprint", old, new)
         self._profiles(old, new)
@@ -31,7 +31,7 @@ class Rekeying:
         self._remove(_MODEL, old)
 
     def _copy(self, name: str, old: str, changes: Mapping[str, str]) -> None:
-        """The row under its new key, unless there is one; and where it came from."""
+        """Copy the row, with its provenance, to its new key unless that is taken."""
         table, new = self._tables[name], changes["fingerprint"]
         is_taken = self._has(table, table.c.fingerprint == new)
         if not is_taken:
@@ -49,7 +49,7 @@ class Rekeying:
         self._connection.execute(delete(table).where(table.c.fingerprint == key))
 
     def _profiles(self, old: str, new: str) -> None:
-        """Of two profiles for one key, the one that was measured here stays, else the newer."""
+        """Move the layer profiles; of two with the same key keep the local one, else the newer."""
         table = self._tables[_PROFILE]
         for row in self._connection.execute(select(table).where(table.c.model_fingerprint == old)).mappings().all():
             key = {column.name: row[column.name] for column in table.primary_key}
@@ -69,7 +69,7 @@ class Rekeying:
             self._follow(_PROFILE, before, after, is_taken=False)
 
     def _follow(self, kind: str, old: str, new: str, *, is_taken: bool) -> None:
-        """Where a row came from; of two that are joined, one that was measured here makes both so."""
+        """Move the provenance of a row; if one of two merged rows is local, so is the result."""
         if not is_taken:
             table = self._tables[_PROVENANCE]
             self._connection.execute(update(table).where(_equal(table, {"kind": kind, "key": old})).values(key=new))

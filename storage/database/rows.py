@@ -1,4 +1,4 @@
-"""Finding and adding rows by key, safely beside other processes; reading the good ones among bad ones."""
+"""Rows by key, safe against concurrent writers, and the readable rows of a result."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
@@ -18,7 +18,7 @@ _logger = logging.getLogger(__name__)
 
 
 def ensure(session: Session, row: R) -> R:
-    """`row`, or the one that is stored under its key already, perhaps by another process at this very moment."""
+    """Add `row`, or return the stored row with its key, which another process may have added meanwhile."""
     key = inspect(type(row)).primary_key_from_instance(row)
     found = session.get(type(row), key)
     if found is not None:
@@ -32,7 +32,7 @@ def ensure(session: Session, row: R) -> R:
 
 
 def get(session: Session, kind: type[R], key: str, *, lock: bool = False) -> R:
-    """The row under `key`; `lock` keeps other writers away from it until the transaction ends.
+    """Return the row with `key`; `lock` keeps other writers away from it until the transaction ends.
 
     Raises UnknownRecord.
     """
@@ -44,7 +44,7 @@ def get(session: Session, kind: type[R], key: str, *, lock: bool = False) -> R:
 
 
 def readable(found: Iterable[R], value: Callable[[R], V]) -> Iterator[V]:
-    """The values of rows, without those that hold nonsense, which are logged: one of them must not hide all others."""
+    """Yield the values of the readable rows and log the others: one bad row must not hide the good ones."""
     for row in found:
         try:
             yield value(row)

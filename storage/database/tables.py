@@ -1,6 +1,6 @@
-"""The tables. Keys are the domain's own: fingerprints of values, UUIDs of events.
+"""The tables. Keys are natural: fingerprints of values, UUIDs of events.
 
-JSON holds only what no query asks for. Documents that `trials.wire` wrote are kept as its canonical text.
+JSON columns hold only what no query filters by. Documents of `trials.wire` are stored as its canonical text.
 """
 
 import math
@@ -29,7 +29,7 @@ RUNNING, FINISHED, ABANDONED = "running", "finished", "abandoned"
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """An aware time; SQLite, which knows no zones, keeps it in UTC."""
+    """An aware time. SQLite has no time zones and stores it in UTC."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
@@ -44,7 +44,7 @@ class UtcDateTime(TypeDecorator[datetime]):
 
 
 class Whole(TypeDecorator[int]):
-    """A whole number of 64 bits. Raises TypeError for what a damaged SQLite file holds in its place."""
+    """A 64-bit integer. Raises TypeError for another type of value, which a damaged SQLite file may hold."""
 
     impl = BigInteger
     cache_ok = True
@@ -65,7 +65,7 @@ class Whole(TypeDecorator[int]):
 
 
 class Finite(TypeDecorator[float]):
-    """A finite number. SQLite by itself would keep an infinity, and nothing in place of a NaN."""
+    """A finite number. SQLite itself would store an infinity as it is and a NaN as NULL."""
 
     impl = Double
     cache_ok = True
@@ -171,7 +171,7 @@ class AgentRow(Base):
     started: Mapped[datetime]
     beats: Mapped[int]
     heard: Mapped[datetime | None]
-    """When it beat last, by the clock of the database."""
+    """Time of the last heartbeat, by the clock of the database."""
     ended: Mapped[datetime | None]
 
 
@@ -252,7 +252,7 @@ class OutcomeRow(Base):
 
 
 class AttemptRow(Base):
-    """A run that was repeated because the machine was disturbed; the run that counts is the outcome."""
+    """A disturbed run, which was repeated; the run that counts is the outcome."""
 
     __tablename__ = "autotune_attempt"
 
@@ -343,7 +343,7 @@ class BundleRow(Base):
 
 
 class ProvenanceRow(Base):
-    """A row that came with a bundle; all others were measured here."""
+    """The bundle that a row was imported with; rows without an entry are local."""
 
     __tablename__ = "autotune_provenance"
 

@@ -1,4 +1,4 @@
-"""Database URLs: which ones work, which file they name, and how to show them without their secrets."""
+"""Database URLs: parsing, the file that they name, and masking of secrets."""
 
 import re
 from itertools import chain
@@ -18,17 +18,17 @@ _STARS = "***"
 
 
 def default_url() -> str:
-    """The user's own database: `autotune.db` in the data directory of this platform (`XDG_DATA_HOME` on Linux)."""
+    """Return the URL of the user's own `autotune.db`, in the platform's data directory (`XDG_DATA_HOME` on Linux)."""
     return of_file(Path(platformdirs.user_data_dir("autotune"), "autotune.db"))
 
 
 def of_file(path: Path) -> str:
-    """The URL of a SQLite file, whatever its name holds."""
+    """Return the URL of a SQLite file, with special characters escaped."""
     return URL.create("sqlite", database=str(path)).render_as_string()
 
 
 def parse(url: str) -> URL:
-    """The URL with its driver and, for SQLite, an absolute path, so that a change of directory cannot move the file.
+    """Return the URL with its driver and, for SQLite, an absolute path, which a change of directory does not affect.
 
     Raises BadUrl for anything but a SQLite file or a PostgreSQL database.
     """
@@ -47,7 +47,7 @@ def parse(url: str) -> URL:
 
 
 def masked(url: str | URL) -> str:
-    """The URL as people may see it: the password, also one in the query string, is `***`."""
+    """Return the URL for messages: passwords, also in the query string, are `***`."""
     parsed = _split(url) if isinstance(url, str) else url
     if parsed is None:  # a password may stand anywhere
         return _STARS
@@ -57,18 +57,18 @@ def masked(url: str | URL) -> str:
 
 
 def secrets(url: URL) -> tuple[str, ...]:
-    """The texts of the URL that no message may show."""
+    """Return the parts of the URL that no message may show."""
     of_query = (url.normalized_query[key] for key in url.query if _SECRET_KEY.search(key))
     return tuple(filter(None, (url.password, *chain.from_iterable(of_query))))
 
 
 def sqlite_path(url: URL) -> Path | None:
-    """The file of a parsed SQLite URL; None for PostgreSQL."""
+    """Return the file of a parsed SQLite URL, or None for PostgreSQL."""
     return Path(url.database or "") if url.drivername == "sqlite" else None
 
 
 def _split(url: str) -> URL | None:
-    """None for what is no URL, or may be read in two ways: where a user's password ends."""
+    """Parse the URL; None for an invalid one, or one with an ambiguous end of the password."""
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):

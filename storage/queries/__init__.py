@@ -1,1 +1,1 @@
-"""What is read from and written to the tables, a module for each noun."""
+"""Queries, one module for each kind of record."""

@@ -1,7 +1,7 @@
-"""Agents: processes that use the devices, the signs of life that they give each other, and what each has for itself.
+"""Agents, the processes that use the devices: heartbeats and leases.
 
-What an agent holds is fenced by its id, which is never used again: who takes the place of a silent agent ends it, and
-what an ended agent asks for is refused in the transaction that would have given it.
+Leases are fenced by the id of the agent, which is never used again: the successor of a silent agent ends it, and the
+requests of an ended agent are refused in the transaction that would have granted them.
 """
 
 from collections.abc import Collection, Mapping
@@ -44,7 +44,7 @@ def end(session: Session, agent_id: str) -> None:
 
 
 def check(session: Session, agent_id: str | None) -> None:
-    """Raises Superseded when the agent has ended. One that has not stays so until the transaction ends."""
+    """Raise Superseded if the agent has ended, and keep others from ending it until the transaction ends."""
     if agent_id is not None and rows.get(session, AgentRow, agent_id, lock=True).ended is not None:
         raise Superseded(
             "this process gave no sign of life for so long that others took its place; what it measured is kept. "
@@ -54,13 +54,13 @@ def check(session: Session, agent_id: str | None) -> None:
 
 def take(session: Session, agent_id: str, resources: Collection[str], gone: Collection[str]) -> None:
     check(session, agent_id)
-    for resource in sorted(resources):  # always in this order: two agents wait for each other, never in a circle
+    for resource in sorted(resources):  # in the same order everywhere, so that two agents cannot deadlock
         while not _taken(session, agent_id, resource, gone):
             pass  # its holder has just ended, or another has just come
 
 
 def _taken(session: Session, agent_id: str, resource: str, gone: Collection[str]) -> bool:
-    """Whether it was possible just now. Raises ResourceHeld."""
+    """Try to take the lease once, and return whether that worked. Raises ResourceHeld."""
     holder = session.scalar(select(LeaseRow.agent_id).where(LeaseRow.resource == resource))
     if holder == agent_id:
         return True

@@ -1,4 +1,4 @@
-"""Rows to values and back: the only module that knows both."""
+"""Conversion of rows to values and back."""
 
 from dataclasses import fields
 from typing import Any, Literal, TypeVar, cast
@@ -53,29 +53,17 @@ _DOCUMENTS: dict[str, Any] = {
     "ties": tuple[str, ...],
     "pareto": tuple[ParetoPlan, ...],
 }
-"""The fields of a BestPlan that are kept as canonical JSON."""
+"""Fields of a BestPlan that are stored as canonical JSON."""
 
 
 def columns(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass, by name: the tables call their columns alike."""
+    """Return the fields of a dataclass by name, which are also the names of its columns."""
     return {field.name: getattr(value, field.name) for field in fields(value)}
 
 
 def row_values(row: Base) -> dict[str, Any]:
-    """The columns of a row, by name."""
+    """Return the values of a row by the names of its columns."""
     return {column.key: getattr(row, column.key) for column in inspect(type(row)).columns}
-
-
-def hardware_row(value: Hardware) -> HardwareRow:
-    return HardwareRow(fingerprint=value.fingerprint, **columns(value))
-
-
-def model_row(value: ModelShape) -> ModelRow:
-    return ModelRow(fingerprint=value.fingerprint, **columns(value))
-
-
-def data_row(value: DataProfile) -> DataProfileRow:
-    return DataProfileRow(fingerprint=value.fingerprint, **columns(value))
 
 
 def workload_row(value: Workload) -> WorkloadRow:
@@ -262,7 +250,7 @@ def _value(kind: type[V], row: Base, **given: object) -> V:
 
 
 def queried(outcome: Outcome) -> dict[str, Any]:
-    """What columns of its own repeat of the document, so that it can be asked for."""
+    """Return the parts of the document that have columns of their own, so that queries can use them."""
     if isinstance(outcome, Completed):
         measurement = outcome.measurement
         return {"samples_per_second": measurement.samples_per_second, "peak_bytes": measurement.peak_bytes}
@@ -274,7 +262,7 @@ def queried(outcome: Outcome) -> dict[str, Any]:
 
 
 def _text(text: str) -> str:
-    """As PostgreSQL can store it."""
+    """Replace NUL characters, which PostgreSQL cannot store."""
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 

@@ -1,4 +1,4 @@
-"""The winners of studies: kept, listed, and the nearest to a workload."""
+"""Winners of studies: stored, listed, and searched for the nearest to a workload."""
 
 import math
 from collections.abc import Collection, Iterator
@@ -19,7 +19,7 @@ from trials.workload import Hardware, ModelShape, Software
 
 _HISTOGRAM = "data.histogram"
 _COMPARED = 64
-"""Workloads whose histograms are compared, unless more are asked for."""
+"""Number of workloads whose histograms are compared, unless the caller wants more."""
 _Columns = dict[str, InstrumentedAttribute[Any]]
 _HARDWARE_COLUMNS: _Columns = {
     "fingerprint": HardwareRow.fingerprint,
@@ -45,7 +45,7 @@ _OF_WORKLOAD = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NearPlan:
-    """A winner, and how far its workload is from the one asked for."""
+    """A winner, and the distance of its workload from the given one."""
 
     best: BestPlan
     differences: tuple[Difference, ...]
@@ -62,7 +62,7 @@ def save(session: Session, best: BestPlan) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Which winners a query is for; a name may be a part of the stored one, in either case."""
+    """Conditions on the winners of a query; names match any part of the stored one, in any case."""
 
     hardware_fingerprint: str | None = None
     hardware_name: str | None = None
@@ -103,21 +103,23 @@ def last(session: Session, workload_fingerprint: str) -> BestPlan | None:
 
 
 def of_study(session: Session, study_id: str) -> BestPlan | None:
-    return _one(session, select(BestPlanRow).where(BestPlanRow.study_id == study_id))
+    query = select(BestPlanRow).where(BestPlanRow.study_id == study_id)
+    found = session.execute(provenance.with_source(query, BestPlanRow.study_id)).one_or_none()
+    return None if found is None else codec.best_plan(*found)
 
 
 def nearest(session: Session, now: Fields, wanted: Wanted, limit: int) -> tuple[NearPlan, ...]:
-    told = _distances(session, now, wanted, limit)
-    query = select(BestPlanRow).where(BestPlanRow.workload_fingerprint.in_(told))
-    best_plans = ((best, told[best.workload.fingerprint]) for best in _read(session, query))
+    compared = _distances(session, now, wanted, limit)
+    query = select(BestPlanRow).where(BestPlanRow.workload_fingerprint.in_(compared))
+    best_plans = ((best, compared[best.workload.fingerprint]) for best in _read(session, query))
     found = [NearPlan(best=best, differences=each, distance=distance(each)) for best, each in best_plans]
     return tuple(sorted(found, key=lambda near: (near.distance, near.best.epoch_seconds))[:limit])
 
 
 def _distances(session: Session, now: Fields, wanted: Wanted, limit: int) -> dict[str, tuple[Difference, ...]]:
-    """The differences of the nearest workloads, by fingerprint.
+    """Return the differences of the nearest workloads, by fingerprint.
 
-    Histograms are long: of workloads that are equally far without them those are compared whose mean lengths are near.
+    Histograms are long, so only those of the nearest workloads by all other fields and mean lengths are read.
     """
     coarse = {name: value for name, value in now.items() if name != _HISTOGRAM}
     ranked = _ranked(session, coarse, wanted, _mean_lengths(now))
@@ -130,7 +132,7 @@ def _distances(session: Session, now: Fields, wanted: Wanted, limit: int) -> dic
             _Ranked(each.distance + distance(data), each.lengths, each.fingerprint, each.found + data)
             for each, data in whole
         )
-    return {each.fingerprint: tuple(sorted(each.found, key=_weightiest)) for each in ranked[:limit]}
+    return {each.fingerprint: tuple(sorted(each.found, key=lambda one: -one.distance)) for each in ranked[:limit]}
 
 
 class _Ranked(NamedTuple):
@@ -138,17 +140,13 @@ class _Ranked(NamedTuple):
 
     distance: float
     lengths: float
-    """How far its mean lengths are, in doublings."""
+    """Distance of its mean lengths, in doublings."""
     fingerprint: str
     found: tuple[Difference, ...]
 
 
-def _weightiest(difference: Difference) -> float:
-    return -difference.distance
-
-
 def _ranked(session: Session, now: Fields, wanted: Wanted, lengths: tuple[float, ...]) -> list[_Ranked]:
-    """Every workload with a winner, the nearest first. Many share their hardware or model, which is compared once."""
+    """Return all workloads with a winner, nearest first. Shared hardware and models are compared only once."""
     hardware = _compared(session, _HARDWARE_COLUMNS, now)
     models = _compared(session, _MODEL_COLUMNS, now)
     has_winner = exists().where(BestPlanRow.workload_fingerprint == WorkloadRow.fingerprint)
@@ -170,14 +168,14 @@ def _ranked(session: Session, now: Fields, wanted: Wanted, lengths: tuple[float,
 
 
 def _mean_lengths(now: Fields) -> tuple[float, ...]:
-    """Vision units and text tokens of a sample, as far as they are known."""
+    """Return the mean vision units and text tokens of a sample, as far as they are known."""
     samples = now.get("data.samples")
     known = [now.get("data.vision_units"), now.get("data.text_tokens")]
     return tuple(each / samples for each in known if isinstance(each, int) and isinstance(samples, int) and samples)
 
 
 def _compared(session: Session, columns: _Columns, now: Fields) -> dict[str, tuple[Difference, ...]]:
-    """The differences of every row of a table, by its fingerprint, which is the first column."""
+    """Return the differences of all rows of a table by fingerprint, the first column."""
     names = tuple(columns)[1:]
     return {
         row[0]: differences(dict(zip(names, row[1:], strict=True)), now)
@@ -191,13 +189,8 @@ def _histograms(session: Session, fingerprints: Collection[str]) -> dict[str, Hi
     return {fingerprint: codec.histogram(buckets) for fingerprint, buckets in session.execute(query)}
 
 
-def _one(session: Session, query: Select[Any]) -> BestPlan | None:
-    found = session.execute(provenance.with_source(query, BestPlanRow.study_id)).one_or_none()
-    return None if found is None else codec.best_plan(*found)
-
-
 def _read(session: Session, query: Select[Any]) -> tuple[BestPlan, ...]:
-    """Those that can be read."""
+    """Return the readable ones; `rows.readable` logs the others."""
     sourced = provenance.with_source(query, BestPlanRow.study_id)
     sources = dict(map(tuple, session.execute(sourced)))
     return tuple(rows.readable(sources, lambda row: codec.best_plan(row, sources[row])))

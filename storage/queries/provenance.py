@@ -1,4 +1,4 @@
-"""Where rows came from that were not written here."""
+"""Provenance of imported rows."""
 
 from typing import Any
 
@@ -12,29 +12,23 @@ _STUDY = StudyRow.__tablename__
 
 
 def of(session: Session, row: Base) -> ProvenanceRow | None:
-    """None for what was written here."""
+    """Return the provenance of an imported row; None for a local one."""
     return session.get(ProvenanceRow, (row.__tablename__, key_of(row)))
 
 
-def forget(session: Session, row: Base) -> None:
-    """Of a row that was written anew here."""
-    if found := of(session, row):
-        session.delete(found)
-
-
 def key_of(row: Base) -> str:
-    """The values of its primary key, as one text."""
+    """Return the values of the primary key as one text."""
     return "/".join(str(value) for value in inspect(type(row)).primary_key_from_instance(row))
 
 
 def is_foreign(study_id: InstrumentedAttribute[str]) -> ColumnElement[bool]:
-    """Whether the study came with a bundle."""
+    """Return the condition that the study was imported."""
     of_study = aliased(ProvenanceRow)  # a query may join the table for itself
     return exists(select(of_study.key).where(of_study.kind == _STUDY, of_study.key == study_id))
 
 
 def with_source(query: Select[Any], study_id: InstrumentedAttribute[str]) -> Select[Any]:
-    """Adds a column to the query: the database whose bundle brought the study, or NULL."""
+    """Add a column to the query: the database that the study was imported from, or NULL."""
     return (
         query.add_columns(BundleRow.source)
         .outerjoin(ProvenanceRow, and_(ProvenanceRow.kind == _STUDY, ProvenanceRow.key == study_id))

@@ -91,7 +91,7 @@ def latest(session: Session, workload_fingerprint: str) -> StudyRecord | None:
 
 
 def _own(workload_fingerprint: str) -> Select[StudyRow]:
-    """Of this database, the last first."""
+    """Select the local studies of a workload, newest first."""
     query = select(StudyRow).where(
         StudyRow.workload_fingerprint == workload_fingerprint, ~provenance.is_foreign(StudyRow.id)
     )
@@ -99,7 +99,7 @@ def _own(workload_fingerprint: str) -> Select[StudyRow]:
 
 
 def conclude(session: Session, study_id: str, lessons: str, agent_id: str) -> bool:
-    """Whether the study was unfinished and led by this agent; now it is finished."""
+    """Finish the study, and return True, if it is unfinished and this agent leads it."""
     row = rows.get(session, StudyRow, study_id, lock=True)
     if row.finished is not None or row.leader_id != agent_id:
         return False
@@ -153,9 +153,9 @@ def start_trial(
 
 
 def is_taken(session: Session, study_id: str, plan: Plan, known: int) -> bool:
-    """Whether a trial of the plan runs, or more than the known ones are finished.
+    """Return whether a trial of the plan runs, or more than `known` are finished.
 
-    It stays so until the transaction ends.
+    Locks the study, so that the answer holds until the transaction ends.
     """
     rows.get(session, StudyRow, study_id, lock=True)
     of_plan = select(TrialRow.status).where(TrialRow.study_id == study_id, TrialRow.plan_id == plan.id)
@@ -216,7 +216,7 @@ def comparable(session: Session, workload: Workload) -> tuple[FinishedTrial, ...
 
 
 def _finished(session: Session, query: Select[TrialRow]) -> tuple[FinishedTrial, ...]:
-    """Oldest first."""
+    """Return the finished trials of a query, oldest first."""
     query = query.where(TrialRow.status == FINISHED).order_by(TrialRow.finished, TrialRow.id)
     return tuple(trial for trial in _readable(session, query) if isinstance(trial, FinishedTrial))
 

@@ -1,4 +1,4 @@
-"""Plans that studies tried: found by the beginning of their id, in the study that says most of them."""
+"""Tried plans, found by the beginning of their id, with the most relevant study."""
 
 import difflib
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from trials.workload import Workload
 
 _SHOWN = 5
 _Sources: TypeAlias = Mapping[StudyRow, str | None]
-"""Studies, and the databases whose bundles brought them."""
+"""Studies, and the databases that they were imported from."""
 
 
 def find(session: Session, id_prefix: str, now: Workload | None) -> TriedPlan:
@@ -39,7 +39,7 @@ def find(session: Session, id_prefix: str, now: Workload | None) -> TriedPlan:
 
 
 def _id(session: Session, id_prefix: str) -> str:
-    """Of the one plan whose id begins so. Raises UnknownPlan and AmbiguousId."""
+    """Return the only plan id that begins with `id_prefix`. Raises UnknownPlan and AmbiguousId."""
     prefix = id_prefix.lower()
     known = union(select(TrialRow.plan_id), select(BestPlanRow.plan_id)).subquery()
     ids = select(known.c.plan_id).order_by(known.c.plan_id)
@@ -56,7 +56,7 @@ def _id(session: Session, id_prefix: str) -> str:
 
 
 def _studies(plan_id: str) -> Select[Any]:
-    """(study that tried the plan, where it comes from): those that the plan won first, then ours, the newest first."""
+    """Select (study that tried the plan, its source): those that the plan won first, then local, then newest."""
     tried = select(TrialRow.study_id).where(TrialRow.plan_id == plan_id)
     won = select(BestPlanRow.study_id).where(BestPlanRow.plan_id == plan_id)
     query = select(StudyRow).where(StudyRow.id.in_(union(tried, won)))
@@ -65,7 +65,7 @@ def _studies(plan_id: str) -> Select[Any]:
 
 
 def _by_validity(session: Session, sources: _Sources, now: Workload) -> list[StudyRow]:
-    """The studies whose measurements hold best on the workload first, else in the same order."""
+    """Sort the studies by their validity for the workload, the best first, and keep the order otherwise."""
 
     def ranked(study: StudyRow) -> tuple[int, StudyRow]:
         then = codec.workload(rows.get(session, WorkloadRow, study.workload_fingerprint))

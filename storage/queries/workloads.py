@@ -1,4 +1,4 @@
-"""Workloads and what is measured once for all their studies: the layer profile."""
+"""Workloads, and the layer profiles that their studies share."""
 
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -8,17 +8,16 @@ from sqlalchemy.orm import Session
 
 from storage.database import rows
 from storage.database.rekeying import Rekeying
-from storage.database.tables import Base, HardwareRow, LayerProfileRow, ModelRow, WorkloadRow
+from storage.database.tables import Base, DataProfileRow, HardwareRow, LayerProfileRow, ModelRow, WorkloadRow
 from storage.queries import codec, provenance
 from storage.records import LayerProfile
 from trials.workload import PATH_DIGEST, ModelShape, Software, Workload
 
 
 def add(session: Session, workload: Workload) -> str:
-    # Always in this order: two processes that add the same values wait for each other, never in a circle.
-    rows.ensure(session, codec.hardware_row(workload.hardware))
-    rows.ensure(session, codec.model_row(workload.model))
-    rows.ensure(session, codec.data_row(workload.data))
+    # Always in this order, so that two processes that add the same values cannot deadlock.
+    for row, value in ((HardwareRow, workload.hardware), (ModelRow, workload.model), (DataProfileRow, workload.data)):
+        rows.ensure(session, row(fingerprint=value.fingerprint, **codec.columns(value)))
     return rows.ensure(session, codec.workload_row(workload)).fingerprint
 
 
@@ -63,7 +62,8 @@ def save_layer_profile(session: Session, hardware: str, model: str, software: So
         ),
     )
     row.created, row.document = now, document
-    provenance.forget(session, row)
+    if imported := provenance.of(session, row):  # measured anew here
+        session.delete(imported)
 
 
 def _layer_profiles() -> Select[LayerProfileRow, HardwareRow, ModelRow]:

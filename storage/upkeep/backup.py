@@ -16,10 +16,10 @@ _PREFIX = "autotune_"
 
 
 def back_up(session: Session, revision: str) -> str:
-    """Copies the tables as they are, while the session keeps others from writing; where they are then, in words.
+    """Copy the tables, while the session holds the write lock, and return where the copy is, for messages.
 
-    A SQLite file is copied whole, beside itself. In PostgreSQL our own tables are copied into a schema of their own, in
-    the session's transaction. Raises what the session's database raises.
+    The copy of a SQLite file is a file in the same folder. In PostgreSQL the tables of autotune are copied into a
+    new schema, in the transaction of the session.
     """
     path = sqlite_path(session.get_bind().engine.url)
     name = f"{revision}_{stamp()}"
@@ -34,12 +34,12 @@ def back_up(session: Session, revision: str) -> str:
 
 
 def stamp() -> str:
-    """The time as part of a name that no earlier copy has."""
+    """Return the time as part of a unique name."""
     return f"{datetime.now(UTC):%Y%m%dt%H%M%S%f}"
 
 
 def copy_file(source: Path, target: Path) -> Path:
-    """A consistent copy of a SQLite file, what waits in its log included; on disk when it returns, mode 0600."""
+    """Copy a SQLite file consistently, including its write-ahead log, and sync the copy, which has mode 0600."""
     os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     try:
         with closing(sqlite3.connect(source)) as old, closing(sqlite3.connect(target)) as new:

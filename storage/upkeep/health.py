@@ -1,4 +1,4 @@
-"""What must be true of the tables whatever happened, checked row by row."""
+"""Consistency checks of the tables, row by row."""
 
 import math
 from collections.abc import Callable, Collection, Iterator
@@ -42,11 +42,11 @@ _ROWS_AT_ONCE = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """Something that no version of this software writes."""
+    """A row or file content that no version of this software writes."""
 
     table: str
     key: str
-    """Of the row; empty when it is no single one."""
+    """Primary key of the row; empty if the problem concerns no single row."""
     what: str
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ class Problem:
 
 
 def problems(session: Session) -> Iterator[Problem]:
-    """Everything that is wrong, in the order of the tables. It takes as long as reading the whole database."""
+    """Yield all problems in the order of the tables, by reading the whole database."""
     if session.get_bind().dialect.name == "sqlite":
         yield from _problems_of_file(session)
     for kind in ROW_CHECKS:
@@ -73,13 +73,13 @@ def _problems_of_table(session: Session, kind: type[Base]) -> list[Problem]:
     try:
         rows = session.scalars(select(kind).execution_options(yield_per=_ROWS_AT_ONCE))
         found = [(key_of(row), what) for row in rows if (what := problem_of(row)) is not None]
-    except UNREADABLE:  # one after the other, to tell which
+    except UNREADABLE:  # read row by row to find which
         found = [("/".join(map(str, key)), what) for key, what in bad_rows(session, kind)]
     return [Problem(table=kind.__tablename__, key=key, what=what) for key, what in found]
 
 
 def bad_rows(session: Session, kind: type[Base]) -> Iterator[tuple[tuple[Any, ...], str]]:
-    """(primary key, what is wrong) of each row of a table that is not right, also where it cannot be read."""
+    """Yield (primary key, what is wrong) of each bad row of a table, including unreadable ones."""
     for key in map(tuple, session.execute(select(*inspect(kind).primary_key)).all()):
         try:
             row = session.get(kind, key)
@@ -91,7 +91,7 @@ def bad_rows(session: Session, kind: type[Base]) -> Iterator[tuple[tuple[Any, ..
 
 
 def problem_of(row: Base) -> str | None:
-    """What is wrong with one row by itself; None when nothing is."""
+    """Return what is wrong with one row on its own, or None."""
     check = ROW_CHECKS.get(type(row))
     for name, value in codec.row_values(row).items():
         if isinstance(value, float) and not math.isfinite(value):
@@ -103,7 +103,7 @@ def problem_of(row: Base) -> str | None:
 
 
 def _problems_of_file(session: Session) -> Iterator[Problem]:
-    """Of SQLite's pages, indices and references."""
+    """Check the pages, indices and references of SQLite."""
     for line in session.scalars(text("PRAGMA integrity_check")):
         if line != "ok":
             yield Problem(table="the file", key="", what=str(line))
@@ -197,7 +197,7 @@ ROW_CHECKS: dict[type[Base], Callable[[Any], str | None]] = {
 
 
 def problems_of_studies(session: Session, ids: Collection[str] | None = None) -> Iterator[Problem]:
-    """What is wrong between the rows of all studies, or of some."""
+    """Yield the contradictions between rows of all studies, or of those with the given ids."""
     these = () if ids is None else (StudyRow.id.in_(ids),)
     counted = select(StudyRow.id, func.count(), func.min(TrialRow.number), func.max(TrialRow.number))
     counted = counted.join(TrialRow, TrialRow.study_id == StudyRow.id).where(*these).group_by(StudyRow.id)
@@ -231,10 +231,10 @@ def _problem_of_end(workload: str, winners: str | None, *, is_open: bool) -> str
 
 
 def _problem_of_ranks(document: str, count: int) -> str | None:
-    """Of the ranks' measurements beside the outcome that they belong to."""
+    """Compare the number of measured ranks with the outcome."""
     try:
         found = codec.outcome_of(document)
-    except UNREADABLE:  # told of the outcome itself
+    except UNREADABLE:  # the check of the outcome reports it
         return None
     expected = len(found.measurement.stages) if isinstance(found, Completed) else 0
     return None if count == expected else f"{count} ranks in place of {expected}"

@@ -1,6 +1,6 @@
-"""Makes a damaged database whole again: what can be read is kept, what contradicts itself is dropped or derived anew.
+"""Repair of a damaged database: readable rows are kept, contradictory ones dropped or derived again.
 
-Nothing is overwritten before a copy of everything lies beside it.
+Nothing is overwritten before a copy of the whole database is on disk.
 """
 
 import json
@@ -43,7 +43,7 @@ from storage.upkeep.health import ROW_CHECKS, bad_rows
 from trials.whole_file import sync
 
 _UNREADABLE_PAGE = (sqlite3.Error, UnicodeDecodeError)
-"""The second when SQLite quotes in its message what is damaged."""
+"""UnicodeDecodeError comes where SQLite quotes damaged text in its message."""
 _LOGS = ("", "-wal", "-journal", "-shm")
 """Endings of a file and of what SQLite keeps beside it."""
 _NEVER = datetime.fromtimestamp(0, UTC)
@@ -53,14 +53,14 @@ _FARTHEST = 1 << 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repaired:
-    """What a repair did."""
+    """Summary of a repair."""
 
     kept_as: str
-    """Where the database is as it was before, in words."""
+    """Where the copy of the unrepaired database is, for messages."""
     read: Mapping[str, int]
-    """Rows by table that could be read; empty where the server reads them."""
+    """Readable rows by table; empty for PostgreSQL, where nothing is rebuilt."""
     dropped: Mapping[str, int]
-    """Rows by table that were read, and refer to nothing or make no sense."""
+    """Readable rows by table that had missing references or contradictory values."""
 
 
 def repair(
@@ -69,11 +69,11 @@ def repair(
     check: Callable[[], None] = lambda: None,
     lock_timeout_seconds: float = LOCK_TIMEOUT_SECONDS,
 ) -> Repaired:
-    """Mends the tables in place; a SQLite file is written anew from what can be read of it.
+    """Repair the tables in place; rebuild a SQLite file from its readable rows.
 
-    Nobody else may use it: `check`, which is called when the copy is there, raises when somebody does. Optuna's tables
-    of a file are left behind: the next search fills them again from ours. Raises DatabaseDamaged, with everything as it
-    was, when none of our tables can be read; BadUrl, DatabaseUnavailable and DatabaseTooNew.
+    Repair requires exclusive access: `check` is called once the copy exists, and must raise while another process uses
+    the database. A rebuilt file has no tables of Optuna: the next search restores them. Raises BadUrl,
+    DatabaseUnavailable, DatabaseTooNew, and DatabaseDamaged, with nothing changed, if no table of autotune is readable.
     """
     parsed = url.parse(url.default_url() if database_url is None else database_url)
     path = url.sqlite_path(parsed)
@@ -139,14 +139,14 @@ def _repair_file(database: Database, path: Path, check: Callable[[], None]) -> R
 
 
 def _state(path: Path) -> list[tuple[int, int]]:
-    """It is another after every write to the file or its log; an empty log is none."""
+    """A value that changes with every write to the file or its log; an empty log counts as none."""
     files = [file for ending in _LOGS[:-1] if (file := Path(f"{path}{ending}")).exists()]
     return [(found.st_mtime_ns, found.st_size) for found in map(Path.stat, files) if found.st_size]
 
 
 @contextmanager
 def _without_writers(path: Path) -> Iterator[None]:
-    """Nobody else writes meanwhile; where the damage keeps the lock from us, it keeps it from them."""
+    """Hold the write lock. Where damage makes it impossible to take, no other process can take it either."""
     with closing(sqlite3.connect(path, LOCK_TIMEOUT_SECONDS, isolation_level=None)) as connection:
         try:
             connection.execute("BEGIN IMMEDIATE")
@@ -157,7 +157,7 @@ def _without_writers(path: Path) -> Iterator[None]:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """With all that SQLite keeps beside it, on disk when it returns."""
+    """Copy a database with its log and journal, and sync the copies to disk."""
     for ending in _LOGS[:-1]:
         if Path(f"{source}{ending}").exists():
             shutil.copy2(f"{source}{ending}", f"{target}{ending}")
@@ -204,9 +204,9 @@ def _is_there(old: sqlite3.Connection, table: Table) -> bool:
 
 
 def _rows(old: sqlite3.Connection, table: Table) -> Iterator[dict[str, Any]]:
-    """What can be read of a table, of which some pages may be lost.
+    """Yield the readable rows of a table that may have lost pages.
 
-    One after the other: a cursor that meets a lost page takes the row before it along.
+    Each row has its own query: a cursor that meets a lost page also loses the row before it.
     """
     last, step = -1, 1
     while step < _FARTHEST:
@@ -234,7 +234,7 @@ def _backwards(old: sqlite3.Connection, table: Table, before: int, until: int) -
 def _row(
     old: sqlite3.Connection, table: Table, rowid: int, *, backwards: bool = False
 ) -> tuple[int, dict[str, Any]] | None:
-    """The next one after a row id, with its own. Raises sqlite3.Error where a page is lost or not the table's."""
+    """Return the next row with its id. Raises sqlite3.Error for a lost page, or one of another table."""
     where = "< ? ORDER BY rowid DESC" if backwards else "> ? ORDER BY rowid"
     query = f"SELECT rowid, * FROM {table.name} WHERE rowid {where} LIMIT 1"  # noqa: S608  # a name of ours
     cursor = old.execute(query, (rowid,))
@@ -248,7 +248,7 @@ def _row(
 
 
 def _inserted(session: Session, table: Table, row: Mapping[str, Any]) -> bool:
-    """Whether the row could be stored: it has the columns, values of their types, and what it refers to is there."""
+    """Insert the row, and return whether its columns, value types and references are valid."""
     try:
         values = {column.name: _value(column.type, row[column.name]) for column in table.columns if column.name in row}
     except UNREADABLE:
@@ -263,7 +263,7 @@ def _inserted(session: Session, table: Table, row: Mapping[str, Any]) -> bool:
 
 
 def _readings(table: Table, values: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The row as it stands, then without what may be wrong in it and follows from others or matters to nobody."""
+    """Yield the row as it is, then with references to agents cleared, then, for a trial, with a consistent status."""
     yield values
     agents = [key.parent.name for key in table.foreign_keys if key.column.table.name == AgentRow.__tablename__]
     if agents:
@@ -286,7 +286,7 @@ def _stored(session: Session, table: Any, values: Mapping[str, Any]) -> bool:
 
 
 def _value(kind: Any, value: Any) -> Any:
-    """As the tables' types read it. Raises ValueError or TypeError."""
+    """Convert a raw SQLite value to the type of its column. Raises ValueError or TypeError."""
     if value is None:
         return None
     if isinstance(kind, UtcDateTime):
@@ -297,7 +297,7 @@ def _value(kind: Any, value: Any) -> Any:
 
 
 def _mend(session: Session) -> Counter[str]:
-    """Leaves only rows that make sense; how many of each table were dropped for that."""
+    """Drop inconsistent rows, restore derived values, and return the number of dropped rows by table."""
     dropped = Counter[str]()
     for kind in ROW_CHECKS.keys() - {TrialRow}:
         dropped += _without_bad(session, kind)
@@ -317,7 +317,7 @@ def _mend(session: Session) -> Counter[str]:
 
 
 def _forget_lost(session: Session) -> None:
-    """Rows that are not there came from nowhere: a later import brings them as new ones."""
+    """Drop the provenance of missing rows, so that a later import brings them back as new ones."""
     kinds = {mapper.class_.__tablename__: mapper for mapper in Base.registry.mappers}
     for name in session.scalars(select(ProvenanceRow.kind).distinct()).all():
         of_kind = delete(ProvenanceRow).where(ProvenanceRow.kind == name)
@@ -336,7 +336,7 @@ def _without_bad(session: Session, kind: type[Base]) -> Counter[str]:
 
 
 def _drop(session: Session, kind: type[Base], key: tuple[Any, ...]) -> Counter[str]:
-    """Deletes a row and all that refer to it; how many there were, by table."""
+    """Delete a row and all rows that refer to it, and return their number by table."""
     session.expire_all()
     dropped = Counter({kind.__tablename__: 1})
     for mapper in Base.registry.mappers:
@@ -352,7 +352,7 @@ def _drop(session: Session, kind: type[Base], key: tuple[Any, ...]) -> Counter[s
 
 
 def _mend_trial(session: Session, trial: TrialRow) -> None:
-    """Its state follows from its outcome, and its ranks' measurements from the outcome's document."""
+    """Derive the status from the outcome, and the measurements of the ranks from its document."""
     if trial.outcome is None:
         if trial.status == FINISHED:
             trial.status = ABANDONED
@@ -363,7 +363,7 @@ def _mend_trial(session: Session, trial: TrialRow) -> None:
 
 
 def _mend_study(session: Session, study: StudyRow) -> None:
-    """Its trials are numbered without gaps, and it has ended when it has a winner."""
+    """Number the trials without gaps, and derive the end of the study from its winner."""
     trials = session.scalars(select(TrialRow).where(TrialRow.study_id == study.id).order_by(TrialRow.number)).all()
     for number, trial in enumerate(trials):
         if trial.number != number:

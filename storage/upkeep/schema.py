@@ -1,4 +1,4 @@
-"""Creates and upgrades the tables, one process at a time."""
+"""Creation and upgrade of the tables, by one process at a time."""
 
 import logging
 import pkgutil
@@ -21,9 +21,9 @@ _log = logging.getLogger(__name__)
 
 
 def prepare(database: Database) -> None:
-    """Brings the tables to this version, older ones after a backup; any number of processes may do so at once.
+    """Create the tables, or back them up and upgrade them; any number of processes may call this at once.
 
-    Raises DatabaseTooNew, before anything is written, when a newer version made the tables; DatabaseUnavailable.
+    Raises DatabaseUnavailable, and DatabaseTooNew, with nothing written, if a newer version made the tables.
     """
     path = sqlite_path(database.url)
     if (path is None or path.exists()) and _is_current(database):
@@ -45,7 +45,7 @@ def prepare(database: Database) -> None:
 
 
 def upgrade(session: Session, revision: str = "head") -> None:
-    """Brings the tables to a revision; nobody else may do so meanwhile."""
+    """Upgrade the tables to a revision. The caller holds the lock."""
     from alembic import command  # noqa: PLC0415 - most commands find current tables, and Alembic takes 0.2 s to import
     from alembic.config import Config  # noqa: PLC0415
 
@@ -57,7 +57,7 @@ def upgrade(session: Session, revision: str = "head") -> None:
 
 @contextmanager
 def lock(database: Database) -> Iterator[None]:
-    """Keeps away other processes that ask for the same. Raises DatabaseUnavailable."""
+    """Hold the lock of this database against other processes. Raises DatabaseUnavailable."""
     path = sqlite_path(database.url)
     if path is None:
         with _connection(database) as connection:
@@ -76,7 +76,7 @@ def lock(database: Database) -> Iterator[None]:
 
 @contextmanager
 def _connection(database: Database) -> Iterator[Connection]:
-    """One in no transaction, which a server might end for being idle. What it holds goes with it when it closes."""
+    """Open a connection without a transaction, which a server might end as idle. Closing it releases its locks."""
     with database.errors():
         connection = database.engine.connect()
     try:
@@ -94,7 +94,7 @@ def check_known(database: Database) -> None:
 
 
 def revision(database: Database) -> str | None:
-    """Of the tables; None when there are none."""
+    """Return the revision of the tables, or None if there are none."""
     with database.session() as session:
         return _revision(session)
 

@@ -11,6 +11,7 @@ down_revision = None
 
 def upgrade() -> None:
     _what_is_measured()
+    _workloads()
     _studies_and_plans()
     _what_was_measured()
     _what_came_of_it()
@@ -56,6 +57,9 @@ def _what_is_measured() -> None:
         sa.Column("histogram", sa.JSON(), nullable=False),
         _text("lengths_digest"),
     )
+
+
+def _workloads() -> None:
     op.create_table(
         "autotune_workload",
         _text("fingerprint", primary_key=True),

@@ -1,6 +1,6 @@
 """Models are keyed by what they are: no longer by their name, nor by a digest that their path is a part of.
 
-What a model is cannot be told from such a digest. It stays, marked with `path:`, so that the same folder in the same
+A model cannot be identified by such a digest. It stays, marked with `path:`, so that the same folder in the same
 place is recognised (`storage.queries.workloads.adopt_model`); everywhere else the model is unknown, and its plans are
 to be measured again. A row that did not have its own content for its key is left as it is, for `autotune db check`.
 Gradients were summed in the type of the weights before.
