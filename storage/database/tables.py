@@ -82,6 +82,7 @@ class Finite(TypeDecorator[float]):
 
 class Base(DeclarativeBase):
     metadata = MetaData(
+        # Migrations can only change constraints by name, and each database would choose names of its own.
         naming_convention={
             "ix": "ix_%(table_name)s_%(column_0_N_name)s",
             "uq": "uq_%(table_name)s_%(column_0_N_name)s",
@@ -228,8 +229,9 @@ class TrialRow(Base):
     finished: Mapped[datetime | None]
     given_up: Mapped[datetime | None]
 
-    plan: Mapped[PlanRow] = relationship(lazy="joined")
-    outcome: Mapped["OutcomeRow | None"] = relationship(lazy="joined")
+    # Not joined by default: after a wait for the lock of a trial, PostgreSQL reads that row anew, but no joined row.
+    plan: Mapped[PlanRow] = relationship()
+    outcome: Mapped["OutcomeRow | None"] = relationship()
     attempts: Mapped[list["AttemptRow"]] = relationship(lazy="selectin", order_by="AttemptRow.number")
 
 

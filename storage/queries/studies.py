@@ -6,7 +6,7 @@ from typing import Any
 from uuid import uuid4
 
 from sqlalchemy import Select, func, or_, select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, joinedload
 
 from storage.database import rows
 from storage.database.tables import ABANDONED, FINISHED, RUNNING, HardwareRow, ModelRow, StudyRow, TrialRow, WorkloadRow
@@ -17,6 +17,8 @@ from trials.plan import Plan
 from trials.workload import Workload
 
 _SHOWN = 5
+WHOLE_TRIAL = (joinedload(TrialRow.plan), joinedload(TrialRow.outcome))
+"""Options of queries for many trials, which would otherwise need two more queries for each."""
 
 
 def create(session: Session, workload_fingerprint: str, settings: Mapping[str, object], seed: int) -> StudyRecord:
@@ -184,20 +186,20 @@ def abandon_trial(session: Session, trial_id: str) -> None:
 
 
 def running(session: Session, study_id: str | None) -> tuple[RunningTrial, ...]:
-    query = select(TrialRow).where(TrialRow.status == RUNNING).order_by(TrialRow.started, TrialRow.number)
+    query = _trials().where(TrialRow.status == RUNNING).order_by(TrialRow.started, TrialRow.number)
     if study_id is not None:
         query = query.where(TrialRow.study_id == study_id)
     return tuple(trial for trial in _readable(session, query) if isinstance(trial, RunningTrial))
 
 
 def trials(session: Session, study_id: str) -> tuple[RunningTrial | AbandonedTrial | FinishedTrial, ...]:
-    query = select(TrialRow).where(TrialRow.study_id == study_id).order_by(TrialRow.number)
+    query = _trials().where(TrialRow.study_id == study_id).order_by(TrialRow.number)
     return tuple(_readable(session, query))
 
 
 def answers(session: Session, workload_fingerprint: str) -> tuple[FinishedTrial, ...]:
     of_workload = StudyRow.workload_fingerprint == workload_fingerprint
-    return _finished(session, select(TrialRow).join(StudyRow).where(of_workload, ~provenance.is_foreign(StudyRow.id)))
+    return _finished(session, _trials().join(StudyRow).where(of_workload, ~provenance.is_foreign(StudyRow.id)))
 
 
 def comparable(session: Session, workload: Workload) -> tuple[FinishedTrial, ...]:
@@ -209,7 +211,7 @@ def comparable(session: Session, workload: Workload) -> tuple[FinishedTrial, ...
         "global_batch_samples": workload.global_batch_samples,
         **codec.columns(workload.software),
     }
-    query = select(TrialRow).join(StudyRow).join(WorkloadRow).join(HardwareRow).join(ModelRow)
+    query = _trials().join(StudyRow).join(WorkloadRow).join(HardwareRow).join(ModelRow)
     for table, values in ((ModelRow, model), (HardwareRow, workload.hardware.kind), (WorkloadRow, settings)):
         query = query.where(*(getattr(table, name) == value for name, value in values.items()))
     return _finished(session, query.where(~provenance.is_foreign(StudyRow.id)))
@@ -232,3 +234,7 @@ def _records(session: Session, query: Select[StudyRow]) -> tuple[StudyRecord, ..
 
 def _sourced(query: Select[StudyRow]) -> Select[Any]:
     return provenance.with_source(query, StudyRow.id)
+
+
+def _trials() -> Select[TrialRow]:
+    return select(TrialRow).options(*WHOLE_TRIAL)

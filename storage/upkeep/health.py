@@ -32,6 +32,7 @@ from storage.database.tables import (
 )
 from storage.queries import codec
 from storage.queries.provenance import key_of
+from storage.queries.studies import WHOLE_TRIAL
 from trials import wire
 from trials.errors import OtherForm
 from trials.layer_costs import LayerCosts
@@ -71,7 +72,8 @@ def problems(session: Session) -> Iterator[Problem]:
 
 def _problems_of_table(session: Session, kind: type[Base]) -> list[Problem]:
     try:
-        rows = session.scalars(select(kind).execution_options(yield_per=_ROWS_AT_ONCE))
+        query = select(kind).options(*(WHOLE_TRIAL if kind is TrialRow else ()))
+        rows = session.scalars(query.execution_options(yield_per=_ROWS_AT_ONCE))
         found = [(key_of(row), what) for row in rows if (what := problem_of(row)) is not None]
     except UNREADABLE:  # read row by row to find which
         found = [("/".join(map(str, key)), what) for key, what in bad_rows(session, kind)]
