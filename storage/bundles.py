@@ -240,7 +240,7 @@ def _stored(
         if _merged(session, row, number):
             session.merge(ProvenanceRow(kind=row.__tablename__, key=provenance.key_of(row), bundle_digest=digest))
             fresh[kind].append(tuple(inspect(kind).primary_key_from_instance(row)))
-        if count % _ROWS_AT_ONCE == 0:
+        if count % _ROWS_AT_ONCE == 0:  # the session would keep every row in memory
             session.flush()
             session.expunge_all()
     session.flush()

@@ -13,7 +13,7 @@ from trials.errors import WireError
 from trials.regular_file import read_regular
 from trials.whole_file import whole_file
 
-_MOST_BYTES = 32 << 20
+_MOST_BYTES = 32 << 20  # far above any result; a larger file is none of this program
 _OF_LAUNCH = ".launch.json"
 _logger = logging.getLogger(__name__)
 

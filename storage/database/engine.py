@@ -144,7 +144,7 @@ def _sqlite(url: URL, path: Path, lock_timeout_seconds: float) -> Engine:
     def connect(connection: sqlite3.Connection, record: ConnectionPoolEntry) -> None:
         record.info[_FILE] = _identity(path)
         connection.isolation_level = None  # transactions are begun below, not by the sqlite3 module
-        connection.execute("PRAGMA foreign_keys = ON")
+        connection.execute("PRAGMA foreign_keys = ON")  # off by default, for each connection anew
         connection.execute("PRAGMA synchronous = FULL")  # a result is worth minutes of devices, an fsync milliseconds
 
     @event.listens_for(engine, "checkout")
@@ -169,12 +169,12 @@ def _identity(path: Path) -> tuple[int, int]:
 
 
 def _postgresql(url: URL, lock_timeout_seconds: float) -> Engine:
-    engine = create_engine(url, pool_pre_ping=True)
+    engine = create_engine(url, pool_pre_ping=True)  # a restarted server leaves dead connections in the pool
 
     @event.listens_for(engine, "connect")
     def connect(connection: Any, _record: object) -> None:
         connection.execute(f"SET lock_timeout = {round(lock_timeout_seconds * 1000)}")
-        connection.commit()
+        connection.commit()  # a rollback would undo the SET
 
     return engine
 

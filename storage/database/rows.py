@@ -24,6 +24,7 @@ def ensure(session: Session, row: R) -> R:
     if found is not None:
         return found
     try:
+        # After an error PostgreSQL refuses every statement but the rollback, here to a savepoint.
         with session.begin_nested():
             session.add(row)
     except IntegrityError:

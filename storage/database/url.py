@@ -53,7 +53,7 @@ def masked(url: str | URL) -> str:
         return _STARS
     hidden = {key: _STARS for key in parsed.query if _SECRET_KEY.search(key)}
     shown = parsed.update_query_dict(hidden).render_as_string(hide_password=True)
-    return shown.replace("%2A%2A%2A", _STARS)
+    return shown.replace("%2A%2A%2A", _STARS)  # SQLAlchemy escapes the values of the query string
 
 
 def secrets(url: URL) -> tuple[str, ...]:

@@ -69,7 +69,7 @@ def _taken(session: Session, agent_id: str, resource: str, gone: Collection[str]
             raise ResourceHeld(resource, holder)
         end(session, holder)  # as the holder itself would do it: first its row, then what it holds
     try:
-        with session.begin_nested():
+        with session.begin_nested():  # the primary key decides between two agents
             session.add(LeaseRow(resource=resource, agent_id=agent_id))
     except IntegrityError:
         return False
@@ -84,6 +84,7 @@ def lead(session: Session, study_id: str, agent_id: str, instead_of: str | None)
 
 
 def _database_time() -> ColumnElement[datetime]:
+    # The clocks of the machines of a team differ.
     return type_coerce(func.current_timestamp(), UtcDateTime)
 
 

@@ -32,7 +32,7 @@ def start(
         agent_id=agent_id,
     )
     session.add(row)
-    session.flush()
+    session.flush()  # so that an unknown agent is refused here
     return codec.launch(row)
 
 

@@ -45,7 +45,7 @@ def _id(session: Session, id_prefix: str) -> str:
     ids = select(known.c.plan_id).order_by(known.c.plan_id)
     matches = session.scalars(ids.where(known.c.plan_id.startswith(prefix, autoescape=True)).limit(_SHOWN + 1)).all()
     if not matches:
-        near = difflib.get_close_matches(prefix, session.scalars(ids).all(), n=3, cutoff=0.0)
+        near = difflib.get_close_matches(prefix, session.scalars(ids).all(), n=3, cutoff=0.0)  # some, however unlike
         advice = f"near ids are {', '.join(near)}" if near else "no study has tried a plan yet; run a search first"
         raise UnknownPlan(f"no plan begins with {id_prefix!r}; {advice}")
     if len(matches) > 1:

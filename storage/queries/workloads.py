@@ -27,7 +27,7 @@ def adopt_model(session: Session, model: ModelShape, path_digest: str) -> None:
         return
     of_model = session.scalars(select(WorkloadRow).where(WorkloadRow.model_fingerprint == old))
     keys = {row.fingerprint: replace(codec.workload(row), model=model).fingerprint for row in of_model}
-    session.expunge_all()
+    session.expunge_all()  # the statements below change rows without the knowledge of the session
     Rekeying(session.connection(), Base.metadata.tables).model(old, model.fingerprint, model.config_digest, keys)
 
 

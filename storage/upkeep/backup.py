@@ -29,6 +29,7 @@ def back_up(session: Session, revision: str) -> str:
     session.execute(text(f"CREATE SCHEMA {schema}"))
     for table in inspect(session.connection()).get_table_names():
         if table.startswith(_PREFIX):
+            # Only the rows: their keys and constraints follow from the revision.
             session.execute(text(f"CREATE TABLE {schema}.{table} AS TABLE {table}"))
     return f"the schema {schema}"
 
@@ -43,7 +44,7 @@ def copy_file(source: Path, target: Path) -> Path:
     os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     try:
         with closing(sqlite3.connect(source)) as old, closing(sqlite3.connect(target)) as new:
-            old.backup(new)
+            old.backup(new)  # a copy of the bytes would miss what is still in the log
             new.execute("PRAGMA journal_mode = DELETE")  # one file
         sync(target, target.parent)
     except BaseException:

@@ -175,6 +175,7 @@ def _rebuild(database: Database, kept: Path, made: Path) -> tuple[Counter[str], 
     try:
         schema.prepare(new)
         with closing(sqlite3.connect(kept)) as old, new.session(write=True) as session:
+            # Python would refuse a whole row for one damaged byte of text.
             old.text_factory = lambda raw: raw.decode(errors="replace")
             tables = [table for table in Base.metadata.sorted_tables if _is_there(old, table)]
             if not tables:
@@ -189,6 +190,7 @@ def _rebuild(database: Database, kept: Path, made: Path) -> tuple[Counter[str], 
             r0003_models.rekey(session.connection(), Base.metadata.tables)  # rows that an older version wrote
             dropped.update(_mend(session))
         with new.errors(), new.engine.connect() as connection:
+            # The file is moved without its log.
             connection.connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
     finally:
         new.close()
@@ -213,7 +215,7 @@ def _rows(old: sqlite3.Connection, table: Table) -> Iterator[dict[str, Any]]:
         try:
             found = _row(old, table, last)
         except _UNREADABLE_PAGE:  # beyond the damage, perhaps, others can be read
-            last, step = last + step, step * 2
+            last, step = last + step, step * 2  # a lost page may hold thousands of row ids
             continue
         number, row = found or (_FARTHEST, {})
         if step > 1:  # those between the damage and here, which the last leap has missed
