@@ -93,7 +93,7 @@ def later(tmp_path: Path) -> Path:
     for name in TYPES:
         add_field(tmp_path / "later" / name, "later_{name}: int = 0")
     add_field(tmp_path / "later" / "storage" / "records.py", "later_{name}: int = 0", RECORDS)
-    tables = tmp_path / "later" / "storage" / "tables.py"
+    tables = tmp_path / "later" / "storage" / "database" / "tables.py"
     add_field(tables, 'later_{name}: Mapped[int] = mapped_column(server_default=text("0"))', tuple(COLUMNS))
     names = {
         node.name: ast.literal_eval(node.body[0].value)
