@@ -3,11 +3,9 @@
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from types import MappingProxyType, TracebackType
-from typing import Self
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Self
 
-from storage import bundles
-from storage.bundles import Imported
 from storage.database import url
 from storage.database.engine import LOCK_TIMEOUT_SECONDS, Database
 from storage.nearness import Fields
@@ -26,10 +24,13 @@ from storage.records import (
     TrialResult,
     TriedPlan,
 )
-from storage.upkeep import health, schema
-from storage.upkeep.health import Problem
+from storage.upkeep import schema
 from trials.plan import Plan
 from trials.workload import ModelShape, Software, Workload
+
+if TYPE_CHECKING:
+    from storage.bundles import Imported
+    from storage.upkeep.health import Problem
 
 NO_PARAMETERS: Mapping[str, object] = MappingProxyType({})
 
@@ -68,9 +69,7 @@ class Store:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -193,9 +192,9 @@ class Store:
             agents.lead(session, study_id, agent_id, instead_of)
 
     def conclude_study(self, best: BestPlan, lessons: str, agent_id: str) -> bool:
-        """Finish a study with its winner and its calibration state (`lessons`, as JSON).
+        """Finish a study with its winner and calibration state (JSON), if it is unfinished and led by the agent.
 
-        Return False and store nothing unless the study is unfinished and the agent leads it.
+        Otherwise return False and store nothing.
         """
         with self._database.session(write=True) as session:
             if not studies.conclude(session, best.study_id, lessons, agent_id):
@@ -248,10 +247,7 @@ class Store:
         *,
         finished: int = 0,
     ) -> RunningTrial | None:
-        """Start a trial, or return None if another agent was faster: of several that claim a plan, one gets it.
-
-        That is so if a trial of the plan runs in the study, or if more than `finished` of them are finished.
-        """
+        """Start a trial, unless one of the plan runs in the study or more than `finished` of them are finished."""
         with self._database.session(write=True) as session:
             if studies.is_taken(session, study_id, plan, finished):
                 return None
@@ -288,8 +284,7 @@ class Store:
     def comparable_trials(self, workload: Workload) -> tuple[FinishedTrial, ...]:
         """Return the finished trials, oldest first, whose measurements are informative for this workload.
 
-        Model (except its name), data, batch, `oversize`, software and kind of device are equal. The number of devices,
-        the rest of the machine and the memory limit may differ.
+        Only the name of the model, the number of devices, the rest of the machine and the memory limit may differ.
         """
         with self._database.session() as session:
             return studies.comparable(session, workload)
@@ -307,17 +302,14 @@ class Store:
 
         The workload that was searched last comes first, and within a workload the fastest plan.
         """
+        wanted = Wanted(
+            hardware_fingerprint=hardware_fingerprint,
+            hardware_name=hardware_name,
+            model_name=model_name,
+            workload_fingerprint=workload_fingerprint,
+        )
         with self._database.session() as session:
-            return plans.listed(
-                session,
-                Wanted(
-                    hardware_fingerprint=hardware_fingerprint,
-                    hardware_name=hardware_name,
-                    model_name=model_name,
-                    workload_fingerprint=workload_fingerprint,
-                ),
-                limit,
-            )
+            return plans.listed(session, wanted, limit)
 
     def nearest_plans(
         self, now: Fields, *, hardware_name: str | None = None, model_name: str | None = None, limit: int = 10
@@ -379,22 +371,28 @@ class Store:
 
         Raises UnknownRecord, and UnfinishedStudy for a study without a winner.
         """
+        from storage import bundles  # noqa: PLC0415 - look-ups do without
+
         with self._database.session(snapshot=True) as session:
             for study_id in study_ids:
                 studies.check_finished(session, study_id)
             yield from bundles.lines(session, study_ids, source)
 
-    def import_bundle(self, path: Path) -> Imported:
+    def import_bundle(self, path: Path) -> "Imported":
         """Store the rows of a bundle that this database lacks, with their provenance; a second import has no effect.
 
         Raises BadBundle, with nothing stored.
         """
+        from storage import bundles  # noqa: PLC0415 - look-ups do without
+
         with bundles.opened(path) as text:
             digest = bundles.check(text)
         with self.exclusive(), bundles.opened(path) as text, self._database.session(write=True) as session:
             return bundles.take_in(session, text, digest)
 
-    def problems(self) -> tuple[Problem, ...]:
+    def problems(self) -> "tuple[Problem, ...]":
         """Read the whole database, and return everything in it that no version of this software writes."""
+        from storage.upkeep import health  # noqa: PLC0415 - look-ups do without
+
         with self._database.session(snapshot=True) as session:
             return tuple(health.problems(session))
