@@ -33,7 +33,9 @@ def prepare(database: Database) -> None:
         if _is_current(database):
             return
         if path is not None:
-            _use_write_ahead_log(database)
+            # Once, since the mode stays in the file: a newer database is not touched, a converted one respected.
+            with database.errors(), database.engine.connect() as connection:
+                connection.connection.cursor().execute("PRAGMA journal_mode = WAL")
         with database.session(write=True) as session:
             old = _revision(session)
             if old is None and path is not None and not is_new:
@@ -124,9 +126,3 @@ def _revision(session: Session) -> str | None:
     if not inspect(session.connection()).has_table(VERSION_TABLE):
         return None
     return session.scalar(select(column("version_num")).select_from(table(VERSION_TABLE)))
-
-
-def _use_write_ahead_log(database: Database) -> None:
-    # The mode stays in the file, so it is set once: a newer database must not be touched, a converted one respected.
-    with database.errors(), database.engine.connect() as connection:
-        connection.connection.cursor().execute("PRAGMA journal_mode = WAL")
