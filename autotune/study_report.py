@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from autotune.text_table import table
 from storage.nearness import Difference
 from storage.records import AbandonedTrial, BestPlan, FinishedTrial, LaunchRecord, StudyRecord, TrialRecord, TriedPlan
 from storage.validity import Validity
@@ -161,7 +162,7 @@ def plans_text(found: Sequence[Known]) -> str:
         (
             known.best.plan.id,
             known.best.workload.model.name,
-            f"{known.best.workload.hardware.devices} x {known.best.workload.hardware.device_name}",
+            str(known.best.workload.hardware),
             _speed(known.best.samples_per_second, known.best.samples_per_second_error),
             f"{known.gain:.2f}",
             known.best.created.strftime("%Y-%m-%d %H:%M"),
@@ -194,7 +195,7 @@ def studies_text(found: Sequence[tuple[StudyRecord, Workload, BestPlan | None]])
     rows = [
         (
             study.name,
-            f"{work.hardware.devices} x {work.hardware.device_name}",
+            str(work.hardware),
             study.started.strftime("%Y-%m-%d %H:%M"),
             "unfinished" if study.finished is None else study.finished.strftime("%Y-%m-%d %H:%M"),
             "" if best is None else best.plan.id,
@@ -253,7 +254,7 @@ def _workload_text(tried: TriedPlan) -> str:
         f"{work.model.language_layers} language layers, {work.model.parameters / 1e6:.1f} M parameters, "
         f"{work.model.dtype})\n"
         f"Data {work.data.samples} samples an epoch, {work.data.text_only_samples} of them without images\n"
-        f"Hardware {work.hardware.devices} x {work.hardware.device_name}, limit "
+        f"Hardware {work.hardware}, limit "
         f"{work.memory_limit_bytes / _MEBI:.0f} MiB per rank\n"
         f"Searched {tried.study.started:%Y-%m-%d %H:%M} UTC with torch {work.software.torch}, "
         f"deepspeed {work.software.deepspeed}, transformers {work.software.transformers}"
@@ -295,16 +296,6 @@ def _launch_text(launch: LaunchRecord) -> str:
     predicted = launch.predicted_samples_per_second
     beside = f" (predicted {predicted:.1f})" if predicted is not None else ""
     return f"{started}: {launch.result.status} after {launch.result.steps} steps{measured}{beside}"
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as their widest entry."""
-    lines = [tuple(header), *(tuple(row) for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
-    texts = [
-        "  ".join(f"{entry:<{width}}" for entry, width in zip(line, widths, strict=True)).rstrip() for line in lines
-    ]
-    return "\n".join((texts[0], "-" * len(texts[0]), *texts[1:]))
 
 
 def _speed(speed: float, error: float) -> str:

@@ -48,6 +48,8 @@ class Change:
     def __str__(self) -> str:
         if isinstance(self.then, tuple):  # the histogram, too long to show
             return f"{self.field} changed"
+        if self.field == _ELSEWHERE:
+            return f"measured elsewhere and imported ({self.then})"
         if _is_unknown(self.field, self.then):
             return f"{self.field} is unknown: an older version stored this model by the path of its folder"
         return f"{self.field} was {self.then}, now {self.now}"
@@ -62,6 +64,7 @@ class Validity:
 
 
 _INVALIDATING = ("model.", "hardware.accelerator", "hardware.device_name", "hardware.compute_capability")
+_ELSEWHERE = "measured with"
 _GRADIENTS = "model.gradient_dtype"
 _HARMLESS = ("model.name", "data.lengths_digest")
 
@@ -78,7 +81,7 @@ def validity(then: Workload, now: Workload, *, imported_from: str | None = None)
         if before[field] != after[field]
     )
     if imported_from is not None:
-        changes += (Change(field="measured with", then=imported_from, now="this database", verdict=Verdict.REMEASURE),)
+        changes += (Change(field=_ELSEWHERE, then=imported_from, now="this database", verdict=Verdict.REMEASURE),)
     worst = max((change.verdict for change in changes), key=list(Verdict).index, default=Verdict.VALID)
     return Validity(verdict=worst, changes=changes)
 

@@ -102,7 +102,7 @@ def judged(path: Path) -> list[str]:
         wrong.append("the file was changed")
     now = path.read_bytes()
     wrong += _run(["db", "repair"], url)
-    copies = [copy for copy in path.parent.glob(f"{path.name}.damaged-*") if not copy.name.endswith("-wal")]
+    copies = [copy for copy in path.parent.glob(f"{path.name}.before-repair-*") if not copy.name.endswith("-wal")]
     if now not in [copy.read_bytes() for copy in (path, *copies)]:
         wrong.append("the repair kept no copy")
     return wrong

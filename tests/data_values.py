@@ -74,3 +74,9 @@ def values(found: list[Found]) -> list[Any]:
 def lines(found: list[Found]) -> list[int]:
     """Where the records stand, counted from 1."""
     return [place[1] for place, _ in found]
+
+
+def write_lengths(path: Path, rows: Sequence[tuple[int, int]]) -> Path:
+    """A file of lengths, as OmniBal caches them."""
+    path.write_text(json.dumps([{"vit_num": v, "token_num": t, "image_flags": v} for v, t in rows]))
+    return path

@@ -14,12 +14,14 @@ from autotune.search.learning.calibrated import CalibratedPredictor
 from storage.store import open_store
 from tests.simulated import SimulatedLauncher, Undisturbed
 from tests.storage_values import NOON, WORKLOAD, result_of
-from tests.training_values import prepared_of
+from tests.training_values import PACKED, plan_of, prepared_of
 from tests.users import JobFile
 from trials import wire
 from trials.layer_costs import LayerCosts
 from trials.model.shape import model_shape
 from trials.plan import Plan
+
+PLAN = plan_of("8+0r2,0", "4+8", packing=PACKED)
 
 
 def store_profile(job: JobFile, costs: LayerCosts, document: str | None = None, **hardware: Any) -> None:

@@ -2,14 +2,18 @@
 
 import math
 from dataclasses import dataclass, fields, replace
-from typing import Literal, TypeAlias, get_args
+from typing import Annotated, Literal, TypeAlias, get_args
+
+from pydantic import Field
 
 from trials.plan import Layout, ZeroStage
 
 LayerKind: TypeAlias = Literal["vision_embedding", "vision", "projector", "language", "head"]
 """In the order of the chain."""
 KINDS: tuple[LayerKind, ...] = get_args(LayerKind)
-Coefficients: TypeAlias = tuple[float, float, float, float]
+Measured: TypeAlias = Annotated[float, Field(le=1e15)]
+"""Seconds, bytes or a share. Files with more are refused when they are read: sums of products of it stay finite."""
+Coefficients: TypeAlias = tuple[Measured, Measured, Measured, Measured]
 
 NOISE_LIMIT = 0.20
 """A layer's times are noisy when its repeats spread by more than this share of their median."""
@@ -20,9 +24,9 @@ NOTHING: Coefficients = (0.0, 0.0, 0.0, 0.0)
 class LinkCost:
     """Sending a pack's states to the next stage; both are 0 where there is one rank."""
 
-    latency_seconds: float
+    latency_seconds: Measured
     """Of all messages that announce the states."""
-    seconds_per_byte: float
+    seconds_per_byte: Measured
 
     def __post_init__(self) -> None:
         """Raises ValueError for a number that no measurement can give."""
@@ -61,11 +65,11 @@ class LayerCost:
     """Kept once, however many layers of the kind stand on a stage: rotary embeddings."""
     transient_bytes: Coefficients = NOTHING
     """Live during the pass beyond what is kept: gradients and work space. Nothing where the meter counts none."""
-    seconds_error: float = 0.0
+    seconds_error: Measured = 0.0
     """Median relative error of the fitted forward and backward times together, on the profiled sizes."""
-    bytes_error: float = 0.0
+    bytes_error: Measured = 0.0
     """Largest relative error of the fitted kept bytes, on the profiled sizes."""
-    noise: float = 0.0
+    noise: Measured = 0.0
     """Spread of the repeats that three of four sizes keep below, as a share of their median, once measured again."""
 
     def __post_init__(self) -> None:
@@ -84,7 +88,7 @@ class UpdateCost:
     zero: ZeroStage
     data_parallel: int
     """Ranks that it was measured on; with 1 there is no ZeRO."""
-    seconds_per_parameter: float
+    seconds_per_parameter: Measured
     """Of the stage, on every rank."""
 
     def __post_init__(self) -> None:
@@ -101,9 +105,9 @@ class LayerCosts:
     link: LinkCost
     updates: tuple[UpdateCost, ...]
     """That of a rank alone first."""
-    reduce_seconds_per_byte: float
+    reduce_seconds_per_byte: Measured
     """Of averaging gradients over the data-parallel ranks."""
-    residual: float
+    residual: Measured
     """Median relative error of the fitted forward and backward times on the profiled sizes."""
 
     def __post_init__(self) -> None:

@@ -101,6 +101,8 @@ class _Builder:
             return {key: self.value(child, (*place, key)) for key, child in self._entries(node, place)}
         if isinstance(node, yaml.SequenceNode):
             return [self.value(child, (*place, number)) for number, child in enumerate(node.value)]
+        if "\0" in node.value:  # the system's calls raise ValueError for such a path
+            self._refuse(line, f"{dotted(place)}: holds a null character (\\0); remove it")
         plain = isinstance(node, yaml.ScalarNode) and node.style is None
         return _plain(node.value) if plain else node.value
 

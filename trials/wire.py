@@ -74,7 +74,8 @@ def _validated(verb: str, kind: Any, text: str | bytes) -> Any:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the message"
         fault = OtherForm if {each["type"] for each in error.errors()} & _OTHER_FIELDS else WireError
-        raise fault(f"cannot {verb} a {_name(kind)}: {where}: {first['msg']}") from error
+        given = f", not {first['input']}" if isinstance(first["input"], int | float) else ""
+        raise fault(f"cannot {verb} a {_name(kind)}: {where}: {first['msg']}{given}") from error
     except ValueError as error:
         raise WireError(f"cannot {verb} a {_name(kind)}: {error}") from error
     return value

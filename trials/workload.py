@@ -38,6 +38,11 @@ class Hardware:
     topology: str | None = None
     """The connection of every pair, `0-1 NV18, 0-2 SYS, 1-2 SYS`."""
 
+    def __str__(self) -> str:
+        if self.accelerator == "cpu":  # whose ranks share the cores of one device
+            return f"{self.devices} CPU rank{'s' * (self.devices > 1)} ({self.device_name})"
+        return f"{self.devices} x {self.device_name}"
+
     @property
     def kind(self) -> dict[str, str | int | None]:
         """What devices of one kind share, however many there are, by field."""

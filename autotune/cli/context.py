@@ -54,7 +54,7 @@ class Options:
         if sys.stdout is None:  # click would write nothing, without a word
             raise AutotuneError("the result cannot be written to stdout: it is closed; write it elsewhere")
         try:
-            click.echo(json.dumps(document, indent=2) if self.as_json else visible(text()))
+            click.echo(_json(document) if self.as_json else visible(text()))
         except BrokenPipeError:  # whoever read it has seen enough; click ends quietly
             raise
         except OSError as error:
@@ -71,6 +71,16 @@ class Options:
     def database_url(self, of_job: str | None = None) -> str | None:
         """`--db`, else AUTOTUNE_DB_URL, else the job's; None for the user's own file. An empty variable is none."""
         return self.database if self.database is not None else os.environ.get("AUTOTUNE_DB_URL") or of_job
+
+
+def _json(document: Mapping[str, Any]) -> str:
+    """Raises AutotuneError for a number that is not finite, which JSON does not have."""
+    try:
+        return json.dumps(document, indent=2, allow_nan=False)
+    except ValueError as error:
+        raise AutotuneError(
+            f"the result cannot be written as JSON ({error}); run the command without --json"
+        ) from error
 
 
 def guarded(command: Callable[..., None]) -> Callable[..., None]:

@@ -22,7 +22,7 @@ _SHOWN = 20
 
 def upgrade_database(options: Options) -> None:
     with open_store(options.database_url()) as store:
-        revision, shown = store.revision, repr(store)
+        revision, shown = store.revision, store.masked_url
     options.give({"revision": revision}, lambda: f"{shown} has the tables of revision {revision}.")
 
 
@@ -32,9 +32,9 @@ def check_database(options: Options) -> None:
         found = list(store.problems())
     lines = [str(problem) for problem in found]
     text = "\n".join((*lines[:_SHOWN], *([f"... {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else [])))
-    options.give({"problems": [wire.to_document(problem) for problem in found]}, lambda: text or "Nothing is wrong.")
+    options.give({"problems": [wire.to_document(problem) for problem in found]}, lambda: text or "No problems found.")
     if found:
-        raise DatabaseFaulty(f"{len(found)} things are wrong; `autotune db repair` keeps a copy and mends them")
+        raise DatabaseFaulty(f"problems found: {len(found)}; `autotune db repair` copies the database, then mends them")
 
 
 def repair_database(options: Options) -> None:
@@ -43,7 +43,10 @@ def repair_database(options: Options) -> None:
     done = repair(url, check=lambda: _check_unused(url))
     dropped = "; ".join(f"{count} of {table}" for table, count in done.dropped.items()) or "nothing"
     read = f", {sum(done.read.values())} rows were read" if done.read else ""
-    options.give(wire.to_document(done), lambda: f"Kept as it was: {done.kept_as}{read}. Dropped: {dropped}.")
+    options.give(
+        wire.to_document(done),
+        lambda: f"Repaired. Copy from before the repair: {done.kept_as}{read}. Rows dropped: {dropped}.",
+    )
 
 
 def export_bundle(options: Options, names: Sequence[str], *, hardware: str | None, out: Path | None) -> None:
@@ -76,8 +79,8 @@ def import_bundle(options: Options, bundle: Path) -> None:
     options.give(
         wire.to_document(done),
         lambda: (
-            f"Took in {done.new} rows from {done.source}; {done.known} were known. Imported plans are to be "
-            "measured again before they count here."
+            f"Imported {done.new} rows from {done.source}; {done.known} were here already. Imported plans were "
+            "measured elsewhere: run `autotune tune` to measure them here."
         ),
     )
 

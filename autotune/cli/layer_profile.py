@@ -26,7 +26,7 @@ def profile_job(options: Options, path: Path, *, out: Path | None, fresh: bool) 
         workbench(job, options.database_url(job.database), progress, options.tell) as bench,
     ):
         work, logs = bench.prepared.workload, bench.folder / "ranks" / "profile"
-        options.tell(f"Profiling the layers on {work.hardware.devices} x {work.hardware.device_name}")
+        options.tell(f"Profiling the layers on {work.hardware}")
         bench.store.add_workload(work)
         with WarmPool(LocalLauncher(logs, work.hardware.devices, work.hardware.accelerator)) as pool:
             costs = layer_costs(bench.prepared, bench.store, pool, logs, fresh=fresh)

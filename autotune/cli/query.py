@@ -2,7 +2,7 @@
 
 import logging
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -55,8 +55,8 @@ class Wishes:
 
 def list_plans(options: Options, wishes: Wishes) -> None:
     """Without a machine or a job to compare with, the workload that was searched last comes first."""
-    job, outline = _outline(wishes.like) if wishes.like else (None, None)
-    now = _workload(options, job, outline) if job and outline else None
+    job, outline = outline_of(wishes.like) if wishes.like else (None, None)
+    now = workload_of(options, job, outline) if job and outline else None
     with open_store(options.database_url(job.database if job else None)) as store:
         if outline:
             store.adopt_model(outline.shape, outline.path_digest)
@@ -141,9 +141,8 @@ def show_plan(options: Options, plan: str) -> None:
     document = {
         **study_report.tried_document(tried),
         "known": known,
-        "validity": wire.to_document(holds),
+        **_state(holds, used),
         "launches": [wire.to_document(launch) for launch in launches],
-        "used_by": list(used),
     }
     options.give(document, lambda: study_report.show_text(tried, known, holds, launches, used))
 
@@ -166,7 +165,8 @@ def _validity(best: BestPlan | TriedPlan, now: Workload) -> Validity:
     return validity(best.workload, now, imported_from=best.imported_from)
 
 
-def _outline(path: Path) -> "tuple[Job, Outline]":
+def outline_of(path: Path) -> "tuple[Job, Outline]":
+    """Load the job and probe its model and hardware."""
     from autotune.job_file import load_job
     from autotune.workload import look_at
 
@@ -174,8 +174,8 @@ def _outline(path: Path) -> "tuple[Job, Outline]":
     return job, look_at(job)
 
 
-def _workload(options: Options, job: "Job", outline: "Outline") -> Workload:
-    """Of a job, without devices or a database."""
+def workload_of(options: Options, job: "Job", outline: "Outline") -> Workload:
+    """Read the data of the job, without taking its devices or opening a database."""
     from autotune.workload import read_data
 
     with tempfile.TemporaryDirectory() as folder, reading_progress(options) as progress:
@@ -213,8 +213,11 @@ def silent_minutes(agent: AgentRecord) -> int:
 def _document(known: Known) -> dict[str, Any]:
     return {
         **study_report.best_document(known.best),
-        "validity": wire.to_document(known.validity),
-        "used_by": list(known.used_by),
+        **_state(known.validity, known.used_by),
         "distance": known.distance,
         "differences": None if known.differences is None else [wire.to_document(one) for one in known.differences],
     }
+
+
+def _state(holds: Validity, used_by: Sequence[str]) -> dict[str, Any]:
+    return {"validity": wire.to_document(holds), "used_by": list(used_by)}

@@ -74,7 +74,7 @@ def _open(options: Options, job: Job) -> Iterator[Workbench]:
         work = bench.prepared.workload
         options.tell(
             f"{work.data.samples} samples; {work.model.vision_layers} vision and {work.model.language_layers} language "
-            f"layers; {work.hardware.devices} x {work.hardware.device_name}"
+            f"layers; {work.hardware}"
         )
         yield bench
 

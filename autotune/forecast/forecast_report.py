@@ -1,13 +1,15 @@
 """Forecasts as a text for people and as a document for programs."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from autotune.forecast.forecast import Forecast, Forecaster
 from autotune.forecast.gantt import LEGEND, gantt
 from autotune.predict.costs import Array
 from autotune.predict.predictor import MOST_BATCH_DEVIATION
-from autotune.study_report import plan_text, table
+from autotune.study_report import plan_text
+from autotune.text_table import table
 from trials import wire
 
 _MEBI = 1 << 20
@@ -87,7 +89,7 @@ def _rounded(times: Array) -> Any:
 def _for(forecaster: Forecaster) -> str:
     cluster, shape, report = forecaster.cluster, forecaster.shape, forecaster.report
     lines = [
-        f"{shape.name} in {shape.dtype} on {cluster.devices} x {cluster.name}, limit "
+        f"{shape.name} in {shape.dtype} on {replace(cluster.profiled.hardware, devices=cluster.devices)}, limit "
         f"{cluster.memory_bytes / _MEBI:,.0f} MiB per rank; {forecaster.workload.data.samples} samples an epoch, "
         f"global batch {forecaster.job.training.global_batch_samples}",
         f"Measured: {cluster.measured}; fitted with a median error of {cluster.costs.residual:.1%}",

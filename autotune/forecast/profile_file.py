@@ -33,11 +33,11 @@ class ProfiledCosts:
         """Raises ValueError for devices that there cannot be."""
         for name in _COUNTS:
             if (value := getattr(self.hardware, name)) < 1:
-                raise ValueError(f"hardware.{name} is {value}, which no devices have")
+                raise ValueError(f"hardware.{name} is {value}, but has to be at least 1")
 
     def __str__(self) -> str:
         taken = self.created.astimezone(UTC)
-        return f"{self.hardware.devices} x {self.hardware.device_name}, {taken:%Y-%m-%d %H:%M} UTC"
+        return f"{self.hardware}, {taken:%Y-%m-%d %H:%M} UTC"
 
 
 def stored_costs(profile: LayerProfile) -> ProfiledCosts:

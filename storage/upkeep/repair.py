@@ -104,7 +104,7 @@ def _repair_server(database: Database) -> Repaired:
 
 
 def _repair_file(database: Database, path: Path, check: Callable[[], None]) -> Repaired:
-    kept = path.with_name(f"{path.name}.damaged-{stamp()}")
+    kept = path.with_name(f"{path.name}.before-repair-{stamp()}")
     made, work = path.with_name(f"{path.name}.repaired"), path.with_name(f"{path.name}.read")
     is_replaced = False
     try:

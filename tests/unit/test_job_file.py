@@ -117,6 +117,7 @@ def test_every_problem_is_listed_with_its_line(job_file: Path) -> None:
         ("training: &t {}\nsearch: *t", "search: repeats this value by an alias"),
         ("[a]: 1", "line 6: the file: a key must be a single word"),
         ("<<: {}", "<<: unknown key"),
+        ('training: {output: "a\\0b"}', "line 6: training.output: holds a null character (\\0); remove it"),
         ("database: !!python/object/apply:os.getcwd []", "database: the tag 'tag:yaml.org,2002:python/object/apply"),
         (
             "search: {space: {split: [12, 8], recompute: [[1]]}}",

@@ -1,11 +1,10 @@
-"""`autotune pack`: what it shows, the packs that it writes, and what it refuses."""
+"""`autotune pack`: what it shows, and the packs that it writes."""
 
 import json
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from autotune.machine.devices import lock_file
 from autotune.packing.balance import balanced
 from autotune.packing.material import Wishes, read_material
 from autotune.packing.paper_model import paper_weights
-from tests.data_values import write_records
+from tests.data_values import write_lengths, write_records
 from tests.users import JobFile, databases, refusal
 from trials.data.epoch import build_epoch
 from trials.data.indexing import build_index
@@ -38,19 +37,6 @@ ASKED = ("--qv", "10", "--qt", "500", "--qv-min", "8", "--qt-min", "400", "--pac
 PACKING = Packed(qv=10, qt=500, qv_min=8, qt_min=400, packer="isf")
 
 pytestmark = pytest.mark.usefixtures("home")
-
-
-def written(path: Path, rows: Sequence[tuple[int, int]]) -> Path:
-    """A file of lengths, as OmniBal caches them."""
-    path.write_text(json.dumps([{"vit_num": v, "token_num": t, "image_flags": v} for v, t in rows]))
-    return path
-
-
-@pytest.fixture
-def lengths(tmp_path: Path) -> Path:
-    random = np.random.default_rng(0)
-    rows = zip(random.integers(1, 6, 300).tolist(), random.integers(50, 1500, 300).tolist(), strict=True)
-    return written(tmp_path / "lengths.json", list(rows))
 
 
 def document(*arguments: str | Path) -> dict[str, Any]:
@@ -80,7 +66,7 @@ def test_lengths_are_measured_before_and_after_with_the_papers_model(lengths: Pa
 
 
 def test_the_table_names_choices_metrics_units_oversize_samples_and_bad_lines(tmp_path: Path) -> None:
-    path = written(tmp_path / "lengths.json", [(1, 100), (2, 5000), (0, -7), (1, 300)] * 8)
+    path = write_lengths(tmp_path / "lengths.json", [(1, 100), (2, 5000), (0, -7), (1, 300)] * 8)
     answer = CliRunner().invoke(main, ["pack", str(path), "--qv", "4", "--qt", "800", "--data-parallel", "2"])
     assert answer.exit_code == 0, answer.stderr
     told = answer.stdout
@@ -106,7 +92,7 @@ def test_without_capacities_a_candidate_of_least_cost_is_taken(lengths: Path) ->
 
 
 def test_of_capacities_that_cost_alike_packs_like_the_unpacked_micro_batch_are_taken(tmp_path: Path) -> None:
-    material = read_material(written(tmp_path / "lengths.json", [(1, 100)] * 640), Wishes())
+    material = read_material(write_lengths(tmp_path / "lengths.json", [(1, 100)] * 640), Wishes())
     found = balanced(material, Wishes())
     assert found.after.balance.samples_per_pack.mean == 4
 
@@ -164,7 +150,7 @@ def test_another_model_can_weigh_lengths(lengths: Path, example: Path) -> None:
 
 def test_lengths_are_cut_to_the_context_of_a_model(tmp_path: Path, example: Path) -> None:
     longest = json.loads((example / "model" / "config.json").read_text())["text_config"]["max_position_embeddings"]
-    path, out = written(tmp_path / "lengths.json", [(1, longest + 100), (1, 100)]), tmp_path / "packs.jsonl"
+    path, out = write_lengths(tmp_path / "lengths.json", [(1, longest + 100), (1, 100)]), tmp_path / "packs.jsonl"
     wanted = ("--oversize", "truncate", "--model", example / "model", "--data-parallel", "1")
     found = document(path, "--qv", "1", "--qt", "99999", *wanted, "--out", out)
     assert sorted(line["text_tokens"] for line in lines(out)) == [100, longest]
@@ -216,7 +202,7 @@ def test_every_sample_stands_in_one_line_in_order_of_step_rank_and_micro_batch(l
 
 
 def test_samples_are_counted_over_unusable_records_too(tmp_path: Path) -> None:
-    path = written(tmp_path / "lengths.json", [(0, -7), (1, 100), (1, 200), (0, -7), (1, 300)])
+    path = write_lengths(tmp_path / "lengths.json", [(0, -7), (1, 100), (1, 200), (0, -7), (1, 300)])
     out = tmp_path / "packs.jsonl"
     document(path, "--qv", "9", "--qt", "3000", "--data-parallel", "1", "--out", out)
     assert sorted(sample for line in lines(out) for sample in line["samples"]) == [1, 2, 4]
@@ -229,7 +215,7 @@ def test_parquet_holds_the_same_lines(lengths: Path, tmp_path: Path) -> None:
     assert pyarrow.parquet.read_table(table).to_pylist() == lines(text)
 
 
-def test_an_input_is_not_overwritten(job: JobFile, example: Path, lengths: Path, tmp_path: Path) -> None:
+def test_an_input_is_not_overwrite_lengths(job: JobFile, example: Path, lengths: Path, tmp_path: Path) -> None:
     shutil.copytree(example / "data", tmp_path / "data")
     data = tmp_path / "data" / "train.jsonl"
     job.spoil(data__sources=[{"path": str(data)}])
@@ -294,114 +280,8 @@ def test_a_plot_is_drawn_in_the_kind_that_its_name_tells(
 
 
 def test_text_alone_on_one_rank_can_be_drawn(tmp_path: Path) -> None:
-    path = written(tmp_path / "lengths.json", [(0, 100 + number) for number in range(40)])
+    path = write_lengths(tmp_path / "lengths.json", [(0, 100 + number) for number in range(40)])
     picture = tmp_path / "balance.svg"
     found = document(path, "--qv", "0", "--qt", "1000", "--data-parallel", "1", "--plot", picture)
     assert found["after"]["vision_fill"] is None
     assert "Qt = 1000" in picture.read_text()
-
-
-# --- what it refuses ---
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["gone.yaml"], "gone.yaml: no such file; give a job file or lengths"),
-        (["."], ".: is a folder; give a job file or lengths"),
-        (["a.csv"], "a.csv: .csv is no kind of input; give one of .yaml, .yml, .json, .jsonl"),
-        (["LENGTHS", "--qv", "-1"], "-1 is not in the range 0<=x<="),
-        (["LENGTHS", "--qt", "0"], "0 is not in the range 1<=x<="),
-        (["LENGTHS", "--data-parallel", "0"], "0 is not in the range 1<=x<="),
-        (["LENGTHS", "--data-parallel", "100000000000"], "100000000000 is not in the range"),
-        (["LENGTHS", "--qt", "9223372036854775808"], "9223372036854775808 is not in the range"),
-        (["LENGTHS", "--seed", "-1"], "-1 is not in the range"),
-        (["LENGTHS", "--oversize", "drop"], "'drop' is not one of"),
-        (
-            ["LENGTHS", "--packer", "nope"],
-            "--packer nope is not one of the packers here: best, best-fit, ",
-        ),
-        (
-            ["LENGTHS", "--qv", "4", "--qt", "90", "--qt-min", "99"],
-            "--qt-min 99 is above --qt 90; lower the one",
-        ),
-        (["LENGTHS", "--oversize", "truncate"], "cuts to the model's context length; name one with --model"),
-        (["LENGTHS", "--out", "packs.csv"], "packs.csv: a file of this kind cannot be written; give a name that ends"),
-        (["LENGTHS", "--out", "gone/packs.jsonl"], "gone/packs.jsonl cannot be written (No such file or directory)"),
-        (["LENGTHS", "--out", "folder.jsonl"], "folder.jsonl cannot be written (it is a folder); name a file in it"),
-        (["LENGTHS", "--plot", "plot.gif"], "give a name that ends on .png or .svg or .pdf"),
-        (["LENGTHS", "--plot", "/proc/plot.png"], "/proc/plot.png cannot be written ("),
-        (["JOB", "--model", "model"], "--model goes with lengths alone; "),
-        (
-            ["LENGTHS", "--qv", "50", "--qt", "20000", "--data-parallel", "200"],
-            "200 data-parallel ranks are more than the packs, ",
-        ),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_wrong_usage_exits_with_2(
-    job: JobFile, lengths: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
-) -> None:
-    monkeypatch.chdir(lengths.parent)
-    Path("a.csv").touch()
-    Path("folder.jsonl").mkdir()
-    places = {"LENGTHS": str(lengths), "JOB": str(job.path)}
-    code, told = refusal("pack", *(places.get(argument, argument) for argument in arguments))
-    assert code == 2
-    assert message in told
-    assert not list(lengths.parent.glob("*partial*"))
-
-
-CONVERSATION = {"conversations": [{"from": "human", "value": "What?"}, {"from": "gpt", "value": "That."}]}
-
-
-@pytest.mark.parametrize(
-    ("content", "code", "message"),
-    [
-        (
-            None,
-            2,
-            'is empty; give [{"vit_num": 5, "token_num": 1341}, ...], OmniBal\'s meta file of such files, or a job',
-        ),
-        ([], 2, "is empty; give "),
-        ({}, 2, '; give [{"vit_num": 5, "token_num": 1341}, ...]'),
-        ([{"id": 1}], 2, "is in no format known here (its first record has id); give "),
-        ([CONVERSATION], 2, "holds conversations (llava), whose lengths depend on the model; give a job file"),
-        ({"a": {"token_lengths": "gone.json"}}, 2, "gone.json does not exist; give "),
-        ([{"vit_num": -1, "token_num": 10}], 1, "lengths.json:1: `vit_num` is -1; expected a whole number"),
-    ],
-)
-def test_a_file_without_lengths_is_told(tmp_path: Path, content: object, code: int, message: str) -> None:
-    path = tmp_path / "lengths.json"
-    path.write_text("" if content is None else json.dumps(content))
-    found, told = refusal("pack", path)
-    assert found == code
-    assert str(tmp_path) in told
-    assert message in told
-
-
-@pytest.mark.parametrize(
-    ("rule", "message"),
-    [
-        ("skip", "every sample is above qv=9 qt=40 and skipped; raise them"),
-        ("fail", "are above the pack's qv=9 qt=40, as in 300 samples; raise the capacities"),
-    ],
-)
-def test_capacities_below_every_sample_are_told(lengths: Path, rule: str, message: str) -> None:
-    code, told = refusal("pack", lengths, "--qv", "9", "--qt", "40", "--oversize", rule)
-    assert code == 1
-    assert message in told
-
-
-@pytest.mark.parametrize(
-    ("module", "option", "extra"),
-    [("matplotlib", ("--plot", "plot.png"), "plot"), ("pyarrow.parquet", ("--out", "packs.parquet"), "tables")],
-)
-def test_a_library_that_is_not_installed_is_told_first(
-    lengths: Path, monkeypatch: pytest.MonkeyPatch, module: str, option: tuple[str, str], extra: str
-) -> None:
-    monkeypatch.chdir(lengths.parent)
-    monkeypatch.setitem(sys.modules, module, None)
-    code, told = refusal("pack", lengths, *option)
-    assert code == 2
-    assert f"pip install 'vlm-autotune[{extra}]'" in told

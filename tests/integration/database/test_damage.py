@@ -51,7 +51,7 @@ def test_a_repair_saves_what_other_pages_hold(tmp_path: Path) -> None:
     assert code in (1, 4)
     answer = CliRunner().invoke(main, ["db", "repair", "--db", f"sqlite:///{path}"])
     assert answer.exit_code == 0, answer.output
-    assert "Kept as it was" in answer.output
+    assert "Copy from before the repair" in answer.output
     with open_store(f"sqlite:///{path}") as store:
         assert {trial.id: trial for trial in store.answers(WORKLOAD.fingerprint)} == before
         assert store.problems() == ()

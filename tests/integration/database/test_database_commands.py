@@ -168,8 +168,26 @@ def test_the_doctor_tells_what_needs_care_and_the_data_of_a_job(store: Store, jo
     found = document("doctor", job.path)
     assert found["data"]["samples"] > 0
     told = " ".join(finding["what"] for finding in found["findings"])
-    assert all(part in told for part in ("died without a word", f"trial 0 of {study.name}", "never told its end"))
-    assert "needs care" in text("doctor")
+    assert all(part in told for part in ("died without ending its work", f"trial 0 of {study.name}", "has no end"))
+    assert "problem  " in text("doctor")
+
+
+def test_the_doctor_warns_once_of_a_job_with_more_ranks_than_cores(
+    job: JobFile, caplog: pytest.LogCaptureFixture
+) -> None:
+    cores = len(os.sched_getaffinity(0))
+    job.spoil(hardware={"devices": cores + 1})
+    answer = CliRunner().invoke(main, ["doctor", str(job.path)])
+    assert f"{cores + 1} CPU ranks (" in answer.stdout
+    assert [record.getMessage().partition(",")[0] for record in caplog.records] == [
+        f"{cores + 1} ranks share {cores} CPU cores"
+    ]
+
+
+def test_databases_are_named_by_their_urls_and_copies_by_what_they_are(store: Store) -> None:
+    assert text("db", "upgrade") == f"{store.masked_url} has the tables of revision {store.revision}.\n"
+    repaired = text("db", "repair")
+    assert re.fullmatch(r"Repaired\. Copy from before the repair: \S+\.before-repair-\w+, .*\n", repaired)
 
 
 def test_who_was_not_heard_of_for_long_is_told(store: Store) -> None:
@@ -179,7 +197,7 @@ def test_who_was_not_heard_of_for_long_is_told(store: Store) -> None:
     with sqlite3.connect(default_url().removeprefix("sqlite:///")) as connection:
         connection.execute("UPDATE autotune_agent SET heard = '2026-01-01 00:00:00'")
     (finding,) = document("doctor")["findings"]
-    assert re.fullmatch(r"process 12 on far-away, silent for \d+ min: nobody knows whether it lives", finding["what"])
+    assert re.fullmatch(r"process 12 on far-away, silent for \d+ min: it cannot be seen from here whether it still runs", finding["what"])
     assert "process 12 on far-away, silent for" in text("plans", "--in-use")
 
 

@@ -1,0 +1,114 @@
+"""Files and options that `autotune pack` refuses."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.users import JobFile, refusal
+
+pytestmark = pytest.mark.usefixtures("home")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["gone.yaml"], "gone.yaml: no such file; give a job file or lengths"),
+        (["."], ".: is a folder; give a job file or lengths"),
+        (["a.csv"], "a.csv: .csv is no kind of input; give one of .yaml, .yml, .json, .jsonl"),
+        (["LENGTHS", "--qv", "-1"], "-1 is not in the range 0<=x<="),
+        (["LENGTHS", "--qt", "0"], "0 is not in the range 1<=x<="),
+        (["LENGTHS", "--data-parallel", "0"], "0 is not in the range 1<=x<="),
+        (["LENGTHS", "--data-parallel", "100000000000"], "100000000000 is not in the range"),
+        (["LENGTHS", "--qt", "9223372036854775808"], "9223372036854775808 is not in the range"),
+        (["LENGTHS", "--seed", "-1"], "-1 is not in the range"),
+        (["LENGTHS", "--oversize", "drop"], "'drop' is not one of"),
+        (
+            ["LENGTHS", "--packer", "nope"],
+            "--packer nope is not one of the packers here: best, best-fit, ",
+        ),
+        (
+            ["LENGTHS", "--qv", "4", "--qt", "90", "--qt-min", "99"],
+            "--qt-min 99 is above --qt 90; lower the one",
+        ),
+        (["LENGTHS", "--oversize", "truncate"], "cuts to the model's context length; name one with --model"),
+        (["LENGTHS", "--out", "packs.csv"], "packs.csv: a file of this kind cannot be written; give a name that ends"),
+        (["LENGTHS", "--out", "gone/packs.jsonl"], "gone/packs.jsonl cannot be written (No such file or directory)"),
+        (["LENGTHS", "--out", "folder.jsonl"], "folder.jsonl cannot be written (it is a folder); name a file in it"),
+        (["LENGTHS", "--plot", "plot.gif"], "give a name that ends on .png or .svg or .pdf"),
+        (["LENGTHS", "--plot", "/proc/plot.png"], "/proc/plot.png cannot be written ("),
+        (["JOB", "--model", "model"], "--model goes with lengths alone; "),
+        (
+            ["LENGTHS", "--qv", "50", "--qt", "20000", "--data-parallel", "200"],
+            "200 data-parallel ranks are more than the packs, ",
+        ),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_usage_exits_with_2(
+    job: JobFile, lengths: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    monkeypatch.chdir(lengths.parent)
+    Path("a.csv").touch()
+    Path("folder.jsonl").mkdir()
+    places = {"LENGTHS": str(lengths), "JOB": str(job.path)}
+    code, told = refusal("pack", *(places.get(argument, argument) for argument in arguments))
+    assert code == 2
+    assert message in told
+    assert not list(lengths.parent.glob("*partial*"))
+
+
+CONVERSATION = {"conversations": [{"from": "human", "value": "What?"}, {"from": "gpt", "value": "That."}]}
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "message"),
+    [
+        (
+            None,
+            2,
+            'is empty; give [{"vit_num": 5, "token_num": 1341}, ...], OmniBal\'s meta file of such files, or a job',
+        ),
+        ([], 2, "is empty; give "),
+        ({}, 2, '; give [{"vit_num": 5, "token_num": 1341}, ...]'),
+        ([{"id": 1}], 2, "is in no format known here (its first record has id); give "),
+        ([CONVERSATION], 2, "holds conversations (llava), whose lengths depend on the model; give a job file"),
+        ({"a": {"token_lengths": "gone.json"}}, 2, "gone.json does not exist; give "),
+        ([{"vit_num": -1, "token_num": 10}], 1, "lengths.json:1: `vit_num` is -1; expected a whole number"),
+    ],
+)
+def test_a_file_without_lengths_is_told(tmp_path: Path, content: object, code: int, message: str) -> None:
+    path = tmp_path / "lengths.json"
+    path.write_text("" if content is None else json.dumps(content))
+    found, told = refusal("pack", path)
+    assert found == code
+    assert str(tmp_path) in told
+    assert message in told
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ("skip", "every sample is above qv=9 qt=40 and skipped; raise them"),
+        ("fail", "are above the pack's qv=9 qt=40, as in 300 samples; raise the capacities"),
+    ],
+)
+def test_capacities_below_every_sample_are_told(lengths: Path, rule: str, message: str) -> None:
+    code, told = refusal("pack", lengths, "--qv", "9", "--qt", "40", "--oversize", rule)
+    assert code == 1
+    assert message in told
+
+
+@pytest.mark.parametrize(
+    ("module", "option", "extra"),
+    [("matplotlib", ("--plot", "plot.png"), "plot"), ("pyarrow.parquet", ("--out", "packs.parquet"), "tables")],
+)
+def test_a_library_that_is_not_installed_is_told_first(
+    lengths: Path, monkeypatch: pytest.MonkeyPatch, module: str, option: tuple[str, str], extra: str
+) -> None:
+    monkeypatch.chdir(lengths.parent)
+    monkeypatch.setitem(sys.modules, module, None)
+    code, told = refusal("pack", lengths, *option)
+    assert code == 2
+    assert f"pip install 'vlm-autotune[{extra}]'" in told

@@ -1,0 +1,59 @@
+"""A profile of the example's layers, files with it and with a plan, and trials that ran."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autotune.forecast.profile_file import ProfiledCosts
+from autotune.job_file import load_job
+from autotune.machine.hardware import software
+from tests.forecast_values import Trials
+from tests.search_values import COSTS
+from tests.storage_values import NOON, WORKLOAD
+from tests.users import JobFile
+from trials import wire
+from trials.layer_costs import LayerCosts, LinkCost
+from trials.model.shape import model_shape
+from trials.plan import Plan
+
+
+@pytest.fixture
+def costs(job: JobFile) -> LayerCosts:
+    job.spoil(hardware={"devices": 2, "memory_limit": "200MiB"})
+    return replace(COSTS, link=LinkCost(latency_seconds=1e-3, seconds_per_byte=1e-9))
+
+
+@pytest.fixture
+def profiled(job: JobFile, costs: LayerCosts) -> ProfiledCosts:
+    """Of the example's model, on devices that are not here."""
+    return ProfiledCosts(
+        hardware=replace(WORKLOAD.hardware, devices=2),
+        model=model_shape(load_job(job.path).model),
+        software=software(),
+        created=NOON,
+        costs=costs,
+    )
+
+
+@pytest.fixture
+def profile(profiled: ProfiledCosts, tmp_path: Path) -> Path:
+    path = tmp_path / "costs.json"
+    path.write_text(wire.encode(profiled))
+    return path
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Callable[[Plan], Path]:
+    def written(plan: Plan) -> Path:
+        path = tmp_path / "plan.json"
+        path.write_text(wire.encode(plan))
+        return path
+
+    return written
+
+
+@pytest.fixture
+def trials(example: Path, tmp_path: Path, costs: LayerCosts) -> Trials:
+    return Trials(example, tmp_path / "trials", costs)

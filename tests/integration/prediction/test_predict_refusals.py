@@ -1,0 +1,149 @@
+"""Plans, profiles and options that `autotune predict` refuses."""
+
+import json
+import os
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.forecast_values import PLAN, store_profile
+from tests.training_values import PACKED, plan_of
+from tests.users import JobFile, refusal
+from trials.layer_costs import LayerCosts
+from trials.plan import Packed, Plan
+
+pytestmark = pytest.mark.usefixtures("home")
+
+
+def test_a_plan_of_another_model_or_for_more_devices_or_packs_is_refused(
+    job: JobFile, profile: Path, plan: Callable[[Plan], Path]
+) -> None:
+    def refused(spoilt: Plan, *options: str) -> str:
+        code, told = refusal("predict", job.path, "--device-profile", profile, "--plan", plan(spoilt), *options)
+        assert code == 2
+        return told
+
+    assert "hold 7 language layers but the model has 8; add 1" in refused(plan_of("8+0", "4+7", packing=PACKED))
+    too_many = plan_of(*["1+0"] * 12, *["0+1"] * 9, packing=PACKED)
+    assert "hold 9 language layers but the model has 8; remove 1" in refused(too_many, "--devices", "21")
+    wide = replace(PLAN, layout=replace(PLAN.layout, data=4))
+    assert "pipeline 2 x data 4 = 8 devices but 2 are given; give --devices 8" in refused(wide)
+    wider = replace(PLAN, layout=replace(PLAN.layout, data=400))
+    assert re.search(r"400 data ranks but the epoch only \d+ packs", refused(wider, "--devices", "800"))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (
+            lambda text: text.replace("0.001,", "NaN,", 1),
+            "costs.layers.1.1.forward_seconds.0: Input should be a finite number",
+        ),
+        (
+            lambda text: re.sub(r'(?<="seconds_per_parameter":)[^}]+', "1e308", text),
+            "costs.updates.0.seconds_per_parameter: Input should be less than or equal to 1000000000000000, not 1e+308",
+        ),
+        (lambda text: text.replace("0.001,", "-0.001,", 1), "forward_seconds is -0.001, which no measurement gives"),
+        (lambda text: text.replace('"float32"', '"bfloat16"'), "model with dtype bfloat16, not float32"),
+        (lambda text: text.replace('_layers":12', '_layers":45'), "model with vision_layers 45, not 12"),
+        (lambda text: re.sub(r',\["head",\{.*?\}\]', "", text), "there are no costs of head"),
+        (lambda text: text.replace('"devices":2', '"devices":0'), "hardware.devices is 0, but has to be at least 1"),
+        (lambda text: json.dumps(json.loads(text)["costs"]), "hardware: Field required"),
+        (lambda text: text.replace("00.123456Z", "00"), "created: "),
+        (lambda text: text[:-9], "cannot read a ProfiledCosts"),
+        (lambda _: "{}", "cannot read a ProfiledCosts"),
+    ],
+    ids=[
+        "nan",
+        "too large",
+        "negative",
+        "dtype",
+        "layers",
+        "a kind missing",
+        "no devices",
+        "costs alone",
+        "no zone",
+        "cut off",
+        "empty",
+    ],
+)
+def test_a_profile_that_no_measurement_gives_or_of_another_model_is_refused(
+    job: JobFile, profile: Path, spoil: Callable[[str], str], reason: str
+) -> None:
+    before = profile.read_text()
+    profile.write_text(spoil(before))
+    assert profile.read_text() != before
+    code, told = refusal("predict", job.path, "--device-profile", profile)
+    assert code == 2
+    assert str(profile) in told
+    assert reason in told
+    assert "`autotune profile JOB --out`" in told
+
+
+def test_a_profile_that_is_no_text_or_not_there_is_refused(job: JobFile, tmp_path: Path) -> None:
+    (tmp_path / "binary.json").write_bytes(b"\xff\xfe")
+    for name, reason in (("binary.json", "it is no text"), ("none.json", "No such file"), (".", "no profile of")):
+        code, told = refusal("predict", job.path, "--device-profile", tmp_path / name)
+        assert code in (2, 3)
+        assert reason in told
+
+
+def test_a_profile_without_end_is_refused(job: JobFile, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / "zeros.json").symlink_to("/dev/zero")
+    with (tmp_path / "large.json").open("wb") as file:
+        file.truncate(1 << 30)
+    for name, reason in (("pipe", "a named pipe"), ("zeros", "a device"), ("large", "larger than 1 MiB")):
+        code, told = refusal("predict", job.path, "--device-profile", tmp_path / f"{name}.json")
+        assert code == 2
+        assert reason in told
+
+
+def test_a_profile_of_other_devices_another_dtype_or_none_is_refused(job: JobFile, costs: LayerCosts) -> None:
+    code, told = refusal("predict", job.path)
+    assert code == 3
+    assert "no profile of the layers is stored for" in told
+    assert "`autotune profile JOB` or `autotune tune JOB`" in told
+    store_profile(job, costs, device_name="NVIDIA A100-SXM4-80GB", accelerator="cuda")
+    code, told = refusal("predict", job.path)
+    assert code == 3
+    assert "profiles are stored for NVIDIA A100-SXM4-80GB" in told
+    assert refusal("predict", job.path, "--device-profile", "H100")[0] == 3
+    job.spoil(model__dtype="bfloat16")
+    code, told = refusal("predict", job.path, "--device-profile", "a100")
+    assert code == 2
+    assert (
+        "in bfloat16 were not profiled on devices called 'a100', only those of model with dtype float32, not bfloat16"
+        in told
+    )
+
+
+def test_a_plan_without_packs_is_refused(job: JobFile, profile: Path, plan: Callable[[Plan], Path]) -> None:
+    job.spoil(data__oversize="skip")
+    nothing = replace(PLAN, packing=Packed(qv=0, qt=1, qv_min=0, qt_min=0))
+    code, told = refusal("predict", job.path, "--device-profile", profile, "--plan", plan(nothing))
+    assert code == 2
+    assert "the plan cannot pack the data: every sample is above qv=0 qt=1 and skipped; raise them" in told
+
+
+def test_a_stored_profile_of_another_version_is_refused(job: JobFile, costs: LayerCosts) -> None:
+    store_profile(job, costs, document='{"layers": []}')
+    code, told = refusal("predict", job.path)
+    assert code == 3
+    assert "cannot be read" in told
+    assert "measure it again with `autotune profile JOB`" in told
+
+
+def test_no_plan_fits_too_little_memory(job: JobFile, profile: Path) -> None:
+    code, told = refusal("predict", job.path, "--device-profile", profile, "--memory", "1MiB")
+    assert code == 3
+    assert re.search(r"no plan fits 1 MiB per rank: .* give more --memory or --devices", told)
+
+
+@pytest.mark.parametrize("arguments", [("--memory", "80 bananas"), ("--memory", "0GiB"), ("--devices", "0")])
+def test_wrong_options_are_refused_before_anything_is_read(tmp_path: Path, arguments: tuple[str, str]) -> None:
+    code, told = refusal("predict", tmp_path / "none.yaml", *arguments)
+    assert (code, "Invalid value" in told) == (2, True)
