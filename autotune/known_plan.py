@@ -70,7 +70,7 @@ def _evidence(tried: TriedPlan) -> str:
         finished = [trial.result for trial in tried.trials if isinstance(trial, FinishedTrial)]
         ends = Counter(outcome_text(result.outcome, result.epoch_seconds) for result in finished)
         told = ", ".join(f"{end} ({count}x)" if count > 1 else end for end, count in ends.items())
-        return f"no run of it was measured to its end: {told or 'none has a result'}"
+        return f"no run of it was completed: {told or 'none has a result'}"
     times = f"in {len(runs)} runs" if len(runs) > 1 else "in one run only"
     disturbed = [trial for trial in runs if trial.result.contamination]
     doubt = f", disturbed each time: {disturbed[0].result.contamination}" if disturbed else ""

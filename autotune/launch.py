@@ -122,7 +122,9 @@ def _train(
     readers = (answer.reports[rank] for rank in layout.grid.stage_ranks(0))  # other stages read the same samples
     blanks = sum(each.blank_samples for each in readers if isinstance(each, TrainingReport))
     if blanks:
-        _log.warning("%d samples could not be read and were trained as blanks; logs in %s name them", blanks, logs)
+        _log.warning(
+            "%d samples could not be read and were replaced by blank ones; the logs in %s name them", blanks, logs
+        )
     return report, blanks
 
 
@@ -147,4 +149,4 @@ class _Ending:
             self.spool.keep(result, self.store)
             self.spool.replay(self.store)
         except DatabaseUnavailable as error:  # the training itself is whole
-            _log.warning("how the training ended is not in the database yet: %s", error)
+            _log.warning("the end of the training is not stored yet: %s", error)

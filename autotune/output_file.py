@@ -16,7 +16,7 @@ def check_output_file(path: Path, suffixes: Iterable[str]) -> None:
     """
     known = tuple(suffixes)
     if path.suffix not in known:
-        raise PackError(f"{path}: a file of this kind cannot be written; give a name that ends on {' or '.join(known)}")
+        raise PackError(f"{path}: a file of this kind cannot be written; give a name that ends in {' or '.join(known)}")
     try:
         if path.is_dir():
             raise PackError(f"{path} cannot be written (it is a folder); name a file in it")

@@ -43,7 +43,7 @@ class Silence:
     def step(self, seconds: float) -> None:
         """Hear of a step that took so long."""
         if self._told_seconds:
-            _log.warning("the training goes on after %.0f s without a step", self._silent_seconds)
+            _log.warning("the training continues after %.0f s without a step", self._silent_seconds)
         self._steps.append(seconds)
         self._last_step, self._silent_seconds, self._told_seconds, self._first = datetime.now(UTC), 0.0, 0.0, ()
 
@@ -70,13 +70,13 @@ class Silence:
                 self._stopped_seconds[rank] = before + passed
                 if before < _STOPPED_SECONDS <= before + passed:
                     _log.warning(
-                        "rank %d is stopped since %s; `kill -CONT %d` lets it go on",
+                        "rank %d has been stopped since %s; resume it with `kill -CONT %d`",
                         rank,
                         _ago(before + passed),
                         pids[rank],
                     )
             elif before >= _STOPPED_SECONDS:
-                _log.warning("rank %d goes on; it was stopped for %.0f s", rank, before)
+                _log.warning("rank %d continues; it was stopped for %.0f s", rank, before)
 
     def _tell_of_silence(self, now: Sequence[_Look]) -> None:
         """Once the time is up, and again whenever it has doubled."""

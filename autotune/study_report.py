@@ -55,7 +55,7 @@ def trial_line(trial: FinishedTrial, *, known: bool) -> str:
     prefix = "known" if known else f"trial {trial.number}"
     outcome = outcome_text(trial.result.outcome, trial.result.epoch_seconds)
     disturbed = f"; disturbed: {trial.result.contamination}" if trial.result.contamination else ""
-    disturbed += "; its result came after it was given up" if trial.given_up else ""
+    disturbed += "; its result arrived after the trial was given up" if trial.given_up else ""
     return f"{prefix:>9}  {trial.role:<20} {outcome}{disturbed}\n{_named(trial.plan)}"
 
 
@@ -131,7 +131,7 @@ def _pareto_text(best: BestPlan) -> str:
         )
         for each in best.pareto
     ]
-    return f"\n{table(('no plan is better in all', 'samples/s', 'peak MiB', 'J/sample'), rows)}"
+    return f"\n{table(('Pareto set', 'samples/s', 'peak MiB', 'J/sample'), rows)}"
 
 
 def best_document(best: BestPlan) -> dict[str, Any]:
@@ -212,12 +212,12 @@ def study_text(study: StudyRecord, work: Workload, best: BestPlan | None, trials
     lines = [
         trial_line(trial, known=False) if isinstance(trial, FinishedTrial) else _open_line(trial) for trial in trials
     ]
-    winner = best_text(best, trials) if best else "It has no winner yet."
+    winner = best_text(best, trials) if best else "This study has no winner yet."
     return "\n".join((studies_text([(study, work, best)]), "", *lines, "", winner))
 
 
 def _open_line(trial: TrialRecord) -> str:
-    state = "given up" if isinstance(trial, AbandonedTrial) else "runs, or its process died"
+    state = "given up" if isinstance(trial, AbandonedTrial) else "running, or its process died"
     return f"trial {trial.number}  {trial.role:<20} {state}\n{_named(trial.plan)}"
 
 

@@ -57,7 +57,7 @@ def _check_overlap(job: Job) -> None:
     inputs |= {f"images in {folder}": folder for folder in images}
     for what, place in inputs.items():
         if place.is_relative_to(output):
-            raise JobError(f"training.output {output} holds the {what}; name a folder of its own")
+            raise JobError(f"training.output {output} holds the {what}; name a separate folder")
 
 
 @contextmanager

@@ -90,7 +90,7 @@ def _check_trainable(source: Source) -> None:
     for file in formats.resolve(source, Path()):
         if file.format == _LENGTHS:
             raise DataError(
-                f"data.sources: {file.path} holds lengths alone, so there is nothing to train on; give the annotation "
+                f"data.sources: {file.path} holds only lengths, so there is nothing to train on; give the annotation "
                 "file that they were measured from, or look at its packs with `autotune pack`"
             )
 
@@ -146,6 +146,6 @@ def _warn(report: IndexReport) -> None:
         more = f"\n  and {report.bad - _SHOWN_LINES} more" if report.bad > _SHOWN_LINES else ""
         _log.warning("%d of %d dataset lines are skipped:\n%s%s", report.bad, report.records, shown, more)
     if report.cut:
-        _log.warning("%d samples have %d tokens: longer ones are cut to so many", report.cut, report.max_tokens)
+        _log.warning("%d samples have %d tokens: longer ones are cut to that", report.cut, report.max_tokens)
     if report.wrong_sizes:
         _log.warning("%d images have another size than their record says; the file's is used", report.wrong_sizes)

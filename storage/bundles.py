@@ -148,7 +148,7 @@ def opened(path: Path) -> Iterator[Iterator[str]]:
     """Open the file of a bundle, which is read twice. Raises BadBundle if that is impossible."""
     try:
         if path.exists() and not path.is_file():
-            raise BadBundle(f"{path} is no file that can be read twice; name a file that `autotune db export` wrote")
+            raise BadBundle(f"{path} is not a regular file; name a file that `autotune db export` wrote")
         with path.open(encoding="utf-8", newline="\n") as text:
             yield _lines(text)
     except UnicodeDecodeError as error:
@@ -179,9 +179,9 @@ def check(text: Iterable[str]) -> str:
             _check_header(_parsed(line, 1))
     end = _parsed(before or "", count)
     if end.keys() != {"rows", "sha256"}:
-        raise BadBundle(f"the bundle ends in line {count} without its checksum: it is not whole; copy it again")
+        raise BadBundle(f"the bundle ends in line {count} without its checksum: it is incomplete; copy it again")
     if end["sha256"] != digest.hexdigest():
-        raise BadBundle("the bundle was changed since it was exported: its checksum is another; copy it again")
+        raise BadBundle("the bundle was changed since it was exported: its checksum differs; copy it again")
     if end["rows"] != count - 2:
         raise BadBundle(f"the bundle holds {count - 2} rows in place of {end['rows']}; export it again")
     return digest.hexdigest()
@@ -207,7 +207,7 @@ def take_in(session: Session, text: Iterable[str], digest: str) -> Imported:
             if (what := problem_of(row)) is not None:
                 raise BadBundle(f"the bundle's {row.__tablename__} {provenance.key_of(row)} {what}; export it again")
     for problem in problems_of_studies(session, [key for (key,) in fresh[StudyRow]]):
-        raise BadBundle(f"the bundle is not whole: {problem}; export it again")
+        raise BadBundle(f"the bundle is incomplete: {problem}; export it again")
     new = sum(map(len, fresh.values()))
     return Imported(source=header["source"], new=new, known=count - new)
 
@@ -306,7 +306,7 @@ def _row(kind: type[Base], document: Any, number: int) -> Base:
     if not isinstance(document, dict) or not columns.keys() - later <= document.keys() <= columns.keys():
         names = set(columns).symmetric_difference(document if isinstance(document, dict) else {})
         raise BadBundle(
-            f"line {number} of the bundle has not the columns of {kind.__tablename__}: "
+            f"line {number} of the bundle does not have the columns of {kind.__tablename__}: "
             f"{', '.join(sorted(names)) or 'none'}; export it again with this version"
         )
     return kind(**{name: _value(columns[name], value, number) for name, value in document.items()})
@@ -364,5 +364,7 @@ def _parsed(line: str, number: int) -> dict[str, Any]:
     except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict):
-        raise BadBundle(f"line {number} of the bundle is no JSON object: it is not whole or no bundle; copy it again")
+        raise BadBundle(
+            f"line {number} of the bundle is no JSON object: it is incomplete or not a bundle; copy it again"
+        )
     return document

@@ -85,7 +85,7 @@ def _weighted(weight: float, why: str, names: str) -> dict[str, tuple[float, str
     return dict.fromkeys(names.split(), (weight, why))
 
 
-_OTHER = (1.0, "worth to be named")
+_OTHER = (1.0, "worth naming")
 _SPLIT = "another split or recomputation may be best"
 _WEIGHTS = {
     **_weighted(200, "another kind of machine", "hardware.accelerator"),
@@ -99,6 +99,8 @@ _WEIGHTS = {
     **_weighted(5, "other shares of a step's parts", "hardware.link global_batch_samples"),
     **_weighted(2, "seconds drift", "software.torch software.deepspeed hardware.cpu_name oversize"),
     **_weighted(0, "for people", "model.name data.lengths_digest"),
-    **_weighted(0, "part of the histogram", "data.samples data.text_only_samples data.vision_units data.text_tokens"),
-    **_weighted(0, "part of the histogram", "data.longest_text_tokens data.most_vision_units"),
+    **_weighted(
+        0, "covered by the histogram", "data.samples data.text_only_samples data.vision_units data.text_tokens"
+    ),
+    **_weighted(0, "covered by the histogram", "data.longest_text_tokens data.most_vision_units"),
 }

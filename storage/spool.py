@@ -52,7 +52,7 @@ class Spool:
                 _finish(store, result)
             except StorageError:
                 raise error from None
-            _logger.warning("stored at once, without a file before: %s", error)
+            _logger.warning("stored in the database directly, because no file could be written: %s", error)
 
     def pending(self) -> tuple[Path, ...]:
         """Return the waiting files, by name."""

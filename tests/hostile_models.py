@@ -95,7 +95,7 @@ CASES: dict[str, tuple[Spoil, str]] = {
     "config a list": (text("config.json", "[]"), r"it holds a JSON list, not an object"),
     "config null": (text("config.json", "null"), r"it holds a JSON NoneType, not an object"),
     "config very deep": (text("config.json", "[" * 100_000), r"it is not a valid JSON file: maximum recursion"),
-    "config deep": (text("config.json", '{"a":' * 500 + "1" + "}" * 500), r"sections lie in each other more than 32"),
+    "config deep": (text("config.json", '{"a":' * 500 + "1" + "}" * 500), r"sections are nested more than 32"),
     "config large": (text("config.json", '{"a": "' + "x" * 100_000_000 + '"}'), r"more than the 16777216 that are"),
     "config of lists": (text("config.json", '{"a": [' + "[]," * 5_000_000 + "[]]}"), r"it has more than 500000 values"),
     "config a pipe": (pipe("config.json"), r"has no config.json"),

@@ -76,7 +76,7 @@ def read(text: bytes) -> Document:
         line = text.count(b"\n", 0, error.position) + 1
         raise NotYaml(Problem(line=line, text=f"not a text file in UTF-8: {error.reason}")) from error
     except RecursionError as error:
-        raise NotYaml(Problem(line=1, text="lists or sections stand in each other too deeply")) from error
+        raise NotYaml(Problem(line=1, text="lists or sections are nested too deeply")) from error
     return document
 
 

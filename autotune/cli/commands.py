@@ -38,7 +38,7 @@ class _Size(click.ParamType[int]):
         except ValueError as error:
             self.fail(str(error), param, ctx)
         if size <= 0:
-            self.fail(f"{value!r} holds nothing; give more than 0B", param, ctx)
+            self.fail(f"{value!r} is not a limit; give more than 0B", param, ctx)
         return size
 
 
@@ -50,9 +50,11 @@ def _common(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options that every command has."""
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout and nothing else."),
-        click.option("--db", metavar="URL", help="Database URL. Default: AUTOTUNE_DB_URL, the job, your data folder."),
-        click.option("-v", "--verbose", count=True, help="Tell more."),
-        click.option("-q", "--quiet", is_flag=True, help="Tell only what fails."),
+        click.option(
+            "--db", metavar="URL", help="Database URL. Default: AUTOTUNE_DB_URL, else the job's, else your data folder."
+        ),
+        click.option("-v", "--verbose", count=True, help="Show more messages; -vv shows all."),
+        click.option("-q", "--quiet", is_flag=True, help="Show errors only."),
     ):
         command = option(command)
     return guarded(command)
@@ -70,7 +72,7 @@ def main() -> None:
 @click.option(
     "--time-limit", type=_Time(), metavar="TIME", help="Most time to search, such as 20min; overrides the job."
 )
-@click.option("--resume/--fresh", "resume", default=True, help="Use what is known, or measure everything anew.")
+@click.option("--resume/--fresh", "resume", default=True, help="Use stored results, or measure everything again.")
 @_common
 def tune(options: Options, job: Path, trials: int | None, time_limit: float | None, resume: bool) -> None:
     """Search the best plan for JOB with short, real training steps."""
@@ -81,9 +83,9 @@ def tune(options: Options, job: Path, trials: int | None, time_limit: float | No
 
 @main.command()
 @_JOB
-@click.option("--plan", metavar="ID", help="Plan to train with, of those that were tried. Default: the winner.")
-@click.option("--steps", type=click.IntRange(min=1), help="Stop, with a checkpoint, after so many steps in all.")
-@click.option("--dry-run", is_flag=True, help="Print the processes that would be started, and start none.")
+@click.option("--plan", metavar="ID", help="ID of a tried plan to train with. Default: the winner.")
+@click.option("--steps", type=click.IntRange(min=1), help="Stop, with a checkpoint, after this many steps in all.")
+@click.option("--dry-run", is_flag=True, help="Print the commands of the ranks without starting them.")
 @_common
 def launch(options: Options, job: Path, plan: str | None, steps: int | None, dry_run: bool) -> None:
     """Run the full training of JOB with its best plan."""
@@ -105,7 +107,7 @@ def run(options: Options, job: Path) -> None:
 @main.command()
 @_JOB
 @click.option("--out", type=click.Path(path_type=Path), help="Write the costs to this .json file.")
-@click.option("--fresh", is_flag=True, help="Measure again what is stored.")
+@click.option("--fresh", is_flag=True, help="Measure again even if a profile is stored.")
 @_common
 def profile(options: Options, job: Path, out: Path | None, fresh: bool) -> None:
     """Time each kind of layer of JOB's model alone, and store its costs for predictions."""
@@ -117,20 +119,22 @@ def profile(options: Options, job: Path, out: Path | None, fresh: bool) -> None:
 @main.command()
 @_JOB
 @click.option(
-    "--plan", metavar="FILE|ID", help="A YAML or JSON file, or a plan that was tried. Default: the best solved ones."
+    "--plan",
+    metavar="FILE|ID",
+    help="Plan file (YAML or JSON) or ID of a tried plan. Default: the best plans that the solver finds.",
 )
 @click.option("--devices", type=click.IntRange(min=1), help="Ranks to predict for. Default: the job's.")
 @click.option(
     "--memory", "memory_bytes", type=_Size(), metavar="SIZE", help="Limit per rank, such as 80GiB. Default: the job's."
 )
 @click.option(
-    "--device-profile", metavar="NAME|FILE", help="Hardware with NAME in its name, or a profile. Default: what is here."
+    "--device-profile", metavar="NAME|FILE", help="Part of a hardware's name, or a profile file. Default: this machine."
 )
-@click.option("--top", type=_SIZE, default=5, help="So many of the best plans; with --plan that one.")
+@click.option("--top", type=_SIZE, default=5, help="Number of plans to show, best first; with --plan only that one.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw a typical step into this .png, .svg or .pdf file.")
 @_common
 def predict(options: Options, job: Path, plan: str | None, top: int, plot: Path | None, **wishes: Any) -> None:
-    """Tell what plans for JOB would take, here or on other devices, without running them."""
+    """Predict how fast plans for JOB are, here or on other devices, without running them."""
     from autotune.cli.predict import predict_job
     from autotune.forecast.cluster import Wishes
 
@@ -139,8 +143,8 @@ def predict(options: Options, job: Path, plan: str | None, top: int, plot: Path 
 
 @main.command()
 @click.argument("path", metavar="INPUT", type=click.Path(path_type=Path))
-@click.option("--qv", type=_SIZE_OR_NONE, help="Most vision units of a pack. Default: the best for the data.")
-@click.option("--qt", type=_SIZE, help="Most text tokens of a pack. Default: the best for the data.")
+@click.option("--qv", type=_SIZE_OR_NONE, help="Most vision units of a pack. Default: chosen for the data.")
+@click.option("--qt", type=_SIZE, help="Most text tokens of a pack. Default: chosen for the data.")
 @click.option("--qv-min", type=_SIZE_OR_NONE, help="Vision units that fill a pack. Default: qv.")
 @click.option("--qt-min", type=_SIZE_OR_NONE, help="Text tokens that fill a pack. Default: qt - 128.")
 @click.option("--packer", metavar="NAME", help=f"{', '.join(plugins.names(PACKERS))} or best. Default: best, by cost.")
@@ -150,14 +154,16 @@ def predict(options: Options, job: Path, plan: str | None, top: int, plot: Path 
     help="Ranks with data of their own. Default: the job's, or 8.",
 )
 @click.option("--global-batch", type=_SIZE, help="Samples of a step. Default: the job's, or 128.")
-@click.option("--seed", type=click.IntRange(min=0, max=2**31 - 1), help="Of order and packs. Default: the job's, or 0.")
-@click.option("--epoch", type=_SIZE_OR_NONE, default=0, help="Which one, counted from 0.")
+@click.option(
+    "--seed", type=click.IntRange(min=0, max=2**31 - 1), help="Seed of order and packs. Default: the job's, or 0."
+)
+@click.option("--epoch", type=_SIZE_OR_NONE, default=0, help="Number of the epoch, counted from 0.")
 @click.option(
     "--oversize",
     type=click.Choice(["own-pack", "truncate", "skip", "fail"]),
     help="What to do with a sample above qv or qt. Default: the job's, or own-pack.",
 )
-@click.option("--model", metavar="PATH", help="Model whose cost counts, for lengths. Default: OmniBal's.")
+@click.option("--model", metavar="PATH", help="Model whose cost weighs a file of lengths. Default: OmniBal's.")
 @click.option("--out", type=click.Path(path_type=Path), help="Write the packs to this .jsonl or .parquet file.")
 @click.option(
     "--plot", type=click.Path(path_type=Path), help="Draw before and after into this .png, .svg or .pdf file."
@@ -174,21 +180,26 @@ def pack(
 
 
 @main.command()
-@click.option("--here", is_flag=True, help="Plans for this machine; where none holds here, the nearest.")
-@click.option("--like", metavar="JOB", type=click.Path(path_type=Path), help="The plans nearest to JOB here.")
+@click.option("--here", is_flag=True, help="Only plans that hold on this machine, or else the nearest.")
+@click.option(
+    "--like",
+    metavar="JOB",
+    type=click.Path(path_type=Path),
+    help="Only plans that hold for JOB on this machine, or else the nearest.",
+)
 @click.option("--hardware", metavar="NAME", help="Only plans for devices with NAME in their name.")
 @click.option("--model", metavar="NAME", help="Only plans for models with NAME in their name.")
 @click.option("--verdict", type=click.Choice(["valid", "re-measure", "invalid"]), help="Only plans of this verdict.")
-@click.option("--in-use", is_flag=True, help="Only plans that a training uses now.")
+@click.option("--in-use", is_flag=True, help="Only plans that a running training uses.")
 @click.option(
     "--sort",
     type=click.Choice(["speed", "gain", "found", "distance"]),
-    help="Order. Default: nearest first with --here or --like, else what was searched last.",
+    help="Order. Default: nearest first with --here or --like, else latest search first.",
 )
-@click.option("--top", type=_SIZE, help="At most so many.")
+@click.option("--top", type=_SIZE, help="Show at most this many.")
 @_common
 def plans(options: Options, **wishes: Any) -> None:
-    """List the best plans known, and whether they still hold here."""
+    """List the stored winners, and whether they hold on this machine."""
     from autotune.cli.query import Wishes, list_plans
 
     list_plans(options, Wishes(**wishes))
@@ -197,10 +208,10 @@ def plans(options: Options, **wishes: Any) -> None:
 @main.command()
 @click.argument("study", required=False)
 @click.option("--model", metavar="NAME", help="Only studies of models with NAME in their name.")
-@click.option("--top", type=_SIZE, help="At most so many.")
+@click.option("--top", type=_SIZE, help="Show at most this many.")
 @_common
 def studies(options: Options, study: str | None, model: str | None, top: int | None) -> None:
-    """List the searches known, or show the history of STUDY: every trial and the winner."""
+    """List the stored studies, or show every trial and the winner of STUDY."""
     from autotune.cli.query import list_studies, show_study
 
     if study is None:
@@ -213,7 +224,7 @@ def studies(options: Options, study: str | None, model: str | None, top: int | N
 @click.argument("plan")
 @_common
 def show(options: Options, plan: str) -> None:
-    """Show PLAN, any that was tried: its measurements, how well it is known, and whether it is valid here."""
+    """Show a tried PLAN: its measurements, how certain they are, and whether it is valid here."""
     from autotune.cli.query import show_plan
 
     show_plan(options, plan)
@@ -223,7 +234,7 @@ def show(options: Options, plan: str) -> None:
 @click.argument("job", required=False, type=click.Path(path_type=Path))
 @_common
 def doctor(options: Options, job: Path | None) -> None:
-    """Report on hardware, software and database, on rows that need care, and on the data of JOB."""
+    """Report on hardware, software and database, on problems to solve, and on the data of JOB."""
     from autotune.cli.doctor import examine
 
     examine(options, job)
@@ -246,7 +257,7 @@ def upgrade(options: Options) -> None:
 @db.command()
 @_common
 def check(options: Options) -> None:
-    """Verify every row, every reference and every page; exit with 1 when something is wrong."""
+    """Verify every row, reference and page of the database; exit with 1 if anything is wrong."""
     from autotune.cli.database import check_database
 
     check_database(options)
@@ -255,7 +266,7 @@ def check(options: Options) -> None:
 @db.command()
 @_common
 def repair(options: Options) -> None:
-    """Keep a copy, then save what can be read and drop what makes no sense."""
+    """Copy the database, then save what can be read and drop rows that contradict themselves."""
     from autotune.cli.database import repair_database
 
     repair_database(options)
@@ -279,7 +290,7 @@ def export(options: Options, studies: tuple[str, ...], hardware: str | None, out
 @click.argument("bundle", type=click.Path(path_type=Path))
 @_common
 def import_(options: Options, bundle: Path) -> None:
-    """Take in a BUNDLE that `autotune db export` wrote; its plans count as measured elsewhere."""
+    """Import a BUNDLE that `autotune db export` wrote; its plans count as measured elsewhere."""
     from autotune.cli.database import import_bundle
 
     import_bundle(options, bundle)

@@ -124,7 +124,8 @@ def _chosen(options: Options, bench: Workbench, plan_id: str | None) -> KnownPla
     tried = bench.store.find_plan(plan_id, now)
     found = validity(tried.workload, now, imported_from=tried.imported_from)
     if found.verdict is Verdict.REMEASURE:
-        options.tell(f"Plan {tried.plan.id} was found elsewhere: {'; '.join(str(change) for change in found.changes)}")
+        changes = "; ".join(map(str, found.changes))
+        options.tell(f"Plan {tried.plan.id} was measured under other conditions: {changes}")
     if found.verdict is Verdict.INVALID:
         reasons = "; ".join(str(change) for change in found.changes if change.verdict is Verdict.INVALID)
         raise PlanNotValid(f"plan {tried.plan.id} does not hold here: {reasons}; run `autotune tune`")

@@ -118,7 +118,7 @@ def _extrapolated(profiled: ProfiledCosts, devices: int, memory: int, usual: int
     if devices > there > 1:
         yield (
             f"reductions over {devices} devices, from those over {there} as on a ring; sends as between the {there}, "
-            "so slower links between machines are not in it"
+            "so slower links between machines are not considered"
         )
     if devices > there and profiled.hardware.accelerator == "cpu":
         yield f"the time of {devices} CPU ranks, as if each had as many cores as the {there} that were profiled"
@@ -151,7 +151,7 @@ def _free(costs: LayerCosts) -> Iterable[str]:
         if not cost
     ]
     if missing:
-        yield f"{' and '.join(missing)} count nothing: one device was profiled"
+        yield f"{' and '.join(missing)} are taken as free: one device was profiled"
 
 
 def _of_model(profiles: Sequence[LayerProfile], shape: ModelShape, devices: str, store: Store) -> list[LayerProfile]:

@@ -23,7 +23,7 @@ _PARTS = {
     "bubble": "the pipeline fills, drains and waits",
     "communication": "sends between stages, reduction of gradients",
     "optimizer": "update of the weights",
-    "beside_schedule": "what trials took beside all this",
+    "beside_schedule": "measured time that the simulation does not explain",
 }
 
 

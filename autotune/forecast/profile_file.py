@@ -15,7 +15,7 @@ from trials.regular_file import read_regular
 from trials.workload import Hardware, ModelShape, Software
 
 _MOST_BYTES = 1 << 20
-_AGAIN = "write it anew with `autotune profile JOB --out`"
+_AGAIN = "write it again with `autotune profile JOB --out`"
 _COUNTS = ("devices", "device_memory_bytes", "ram_bytes")
 
 
@@ -59,7 +59,7 @@ def read_profile(path: Path) -> ProfiledCosts:
     try:
         return wire.decode(ProfiledCosts, read_regular(path, _MOST_BYTES).decode())
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror or error if isinstance(error, OSError) else "it is no text"
+        why = error.strerror or error if isinstance(error, OSError) else "it is not a text file"
         raise ProfileError(
             f"{path} cannot be read ({why}); give a file that `autotune profile JOB --out` wrote"
         ) from error

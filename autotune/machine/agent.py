@@ -94,7 +94,7 @@ class Agent:
             return
         record = sight.record
         if record.id not in beats:
-            _log.warning("%s; looking whether it still lives", _busy(held, record))
+            _log.warning("%s; checking whether it is still running", _busy(held, record))
         if record.beats > beats.setdefault(record.id, record.beats):
             raise DeviceBusy(f"{_busy(held, record)}; wait for it")
         self._ended.wait(self._seconds / 10)
@@ -119,7 +119,7 @@ class Agent:
             try:
                 self._look(1)
             except StorageError as error:
-                _log.info("no sign of life could be given: %s", error)
+                _log.info("the heartbeat could not be written: %s", error)
 
     def _look(self, beats: int) -> None:
         """Beats, which counts as so many, and sees the others."""

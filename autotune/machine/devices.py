@@ -49,7 +49,7 @@ def locked(names: Sequence[str]) -> Iterator[None]:
                 lock.acquire(timeout=0)
             except Timeout:
                 raise DeviceBusy(
-                    f"another autotune uses the devices of this machine (it holds {path}); wait for it"
+                    f"another autotune process uses the devices of this machine (it holds {path}); wait for it"
                 ) from None
             except OSError as error:
                 raise AutotuneError(_unwritable(path, error)) from error

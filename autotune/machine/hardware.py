@@ -163,7 +163,7 @@ def _on_cpu(devices: int | None, machine: Machine, groups: int) -> Hardware:
         )
     if ranks * groups > machine.cpu_cores:
         _log.warning(
-            "%d ranks share %d CPU cores, so measured times will not hold; %s",
+            "%d ranks share %d CPU cores, so measured times are unreliable; %s",
             ranks * groups,
             machine.cpu_cores,
             f"set hardware.devices to {max(1, machine.cpu_cores // groups)} or less"

@@ -73,7 +73,9 @@ def read_material(path: Path, wishes: Wishes, progress: Callable[[Reading], None
     if path.suffix in _LENGTHS:
         return _of_lengths(path, wishes, progress)
     kinds = ", ".join((*_JOBS, *_LENGTHS))
-    raise PackError(f"{path}: {path.suffix or 'a name without suffix'} is no kind of input; give one of {kinds}")
+    raise PackError(
+        f"{path}: {path.suffix or 'a name without suffix'} is not a supported kind of file; give one of {kinds}"
+    )
 
 
 def _check(wishes: Wishes) -> None:

@@ -141,7 +141,7 @@ def _cut(found: Balanced) -> Sequence[str]:
         return ()
     each = [f"  {index.where(int(row))}" for row in np.flatnonzero(index.text_tokens == report.max_tokens)[:_SHOWN]]
     told = f"{_count(report.cut)} of {_count(len(index))} samples have {report.max_tokens:,} tokens"
-    return ["\n".join([f"{told}: longer ones were cut to so many:", *each, *_more(report.cut)])]
+    return ["\n".join([f"{told}: longer ones were cut to that:", *each, *_more(report.cut)])]
 
 
 def _bad(found: Balanced) -> Sequence[str]:

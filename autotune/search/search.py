@@ -268,14 +268,14 @@ class Search:
         """No further plan is sampled, in words."""
         left = self.settings.trials - len(self._spent()) - self._left_to_compare()
         if self.ledger.is_closing:
-            return "Another agent repeats the finalists"
+            return "Another agent is repeating the finalists"
         if left <= 0:
-            return f"The {self.settings.trials} trials of search.trials are spent"
+            return f"The {self.settings.trials} trials of search.trials are used up"
         if not self._may_go_on(owed=self._left_to_compare()):
-            return "The time that is left, or the hours of devices, are for the repeats of the finalists"
+            return "The remaining time or device hours are reserved for repeating the finalists"
         proposal, noise = self.advisor.propose(), self.advisor.surrogate.noise
         if proposal is None:
-            return "Every plan that may be good was tried"
+            return "Every promising plan has been tried"
         return (
             f"A further plan is expected to gain {proposal.gain:.2%}, too little beside the {noise:.1%} by which a "
             f"trial errs: {left} trials are left over"

@@ -146,7 +146,7 @@ class Tuner:
     def _winner_of(self, study: StudyRecord) -> BestPlan:
         winner = self._store.winner(study.id)
         if winner is None:
-            raise Superseded("another agent ends this search; run the command again to be told its winner")
+            raise Superseded("another agent is finishing this search; run the command again to see its winner")
         return winner
 
     def _search(

@@ -47,8 +47,8 @@ def check(session: Session, agent_id: str | None) -> None:
     """Raise Superseded if the agent has ended, and keep others from ending it until the transaction ends."""
     if agent_id is not None and rows.get(session, AgentRow, agent_id, lock=True).ended is not None:
         raise Superseded(
-            "this process gave no sign of life for so long that others took its place; what it measured is kept. "
-            "Run the command again to go on"
+            "this process sent no heartbeat for so long that another took over its work; its measurements are "
+            "kept. Run the command again to continue"
         )
 
 

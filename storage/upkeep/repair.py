@@ -123,8 +123,8 @@ def _repair_file(database: Database, path: Path, check: Callable[[], None]) -> R
             with database.errors(), _without_writers(path):
                 if _state(path) != before:
                     raise DatabaseUnavailable(
-                        f"{url.masked(database.url)} was written during its repair and stays as it is; end what works "
-                        "with it, then repair it again"
+                        f"{url.masked(database.url)} was written to during the repair and was left unchanged; "
+                        "end the processes that use it, then repair it again"
                     )
                 _remove(path, _LOGS[1:])  # first: the new file must never meet the old one's log
                 shutil.copymode(path, made)
@@ -180,8 +180,8 @@ def _rebuild(database: Database, kept: Path, made: Path) -> tuple[Counter[str], 
             tables = [table for table in Base.metadata.sorted_tables if _is_there(old, table)]
             if not tables:
                 raise DatabaseDamaged(
-                    f"nothing can be read of {url.masked(database.url)}, which stays as it is; restore it from a "
-                    "backup, or move it away to begin anew"
+                    f"nothing can be read of {url.masked(database.url)}, which is left unchanged; restore it "
+                    "from a backup, or move it away to start a new one"
                 )
             for table in tables:
                 for row in _rows(old, table):

@@ -39,10 +39,10 @@ def prepare(database: Database) -> None:
         with database.session(write=True) as session:
             old = _revision(session)
             if old is None and path is not None and not is_new:
-                _log.warning("%s was there but empty: it is begun anew", masked(database.url))
+                _log.warning("%s was empty and is set up again", masked(database.url))
             if old is not None:
                 kept = back_up(session, old)
-                _log.warning("upgrading %s; as it was, it is kept as %s", masked(database.url), kept)
+                _log.warning("upgrading %s; a backup is kept as %s", masked(database.url), kept)
             upgrade(session)
 
 

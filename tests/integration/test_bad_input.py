@@ -130,7 +130,7 @@ def test_devices_in_use_exit_with_6(job: JobFile, home: Path) -> None:
     with FileLock(lock):
         code, told = refusal("run", job.path, "--json")
     assert code == 6
-    assert f"another autotune uses the devices of this machine (it holds {lock}); wait for it" in told
+    assert f"another autotune process uses the devices of this machine (it holds {lock}); wait for it" in told
     assert not databases(home)
 
 
@@ -173,4 +173,4 @@ def test_an_id_that_several_plans_share_asks_for_more_digits() -> None:
 def test_a_profile_that_cannot_be_written_is_told_before_anything_is_measured(tmp_path: Path) -> None:
     code, told = refusal("profile", "no-job.yaml", "--out", tmp_path / "costs.txt")
     assert code == 2
-    assert "give a name that ends on .json" in told
+    assert "give a name that ends in .json" in told

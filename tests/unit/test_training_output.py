@@ -295,7 +295,7 @@ def test_a_final_model_that_is_the_next_trainings_input_is_not_replaced(inputs: 
     shutil.move(inputs / "model", inputs / "output" / "model")
     job = job_of(inputs, inputs / "output")
     job = job.model_copy(update={"model": job.model.model_copy(update={"path": str(inputs / "output" / "model")})})
-    with pytest.raises(JobError, match="holds the model; name a folder of its own"):
+    with pytest.raises(JobError, match="holds the model; name a separate folder"):
         check_output(job)
 
 

@@ -65,8 +65,8 @@ def _in_pool(
                     under_way.append(_submit(pool, task))
         except BrokenProcessPool as error:
             raise DataError(
-                "a process that measures samples was ended from outside, or for want of memory; free some memory and "
-                "try again, what was measured is kept"
+                "a process that measures samples was killed, perhaps for lack of memory; free some memory and "
+                "try again: what was measured is kept"
             ) from error
 
 

@@ -92,7 +92,7 @@ def check_settings(path: Path) -> dict[str, Any]:
     settings = _read_object(path, _SETTINGS_BYTES, _MOST_VALUES)
     for names, value in _values((), settings):
         if len(names) > _DEEPEST:
-            raise _error(path, f"sections lie in each other more than {_DEEPEST} deep")
+            raise _error(path, f"sections are nested more than {_DEEPEST} deep")
         if isinstance(value, float) and not math.isfinite(value):
             raise _error(path, f"{_dotted(names)} is {value}, which is no number")
         if names[-1:] == ("model_type",) and not isinstance(value, str):

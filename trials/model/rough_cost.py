@@ -17,7 +17,7 @@ def rough_weights(config: PretrainedConfig) -> CostWeights:
     inside a tile; where the tower takes images in their own resolution it is left out. Every expert of a layer counts.
     Raises ModelError for a model that transformers cannot build, or that is of another kind.
     """
-    with refusing(f"the cost of model type {config.model_type!r} cannot be told", "use another"):
+    with refusing(f"the cost of model type {config.model_type!r} cannot be estimated", "use another"):
         with torch.device("meta"):
             model: PreTrainedModel = AutoModelForImageTextToText.from_config(copy.deepcopy(config))
         text, embedding, head = config.get_text_config(), _matrix(model, "input"), _matrix(model, "output")

@@ -76,7 +76,7 @@ class Session:
         with self.meter.watch():
             loss = self.engine.step(batches, count, step.target_tokens)
         if not math.isfinite(loss):
-            raise TrialsError(f"the loss of a step is {loss}; lower training.learning_rate, or look at the data")
+            raise TrialsError(f"the loss of a step is {loss}; lower training.learning_rate, or check the data")
         return loss
 
 

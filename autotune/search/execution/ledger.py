@@ -167,7 +167,7 @@ class StudyLedger(KnownTrials):
             result = attempt.result(trial.id, datetime.now(UTC))
             self._spool.keep(result, self._store)
         except (ValueError, WireError) as error:
-            failed = Failed(cause=Crash(rank=0, detail=f"what was measured cannot be kept: {error}"))
+            failed = Failed(cause=Crash(rank=0, detail=f"results cannot be stored: {error}"))
             result = Attempt(outcome=failed).result(trial.id, datetime.now(UTC))
             self._spool.keep(result, self._store)
         return result

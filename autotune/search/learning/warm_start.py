@@ -25,7 +25,7 @@ def inherited_lessons(store: Store, workload: Workload) -> Lessons | None:
     try:
         return wire.decode(Lessons, document)
     except WireError as error:
-        _log.info("the lessons of an earlier search are of another version: %s", error)
+        _log.info("the calibration of an earlier search has another format and is not used: %s", error)
         return None
 
 

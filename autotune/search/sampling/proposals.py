@@ -160,7 +160,7 @@ class Proposals:
                 return not trial.should_prune()
             # A measurement is worth more than advice.
             except (StorageInternalError, SQLAlchemyError, UpdateFinishedTrialError) as error:
-                _log.info("a step could not be told to Optuna: %s", error)
+                _log.info("a step could not be reported to Optuna: %s", error)
                 return True
 
         return report

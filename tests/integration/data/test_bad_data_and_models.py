@@ -50,7 +50,7 @@ pytestmark = pytest.mark.usefixtures("home")
         (
             [{"vit_num": 1, "token_num": 70, "image_flags": 1}],
             {},
-            "data.sources: {path} holds lengths alone, so there is nothing to train on; give the annotation file",
+            "data.sources: {path} holds only lengths, so there is nothing to train on; give the annotation file",
         ),
     ],
     ids=["missing", "empty", "no format", "only bad", "no image", "no JSON", "no conversations", "lengths"],

@@ -157,7 +157,7 @@ def test_lengths_are_cut_to_the_context_of_a_model(tmp_path: Path, example: Path
     assert found["cut"] == {"max_tokens": longest, "samples": 1}
     asked = [str(part) for part in ("pack", path, "--qv", "1", "--qt", "99999", *wanted)]
     told = CliRunner().invoke(main, asked).stdout
-    assert f"1 of 2 samples have {longest:,} tokens: longer ones were cut to so many:\n  {path}:1" in told
+    assert f"1 of 2 samples have {longest:,} tokens: longer ones were cut to that:\n  {path}:1" in told
 
 
 @pytest.mark.usefixtures("home")

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("home")
     [
         (["gone.yaml"], "gone.yaml: no such file; give a job file or lengths"),
         (["."], ".: is a folder; give a job file or lengths"),
-        (["a.csv"], "a.csv: .csv is no kind of input; give one of .yaml, .yml, .json, .jsonl"),
+        (["a.csv"], "a.csv: .csv is not a supported kind of file; give one of .yaml, .yml, .json, .jsonl"),
         (["LENGTHS", "--qv", "-1"], "-1 is not in the range 0<=x<="),
         (["LENGTHS", "--qt", "0"], "0 is not in the range 1<=x<="),
         (["LENGTHS", "--data-parallel", "0"], "0 is not in the range 1<=x<="),
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("home")
         (["LENGTHS", "--out", "packs.csv"], "packs.csv: a file of this kind cannot be written; give a name that ends"),
         (["LENGTHS", "--out", "gone/packs.jsonl"], "gone/packs.jsonl cannot be written (No such file or directory)"),
         (["LENGTHS", "--out", "folder.jsonl"], "folder.jsonl cannot be written (it is a folder); name a file in it"),
-        (["LENGTHS", "--plot", "plot.gif"], "give a name that ends on .png or .svg or .pdf"),
+        (["LENGTHS", "--plot", "plot.gif"], "give a name that ends in .png or .svg or .pdf"),
         (["LENGTHS", "--plot", "/proc/plot.png"], "/proc/plot.png cannot be written ("),
         (["JOB", "--model", "model"], "--model goes with lengths alone; "),
         (

@@ -154,7 +154,7 @@ def test_a_history_names_the_plan_of_each_trial_and_any_of_them_can_be_shown(sto
     told = text("show", tie.id[:8])
     assert f"In study {study.name} this plan may be as fast as the winner, {PLAN}; measured in 2 runs" in told
     assert told.count("epoch 1234.5 s") == 2
-    assert "no run of it was measured to its end: failed: out of memory on stage 1" in text("show", failed.id)
+    assert "no run of it was completed: failed: out of memory on stage 1" in text("show", failed.id)
     assert document("show", PLAN)["won"]
 
 
@@ -197,7 +197,10 @@ def test_who_was_not_heard_of_for_long_is_told(store: Store) -> None:
     with sqlite3.connect(default_url().removeprefix("sqlite:///")) as connection:
         connection.execute("UPDATE autotune_agent SET heard = '2026-01-01 00:00:00'")
     (finding,) = document("doctor")["findings"]
-    assert re.fullmatch(r"process 12 on far-away, silent for \d+ min: it cannot be seen from here whether it still runs", finding["what"])
+    assert re.fullmatch(
+        r"process 12 on far-away, silent for \d+ min: it cannot be seen from here whether it still runs",
+        finding["what"],
+    )
     assert "process 12 on far-away, silent for" in text("plans", "--in-use")
 
 

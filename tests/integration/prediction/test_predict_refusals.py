@@ -85,7 +85,11 @@ def test_a_profile_that_no_measurement_gives_or_of_another_model_is_refused(
 
 def test_a_profile_that_is_no_text_or_not_there_is_refused(job: JobFile, tmp_path: Path) -> None:
     (tmp_path / "binary.json").write_bytes(b"\xff\xfe")
-    for name, reason in (("binary.json", "it is no text"), ("none.json", "No such file"), (".", "no profile of")):
+    for name, reason in (
+        ("binary.json", "it is not a text file"),
+        ("none.json", "No such file"),
+        (".", "no profile of"),
+    ):
         code, told = refusal("predict", job.path, "--device-profile", tmp_path / name)
         assert code in (2, 3)
         assert reason in told

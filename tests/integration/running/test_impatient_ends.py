@@ -62,10 +62,10 @@ def test_more_signals_break_off_no_clean_up(training: JobFile, signals: tuple[si
             _, stopped = ranks(process.pid)
             stopped.suspend()
             warned = told(process.stderr, "is stopped")
-            assert warned[-1].startswith("WARNING: rank 1 is stopped since ")
+            assert warned[-1].startswith("WARNING: rank 1 has been stopped since ")
             assert warned[-1].endswith(f"; `kill -CONT {stopped.pid}` lets it go on\n")
             stopped.resume()
-            told(process.stderr, "WARNING: rank 1 goes on; it was stopped for ")
+            told(process.stderr, "WARNING: rank 1 continues; it was stopped for ")
             first, *others = signals
             process.send_signal(first)
             while process.poll() is None:

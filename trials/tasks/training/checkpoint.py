@@ -71,8 +71,8 @@ def _writing(session: Session, final: Path, record: TrainingRecord) -> Iterator[
         yield partial
     except (OSError, SafetensorError) as error:
         raise TrialsError(
-            f"{final} cannot be written ({error}); make room there and launch again: the training goes on after its "
-            "last checkpoint"
+            f"{final} cannot be written ({error}); free some space there and launch again: the training continues "
+            "from its last checkpoint"
         ) from error
 
 
@@ -83,7 +83,7 @@ def _save_tensors(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[s
     with safe_open(path, framework="pt") as file:
         for name, tensor in tensors.items():
             if not torch.equal(file.get_tensor(name), tensor):
-                raise OSError(f"{name} in {path} is not what was written; check the disk")
+                raise OSError(f"{name} in {path} differs from what was written; check the disk")
 
 
 def load_checkpoint(session: Session, folder: Path, steps: int) -> None:

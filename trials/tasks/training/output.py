@@ -110,7 +110,7 @@ def reopen_output(folder: Path, steps: int, *, has_model: bool) -> OpenedOutput:
     """The same for another rank, which is given what the first one found."""
     record = read_record(folder / RECORD_FILE)
     if record is None:
-        raise OutputTaken(f"{folder / RECORD_FILE} has gone; the ranks need one folder that all of them see")
+        raise OutputTaken(f"{folder / RECORD_FILE} is gone; all ranks need access to the same folder")
     return OpenedOutput(record=record, steps=steps, has_model=has_model)
 
 
@@ -263,4 +263,4 @@ def _set_aside(path: Path) -> None:
         names = (path.with_name(f"{path.name}.old-{number}") for number in count(1))
         aside = next(name for name in names if not os.path.lexists(name))
         path.rename(aside)
-        _log.warning("%s was in the way of this training; it is %s now", path, aside)
+        _log.warning("%s was in the place of a file of this training; it was renamed to %s", path, aside)

@@ -87,7 +87,7 @@ class ProgressReader:
                     self.seen.append(step)
                     self._on_step(step)
                 elif line.strip():
-                    _log.warning("%s: a line is no step of a training and is passed over: %.60r", self._path, line)
+                    _log.warning("%s: a line is not a training step and is ignored: %.60r", self._path, line)
 
     @property
     def steps(self) -> int:
