@@ -7,7 +7,7 @@ from pathlib import Path
 
 from autotune.machine.hardware import default_memory_limit, probe_hardware, software
 from trials.data import formats
-from trials.data.epoch import CostWeights, Epoch, build_epoch
+from trials.data.epoch import CostWeights, Epoch, job_epoch
 from trials.data.index import DatasetIndex, profile
 from trials.data.indexing import IndexReport, Reading, build_index
 from trials.data.records.sample import Encoder
@@ -38,16 +38,7 @@ class Prepared:
 
     def epoch(self, packing: Packing, data_parallel: int) -> Epoch:
         """The first epoch's packs and steps: the same that the ranks will make."""
-        return build_epoch(
-            self.index,
-            packing,
-            data_parallel=data_parallel,
-            global_batch_samples=self.job.training.global_batch_samples,
-            weights=self.weights,
-            seed=self.job.training.seed,
-            epoch=0,
-            oversize=self.job.data.oversize,
-        )
+        return job_epoch(self.job, self.index, self.weights, packing, data_parallel=data_parallel)
 
     def request(self, plan: Plan, task: Task) -> Request:
         return Request(

@@ -39,7 +39,7 @@ from trials import wire
 from trials.launchers.local import LocalLauncher
 from trials.layer_costs import LayerCosts
 from trials.outcome import Completed, Measurement, Outcome
-from trials.plan import Layout, Packed, Packing, Padded, Plan, Stage, ZeroStage
+from trials.plan import Layout, Packed, Packing, Padded, Plan, Stage, ZeroStage, layer_counts
 from trials.run.pool import WarmPool
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "tiny-internvl"
@@ -137,14 +137,12 @@ def _drawn(prepared: Prepared, chance: random.Random, data: int) -> Plan:
     layout = Layout(pipeline=2 // data, data=data, zero=zero)
     layers = model.vision_layers + model.language_layers
     end = chance.randint(1, layers - 1)
-    cuts = [(0, end), (end, layers)] if data == 1 else [(0, layers)]
-    stages = tuple(_stage(model.vision_layers, start, end, chance) for start, end in cuts)
+    boundaries = (end, layers) if data == 1 else (layers,)
+    stages = tuple(_stage(*counts, chance) for counts in layer_counts(boundaries, model.vision_layers))
     return Plan(packing=_packing(prepared, chance), layout=layout, stages=stages)
 
 
-def _stage(vision_layers: int, start: int, end: int, chance: random.Random) -> Stage:
-    vision = min(end, vision_layers) - min(start, vision_layers)
-    language = end - start - vision
+def _stage(vision: int, language: int, chance: random.Random) -> Stage:
     share = chance.choice((0.0, 0.0, 0.5, 1.0))
     return Stage(
         vision=vision,

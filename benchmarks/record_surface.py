@@ -83,7 +83,7 @@ def _plans(header: Header, predictor: CalibratedPredictor, runner: Runner, count
     limits = Limits(
         vision_layers=model.vision_layers,
         language_layers=model.language_layers,
-        memory_bytes=header.workload.memory_limit_bytes,
+        memory_limit_bytes=header.workload.memory_limit_bytes,
     )
     space = feasible_space(header.workload, Solver(predictor.base, limits), remedy="give more memory")
     found: dict[str, Plan] = {}

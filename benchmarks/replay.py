@@ -8,7 +8,7 @@ import optuna
 
 from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.sampling.advisor import Advisor
-from autotune.search.sampling.context import Guide
+from autotune.search.sampling.context import SamplerContext
 from autotune.search.sampling.proposals import SAMPLERS
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.solver import Solver
@@ -20,17 +20,12 @@ from trials.plan import Plan
 def replayed(name: str, surface: Surface, trials: int, seed: int) -> list[float]:
     """Regret after each trial of a search among the recorded plans; "model" is ours."""
     predictor, run = CalibratedPredictor(surface.predictor), surface.replay(seed)
-    model = surface.workload.model
-    limits = Limits(
-        vision_layers=model.vision_layers,
-        language_layers=model.language_layers,
-        memory_bytes=surface.workload.memory_limit_bytes,
-    )
+    limits = Limits.of(surface.workload)
     space = recorded_space(surface, Solver(surface.predictor, limits))
     advisor = Advisor(space, predictor, limits, surface.settings)
-    guide = Guide(space=space, advisor=advisor, seed=seed)
+    context = SamplerContext(space=space, advisor=advisor, seed=seed)
     plans = grid(space.starts, seed) if name == "grid" else None
-    study = optuna.create_study(sampler=None if plans else plugins.load(SAMPLERS, name).sampler(guide))
+    study = optuna.create_study(sampler=None if plans else plugins.load(SAMPLERS, name).sampler(context))
     measured: dict[Plan, float] = {}
     regrets: list[float] = []
     for number in range(trials):

@@ -25,14 +25,15 @@ import numpy as np
 import optuna
 from optuna.storages import InMemoryStorage
 
-from autotune.predict.calibration import Lessons
+from autotune.predict.calibration import CalibrationState
 from autotune.search.baselines import baselines
-from autotune.search.execution.ledger import BASELINE_OMNIBAL, CONFIRM, ran
+from autotune.search.execution.ledger import ran
 from autotune.search.execution.runner import Runner
 from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.learning.warm_start import moved
+from autotune.search.roles import Role
 from autotune.search.sampling.advisor import Advisor
-from autotune.search.sampling.context import Guide
+from autotune.search.sampling.context import SamplerContext
 from autotune.search.sampling.proposals import SAMPLERS, Proposals
 from autotune.search.search import Search
 from autotune.search.solver.solver import Solver
@@ -78,7 +79,7 @@ class Found:
     """Whether the one that truly is fastest of them is the winner or one of its ties."""
     trials: int
     """All of them, repeats included."""
-    lessons: Lessons
+    state: CalibrationState
 
 
 def search(
@@ -92,15 +93,15 @@ def search(
     launcher = workload.launcher(behaviour, seed)
     best = workload.best_seconds
     prepared = workload.prepared(trials=trials)
-    limits = workload.limits(workload.memory_bytes)
-    calibrated = CalibratedPredictor(workload.predictor, after.lessons if after else None)
+    limits = workload.limits(workload.memory_limit_bytes)
+    calibrated = CalibratedPredictor(workload.predictor, after.state if after else None)
     space = workload.space(workload.predictor)
     advisor = Advisor(space, calibrated, limits, prepared.job.search)
     ledger = SimulatedLedger(launcher)
     regrets: list[float] = []
 
     def listen(trial: FinishedTrial, is_known: bool) -> None:
-        if not is_known and ran(trial) and trial.role != CONFIRM:
+        if not is_known and ran(trial) and trial.role != Role.CONFIRM:
             chosen = advisor.best()
             regrets.append(launcher.epoch_seconds(chosen) / best - 1 if chosen else math.inf)
 
@@ -109,22 +110,23 @@ def search(
     ours = Search(
         settings=prepared.job.search,
         ledger=ledger,
-        proposals=Proposals(InMemoryStorage(), "study", "model", Guide(space=space, advisor=advisor, seed=seed)),
+        proposals=Proposals(
+            InMemoryStorage(), "study", "model", SamplerContext(space=space, advisor=advisor, seed=seed)
+        ),
         space=space,
         predictor=calibrated,
         advisor=advisor,
         runners=[Runner(prepared, calibrated, launcher, Undisturbed, launcher.clock)],
         listener=listen,
         clock=launcher.clock,
+        baselines=baselines(workload.workload, workload.predictor, solver, limits, hold_all=False),
+        inherited=[inherited] if inherited and space.point(inherited) else [],
     )
-    ours.explore(
-        baselines(workload.workload, workload.predictor, solver, limits, hold_all=False),
-        [inherited] if inherited and space.point(inherited) else [],
-    )
-    field = ours.confirm()
-    verdict = field.verdict()
-    plan = field.standings[verdict.winner].plan
-    fastest = min(field.compared, key=lambda number: launcher.epoch_seconds(field.standings[number].plan))
+    ours.explore()
+    standings = ours.confirm()
+    verdict = standings.verdict()
+    plan = standings.entries[verdict.winner].plan
+    fastest = min(standings.compared, key=lambda number: launcher.epoch_seconds(standings.entries[number].plan))
     return Found(
         regrets=tuple(regrets),
         plan=plan,
@@ -133,7 +135,7 @@ def search(
         is_fastest=fastest == verdict.winner,
         is_named=fastest in (verdict.winner, *verdict.ties),
         trials=len(ledger.trials),
-        lessons=calibrated.lessons,
+        state=calibrated.state,
     )
 
 
@@ -146,9 +148,9 @@ def other_search(workload: SimulatedWorkload, name: str, trials: int, seed: int 
     runner = Runner(prepared, predictor, launcher, Undisturbed)
     space = workload.space(workload.predictor)
     plans = grid(space.starts, seed) if name == "grid" else None
-    advisor = Advisor(space, predictor, workload.limits(workload.memory_bytes), prepared.job.search)
-    guide = Guide(space=space, advisor=advisor, seed=seed)
-    study = optuna.create_study(sampler=None if plans else plugins.load(SAMPLERS, name).sampler(guide))
+    advisor = Advisor(space, predictor, workload.limits(workload.memory_limit_bytes), prepared.job.search)
+    context = SamplerContext(space=space, advisor=advisor, seed=seed)
+    study = optuna.create_study(sampler=None if plans else plugins.load(SAMPLERS, name).sampler(context))
     measured: dict[Plan, float] = {}
     regrets: list[float] = []
     for _ in range(trials):
@@ -156,12 +158,12 @@ def other_search(workload: SimulatedWorkload, name: str, trials: int, seed: int 
         plan = space.plan(trial.params) if trial else next(plans or iter(()), None)
         if plan is None:
             break
-        attempt = runner.run(plan)
-        if isinstance(attempt.outcome, Completed) and attempt.epoch_seconds is not None:
-            measured[plan] = min(attempt.epoch_seconds, measured.get(plan, math.inf))
+        result = runner.run(plan)
+        if isinstance(result.outcome, Completed) and result.epoch_seconds is not None:
+            measured[plan] = min(result.epoch_seconds, measured.get(plan, math.inf))
         if trial is not None:
             predicted = predictor.epoch_seconds(plan)
-            study.tell(trial, attempt.epoch_seconds if attempt.epoch_seconds is not None else 2 * predicted)
+            study.tell(trial, result.epoch_seconds if result.epoch_seconds is not None else 2 * predicted)
         chosen = min(measured, key=lambda plan: measured[plan], default=None)
         regrets.append(launcher.epoch_seconds(chosen) / best - 1 if chosen else math.inf)
     return regrets
@@ -170,10 +172,10 @@ def other_search(workload: SimulatedWorkload, name: str, trials: int, seed: int 
 def sequential_seconds(workload: SimulatedWorkload) -> float | None:
     """True time of OmniBal's recipe: the fastest, on the machine, of its split's neighbours that fit."""
     launcher = workload.launcher(NOISY, 0)
-    limits = workload.limits(workload.memory_bytes)
+    limits = workload.limits(workload.memory_limit_bytes)
     solver = Solver(workload.predictor, limits)
     plans = baselines(workload.workload, workload.predictor, solver, limits, hold_all=False)
-    fitting = [each.plan for each in plans if each.role == BASELINE_OMNIBAL and workload.fits(each.plan)]
+    fitting = [each.plan for each in plans if each.role == Role.OMNIBAL and workload.fits(each.plan)]
     return min(map(launcher.epoch_seconds, fitting), default=None)
 
 
@@ -255,7 +257,7 @@ def second(number: int) -> dict[str, Any]:
     """A job that is changed a little: a quarter more data and batch, other samples, and one more language layer."""
     workload = list(workloads(ALL))[number]
     language = replace(workload.language, layers=workload.language.layers + 1)
-    changed = replace(workload, language=language, growth=1.25, memory=workload.memory_bytes)
+    changed = replace(workload, language=language, growth=1.25, memory=workload.memory_limit_bytes)
     first = search(workload, TRIALS)
     cold, warm = search(changed, TRIALS, seed=1), search(changed, TRIALS, seed=1, after=first)
     _tell(f"second {changed.name}: {needed(cold.regrets)}, after the first {needed(warm.regrets)}")

@@ -126,7 +126,7 @@ def _row(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
     ours = _epoch_seconds(predictor, plan)
     return {
         "case": case.name,
-        "memory_gib": limits.memory_bytes / (1 << 30),
+        "memory_gib": limits.memory_limit_bytes / (1 << 30),
         "units_spread": float(sizes.table[:, 0].std() / sizes.table[:, 0].mean()),
         "tokens_spread": float(sizes.table[:, 1].std() / sizes.table[:, 1].mean()),
         "steps": sizes.epoch.steps,
@@ -179,7 +179,7 @@ def _balanced(predictor: Predictor, solver: Solver, case: Case) -> Plan | None:
 
 def _omnibal(predictor: Predictor, solver: Solver, case: Case) -> Plan | None:
     """Of the anchor's neighbours, with the fewest recomputed layers, the one of the fastest epoch."""
-    *inner, last = solver.forward_ends(case.packing, case.layout)
+    *inner, last = solver.forward_boundaries(case.packing, case.layout)
     moved = (
         (*(end + by for end, by in zip(inner, shift, strict=True)), last)
         for shift in product((-1, 0, 1), repeat=len(inner))

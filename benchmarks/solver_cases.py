@@ -57,8 +57,12 @@ class Case:
         index = lengths(self.data, seed=len(self.name))
         return Predictor(costs, lambda packing, data: _epoch(index, packing, data, self.micro_batches), 2)
 
-    def limits(self, memory_bytes: int) -> Limits:
-        return Limits(vision_layers=self.vision.layers, language_layers=self.language.layers, memory_bytes=memory_bytes)
+    def limits(self, memory_limit_bytes: int) -> Limits:
+        return Limits(
+            vision_layers=self.vision.layers,
+            language_layers=self.language.layers,
+            memory_limit_bytes=memory_limit_bytes,
+        )
 
     def solver(self, predictor: Predictor) -> Solver:
         return Solver(predictor, self.tight_limits(predictor))

@@ -96,7 +96,9 @@ def _rates(prepared: Prepared, store: Store, folder: Path) -> Mapping[str, Any]:
         WarmPool(LocalLauncher(folder / "fresh", 2, "cpu"), REQUESTS_PER_START["fresh"]) as fresh,
     ):
         predictor = Predictor(layer_costs(prepared, store, warm, folder), prepared.epoch, model.element_bytes)
-        limits = Limits(vision_layers=model.vision_layers, language_layers=model.language_layers, memory_bytes=limit)
+        limits = Limits(
+            vision_layers=model.vision_layers, language_layers=model.language_layers, memory_limit_bytes=limit
+        )
         space = feasible_space(prepared.workload, Solver(predictor, limits), remedy="give more memory")
         plans = sorted(space.starts, key=predictor.epoch_seconds)[:PLANS]
         runners = {

@@ -112,7 +112,7 @@ class SimulatedWorkload:
         return self.predictor.with_costs(scaled(self.costs, times), (1.0, kept))
 
     @cached_property
-    def memory_bytes(self) -> int:
+    def memory_limit_bytes(self) -> int:
         """Such that the machine has the room."""
         if self.memory is not None:
             return self.memory
@@ -128,8 +128,12 @@ class SimulatedWorkload:
         least, most = roomy.least_bytes(packing, layout), max(self.truth.predict(kept).stage_bytes)
         return round((least + self.room * max(most - least, 0)) / HEADROOM)
 
-    def limits(self, memory_bytes: int) -> Limits:
-        return Limits(vision_layers=self.vision.layers, language_layers=self.language.layers, memory_bytes=memory_bytes)
+    def limits(self, memory_limit_bytes: int) -> Limits:
+        return Limits(
+            vision_layers=self.vision.layers,
+            language_layers=self.language.layers,
+            memory_limit_bytes=memory_limit_bytes,
+        )
 
     @property
     def shape(self) -> ModelShape:
@@ -165,7 +169,7 @@ class SimulatedWorkload:
             software=Software(python="", torch="", deepspeed="", transformers=""),
             oversize="own-pack",
             global_batch_samples=self.batch,
-            memory_limit_bytes=self.memory_bytes,
+            memory_limit_bytes=self.memory_limit_bytes,
         )
 
     def prepared(self, **search: object) -> Prepared:
@@ -180,7 +184,7 @@ class SimulatedWorkload:
         )
 
     def space(self, predictor: Predictor) -> Space:
-        return feasible_space(self.workload, Solver(predictor, self.limits(self.memory_bytes)), remedy="")
+        return feasible_space(self.workload, Solver(predictor, self.limits(self.memory_limit_bytes)), remedy="")
 
     def launcher(self, behaviour: Behaviour, seed: int) -> SimulatedLauncher:
         return SimulatedLauncher(self.truth, behaviour, seed)
@@ -201,7 +205,7 @@ class SimulatedWorkload:
     def fits(self, plan: Plan) -> bool:
         sizes = self.truth.sizes(plan.packing, plan.layout)
         stages = self.truth.stage_memory(Parts.of(cut(plan)), plan.layout, sizes)
-        return max(stage.expected for stage in stages) <= self.memory_bytes
+        return max(stage.expected for stage in stages) <= self.memory_limit_bytes
 
 
 _AROUND = 4

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -102,10 +102,15 @@ class TrialResult:
             raise ValueError(f"epoch_seconds must be finite, not {self.epoch_seconds} +- {self.epoch_seconds_error}")
         _to_utc(self, "finished")
 
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether the run that counts was disturbed as well."""
+        return self.contamination is not None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRecord:
-    """One attempt at a plan: a `RunningTrial`, an `AbandonedTrial` or a `FinishedTrial`."""
+    """One trial of a plan: a `RunningTrial`, an `AbandonedTrial` or a `FinishedTrial`."""
 
     id: str
     study_id: str
@@ -124,6 +129,11 @@ class TrialRecord:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningTrial(TrialRecord):
     """No result is known yet; its process may be alive or gone."""
+
+    def finish(self, result: TrialResult) -> "FinishedTrial":
+        """Return the same trial with its result."""
+        kept = {each.name: getattr(self, each.name) for each in fields(TrialRecord)}
+        return FinishedTrial(**kept, result=result)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,17 +12,18 @@ import numpy as np
 
 from autotune.machine.agent import Agent
 from autotune.search.baselines import Baseline, baselines
-from autotune.search.execution.ledger import BASELINE_PRESENT, Ledger, Listener, StudyLedger
+from autotune.search.execution.ledger import Ledger, Listener, StudyLedger
 from autotune.search.execution.runner import Runner
 from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.learning.surrogate import Posterior
+from autotune.search.roles import Role
 from autotune.search.sampling.advisor import Advisor
-from autotune.search.sampling.context import Guide
+from autotune.search.sampling.context import SamplerContext
 from autotune.search.sampling.proposals import Proposals, database
 from autotune.search.search import Search
 from autotune.search.solver.solver import Solver
 from autotune.search.space.space import Axes, Space
-from autotune.search.winner import Field
+from autotune.search.winner import Standings
 from storage.records import FinishedTrial, StudyRecord, TrialResult
 from storage.spool import Spool
 from storage.store import Store
@@ -35,7 +36,7 @@ MEMORY = 1 << 40
 PREDICTOR = predictor_of()
 AXES = axes_of(packers=("isf", "best-fit"), qv_slacks=(0, 1), qt_slacks=(64, 0))
 NOTHING = Posterior(mean=np.zeros(0), covariance=np.zeros((0, 0)))
-EMPTY = Field(standings=(), posterior=NOTHING, measured=NOTHING)
+EMPTY = Standings(entries=(), posterior=NOTHING, measured=NOTHING)
 
 
 @dataclass
@@ -49,11 +50,11 @@ class Bench:
     """From how many trials each search learnt."""
     remembers: bool = True
     """Whether trials of other studies count."""
-    present: Plan | None = None
+    current_plan: Plan | None = None
     listener: Listener = lambda _trial, _known: None
     said: list[str] = dataclasses.field(default_factory=list)
     """Why searches ended."""
-    field: Field = EMPTY
+    standings: Standings = EMPTY
     """After the last search."""
 
     def study(self) -> StudyRecord:
@@ -69,7 +70,7 @@ class Bench:
     ) -> Ledger:
         """One whole search, with a trial on each of `pools` at the same time; its ledger."""
         with self._begun(study, pools, memory, axes, settings) as search:
-            self.field = search.confirm()
+            self.standings = search.confirm()
             self.learnt.append(search.predictor.trials)
             return search.ledger
 
@@ -94,7 +95,7 @@ class Bench:
         solver = Solver(PREDICTOR, limits)
         space = Space(axes or AXES, Solver(PREDICTOR, limits_of(MEMORY)))
         advisor = Advisor(space, calibrated, limits, found)
-        guide = Guide(space=space, advisor=advisor, seed=study.seed)
+        context = SamplerContext(space=space, advisor=advisor, seed=study.seed)
         known = self.store.answers(study.workload_fingerprint) if self.remembers else ()
         with ExitStack() as stack:
             agent = stack.enter_context(Agent(self.store))
@@ -103,16 +104,19 @@ class Bench:
             search = Search(
                 settings=found,
                 ledger=StudyLedger(self.store, Spool(self.folder / "spool"), study, agent, known),
-                proposals=Proposals(optuna, study.name, found.sampler, guide),
+                proposals=Proposals(optuna, study.name, found.sampler, context),
                 space=space,
                 predictor=calibrated,
                 advisor=advisor,
                 runners=[Runner(prepared, calibrated, pool, watch=Undisturbed) for pool in pools],
                 listener=self._listen,
-                tell=self.said.append,
+                on_stop=self.said.append,
+                baselines=chain(
+                    [Baseline(role=Role.CURRENT_PLAN, plan=self.current_plan)] if self.current_plan else [],
+                    baselines(prepared.workload, PREDICTOR, solver, limits, hold_all=False),
+                ),
             )
-            present = [Baseline(role=BASELINE_PRESENT, plan=self.present)] if self.present else []
-            search.explore(chain(present, baselines(prepared.workload, PREDICTOR, solver, limits, hold_all=False)))
+            search.explore()
             yield search
 
     def _listen(self, trial: FinishedTrial, known: bool) -> None:

@@ -138,12 +138,12 @@ def predictor_of(costs: LayerCosts = COSTS, index: DatasetIndex = INDEX, batch: 
     return Predictor(costs, epoch_of(index, batch), 4)
 
 
-def limits_of(memory_bytes: int, vision: int = VISION_LAYERS, language: int = LANGUAGE_LAYERS) -> Limits:
-    return Limits(vision_layers=vision, language_layers=language, memory_bytes=memory_bytes)
+def limits_of(memory_limit_bytes: int, vision: int = VISION_LAYERS, language: int = LANGUAGE_LAYERS) -> Limits:
+    return Limits(vision_layers=vision, language_layers=language, memory_limit_bytes=memory_limit_bytes)
 
 
-def solver_of(memory_bytes: int, predictor: Predictor | None = None) -> Solver:
-    return Solver(predictor or predictor_of(), limits_of(memory_bytes))
+def solver_of(memory_limit_bytes: int, predictor: Predictor | None = None) -> Solver:
+    return Solver(predictor or predictor_of(), limits_of(memory_limit_bytes))
 
 
 def axes_of(devices: int = 2, **changes: Any) -> Axes:
@@ -158,7 +158,7 @@ def axes_of(devices: int = 2, **changes: Any) -> Axes:
     return Axes(**(usual | changes))
 
 
-def workload_of(memory_bytes: int = 1 << 40, devices: int = 2, dtype: str = "float32") -> Workload:
+def workload_of(memory_limit_bytes: int = 1 << 40, devices: int = 2, dtype: str = "float32") -> Workload:
     """The small model on INDEX."""
     return replace(
         storage_values.WORKLOAD,
@@ -168,15 +168,15 @@ def workload_of(memory_bytes: int = 1 << 40, devices: int = 2, dtype: str = "flo
         data=profile(INDEX),
         hardware=replace(storage_values.WORKLOAD.hardware, devices=devices),
         global_batch_samples=BATCH,
-        memory_limit_bytes=memory_bytes,
+        memory_limit_bytes=memory_limit_bytes,
     )
 
 
-def prepared_of(folder: Path, memory_bytes: int = 1 << 40, **search: object) -> Prepared:
+def prepared_of(folder: Path, memory_limit_bytes: int = 1 << 40, **search: object) -> Prepared:
     """The workload with a job, as if it had been looked at."""
     return Prepared(
         job=job_of(folder, folder, search=search, training={"global_batch_samples": BATCH}),
-        workload=workload_of(memory_bytes),
+        workload=workload_of(memory_limit_bytes),
         index=INDEX,
         index_file=folder / "index.npz",
         weights=WEIGHTS,
@@ -220,10 +220,10 @@ def padded_plan(number: int) -> Plan:
 def runner_of(
     folder: Path,
     launcher: SimulatedLauncher,
-    memory_bytes: int = 1 << 40,
+    memory_limit_bytes: int = 1 << 40,
     predictor: Predictor | None = None,
     **search: object,
 ) -> Runner:
     """On a machine that nobody else uses; `predictor` is what the runner believes."""
     calibrated = CalibratedPredictor(predictor or predictor_of())
-    return Runner(prepared_of(folder, memory_bytes, **search), calibrated, launcher, watch=Undisturbed)
+    return Runner(prepared_of(folder, memory_limit_bytes, **search), calibrated, launcher, watch=Undisturbed)

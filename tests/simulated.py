@@ -16,8 +16,9 @@ from autotune.predict.chosen_steps import ChosenSteps
 from autotune.predict.features import stage_features
 from autotune.predict.parts import Parts
 from autotune.predict.predictor import Predictor
-from autotune.search.execution.attempt import Attempt
 from autotune.search.execution.ledger import KnownTrials
+from autotune.search.execution.run_result import RunResult
+from autotune.search.roles import Role
 from storage.records import FinishedTrial, RunningTrial, TrialResult
 from trials.model.cut import cut
 from trials.outcome import Cause, Crash, OutOfMemory, StageMeasurement, Timeout
@@ -279,7 +280,7 @@ class Undisturbed:
 
     @property
     def conditions(self) -> Conditions:
-        return Conditions(foreign_cpu=0.0, own_cpu=0.0, foreign_gpu=False, throttled=(), energy_joules=None)
+        return Conditions(disturbing_cpu=0.0, own_cpu=0.0, disturbing_gpu=False, throttled=(), energy_joules=None)
 
 
 class SimulatedLedger(KnownTrials):
@@ -302,14 +303,14 @@ class SimulatedLedger(KnownTrials):
     def left(self) -> list[FinishedTrial]:
         return [*self.everything()]
 
-    def begin(self, plan: Plan, role: str, parameters: Mapping[str, Any]) -> RunningTrial:
+    def begin(self, plan: Plan, role: Role, parameters: Mapping[str, Any]) -> RunningTrial:
         number = len(self.trials) + len(self.open)
         trial = RunningTrial(
             id=f"{number:032x}",
             study_id=_STUDY,
             number=number,
             plan=plan,
-            role=role,
+            role=str(role),
             parameters=parameters,
             started=self._launcher.now(),
             agent_id=None,
@@ -317,8 +318,8 @@ class SimulatedLedger(KnownTrials):
         self.open += (trial,)
         return trial
 
-    def put(self, trial: RunningTrial, attempt: Attempt) -> TrialResult:
-        return attempt.result(trial.id, self._launcher.now())
+    def put(self, trial: RunningTrial, run_result: RunResult) -> TrialResult:
+        return run_result.result(trial.id, self._launcher.now())
 
     def finish(self, trial: RunningTrial, result: TrialResult) -> FinishedTrial:
         return self._close(trial, result)

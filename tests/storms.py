@@ -21,8 +21,9 @@ from sqlalchemy.engine.default import DefaultDialect
 
 from autotune.machine.agent import Agent
 from autotune.search.execution import ledger
-from autotune.search.execution.attempt import Attempt
-from autotune.search.execution.ledger import Ledger, StudyLedger
+from autotune.search.execution.ledger import StudyLedger
+from autotune.search.execution.run_result import RunResult
+from autotune.search.roles import Role
 from autotune.search.sampling.proposals import database
 from storage.database.engine import WRITES
 from storage.queries import agents, studies
@@ -143,11 +144,11 @@ def _work(work: _Work, commits: "ctypes.Array[ctypes.c_byte]") -> None:
         with open_store(url) as store, Agent(store) as agent, _acks(folder, number) as acknowledge:
             own = _ledger(store, folder, agent)
             for plan in range(trials):
-                trial = own.begin(packed_plan(number * _PLANS_OF_A_WORKER + plan), "sampled", {})
+                trial = own.begin(packed_plan(number * _PLANS_OF_A_WORKER + plan), Role.SAMPLED, {})
                 if trial is None:  # an earlier life of this worker finished it
                     continue
                 time.sleep(random.uniform(0, _LONGEST_TRIAL_SECONDS))
-                result = own.put(trial, Attempt(outcome=completed(1.0 + plan), epoch_seconds=2.0))
+                result = own.put(trial, RunResult(outcome=completed(1.0 + plan), epoch_seconds=2.0))
                 acknowledge(result)
                 own.finish(trial, result)
     except BaseException:
@@ -185,7 +186,7 @@ class _Wandering(datetime):
 _WITH_CLOCKS = (agents, studies, ledger)
 
 
-def _ledger(store: Store, folder: Path, agent: Agent) -> Ledger:
+def _ledger(store: Store, folder: Path, agent: Agent) -> StudyLedger:
     study = store.join_study(store.add_workload(WORKLOAD), {}, 0, lambda study: study.finished is None)
     return StudyLedger(store, Spool(folder / "spool"), study, agent, ())
 

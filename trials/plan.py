@@ -1,7 +1,8 @@
 """What to try: packing, layout, split and recompute, as one immutable value."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
@@ -134,8 +135,8 @@ class Plan:
         return wire.digest(self, always=_ALWAYS)
 
     @property
-    def ends(self) -> tuple[int, ...]:
-        """Layers of the chain up to the end of each stage."""
+    def boundaries(self) -> tuple[int, ...]:
+        """Stage boundaries: layers of the chain up to the end of each stage."""
         return tuple(accumulate(stage.vision + stage.language for stage in self.stages))
 
     def check(self, *, vision_layers: int, language_layers: int, dtype: str) -> None:
@@ -154,3 +155,14 @@ class Plan:
             if have != want:
                 change = f"add {want - have}" if have < want else f"remove {have - want}"
                 raise InvalidPlan(f"stages hold {have} {kind} layers but the model has {want}; {change}")
+
+
+def layer_counts(boundaries: Sequence[int], vision_layers: int) -> tuple[tuple[int, int], ...]:
+    """Return the (vision, language) layers of stages with these boundaries; vision layers come first in the chain."""
+    return tuple(
+        (
+            min(end, vision_layers) - min(start, vision_layers),
+            max(end, vision_layers) - max(start, vision_layers),
+        )
+        for start, end in pairwise((0, *boundaries))
+    )

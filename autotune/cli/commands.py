@@ -125,7 +125,11 @@ def profile(options: Options, job: Path, out: Path | None, fresh: bool) -> None:
 )
 @click.option("--devices", type=click.IntRange(min=1), help="Ranks to predict for. Default: the job's.")
 @click.option(
-    "--memory", "memory_bytes", type=_Size(), metavar="SIZE", help="Limit per rank, such as 80GiB. Default: the job's."
+    "--memory",
+    "memory_limit_bytes",
+    type=_Size(),
+    metavar="SIZE",
+    help="Limit per rank, such as 80GiB. Default: the job's.",
 )
 @click.option(
     "--device-profile", metavar="NAME|FILE", help="Part of a hardware's name, or a profile file. Default: this machine."
@@ -136,9 +140,9 @@ def profile(options: Options, job: Path, out: Path | None, fresh: bool) -> None:
 def predict(options: Options, job: Path, plan: str | None, top: int, plot: Path | None, **wishes: Any) -> None:
     """Predict how fast plans for JOB are, here or on other devices, without running them."""
     from autotune.cli.predict import predict_job
-    from autotune.forecast.cluster import Wishes
+    from autotune.forecast.cluster import ClusterOptions
 
-    predict_job(options, job, Wishes(**wishes), plan=plan, top=top, picture=plot)
+    predict_job(options, job, ClusterOptions(**wishes), plan=plan, top=top, picture=plot)
 
 
 @main.command()

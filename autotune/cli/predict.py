@@ -4,7 +4,7 @@ from pathlib import Path
 
 from autotune.cli.context import Options
 from autotune.cli.progress import reading_progress
-from autotune.forecast.cluster import Cluster, Wishes, cluster_of_file, cluster_of_store
+from autotune.forecast.cluster import Cluster, ClusterOptions, cluster_of_file, cluster_of_store
 from autotune.forecast.forecast import Forecast, Forecaster
 from autotune.forecast.forecast_report import forecast_document, forecast_text
 from autotune.forecast.plot import check_plot, plot
@@ -19,18 +19,18 @@ from trials.workload import ModelShape
 
 
 def predict_job(
-    options: Options, path: Path, wishes: Wishes, *, plan: str | None, top: int, picture: Path | None
+    options: Options, path: Path, cluster_options: ClusterOptions, *, plan: str | None, top: int, picture: Path | None
 ) -> None:
     if picture:
         check_plot(picture)
     job = load_job(path)
     chosen = None if plan is None else _plan(options, job, plan)
     shape = model_shape(job.model)
-    cluster = _cluster(options, job, shape, wishes)
+    cluster = _cluster(options, job, shape, cluster_options)
     options.tell("Looking at the data")
     with reading_progress(options) as progress:
         forecaster = Forecaster(job, shape, cluster, progress)
-    if wishes.profile_file is None:
+    if cluster_options.profile_file is None:
         _learn(options, forecaster)
     found = _forecasts(options, forecaster, chosen, top)
     if picture:
@@ -46,12 +46,12 @@ def _plan(options: Options, job: Job, text: str) -> Plan:
         return store.find_plan(text).plan
 
 
-def _cluster(options: Options, job: Job, shape: ModelShape, wishes: Wishes) -> Cluster:
-    if file := wishes.profile_file:
-        return cluster_of_file(job, shape, file, wishes)
+def _cluster(options: Options, job: Job, shape: ModelShape, cluster_options: ClusterOptions) -> Cluster:
+    if file := cluster_options.profile_file:
+        return cluster_of_file(job, shape, file, cluster_options)
     with open_store(options.database_url(job.database)) as store:
         store.adopt_model(shape, path_digest(job.model))
-        return cluster_of_store(job, shape, store, wishes)
+        return cluster_of_store(job, shape, store, cluster_options)
 
 
 def _learn(options: Options, forecaster: Forecaster) -> None:

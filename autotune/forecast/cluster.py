@@ -19,11 +19,11 @@ _MEASURES = "`autotune profile JOB` or `autotune tune JOB` measures one on the h
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
+class ClusterOptions:
     """What the forecast is for, otherwise than the job and this machine say."""
 
     devices: int | None = None
-    memory_bytes: int | None = None
+    memory_limit_bytes: int | None = None
     """Per rank."""
     device_profile: str | None = None
     """A file of layer costs, or a part of the name of hardware whose profile is stored."""
@@ -40,7 +40,7 @@ class Cluster:
     """Devices with the costs of a model's layers on them."""
 
     devices: int
-    memory_bytes: int
+    memory_limit_bytes: int
     """Per rank."""
     profiled: ProfiledCosts
     """As they were measured, perhaps on another number of devices."""
@@ -66,7 +66,7 @@ class Cluster:
         return replace(costs, reduce_seconds_per_byte=costs.reduce_seconds_per_byte * scale)
 
 
-def cluster_of_file(job: Job, shape: ModelShape, path: Path, wishes: Wishes) -> Cluster:
+def cluster_of_file(job: Job, shape: ModelShape, path: Path, options: ClusterOptions) -> Cluster:
     """The devices that the file was taken on, whether they are here or not.
 
     Raises ProfileError for a file that cannot be used or is of another model.
@@ -79,34 +79,34 @@ def cluster_of_file(job: Job, shape: ModelShape, path: Path, wishes: Wishes) -> 
             f"{path} is of another model, {profiled.model.name} with {difference}; write one of {shape.name} with "
             "`autotune profile JOB --out`"
         )
-    return _of_profile(job, profiled, wishes, f", as {path} has them")
+    return _of_profile(job, profiled, options, f", as {path} has them")
 
 
-def cluster_of_store(job: Job, shape: ModelShape, store: Store, wishes: Wishes) -> Cluster:
-    """The stored costs of this machine's devices, or of those that the wish names.
+def cluster_of_store(job: Job, shape: ModelShape, store: Store, options: ClusterOptions) -> Cluster:
+    """The stored costs of this machine's devices, or of those that the options name.
 
     Raises NoProfile when there is none, ProfileError when all are of other models, and what `probe_hardware` raises.
     """
-    name = wishes.device_profile
+    name = options.device_profile
     if name is not None:
         found = _of_model(store.layer_profiles(hardware_name=name), shape, f"devices called {name!r}", store)
     else:
-        wanted = None if wishes.devices is not None else job.hardware.devices
+        wanted = None if options.devices is not None else job.hardware.devices
         here = probe_hardware(wanted)
         stored = [profile for profile in store.layer_profiles() if profile.hardware.kind == here.kind]
         found = _of_model(stored, shape, here.device_name, store)
         found = sorted(found, key=lambda profile: (profile.hardware != here, profile.software != software()))
-    return _of_profile(job, stored_costs(found[0]), wishes)
+    return _of_profile(job, stored_costs(found[0]), options)
 
 
-def _of_profile(job: Job, profiled: ProfiledCosts, wishes: Wishes, source: str = "") -> Cluster:
+def _of_profile(job: Job, profiled: ProfiledCosts, options: ClusterOptions, source: str = "") -> Cluster:
     there = profiled.hardware
-    devices = wishes.devices or job.hardware.devices or there.devices
+    devices = options.devices or job.hardware.devices or there.devices
     usual = default_memory_limit(replace(there, devices=devices))
-    memory = wishes.memory_bytes or job.hardware.memory_limit or usual
+    memory = options.memory_limit_bytes or job.hardware.memory_limit or usual
     return Cluster(
         devices=devices,
-        memory_bytes=memory,
+        memory_limit_bytes=memory,
         profiled=profiled,
         measured=f"the layers' times and bytes, sends and reductions, on {profiled}{source}",
         extrapolated=tuple(_extrapolated(profiled, devices, memory, usual)),

@@ -9,13 +9,13 @@ from autotune.folders import lengths_folder
 from autotune.forecast.cluster import Cluster
 from autotune.predict.predictor import MOST_BATCH_DEVIATION, Prediction, Predictor
 from autotune.predict.timeline import Timeline, timeline
-from autotune.search.execution.ledger import says_something
+from autotune.search.execution.ledger import is_conclusive
 from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.solver import Solver
 from autotune.search.space.feasible import feasible_space
 from storage.records import FinishedTrial
-from trials.data.epoch import Epoch, build_epoch
+from trials.data.epoch import Epoch, job_epoch
 from trials.data.index import DatasetIndex, profile
 from trials.data.indexing import IndexReport, Reading, build_index
 from trials.errors import DataError, InvalidPlan
@@ -39,7 +39,7 @@ class Forecast:
     """Of a typical step, as it is simulated."""
     relative_error: float
     """Standard error of the epoch's seconds, as a share of them."""
-    samples_per_second: float
+    predicted_samples_per_second: float
     memory_limit_bytes: int
 
     @property
@@ -82,7 +82,7 @@ class Forecaster:
             software=cluster.profiled.software,
             oversize=job.data.oversize,
             global_batch_samples=job.training.global_batch_samples,
-            memory_limit_bytes=cluster.memory_bytes,
+            memory_limit_bytes=cluster.memory_limit_bytes,
         )
         self._weights = cost_weights(shape)
         self._predictor = CalibratedPredictor(
@@ -99,7 +99,7 @@ class Forecaster:
 
         They may have run on another number of devices: what they correct are the costs of layers, links and reduction.
         """
-        for trial in filter(says_something, trials):
+        for trial in filter(is_conclusive, trials):
             base = self._predictor.base.with_costs(self._costs_on(trial.plan.layout.world_size))
             self._predictor.learn(trial.plan, trial.result.outcome, self.job.search, base=base)
 
@@ -120,7 +120,7 @@ class Forecaster:
         """
         predicted = {plan.id: (plan, self._predictor.predict(plan)) for plan in self._solved()}
         distinct: dict[tuple[Layout, tuple[int, int]], tuple[Plan, Prediction]] = {}
-        limit = self.cluster.memory_bytes
+        limit = self.cluster.memory_limit_bytes
         for plan, prediction in sorted(
             predicted.values(), key=lambda entry: (max(entry[1].stage_bytes) > limit, entry[1].epoch_seconds)
         ):
@@ -128,12 +128,7 @@ class Forecaster:
         return tuple(self._forecast(*entry) for entry in list(distinct.values())[:count])
 
     def _solved(self) -> tuple[Plan, ...]:
-        limits = Limits(
-            vision_layers=self.shape.vision_layers,
-            language_layers=self.shape.language_layers,
-            memory_bytes=self.cluster.memory_bytes,
-        )
-        solver = Solver(self._predictor.corrected, limits)
+        solver = Solver(self._predictor.corrected, Limits.of(self.workload))
         return feasible_space(self.workload, solver, remedy="give more --memory or --devices").starts
 
     def _check(self, plan: Plan) -> None:
@@ -167,21 +162,12 @@ class Forecaster:
             prediction=prediction,
             timeline=timeline(self._predictor.corrected, plan, prediction),
             relative_error=self._predictor.relative_error(plan),
-            samples_per_second=float(prediction.step_samples.sum()) / prediction.epoch_seconds,
-            memory_limit_bytes=self.cluster.memory_bytes,
+            predicted_samples_per_second=float(prediction.step_samples.sum()) / prediction.epoch_seconds,
+            memory_limit_bytes=self.cluster.memory_limit_bytes,
         )
 
     def _epoch(self, packing: Packing, data_parallel: int) -> Epoch:
-        return build_epoch(
-            self.index,
-            packing,
-            data_parallel=data_parallel,
-            global_batch_samples=self.job.training.global_batch_samples,
-            weights=self._weights,
-            seed=self.job.training.seed,
-            epoch=0,
-            oversize=self.job.data.oversize,
-        )
+        return job_epoch(self.job, self.index, self._weights, packing, data_parallel=data_parallel)
 
 
 def _read(job: Job, progress: Callable[[Reading], None] | None) -> tuple[DatasetIndex, IndexReport]:

@@ -44,7 +44,7 @@ def forecast_document(forecaster: Forecaster, found: Sequence[Forecast]) -> dict
         "model": wire.to_document(forecaster.shape),
         "samples": forecaster.workload.data.samples,
         "global_batch_samples": forecaster.job.training.global_batch_samples,
-        "devices": {"name": cluster.name, "count": cluster.devices, "memory_limit_bytes": cluster.memory_bytes},
+        "devices": {"name": cluster.name, "count": cluster.devices, "memory_limit_bytes": cluster.memory_limit_bytes},
         "measured": cluster.measured,
         "extrapolated": list(cluster.extrapolated),
         "corrected_by_trials": forecaster.trials,
@@ -60,7 +60,7 @@ def _document(forecast: Forecast) -> dict[str, Any]:
         "plan": wire.to_document(forecast.plan),
         "epoch_seconds": prediction.epoch_seconds,
         "epoch_seconds_error": forecast.epoch_seconds_error,
-        "samples_per_second": forecast.samples_per_second,
+        "samples_per_second": forecast.predicted_samples_per_second,
         "idle_share": prediction.idle_share,
         "parts": forecast.parts,
         "batch_deviation": prediction.batch_deviation,
@@ -90,7 +90,7 @@ def _for(forecaster: Forecaster) -> str:
     cluster, shape, report = forecaster.cluster, forecaster.shape, forecaster.report
     lines = [
         f"{shape.name} in {shape.dtype} on {replace(cluster.profiled.hardware, devices=cluster.devices)}, limit "
-        f"{cluster.memory_bytes / _MEBI:,.0f} MiB per rank; {forecaster.workload.data.samples} samples an epoch, "
+        f"{cluster.memory_limit_bytes / _MEBI:,.0f} MiB per rank; {forecaster.workload.data.samples} samples an epoch, "
         f"global batch {forecaster.job.training.global_batch_samples}",
         f"Measured: {cluster.measured}; fitted with a median error of {cluster.costs.residual:.1%}",
         f"{_corrected(forecaster.trials)}; +- is the standard error",
@@ -116,7 +116,7 @@ def _ranking(found: Sequence[Forecast]) -> str:
         (
             forecast.plan.id,
             _epoch_seconds(forecast),
-            f"{forecast.samples_per_second:.1f}",
+            f"{forecast.predicted_samples_per_second:.1f}",
             f"{forecast.prediction.idle_share:.1%}",
             f"{max(forecast.prediction.stage_bytes) / _MEBI:,.0f}",
             plan_text(forecast.plan),
@@ -132,7 +132,7 @@ def _plan(forecast: Forecast) -> str:
         f"Plan {forecast.plan.id}",
         f"  {plan_text(forecast.plan)}",
         f"  epoch {_epoch_seconds(forecast)} s in {len(prediction.step_seconds)} steps, "
-        f"{forecast.samples_per_second:.1f} samples/s, idle {prediction.idle_share:.1%}",
+        f"{forecast.predicted_samples_per_second:.1f} samples/s, idle {prediction.idle_share:.1%}",
     ]
     if not forecast.fits:
         lines.append("  DOES NOT FIT: a stage is expected to need more than the limit; recompute more layers")

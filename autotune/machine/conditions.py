@@ -32,11 +32,11 @@ to give the next kernels, so other processes cost them nothing before."""
 class Conditions:
     """What the machine was like over some time."""
 
-    foreign_cpu: float
+    disturbing_cpu: float
     """Cores that other processes than ours used, or other virtual machines took (`steal`): the mean over the time."""
     own_cpu: float
     """Cores that ours used."""
-    foreign_gpu: bool
+    disturbing_gpu: bool
     """Whether another process computed on our devices."""
     throttled: tuple[str, ...]
     """Why our devices ran slower than they should, at any time; in words."""
@@ -133,23 +133,23 @@ def conditions_of(looks: Sequence[Look]) -> Conditions:
     seconds = last.seconds - first.seconds
     # A process that ends without its parent takes the time that it has used along: that is no time given back.
     own = sum(max(0.0, later.own_seconds - earlier.own_seconds) for earlier, later in pairwise(looks))
-    foreign = max(0.0, last.busy_seconds - first.busy_seconds - own)
+    disturbing = max(0.0, last.busy_seconds - first.busy_seconds - own)
     start, end = first.activity.energy_joules, last.activity.energy_joules
     return Conditions(
-        foreign_cpu=foreign / seconds if seconds >= _LEAST_SECONDS else 0.0,
+        disturbing_cpu=disturbing / seconds if seconds >= _LEAST_SECONDS else 0.0,
         own_cpu=own / seconds if seconds >= _LEAST_SECONDS else 0.0,
-        foreign_gpu=_has_stranger(looks),
+        disturbing_gpu=_has_stranger(looks),
         throttled=tuple(sorted(frozenset().union(*(look.activity.slowdowns for look in looks)))),
         energy_joules=None if start is None or end is None else end - start,
     )
 
 
-def contamination(conditions: Conditions, hardware: Hardware) -> str | None:
+def disturbance(conditions: Conditions, hardware: Hardware) -> str | None:
     """Why a measurement made under these conditions should not be trusted, in words; None when it can be."""
     reasons = []
     if _takes_cores(conditions, hardware):
-        reasons.append(f"other processes used {conditions.foreign_cpu:.1f} of {hardware.cpu_cores} cores")
-    if conditions.foreign_gpu:
+        reasons.append(f"other processes used {conditions.disturbing_cpu:.1f} of {hardware.cpu_cores} cores")
+    if conditions.disturbing_gpu:
         reasons.append("another process computed on the devices")
     if conditions.throttled:
         reasons.append(f"the devices were slowed down: {', '.join(conditions.throttled)}")
@@ -158,11 +158,11 @@ def contamination(conditions: Conditions, hardware: Hardware) -> str | None:
 
 def _takes_cores(conditions: Conditions, hardware: Hardware) -> bool:
     """Whether others take cores that ranks would use; ranks on a CPU share all cores evenly, as threads."""
-    cores, foreign = hardware.cpu_cores, conditions.foreign_cpu
+    cores, disturbing = hardware.cpu_cores, conditions.disturbing_cpu
     if hardware.accelerator != "cpu":
-        return foreign > _CORES_SHARE * cores and foreign + conditions.own_cpu > _FULL_SHARE * cores
+        return disturbing > _CORES_SHARE * cores and disturbing + conditions.own_cpu > _FULL_SHARE * cores
     free = cores % hardware.devices if hardware.devices < cores else 0
-    return foreign - free > _CORES_SHARE * cores
+    return disturbing - free > _CORES_SHARE * cores
 
 
 def _has_stranger(looks: Sequence[Look]) -> bool:

@@ -2,7 +2,7 @@
 
 Bayesian linear regression (Bishop: Pattern Recognition and Machine Learning, section 3.3) of measured on predicted
 parts, as shares of the predicted sum. The prior says that the profile is right, within the widths below. Errors are
-those of Student's t with 3 degrees of freedom, by re-weighting (Lange, Little, Taylor 1989), so that one contaminated
+those of Student's t with 3 degrees of freedom, by re-weighting (Lange, Little, Taylor 1989), so that one disturbed
 trial counts little. The scale of the errors is estimated with the factors.
 """
 
@@ -60,7 +60,7 @@ class Peak:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lessons:
+class CalibrationState:
     """What a calibration came to, to begin another one with."""
 
     time_mean: tuple[float, ...]
@@ -111,14 +111,14 @@ class _Factors:
         return mean, math.sqrt(float(row @ self.covariance @ row) + (self.noise * mean) ** 2)
 
 
-def _prior(lessons: Lessons | None) -> tuple[_Factors, _Factors]:
-    """Of time and of bytes; after lessons from other trials these, nearly."""
+def _prior(state: CalibrationState | None) -> tuple[_Factors, _Factors]:
+    """Of time and of bytes; after state from other trials these, nearly."""
     time, memory = _profiled()
-    if lessons is None or len(lessons.time_mean) != len(time.mean):
+    if state is None or len(state.time_mean) != len(time.mean):
         return time, memory
     return (
-        time.after(lessons.time_mean, lessons.time_covariance),
-        memory.after(lessons.byte_mean, lessons.byte_covariance),
+        time.after(state.time_mean, state.time_covariance),
+        memory.after(state.byte_mean, state.byte_covariance),
     )
 
 
@@ -146,13 +146,13 @@ class Calibration:
         observations: Sequence[Observation] = (),
         peaks: Sequence[Peak] = (),
         exceeded: Sequence[Peak] = (),
-        lessons: Lessons | None = None,
+        state: CalibrationState | None = None,
     ) -> "Calibration":
         """`exceeded` are stages that ran out of memory: what they needed at least counts where it is a surprise.
 
-        `lessons` come from another workload.
+        `state` come from another workload.
         """
-        time, memory = _prior(lessons)
+        time, memory = _prior(state)
         return cls(
             time.fitted(
                 np.array([observation.features for observation in observations]),
@@ -162,9 +162,9 @@ class Calibration:
         )
 
     @property
-    def lessons(self) -> Lessons:
+    def state(self) -> CalibrationState:
         """For the calibration of another workload."""
-        return Lessons(
+        return CalibrationState(
             time_mean=tuple(self._time.mean.tolist()),
             time_covariance=tuple(map(tuple, self._time.covariance.tolist())),
             byte_mean=tuple(self._memory.mean.tolist()),

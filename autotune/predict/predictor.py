@@ -55,8 +55,15 @@ class Prediction:
 
     @property
     def idle_share(self) -> float:
-        """Of the time of all ranks."""
+        """Share of the time of all ranks."""
         return float(np.mean(self.stage_idle))
+
+    @property
+    def step_distances(self) -> Array:
+        """Distance of each step from the means of seconds and samples, as a share, [steps]."""
+        seconds, samples = self.step_seconds, self.step_samples
+        distances: Array = np.abs(seconds / seconds.mean() - 1) + np.abs(samples / samples.mean() - 1)
+        return distances
 
 
 class Predictor:

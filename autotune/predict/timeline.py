@@ -50,9 +50,8 @@ class Timeline:
 
 
 def typical_step(prediction: Prediction) -> int:
-    """The step nearest the means of seconds and of samples."""
-    seconds, samples = prediction.step_seconds, prediction.step_samples
-    return int(np.argmin(np.abs(seconds / seconds.mean() - 1) + np.abs(samples / samples.mean() - 1)))
+    """Return the step nearest to the means of seconds and samples."""
+    return int(np.argmin(prediction.step_distances))
 
 
 def timeline(predictor: Predictor, plan: Plan, prediction: Prediction) -> Timeline:

@@ -6,26 +6,28 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from autotune.predict.costs import Array
 from autotune.search.execution.ledger import duration_seconds
-from autotune.search.winner import Field, Standing
+from autotune.search.winner import Standing, Standings
 from storage.records import FinishedTrial, ParetoPlan
 from trials.plan import Plan
 
 
 def pareto(
-    field: Field, trials: Iterable[FinishedTrial], samples: int, objectives: Sequence[str]
+    standings: Standings, trials: Iterable[FinishedTrial], samples: int, objectives: Sequence[str]
 ) -> tuple[ParetoPlan, ...]:
-    """The fastest first; empty when time is the only objective. `samples` of an epoch.
+    """Return the Pareto set, the fastest first; empty when time is the only objective. `samples` are those of an epoch.
 
-    Where devices do not count energy, plans are not compared by it.
+    Plans are not compared by energy where the devices do not count it.
     """
     if set(objectives) <= {"time"}:
         return ()
     watts = _watts(trials)
-    found = [_entry(standing, watts.get(standing.plan), samples) for standing in field.standings]
+    found = [_entry(standing, watts.get(standing.plan), samples) for standing in standings.entries]
     values = np.array([_values(entry, objectives) for entry in found]).reshape(len(found), -1)
-    return tuple(entry for entry, value in zip(found, values, strict=True) if not _is_beaten(value, values))
+    # A plan is dominated when another one is no worse in any objective and better in one.
+    no_worse, better = values[:, None] >= values, values[:, None] > values
+    dominated = np.any(np.all(no_worse, axis=2) & np.any(better, axis=2), axis=1).tolist()
+    return tuple(entry for entry, is_dominated in zip(found, dominated, strict=True) if not is_dominated)
 
 
 def _entry(standing: Standing, watts: float | None, samples: int) -> ParetoPlan:
@@ -38,7 +40,7 @@ def _entry(standing: Standing, watts: float | None, samples: int) -> ParetoPlan:
 
 
 def _watts(trials: Iterable[FinishedTrial]) -> dict[Plan, float]:
-    """Mean power of all devices in the trials of each plan, start and warm-up included."""
+    """Return the mean power of all devices in the trials of each plan, start and warm-up included."""
     spent: dict[Plan, list[tuple[float, float]]] = defaultdict(list)
     for trial in trials:
         if trial.result.energy_joules is not None:
@@ -49,11 +51,7 @@ def _watts(trials: Iterable[FinishedTrial]) -> dict[Plan, float]:
 
 
 def _values(entry: ParetoPlan, objectives: Sequence[str]) -> tuple[float, ...]:
-    """Less is better; energy that was not counted is more than any that was."""
+    """Return the objectives, each to be minimized; energy that was not counted is infinite."""
     joules = math.inf if entry.joules_per_sample is None else entry.joules_per_sample
     of = {"time": 1 / entry.samples_per_second, "memory": entry.peak_bytes, "energy": joules}
     return tuple(of[objective] for objective in dict.fromkeys(objectives))
-
-
-def _is_beaten(value: Array, values: Array) -> bool:
-    return bool(((values <= value).all(axis=1) & (values < value).any(axis=1)).any())

@@ -1,4 +1,4 @@
-"""From all trials of a study to the plans' standings, the finalists, and a winner with a confidence or a tie."""
+"""Standings of the plans of a study, its finalists, and its winner with confidence and ties."""
 
 import math
 from collections import defaultdict
@@ -11,63 +11,64 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.predict.costs import Array
-from autotune.search.execution.ledger import BASELINES
 from autotune.search.learning.surrogate import Posterior, Surrogate
+from autotune.search.roles import BASELINES
 from storage.records import Baseline, FinishedTrial
-from trials.outcome import Completed, Failed, Outcome, OutOfMemory
+from trials.outcome import Completed, Failed, OutOfMemory
 from trials.plan import Plan
 
 SURE = 0.95
-"""A finalist that is slower with this probability is no match for the winner."""
+"""Probability of being slower with which a plan is no tie of the winner."""
 SMALL_LOSS = 0.003
-"""Expected share of the time by which another finalist is faster: less is not worth a further repeat."""
+"""Expected loss, as a share of the time, below which a further round of repeats is not worth it."""
 Roles: TypeAlias = Mapping[Plan, frozenset[str]]
-"""In which plans were tried; those of this search alone."""
+"""Roles in which plans were tried in this study."""
 _DRAWS = 4096
+"""From the posterior: probabilities are exact to about a per cent."""
 FINALISTS = 3
-"""Plans that may win which are repeated, at the most."""
-_LEAST = 2
-"""Finalists, so that the winner is compared with something."""
+"""Most plans that are repeated because they may win."""
+_LEAST_FINALISTS = 2
+"""So that the winner is compared with another plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """What all trials say of one plan."""
+    """Result of all trials of one plan."""
 
     plan: Plan
     roles: frozenset[str]
     epoch_seconds: float
-    """After all trials, the machine's drift taken out."""
+    """Estimate from all trials, corrected for the machine's drift."""
     epoch_seconds_error: float
     """Standard error."""
     peak_bytes: int
     """Of the fullest rank, over all trials."""
     trials: int
     may_win: bool = True
-    """False for one that only others are compared with."""
+    """False for a plan that others are only compared with."""
     disturbed: bool = False
-    """Whether each of these trials ran on a machine that others used as well."""
+    """Whether all of these trials were disturbed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Verdict:
-    """Which of some plans is fastest."""
+    """The fastest of the compared plans."""
 
     winner: int
     """Position of the plan that is most probably fastest."""
     confidence: float | None
     """Probability that no other is faster; None without another."""
     ties: tuple[int, ...]
-    """Those that cannot be told from it."""
+    """Positions of the plans that may be as fast."""
     loss: float
-    """Expected share of its time by which the fastest plan beats it."""
+    """Expected loss from choosing the winner if another plan is faster, as a share of its time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Field:
-    """Every plan that completed and never ran out of memory, the fastest first."""
+class Standings:
+    """All plans that completed and never ran out of memory, the fastest first."""
 
-    standings: tuple[Standing, ...]
+    entries: tuple[Standing, ...]
     posterior: Posterior
     """In the same order: predictions, corrected by all trials. It decides which plans are compared, and which wins."""
     measured: Posterior
@@ -75,40 +76,44 @@ class Field:
 
     @property
     def compared(self) -> Sequence[int]:
-        """Those that ran more than once, and those that may win though their repeat is not there or failed."""
+        """Positions of plans that ran more than once, and of contenders whose repeat is missing or failed."""
         return sorted({*self.repeated, *self._contenders(FINALISTS)})
 
     @property
     def repeated(self) -> Sequence[int]:
-        """Of those that may win the ones that ran more than once, if any did: one lucky trial does not win."""
-        return [number for number in self._able if self.standings[number].trials > 1] or self._able
+        """Positions of plans that may win and ran more than once; all that may win if none did."""
+        # One lucky trial shall not win.
+        return [number for number in self._able if self.entries[number].trials > 1] or self._able
 
     @property
     def _able(self) -> list[int]:
-        return [number for number, standing in enumerate(self.standings) if standing.may_win]
+        return [number for number, standing in enumerate(self.entries) if standing.may_win]
 
     def contenders(self, most: int) -> tuple[Plan, ...]:
-        """The two fastest plans and others that may be as fast."""
-        return tuple(self.standings[number].plan for number in self._contenders(most))
+        """Return the two fastest plans that may win, and others among the `most` fastest that may be as fast."""
+        return tuple(self.entries[number].plan for number in self._contenders(most))
 
     def _contenders(self, most: int) -> list[int]:
         able = self._able
-        return [number for place, number in enumerate(able[:most]) if place < _LEAST or self._may_win(number, able[0])]
+        # Standard deviations that a normal variable exceeds with probability 1 - SURE.
+        width = NormalDist().inv_cdf(SURE)
+
+        def may_win(number: int) -> bool:
+            slower, error = self.posterior.difference(number, able[0])
+            return slower <= width * error
+
+        return [number for place, number in enumerate(able[:most]) if place < _LEAST_FINALISTS or may_win(number)]
 
     def finalists(self, most: int) -> tuple[Plan, ...]:
-        """The contenders and the fastest of each kind of baseline."""
-        baselines = self._best_baselines(range(len(self.standings))).values()
-        return tuple(dict.fromkeys((*self.contenders(most), *(self.standings[number].plan for number in baselines))))
-
-    def _may_win(self, number: int, fastest: int) -> bool:
-        more, error = self.posterior.difference(number, fastest)
-        return more <= _far(SURE) * error
+        """Return the contenders and the fastest plan of each kind of baseline."""
+        baselines = self._best_baselines(range(len(self.entries))).values()
+        return tuple(dict.fromkeys((*self.contenders(most), *(self.entries[number].plan for number in baselines))))
 
     def verdict(self) -> Verdict:
-        """Of the plans that are compared. Draws from the posterior, the same for the same trials.
+        """Return the winner of the compared plans, by draws from the posterior that are the same for the same trials.
 
-        Where disturbed trials take part, the winner has to be the fastest by what was measured as well: the lower
-        probability is stated.
+        With disturbed trials, which the posterior may explain away, the probability by the measurements alone counts
+        as well: the lower one is stated.
         """
         numbers = self.compared
         drawn = _drawn(self.posterior, numbers)
@@ -116,7 +121,7 @@ class Field:
         wins = np.bincount(fastest, minlength=len(numbers))
         winner = max(map(numbers.index, self.repeated), key=wins.__getitem__)
         sure, slower = float((fastest == winner).mean()), (drawn > drawn[:, [winner]]).mean(axis=0)
-        if any(self.standings[number].disturbed for number in numbers):
+        if any(self.entries[number].disturbed for number in numbers):
             again = _drawn(self.measured, numbers)
             sure = min(sure, float((again.argmin(axis=1) == winner).mean()))
             slower = np.minimum(slower, (again > again[:, [winner]]).mean(axis=0))
@@ -129,54 +134,55 @@ class Field:
         )
 
     def compare(self, winner: int, samples: int) -> tuple[Baseline, ...]:
-        """The winner against the fastest of each kind of baseline, repeated ones first; `samples` of an epoch."""
-        everything = range(len(self.standings))
-        repeated = [number for number in everything if self.standings[number].trials > 1]
+        """Compare the winner with the fastest plan of each kind of baseline; `samples` are those of an epoch."""
+        everything = range(len(self.entries))
+        # A plan that ran once may have been lucky, so a repeated one is preferred.
+        repeated = [number for number in everything if self.entries[number].trials > 1]
         best = {**self._best_baselines(everything), **self._best_baselines(repeated)}
         return tuple(self._compare(winner, role, best[role], samples) for role in BASELINES if role in best)
 
     def _compare(self, winner: int, role: str, number: int, samples: int) -> Baseline:
-        standing = self.standings[number]
+        standing = self.entries[number]
         speed = samples / standing.epoch_seconds
-        more, error = self.measured.difference(number, winner)
+        slower, error = self.measured.difference(number, winner)
         return Baseline(
-            role=role,
+            role=str(role),
             samples_per_second=speed,
             samples_per_second_error=speed * standing.epoch_seconds_error / standing.epoch_seconds,
-            gain=math.exp(more),
-            gain_error=math.exp(more) * error,
+            gain=math.exp(slower),
+            gain_error=math.exp(slower) * error,
         )
 
     def _best_baselines(self, numbers: Sequence[int]) -> Mapping[str, int]:
-        """By role, the fastest plan that ran in that role."""
+        """Return the fastest plan of each baseline role."""
         found: dict[str, int] = {}
         for role in BASELINES:
-            of_role = [number for number in numbers if role in self.standings[number].roles]
+            of_role = [number for number in numbers if role in self.entries[number].roles]
             if of_role:
                 found[role] = of_role[0]
         return found
 
 
-def field_of(
+def standings_of(
     trials: Iterable[FinishedTrial],
     surrogate: Surrogate,
     roles: Roles,
     may_win: Callable[[Plan], bool] = lambda _: True,
-) -> Field:
-    """The plans of these trials, which have taught the surrogate."""
+) -> Standings:
+    """Return the standings of the trials' plans; the surrogate has learnt from these trials."""
     by_plan: dict[Plan, list[FinishedTrial]] = defaultdict(list)
     for trial in ranked(trials):
         by_plan[trial.plan].append(trial)
-    safe = list(by_plan)
-    if not safe:
+    plans = list(by_plan)
+    if not plans:
         nothing = Posterior(mean=np.zeros(0), covariance=np.zeros((0, 0)))
-        return Field(standings=(), posterior=nothing, measured=nothing)
-    posterior, measured = surrogate.posterior(safe), surrogate.measured(safe)
+        return Standings(entries=(), posterior=nothing, measured=nothing)
+    posterior, measured = surrogate.posterior(plans), surrogate.measured(plans)
     order = np.argsort(posterior.mean, kind="stable")
-    return Field(
-        standings=tuple(
+    return Standings(
+        entries=tuple(
             _standing(by_plan[plan], measured, row, roles.get(plan, frozenset()), may_win=may_win(plan))
-            for plan, row in ((safe[row], int(row)) for row in order)
+            for plan, row in ((plans[row], int(row)) for row in order)
         ),
         posterior=_part(posterior, order),
         measured=_part(measured, order),
@@ -184,26 +190,25 @@ def field_of(
 
 
 def ranked(trials: Iterable[FinishedTrial]) -> list[FinishedTrial]:
-    """Those that rank their plans: measured to the end, of a plan that never ran out of memory on its own.
+    """Return the trials that rank their plans: complete ones of plans that never ran out of memory by themselves.
 
-    On a machine that others used as well only where the plan has no trial without them.
+    A disturbed trial ranks a plan that has no other.
     """
-    trials = list(trials)
-    too_large = {trial.plan for trial in trials if _ran_out_of_memory(trial)}
-    whole = [trial for trial in trials if _is_whole(trial.result.outcome) and trial.plan not in too_large]
-    alone = {trial.plan for trial in whole if trial.result.contamination is None}
-    return [trial for trial in whole if trial.result.contamination is None or trial.plan not in alone]
-
-
-def _is_whole(outcome: Outcome) -> bool:
-    return isinstance(outcome, Completed) and not outcome.shortened
-
-
-def _ran_out_of_memory(trial: FinishedTrial) -> bool:
-    """Of its own, while no others took some."""
-    outcome = trial.result.outcome
-    is_short = isinstance(outcome, Failed) and isinstance(outcome.cause, OutOfMemory)
-    return is_short and trial.result.contamination is None
+    too_large, whole = set(), []
+    for trial in trials:
+        match trial.result.outcome:
+            case Failed(cause=OutOfMemory()) if not trial.result.is_disturbed:
+                too_large.add(trial.plan)
+            case Completed(shortened=False):
+                whole.append(trial)
+            case _:
+                pass
+    undisturbed = {trial.plan for trial in whole if not trial.result.is_disturbed}
+    return [
+        trial
+        for trial in whole
+        if trial.plan not in too_large and (not trial.result.is_disturbed or trial.plan not in undisturbed)
+    ]
 
 
 def _standing(
@@ -221,7 +226,7 @@ def _standing(
         ),
         trials=len(trials),
         may_win=may_win,
-        disturbed=all(trial.result.contamination is not None for trial in trials),
+        disturbed=all(trial.result.is_disturbed for trial in trials),
     )
 
 
@@ -230,12 +235,7 @@ def _part(posterior: Posterior, rows: NDArray[np.intp]) -> Posterior:
 
 
 def _drawn(posterior: Posterior, numbers: Sequence[int]) -> Array:
-    """Logarithms of the seconds of these plans, [draws, plans]."""
+    """Draw logarithms of the seconds of these plans, [draws, plans]."""
     part, random = _part(posterior, np.array(numbers)), np.random.default_rng(0)
     drawn: Array = random.multivariate_normal(part.mean, part.covariance, _DRAWS, method="eigh")
     return drawn
-
-
-def _far(probability: float) -> float:
-    """Standard deviations below which a normal variable stays with this probability."""
-    return NormalDist().inv_cdf(probability)

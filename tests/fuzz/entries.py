@@ -212,7 +212,7 @@ def _searched(job: Job, url: str) -> bool:
         limits = Limits(
             vision_layers=work.model.vision_layers,
             language_layers=work.model.language_layers,
-            memory_bytes=work.memory_limit_bytes,
+            memory_limit_bytes=work.memory_limit_bytes,
         )
         predictor = Predictor(COSTS.with_workers(job.data.workers), bench.prepared.epoch, work.model.element_bytes)
         solver = Solver(predictor, limits)

@@ -13,14 +13,14 @@ import psutil
 import pynvml
 import pytest
 
-from autotune.machine.conditions import Conditions, Look, MachineWatch, conditions_of, contamination
+from autotune.machine.conditions import Conditions, Look, MachineWatch, conditions_of, disturbance
 from autotune.machine.nvml import Activity
 from tests.simulated_nvml import simulate
 from tests.storage_values import WORKLOAD
 
 GPU = replace(WORKLOAD.hardware, devices=2, cpu_cores=16)
 CPU = replace(GPU, accelerator="cpu", devices=2, cpu_cores=2)
-QUIET = Conditions(foreign_cpu=0.0, own_cpu=1.5, foreign_gpu=False, throttled=(), energy_joules=None)
+QUIET = Conditions(disturbing_cpu=0.0, own_cpu=1.5, disturbing_gpu=False, throttled=(), energy_joules=None)
 SPIN = "while True: pass"
 SLEEP = "import time; time.sleep(60)"
 
@@ -56,21 +56,21 @@ def look(
 
 def test_what_others_use_is_what_is_left_of_the_busy_time() -> None:
     found = conditions_of([look(10, busy=100, own=5), look(11, busy=103, own=7), look(14, busy=107, own=9)])
-    assert (found.foreign_cpu, found.own_cpu) == (3 / 4, 1.0)
+    assert (found.disturbing_cpu, found.own_cpu) == (3 / 4, 1.0)
 
 
 def test_a_process_that_takes_its_time_along_makes_nobody_else_busy() -> None:
     found = conditions_of([look(0, own=500), look(2, busy=3, own=503), look(3, busy=4, own=3), look(4, busy=6, own=5)])
-    assert found.foreign_cpu == pytest.approx(1 / 4)
+    assert found.disturbing_cpu == pytest.approx(1 / 4)
 
 
 def test_nobody_uses_less_than_nothing() -> None:
-    assert conditions_of([look(), look(2, busy=1.9, own=2)]).foreign_cpu == 0
+    assert conditions_of([look(), look(2, busy=1.9, own=2)]).disturbing_cpu == 0
 
 
 def test_a_moment_is_too_short_to_count_time() -> None:
     found = conditions_of([look(), look(0.01, busy=0.02)])
-    assert (found.foreign_cpu, found.own_cpu) == (0, 0)
+    assert (found.disturbing_cpu, found.own_cpu) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_a_moment_is_too_short_to_count_time() -> None:
     ids=["only ours", "a stranger for a moment", "numbers from outside a container", "gone before ours began"],
 )
 def test_another_process_on_our_devices_is_seen(looks: list[tuple[int, ...]], stranger: bool) -> None:
-    assert conditions_of([look(pids=pids) for pids in looks]).foreign_gpu is stranger
+    assert conditions_of([look(pids=pids) for pids in looks]).disturbing_gpu is stranger
 
 
 def test_every_slowdown_is_kept_and_energy_is_a_difference() -> None:
@@ -96,7 +96,7 @@ def test_every_slowdown_is_kept_and_energy_is_a_difference() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cores", "ranks", "foreign", "disturbed"),
+    ("cores", "ranks", "disturbing", "disturbed"),
     [
         (2, 2, 0.09, False),
         (2, 2, 0.2, True),
@@ -109,25 +109,25 @@ def test_every_slowdown_is_kept_and_energy_is_a_difference() -> None:
     ],
 )
 def test_on_a_cpu_others_count_when_they_take_cores_from_ranks(
-    cores: int, ranks: int, foreign: float, disturbed: bool
+    cores: int, ranks: int, disturbing: float, disturbed: bool
 ) -> None:
-    reason = contamination(replace(QUIET, foreign_cpu=foreign), replace(CPU, cpu_cores=cores, devices=ranks))
-    assert reason == (f"other processes used {foreign:.1f} of {cores} cores" if disturbed else None)
+    reason = disturbance(replace(QUIET, disturbing_cpu=disturbing), replace(CPU, cpu_cores=cores, devices=ranks))
+    assert reason == (f"other processes used {disturbing:.1f} of {cores} cores" if disturbed else None)
 
 
 @pytest.mark.parametrize(
-    ("own", "foreign", "disturbed"), [(2.0, 12.0, False), (2.0, 13.0, True), (15.9, 0.1, False), (15.0, 1.0, True)]
+    ("own", "disturbing", "disturbed"), [(2.0, 12.0, False), (2.0, 13.0, True), (15.9, 0.1, False), (15.0, 1.0, True)]
 )
 def test_beside_accelerators_others_count_when_nearly_all_cores_are_busy(
-    own: float, foreign: float, disturbed: bool
+    own: float, disturbing: float, disturbed: bool
 ) -> None:
-    reason = contamination(replace(QUIET, own_cpu=own, foreign_cpu=foreign), GPU)
+    reason = disturbance(replace(QUIET, own_cpu=own, disturbing_cpu=disturbing), GPU)
     assert (reason is not None) is disturbed
 
 
 def test_every_reason_is_told() -> None:
-    disturbed = replace(QUIET, foreign_cpu=1.31, foreign_gpu=True, throttled=("power brake", "thermal"))
-    assert contamination(disturbed, CPU) == (
+    disturbed = replace(QUIET, disturbing_cpu=1.31, disturbing_gpu=True, throttled=("power brake", "thermal"))
+    assert disturbance(disturbed, CPU) == (
         "other processes used 1.3 of 2 cores; another process computed on the devices; "
         "the devices were slowed down: power brake, thermal"
     )
@@ -144,10 +144,10 @@ def test_a_busy_process_is_foreign_to_all_but_its_own_family() -> None:
     ours, theirs = inside.conditions, outside.conditions
     assert ours.own_cpu == pytest.approx(used, abs=0.15)
     assert theirs.own_cpu < 0.1
-    assert theirs.foreign_cpu >= used - 0.15
-    assert theirs.foreign_cpu - ours.foreign_cpu == pytest.approx(used, abs=0.15)
-    assert used < 0.3 or contamination(theirs, CPU) is not None
-    assert (ours.foreign_gpu, ours.throttled, ours.energy_joules) == (False, (), None)
+    assert theirs.disturbing_cpu >= used - 0.15
+    assert theirs.disturbing_cpu - ours.disturbing_cpu == pytest.approx(used, abs=0.15)
+    assert used < 0.3 or disturbance(theirs, CPU) is not None
+    assert (ours.disturbing_gpu, ours.throttled, ours.energy_joules) == (False, (), None)
 
 
 def test_children_that_end_meanwhile_are_ours() -> None:
@@ -174,4 +174,4 @@ def test_a_watch_on_accelerators_reads_what_they_tell(monkeypatch: pytest.Monkey
     with watch:
         pass
     found = watch.conditions
-    assert (found.foreign_gpu, found.throttled, found.energy_joules) == (True, (), 70.0)
+    assert (found.disturbing_gpu, found.throttled, found.energy_joules) == (True, (), 70.0)

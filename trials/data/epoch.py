@@ -14,6 +14,7 @@ from trials.data.order import epoch_order
 from trials.data.packers import PACKERS
 from trials.data.packs import Oversize, Packs, build_packs
 from trials.data.records.sample import Ints
+from trials.job import Job
 from trials.plan import Packed, Packing
 
 BEST = "best"
@@ -187,6 +188,22 @@ def build_epoch(
     least = min(cost for _, cost in built)
     alike = (epoch for epoch, cost in built if cost <= (1 + _TIE) * least)
     return min(alike, key=lambda epoch: len(epoch.packs))
+
+
+def job_epoch(
+    job: Job, index: DatasetIndex, weights: CostWeights, packing: Packing, *, data_parallel: int, number: int = 0
+) -> Epoch:
+    """Build epoch `number` of a job's training; see `build_epoch`."""
+    return build_epoch(
+        index,
+        packing,
+        data_parallel=data_parallel,
+        global_batch_samples=job.training.global_batch_samples,
+        weights=weights,
+        seed=job.training.seed,
+        epoch=number,
+        oversize=job.data.oversize,
+    )
 
 
 def _divisible(index: DatasetIndex, packs: Packs, data_parallel: int, weights: CostWeights) -> Packs:

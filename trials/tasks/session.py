@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from trials.data.epoch import Epoch, Step, build_epoch
+from trials.data.epoch import Epoch, Step, job_epoch
 from trials.data.index import DatasetIndex
 from trials.data.loader import MicroBatch, micro_batches
 from trials.data.records.sample import Encoder
@@ -39,16 +39,9 @@ class Session:
 
     def epoch(self, number: int) -> Epoch:
         """The packs and steps of that epoch: the same on every rank."""
-        job = self.request.job
-        return build_epoch(
-            self.index,
-            self.request.plan.packing,
-            data_parallel=self.request.plan.layout.data,
-            global_batch_samples=job.training.global_batch_samples,
-            weights=self.request.weights,
-            seed=job.training.seed,
-            epoch=number,
-            oversize=job.data.oversize,
+        request, plan = self.request, self.request.plan
+        return job_epoch(
+            request.job, self.index, request.weights, plan.packing, data_parallel=plan.layout.data, number=number
         )
 
     def batches(self, epoch: Epoch, steps: Sequence[int]) -> Generator[MicroBatch, None, None]:

@@ -1,4 +1,4 @@
-"""When failures of trials end a search, and what they have in common, in words."""
+"""When failures of trials end a search, and the error that states their commonest cause."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -10,12 +10,14 @@ from trials.outcome import Cause, Failed, OutOfMemory
 
 _MEBI = 1 << 20
 _IN_A_ROW, _FROM_THE_FIRST = 4, 8
+"""Failures after which a search ends: of anything but memory in a row, and of any kind before one completed."""
 
 
 def stop_if_all_fail(trials: Sequence[FinishedTrial], *, found_any: bool) -> None:
-    """Of trials in order: for several failures of anything but memory in a row, or for failures alone.
+    """Raise NoFeasiblePlan or TrialsKeepFailing when the trials, in order, give no hope that a later one completes.
 
-    `found_any` says whether any plan has completed. Raises NoFeasiblePlan or TrialsKeepFailing.
+    That is after several failures in a row of anything but memory, or when all of several trials failed while no plan
+    has completed (`found_any`).
     """
     last = _causes(trials[-_IN_A_ROW:])
     if len(last) == _IN_A_ROW and not any(isinstance(cause, OutOfMemory) for cause in last):
@@ -25,7 +27,7 @@ def stop_if_all_fail(trials: Sequence[FinishedTrial], *, found_any: bool) -> Non
 
 
 def give_up(what: str, trials: Iterable[FinishedTrial]) -> NoReturn:
-    """Raises NoFeasiblePlan or TrialsKeepFailing, by what went wrong in those of the trials that failed."""
+    """Raise NoFeasiblePlan when all failed trials lacked memory or none was run, TrialsKeepFailing otherwise."""
     found = _causes(trials)
     if not found:
         raise NoFeasiblePlan(
@@ -40,7 +42,7 @@ def _causes(trials: Iterable[FinishedTrial]) -> list[Cause]:
 
 
 def _common_cause(found: Sequence[Cause]) -> str:
-    """The commonest cause, or of too little memory the nearest miss, and what helps."""
+    """Return the commonest cause with its remedy; for lack of memory the trial that lacked least of it."""
     short = [cause for cause in found if isinstance(cause, OutOfMemory)]
     others = [str(cause) for cause in found if not isinstance(cause, OutOfMemory)]
     if len(short) > len(others):

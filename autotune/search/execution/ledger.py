@@ -1,4 +1,4 @@
-"""What one study knows: its own trials and earlier answers. Every result is on disk as soon as it is there."""
+"""The trials of one study and known trials of others. Every result is on disk as soon as it is there."""
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
@@ -6,7 +6,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
 from autotune.machine.agent import Agent
-from autotune.search.execution.attempt import Attempt
+from autotune.search.execution.run_result import RunResult
+from autotune.search.roles import REPEATS, Role
 from storage.records import FinishedTrial, RunningTrial, StudyRecord, TrialResult
 from storage.spool import Spool
 from storage.store import Store
@@ -14,21 +15,11 @@ from trials.errors import WireError
 from trials.outcome import Crash, Failed, OutOfMemory, Rejected
 from trials.plan import Plan
 
-BASELINE_PRESENT, BASELINE_DEFAULT, BASELINE_KEPT, BASELINE_OMNIBAL = (
-    "present",
-    "default",
-    "default-no-recompute",
-    "omnibal",
-)
-BASELINES = (BASELINE_PRESENT, BASELINE_DEFAULT, BASELINE_KEPT, BASELINE_OMNIBAL)
-INHERITED, PREDICTED, SAMPLED, REFERENCE, CONFIRM = "inherited", "predicted", "sampled", "reference", "confirm"
-MOST_ACCIDENTS = 2
-"""Failures of a plan in one study after which it is not tried again, though they may not lie in the plan."""
-AGAIN = (REFERENCE, CONFIRM)
-"""Roles of a plan that was tried before."""
+MOST_TRANSIENT_FAILURES = 2
+"""Failures after which a study does not try a plan again, even if each may have had a transient cause."""
 
 Listener = Callable[[FinishedTrial, bool], None]
-"""Told of each trial as it ends, and whether its answer was known before."""
+"""Called with each trial as it ends, and with whether its result was known before."""
 
 
 class Ledger(Protocol):
@@ -38,33 +29,33 @@ class Ledger(Protocol):
     trials: list[FinishedTrial]
     """In the order in which they became known here."""
     open: tuple[RunningTrial, ...]
-    """Those that run, of every agent."""
+    """Running trials of every agent."""
     is_closing: bool
     """Whether another agent is ending the study."""
 
     def catch_up(self) -> tuple[list[FinishedTrial], list[RunningTrial]]:
-        """(what other agents finished since the last time, what was given up because its agent is gone)."""
+        """Return (trials that other agents finished since the last call, trials given up as their agent is gone)."""
 
     def exclusive(self) -> AbstractContextManager[None]:
-        """Make other agents that ask for the same wait meanwhile."""
+        """Return a context that one agent at a time can enter."""
 
     def is_left(self, agent_id: str | None) -> bool:
-        """Whether what this agent began is left behind; of an unnamed one, when no other could have begun it."""
+        """Return whether an agent is gone; an unnamed one is when this agent is alone."""
 
     def left(self) -> list[FinishedTrial]:
-        """Trials of which no living agent tells Optuna."""
+        """Return trials that no living agent adds to Optuna's study."""
 
     def everything(self) -> tuple[FinishedTrial, ...]:
-        """Known trials of other studies, then those of this one."""
+        """Return the known trials of other studies, then those of this one."""
 
     def answer(self, plan: Plan) -> FinishedTrial | None:
-        """What is known of the plan. A failure that may have been an accident counts when it came twice here."""
+        """Return the trial that answers the plan. A failure that may be transient does so when it came twice here."""
 
-    def begin(self, plan: Plan, role: str, parameters: Mapping[str, Any]) -> RunningTrial | None:
-        """Open a trial. None when the plan is answered or was tried meanwhile, unless it is to be run again."""
+    def begin(self, plan: Plan, role: Role, parameters: Mapping[str, Any]) -> RunningTrial | None:
+        """Open a trial; return None when the plan is answered or another agent tries it, unless it is a repeat."""
 
-    def put(self, trial: RunningTrial, attempt: Attempt) -> TrialResult:
-        """Keep what came of it, in any thread."""
+    def put(self, trial: RunningTrial, run_result: RunResult) -> TrialResult:
+        """Record the result of a run; callable from any thread. A number that cannot be stored is a failure."""
 
     def finish(self, trial: RunningTrial, result: TrialResult) -> FinishedTrial:
         """Close a trial whose result was put."""
@@ -86,21 +77,11 @@ class KnownTrials:
 
     def answer(self, plan: Plan) -> FinishedTrial | None:
         found = [trial for trial in self.everything() if trial.plan.id == plan.id]
-        told = next(filter(says_something, found), None)
-        return found[-1] if told is None and len(found) >= MOST_ACCIDENTS else told
+        conclusive = next(filter(is_conclusive, found), None)
+        return found[-1] if conclusive is None and len(found) >= MOST_TRANSIENT_FAILURES else conclusive
 
     def _close(self, trial: RunningTrial, result: TrialResult) -> FinishedTrial:
-        finished = FinishedTrial(
-            id=trial.id,
-            study_id=trial.study_id,
-            number=trial.number,
-            plan=trial.plan,
-            role=trial.role,
-            parameters=trial.parameters,
-            started=trial.started,
-            agent_id=trial.agent_id,
-            result=result,
-        )
+        finished = trial.finish(result)
         self.open = tuple(other for other in self.open if other.id != trial.id)
         self.trials.append(finished)
         return finished
@@ -112,14 +93,19 @@ class StudyLedger(KnownTrials):
     def __init__(
         self, store: Store, spool: Spool, study: StudyRecord, agent: Agent, known: Iterable[FinishedTrial]
     ) -> None:
-        """`known` are trials of other studies on the same workload."""
-        super().__init__(agent.id, [trial for trial in known if trial.study_id != study.id and _holds(trial)])
+        """Hand waiting results to the store, give up the trials of dead agents, and read those of the study.
+
+        `known` are trials of other studies on the same workload.
+        """
+        # A rejection may be wrong today: it was a prediction.
+        others = [trial for trial in known if trial.study_id != study.id and is_conclusive(trial) and ran(trial)]
+        super().__init__(agent.id, others)
         self._store = store
         self._spool = spool
         self._study = study
         self._agent = agent
         spool.replay(store)
-        for trial in store.running_trials():  # of every study: where one has ended, nobody else would look
+        for trial in store.running_trials():  # of every study: no other agent looks at one that has ended
             if trial.agent_id != agent.id and agent.is_gone(trial.agent_id):
                 store.abandon_trial(trial.id)
         self.catch_up()
@@ -150,10 +136,10 @@ class StudyLedger(KnownTrials):
     def left(self) -> list[FinishedTrial]:
         return [*self._known, *(trial for trial in self.trials if self.is_left(trial.agent_id))]
 
-    def begin(self, plan: Plan, role: str, parameters: Mapping[str, Any]) -> RunningTrial | None:
-        wanted = self._study.id, plan, role, parameters, self._agent.id
+    def begin(self, plan: Plan, role: Role, parameters: Mapping[str, Any]) -> RunningTrial | None:
+        wanted = self._study.id, plan, str(role), parameters, self._agent.id
         trial: RunningTrial | None = None
-        if role in AGAIN:
+        if role in REPEATS:
             trial = self._store.start_trial(*wanted)
         elif self.answer(plan) is None:
             known = sum(trial.plan.id == plan.id for trial in self.trials)
@@ -161,14 +147,13 @@ class StudyLedger(KnownTrials):
         self.open += (trial,) if trial else ()
         return trial
 
-    def put(self, trial: RunningTrial, attempt: Attempt) -> TrialResult:
-        """Keep what came of it on disk. What holds a number that cannot be kept is a failure."""
+    def put(self, trial: RunningTrial, run_result: RunResult) -> TrialResult:
         try:
-            result = attempt.result(trial.id, datetime.now(UTC))
+            result = run_result.result(trial.id, datetime.now(UTC))
             self._spool.keep(result, self._store)
         except (ValueError, WireError) as error:
             failed = Failed(cause=Crash(rank=0, detail=f"results cannot be stored: {error}"))
-            result = Attempt(outcome=failed).result(trial.id, datetime.now(UTC))
+            result = RunResult(outcome=failed).result(trial.id, datetime.now(UTC))
             self._spool.keep(result, self._store)
         return result
 
@@ -178,37 +163,33 @@ class StudyLedger(KnownTrials):
 
 
 def ran(trial: FinishedTrial) -> bool:
-    """Whether it took device time."""
+    """Return whether the trial took device time."""
     return not isinstance(trial.result.outcome, Rejected)
 
 
 def duration_seconds(trial: FinishedTrial) -> float:
-    """From its start to its result; what was counted is better than the difference of two clocks' times."""
-    counted, told = trial.result.seconds, trial.result.finished - trial.started
-    return max(told.total_seconds(), 0.0) if counted is None else counted
+    """Return how long the trial took, from its start to its result."""
+    # The counted seconds are better: the two times may come from different clocks.
+    counted, elapsed = trial.result.seconds, trial.result.finished - trial.started
+    return max(elapsed.total_seconds(), 0.0) if counted is None else counted
 
 
 def busy_seconds(trials: Iterable[FinishedTrial]) -> float:
-    """While at least one of them ran."""
+    """Return the time during which at least one of the trials ran."""
     total, until = 0.0, datetime.min.replace(tzinfo=UTC)
-    ends = ((trial.started, trial.started + timedelta(seconds=duration_seconds(trial))) for trial in trials)
-    for started, finished in sorted(ends):
+    spans = ((trial.started, trial.started + timedelta(seconds=duration_seconds(trial))) for trial in trials)
+    for started, finished in sorted(spans):
         total += max((finished - max(started, until)).total_seconds(), 0.0)
         until = max(until, finished)
     return total
 
 
-def says_something(trial: FinishedTrial) -> bool:
-    """Whether the outcome lies in the plan: not a crash, nor memory that others took."""
+def is_conclusive(trial: FinishedTrial) -> bool:
+    """Return whether the outcome is due to the plan: not a crash or timeout, nor memory that others took."""
     match trial.result.outcome:
         case Failed(cause=OutOfMemory()):
-            return trial.result.contamination is None
+            return not trial.result.is_disturbed
         case Failed():
             return False
         case _:
             return True
-
-
-def _holds(trial: FinishedTrial) -> bool:
-    """Whether the answer would be the same today: a measurement, or too little memory."""
-    return says_something(trial) and ran(trial)

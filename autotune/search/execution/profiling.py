@@ -22,13 +22,14 @@ _log = logging.getLogger(__name__)
 _REPEATS = 5
 _LEAST_UNITS, _LEAST_TOKENS = 24, 1024
 _SAMPLES = 8
-"""Packs hold about so many mean samples at the most."""
+"""Mean samples of the largest profiled pack, about."""
 
 
 def layer_costs(prepared: Prepared, store: Store, pool: Pool, logs: Path, *, fresh: bool = False) -> LayerCosts:
-    """The stored costs of this model on this hardware and software, else (or when `fresh`) those profiled now.
+    """Return the stored costs of this model on this hardware and software, or profile the layers and store the costs.
 
-    A stored profile of another form counts as none. Raises what `profile_layers` raises.
+    They are profiled when `fresh`, and when there is no stored profile or one of another version. Raises what
+    `profile_layers` raises.
     """
     work = prepared.workload
     keys = (work.hardware.fingerprint, work.model.fingerprint, work.software)
@@ -44,10 +45,10 @@ def layer_costs(prepared: Prepared, store: Store, pool: Pool, logs: Path, *, fre
 
 
 def profile_layers(prepared: Prepared, pool: Pool, logs: Path) -> LayerCosts:
-    """Times the layers on all devices of the job at once.
+    """Time the layers on all devices of the job at once.
 
     Raises TrialsKeepFailing, with where the ranks' logs are, when a rank fails, and ProfileError for measurements that
-    cannot be. Times that stay noisy are marked in the costs, and told as a warning.
+    cannot be right. Times that stay noisy are marked in the costs, and logged as a warning.
     """
     model, devices = prepared.workload.model, prepared.workload.hardware.devices
     whole = Plan(
@@ -77,7 +78,7 @@ def profile_layers(prepared: Prepared, pool: Pool, logs: Path) -> LayerCosts:
 
 
 def design(data: DataProfile, zero: tuple[ZeroStage, ...]) -> Profile:
-    """Sizes that span the packs of this data, and at which the costs of units, tokens and squares can be told apart.
+    """Return sizes that span the packs of this data, and separate the costs of units, tokens and squares.
 
     Units grow by equal factors. Packs of one sample stand beside packs of many short ones: of four short samples'
     tokens, one sample has four times the sum of squared lengths.

@@ -1,36 +1,36 @@
-"""Runs a plan on the hardware and says what came of it, in seconds per epoch."""
+"""Runs a plan on the hardware, and estimates the seconds of an epoch from its steps."""
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from statistics import fmean, stdev
 
 import numpy as np
 
-from autotune.machine.conditions import Conditions, MachineWatch, Watch, contamination
+from autotune.machine.conditions import MachineWatch, Watch, disturbance
 from autotune.predict.predictor import MOST_BATCH_DEVIATION, Prediction
 from autotune.predict.trial_steps import trial_steps
-from autotune.search.execution.attempt import Attempt
+from autotune.search.execution.run_result import RunResult
 from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.workload import Prepared
 from storage.records import DisturbedRun
 from trials.errors import InvalidPlan
-from trials.outcome import Cause, Completed, Failed, Measurement, Outcome, OutOfMemory, Rejected
+from trials.outcome import Cause, Completed, Failed, Measurement, OutOfMemory, Rejected
 from trials.plan import Plan
 from trials.run.pool import Answers, Pool
 from trials.tasks.answer import TrialReport
 from trials.tasks.request import Trial
 from trials.workload import Hardware
 
-Steps = Callable[[float], bool]
-"""Told the estimate of the epoch's seconds by each timed step; whether the trial shall go on."""
+StepCallback = Callable[[float], bool]
+"""Called with the estimate of the epoch's seconds by each timed step; returns whether the trial shall go on."""
 _LEAST_STEPS = 3
-"""Fewer may agree by chance."""
+"""Timed steps that a trial runs at least, since fewer may agree by chance."""
 
 
 class Runner:
-    """Runs trials on a pool of ranks."""
+    """Runs trials on a pool of ranks, one at a time."""
 
     def __init__(
         self,
@@ -45,11 +45,11 @@ class Runner:
         self._pool = pool
         self._watch = watch
         self._clock = clock
-        self._is_left_alone = True
-        """By others, as far as is known: on a machine that never is, repeats would only cost time."""
+        # On a machine that is disturbed all the time, repeats would only cost time.
+        self._was_undisturbed = True
 
     def rejection(self, plan: Plan) -> Rejected | None:
-        """Why the plan need not run: it is not valid, misses the global batch or certainly needs more memory."""
+        """Return why the plan need not run: it is invalid, misses the global batch or surely needs more memory."""
         model = self._prepared.workload.model
         try:
             plan.check(vision_layers=model.vision_layers, language_layers=model.language_layers, dtype=model.dtype)
@@ -68,10 +68,12 @@ class Runner:
                 )
         return None
 
-    def run(self, plan: Plan, steps: Steps | None = None, on_wait: Callable[[], None] = lambda: None) -> Attempt:
-        """A warm-up and some timed steps: until their mean is as sure as asked for, or `steps` ends the trial.
+    def run(
+        self, plan: Plan, on_step: StepCallback | None = None, on_wait: Callable[[], None] = lambda: None
+    ) -> RunResult:
+        """Run warm-up and timed steps, until their mean is as sure as asked for or `on_step` returns False.
 
-        Once more, to the end, when the machine was disturbed; then that one counts. `on_wait` is called many times a
+        A disturbed run is repeated once, without `on_step`, and the repeat counts. `on_wait` is called many times a
         second; what it raises ends the ranks and is raised.
         """
         search = self._prepared.job.search
@@ -81,58 +83,42 @@ class Runner:
         disturbed: tuple[DisturbedRun, ...] = ()
         joules: list[float | None] = []
         began = self._clock()
-        for told in (steps, None) if self._is_left_alone else (steps,):
-            steering = _Steering(prediction, task, search.step_error, told)
+        for callback in (on_step, None) if self._was_undisturbed else (on_step,):
+            steering = _Steering(prediction, task, search.step_error, callback)
             with self._watch(self._prepared.workload.hardware) as watch:
                 answer = self._pool.ask(request, search.trial_timeout, on_wait=on_wait, on_step=steering.shall_go_on)
-            run = _attempt(task, prediction, answer, shortened=steering.shortened)
+            run = _run_result(task, prediction, answer, shortened=steering.shortened)
             conditions = watch.conditions
-            attempt = replace(self._under(conditions, run), disturbed=disturbed)
             joules.append(conditions.energy_joules)
-            if attempt.contamination is None:
+            reason = disturbance(conditions, self._prepared.workload.hardware)
+            is_short_of_memory = isinstance(run.outcome, Failed) and isinstance(run.outcome.cause, OutOfMemory)
+            if is_short_of_memory and not conditions.disturbing_gpu:
+                reason = None  # others made it slower, but took none of its memory
+            result = replace(run, contamination=reason, disturbed=disturbed)
+            if reason is None:
                 break
-            disturbed += (
-                DisturbedRun(
-                    outcome=attempt.outcome,
-                    epoch_seconds=attempt.epoch_seconds,
-                    contamination=attempt.contamination,
-                ),
-            )
-        self._is_left_alone = attempt.contamination is None
-        return replace(attempt, seconds=self._clock() - began, energy_joules=_sum(joules))
-
-    def _under(self, conditions: Conditions, attempt: Attempt) -> Attempt:
-        reason = contamination(conditions, self._prepared.workload.hardware)
-        if _is_short_of_memory(attempt.outcome) and not conditions.foreign_gpu:
-            reason = None  # others made it slower, but took none of its memory
-        return replace(attempt, contamination=reason)
-
-
-def _sum(joules: Sequence[float | None]) -> float | None:
-    """Of all runs; None where devices count none."""
-    known = [each for each in joules if each is not None]
-    return sum(known) if len(known) == len(joules) else None
-
-
-def _is_short_of_memory(outcome: Outcome) -> bool:
-    return isinstance(outcome, Failed) and isinstance(outcome.cause, OutOfMemory)
+            disturbed += (DisturbedRun(outcome=run.outcome, epoch_seconds=run.epoch_seconds, contamination=reason),)
+        self._was_undisturbed = reason is None
+        counted = [each for each in joules if each is not None]
+        energy = sum(counted) if len(counted) == len(joules) else None
+        return replace(result, seconds=self._clock() - began, energy_joules=energy)
 
 
 class _Steering:
-    """Judges one trial step by step."""
+    """Decides after each timed step whether a trial goes on."""
 
-    def __init__(self, prediction: Prediction, task: Trial, error: float, steps: Steps | None) -> None:
+    def __init__(self, prediction: Prediction, task: Trial, error: float, on_step: StepCallback | None) -> None:
         self.shortened = False
         self._predicted = iter(prediction.step_seconds[list(task.timed_steps)])
         self._epoch_seconds = prediction.epoch_seconds
         self._error = error
-        self._steps = steps
+        self._on_step = on_step
         self._ratios: list[float] = []
 
     def shall_go_on(self, seconds: float) -> bool:
-        """After a step of so many seconds."""
+        """Return whether the trial goes on after a step that took `seconds`."""
         self._ratios.append(seconds / float(next(self._predicted)))
-        if self._steps is not None and not self._steps(self._ratios[-1] * self._epoch_seconds):
+        if self._on_step is not None and not self._on_step(self._ratios[-1] * self._epoch_seconds):
             self.shortened = True
             return False
         count = len(self._ratios)
@@ -140,9 +126,9 @@ class _Steering:
 
 
 def estimate_epoch(measurement: Measurement, prediction: Prediction) -> tuple[float, float]:
-    """(seconds of an epoch, standard error): the measured time, times what more the whole epoch is predicted to cost.
+    """Return (seconds of an epoch, standard error): the measured time, scaled by the predictions of both.
 
-    The error is that of the mean of the steps' measured over predicted time.
+    The error is that of the mean ratio of measured to predicted step times.
     """
     measured = np.array(measurement.step_seconds)
     predicted = prediction.step_seconds[list(measurement.steps)]
@@ -153,21 +139,14 @@ def estimate_epoch(measurement: Measurement, prediction: Prediction) -> tuple[fl
     return seconds, seconds * spread / math.sqrt(len(ratios))
 
 
-def _attempt(task: Trial, prediction: Prediction, answer: Answers | Cause, *, shortened: bool) -> Attempt:
+def _run_result(task: Trial, prediction: Prediction, answer: Answers | Cause, *, shortened: bool) -> RunResult:
     if not isinstance(answer, Answers):
-        return Attempt(outcome=Failed(cause=answer))
-    measurement = _measurement(task, answer)
-    seconds, error = estimate_epoch(measurement, prediction)
-    completed = Completed(measurement=measurement, shortened=shortened)
-    return Attempt(outcome=completed, epoch_seconds=seconds, epoch_seconds_error=error)
-
-
-def _measurement(task: Trial, answer: Answers) -> Measurement:
+        return RunResult(outcome=Failed(cause=answer))
     reports = [report for report in answer.reports if isinstance(report, TrialReport)]
     first = reports[0]
-    steps = task.timed_steps[: len(first.step_seconds)]
-    return Measurement(
-        steps=steps,
+    measurement = Measurement(
+        steps=task.timed_steps[: len(first.step_seconds)],
+        # A step takes as long as its slowest rank.
         step_seconds=tuple(max(times) for times in zip(*(report.step_seconds for report in reports), strict=True)),
         samples=first.samples,
         text_tokens=first.text_tokens,
@@ -175,3 +154,6 @@ def _measurement(task: Trial, answer: Answers) -> Measurement:
         losses=first.losses,
         stages=tuple(report.stage for report in reports),
     )
+    seconds, error = estimate_epoch(measurement, prediction)
+    completed = Completed(measurement=measurement, shortened=shortened)
+    return RunResult(outcome=completed, epoch_seconds=seconds, epoch_seconds_error=error)

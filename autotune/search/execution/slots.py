@@ -1,4 +1,4 @@
-"""Trials at the same time, each on devices of its own."""
+"""Slots in which trials run at the same time, each on devices of its own."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -13,17 +13,18 @@ R = TypeVar("R")
 
 
 class Cancelled(Exception):
-    """A trial was given up with its search."""
+    """The search has ended before the task."""
 
 
-class Lanes(Generic[T, R]):
-    """Does each task with a runner that is free, in a thread. Leaving the context gives up what still runs."""
+class TrialSlots(Generic[T, R]):
+    """Runs each task on a free runner, in a thread of its own. Leaving the context cancels what still runs."""
 
     def __init__(self, runners: Sequence[Runner]) -> None:
         self._runners = tuple(runners)
         self._running: dict[Future[R], tuple[Runner, T]] = {}
+        # Python cannot end a thread from outside: a task has to ask whether it shall end.
         self._cancelled = Event()
-        self._threads = ThreadPoolExecutor(len(runners), thread_name_prefix="lane")
+        self._threads = ThreadPoolExecutor(len(runners), thread_name_prefix="trial-slot")
 
     def __enter__(self) -> Self:
         return self
@@ -36,30 +37,31 @@ class Lanes(Generic[T, R]):
 
     @property
     def are_busy(self) -> bool:
-        """Whether any of them works."""
+        """Whether any task runs."""
         return bool(self._running)
 
     @property
     def are_full(self) -> bool:
-        """Whether all of them work."""
+        """Whether a task runs on every runner."""
         return len(self._running) == len(self._runners)
 
-    def start(self, what: T, task: Callable[[Runner, Callable[[], None]], R]) -> None:
-        """On the first runner that is free; there must be one. The task calls its second argument many times a second.
+    def start(self, key: T, task: Callable[[Runner, Callable[[], None]], R]) -> None:
+        """Start the task on the first free runner; there must be one. `key` comes back with its result.
 
-        `what` comes back with the task's result.
+        The task has to call its second argument many times a second, which raises Cancelled once it shall end.
         """
         busy = [runner for runner, _ in self._running.values()]
         runner = next(one for one in self._runners if one not in busy)
-        self._running[self._threads.submit(task, runner, self._go_on)] = runner, what
+
+        def check() -> None:
+            if self._cancelled.is_set():
+                raise Cancelled
+
+        self._running[self._threads.submit(task, runner, check)] = runner, key
 
     def done(self, *, wait_for_one: bool) -> list[tuple[T, R]]:
-        """All that have ended, with their results; their runners are free again. Raises what a task raised."""
+        """Return the tasks that have ended with their results, and free their runners. Raises what a task raised."""
         ended = [future for future in self._running if future.done()]
         if not ended and wait_for_one and self._running:
             ended = list(wait(self._running, return_when=FIRST_COMPLETED).done)
         return [(self._running.pop(future)[1], future.result()) for future in ended]
-
-    def _go_on(self) -> None:
-        if self._cancelled.is_set():
-            raise Cancelled

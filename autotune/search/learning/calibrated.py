@@ -1,11 +1,11 @@
-"""Predictions that learn from the trials of a search."""
+"""Predictions that are corrected by the trials of a search."""
 
 from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
 
-from autotune.predict.calibration import Calibration, Lessons, Observation, Peak
+from autotune.predict.calibration import Calibration, CalibrationState, Observation, Peak
 from autotune.predict.chosen_steps import ChosenSteps
 from autotune.predict.costs import Array
 from autotune.predict.features import COSTS, LAYER_COSTS, Features, scaled, stage_features, step_features
@@ -19,31 +19,31 @@ from trials.outcome import Completed, Failed, Measurement, Outcome, OutOfMemory,
 from trials.plan import Plan
 
 _STEPS = 16
-"""So many steps stand for an epoch where the error of its time is asked."""
+"""Steps that stand for an epoch where the error of its time is estimated."""
 
 
 class CalibratedPredictor:
-    """A predictor whose times and bytes are corrected by what was measured; the same for the same trials in order."""
+    """A predictor whose times and bytes are corrected by measurements; deterministic for the same trials in order."""
 
-    def __init__(self, base: Predictor, lessons: Lessons | None = None) -> None:
-        """`lessons` are what trials of a workload like this one taught."""
+    def __init__(self, base: Predictor, state: CalibrationState | None = None) -> None:
+        """`state` is the final calibration of a similar workload, to begin with."""
         self.base = base
         """From the profile alone."""
         self.corrected = base
-        """With its layer costs and bytes corrected; not what a step takes beside its schedule."""
+        """With corrected layer costs and bytes, but without what a step takes besides its schedule."""
         self.trials = 0
-        """So many have taught something."""
+        """Trials that the predictor has learnt from."""
         self._observations: list[Observation] = []
         self._peaks: list[Peak] = []
         self._exceeded: list[Peak] = []
-        self._lessons = lessons
+        self._initial_state = state
         self._epoch_seconds: dict[Plan, float] = {}
         self._profiled_memory: dict[Plan, tuple[StageBytes, ...]] = {}
         self._shares: dict[Plan, Array] = {}
         self._fit()
 
     def predict(self, plan: Plan) -> Prediction:
-        """Corrected seconds and bytes. The breakdown lacks what a step was found to take beside its schedule."""
+        """Predict corrected seconds and bytes; the breakdown lacks what steps take besides the schedule."""
         prediction = self.corrected.predict(plan)
         return replace(
             prediction,
@@ -52,52 +52,52 @@ class CalibratedPredictor:
         )
 
     def memory(self, plan: Plan) -> tuple[StageBytes, ...]:
-        """Corrected bytes of each stage."""
+        """Return the corrected bytes of each stage."""
         if plan not in self._profiled_memory:
             sizes = self.base.sizes(plan.packing, plan.layout)
             self._profiled_memory[plan] = self.base.stage_memory(Parts.of(cut(plan)), plan.layout, sizes)
         return tuple(map(self._calibration.bytes, self._profiled_memory[plan]))
 
     def epoch_seconds(self, plan: Plan) -> float:
-        """Corrected; found once for each plan between two lessons."""
+        """Return the corrected seconds of an epoch, cached until the next trial."""
         if plan not in self._epoch_seconds:
             self._epoch_seconds[plan] = self.corrected.epoch_seconds(plan) * self._calibration.schedule_factor
         return self._epoch_seconds[plan]
 
     def shares(self, plan: Plan) -> Array:
-        """What parts of its time grow with each factor of FEATURES, in the profile; they sum to 1 but for the last."""
+        """Return the shares of the profiled time that grow with each factor of FEATURES; all but the last sum to 1."""
         if plan not in self._shares:
             profiled = np.array(step_features(self.base, plan, self._spread(plan), (1.0,) * len(COSTS)))
             self._shares[plan] = profiled / profiled[-1]
         return self._shares[plan]
 
     @property
-    def lessons(self) -> Lessons:
-        """For a search on a workload like this one."""
-        return self._calibration.lessons
+    def state(self) -> CalibrationState:
+        """What a search on a similar workload can begin with."""
+        return self._calibration.state
 
     @property
     def factors(self) -> Array:
-        """By which the profile was corrected: LAYER_COSTS, then static and kept bytes."""
+        """Factors by which the profile was corrected: of LAYER_COSTS, then of static and kept bytes."""
         return np.array([*self._calibration.factors[: len(LAYER_COSTS)], *self._calibration.byte_factors])
 
     @property
     def covariance(self) -> Array:
-        """Of what the factors of FEATURES are still unsure of, [features, features]."""
+        """Posterior covariance of the factors of FEATURES, [features, features]."""
         return self._calibration.covariance
 
     def relative_error(self, plan: Plan) -> float:
-        """Standard error of the predicted `epoch_seconds`, as a share of it."""
+        """Return the standard error of the predicted `epoch_seconds`, as a share of it."""
         mean, error = self._calibration.seconds(self._features(self.base, plan, self._spread(plan)))
         return error / mean
 
     def _spread(self, plan: Plan) -> tuple[int, ...]:
-        """Steps that stand for the epoch."""
+        """Return steps that stand for the epoch, evenly spaced."""
         count = self.base.sizes(plan.packing, plan.layout).epoch.steps
         return tuple(np.unique(np.linspace(0, count - 1, min(count, _STEPS)).round()).astype(int).tolist())
 
     def learn(self, plan: Plan, outcome: Outcome, settings: SearchSection, *, base: Predictor | None = None) -> None:
-        """From any trial: its measurement, or what it ran out of memory with; nothing from others.
+        """Learn from a trial that completed or ran out of memory; other outcomes are ignored.
 
         `base` has the layer costs for the number of devices that the trial ran on, where that is another one.
         """
@@ -105,16 +105,21 @@ class CalibratedPredictor:
             case Completed(measurement=measurement):
                 self.observe(plan, measurement, settings.warmup_steps, base=base)
             case Failed(cause=OutOfMemory() as cause):
-                self._exceed(plan, cause, settings)
+                steps = trial_steps(self.base.predict(plan), settings)
+                # The stage failed in one of these steps; which one is unknown, so all of them count.
+                predicted = _bytes_in(self.base, plan, (*steps.warmup_steps, *steps.timed_steps))[cause.stage]
+                self._exceeded.append(Peak(predicted=predicted, measured=cause.needed_bytes))
+                self.trials += 1
+                self._fit()
             case _:
                 pass
 
     def observe(
         self, plan: Plan, measurement: Measurement, warmup_steps: int, *, base: Predictor | None = None
     ) -> None:
-        """Learns from a trial, which ran so many of the steps that are predicted costliest before the timed ones.
+        """Learn from a measurement, which came after `warmup_steps` of the steps that are predicted costliest.
 
-        Steps that this epoch does not have are those of a job with another seed, and teach nothing.
+        A measurement of steps that this epoch does not have, as of a job with another seed, is ignored.
         """
         base, steps = base or self.base, measurement.steps
         if max(steps) >= self.base.sizes(plan.packing, plan.layout).epoch.steps:
@@ -127,16 +132,8 @@ class CalibratedPredictor:
         self.trials += 1
         self._fit()
 
-    def _exceed(self, plan: Plan, cause: OutOfMemory, settings: SearchSection) -> None:
-        """The stage needs at least so much in the steps of a trial; it may have come to all of them."""
-        steps = trial_steps(self.base.predict(plan), settings)
-        predicted = _bytes_in(self.base, plan, (*steps.warmup_steps, *steps.timed_steps))[cause.stage]
-        self._exceeded.append(Peak(predicted=predicted, measured=cause.needed_bytes))
-        self.trials += 1
-        self._fit()
-
     def _fit(self) -> None:
-        self._calibration = Calibration.fit(self._observations, self._peaks, self._exceeded, self._lessons)
+        self._calibration = Calibration.fit(self._observations, self._peaks, self._exceeded, self._initial_state)
         self._epoch_seconds.clear()
         self.corrected = self.base.with_costs(
             scaled(self.base.costs, self._calibration.factors), self._calibration.byte_factors
@@ -157,7 +154,7 @@ def _stage_observations(
 
 
 def peaks(predictor: Predictor, plan: Plan, measurement: Measurement, warmup_steps: int) -> list[Peak]:
-    """Measured bytes of each stage, beside those predicted for the steps that the trial ran."""
+    """Return the measured bytes of each stage with those predicted for the steps that the trial ran."""
     costliest = np.argsort(-predictor.predict(plan).step_seconds, kind="stable")[:warmup_steps].tolist()
     return [
         Peak(
@@ -169,6 +166,6 @@ def peaks(predictor: Predictor, plan: Plan, measurement: Measurement, warmup_ste
 
 
 def _bytes_in(predictor: Predictor, plan: Plan, steps: Iterable[int]) -> tuple[StageBytes, ...]:
-    """Of each stage, in these steps alone."""
+    """Return the predicted bytes of each stage in these steps alone."""
     sizes = ChosenSteps(predictor.sizes(plan.packing, plan.layout), tuple({*steps}))
     return predictor.stage_memory(Parts.of(cut(plan)), plan.layout, sizes)

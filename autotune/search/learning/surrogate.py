@@ -1,7 +1,7 @@
-"""What trials say of plans beside the prediction: a Gaussian process over plans and over time.
+"""What trials say about plans beyond the prediction: a Gaussian process over plans and over time.
 
-The logarithm of a measured over a predicted epoch is taken as a sum of: what the calibration is still unsure of (linear
-in a plan's parts), a smooth function of the plan, the machine's drift (an Ornstein-Uhlenbeck process over the time of
+The logarithm of measured over predicted epoch seconds is modelled as a sum of: the calibration's uncertainty (linear in
+a plan's parts), a smooth function of the plan, the machine's drift (an Ornstein-Uhlenbeck process over the time of
 the trial), and noise of each trial's own (Rasmussen and Williams: Gaussian Processes for Machine Learning, sections
 2.2, 4.2.1 and 5.4.1). Their widths are summed over on a grid, by their posterior probability. The noise is that of
 Student's t with 4 degrees of freedom, by re-weighting, so that a trial that is far off counts little.
@@ -26,28 +26,28 @@ _DRIFT_WIDTHS = (0.003, 0.02, 0.06, 0.18)
 _DRIFT_SECONDS = (60.0, 600.0)
 _NOISES = (0.005, 0.01, 0.02, 0.04, 0.08)
 _USUAL = (0.03, 0.02, 0.02)
-"""Plan width, drift and noise before anything is measured; a factor of e away is one standard deviation."""
+"""Prior of plan width, drift and noise: log-normal with a standard deviation of a factor of e."""
 _OWN = {0.1: 0.8, 0.5: 0.2}
-"""Of the variance of what predictions do not know of a plan, the share that not even the most similar plan tells: its
-probability before anything is measured."""
+"""Share of the plan variance that is independent of even the most similar plan, with its prior probability."""
 _LEAST_SHARE = 0.02
-"""Widths that are so much less probable than the best ones are left out."""
+"""Widths below this probability, as a share of the most probable ones, are left out."""
 _FREEDOM = 4.0
+"""Degrees of freedom of Student's t."""
 _ROUNDS = 5
 _DISTURBED = 4.0
-"""Factor of the noise for a trial on a machine that others used as well."""
+"""Factor of the noise for a disturbed trial."""
 _LEAST_DISTURBED = 0.05
-"""Least noise of such a trial: others took at least this share of the cores, and may have hit one plan alone."""
+"""Least noise of a disturbed trial: others took at least this share of the cores, and may have hit one plan alone."""
 _PACKER_NAMES = plugins.names(PACKERS)
 _PACKER = 0.3 / math.sqrt(2)
 """Coordinate of a packer on an axis of its own, so that any two of them are 0.3 apart."""
 _FREE = 1.0
-"""Width of a plan's own part where predictions are to say nothing of it."""
+"""Width of a plan's independent part where predictions shall have no influence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Posterior:
-    """Of the logarithm of plans' epoch seconds, without drift and noise."""
+    """Joint normal posterior of the logarithm of plans' epoch seconds, without drift and noise."""
 
     mean: Array
     """[plans]"""
@@ -61,7 +61,7 @@ class Posterior:
         return error
 
     def difference(self, one: int, other: int) -> tuple[float, float]:
-        """(mean, standard deviation) of the first's logarithm less the other's."""
+        """Return (mean, standard deviation) of the first plan's logarithm minus the other's."""
         variance = self.covariance[one, one] + self.covariance[other, other] - 2 * self.covariance[one, other]
         return float(self.mean[one] - self.mean[other]), math.sqrt(max(float(variance), 0.0))
 
@@ -75,14 +75,14 @@ class _Widths:
     noise: float
 
     def of_plans(self, likeness: Array, same: Array) -> Array:
-        """Covariance of what predictions do not know of plans."""
+        """Return the prior covariance of the plans' deviations from their predictions."""
         covariance: Array = self.plan**2 * ((1 - self.own) * likeness + self.own * same)
         return covariance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Fit:
-    """The process after the trials, with some widths."""
+    """The process conditioned on the trials, for one choice of widths."""
 
     widths: _Widths
     probability: float
@@ -95,18 +95,18 @@ class _Fit:
 
 
 class Surrogate:
-    """Epoch times of plans after trials, with their errors; the same for the same trials in order."""
+    """Epoch times of plans given the trials, with their errors; deterministic for the same trials in order."""
 
     def __init__(self, predictor: CalibratedPredictor) -> None:
-        """`predictor` is taught by its owner; what it says is the mean that residuals are counted from."""
+        """`predictor` gives the prior mean. Its owner updates it with each trial before this surrogate."""
         self._predictor = predictor
         self._trials: list[FinishedTrial] = []
         self._fitted: dict[float, list[_Fit]] = {}
-        """By the width of a plan's own part beside what predictions do not know of it."""
-        self._coordinates: dict[str, Array] = {}
+        """By the additional width of a plan's independent part."""
+        self._known_coordinates: dict[str, Array] = {}
 
     def learn(self, trial: FinishedTrial) -> None:
-        """From a measurement; nothing from others."""
+        """Learn from a trial that was measured; others are ignored."""
         if trial.result.epoch_seconds is not None:
             self._trials.append(trial)
         self._fitted.clear()
@@ -118,15 +118,15 @@ class Surrogate:
 
     @property
     def slowness(self) -> float:
-        """By which factor a trial would take longer now than `posterior` says; of several machines, on the slowest."""
+        """Factor by which a trial would take longer now than `posterior` says, on the slowest of the machines."""
         return math.exp(sum(fit.probability * fit.slowness for fit in self._fits()))
 
     def posterior(self, plans: Sequence[Plan]) -> Posterior:
-        """Of these plans together: what is predicted, corrected by what was measured."""
+        """Return the joint posterior of the plans: the predictions, corrected by the trials."""
         return self._posterior(plans, 0.0)
 
     def measured(self, plans: Sequence[Plan]) -> Posterior:
-        """Of plans that ran, from their own trials: predictions draw none of them towards themselves."""
+        """Return the posterior of plans that ran from their own trials alone, without shrinkage to the predictions."""
         return self._posterior(plans, _FREE)
 
     def _posterior(self, plans: Sequence[Plan], free: float) -> Posterior:
@@ -148,7 +148,7 @@ class Surrogate:
     # --- the process ---
 
     def _linear(self, plans: Sequence[Plan], others: Sequence[Plan]) -> Array:
-        """Of what the calibration is unsure of, [plans, others]."""
+        """Return the covariance that the calibration's uncertainty causes, [plans, others]."""
         if not others:
             return np.zeros((len(plans), 0))
         parts, of_others = (np.array([self._predictor.shares(plan) for plan in each]) for each in (plans, others))
@@ -156,10 +156,10 @@ class Surrogate:
         return linear
 
     def _likeness(self, plans: Sequence[Plan], others: Sequence[Plan]) -> Array:
-        """Matern's, with nu = 5/2, in the coordinates of plans, [plans, others]."""
+        """Return the Matern 5/2 correlation in the coordinates of plans, [plans, others]."""
         if not others:
             return np.zeros((len(plans), 0))
-        one, other = (np.array([self._coordinates_of(plan) for plan in each]) for each in (plans, others))
+        one, other = (np.array([self._coordinates(plan) for plan in each]) for each in (plans, others))
         far = math.sqrt(5) * np.sqrt(((one[:, None] - other[None]) ** 2).sum(axis=-1))
         likeness: Array = (1 + far + far**2 / 3) * np.exp(-far)
         return likeness
@@ -176,15 +176,17 @@ class Surrogate:
             return [_Fit(widths=usual, probability=1.0, inverse=np.zeros((0, 0)), weights=np.zeros(0), slowness=0.0)]
         plans = [trial.plan for trial in self._trials]
         times = np.array([trial.result.finished.timestamp() for trial in self._trials])
-        residuals = np.array([self._residual(trial) for trial in self._trials])
+        residuals = np.array(
+            [math.log(_seconds(trial) / self._predictor.epoch_seconds(trial.plan)) for trial in self._trials]
+        )
         errors = np.array([(trial.result.epoch_seconds_error or 0.0) / _seconds(trial) for trial in self._trials])
-        disturbed = np.array([trial.result.contamination is not None for trial in self._trials])
+        disturbed = np.array([trial.result.is_disturbed for trial in self._trials])
         factors, least = np.where(disturbed, _DISTURBED, 1.0), np.where(disturbed, _LEAST_DISTURBED, 0.0)
         linear, likeness, same = self._linear(plans, plans), self._likeness(plans, plans), _same(plans, plans)
         apart = np.abs(times[:, None] - times)
         agents = np.array([trial.agent_id or "" for trial in self._trials])
         last = [int(np.flatnonzero(agents == agent)[-1]) for agent in dict.fromkeys(agents)]
-        apart[agents[:, None] != agents] = np.inf  # each machine has a drift of its own
+        apart[agents[:, None] != agents] = np.inf  # the machines of different agents drift independently
 
         def drifts(widths: _Widths) -> Array:
             drift: Array = widths.drift**2 * np.exp(-apart / widths.drift_seconds)
@@ -212,14 +214,11 @@ class Surrogate:
             if share
         ]
 
-    def _residual(self, trial: FinishedTrial) -> float:
-        return math.log(_seconds(trial) / self._predictor.epoch_seconds(trial.plan))
-
-    def _coordinates_of(self, plan: Plan) -> Array:
-        if plan.id not in self._coordinates:
+    def _coordinates(self, plan: Plan) -> Array:
+        if plan.id not in self._known_coordinates:
             sizes = self._predictor.base.sizes(plan.packing, plan.layout)
-            self._coordinates[plan.id] = _coordinates(plan, sizes.epoch.micro_batches, sizes.mean[0])
-        return self._coordinates[plan.id]
+            self._known_coordinates[plan.id] = _plan_coordinates(plan, sizes.epoch.micro_batches, sizes.mean[0])
+        return self._known_coordinates[plan.id]
 
 
 def _seconds(trial: FinishedTrial) -> float:
@@ -233,7 +232,7 @@ def _same(plans: Sequence[Plan], others: Sequence[Plan]) -> Array:
 
 
 def _evidence(covariance: Array, residuals: Array) -> float:
-    """Logarithm of the marginal likelihood, but for a constant."""
+    """Return the logarithm of the marginal likelihood, up to a constant."""
     lower = np.linalg.cholesky(covariance)
     return -0.5 * float((np.linalg.solve(lower, residuals) ** 2).sum()) - float(np.log(np.diag(lower)).sum())
 
@@ -247,7 +246,8 @@ def _prior(widths: _Widths) -> float:
 def _weighted(
     widths: _Widths, probability: float, smooth: Array, noises: Array, residuals: Array, *, drifts: Array
 ) -> _Fit:
-    """With less weight for trials that are far off. `drifts` are those of each machine's last trial."""
+    """Fit with Student's t noise; `drifts` are the covariances of each machine's last drift, [machines, trials]."""
+    # Expectation maximization over the scale of each trial's noise: a trial that is far off counts little.
     scale = np.ones_like(noises)
     for _ in range(_ROUNDS):
         inverse = np.linalg.inv(smooth + np.diag(noises * scale)).astype(np.float64)
@@ -260,8 +260,8 @@ def _weighted(
     return _Fit(widths=widths, probability=probability, inverse=inverse, weights=weights, slowness=slowness)
 
 
-def _coordinates(plan: Plan, micro_batches: int, mean: Array) -> Array:
-    """Where a plan stands: plans a distance of 1 apart have little in common."""
+def _plan_coordinates(plan: Plan, micro_batches: int, mean: Array) -> Array:
+    """Return the coordinates of a plan; plans at a distance of 1 have little in common."""
     packing, stages = plan.packing, plan.stages
     slack = (0.0, 0.0)
     if isinstance(packing, Packed):

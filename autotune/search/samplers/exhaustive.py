@@ -1,6 +1,5 @@
 """The solver's plan of every layout and pair of capacities, and then the neighbours of each."""
 
-from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
@@ -9,31 +8,24 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial
 from typing_extensions import override
 
-from autotune.search.sampling.context import Distributions, Guide, PointSampler
-from autotune.search.space.space import Space
-from trials.plan import Plan
+from autotune.search.sampling.context import Distributions, PointSampler, SamplerContext
 
 
-def sampler(guide: Guide) -> BaseSampler:
-    return _Exhaustive(guide)
+def sampler(context: SamplerContext) -> BaseSampler:
+    return _Exhaustive(context)
 
 
 class _Exhaustive(PointSampler):
-    """In the order of the axes, but for what was tried; the first one again when nothing is left."""
+    """Suggests plans in the order of the axes, without those that were tried; the first one when none is left."""
 
-    def __init__(self, guide: Guide) -> None:
-        super().__init__(guide.space)
-        self._advisor = guide.advisor
-        self._plans = _all_plans(guide.space)
+    def __init__(self, context: SamplerContext) -> None:
+        super().__init__(context.space)
+        self._advisor = context.advisor
+        starts = context.space.starts
+        self._plans = chain(starts, chain.from_iterable(map(context.space.neighbours, starts)))
 
     @override
     def sample_relative(self, study: Study, trial: FrozenTrial, search_space: Distributions) -> dict[str, Any]:
         left = (plan for plan in self._plans if not self._advisor.has_tried(plan))
         points = (self.space.point(plan) for plan in chain(left, self.space.starts))
         return next(point for point in points if point is not None)
-
-
-def _all_plans(space: Space) -> Iterator[Plan]:
-    yield from space.starts
-    for start in space.starts:
-        yield from space.neighbours(start)

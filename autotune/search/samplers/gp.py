@@ -2,9 +2,9 @@
 
 from optuna.samplers import BaseSampler, GPSampler
 
-from autotune.search.sampling.context import Guide, Nearest
+from autotune.search.sampling.context import Nearest, SamplerContext
 
 
-def sampler(guide: Guide) -> BaseSampler:
-    """Learns from the second trial on: the seeds of the search stand for its random start."""
-    return Nearest(GPSampler(seed=guide.seed, n_startup_trials=2, warn_independent_sampling=False), guide.space)
+def sampler(context: SamplerContext) -> BaseSampler:
+    """Return a sampler that learns from the second trial on: the seeds of the search replace its random start."""
+    return Nearest(GPSampler(seed=context.seed, n_startup_trials=2, warn_independent_sampling=False), context.space)

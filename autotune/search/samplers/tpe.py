@@ -2,9 +2,9 @@
 
 from optuna.samplers import BaseSampler, TPESampler
 
-from autotune.search.sampling.context import Guide, Nearest
+from autotune.search.sampling.context import Nearest, SamplerContext
 
 
-def sampler(guide: Guide) -> BaseSampler:
-    """Learns from the first trial on: the seeds of the search stand for its random start."""
-    return Nearest(TPESampler(seed=guide.seed, multivariate=True, n_startup_trials=1), guide.space)
+def sampler(context: SamplerContext) -> BaseSampler:
+    """Return a sampler that learns from the first trial on: the seeds of the search replace its random start."""
+    return Nearest(TPESampler(seed=context.seed, multivariate=True, n_startup_trials=1), context.space)

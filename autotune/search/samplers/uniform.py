@@ -1,9 +1,9 @@
-"""Any plan of the space with equal chance."""
+"""Uniform sampling of the parameters."""
 
 from optuna.samplers import BaseSampler, RandomSampler
 
-from autotune.search.sampling.context import Guide, Nearest
+from autotune.search.sampling.context import Nearest, SamplerContext
 
 
-def sampler(guide: Guide) -> BaseSampler:
-    return Nearest(RandomSampler(seed=guide.seed), guide.space)
+def sampler(context: SamplerContext) -> BaseSampler:
+    return Nearest(RandomSampler(seed=context.seed), context.space)

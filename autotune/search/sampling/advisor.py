@@ -1,4 +1,4 @@
-"""What to try next: the plan of the greatest expected improvement for each second that its trial takes."""
+"""What to try next: the plan with the greatest expected improvement per second of its trial."""
 
 import math
 from collections import Counter
@@ -13,7 +13,7 @@ import numpy as np
 from autotune.predict.costs import Array
 from autotune.predict.features import LAYER_COSTS
 from autotune.predict.memory import StageBytes
-from autotune.search.execution.ledger import MOST_ACCIDENTS, duration_seconds, says_something
+from autotune.search.execution.ledger import MOST_TRANSIENT_FAILURES, duration_seconds, is_conclusive
 from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.learning.surrogate import Surrogate
 from autotune.search.solver.limits import Limits
@@ -27,28 +27,31 @@ from trials.outcome import Completed, Failed, OutOfMemory
 from trials.plan import Layout, Packed, Packing, Plan
 
 _COMPARED = 32
-"""Plans whose posterior is asked for, out of those that are predicted fastest."""
+"""Plans predicted fastest whose posterior is computed."""
 _SOLVED = 8
-"""Packings and layouts that are split anew with corrected costs, and so many of each layout beside:"""
+"""Packings and layouts, predicted fastest, for which splits are solved with corrected costs."""
 _SOLVED_OF_LAYOUT = 2
+"""Further ones of each layout."""
 _AROUND = 4
 """Packings and layouts around whose best plan others are looked for."""
 _CLIMBS = 8
+"""Most steps of a climb to ever better predicted neighbours."""
 _WRONG_BYTES, _WRONG_TIMES = 0.02, 0.1
-"""Changes of the predicted bytes, and of the times of layers against each other, that are worth a space made anew."""
+"""Changes of predicted bytes, and of the times of layers relative to each other, after which the space is renewed."""
 _SPLITS = Wanted(count=3, within=1.03)
 _INTERVAL = 2.0
 """Standard deviations on each side of the interval of a stage's bytes."""
 _WEIGHTS = (0.0, 0.25, 1.0)
+"""Exponents of the memory in the scalarized objective, where memory is one; they take turns."""
 _SHARES = (1.0, 0.8, 0.6)
-"""Of the memory, where less of it is an objective."""
+"""Shares of the memory limit for which splits are solved, where memory is an objective."""
 _NORMAL = NormalDist()
 Solve: TypeAlias = Callable[[Packing, Layout, Wanted], tuple[Plan, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """A plan that was not tried."""
+    """A plan to try next."""
 
     plan: Plan
     gain: float
@@ -56,7 +59,7 @@ class Proposal:
 
 
 class Advisor:
-    """Looks ahead from predictions and trials. The same for the same trials in order."""
+    """Proposes plans from predictions and trials; deterministic for the same trials in order."""
 
     def __init__(self, space: Space, predictor: CalibratedPredictor, limits: Limits, settings: SearchSection) -> None:
         self.space = space
@@ -66,91 +69,95 @@ class Advisor:
         self._settings = settings
         self._trials: list[FinishedTrial] = []
         self._tried: set[Plan] = set()
-        self._accidents: Counter[Plan] = Counter()
+        self._transient_failures: Counter[Plan] = Counter()
         self._failed: set[Plan] = set()
         self._measured: tuple[Plan, ...] = ()
-        """Those that may win."""
+        """Plans that completed and may win."""
         self._exceeded: list[tuple[Plan, int]] = []
-        self._beside: list[float] = []
+        self._overheads: list[float] = []
+        """Seconds of completed trials outside their timed steps."""
         self._factors: Array = np.ones(len(LAYER_COSTS) + 2)
-        """`CalibratedPredictor.factors` that the space was made with."""
+        """`CalibratedPredictor.factors` when the space was last renewed."""
         self._renew_space()
         self._weights = _WEIGHTS if "memory" in settings.objectives else (0.0,)
-        self._turned = 0
+        self._weight_shift = 0
         self._solve = self._solvers()
         self.pending: frozenset[Plan] = frozenset()
-        """Plans whose trials are running: each is taken to come out as it is expected to."""
+        """Plans whose trials are running; each is taken to come out as expected."""
         self._proposed: dict[frozenset[Plan], Proposal | None] = {}
-        """Until the next lesson, by pending plans."""
+        """Proposals since the last trial, by pending plans."""
 
     def _solvers(self) -> list[Solve]:
-        """Splits by corrected costs, cached; also for less memory where that is an objective."""
+        """Return cached solvers with corrected costs, also for less memory where that is an objective."""
         shares = _SHARES if len(self._weights) > 1 else (1.0,)
-        limits = [replace(self._limits, memory_bytes=round(share * self._limits.memory_bytes)) for share in shares]
+        limits = [
+            replace(self._limits, memory_limit_bytes=round(share * self._limits.memory_limit_bytes)) for share in shares
+        ]
         return [cache(Solver(self._predictor.corrected, each).solutions) for each in limits]
 
     def learn(self, trial: FinishedTrial) -> None:
-        """From any trial: its plan is not proposed again, unless it had an accident for the first time."""
-        if says_something(trial):
+        """Learn from a trial. Its plan is not proposed again, unless it failed transiently for the first time."""
+        if is_conclusive(trial):
             self._predictor.learn(trial.plan, trial.result.outcome, self._settings)
         self.surrogate.learn(trial)
         self._renew_space()
         self._trials.append(trial)
-        self._accidents[trial.plan] += not says_something(trial)
-        if says_something(trial) or self._accidents[trial.plan] >= MOST_ACCIDENTS:
+        self._transient_failures[trial.plan] += not is_conclusive(trial)
+        if is_conclusive(trial) or self._transient_failures[trial.plan] >= MOST_TRANSIENT_FAILURES:
             self._tried.add(trial.plan)
         completed = dict.fromkeys(each.plan for each in ranked(self._trials))
         self._failed = self._tried.difference(completed)
         self._measured = tuple(filter(self.space.allows, completed))
         match trial.result.outcome:
             case Completed(measurement=measurement):
-                self._beside.append(max(duration_seconds(trial) - sum(measurement.step_seconds), 0.0))
-            case Failed(cause=OutOfMemory(stage=stage)) if says_something(trial):
+                self._overheads.append(max(duration_seconds(trial) - sum(measurement.step_seconds), 0.0))
+            case Failed(cause=OutOfMemory(stage=stage)) if is_conclusive(trial):
                 self._exceeded.append((trial.plan, stage))
             case _:
                 pass
         self._solve = self._solvers()
-        self._turned = 0
+        self._weight_shift = 0
         self._proposed.clear()
 
     def has_tried(self, plan: Plan) -> bool:
-        """Whether it need not be tried again."""
+        """Return whether the plan need not be tried again."""
         return plan in self._tried
 
-    def turn(self) -> bool:
-        """Weighs the objectives in another way; False when all were looked at since the last trial."""
-        if self._turned + 1 == len(self._weights):
+    def next_weight(self) -> bool:
+        """Switch to the next scalarization weight; return False when all were used since the last trial."""
+        if self._weight_shift + 1 == len(self._weights):
             return False
-        self._turned += 1
+        self._weight_shift += 1
         self._proposed.clear()
         return True
 
     def _renew_space(self) -> None:
-        """Where trials show that the profile is wrong, other plans can be trained than it said, or are good."""
+        """Renew the space where trials show that the profile is wrong: other plans fit, or are good."""
         now = self._predictor.factors
-        more = np.log(now) - np.log(self._factors)
-        layers, kept = more[: len(LAYER_COSTS)], more[len(LAYER_COSTS) :]
-        if np.ptp(layers) > _WRONG_TIMES or np.abs(kept).max() > _WRONG_BYTES:
+        change = np.log(now) - np.log(self._factors)
+        times, sizes = change[: len(LAYER_COSTS)], change[len(LAYER_COSTS) :]
+        # A factor that all layers share favours no plan.
+        if np.ptp(times) > _WRONG_TIMES or np.abs(sizes).max() > _WRONG_BYTES:
             self.space.renew(Solver(self._predictor.corrected, self._limits))
             self._factors = now
 
     def best(self) -> Plan | None:
-        """The plan that is fastest after all that is known; None while nothing was measured."""
+        """Return the measured plan with the fastest posterior mean; None before any measurement."""
         if not self._measured:
             return None
         return self._measured[int(np.argmin(self.surrogate.posterior(self._measured).mean))]
 
     def to_beat(self) -> float | None:
-        """Seconds that an epoch under the best plan would take now, at the machine's speed; None before any trial."""
+        """Return the epoch seconds of the best plan at the machine's present speed; None before any measurement."""
         best = self.best()
         if best is None:
             return None
         return math.exp(float(self.surrogate.posterior((best,)).mean[0])) * self.surrogate.slowness
 
     def predicted(self, within: float) -> list[Plan]:
-        """For each pipeline degree the plan that is predicted best, if that takes at most `within` times the best's.
+        """Return the plan predicted best for each pipeline degree, if within a factor `within` of the best; best first.
 
-        The best first. Best is that of the greatest chance to fit the memory over its time.
+        Best is the plan with the greatest probability of fitting the memory, divided by its time.
         """
         first: dict[int, Plan] = {}
         for start in self._ordered(self.space.starts):
@@ -162,7 +169,7 @@ class Advisor:
         return [plan for plan, takes in zip(found, seconds, strict=True) if takes <= within * seconds[0]]
 
     def _climbed(self, start: Plan) -> list[Plan]:
-        """All that may fit of what is seen on the way from a plan to ever better predicted neighbours."""
+        """Return the plans that may fit, of those seen on a climb from `start` to ever better predicted neighbours."""
         found: dict[Plan, None] = {}
         top = start
         for _ in range(_CLIMBS):
@@ -178,7 +185,7 @@ class Advisor:
         return [plan for solve in self._solve for plan in solve(start.packing, start.layout, _SPLITS)]
 
     def propose(self, also_pending: Iterable[Plan] = ()) -> Proposal | None:
-        """None when there is nothing left to try."""
+        """Return the plan to try next; None when no candidate is left."""
         waiting = self.pending.union(also_pending)
         if waiting not in self._proposed:
             self._proposed[waiting] = self._best_proposal(waiting)
@@ -198,7 +205,7 @@ class Advisor:
     # --- where to look ---
 
     def _candidates(self) -> list[Plan]:
-        """Plans that were not tried and may fit, the one predicted best first."""
+        """Return plans that were not tried and may fit, the one predicted best first."""
         starts = self._ordered(self.space.starts)
         found = dict.fromkeys((*self._measured, *starts[: 2 * _COMPARED]))
         for start in self._leading(starts):
@@ -213,10 +220,11 @@ class Advisor:
         return [plan for plan, _ in zip(pointed, range(_COMPARED), strict=False)]
 
     def _leading(self, starts: Sequence[Plan]) -> Iterator[Plan]:
-        """The first ones, and the first of each layout: one that was profiled wrong is split worse than others."""
+        """Yield the first plans, and the first ones of each layout."""
         of_layout: Counter[Layout] = Counter()
         for number, start in enumerate(starts):
             of_layout[start.layout] += 1
+            # Where the profile of a layout is wrong, its splits are worse than others until they are solved anew.
             if number < _SOLVED or of_layout[start.layout] <= _SOLVED_OF_LAYOUT:
                 yield start
 
@@ -224,11 +232,11 @@ class Advisor:
         return sorted(plans, key=self._cost)
 
     def _cost(self, plan: Plan) -> float:
-        """Logarithm of its predicted time, with what else counts."""
+        """Return the logarithm of the predicted time plus the weighted memory."""
         return math.log(self._predictor.epoch_seconds(plan)) + self._weight_of(plan)
 
     def may_fit(self, plan: Plan) -> bool:
-        """Whether it is neither predicted to need too much memory, nor asks for more than a plan that did."""
+        """Return whether the plan may fit: by its prediction, and beside the plans that ran out of memory."""
         if self._limits.first_above(self._predictor.memory(plan)) is not None:
             return False
         return not any(_asks_for_more(plan, failed, stage) for failed, stage in self._exceeded)
@@ -236,7 +244,7 @@ class Advisor:
     # --- what it is worth ---
 
     def _gains(self, candidates: Sequence[Plan], known: Sequence[Plan]) -> Array:
-        """Expected improvement (Jones, Schonlau, Welch 1998) on what is or will be known, as a share, [candidates]."""
+        """Return the expected improvement (Jones, Schonlau, Welch 1998) on the known plans, a share, [candidates]."""
         posterior = self.surrogate.posterior((*candidates, *known))
         weights = np.array([self._weight_of(plan) for plan in (*candidates, *known)])
         best = len(candidates) + int(np.argmin((posterior.mean + weights)[len(candidates) :]))
@@ -249,33 +257,34 @@ class Advisor:
         return np.array(gains)
 
     def _weight_of(self, plan: Plan) -> float:
-        """What its memory counts beside its logarithmic time, where memory is an objective.
+        """Return the weighted logarithm of the plan's memory, which adds to that of its time; 0 unless an objective.
 
-        The weight goes from trial to trial through a few, so that the trade-off is found (ParEGO, Knowles 2006).
+        The weight changes from trial to trial, so that the trade-off is found (ParEGO, Knowles 2006).
         """
-        exponent = self._weights[(len(self._trials) + self._turned) % len(self._weights)]
+        exponent = self._weights[(len(self._trials) + self._weight_shift) % len(self._weights)]
         return exponent * math.log(max(stage.expected for stage in self._predictor.memory(plan))) if exponent else 0.0
 
     def _chance_over_time(self, candidates: Sequence[Plan]) -> Array:
-        """What is looked for while nothing was measured, [candidates]."""
+        """Return the objective while nothing was measured, [candidates]."""
         seconds = np.exp([self._cost(plan) for plan in candidates])
         ratio: Array = self._chances(candidates) / seconds
         return ratio
 
     def _chances(self, candidates: Sequence[Plan]) -> Array:
-        """That a plan fits the memory, [candidates]."""
-        return np.array([math.prod(map(self._chance, self._predictor.memory(plan))) for plan in candidates])
+        """Return the probability that each plan fits the memory, [candidates]."""
 
-    def _chance(self, stage: StageBytes) -> float:
-        room, width = self._limits.memory_bytes - stage.expected, max(stage.high - stage.expected, 1.0)
-        return _NORMAL.cdf(_INTERVAL * room / width)
+        def chance(stage: StageBytes) -> float:
+            room, width = self._limits.memory_limit_bytes - stage.expected, max(stage.high - stage.expected, 1.0)
+            return _NORMAL.cdf(_INTERVAL * room / width)
+
+        return np.array([math.prod(map(chance, self._predictor.memory(plan))) for plan in candidates])
 
     def _trial_seconds(self, candidates: Sequence[Plan]) -> Array:
-        """Warm-up and what is beside the steps included, [candidates]."""
+        """Return what a trial of each plan would take, warm-up and overhead included, [candidates]."""
         steps = self._settings.warmup_steps + self._settings.timed_steps
         counts = np.array([self._predictor.base.sizes(plan.packing, plan.layout).epoch.steps for plan in candidates])
-        beside = median(self._beside) if self._beside else 0.0
-        seconds: Array = beside + steps * self._seconds(candidates) / counts
+        overhead = median(self._overheads) if self._overheads else 0.0
+        seconds: Array = overhead + steps * self._seconds(candidates) / counts
         return seconds
 
     def _seconds(self, candidates: Sequence[Plan]) -> Array:
@@ -283,22 +292,20 @@ class Advisor:
 
 
 def _asks_for_more(plan: Plan, failed: Plan, number: int) -> bool:
-    """Whether that stage surely needs no less memory than the one that ran out of it: monotone in all that it holds."""
-    if plan.layout != failed.layout or not _holds_more(plan, failed):
+    """Return whether a stage surely needs as much memory as that of the failed plan: it is no smaller in any way."""
+    one, other = plan.packing, failed.packing
+    if isinstance(one, Packed) and isinstance(other, Packed):
+        sizes = ((each.qv, each.qt, each.qv_min, each.qt_min) for each in (one, other))
+        is_larger = one.packer == other.packer and all(mine >= its for mine, its in zip(*sizes, strict=True))
+    else:
+        is_larger = one == other
+    if plan.layout != failed.layout or not is_larger:
         return False
     return all(mine >= its for mine, its in zip(_held(plan, number), _held(failed, number), strict=True))
 
 
-def _holds_more(plan: Plan, failed: Plan) -> bool:
-    one, other = plan.packing, failed.packing
-    if isinstance(one, Packed) and isinstance(other, Packed):
-        sizes = ((each.qv, each.qt, each.qv_min, each.qt_min) for each in (one, other))
-        return one.packer == other.packer and all(mine >= its for mine, its in zip(*sizes, strict=True))
-    return one == other
-
-
 def _held(plan: Plan, number: int) -> tuple[int, ...]:
-    """Layers of a stage, those of them that keep everything, and whether it holds the projector."""
+    """Return the layers of a stage, those of them that keep everything, and whether it holds the projector."""
     stage = plan.stages[number]
     kept = stage.vision - stage.recompute_vision, stage.language - stage.recompute_language
     projects = stage.vision > 0 and not any(later.vision for later in plan.stages[number + 1 :])

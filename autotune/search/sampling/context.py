@@ -1,4 +1,4 @@
-"""What a sampler may know of the search that it serves."""
+"""What a sampler gets to know of its search, and base classes of samplers."""
 
 from copy import copy
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ Distributions = dict[str, BaseDistribution]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Guide:
+class SamplerContext:
     """What a sampler may use: the plans of the space, and what the search has learned of them."""
 
     space: Space
@@ -29,8 +29,8 @@ class Guide:
 class SamplerModule(Protocol):
     """What a module of `autotune.search.samplers` offers."""
 
-    def sampler(self, guide: Guide) -> BaseSampler:
-        """Return an Optuna sampler that suggests points of `guide.space`, the same ones for an equal seed."""
+    def sampler(self, context: SamplerContext) -> BaseSampler:
+        """Return an Optuna sampler that suggests points of `context.space`, the same ones for an equal seed."""
 
 
 class PointSampler(BaseSampler):
@@ -51,10 +51,10 @@ class PointSampler(BaseSampler):
 
 
 class Nearest(PointSampler):
-    """A sampler that knows no plans: its suggestions near the solver's plans, each moved to the nearest valid one.
+    """Wraps a sampler that knows no plans: each suggestion near the solver's plans is moved to the nearest valid one.
 
-    It sees the trials of plans in the space alone. Beside one that has no parameters, as baselines have, Optuna's
-    samplers would take no parameter for one of the whole study, and draw each at random.
+    The wrapped sampler only sees trials of plans in the space. If it saw one without parameters, as of a baseline,
+    Optuna would find no parameter common to all trials, and draw each independently.
     """
 
     def __init__(self, sampler: BaseSampler, space: Space) -> None:
@@ -80,7 +80,7 @@ class Nearest(PointSampler):
         return found
 
     def _seen(self, study: Study) -> Study:
-        """The finished trials that have all parameters, moved to where it looks."""
+        """Return a study of the finished trials that have all parameters, clipped to the near ranges."""
         near = self.space.near
         seen = optuna.create_study(direction=study.direction)
         for trial in study.get_trials(deepcopy=False):

@@ -1,4 +1,4 @@
-"""The Optuna study: what has been tried, and what to try next. It can be rebuilt from our own tables."""
+"""The Optuna study of a search: what was tried, and what to try next. It can be rebuilt from the tables of trials."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
@@ -14,8 +14,8 @@ from optuna.trial import TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
 from autotune.errors import JobError
-from autotune.search.execution.runner import Steps
-from autotune.search.sampling.context import Guide, SamplerModule
+from autotune.search.execution.runner import StepCallback
+from autotune.search.sampling.context import SamplerContext, SamplerModule
 from autotune.search.sampling.pruner import TO_BEAT, ClearlyWorse
 from storage.database.engine import explain
 from storage.errors import DatabaseUnavailable
@@ -30,26 +30,26 @@ _LOCK_SECONDS = 120
 _CONSTRAINTS = "constraints"
 """Where Optuna keeps a list of them, and the one place where its dashboard (0.21) looks; it knows no named ones yet."""
 _REJECTED = 1.0
-"""Violation of a plan that was not worth a run: far more than that of one which failed by some per cent."""
+"""Violation of a plan that was rejected: far above that of one that lacked some per cent of memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """An outcome as the sampler sees it: a value, or a value with a violated constraint, or nothing."""
+    """An outcome as Optuna gets it: a value, a value with a violated constraint, or a failure without either."""
 
     state: TrialState
     value: float | None
     violation: float | None
-    """Above 0 where the plan is not feasible: by which share it passes the limit. None where nothing is known of it."""
+    """Share by which an infeasible plan exceeds the limit; 0 for a feasible one, None where that is unknown."""
 
     @classmethod
     def nothing(cls) -> "Judgement":
-        """Of what has no plan, or whose failure does not lie in the plan."""
+        """Return the judgement of a suggestion without a trial, or of a failure that is not due to the plan."""
         return cls(state=TrialState.FAIL, value=None, violation=None)
 
 
 def judge(outcome: Outcome, epoch_seconds: float | None, predicted_seconds: float) -> Judgement:
-    """A plan that cannot be used keeps its predicted value and violates a constraint; a crash says nothing of it."""
+    """Return what Optuna gets of an outcome: an infeasible plan keeps its predicted value and violates a constraint."""
     match outcome:
         case Completed(shortened=True):
             return Judgement(state=TrialState.PRUNED, value=None, violation=0.0)
@@ -66,12 +66,12 @@ def judge(outcome: Outcome, epoch_seconds: float | None, predicted_seconds: floa
 
 @contextmanager
 def database(url: str) -> Iterator[BaseStorage]:
-    """Optuna's tables in a database, created when they are not there; no other process may do so meanwhile."""
+    """Open Optuna's tables in a database, and create missing ones, which no other process may do meanwhile."""
     connect = {"connect_args": {"timeout": _LOCK_SECONDS}} if url.startswith("sqlite") else {"pool_pre_ping": True}
     with _errors():
         try:
             storage = RDBStorage(url, engine_kwargs=connect)
-        except RuntimeError as error:  # of tables that another version of Optuna made
+        except RuntimeError as error:  # another version of Optuna made the tables
             raise StorageInternalError from error
     try:
         yield storage
@@ -82,7 +82,7 @@ def database(url: str) -> Iterator[BaseStorage]:
 
 @contextmanager
 def _errors() -> Iterator[None]:
-    """Turns those of the database into ours; Optuna's messages name no URL."""
+    """Raise DatabaseUnavailable for errors of the database; Optuna's own messages name no URL."""
     try:
         yield
     except (StorageInternalError, SQLAlchemyError) as error:
@@ -91,17 +91,17 @@ def _errors() -> Iterator[None]:
 
 
 class Proposals:
-    """One study over the parameters of a space; any Optuna dashboard can open it."""
+    """Wraps one Optuna study over the parameters of a space; an Optuna dashboard can open it."""
 
-    def __init__(self, storage: BaseStorage, name: str, sampler: str, guide: Guide) -> None:
-        """Creates the study, or opens the one of that name.
+    def __init__(self, storage: BaseStorage, name: str, sampler: str, context: SamplerContext) -> None:
+        """Create the study, or open the one of that name.
 
         Raises UnknownName for an unknown sampler, and JobError where the study has another space.
         """
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._space = guide.space
+        self._space = context.space
         self._storage = storage
-        suggesting = plugins.load(SAMPLERS, sampler).sampler(guide)
+        suggesting = plugins.load(SAMPLERS, sampler).sampler(context)
         with _errors():
             self._study = optuna.create_study(
                 storage=storage, study_name=name, sampler=suggesting, pruner=ClearlyWorse(), load_if_exists=True
@@ -110,7 +110,7 @@ class Proposals:
             self._check_space()
 
     def _check_space(self) -> None:
-        """Optuna's parameters keep their values for the whole study."""
+        # Optuna refuses parameters with other choices than in earlier trials, by an error without a remedy.
         for trial in self._study.get_trials(deepcopy=False):
             for name, values in self._space.distributions.items():
                 try:
@@ -128,7 +128,7 @@ class Proposals:
         judged: Callable[[FinishedTrial], Judgement],
         is_left: Callable[[str | None], bool] = lambda _: True,
     ) -> None:
-        """Ends the open trials that an agent left behind, of which `is_left` tells, and adds those that it lacks.
+        """Fail the open trials of agents for which `is_left` is true, and add the trials that the study lacks.
 
         No other agent may do so meanwhile.
         """
@@ -142,15 +142,15 @@ class Proposals:
 
     @_errors()
     def suggest(self, agent_id: str | None = None) -> optuna.Trial:
-        """The sampler's next point, for an agent. It is open until `tell`."""
+        """Ask the sampler for the next point, for an agent. It is open until `tell`."""
         trial = self._study.ask(self._space.distributions)
         if agent_id is not None:
             trial.set_user_attr(_AGENT_ID, agent_id)
         return trial
 
     @_errors()
-    def steps(self, trial: optuna.Trial, to_beat: float | None) -> Steps:
-        """To be told the steps of a suggested trial, which the study's pruner may end; see `pruner.TO_BEAT`."""
+    def pruning(self, trial: optuna.Trial, to_beat: float | None) -> StepCallback:
+        """Return a callback for the steps of a suggested trial that asks the study's pruner; see `pruner.TO_BEAT`."""
         numbers = count()
         trial.set_user_attr(TO_BEAT, to_beat)
 
@@ -158,7 +158,7 @@ class Proposals:
             try:
                 trial.report(epoch_seconds, next(numbers))
                 return not trial.should_prune()
-            # A measurement is worth more than advice.
+            # A failing database must not cost a measurement.
             except (StorageInternalError, SQLAlchemyError, UpdateFinishedTrialError) as error:
                 _log.info("a step could not be reported to Optuna: %s", error)
                 return True
@@ -166,28 +166,24 @@ class Proposals:
         return report
 
     def tell(self, trial: optuna.Trial, trial_id: str | None, role: str, judgement: Judgement) -> None:
-        """Closes a suggested trial. `trial_id` is our own; None for one that never became a trial of ours.
+        """Finish a suggested trial. `trial_id` is its id in the store; None for a suggestion that was not run.
 
-        One that another agent has closed meanwhile, because this one was silent, is added by a later synchronization.
+        A trial that another agent has failed meanwhile, because this one was silent, is added by `synchronize` later.
         """
-        with suppress(UpdateFinishedTrialError):
-            self._tell(trial, trial_id, role, judgement)
-
-    @_errors()
-    def _tell(self, trial: optuna.Trial, trial_id: str | None, role: str, judgement: Judgement) -> None:
-        if trial_id is not None:
-            trial.set_user_attr(_TRIAL_ID, trial_id)
-        trial.set_user_attr("role", role)
-        if judgement.violation is not None:
-            number = self._storage.get_trial_id_from_study_id_trial_number(self._study_id, trial.number)
-            self._storage.set_trial_system_attr(number, _CONSTRAINTS, [judgement.violation])
-        self._study.tell(trial, judgement.value, state=judgement.state)
+        with suppress(UpdateFinishedTrialError), _errors():
+            if trial_id is not None:
+                trial.set_user_attr(_TRIAL_ID, trial_id)
+            trial.set_user_attr("role", role)
+            if judgement.violation is not None:
+                number = self._storage.get_trial_id_from_study_id_trial_number(self._study_id, trial.number)
+                self._storage.set_trial_system_attr(number, _CONSTRAINTS, [judgement.violation])
+            self._study.tell(trial, judgement.value, state=judgement.state)
 
     @_errors()
     def add(self, record: FinishedTrial, judgement: Judgement) -> None:
-        """A trial that was not suggested here: a baseline, a seed, or one of another run.
+        """Add a trial that the sampler did not suggest here: a baseline, a seed, or one of another run.
 
-        The parameters are those of its plan in this study's space; a plan outside it has none.
+        Its parameters are those of its plan in this study's space; a plan outside it has none.
         """
         point = self._space.point(record.plan) or {}
         self._study.add_trial(

@@ -1,4 +1,4 @@
-"""Ends trials that are clearly worse, on steps that are paired with their own predictions."""
+"""A pruner for trials that are clearly worse, by steps that are paired with their own predictions."""
 
 import math
 import statistics
@@ -9,19 +9,19 @@ from optuna.trial import FrozenTrial
 from typing_extensions import override
 
 TO_BEAT = "to_beat_seconds"
-"""What the best plan would take now: what earlier trials told the study may be from when the machine was faster."""
+"""Attribute with what the best plan would take now: the values in the study may be from when the machine was faster."""
 _LEAST_STEPS = 2
 _CLEARLY = 3.0
 """Standard errors by which a trial has to be worse."""
 _LEAST_ERROR = 0.03
-"""Of the mean of two steps and more, as a share: few steps may agree by chance."""
+"""Least standard error of the mean, as a share, since few steps may agree by chance."""
 
 
 class ClearlyWorse(BasePruner):
-    """Each intermediate value is an estimate of the final one, by one step over its prediction.
+    """Prunes a trial when the mean of its intermediate values is above the attribute TO_BEAT by 3 standard errors.
 
-    So steps of different plans, which hold other packs, can be compared. A trial ends when their mean is above what it
-    has to beat, the attribute TO_BEAT, by more than its error allows; one without it runs on.
+    Each intermediate value is an estimate of the final one, from the ratio of one step to its prediction, so steps of
+    plans with other packs can be compared. A trial without the attribute is not pruned.
     """
 
     @override

@@ -1,4 +1,4 @@
-"""What a pipeline stage can hold: contiguous parts of the chain, and those of them that are alike."""
+"""Contiguous parts of the chain that a pipeline stage can hold, and which of them are alike."""
 
 from dataclasses import dataclass
 
@@ -19,13 +19,13 @@ class Holdings:
     vision: Ints
     language: Ints
     projects: NDArray[np.bool_]
-    """Whether the projector is among them."""
+    """Whether the part includes the projector."""
     embeds: bool
     heads: bool
 
     @classmethod
     def of(cls, starts: Ints, ends: Ints, vision_layers: int, *, embeds: bool, heads: bool) -> "Holdings":
-        """Layers starts[i] to ends[i] of the chain, vision layers first."""
+        """Build the parts with layers starts[i] to ends[i] of the chain, in which vision layers come first."""
         vision = np.minimum(ends, vision_layers) - np.minimum(starts, vision_layers)
         return cls(
             vision=vision,
@@ -48,9 +48,9 @@ class Holdings:
         )
 
     def distinct(self) -> tuple["Holdings", Ints, Ints]:
-        """Without those that are alike; the row of each of them here; and for each row here, which of them it is.
+        """Return (distinct parts, the row of each of them here, the distinct part of each row here).
 
-        In a chain of equal layers most parts are: what counts is how many layers of each kind they hold.
+        Many parts of a chain of equal layers are alike: only the numbers of layers of each kind count.
         """
         most = int(self.language.max(initial=0)) + 1
         _, first, which = np.unique(
@@ -59,7 +59,7 @@ class Holdings:
         return self[first], first, which
 
     def parts(self, recompute_vision: Ints, recompute_language: Ints) -> Parts:
-        """With so many of each one's layers recomputed."""
+        """Return the parts with these numbers of layers recomputed."""
         layers, recomputed = np.zeros((2, len(self), len(KINDS)))
         layers[:, _EMBEDDING], layers[:, _HEAD] = self.embeds, self.heads
         layers[:, VISION], layers[:, _PROJECTOR], layers[:, LANGUAGE] = self.vision, self.projects, self.language

@@ -1,22 +1,32 @@
-"""What every plan of a search has to keep to."""
+"""Constraints on every plan of a search."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.predict.memory import StageBytes
+from trials.workload import Workload
 
 HEADROOM = 0.97
-"""Predictions err by a few per cent."""
+"""Share of the memory that solved plans may use, since predictions err by a few per cent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The model's layers, which the stages share out, and the memory of each rank."""
+    """The model's layers, which are split into stages, and the memory of each rank."""
 
     vision_layers: int
     language_layers: int
-    memory_bytes: int
+    memory_limit_bytes: int
     """Per rank."""
+
+    @classmethod
+    def of(cls, workload: Workload) -> "Limits":
+        model = workload.model
+        return cls(
+            vision_layers=model.vision_layers,
+            language_layers=model.language_layers,
+            memory_limit_bytes=workload.memory_limit_bytes,
+        )
 
     @property
     def layers(self) -> int:
@@ -24,9 +34,9 @@ class Limits:
 
     @property
     def usable_bytes(self) -> float:
-        """What a solved plan may be predicted to use."""
-        return self.memory_bytes * HEADROOM
+        """Most bytes that a solved plan may be predicted to use."""
+        return self.memory_limit_bytes * HEADROOM
 
     def first_above(self, memory: Sequence[StageBytes]) -> int | None:
-        """The first stage that needs more than the memory even if all errors are in its favour."""
-        return next((number for number, stage in enumerate(memory) if stage.low > self.memory_bytes), None)
+        """Return the first stage whose interval is entirely above the memory; None when each may fit."""
+        return next((number for number, stage in enumerate(memory) if stage.low > self.memory_limit_bytes), None)

@@ -1,5 +1,6 @@
-"""One packing and layout to be split: which parts of the chain fit each stage, in what time, and the best plans."""
+"""The splitting problem of one packing and layout: what fits each stage, in what time, and the best plans."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -18,17 +19,17 @@ from trials.layer_costs import KINDS
 from trials.plan import Layout, Packing, Plan, Stage
 
 _FIRST_BOUND = 1.15
-"""On the slowest stage, in units of its time with memory to spare: where solving begins."""
+"""First bound on the slowest stage, as a multiple of its time with unlimited memory."""
 _NEXT_BOUND = 1.6
-"""Then: everything recomputed takes about 1.4 times as long, and the best plan is proven somewhat above its time."""
+"""Factor by which the bound grows. With everything recomputed stages take about 1.4 times as long."""
 _ROUNDING = 1 + 1e-9
 _ROWS_AT_ONCE = 1 << 14
-"""Parts whose memory is predicted together: their table stays in the cache."""
+"""Parts whose memory is predicted at once, few enough for their table to stay in the cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Fitting:
-    """What fits one stage, all [choices]."""
+    """Choices that fit one stage, all [choices]."""
 
     choices: Choices
     held: Holdings
@@ -43,7 +44,7 @@ class Problem:
     """The pipeline of one layout over the model's chain, for the packs of one packing."""
 
     def __init__(self, predictor: Predictor, limits: Limits, packing: Packing, layout: Layout) -> None:
-        """Raises InvalidPlan when no plan can be made, whatever the memory."""
+        """Raise InvalidPlan when there is no plan, whatever the memory."""
         self.sizes = predictor.sizes(packing, layout)
         _check(limits, layout, self.sizes.epoch.micro_batches)
         self._predictor, self._limits, self._packing, self._layout = predictor, limits, packing, layout
@@ -52,7 +53,7 @@ class Problem:
     # --- the parts of the chain ---
 
     def cuts(self, number: int) -> tuple[Ints, Ints]:
-        """(starts, ends) of all that stage `number` can hold when every stage holds a layer."""
+        """Return (starts, ends) of the parts that stage `number` can hold when every stage holds a layer."""
         layers, after = self._limits.layers, self._layout.pipeline - 1 - number
         starts, ends = np.triu_indices(layers + 1, 1)
         possible = (starts >= number) & (ends <= layers - after)
@@ -65,7 +66,7 @@ class Problem:
         return Holdings.of(starts, ends, self._limits.vision_layers, embeds=number == 0, heads=last)
 
     def stage_bytes(self, number: int, parts: Parts) -> Array:
-        """As stage `number`, [parts]."""
+        """Return the expected bytes of the parts as stage `number`, [parts]."""
         slices = [slice(first, first + _ROWS_AT_ONCE) for first in range(0, max(len(parts), 1), _ROWS_AT_ONCE)]
         return np.concatenate(
             [self._predictor.stage_bytes(parts[rows], self._layout, number, self.sizes) for rows in slices]
@@ -74,16 +75,16 @@ class Problem:
     # --- the best plans ---
 
     def best(self, wanted: Wanted) -> list[Plan]:
-        """The plans of least time by the closed form of `splits`, the best first, each with another split.
+        """Return the plans of least time by the closed form of `splits`, the best first, each with another split.
 
-        Stages are looked at up to a bound on their time. A plan with a slower one takes at least total + (m - 1) bound,
-        where the total is that of all layers without recomputation. The bound is raised until that is no less than what
-        was found.
+        Only stages up to a bound on their time are considered. A plan with a slower stage takes at least total +
+        (m - 1) bound, where total is the time of all layers without recomputation. The bound is raised until this is
+        no less than the times that were found.
         """
         others = self.sizes.epoch.micro_batches - 1
         kept = [self._kept(number) for number in range(self._layout.pipeline)]
         fastest = min_max_split(kept, self._limits.layers)
-        assert fastest is not None  # no stage takes for ever
+        assert fastest is not None  # no stage time is infinite
         bound, over = _FIRST_BOUND * fastest.slowest, np.inf
         known_to_fit = False
         while True:
@@ -98,7 +99,7 @@ class Problem:
             bound = self._raised(bound, over / others if others else np.inf)
 
     def _raised(self, bound: float, enough: float) -> float:
-        """The next bound; infinite when no stage can take as long."""
+        """Return the next bound; infinite when no stage can take as long."""
         everything = Holdings.of(
             np.array([0]), np.array([self._limits.layers]), self._limits.vision_layers, embeds=True, heads=True
         )
@@ -107,14 +108,14 @@ class Problem:
         return raised if raised < most else np.inf
 
     def _kept(self, number: int) -> Choices:
-        """Every part of the chain with nothing recomputed, whether it fits or not."""
+        """Return all parts of the chain with nothing recomputed, whether they fit or not."""
         starts, ends = self.cuts(number)
         nothing = np.zeros_like(starts)
         seconds = self._seconds.of(self.holdings(number, starts, ends).parts(nothing, nothing))
         return Choices(starts=starts, ends=ends, seconds=seconds)
 
     def _fitting(self, kept: list[Choices], bound: float, over: float) -> list[_Fitting]:
-        """What fits each stage within the bound, and takes the step no more than `over` above the least total."""
+        """Return what fits each stage within the bound, in steps that take at most `over` more than the least total."""
         rows = rows_within(kept, self._limits.layers, bound)
         micro_batches = self.sizes.epoch.micro_batches
         fitting = []
@@ -141,7 +142,8 @@ class Problem:
         return fits
 
     def _any_fits(self) -> bool:
-        """Whether any split fits; with less in front, a stage needs less."""
+        """Return whether any split fits."""
+        # A stage that begins later needs less, so for each end the latest start that can be reached decides.
         reached = np.array([0])
         for number in range(self._layout.pipeline):
             ends = np.arange(reached[0] + 1, self._limits.layers + 1)
@@ -152,7 +154,8 @@ class Problem:
         return bool(reached[-1] == self._limits.layers)
 
     def _fits_somehow(self, number: int, starts: Ints, ends: Ints) -> Bools:
-        """With all layers recomputed, or all but one of a kind."""
+        """Return which parts fit with all layers recomputed, or all but one of a kind."""
+        # While its last kept layer of a kind is recomputed too, a stage may need more than with that layer kept.
         fewer_vision, fewer_language = np.repeat([[0, 0, 1, 1], [0, 1, 0, 1]], len(starts), axis=1)
         held = self.holdings(number, np.tile(starts, 4), np.tile(ends, 4))
         leanest = held.parts(np.maximum(held.vision - fewer_vision, 0), np.maximum(held.language - fewer_language, 0))
@@ -161,28 +164,26 @@ class Problem:
 
     # --- given splits ---
 
-    def fit(self, ends: tuple[int, ...]) -> Plan | None:
-        """With the least time for recomputation; None when a stage does not fit."""
-        return self._joined(
-            [self._fitting_cut(number, start, end) for number, (start, end) in enumerate(pairwise((0, *ends)))]
-        )
+    def fit(self, boundaries: tuple[int, ...]) -> Plan | None:
+        """Return the plan with these stage boundaries and the least time for recomputation; None if none fits."""
 
-    def _fitting_cut(self, number: int, start: int, end: int) -> Stage | None:
-        fitting = self._fitting_stage(number, np.array([start]), np.array([end]), np.array([np.inf]))
-        return fitting.stage(0) if len(fitting.choices.seconds) else None
+        def fitting(number: int, start: int, end: int) -> Stage | None:
+            found = self._fitting_stage(number, np.array([start]), np.array([end]), np.array([np.inf]))
+            return found.stage(0) if len(found.choices.seconds) else None
 
-    def fit_fewest(self, ends: tuple[int, ...]) -> Plan | None:
-        """With the fewest recomputed layers, vision layers first; None when a stage does not fit."""
-        return self._joined(
-            [self._fewest_recomputed(number, start, end) for number, (start, end) in enumerate(pairwise((0, *ends)))]
-        )
+        return self._joined(boundaries, fitting)
 
-    def _fewest_recomputed(self, number: int, start: int, end: int) -> Stage | None:
-        counts = np.arange(end - start + 1)
-        held = self.holdings(number, np.full_like(counts, start), np.full_like(counts, end))
-        vision = np.minimum(counts, held.vision)
-        fits = np.flatnonzero(self._fits(number, held.parts(vision, counts - vision)))
-        return _stage(held, int(fits[0]), vision, counts - vision) if len(fits) else None
+    def fit_fewest(self, boundaries: tuple[int, ...]) -> Plan | None:
+        """Return the plan with these boundaries and the fewest recomputed layers, vision first; None if none fits."""
+
+        def fewest(number: int, start: int, end: int) -> Stage | None:
+            counts = np.arange(end - start + 1)
+            held = self.holdings(number, np.full_like(counts, start), np.full_like(counts, end))
+            vision = np.minimum(counts, held.vision)
+            fits = np.flatnonzero(self._fits(number, held.parts(vision, counts - vision)))
+            return _stage(held, int(fits[0]), vision, counts - vision) if len(fits) else None
+
+        return self._joined(boundaries, fewest)
 
     # --- plans ---
 
@@ -190,7 +191,9 @@ class Problem:
         stages = tuple(stage.stage(row) for stage, row in zip(fitting, split.rows, strict=True))
         return Plan(packing=self._packing, layout=self._layout, stages=stages)
 
-    def _joined(self, stages: list[Stage | None]) -> Plan | None:
+    def _joined(self, boundaries: tuple[int, ...], stage_of: Callable[[int, int, int], Stage | None]) -> Plan | None:
+        """Return the plan of the stages that `stage_of` finds for (number, start, end); None when one is None."""
+        stages = [stage_of(number, *part) for number, part in enumerate(pairwise((0, *boundaries)))]
         found = tuple(stage for stage in stages if stage is not None)
         return Plan(packing=self._packing, layout=self._layout, stages=found) if len(found) == len(stages) else None
 
@@ -215,7 +218,7 @@ def _check(limits: Limits, layout: Layout, micro_batches: int) -> None:
 
 
 def _layer_seconds(predictor: Predictor, mean: Array) -> LayerSeconds:
-    """Of one layer of each kind alone: the time of a stage is their sum."""
+    """Return the time of one layer of each kind alone; that of a stage is their sum."""
     each, nothing = np.eye(len(KINDS)), np.zeros((len(KINDS), len(KINDS)))
 
     def of(parts: Parts) -> Array:

@@ -1,4 +1,4 @@
-"""How many layers of each kind a stage recomputes so that it fits the memory, for many stages at once."""
+"""Numbers of layers that stages recompute to fit the memory, for many stages at once."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from trials.data.records.sample import Ints
 
 Bools: TypeAlias = NDArray[np.bool_]
 Fits: TypeAlias = Callable[[Parts], Bools]
-"""Which of some parts fit the memory, as one and the same stage."""
+"""Returns which parts fit the memory, each as the same stage."""
 
 _NEVER = 1 << 30
 """More layers than any stage has."""
@@ -24,7 +24,7 @@ _ROUNDING = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerSeconds:
-    """Of the mean pack, by kind of layer in the order of KINDS."""
+    """Seconds of the mean pack by kind of layer, in the order of KINDS."""
 
     kept: Array
     """Forward and backward."""
@@ -32,19 +32,19 @@ class LayerSeconds:
     """What recomputing the layer adds."""
 
     def of(self, parts: Parts) -> Array:
-        """Of each stage, [stages]."""
+        """Return the seconds of each stage, [stages]."""
         seconds: Array = parts.layers @ self.kept + parts.recomputed @ self.recomputed
         return seconds
 
     def recomputable(self, spare: Array, kind: int) -> Ints:
-        """How many layers of a kind can be recomputed in so much time, each at least 0; rounded up if in doubt."""
+        """Return how many layers of a kind can be recomputed in `spare` seconds, rounded up if in doubt."""
         taken = max(float(self.recomputed[kind]), _LEAST_SECONDS)
         return np.minimum(spare / taken + _ROUNDING, _NEVER).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Recomputes:
-    """Counts of recomputed layers with which holdings fit, all [holdings]."""
+    """Recompute counts with which holdings fit, all [holdings]."""
 
     vision: Ints
     language: Ints
@@ -53,9 +53,9 @@ class Recomputes:
 
 
 def least_recomputes(holdings: Holdings, fits: Fits, seconds: LayerSeconds, bounds: Array) -> Recomputes:
-    """Of all pairs of counts with which a holding fits, the one of least time; of equal ones, the fewest vision layers.
+    """Return the pair of counts of least time with which each holding fits; of equal ones, the fewest vision layers.
 
-    Looks at one pair for each number of vision layers: with the fewest language layers that fit, among those that the
+    For each number of vision layers, only the fewest language layers that fit are considered, among those that the
     holding's bound in seconds allows.
     """
     holding = np.repeat(np.arange(len(holdings)), holdings.vision + 1)
@@ -87,10 +87,10 @@ def _nothing(holdings: Holdings) -> Ints:
 
 
 def _fewest(fits: Callable[[Ints, Ints], Bools], all_of_them: Ints, most: Ints) -> Ints:
-    """The least count of 0 to most[i] <= all_of_them[i] with which row i fits; _NEVER where there is none.
+    """Return the least count of 0 to most[i] <= all_of_them[i] with which row i fits; _NEVER where there is none.
 
-    By bisection: from 1 to all but one, more recomputed layers never take more memory. None and all are tried apart:
-    with none, nothing is being recomputed; with all, no layer that is kept hides what recomputing asks for.
+    Bisection is valid from 1 to all but one, where more recomputed layers never take more memory. None and all are
+    tried separately: with none, no layer is being recomputed; with all, no kept layer covers what recomputing needs.
     """
     fewest = np.full(len(most), _NEVER)
     none = np.zeros_like(most)

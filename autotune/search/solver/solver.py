@@ -1,4 +1,4 @@
-"""The split and the recompute counts with the least predicted time that fit the memory, for a packing and a layout."""
+"""Splits and recompute counts of least predicted time that fit the memory, for a packing and a layout."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,17 +14,17 @@ from autotune.search.solver.limits import Limits
 from autotune.search.solver.problem import Problem
 from autotune.search.solver.splits import Choices, Wanted, min_max_split
 from trials.model.cut import cut
-from trials.plan import Layout, Packing, Plan, Stage
+from trials.plan import Layout, Packing, Plan, Stage, layer_counts
 
 RANKED = Wanted(count=16, within=1.08)
-"""Solutions of the closed form that are compared on real packs: beyond them hardly any is the fastest."""
+"""Solutions of the closed form that are compared on real packs: beyond these, hardly any is the fastest."""
 _AMPLE_BYTES = 1 << 62
 _DIGITS = 9
-"""Of times that are compared: further ones are rounding."""
+"""Digits of times that are compared; further ones are rounding."""
 
 
 class Solver:
-    """Exact for the closed form of `splits` on the mean pack; the memory is that of the heaviest packs.
+    """Solves exactly the closed form of `splits` on the mean pack, with the memory of the heaviest packs.
 
     Every method raises InvalidPlan when the layout has more stages than the model has layers, or its steps no packs.
     """
@@ -35,32 +35,32 @@ class Solver:
 
     @property
     def layers(self) -> int:
-        """Of the model."""
+        """Layers of the model."""
         return self._limits.layers
 
     @property
     def ample(self) -> "Solver":
-        """The same with memory to spare, so that nothing is recomputed."""
-        return Solver(self._predictor, replace(self._limits, memory_bytes=_AMPLE_BYTES))
+        """The same solver with unlimited memory, so that nothing is recomputed."""
+        return Solver(self._predictor, replace(self._limits, memory_limit_bytes=_AMPLE_BYTES))
 
     def keeps_batch(self, packing: Packing, layout: Layout) -> bool:
-        """Whether steps hold the job's global batch, as nearly as every plan has to."""
+        """Return whether the mean global batch is as near to the job's as every plan's has to be."""
         return self._predictor.sizes(packing, layout).epoch.batch_deviation <= MOST_BATCH_DEVIATION
 
     def admits(self, plan: Plan) -> bool:
-        """Whether a plan of the model's layers is worth a run: its batch is kept, and it may fit the memory."""
+        """Return whether a plan of the model's layers can be trained: it keeps the batch, and may fit the memory."""
         sizes = self._predictor.sizes(plan.packing, plan.layout)
         memory = self._predictor.stage_memory(Parts.of(cut(plan)), plan.layout, sizes)
         return self.keeps_batch(plan.packing, plan.layout) and self._limits.first_above(memory) is None
 
     def solve(self, packing: Packing, layout: Layout) -> Plan | None:
-        """Of the best plans by the closed form, the one that is fastest on the real packs; None when no split fits."""
+        """Return the fastest plan on real packs of the best ones by the closed form; None when no split fits."""
         return next(iter(self.solutions(packing, layout)), None)
 
     def solutions(self, packing: Packing, layout: Layout, wanted: Wanted = RANKED) -> tuple[Plan, ...]:
-        """The plans of least time by the closed form, one for each split, the one of the fastest epoch first.
+        """Return the plans of least time by the closed form, one per split, in the order of their epoch's time.
 
-        Each recomputes what takes least time. Where only some steps of the epoch are looked at, a plan comes before the
+        Each recomputes what takes least time. Where only some steps of the epoch are simulated, a plan comes before the
         best one by the closed form if it is surely faster. Equally fast ones stay in the order of the closed form.
         """
         plans = self._problem(packing, layout).best(wanted)
@@ -69,22 +69,19 @@ class Solver:
         seconds = cautious_seconds(self._predictor, plans)
         return tuple(plans[number] for number in np.argsort(np.round(seconds / seconds[0], _DIGITS), kind="stable"))
 
-    def fit(self, packing: Packing, layout: Layout, ends: tuple[int, ...]) -> Plan | None:
-        """The plan whose stages end after so many layers of the chain, with the least time for recomputation.
+    def fit(self, packing: Packing, layout: Layout, boundaries: tuple[int, ...]) -> Plan | None:
+        """Return the plan with these stage boundaries and the least time for recomputation; None if none fits."""
+        return self._problem(packing, layout).fit(boundaries)
 
-        None when a stage does not fit.
+    def fit_fewest(self, packing: Packing, layout: Layout, boundaries: tuple[int, ...]) -> Plan | None:
+        """Return the plan with these stage boundaries and the fewest recomputed layers, vision first; None if no fit.
+
+        The costs of recomputing layers of either kind are ignored, as in OmniBal.
         """
-        return self._problem(packing, layout).fit(ends)
+        return self._problem(packing, layout).fit_fewest(boundaries)
 
-    def fit_fewest(self, packing: Packing, layout: Layout, ends: tuple[int, ...]) -> Plan | None:
-        """The plan whose stages end so, with the fewest recomputed layers that fit, vision layers first.
-
-        None when a stage does not fit. What recomputing a layer of each kind costs is not weighed: the baselines do so.
-        """
-        return self._problem(packing, layout).fit_fewest(ends)
-
-    def forward_ends(self, packing: Packing, layout: Layout) -> tuple[int, ...]:
-        """Where the stages end when the slowest stage's forward time on the mean pack is least, memory aside."""
+    def forward_boundaries(self, packing: Packing, layout: Layout) -> tuple[int, ...]:
+        """Return the stage boundaries with the least slowest forward time on the mean pack, regardless of memory."""
         problem = self._problem(packing, layout)
 
         def seconds(_: int, held: Holdings) -> Array:
@@ -96,32 +93,27 @@ class Solver:
         return self._min_max(problem, layout, seconds)[0]
 
     def least_bytes(self, packing: Packing, layout: Layout) -> float:
-        """What the fullest stage needs under the leanest split, with everything recomputed."""
+        """Return the expected bytes of the fullest stage of the leanest split, with everything recomputed."""
         return self.fullest(self.leanest(packing, layout))[0]
 
     def leanest(self, packing: Packing, layout: Layout, *, recompute: bool = True) -> Plan:
-        """The plan whose fullest stage needs least, with everything recomputed or nothing; whether it fits or not."""
+        """Return the plan whose fullest stage needs least, with all layers recomputed or none; it need not fit."""
         problem, share = self._problem(packing, layout), int(recompute)
 
         def needed(number: int, held: Holdings) -> Array:
             return problem.stage_bytes(number, held.parts(share * held.vision, share * held.language))
 
-        ends, _ = self._min_max(problem, layout, needed)
-        starts = (0, *ends[:-1])
-        held = [
-            problem.holdings(number, np.array([start]), np.array([end]))
-            for number, (start, end) in enumerate(zip(starts, ends, strict=True))
-        ]
+        boundaries, _ = self._min_max(problem, layout, needed)
         stages = (
             Stage(
                 vision=vision, language=language, recompute_vision=share * vision, recompute_language=share * language
             )
-            for vision, language in ((int(each.vision[0]), int(each.language[0])) for each in held)
+            for vision, language in layer_counts(boundaries, self._limits.vision_layers)
         )
         return Plan(packing=packing, layout=layout, stages=tuple(stages))
 
     def fullest(self, plan: Plan) -> tuple[float, int]:
-        """(expected bytes, number) of the stage that needs most."""
+        """Return (expected bytes, number) of the stage that needs most."""
         sizes = self._predictor.sizes(plan.packing, plan.layout)
         needed = [stage.expected for stage in self._predictor.stage_memory(Parts.of(cut(plan)), plan.layout, sizes)]
         return max(needed), int(np.argmax(needed))
@@ -129,7 +121,7 @@ class Solver:
     def _min_max(
         self, problem: Problem, layout: Layout, function: Callable[[int, Holdings], Array]
     ) -> tuple[tuple[int, ...], float]:
-        """The split whose largest value over stages is least: its ends, and that value."""
+        """Return (boundaries, value) of the split whose largest value of `function` over stages is least."""
         stages = []
         for number in range(layout.pipeline):
             starts, ends = problem.cuts(number)

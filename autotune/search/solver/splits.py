@@ -1,6 +1,6 @@
-"""Contiguous splits of a chain of layers over pipeline stages: the least time of a step, exactly. Functions of numbers.
+"""Contiguous splits of a chain of layers over pipeline stages with the exact least time of a step.
 
-A step of m micro-batches takes one pack's way through all stages, and the slowest stage's time for the other packs:
+A step of m micro-batches takes the time of one pack through all stages, and that of the slowest stage for the others:
 
     T = sum over s of t_s + (m - 1) max over s of t_s
 
@@ -16,12 +16,12 @@ from autotune.predict.costs import Array
 from trials.data.records.sample import Ints
 
 _ROUNDING = 1 + 1e-12
-"""Sums that are equal may differ by so much."""
+"""Equal sums may differ by this factor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Choices:
-    """What one stage may hold: layers starts[i] to ends[i] of the chain, in seconds[i]. Rows may have one cut."""
+    """What one stage may hold: layers starts[i] to ends[i] of the chain, in seconds[i]; rows may repeat a part."""
 
     starts: Ints
     ends: Ints
@@ -34,20 +34,20 @@ class Choices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """One choice of every stage, each beginning where the one before ends."""
+    """One choice for every stage, each of which starts where the one before ends."""
 
     rows: tuple[int, ...]
-    """Of each stage, the row of its choice."""
+    """Row of each stage's choice."""
     total: float
     slowest: float
 
     def seconds(self, micro_batches: int) -> float:
-        """Of a step, by the closed form."""
+        """Return the time of a step by the closed form."""
         return self.total + (micro_batches - 1) * self.slowest
 
 
 def min_max_split(stages: Sequence[Choices], layers: int) -> Split | None:
-    """The split whose slowest stage is fastest; of equally slow ones, the one with the least total.
+    """Return the split with the least slowest stage; of equal ones, the one with the least total.
 
     None when no choices make up the chain.
     """
@@ -60,12 +60,12 @@ class Wanted:
     """Which splits to find."""
 
     count: int
-    """At most so many."""
+    """Most splits."""
     within: float
-    """A step of them takes at most so many times that of the best one."""
+    """Largest ratio of their time to that of the best one."""
 
     def most_seconds(self, found: Sequence[Split], micro_batches: int) -> float:
-        """What a step of a further split may take at most, when those found are the best so far, the best first."""
+        """Return the most that a step of a further split may take, given the best splits so far, best first."""
         if not found:
             return np.inf
         behind_best = self.within * found[0].seconds(micro_batches)
@@ -73,7 +73,7 @@ class Wanted:
 
 
 def best_splits(stages: Sequence[Choices], layers: int, micro_batches: int, wanted: Wanted) -> tuple[Split, ...]:
-    """The splits with the least time of a step, best first.
+    """Return the splits with the least time of a step, best first.
 
     For a bound B on the slowest stage, dynamic programming over (stage, layers so far) finds the least totals with all
     t_s <= B. The B are the distinct times of stages. Those between two B1 < B2 that were tried cannot take less than
@@ -86,7 +86,7 @@ def best_splits(stages: Sequence[Choices], layers: int, micro_batches: int, want
 
 
 def rows_within(stages: Sequence[Choices], layers: int, bound: float) -> list[Ints]:
-    """Of each stage, the choices that are in any split all of whose stages keep to the bound."""
+    """Return the rows of each stage's choices that are in a split whose stages are all within the bound."""
     rows = [np.flatnonzero(choices.seconds <= bound) for choices in stages]
     within = [choices[kept] for choices, kept in zip(stages, rows, strict=True)]
     totals = _totals_through(within, layers)
@@ -94,7 +94,7 @@ def rows_within(stages: Sequence[Choices], layers: int, bound: float) -> list[In
 
 
 class _Bounds:
-    """Walks bounds on the slowest stage, and keeps the best splits met."""
+    """Tries bounds on the slowest stage, and keeps the best splits."""
 
     def __init__(
         self, stages: Sequence[Choices], layers: int, micro_batches: int, wanted: Wanted, least: float
@@ -109,7 +109,7 @@ class _Bounds:
         self._least_total = self._try(np.inf)
 
     def run(self) -> tuple[Split, ...]:
-        """The best splits, once no bound that is left can improve on them."""
+        """Return the best splits, once no remaining bound can improve on them."""
         self._drop_hopeless()
         times = np.concatenate([choices.seconds for choices in self._stages])
         bounds = np.unique(np.append(times[times > self._least], (self._least, np.inf)))
@@ -122,7 +122,7 @@ class _Bounds:
         return tuple(split for split in self._best if split.seconds(self._micro_batches) <= self._worst)
 
     def _try(self, bound: float) -> float:
-        """Looks at the splits of least total under the bound; the least total."""
+        """Consider the splits of least total under the bound; return the least total."""
         found = {split.rows: split for split in self._best}
         hopeful = self._worst - (self._micro_batches - 1) * self._least
         least_total, splits = _least_totals(self._stages, self._layers, bound, self._wanted.count, hopeful)
@@ -135,11 +135,11 @@ class _Bounds:
 
     @property
     def _worst(self) -> float:
-        """Seconds of a step that a split may take to be wanted."""
+        """Most seconds of a step of a wanted split."""
         return self._wanted.most_seconds(self._best, self._micro_batches)
 
     def _drop_hopeless(self) -> None:
-        """Leaves out choices that are in no split better than the best."""
+        """Drop choices that are in no split better than the best."""
         totals = _totals_through(self._stages, self._layers)
         for number, (choices, total) in enumerate(zip(self._stages, totals, strict=True)):
             least = total + (self._micro_batches - 1) * np.maximum(choices.seconds, self._least)
@@ -148,7 +148,7 @@ class _Bounds:
 
 
 def _least_bound(stages: Sequence[Choices], layers: int) -> float:
-    """The least time of the slowest stage; infinite when no choices make up the chain."""
+    """Return the least time of the slowest stage; infinite when no choices make up the chain."""
     slowest = _nothing_yet(layers)
     for choices in stages:
         following = np.full(layers + 1, np.inf)
@@ -158,7 +158,7 @@ def _least_bound(stages: Sequence[Choices], layers: int) -> float:
 
 
 def _totals_through(stages: Sequence[Choices], layers: int) -> list[Array]:
-    """For each choice of each stage, the least total of the splits that it is in."""
+    """Return the least total of the splits with each choice, for each stage [choices]."""
     before, after = [_nothing_yet(layers)], [_nothing_yet(layers)[::-1]]
     for choices in stages:
         before.append(np.full(layers + 1, np.inf))
@@ -181,9 +181,9 @@ def _nothing_yet(layers: int) -> Array:
 def _least_totals(
     stages: Sequence[Choices], layers: int, bound: float, count: int, most: float
 ) -> tuple[float, list[Split]]:
-    """Of the splits whose stages keep to the bound: the least total, and the `count` of least total up to the most.
+    """Return (least total, up to `count` splits of total up to `most`, least first) of the splits within the bound.
 
-    The least first; one at least, when there is any.
+    At least one split is returned when there is any.
     """
     totals = np.full((layers + 1, count), np.inf)
     totals[0, 0] = 0.0
@@ -197,7 +197,7 @@ def _least_totals(
 
 
 def _add_stage(totals: Array, choices: Choices, bound: float) -> tuple[Array, Ints]:
-    """The least totals with one stage more, [layers + 1, count], and the way to each: row of the choice x count + rank.
+    """Return the least totals with one more stage, [layers + 1, count], and how: row of the choice x count + rank.
 
     `totals` are those before the stage.
     """

@@ -1,4 +1,4 @@
-"""Packing capacities to try: pairs (qv, qt) that the data's own lengths fill, and why."""
+"""Packing capacities to try: pairs (qv, qt) that the samples of the data fill well."""
 
 import math
 from collections import Counter
@@ -14,13 +14,17 @@ from trials.plan import Packed
 from trials.workload import DataProfile
 
 _PACKED_SAMPLES = (1.5, 2, 3, 4, 5, 6, 8, 10, 12, 16)
+"""Mean samples per pack for which capacities are proposed."""
 _NEIGHBOURHOOD = (0.65, 1.35)
-"""Around the mean units of so many samples: where a capacity is looked for that the data fills best."""
+"""Range around the mean units of a pack in which the qv is searched that the data fills best."""
 _LOOKED_AT = 16
+"""Values of qv that are compared in this range."""
 _NEARLY = 0.01
-"""Capacities that are filled by so much less than the best are as good; the one nearest the mean is taken."""
+"""Difference in filling up to which capacities are equally good; the one nearest the mean is taken."""
 _SIZES = 256
+"""Most bins of the histogram that is packed."""
 _QUANTILES = (0.5, 0.75, 0.9)
+"""Of the tokens of packs that are full of units: values for a qt that binds as well."""
 _TOKEN_STEP = 16
 OMNIBAL_SLACK = 128
 """Q't = Qt - 128 (OmniBal, balanced dynamic mini-batches)."""
@@ -28,21 +32,21 @@ OMNIBAL_SLACK = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """A pair to try."""
+    """A pair of capacities to try."""
 
     qv: int
     qt: int
     reason: str
-    """What fills the packs."""
+    """What fills the packs, in words."""
 
 
 def capacities(data: DataProfile, most_samples: float, *, hold_all: bool) -> tuple[Capacity, ...]:
-    """Pairs whose packs hold from 1.5 to `most_samples` mean samples, or one where less is allowed, by ascending qt.
+    """Return pairs whose packs hold from 1.5 to `most_samples` mean samples, at least 1, by ascending qt.
 
-    For each number of samples: the qv nearby that sums of the data's own vision units fill best, with a qt that never
-    binds and one that binds as well; and the mean tokens of so many samples as a qt that alone binds. OmniBal's rule
-    is among them. With `hold_all` each pair holds the longest sample too: for jobs that would lose a sample above the
-    capacities, or fail on it.
+    For each number of samples there are three: the qv that sums of the data's vision units fill best, with a qt that
+    never binds and with one that binds as well, and the mean tokens as a qt that binds alone. OmniBal's rule adds one.
+    With `hold_all` each pair holds the longest sample: for jobs that would lose a sample above the capacities, or fail
+    on it.
     """
     lattice = _Lattice(data)
     counts = [count for count in _PACKED_SAMPLES if count <= most_samples] or [1]
@@ -56,7 +60,7 @@ def capacities(data: DataProfile, most_samples: float, *, hold_all: bool) -> tup
 
 
 def omnibal_capacities(data: DataProfile, samples_per_pack: int, *, hold_all: bool) -> tuple[Packed, ...]:
-    """OmniBal's candidates: qt = k qv, with k the mean tokens per vision unit, for packs of so many samples or more.
+    """Return OmniBal's candidates: qt = k qv, k the mean tokens per vision unit, for this many samples or one more.
 
     Q'v = Qv and Q't = Qt - 128 (OmniBal, balanced dynamic mini-batches). `hold_all` as for `capacities`.
     """
@@ -69,7 +73,7 @@ def omnibal_capacities(data: DataProfile, samples_per_pack: int, *, hold_all: bo
 
 
 class _Lattice:
-    """The sums that the samples' units and tokens can make, found by packing their histogram."""
+    """The sums that the samples' units and tokens can make, by packing their histogram."""
 
     def __init__(self, data: DataProfile) -> None:
         self._units = data.vision_units / data.samples
@@ -78,7 +82,7 @@ class _Lattice:
         self._sizes = _few(*np.array(data.histogram, dtype=np.int64).T)
 
     def pairs(self, samples: float) -> Iterator[Capacity]:
-        """Capacities for packs of about so many samples."""
+        """Yield capacities for packs of about this many mean samples."""
         mean_tokens = _up(samples * self._tokens)
         if not self._units:
             yield Capacity(qv=1, qt=mean_tokens, reason=f"text alone, {samples:g} samples on average")
@@ -89,7 +93,8 @@ class _Lattice:
         most = max(fill.units_share for fill in fills)
         nearly = (fill for fill in fills if fill.units_share >= most - _NEARLY)
         best = min(nearly, key=lambda fill: abs(fill.qv - centre))
-        yield best.capacity(f"images fill {best.full_share:.0%} of packs, most often {best.most_often}")
+        full_share = float(best.packs @ (best.units == best.qv)) / max(int(best.packs.sum()), 1)
+        yield best.capacity(f"images fill {full_share:.0%} of packs, most often {best.most_often}")
         tighter = (self._fill(best.qv, _up(best.token_quantile(quantile))) for quantile in _QUANTILES)
         both = max(tighter, key=lambda fill: fill.units_share * fill.tokens_share)
         yield both.capacity(f"images and text fill {both.units_share:.0%} and {both.tokens_share:.0%} of the capacity")
@@ -97,7 +102,7 @@ class _Lattice:
         yield Capacity(qv=loose, qt=mean_tokens, reason=f"text fills, {samples:g} samples on average")
 
     def _with_images_alone(self, qv: int) -> "_Fill":
-        """Packs of the samples with images, and a qt that holds the longest of these packs."""
+        """Pack the samples with images, and take the qt that holds the longest of these packs."""
         shown = _chosen(self._sizes, self._sizes.units > 0)
         fill = _Fill.of(shown, qv, _up((qv + 1) * self._longest))
         return replace(fill, qt=_up(fill.token_quantile(1)))
@@ -108,7 +113,7 @@ class _Lattice:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Fill:
-    """What packs of some capacities hold, as columns over kinds of packs."""
+    """Contents of packs of some capacities, as columns over kinds of packs."""
 
     qv: int
     qt: int
@@ -120,7 +125,7 @@ class _Fill:
 
     @classmethod
     def of(cls, sizes: Sizes, qv: int, qt: int) -> "_Fill":
-        """Of the sizes that fit."""
+        """Pack the sizes that fit."""
         sizes = _chosen(sizes, (sizes.units <= qv) & (sizes.tokens <= qt))
         found = patterns(sizes, Packed(qv=qv, qt=qt, qv_min=qv, qt_min=0))
         units, tokens = (
@@ -145,13 +150,8 @@ class _Fill:
         """Of the capacity of all packs."""
         return float(self.packs @ self.tokens) / max(self.qt * int(self.packs.sum()), 1)
 
-    @property
-    def full_share(self) -> float:
-        """Packs that hold exactly qv units."""
-        return float(self.packs @ (self.units == self.qv)) / max(int(self.packs.sum()), 1)
-
     def token_quantile(self, share: float) -> int:
-        """Tokens that this share of the packs does not pass; 1 when there is no pack."""
+        """Return the quantile of the packs' tokens; 1 when there is no pack."""
         order = np.argsort(self.tokens, kind="stable")
         reached = np.cumsum(self.packs[order]) >= share * self.packs.sum()
         return int(self.tokens[order][reached][0]) if len(order) else 1
@@ -161,7 +161,7 @@ class _Fill:
 
 
 def _few(units: Ints, tokens: Ints, counts: Ints) -> Sizes:
-    """The histogram with so few sizes that packing it takes milliseconds; tokens are rounded up."""
+    """Return the histogram with few enough sizes to be packed in milliseconds; tokens are rounded up."""
     grain = _TOKEN_STEP
     while True:
         sizes = Sizes.of(units, -(-tokens // grain) * grain, counts)
@@ -175,7 +175,7 @@ def _chosen(sizes: Sizes, which: NDArray[np.bool_]) -> Sizes:
 
 
 def _omnibal_rule(data: DataProfile) -> Capacity:
-    """The longest sample gives qt, and qv follows from the mean tokens per vision unit (OmniBal, section on data)."""
+    """Return the pair of OmniBal's rule: qt is the longest sample, qv follows from the mean tokens per vision unit."""
     qt = _up(data.longest_text_tokens)
     qv = max(1, round(qt * data.vision_units / data.text_tokens))
     return Capacity(qv=qv, qt=qt, reason="OmniBal's rule: the longest sample, at the data's tokens per vision unit")
@@ -186,7 +186,7 @@ def _packed(qv: int, qt: int) -> Packed:
 
 
 def _longest(data: DataProfile) -> tuple[int, int]:
-    """(qv, qt) that every sample fits."""
+    """Return the least (qv, qt) that every sample fits."""
     return data.most_vision_units, _up(data.longest_text_tokens)
 
 

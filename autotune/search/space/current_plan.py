@@ -1,18 +1,17 @@
-"""The plan that trainings use now, which a search is compared with."""
+"""The plan that trainings use now, with which a search is compared."""
 
 from autotune.errors import JobError, PredictError
 from autotune.plan_file import read_plan
 from autotune.search.space.feasible import holds_all
 from autotune.workload import Prepared
 from trials import plugins
-from trials.data.index import DatasetIndex
 from trials.data.packers import PACKERS
 from trials.errors import InvalidPlan, UnknownName
-from trials.plan import Packed, Packing, Plan
+from trials.plan import Packed, Plan
 
 
-def present_plan(prepared: Prepared) -> Plan | None:
-    """What `search.present` names; None where it names nothing.
+def current_plan(prepared: Prepared) -> Plan | None:
+    """Read the plan that `search.present` names; None where it names none.
 
     Raises JobError for a plan that is not one of this job, or that would train on fewer samples.
     """
@@ -30,16 +29,14 @@ def present_plan(prepared: Prepared) -> Plan | None:
     devices = workload.hardware.devices
     if plan.layout.world_size != devices:
         raise JobError(f"search.present: {path} is a plan for {plan.layout.world_size} devices, not {devices}")
-    if holds_all(workload) and (lost := _lost_samples(prepared.index, plan.packing)):
+    packing, index = plan.packing, prepared.index
+    if isinstance(packing, Packed) and holds_all(workload):
+        lost = int(((index.vision_units > packing.qv) | (index.text_tokens > packing.qt)).sum())
+    else:
+        lost = 0
+    if lost:
         raise JobError(
             f"search.present: {path} has packs that are too small for {lost} samples, which data.oversize: "
             f"{workload.oversize} does not train; raise its qv and qt, or set data.oversize: own-pack"
         )
     return plan
-
-
-def _lost_samples(index: DatasetIndex, packing: Packing) -> int:
-    """Samples that no pack can hold."""
-    if not isinstance(packing, Packed):
-        return 0
-    return int(((index.vision_units > packing.qv) | (index.text_tokens > packing.qt)).sum())

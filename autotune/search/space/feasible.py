@@ -1,4 +1,4 @@
-"""What may be searched for a workload: the values of each axis that the devices, the memory and the data allow."""
+"""The search space of a workload: the values of each axis that devices, memory, data and job allow."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ from trials import plugins
 from trials.data.packers import PACKERS
 from trials.errors import UnknownName
 from trials.job import SpaceSection
-from trials.plan import Layout, Packed, Packing, Padded, Plan
+from trials.plan import Layout, Packed, Packing, Padded, Plan, layer_counts
 from trials.workload import Workload
 
 _MEBI = 1 << 20
@@ -23,14 +23,14 @@ EVERYTHING = SpaceSection()
 
 
 def holds_all(workload: Workload) -> bool:
-    """Whether a sample above a pack's capacity would be lost: no plan may win by training on less."""
+    """Return whether every pack must hold the longest sample: no plan may win by training on fewer samples."""
     return workload.oversize in ("skip", "fail")
 
 
 def feasible_space(workload: Workload, solver: Solver, *, remedy: str, wanted: SpaceSection = EVERYTHING) -> Space:
-    """The space within `wanted`.
+    """Return the space within `wanted`.
 
-    Raises JobError for a value that cannot be, and NoFeasiblePlan, which ends with the remedy, when nothing in the
+    Raises JobError for an impossible value, and NoFeasiblePlan, whose message ends with `remedy`, when no plan of the
     space fits the memory and keeps the global batch.
     """
     _check_recompute(workload, wanted)
@@ -40,7 +40,7 @@ def feasible_space(workload: Workload, solver: Solver, *, remedy: str, wanted: S
         capacities=_capacities(workload, wanted),
         qv_slacks=wanted.qv_slack,
         qt_slacks=wanted.qt_slack,
-        ends=tuple(accumulate(wanted.split)) if wanted.split else None,
+        boundaries=tuple(accumulate(wanted.split)) if wanted.split else None,
         recompute=wanted.recompute,
         boundary_shift=wanted.boundary_shift,
         recompute_shift=wanted.recompute_shift,
@@ -78,7 +78,7 @@ def _of_stages(workload: Workload, chosen: Sequence[Layout], split: Sequence[int
 
 
 def check_space(workload: Workload, wanted: SpaceSection) -> None:
-    """Raises JobError for a value that cannot be, as far as that is known without costs of layers."""
+    """Raise JobError for an impossible value, as far as that is known without costs of layers."""
     _check_recompute(workload, wanted)
     _layouts(workload, wanted)
     _packers(wanted)
@@ -86,7 +86,7 @@ def check_space(workload: Workload, wanted: SpaceSection) -> None:
 
 
 def allows(wanted: SpaceSection, plan: Plan) -> bool:
-    """Whether a plan has what the job asks for; where that says nothing, it is free."""
+    """Return whether a plan has the values that the job fixes; other values are free."""
     of_packs = wanted.model_fields_set & {"packers", "qv", "qt", "qv_slack", "qt_slack"}
     asked = {name: values for name in of_packs if (values := getattr(wanted, name)) is not None}
     packing = plan.packing
@@ -106,7 +106,7 @@ def allows(wanted: SpaceSection, plan: Plan) -> bool:
 
 
 def _of_packs(packing: Packing) -> dict[str, str | int]:
-    """By the names of the axes; nothing where samples are padded."""
+    """Return the values of the packing by axis; none where samples are padded."""
     if not isinstance(packing, Packed):
         return {}
     slacks = {"qv_slack": packing.qv - packing.qv_min, "qt_slack": packing.qt - packing.qt_min}
@@ -114,7 +114,7 @@ def _of_packs(packing: Packing) -> dict[str, str | int]:
 
 
 def _check_recompute(workload: Workload, wanted: SpaceSection) -> None:
-    """Raises JobError for counts that are not those of the given split."""
+    """Raise JobError for recompute counts that do not match the given split."""
     if isinstance(wanted.recompute, str):
         return
     if wanted.split is None or len(wanted.split) != len(wanted.recompute):
@@ -122,19 +122,17 @@ def _check_recompute(workload: Workload, wanted: SpaceSection) -> None:
             f"search.space.recompute: it has counts for {len(wanted.recompute)} stages but split has "
             f"{len(wanted.split or ())}; give as many, or one of fit, all and none"
         )
-    vision_layers, start = workload.model.vision_layers, 0
-    for number, (layers, recomputed) in enumerate(zip(wanted.split, wanted.recompute, strict=True)):
-        vision = min(max(vision_layers - start, 0), layers)
-        start += layers
-        if recomputed[0] > vision or recomputed[1] > layers - vision:
+    held = layer_counts(tuple(accumulate(wanted.split)), workload.model.vision_layers)
+    for number, ((vision, language), recomputed) in enumerate(zip(held, wanted.recompute, strict=True)):
+        if recomputed[0] > vision or recomputed[1] > language:
             raise JobError(
                 f"search.space.recompute: stage {number} recomputes {recomputed[0]} vision and {recomputed[1]} "
-                f"language layers but holds {vision} and {layers - vision}; lower the counts"
+                f"language layers but holds {vision} and {language}; lower the counts"
             )
 
 
 def _fitting(workload: Workload, solver: Solver, chosen: Sequence[Layout], remedy: str) -> tuple[Layout, ...]:
-    """Those whose leanest plan is expected to fit."""
+    """Return the layouts whose leanest plan is expected to fit."""
     limit = workload.memory_limit_bytes
     least = {layout: solver.fullest(solver.leanest(Padded(samples=1), layout)) for layout in chosen}
     fitting = tuple(layout for layout, (needed, _) in least.items() if needed <= HEADROOM * limit)
@@ -158,7 +156,7 @@ def _packers(wanted: SpaceSection) -> tuple[str, ...]:
 
 
 def _capacities(workload: Workload, wanted: SpaceSection) -> tuple[tuple[int, int], ...]:
-    """The data's own pairs; a capacity that is given goes with each of the other's."""
+    """Return the pairs that the data fills; a capacity that is fixed is combined with each value of the other."""
     found = capacities(workload.data, workload.global_batch_samples, hold_all=holds_all(workload))
     pairs = [(pair.qv, pair.qt) for pair in found]
     if wanted.qv is None and wanted.qt is None:
@@ -179,7 +177,7 @@ def _longest(workload: Workload) -> tuple[int, int]:
 
 
 def _nothing_left(workload: Workload, axes: Axes, space: Space, remedy: str) -> str:
-    """Every layout fits with one sample at a time, so it is the packs that do not, or what the space keeps fixed."""
+    # Every layout fits with one sample at a time, so the packs are too large, or what the space fixes does not fit.
     batch = f"the global batch of {workload.global_batch_samples} samples"
     searched = f"layouts {_names(axes.layouts)}, {len(axes.capacities)} pairs of capacities, recompute {axes.recompute}"
     miss = space.nearest_miss()
@@ -199,12 +197,12 @@ def _nothing_left(workload: Workload, axes: Axes, space: Space, remedy: str) -> 
 
 
 def _mebi(expected: float) -> int:
-    """The limit that plans of so many expected bytes keep, rounded up."""
+    """Return the least limit in MiB under which plans with these expected bytes are solved, rounded up."""
     return math.ceil(expected / HEADROOM / _MEBI)
 
 
 def _or_devices(workload: Workload, solver: Solver) -> str:
-    """The next number of devices whose pipeline fits, as a further remedy; nothing where there is none."""
+    """Return more devices as a further remedy, the fewest whose pipeline fits; an empty text where none does."""
     devices = 2 * workload.hardware.devices
     while devices <= solver.layers:
         pipeline = Layout(pipeline=devices, data=1, zero=zero_stages(workload.model, 1)[0])

@@ -1,4 +1,4 @@
-"""The layouts that a model can be trained with on so many devices."""
+"""The layouts with which a model can be trained on a number of devices."""
 
 from trials.plan import Layout, ZeroStage
 from trials.workload import ModelShape
@@ -7,7 +7,7 @@ _ZERO_OF_DATA_PARALLEL: tuple[ZeroStage, ...] = (0, 1)
 
 
 def layouts(model: ModelShape, devices: int) -> tuple[Layout, ...]:
-    """Every pipeline x data on all devices, with ZeRO 0 and 1 where there is data parallelism.
+    """Return every pipeline x data on all devices, with ZeRO 0 and 1 where there is data parallelism.
 
     bfloat16 weights need the float32 copy that ZeRO 1 keeps, also on a single data-parallel rank.
     """
@@ -21,12 +21,12 @@ def layouts(model: ModelShape, devices: int) -> tuple[Layout, ...]:
 
 
 def zero_stages(model: ModelShape, data: int) -> tuple[ZeroStage, ...]:
-    """ZeRO stages to try, the plainest first."""
+    """Return the ZeRO stages to try, the plainest first."""
     if model.dtype == "bfloat16":
         return (1,)
     return _ZERO_OF_DATA_PARALLEL if data > 1 else (0,)
 
 
 def layout_name(layout: Layout) -> str:
-    """As it stands in the study: `p2-d1-z0`."""
+    """Return the name of a layout in the study: `p2-d1-z0`."""
     return f"p{layout.pipeline}-d{layout.data}-z{layout.zero}"

@@ -1,4 +1,4 @@
-"""What the study searches: named parameters, and the plan that they stand for. Every point is a plan."""
+"""The search space: named parameters, and the plan that each point stands for."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,18 +14,18 @@ from autotune.search.space.layouts import layout_name
 from autotune.search.space.splitting import Recompute, Splitting
 from trials import plugins
 from trials.data.packers import PACKERS
-from trials.plan import Layout, Packed, Packing, Plan, Stage
+from trials.plan import Layout, Packed, Plan, Stage
 
 Point: TypeAlias = dict[str, Any]
 
 _BOUNDARY, _VISION, _LANGUAGE = "boundary_{}", "recompute_vision_{}", "recompute_language_{}"
 _OTHER_PACKER = 0.1
-"""Distance between two packings that another packer fills, as a share of a capacity."""
+"""Distance between packings of different packers, as a share of a capacity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axes:
-    """The values that each axis may take."""
+    """The values of each axis."""
 
     layouts: tuple[Layout, ...]
     packers: tuple[str, ...]
@@ -36,10 +36,10 @@ class Axes:
     """Qv - Q'v, the usual one first."""
     qt_slacks: tuple[int, ...]
     """Qt - Q't, the usual one first."""
-    ends: tuple[int, ...] | None = None
-    """Layers up to the end of each stage; None where the split is searched."""
+    boundaries: tuple[int, ...] | None = None
+    """Stage boundaries; None where the split is searched."""
     recompute: Recompute = "fit"
-    """`fit` searches around what the memory asks for."""
+    """`fit` searches around what the memory requires."""
     boundary_shift: int = 2
     recompute_shift: int = 2
 
@@ -49,39 +49,39 @@ class Space:
 
     - `layout`, `packer`, `qv`, `qt`: one of the candidates;
     - `qv_slack`, `qt_slack`: how far below its capacity a pack is full enough (Qv - Q'v, Qt - Q't);
-    - `boundary_i`: layers by which the end of stage i is moved;
-    - `recompute_vision_i`, `recompute_language_i`: so many more layers of stage i are recomputed.
+    - `boundary_i`: layers by which the boundary after stage i is shifted;
+    - `recompute_vision_i`, `recompute_language_i`: further layers of stage i that are recomputed.
 
-    All are counted from the plans of the first solver, so that a point means one and the same plan for the whole study.
-    A point that cannot be trained stands for the nearest one that can: one that keeps the global batch, leaves each
-    stage a layer, and is not certain to need more than the memory.
+    Shifts are relative to the plans of the first solver, so that a point means the same plan for the whole study. A
+    point that cannot be trained stands for the nearest one that can: one that keeps the global batch, leaves each
+    stage a layer, and may fit the memory.
     """
 
     def __init__(self, axes: Axes, solver: Solver, allows: Callable[[Plan], bool] = lambda _: True) -> None:
         self._axes = axes
         self.allows = allows
-        """Whether a plan, also one that no point stands for, is one that was asked for."""
+        """Return whether a plan, in the space or not, has the values that the job fixes."""
         self._layouts = {layout_name(layout): layout for layout in axes.layouts}
         self._relaxes = {name: plugins.load(PACKERS, name).RELAXES for name in axes.packers}
         self._stages = max(layout.pipeline for layout in axes.layouts)
         self._layers = solver.layers
-        self._usual = self._now = Splitting(solver, axes.ends, axes.recompute)
+        self._usual = self._now = Splitting(solver, axes.boundaries, axes.recompute)
 
     def renew(self, solver: Solver) -> None:
-        """From now on this solver says what can be trained, and where to look."""
-        self._now = Splitting(solver, self._axes.ends, self._axes.recompute)
+        """Use another solver to decide which plans can be trained, and for the starts."""
+        self._now = Splitting(solver, self._axes.boundaries, self._axes.recompute)
         self.__dict__.pop("starts", None)
 
     # --- the axes ---
 
     @cached_property
     def distributions(self) -> dict[str, BaseDistribution]:
-        """By parameter name, the same for every trial; shifts as far as a model has layers."""
+        """Distributions by parameter name, the same for every trial; shifts reach over the whole model."""
         return self._distributions(self._layers, self._layers)
 
     @cached_property
     def near(self) -> dict[str, BaseDistribution]:
-        """The same with shifts as small as the axes say: where samplers look that know nothing of training."""
+        """The same with the small shifts of the axes, for samplers that know nothing about plans."""
         axes = self._axes
         return self._distributions(min(axes.boundary_shift, self._layers), min(axes.recompute_shift, self._layers))
 
@@ -95,7 +95,7 @@ class Space:
             "qv_slack": CategoricalDistribution(axes.qv_slacks),
             "qt_slack": CategoricalDistribution(axes.qt_slacks),
         }
-        if axes.ends is None:
+        if axes.boundaries is None:
             shift = IntDistribution(-boundary, boundary)
             found |= {_BOUNDARY.format(stage): shift for stage in range(self._stages - 1)}
         if axes.recompute == "fit":
@@ -106,17 +106,19 @@ class Space:
     # --- points and plans ---
 
     def plan(self, point: Mapping[str, Any]) -> Plan:
-        """The plan of a point, or the nearest one that can be trained. Raises ValueError in an empty space."""
+        """Return the plan of a point, or the nearest one that can be trained. Raises ValueError in an empty space."""
         packing, layout = self._nearest(self._packing(point), self._layouts[point["layout"]])
         anchor = self._now.anchor(packing, layout)
         assert anchor is not None  # of a nearest packing
-        shifts, towards = _shifts_of(point, layout.pipeline), self._shifts(anchor)
+        shifts = tuple(int(point.get(name, 0)) for name in _shift_names(layout.pipeline))
+        towards = self._shifts(anchor)
         while not self._now.admits(plan := self._shifted(packing, layout, shifts)):
-            shifts = tuple(map(_nearer, shifts, towards))
+            # One step closer to the anchor, which can be trained.
+            shifts = tuple(one - (one > other) + (one < other) for one, other in zip(shifts, towards, strict=True))
         return plan
 
     def point(self, plan: Plan) -> Point | None:
-        """The point that stands for exactly this plan; None for a plan outside the space."""
+        """Return the point that stands for exactly this plan; None for a plan outside the space."""
         packing, name = plan.packing, layout_name(plan.layout)
         if not isinstance(packing, Packed) or name not in self._layouts:
             return None
@@ -128,19 +130,17 @@ class Space:
             "qv_slack": _slack(packing.qv, packing.qv_min, self._axes.qv_slacks),
             "qt_slack": _slack(packing.qt, packing.qt_min, self._axes.qt_slacks),
         }
-        if not self._offers(point) or self._now.anchor(packing, plan.layout) is None:
+        choices = ((self.distributions[name], value) for name, value in point.items())
+        is_offered = all(isinstance(one, CategoricalDistribution) and value in one.choices for one, value in choices)
+        if not is_offered or self._now.anchor(packing, plan.layout) is None:
             return None
         point |= dict.fromkeys((name for name in self.distributions if name not in point), 0)
-        shifts = dict(zip(_names(plan.layout.pipeline), self._shifts(plan), strict=True))
+        shifts = dict(zip(_shift_names(plan.layout.pipeline), self._shifts(plan), strict=True))
         point |= {name: shift for name, shift in shifts.items() if name in point}
         return point if self.plan(point) == plan else None
 
-    def _offers(self, choices: Point) -> bool:
-        known = ((self.distributions[name], value) for name, value in choices.items())
-        return all(isinstance(values, CategoricalDistribution) and value in values.choices for values, value in known)
-
     def nearest_miss(self) -> tuple[Packed, Layout, float, int] | None:
-        """Of an empty space what lacks least memory, and the bytes and number of its fullest stage.
+        """Return the packing and layout that lack least memory, with (bytes, number) of their fullest stage.
 
         None where no packing keeps the global batch.
         """
@@ -153,14 +153,14 @@ class Space:
 
     @cached_property
     def starts(self) -> tuple[Plan, ...]:
-        """The solver's plan for every layout and pair of capacities that can be trained, else as usual."""
+        """The solver's plans of all layouts and capacities that can be trained, with the usual packer and slacks."""
         found = (self._now.anchor(packing, layout) for layout in self._axes.layouts for packing in self._packings())
         return tuple(dict.fromkeys(plan for plan in found if plan is not None and self._now.admits(plan)))
 
     def neighbours(self, plan: Plan) -> Iterator[Plan]:
-        """Plans that differ from one of the space by a step along one axis, those of the packing first.
+        """Yield plans that differ from one of the space by a step along one axis, other packings first.
 
-        Another packing comes with the same stages and with the solver's.
+        Another packing comes with the same stages, and with those of the solver.
         """
         packing = plan.packing
         if not isinstance(packing, Packed):
@@ -168,27 +168,28 @@ class Space:
         for other in dict.fromkeys(self._other_packings(packing)):
             if (anchor := self._now.anchor(other, plan.layout)) is not None:
                 yield from filter(self._now.admits, dict.fromkeys((replace(plan, packing=other), anchor)))
-        if self._axes.ends is None:
+        if self._axes.boundaries is None:
             yield from self._moved(plan)
         if self._axes.recompute == "fit":
             for stage, one in enumerate(plan.stages):
-                for changed in _recomputing_one_more_or_less(one):
+                steps = (_recomputing_more(one, *step) for step in ((-1, 0), (1, 0), (0, -1), (0, 1)))
+                for changed in (step for step in steps if step != one):
                     other_plan = replace(plan, stages=(*plan.stages[:stage], changed, *plan.stages[stage + 1 :]))
                     if self._now.admits(other_plan):
                         yield other_plan
 
     def _moved(self, plan: Plan) -> Iterator[Plan]:
-        ends = plan.ends
-        for number in range(len(ends) - 1):
+        boundaries = plan.boundaries
+        for number in range(len(boundaries) - 1):
             for by in (-1, 1):
-                moved = (*ends[:number], ends[number] + by, *ends[number + 1 :])
+                moved = (*boundaries[:number], boundaries[number] + by, *boundaries[number + 1 :])
                 if all(start < end for start, end in pairwise((0, *moved))):
                     fitted = self._now.fitted(plan.packing, plan.layout, moved)
                     if fitted is not None and self._now.admits(fitted):
                         yield fitted
 
     def _other_packings(self, packing: Packed) -> Iterator[Packed]:
-        """Another packer, with one slack that is not as usual; or the same with another slack."""
+        """Yield packings with the same capacities, another packer or slack, and at most one slack that is not usual."""
         axes = self._axes
         point = {"qv": packing.qv, "qt": packing.qt}
         slacks = [(slack, axes.qt_slacks[0]) for slack in axes.qv_slacks]
@@ -208,7 +209,7 @@ class Space:
             yield self._packing({**usual, "qv": qv, "qt": qt})
 
     def _packing(self, point: Mapping[str, Any]) -> Packed:
-        """With the usual slacks where the packer relaxes nothing."""
+        """Return the packing of a point, with the usual slacks where the packer relaxes nothing."""
         axes = self._axes
         qv_slack, qt_slack = axes.qv_slacks[0], axes.qt_slacks[0]
         if self._relaxes[point["packer"]]:
@@ -222,88 +223,74 @@ class Space:
         )
 
     def _nearest(self, packing: Packed, layout: Layout) -> tuple[Packed, Layout]:
-        """The packing, or the nearest with which the layout can be trained, or else the nearest of any layout."""
+        """Return the packing, else the nearest with which the layout can be trained, else the nearest of any layout."""
         anchor = self._now.anchor(packing, layout) if (packing.qv, packing.qt) in self._axes.capacities else None
         if anchor is not None and self._now.admits(anchor):
             return packing, layout
         of_layout = [plan for plan in self.starts if plan.layout == layout] or self.starts
-        nearest = min(of_layout, key=lambda plan: _distance(plan.packing, packing))
+
+        def distance(plan: Plan) -> float:
+            one = plan.packing
+            assert isinstance(one, Packed)  # of a plan of the space
+            of_capacities = abs(math.log((one.qv + 1) / (packing.qv + 1))) + abs(math.log(one.qt / packing.qt))
+            return of_capacities + _OTHER_PACKER * (one.packer != packing.packer)
+
+        nearest = min(of_layout, key=distance)
         assert isinstance(nearest.packing, Packed)
         return nearest.packing, nearest.layout
 
     def _shifted(self, packing: Packed, layout: Layout, shifts: Sequence[int]) -> Plan:
-        boundaries, recomputes = shifts[: layout.pipeline - 1], shifts[layout.pipeline - 1 :]
-        ends = _moved_ends(self._usual.ends(packing, layout), boundaries)
+        boundary_shifts, recomputes = shifts[: layout.pipeline - 1], shifts[layout.pipeline - 1 :]
+        boundaries = _moved_boundaries(self._usual.boundaries(packing, layout), boundary_shifts)
         by_stage = zip(
-            self._usual.stages(packing, layout, ends), zip(recomputes[::2], recomputes[1::2], strict=True), strict=True
+            self._usual.stages(packing, layout, boundaries),
+            zip(recomputes[::2], recomputes[1::2], strict=True),
+            strict=True,
         )
         stages = (_recomputing_more(stage, *more) for stage, more in by_stage)
         return Plan(packing=packing, layout=layout, stages=tuple(stages))
 
     def _shifts(self, plan: Plan) -> tuple[int, ...]:
-        """Of the ends of its stages but the last, then of what each stage recomputes of vision and of language."""
-        usual_ends = self._usual.ends(plan.packing, plan.layout)
-        boundaries = (end - usual for end, usual in zip(plan.ends[:-1], usual_ends[:-1], strict=True))
-        usual = self._usual.stages(plan.packing, plan.layout, plan.ends)
-        recomputes = (_more(stage, than) for stage, than in zip(plan.stages, usual, strict=True))
+        """Return the shifts of a plan in the order of `_shift_names`."""
+        usual_boundaries = self._usual.boundaries(plan.packing, plan.layout)
+        boundaries = (end - usual for end, usual in zip(plan.boundaries[:-1], usual_boundaries[:-1], strict=True))
+        usual = self._usual.stages(plan.packing, plan.layout, plan.boundaries)
+        recomputes = (
+            (
+                stage.recompute_vision - other.recompute_vision,
+                stage.recompute_language - other.recompute_language,
+            )
+            for stage, other in zip(plan.stages, usual, strict=True)
+        )
         return (*boundaries, *chain.from_iterable(recomputes))
 
 
-def _names(stages: int) -> list[str]:
-    """Of the parameters that are counted from usual plans, in the order of their shifts."""
+def _shift_names(stages: int) -> list[str]:
+    """Return the names of shift parameters: the boundaries, then vision and language recomputation of each stage."""
     of_stages = [name.format(stage) for stage in range(stages) for name in (_VISION, _LANGUAGE)]
     return [*(_BOUNDARY.format(stage) for stage in range(stages - 1)), *of_stages]
 
 
-def _shifts_of(point: Mapping[str, Any], stages: int) -> tuple[int, ...]:
-    return tuple(int(point.get(name, 0)) for name in _names(stages))
-
-
 def _slack(capacity: int, least: int, slacks: Iterable[int]) -> int | None:
-    """The first that leaves so much: one above the capacity leaves nothing."""
+    """Return the first slack that leaves `least` of the capacity; one above the capacity leaves 0."""
     return next((slack for slack in slacks if max(0, capacity - slack) == least), None)
 
 
-def _distance(one: Packing, other: Packed) -> float:
-    assert isinstance(one, Packed)  # of a plan of the space
-    of_capacities = abs(math.log((one.qv + 1) / (other.qv + 1))) + abs(math.log(one.qt / other.qt))
-    return of_capacities + _OTHER_PACKER * (one.packer != other.packer)
-
-
-def _moved_ends(ends: tuple[int, ...], shifts: Sequence[int]) -> tuple[int, ...]:
-    """Ends of the stages after the shifts, each stage keeping at least one layer."""
-    layers, stages = ends[-1], len(ends)
+def _moved_boundaries(boundaries: tuple[int, ...], shifts: Sequence[int]) -> tuple[int, ...]:
+    """Return the shifted boundaries; each stage keeps at least one layer."""
+    layers, stages = boundaries[-1], len(boundaries)
     moved: list[int] = []
     for number, shift in enumerate(shifts):
         least = (moved[-1] if moved else 0) + 1
         most = layers - (stages - 1 - number)
-        moved.append(min(max(ends[number] + shift, least), most))
+        moved.append(min(max(boundaries[number] + shift, least), most))
     return (*moved, layers)
 
 
-def _more(stage: Stage, than: Stage) -> tuple[int, int]:
-    return (
-        stage.recompute_vision - than.recompute_vision,
-        stage.recompute_language - than.recompute_language,
-    )
-
-
 def _recomputing_more(stage: Stage, vision: int, language: int) -> Stage:
-    """With so many more layers recomputed, or fewer, as far as the stage has them."""
+    """Return the stage with more layers recomputed, or fewer, as far as it has them."""
     return replace(
         stage,
         recompute_vision=min(max(stage.recompute_vision + vision, 0), stage.vision),
         recompute_language=min(max(stage.recompute_language + language, 0), stage.language),
     )
-
-
-def _recomputing_one_more_or_less(stage: Stage) -> Iterator[Stage]:
-    for vision, language in ((-1, 0), (1, 0), (0, -1), (0, 1)):
-        changed = _recomputing_more(stage, vision, language)
-        if changed != stage:
-            yield changed
-
-
-def _nearer(shift: int, other: int) -> int:
-    """One closer to the other."""
-    return shift - (shift > other) + (shift < other)

@@ -1,4 +1,4 @@
-"""What one solver makes of each packing and layout, within the axes of a search; found once."""
+"""Plans of one solver for each packing and layout, within the axes of a search; cached."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,42 +9,42 @@ from autotune.search.solver.solver import Solver
 from trials.plan import Layout, Packing, Plan, Stage
 
 Recompute: TypeAlias = Literal["fit", "all", "none"] | tuple[tuple[int, int], ...]
-"""What the memory asks for, all layers, none, or so many vision and language layers of each stage."""
+"""As many layers as the memory requires, all, none, or the given (vision, language) counts of each stage."""
 
 
 class Splitting:
-    """Plans of a solver with the split and the recomputation that are given, if any."""
+    """Plans of a solver, with the split and the recomputation of the job where it fixes them."""
 
-    def __init__(self, solver: Solver, ends: tuple[int, ...] | None, recompute: Recompute) -> None:
-        """`ends` are the layers up to the end of each stage; None where the solver splits."""
+    def __init__(self, solver: Solver, boundaries: tuple[int, ...] | None, recompute: Recompute) -> None:
+        """`boundaries` are those of the stages; None where the solver splits."""
         self._solver = solver
         self._splitter = solver if recompute == "fit" else solver.ample
-        self._ends, self._recompute = ends, recompute
+        self._boundaries, self._recompute = boundaries, recompute
         self.anchor: Callable[[Packing, Layout], Plan | None] = cache(self._anchor)
-        """The best plan; None when none fits the memory or keeps the batch."""
+        """Return the best plan; None when none fits the memory or keeps the batch."""
         self.fitted: Callable[[Packing, Layout, tuple[int, ...]], Plan | None] = cache(self._fit)
-        """The best plan whose stages end so; None when a stage does not fit."""
+        """Return the best plan with these stage boundaries; None when a stage does not fit."""
         self.admits: Callable[[Plan], bool] = cache(solver.admits)
-        """Whether a plan can be trained."""
-        self.ends: Callable[[Packing, Layout], tuple[int, ...]] = cache(self._usual_ends)
-        """Where the stages of the best plan end, or would with memory to spare."""
+        """Return whether a plan can be trained."""
+        self.boundaries: Callable[[Packing, Layout], tuple[int, ...]] = cache(self._usual_boundaries)
+        """Return the stage boundaries of the best plan, or of the best with unlimited memory where none fits."""
         self.stages: Callable[[Packing, Layout, tuple[int, ...]], tuple[Stage, ...]] = cache(self._usual_stages)
-        """Those of the best plan whose stages end so, or with everything recomputed where that does not fit."""
+        """Return the best stages with these boundaries; with everything recomputed where none fit."""
 
     def least(self, packing: Packing, layout: Layout) -> tuple[float, int] | None:
-        """(bytes, number) of the fullest stage under what needs least; None where nothing keeps the batch."""
+        """Return (bytes, number) of the fullest stage of the leanest plan; None where none keeps the batch."""
         if not self._solver.keeps_batch(packing, layout):
             return None
-        if self._ends is None:
+        if self._boundaries is None:
             return self._solver.fullest(self._solver.leanest(packing, layout, recompute=self._recompute != "none"))
-        stages = self.stages(packing, layout, self._ends)
+        stages = self.stages(packing, layout, self._boundaries)
         return self._solver.fullest(Plan(packing=packing, layout=layout, stages=stages))
 
     def _anchor(self, packing: Packing, layout: Layout) -> Plan | None:
         if not self._solver.keeps_batch(packing, layout):
             return None
-        if self._ends is not None:
-            return self.fitted(packing, layout, self._ends)
+        if self._boundaries is not None:
+            return self.fitted(packing, layout, self._boundaries)
         plan = self._splitter.solve(packing, layout)
         if plan is None or self._recompute == "fit":
             return plan
@@ -53,22 +53,22 @@ class Splitting:
             return given
         return self._solver.leanest(packing, layout, recompute=self._recompute == "all")
 
-    def _fit(self, packing: Packing, layout: Layout, ends: tuple[int, ...]) -> Plan | None:
-        plan = self._splitter.fit(packing, layout, ends)
+    def _fit(self, packing: Packing, layout: Layout, boundaries: tuple[int, ...]) -> Plan | None:
+        plan = self._splitter.fit(packing, layout, boundaries)
         return plan and self._recomputing(plan, self._recompute)
 
-    def _usual_ends(self, packing: Packing, layout: Layout) -> tuple[int, ...]:
-        if self._ends is not None:
-            return self._ends
+    def _usual_boundaries(self, packing: Packing, layout: Layout) -> tuple[int, ...]:
+        if self._boundaries is not None:
+            return self._boundaries
         plan = self.anchor(packing, layout) or self._solver.ample.solve(packing, layout)
-        assert plan is not None  # where there is memory to spare
-        return plan.ends
+        assert plan is not None  # with unlimited memory
+        return plan.boundaries
 
-    def _usual_stages(self, packing: Packing, layout: Layout, ends: tuple[int, ...]) -> tuple[Stage, ...]:
-        if (plan := self.fitted(packing, layout, ends)) is not None:
+    def _usual_stages(self, packing: Packing, layout: Layout, boundaries: tuple[int, ...]) -> tuple[Stage, ...]:
+        if (plan := self.fitted(packing, layout, boundaries)) is not None:
             return plan.stages
-        ample = self._solver.ample.fit(packing, layout, ends)
-        assert ample is not None  # where there is memory to spare
+        ample = self._solver.ample.fit(packing, layout, boundaries)
+        assert ample is not None  # with unlimited memory
         return self._recomputing(ample, "all").stages
 
     def _recomputing(self, plan: Plan, recompute: Recompute) -> Plan:

@@ -14,7 +14,7 @@ from transformers import AutoModelForImageTextToText
 
 from autotune.cli import main
 from autotune.errors import ProfileError
-from autotune.forecast.cluster import Wishes, cluster_of_file
+from autotune.forecast.cluster import ClusterOptions, cluster_of_file
 from autotune.forecast.profile_file import ProfiledCosts
 from autotune.job_file import load_job
 from autotune.workload import prepare
@@ -170,8 +170,8 @@ def test_a_profile_file_of_an_older_version_holds_for_its_model_in_the_same_plac
     file = tmp_path / "costs.json"
     file.write_text(wire.encode(profiled))
     if place == "the same":
-        assert cluster_of_file(found, shape, file, Wishes()).profiled.model == shape
+        assert cluster_of_file(found, shape, file, ClusterOptions()).profiled.model == shape
         return
     job.spoil(model__path=str(model))
     with pytest.raises(ProfileError, match="is of another model"):
-        cluster_of_file(load_job(job.path), shape, file, Wishes())
+        cluster_of_file(load_job(job.path), shape, file, ClusterOptions())

@@ -81,7 +81,7 @@ def test_ten_trials_bring_the_error_near_that_of_one_measurement() -> None:
 
 
 @pytest.mark.parametrize("factor", [0.2, 10.0])
-def test_one_contaminated_trial_counts_little(factor: float) -> None:
+def test_one_disturbed_trial_counts_little(factor: float) -> None:
     clean = drawn(12)
     dirty = [replace(clean[0], seconds=clean[0].seconds * factor), *clean[1:]]
     assert np.median(errors(Calibration.fit(dirty))) < 0.04

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests import strategies
 from trials.errors import InvalidPlan
-from trials.plan import Layout, Packed, Padded, Plan, Stage, ZeroStage
+from trials.plan import Layout, Packed, Padded, Plan, Stage, ZeroStage, layer_counts
 
 PACKED = Packed(qv=8, qt=512, qv_min=8, qt_min=384)
 
@@ -113,3 +113,8 @@ def test_a_capacity_is_one_that_lengths_can_reach(changes: dict[str, int]) -> No
 def test_a_padded_micro_batch_holds_a_sample() -> None:
     with pytest.raises(InvalidPlan, match="not 0"):
         Padded(samples=0)
+
+
+def test_boundaries_split_the_chain_into_vision_and_language_layers() -> None:
+    assert layer_counts((2, 6, 9), vision_layers=5) == ((2, 0), (3, 1), (0, 3))
+    assert layer_counts((5, 9), vision_layers=5) == ((5, 0), (0, 4))

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from autotune.predict.predictor import Predictor
-from autotune.search.execution.ledger import SAMPLED
 from autotune.search.learning.calibrated import CalibratedPredictor
+from autotune.search.roles import Role
 from autotune.search.sampling.advisor import Advisor, Proposal
 from autotune.search.space.space import Space
 from storage.records import FinishedTrial
@@ -44,9 +44,9 @@ SMALL: dict[str, Any] = {
 }
 
 
-def advisor_of(memory_bytes: int = AMPLE, predictor: Predictor = PREDICTOR, **axes: Any) -> Advisor:
-    space = Space(axes_of(**axes), solver_of(memory_bytes, predictor))
-    return Advisor(space, CalibratedPredictor(predictor), limits_of(memory_bytes), SETTINGS)
+def advisor_of(memory_limit_bytes: int = AMPLE, predictor: Predictor = PREDICTOR, **axes: Any) -> Advisor:
+    space = Space(axes_of(**axes), solver_of(memory_limit_bytes, predictor))
+    return Advisor(space, CalibratedPredictor(predictor), limits_of(memory_limit_bytes), SETTINGS)
 
 
 def proposed(advisor: Advisor) -> Proposal:
@@ -58,9 +58,9 @@ def proposed(advisor: Advisor) -> Proposal:
 def measured(plan: Plan, factor: float = 1.0) -> FinishedTrial:
     """A trial without noise that took so many times what is predicted."""
     launcher = SimulatedLauncher(PREDICTOR, Behaviour(noise=0.0), factor_of=lambda _: factor)
-    attempt = runner_of(Path(), launcher, AMPLE, PREDICTOR, timed_steps=2).run(plan)
-    assert attempt.epoch_seconds is not None
-    return finished(plan, attempt.outcome, epoch_seconds=attempt.epoch_seconds, epoch_seconds_error=0.0)
+    result = runner_of(Path(), launcher, AMPLE, PREDICTOR, timed_steps=2).run(plan)
+    assert result.epoch_seconds is not None
+    return finished(plan, result.outcome, epoch_seconds=result.epoch_seconds, epoch_seconds_error=0.0)
 
 
 def ran_out(plan: Plan, stage: int) -> FinishedTrial:
@@ -77,14 +77,14 @@ def held(stage: Stage) -> tuple[int, int, int, int]:
     )
 
 
-@pytest.mark.parametrize("memory_bytes", [AMPLE, TIGHT], ids=["ample", "tight"])
-def test_the_first_proposal_is_predicted_to_fit_and_to_be_about_as_fast_as_any(memory_bytes: int) -> None:
-    advisor = advisor_of(memory_bytes)
+@pytest.mark.parametrize("memory_limit_bytes", [AMPLE, TIGHT], ids=["ample", "tight"])
+def test_the_first_proposal_is_predicted_to_fit_and_to_be_about_as_fast_as_any(memory_limit_bytes: int) -> None:
+    advisor = advisor_of(memory_limit_bytes)
     first = proposed(advisor)
     assert first.gain == float("inf")
     fastest = min(map(PREDICTOR.epoch_seconds, advisor.space.starts))
     assert PREDICTOR.epoch_seconds(first.plan) <= 1.05 * fastest
-    assert solver_of(memory_bytes, PREDICTOR).admits(first.plan)
+    assert solver_of(memory_limit_bytes, PREDICTOR).admits(first.plan)
 
 
 def test_before_any_trial_nothing_is_best() -> None:
@@ -92,7 +92,7 @@ def test_before_any_trial_nothing_is_best() -> None:
 
 
 def test_a_tried_plan_is_never_proposed_again_until_nothing_is_left() -> None:
-    advisor = advisor_of(recompute="none", ends=(5, 9), layouts=(Layout(pipeline=2, data=1, zero=0),), **SMALL)
+    advisor = advisor_of(recompute="none", boundaries=(5, 9), layouts=(Layout(pipeline=2, data=1, zero=0),), **SMALL)
     tried: list[Plan] = []
     while (proposal := advisor.propose()) is not None:
         tried.append(proposal.plan)
@@ -175,12 +175,12 @@ def test_with_several_objectives_all_weights_are_looked_at_before_the_search_end
     advisor = Advisor(space, CalibratedPredictor(PREDICTOR), limits_of(AMPLE), settings)
     advisor.learn(measured(proposed(advisor).plan))
     plans = {proposed(advisor).plan}
-    while advisor.turn():
+    while advisor.next_weight():
         plans.add(proposed(advisor).plan)
     assert len(plans) > 1
-    assert not advisor.turn()
+    assert not advisor.next_weight()
     advisor.learn(measured(proposed(advisor).plan))
-    assert advisor.turn()
+    assert advisor.next_weight()
 
 
 def test_a_stage_that_ran_out_says_nothing_of_the_others() -> None:
@@ -254,7 +254,7 @@ def tune(folder: Path, truth: Predictor, trials: int, behaviour: Behaviour) -> T
     ledger = SimulatedLedger(launcher)
     for _ in range(trials):
         plan = proposed(advisor).plan
-        begun = ledger.begin(plan, SAMPLED, {})
+        begun = ledger.begin(plan, Role.SAMPLED, {})
         advisor.learn(ledger.finish(begun, ledger.put(begun, runner.run(plan))))
     return Tuning(launcher, tuple(trial.plan for trial in ledger.trials), calibrated)
 

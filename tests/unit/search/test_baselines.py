@@ -4,7 +4,7 @@ from itertools import pairwise
 import pytest
 
 from autotune.search.baselines import Baseline, baselines, default_layout
-from autotune.search.execution.ledger import BASELINE_DEFAULT, BASELINE_KEPT, BASELINE_OMNIBAL
+from autotune.search.roles import Role
 from autotune.search.solver.solver import Solver
 from autotune.search.space.capacities import omnibal_capacities
 from tests.search_values import LANGUAGE_LAYERS, VISION_LAYERS, limits_of, predictor_of, solver_of, workload_of
@@ -15,13 +15,13 @@ PREDICTOR = predictor_of()
 AMPLE = 1 << 50
 
 
-def baselines_of(workload: Workload, memory_bytes: int = AMPLE) -> list[Baseline]:
-    limits = limits_of(memory_bytes)
+def baselines_of(workload: Workload, memory_limit_bytes: int = AMPLE) -> list[Baseline]:
+    limits = limits_of(memory_limit_bytes)
     return list(baselines(workload, PREDICTOR, Solver(PREDICTOR, limits), limits, hold_all=False))
 
 
-def omnibal_of(workload: Workload, memory_bytes: int = AMPLE) -> list[Plan]:
-    return [each.plan for each in baselines_of(workload, memory_bytes) if each.role == BASELINE_OMNIBAL]
+def omnibal_of(workload: Workload, memory_limit_bytes: int = AMPLE) -> list[Plan]:
+    return [each.plan for each in baselines_of(workload, memory_limit_bytes) if each.role == Role.OMNIBAL]
 
 
 def ends_of(plan: Plan) -> tuple[int, ...]:
@@ -32,8 +32,8 @@ def ends_of(plan: Plan) -> tuple[int, ...]:
 @pytest.mark.parametrize("devices", [1, 2, 3, 4, 6, 8])
 def test_every_baseline_is_a_plan_of_the_model_on_all_devices(devices: int) -> None:
     found = baselines_of(workload_of(devices=devices))
-    assert [each.role for each in found[:3]] == [BASELINE_DEFAULT, BASELINE_KEPT, BASELINE_OMNIBAL]
-    assert {each.role for each in found[3:]} <= {BASELINE_OMNIBAL}
+    assert [each.role for each in found[:3]] == [Role.DEFAULT, Role.DEFAULT_NO_RECOMPUTE, Role.OMNIBAL]
+    assert {each.role for each in found[3:]} <= {Role.OMNIBAL}
     for each in found:
         each.plan.check(vision_layers=VISION_LAYERS, language_layers=LANGUAGE_LAYERS, dtype="float32")
         assert each.plan.layout.world_size == devices
@@ -83,7 +83,7 @@ def test_a_uniform_split_is_deepspeeds(devices: int) -> None:
 @pytest.mark.parametrize("devices", [2, 4, 8])
 def test_omnibal_starts_at_the_balanced_forward_split_and_goes_on_to_its_neighbours(devices: int) -> None:
     anchor, *neighbours = omnibal_of(workload_of(devices=devices))
-    assert ends_of(anchor) == solver_of(1, PREDICTOR).forward_ends(anchor.packing, anchor.layout)
+    assert ends_of(anchor) == solver_of(1, PREDICTOR).forward_boundaries(anchor.packing, anchor.layout)
     moves = [tuple(new - old for old, new in zip(ends_of(anchor), ends_of(plan), strict=True)) for plan in neighbours]
     assert len(set(moves)) == len(moves) > 0
     assert all(abs(by) <= 1 for move in moves for by in move)
@@ -147,4 +147,4 @@ def test_omnibal_recomputes_just_what_the_memory_asks() -> None:
 
 
 def test_omnibal_has_no_plan_where_no_recompute_fits() -> None:
-    assert [each.role for each in baselines_of(workload_of(), 1)] == [BASELINE_DEFAULT, BASELINE_KEPT]
+    assert [each.role for each in baselines_of(workload_of(), 1)] == [Role.DEFAULT, Role.DEFAULT_NO_RECOMPUTE]

@@ -3,7 +3,7 @@
 import pytest
 
 from autotune.search.baselines import baselines
-from autotune.search.execution.ledger import BASELINE_OMNIBAL, BASELINE_PRESENT, CONFIRM, PREDICTED
+from autotune.search.roles import Role
 from autotune.search.solver.solver import Solver
 from tests.search_bench import MEMORY, PREDICTOR, Bench
 from tests.search_values import limits_of, prepared_of
@@ -13,17 +13,17 @@ from tests.simulated import Behaviour, SimulatedLauncher
 @pytest.mark.usefixtures("unsatisfied")
 def test_of_the_neighbours_of_a_baseline_the_two_predicted_fastest_are_run(bench: Bench) -> None:
     ledger = bench.search(bench.study(), SimulatedLauncher(PREDICTOR, Behaviour(noise=0.0)), trials=40)
-    omnibal = [trial.plan for trial in ledger.trials if trial.role == BASELINE_OMNIBAL]
+    omnibal = [trial.plan for trial in ledger.trials if trial.role == Role.OMNIBAL]
     prepared, limits = prepared_of(bench.folder, MEMORY), limits_of(MEMORY)
     everything = baselines(prepared.workload, PREDICTOR, Solver(PREDICTOR, limits), limits, hold_all=False)
-    anchor, *neighbours = [each.plan for each in everything if each.role == BASELINE_OMNIBAL]
+    anchor, *neighbours = [each.plan for each in everything if each.role == Role.OMNIBAL]
     assert omnibal == [anchor, *sorted(neighbours, key=PREDICTOR.epoch_seconds)[:2]]
 
 
 def test_a_baseline_that_was_tried_as_predicted_best_is_compared_with(bench: Bench) -> None:
     first = bench.search(bench.study(), SimulatedLauncher(PREDICTOR), trials=6)
-    best = next(trial.plan for trial in first.trials if trial.role == PREDICTED)
-    bench.remembers, bench.present = False, best
+    best = next(trial.plan for trial in first.trials if trial.role == Role.PREDICTED)
+    bench.remembers, bench.current_plan = False, best
     ledger = bench.search(bench.study(), SimulatedLauncher(PREDICTOR), trials=6)
-    assert [trial.plan for trial in ledger.trials if trial.role != CONFIRM].count(best) == 1
-    assert BASELINE_PRESENT in {baseline.role for baseline in bench.field.compare(0, samples=100)}
+    assert [trial.plan for trial in ledger.trials if trial.role != Role.CONFIRM].count(best) == 1
+    assert Role.CURRENT_PLAN in {baseline.role for baseline in bench.standings.compare(0, samples=100)}

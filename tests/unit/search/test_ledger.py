@@ -3,8 +3,9 @@ from math import inf, nan
 from pathlib import Path
 
 from autotune.machine.agent import Agent
-from autotune.search.execution.attempt import Attempt
 from autotune.search.execution.ledger import StudyLedger
+from autotune.search.execution.run_result import RunResult
+from autotune.search.roles import Role
 from storage.records import FinishedTrial
 from storage.spool import Spool
 from storage.store import open_store
@@ -12,8 +13,8 @@ from tests.storage_values import PADDED_PLAN, WORKLOAD, completed
 from trials.outcome import Failed
 
 
-def test_what_an_attempt_gave_is_recorded_whole(tmp_path: Path) -> None:
-    attempt = Attempt(
+def test_what_a_run_gave_is_recorded_whole(tmp_path: Path) -> None:
+    run_result = RunResult(
         outcome=completed(),
         epoch_seconds=12.5,
         epoch_seconds_error=0.5,
@@ -24,12 +25,12 @@ def test_what_an_attempt_gave_is_recorded_whole(tmp_path: Path) -> None:
         study = store.create_study(store.add_workload(WORKLOAD), {}, seed=0)
         with Agent(store) as agent:
             ledger = StudyLedger(store, Spool(tmp_path / "spool"), study, agent, ())
-            begun = ledger.begin(PADDED_PLAN, "sampled", {})
+            begun = ledger.begin(PADDED_PLAN, Role.SAMPLED, {})
             assert begun is not None
-            trial = ledger.finish(begun, ledger.put(begun, attempt))
+            trial = ledger.finish(begun, ledger.put(begun, run_result))
         assert store.trials(study.id) == (trial,)
     result = trial.result
-    assert attempt == Attempt(
+    assert run_result == RunResult(
         outcome=result.outcome,
         epoch_seconds=result.epoch_seconds,
         epoch_seconds_error=result.epoch_seconds_error,
@@ -43,9 +44,9 @@ def test_a_result_that_was_put_is_kept_though_nobody_finished_its_trial(tmp_path
         study, spool = store.create_study(store.add_workload(WORKLOAD), {}, seed=0), Spool(tmp_path / "spool")
         with Agent(store) as agent:
             ledger = StudyLedger(store, spool, study, agent, ())
-            begun = ledger.begin(PADDED_PLAN, "sampled", {})
+            begun = ledger.begin(PADDED_PLAN, Role.SAMPLED, {})
             assert begun is not None
-            result = ledger.put(begun, Attempt(outcome=completed(), epoch_seconds=12.5, epoch_seconds_error=0.5))
+            result = ledger.put(begun, RunResult(outcome=completed(), epoch_seconds=12.5, epoch_seconds_error=0.5))
         with Agent(store) as later:
             assert [trial.result for trial in StudyLedger(store, spool, study, later, ()).trials] == [result]
 
@@ -55,11 +56,11 @@ def test_a_result_is_stored_at_once_where_the_spool_cannot_be_written(tmp_path: 
         study, spool = store.create_study(store.add_workload(WORKLOAD), {}, seed=0), Spool(tmp_path / "spool")
         with Agent(store) as agent:
             ledger = StudyLedger(store, spool, study, agent, ())
-            begun = ledger.begin(PADDED_PLAN, "sampled", {})
+            begun = ledger.begin(PADDED_PLAN, Role.SAMPLED, {})
             assert begun is not None
             (tmp_path / "spool").rmdir()
             (tmp_path / "spool").touch()
-            result = ledger.put(begun, Attempt(outcome=completed(), epoch_seconds=12.5, epoch_seconds_error=0.5))
+            result = ledger.put(begun, RunResult(outcome=completed(), epoch_seconds=12.5, epoch_seconds_error=0.5))
         (trial,) = store.trials(study.id)
         assert isinstance(trial, FinishedTrial)
         assert trial.result == result
@@ -72,15 +73,15 @@ def test_a_measurement_that_cannot_be_kept_is_a_failed_trial(tmp_path: Path) -> 
         study, spool = store.create_study(store.add_workload(WORKLOAD), {}, seed=0), Spool(tmp_path / "spool")
         with Agent(store) as agent:
             ledger = StudyLedger(store, spool, study, agent, ())
-            for attempt in (
-                Attempt(outcome=unkept, epoch_seconds=12.5, epoch_seconds_error=0.5),
-                Attempt(outcome=measured, epoch_seconds=inf, epoch_seconds_error=nan),
+            for run_result in (
+                RunResult(outcome=unkept, epoch_seconds=12.5, epoch_seconds_error=0.5),
+                RunResult(outcome=measured, epoch_seconds=inf, epoch_seconds_error=nan),
             ):
-                begun = ledger.begin(PADDED_PLAN, "confirm", {})
+                begun = ledger.begin(PADDED_PLAN, Role.CONFIRM, {})
                 assert begun is not None
-                outcome = ledger.finish(begun, ledger.put(begun, attempt)).result.outcome
+                outcome = ledger.finish(begun, ledger.put(begun, run_result)).result.outcome
                 assert isinstance(outcome, Failed)
-                assert "what was measured cannot be kept" in str(outcome.cause)
+                assert "results cannot be stored" in str(outcome.cause)
         assert len(store.trials(study.id)) == 2
 
 
@@ -89,9 +90,9 @@ def test_a_result_that_another_lane_stored_is_told_once(tmp_path: Path) -> None:
         study, spool = store.create_study(store.add_workload(WORKLOAD), {}, seed=0), Spool(tmp_path / "spool")
         with Agent(store) as agent:
             ledger = StudyLedger(store, spool, study, agent, ())
-            begun = ledger.begin(PADDED_PLAN, "sampled", {})
+            begun = ledger.begin(PADDED_PLAN, Role.SAMPLED, {})
             assert begun is not None
-            result = ledger.put(begun, Attempt(outcome=completed(), epoch_seconds=12.5, epoch_seconds_error=0.5))
+            result = ledger.put(begun, RunResult(outcome=completed(), epoch_seconds=12.5, epoch_seconds_error=0.5))
             spool.replay(store)
             assert ledger.catch_up() == ([], [])
             assert ledger.open == (begun,)

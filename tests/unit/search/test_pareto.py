@@ -6,14 +6,14 @@ import pytest
 
 from autotune.search.learning.surrogate import Posterior
 from autotune.search.pareto import pareto
-from autotune.search.winner import Field, Standing
+from autotune.search.winner import Standing, Standings
 from storage.records import FinishedTrial, ParetoPlan
 from tests.search_values import completed, padded_plan
 
 SAMPLES = 100
 
 
-def field(*entries: tuple[float, int]) -> Field:
+def standings_with(*entries: tuple[float, int]) -> Standings:
     """Plans of so many (epoch seconds, peak bytes), numbered from 1."""
     standings = tuple(
         Standing(
@@ -28,7 +28,7 @@ def field(*entries: tuple[float, int]) -> Field:
     )
     count = len(entries)
     posterior = Posterior(mean=np.zeros(count), covariance=np.eye(count))
-    return Field(standings=standings, posterior=posterior, measured=posterior)
+    return Standings(entries=standings, posterior=posterior, measured=posterior)
 
 
 def spent(number: int, joules: float, seconds: float) -> FinishedTrial:
@@ -43,11 +43,11 @@ def numbers(found: tuple[ParetoPlan, ...]) -> list[int]:
 
 
 def test_time_alone_leaves_no_choice() -> None:
-    assert pareto(field((10, 5), (20, 1)), [], SAMPLES, ("time",)) == ()
+    assert pareto(standings_with((10, 5), (20, 1)), [], SAMPLES, ("time",)) == ()
 
 
 def test_plans_that_another_beats_in_time_and_memory_are_left_out() -> None:
-    found = pareto(field((10, 50), (11, 60), (12, 40), (13, 40), (14, 10)), [], SAMPLES, ("time", "memory"))
+    found = pareto(standings_with((10, 50), (11, 60), (12, 40), (13, 40), (14, 10)), [], SAMPLES, ("time", "memory"))
     assert numbers(found) == [1, 3, 5]
     assert [(entry.samples_per_second, entry.peak_bytes) for entry in found] == [
         (10.0, 50),
@@ -58,17 +58,19 @@ def test_plans_that_another_beats_in_time_and_memory_are_left_out() -> None:
 
 def test_energy_is_mean_power_for_an_epoch_over_its_samples() -> None:
     trials = [spent(1, 300, 1), spent(1, 100, 1), spent(2, 100, 2)]
-    found = pareto(field((10, 1), (20, 1)), trials, SAMPLES, ("time", "energy"))
+    found = pareto(standings_with((10, 1), (20, 1)), trials, SAMPLES, ("time", "energy"))
     assert numbers(found) == [1, 2]
     assert [entry.joules_per_sample for entry in found] == [20.0, 10.0]
 
 
 def test_a_plan_whose_energy_is_not_known_beats_no_other_by_it() -> None:
-    found = pareto(field((10, 1), (20, 1), (30, 1)), [spent(2, 100, 2), spent(3, 100, 2)], SAMPLES, ("time", "energy"))
+    found = pareto(
+        standings_with((10, 1), (20, 1), (30, 1)), [spent(2, 100, 2), spent(3, 100, 2)], SAMPLES, ("time", "energy")
+    )
     assert numbers(found) == [1, 2]
 
 
 def test_energy_that_no_device_counts_compares_nothing() -> None:
-    found = pareto(field((10, 2), (20, 1)), [], SAMPLES, ("time", "energy"))
+    found = pareto(standings_with((10, 2), (20, 1)), [], SAMPLES, ("time", "energy"))
     assert numbers(found) == [1]
     assert found[0].joules_per_sample is None

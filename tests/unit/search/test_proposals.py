@@ -10,7 +10,7 @@ from optuna.trial import FrozenTrial, TrialState
 from autotune.errors import JobError
 from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.sampling.advisor import Advisor
-from autotune.search.sampling.context import Guide
+from autotune.search.sampling.context import SamplerContext
 from autotune.search.sampling.proposals import Judgement, Proposals, database, judge
 from autotune.search.space.space import Space
 from storage.errors import DatabaseUnavailable
@@ -37,7 +37,7 @@ def open_proposals(folder: Path, sampler: str = "tpe", seed: int = 0) -> Proposa
     limits = limits_of(1 << 50)
     advisor = Advisor(SPACE, CalibratedPredictor(PREDICTOR), limits, SearchSection())
     with database(url_of(folder)) as storage:
-        return Proposals(storage, "study", sampler, Guide(space=SPACE, advisor=advisor, seed=seed))
+        return Proposals(storage, "study", sampler, SamplerContext(space=SPACE, advisor=advisor, seed=seed))
 
 
 def stored(folder: Path) -> list[FrozenTrial]:
@@ -145,7 +145,7 @@ def test_a_trial_that_was_ended_early_is_pruned(tmp_path: Path) -> None:
 def test_steps_go_on_until_the_study_sees_that_they_are_clearly_worse(tmp_path: Path) -> None:
     proposals = open_proposals(tmp_path)
     proposals.add(trial(1), GOOD)
-    good, bad = (proposals.steps(proposals.suggest(), 100.0) for _ in range(2))
+    good, bad = (proposals.pruning(proposals.suggest(), 100.0) for _ in range(2))
     assert [good(seconds) for seconds in (101.0, 99.0, 100.0)] == [True] * 3
     assert [bad(seconds) for seconds in (200.0, 201.0)] == [True, False]
     assert stored(tmp_path)[2].intermediate_values == {0: 200.0, 1: 201.0}
@@ -188,7 +188,7 @@ def test_a_study_of_another_space_is_told_with_the_remedy(tmp_path: Path) -> Non
     other = Space(axes_of(packers=("isf",)), solver_of(1 << 50, PREDICTOR))
     advisor = Advisor(other, CalibratedPredictor(PREDICTOR), limits_of(1 << 50), SearchSection())
     with database(url_of(tmp_path)) as storage, pytest.raises(JobError, match=r"other values of packer.*--fresh"):
-        Proposals(storage, "study", "tpe", Guide(space=other, advisor=advisor, seed=0))
+        Proposals(storage, "study", "tpe", SamplerContext(space=other, advisor=advisor, seed=0))
 
 
 def test_tables_of_another_optuna_are_told(tmp_path: Path) -> None:

@@ -100,22 +100,24 @@ def test_an_epoch_of_few_steps_is_measured_all_the_same(
     plan = replace(PLAN, packing=Padded(samples=4))
     assert len(predictor.predict(plan).step_seconds) == steps
     pool = Recorder(predictor)
-    attempt = runner_of(tmp_path, pool, predictor=predictor, warmup_steps=warmup, timed_steps=3).run(plan)
+    result = runner_of(tmp_path, pool, predictor=predictor, warmup_steps=warmup, timed_steps=3).run(plan)
     assert (len(pool.tasks[0].warmup_steps), len(pool.tasks[0].timed_steps)) == (min(warmup, steps), timed)
-    assert attempt.epoch_seconds == pytest.approx(predictor.predict(plan).epoch_seconds, rel=0.05)
+    assert result.epoch_seconds == pytest.approx(predictor.predict(plan).epoch_seconds, rel=0.05)
 
 
 def test_a_completed_trial_says_what_an_epoch_takes(tmp_path: Path) -> None:
-    attempt = runner_of(tmp_path, SimulatedLauncher(PREDICTOR, factor_of=lambda _: 1.5)).run(PLAN)
-    assert isinstance(attempt.outcome, Completed)
-    assert len(attempt.outcome.measurement.stages) == 2
-    assert attempt.epoch_seconds == pytest.approx(1.5 * PREDICTOR.predict(PLAN).epoch_seconds, rel=0.03)
-    assert attempt.epoch_seconds_error is not None
-    assert 0 < attempt.epoch_seconds_error < 0.03 * PREDICTOR.predict(PLAN).epoch_seconds
+    result = runner_of(tmp_path, SimulatedLauncher(PREDICTOR, factor_of=lambda _: 1.5)).run(PLAN)
+    assert isinstance(result.outcome, Completed)
+    assert len(result.outcome.measurement.stages) == 2
+    assert result.epoch_seconds == pytest.approx(1.5 * PREDICTOR.predict(PLAN).epoch_seconds, rel=0.03)
+    assert result.epoch_seconds_error is not None
+    assert 0 < result.epoch_seconds_error < 0.03 * PREDICTOR.predict(PLAN).epoch_seconds
 
 
-def conditions(foreign_gpu: bool, energy_joules: float | None = None) -> Conditions:
-    return Conditions(foreign_cpu=0.0, own_cpu=2.0, foreign_gpu=foreign_gpu, throttled=(), energy_joules=energy_joules)
+def conditions(disturbing_gpu: bool, energy_joules: float | None = None) -> Conditions:
+    return Conditions(
+        disturbing_cpu=0.0, own_cpu=2.0, disturbing_gpu=disturbing_gpu, throttled=(), energy_joules=energy_joules
+    )
 
 
 @pytest.mark.parametrize(
@@ -130,7 +132,7 @@ def conditions(foreign_gpu: bool, energy_joules: float | None = None) -> Conditi
 def test_a_disturbed_trial_is_run_once_more_and_marked_when_that_is_disturbed_too(
     tmp_path: Path, disturbed: tuple[bool, ...], runs: int, contamination: str | None
 ) -> None:
-    machine = iter([conditions(foreign, 100.0) for foreign in disturbed])
+    machine = iter([conditions(disturbing, 100.0) for disturbing in disturbed])
 
     class OtherMachine(Undisturbed):
         @property
@@ -138,37 +140,37 @@ def test_a_disturbed_trial_is_run_once_more_and_marked_when_that_is_disturbed_to
             return next(machine)
 
     pool = SimulatedLauncher(PREDICTOR)
-    attempt = Runner(prepared_of(tmp_path), CalibratedPredictor(PREDICTOR), pool, OtherMachine).run(PLAN)
-    assert isinstance(attempt.outcome, Completed)
+    result = Runner(prepared_of(tmp_path), CalibratedPredictor(PREDICTOR), pool, OtherMachine).run(PLAN)
+    assert isinstance(result.outcome, Completed)
     assert pool.asked == [PLAN] * runs
-    assert (attempt.contamination, attempt.energy_joules) == (contamination, 100.0 * runs)
-    assert [run.contamination for run in attempt.disturbed] == ["another process computed on the devices"] * (runs - 1)
-    assert attempt.seconds is not None
+    assert (result.contamination, result.energy_joules) == (contamination, 100.0 * runs)
+    assert [run.contamination for run in result.disturbed] == ["another process computed on the devices"] * (runs - 1)
+    assert result.seconds is not None
 
 
-@pytest.mark.parametrize("foreign_gpu", [False, True])
-def test_memory_is_only_taken_by_who_computes_on_the_devices(tmp_path: Path, foreign_gpu: bool) -> None:
+@pytest.mark.parametrize("disturbing_gpu", [False, True])
+def test_memory_is_only_taken_by_who_computes_on_the_devices(tmp_path: Path, disturbing_gpu: bool) -> None:
     class Loaded(Undisturbed):
         @property
         def conditions(self) -> Conditions:
-            return replace(conditions(foreign_gpu), foreign_cpu=1e3)
+            return replace(conditions(disturbing_gpu), disturbing_cpu=1e3)
 
-    def contamination_with(cause: Cause) -> str | None:
+    def disturbance_with(cause: Cause) -> str | None:
         pool = SimulatedLauncher(PREDICTOR, cause_of=lambda _: cause)
-        attempt = Runner(prepared_of(tmp_path), CalibratedPredictor(PREDICTOR), pool, Loaded).run(PLAN)
-        assert attempt.outcome == Failed(cause=cause)
-        return attempt.contamination
+        result = Runner(prepared_of(tmp_path), CalibratedPredictor(PREDICTOR), pool, Loaded).run(PLAN)
+        assert result.outcome == Failed(cause=cause)
+        return result.contamination
 
-    short = contamination_with(OutOfMemory(stage=0, rank=0, needed_bytes=2, limit_bytes=1))
-    assert (short is not None) == foreign_gpu
-    assert contamination_with(Timeout(seconds=5)) is not None
+    short = disturbance_with(OutOfMemory(stage=0, rank=0, needed_bytes=2, limit_bytes=1))
+    assert (short is not None) == disturbing_gpu
+    assert disturbance_with(Timeout(seconds=5)) is not None
 
 
 def test_on_a_machine_that_is_never_left_alone_only_the_first_trial_is_run_again(tmp_path: Path) -> None:
     class Shared(Undisturbed):
         @property
         def conditions(self) -> Conditions:
-            return conditions(foreign_gpu=True)
+            return conditions(disturbing_gpu=True)
 
     launcher = SimulatedLauncher(PREDICTOR)
     runner = Runner(prepared_of(tmp_path), CalibratedPredictor(PREDICTOR), launcher, Shared)
@@ -199,17 +201,17 @@ def test_a_trial_that_need_not_go_on_is_shortened(tmp_path: Path) -> None:
         return len(told) < 2
 
     launcher = SimulatedLauncher(PREDICTOR, factor_of=lambda _: 1.5)
-    attempt = runner_of(tmp_path, launcher, timed_steps=8, step_error=0.0).run(PLAN, steps)
-    assert isinstance(attempt.outcome, Completed)
-    assert attempt.outcome.shortened
-    assert len(attempt.outcome.measurement.step_seconds) == len(attempt.outcome.measurement.steps) == 2
+    result = runner_of(tmp_path, launcher, timed_steps=8, step_error=0.0).run(PLAN, steps)
+    assert isinstance(result.outcome, Completed)
+    assert result.outcome.shortened
+    assert len(result.outcome.measurement.step_seconds) == len(result.outcome.measurement.steps) == 2
     whole = 1.5 * PREDICTOR.epoch_seconds(PLAN)
     assert told == pytest.approx([whole, whole], rel=0.05)
-    assert attempt.epoch_seconds == pytest.approx(whole, rel=0.05)
+    assert result.epoch_seconds == pytest.approx(whole, rel=0.05)
 
 
 def test_a_disturbed_trial_is_repeated_to_its_end(tmp_path: Path) -> None:
-    machine = iter([conditions(foreign_gpu=True), conditions(foreign_gpu=False)])
+    machine = iter([conditions(disturbing_gpu=True), conditions(disturbing_gpu=False)])
 
     class OnceDisturbed(Undisturbed):
         @property
@@ -260,13 +262,13 @@ def test_a_trial_that_ended_early_is_measured_by_the_steps_that_ran(tmp_path: Pa
 
 def test_a_failure_of_the_ranks_is_the_outcome(tmp_path: Path) -> None:
     cause = OutOfMemory(stage=0, rank=0, needed_bytes=3, limit_bytes=2)
-    attempt = runner_of(tmp_path, SimulatedLauncher(PREDICTOR, cause_of=lambda _: cause)).run(PLAN)
-    assert (attempt.outcome, attempt.epoch_seconds) == (Failed(cause=cause), None)
+    result = runner_of(tmp_path, SimulatedLauncher(PREDICTOR, cause_of=lambda _: cause)).run(PLAN)
+    assert (result.outcome, result.epoch_seconds) == (Failed(cause=cause), None)
 
 
-def rejection(folder: Path, plan: Plan, memory_bytes: int = 1 << 40) -> str | None:
+def rejection(folder: Path, plan: Plan, memory_limit_bytes: int = 1 << 40) -> str | None:
     pool = SimulatedLauncher(PREDICTOR)
-    rejected = runner_of(folder, pool, memory_bytes).rejection(plan)
+    rejected = runner_of(folder, pool, memory_limit_bytes).rejection(plan)
     assert pool.asked == []
     return rejected.reason if isinstance(rejected, Rejected) else None
 

@@ -8,7 +8,7 @@ import pytest
 
 from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.sampling.advisor import Advisor
-from autotune.search.sampling.context import Guide, Nearest
+from autotune.search.sampling.context import Nearest, SamplerContext
 from autotune.search.sampling.proposals import SAMPLERS
 from autotune.search.space.space import Space
 from tests.search_values import axes_of, finished, limits_of, predictor_of, runner_of, solver_of
@@ -36,8 +36,8 @@ def advisor_of(space: Space = SPACE) -> Advisor:
 def study_of(name: str, seed: int = 0, advisor: Advisor | None = None) -> optuna.Study:
     advisor = advisor or advisor_of()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    guide = Guide(space=advisor.space, advisor=advisor, seed=seed)
-    return optuna.create_study(sampler=plugins.load(SAMPLERS, name).sampler(guide))
+    context = SamplerContext(space=advisor.space, advisor=advisor, seed=seed)
+    return optuna.create_study(sampler=plugins.load(SAMPLERS, name).sampler(context))
 
 
 def suggested(name: str, count: int = 5, seed: int = 0) -> list[dict[str, Any]]:
@@ -100,13 +100,13 @@ def test_open_trials_of_the_model_have_plans_of_their_own() -> None:
 
 def test_the_model_suggests_a_plan_of_the_space_though_a_baseline_is_best_and_nothing_is_left() -> None:
     two_stages = (Layout(pipeline=2, data=1, zero=0),)
-    space = Space(axes_of(layouts=two_stages, ends=(5, 9), recompute="all", capacities=((9, 480),)), SOLVER)
+    space = Space(axes_of(layouts=two_stages, boundaries=(5, 9), recompute="all", capacities=((9, 480),)), SOLVER)
     assert space.starts
     advisor = advisor_of(space)
     launcher = SimulatedLauncher(PREDICTOR, Behaviour(noise=0.0))
-    attempt = runner_of(Path(), launcher, predictor=PREDICTOR, timed_steps=2).run(BASELINE)
-    assert attempt.epoch_seconds is not None
-    advisor.learn(finished(BASELINE, attempt.outcome, epoch_seconds=attempt.epoch_seconds))
+    result = runner_of(Path(), launcher, predictor=PREDICTOR, timed_steps=2).run(BASELINE)
+    assert result.epoch_seconds is not None
+    advisor.learn(finished(BASELINE, result.outcome, epoch_seconds=result.epoch_seconds))
     study = study_of("model", advisor=advisor)
     points = [study.ask(space.distributions).params for _ in range(12)]
     assert advisor.propose([space.plan(point) for point in points]) is None

@@ -9,18 +9,8 @@ import pytest
 from optuna.trial import TrialState
 
 from autotune.search import search
-from autotune.search.execution.ledger import (
-    AGAIN,
-    BASELINE_DEFAULT,
-    BASELINE_KEPT,
-    BASELINE_OMNIBAL,
-    BASELINE_PRESENT,
-    CONFIRM,
-    PREDICTED,
-    REFERENCE,
-    SAMPLED,
-    ran,
-)
+from autotune.search.execution.ledger import ran
+from autotune.search.roles import REPEATS, Role
 from autotune.search.solver.solver import Solver
 from autotune.search.space.space import Space
 from autotune.search.winner import Standing
@@ -39,11 +29,11 @@ ONE_PLAN = axes_of(
     capacities=((9, 480),),
     qv_slacks=(0,),
     qt_slacks=(64,),
-    ends=(4, 9),
+    boundaries=(4, 9),
     recompute="none",
 )
 
-ALWAYS = (BASELINE_DEFAULT, BASELINE_KEPT, BASELINE_OMNIBAL)
+ALWAYS = (Role.DEFAULT, Role.DEFAULT_NO_RECOMPUTE, Role.OMNIBAL)
 
 
 class Killed(BaseException):
@@ -56,12 +46,12 @@ def roles(trials: list[FinishedTrial]) -> list[str]:
 
 def fastest(bench: Bench) -> Standing:
     """The winner as the tuner finds it."""
-    return bench.field.standings[bench.field.verdict().winner]
+    return bench.standings.entries[bench.standings.verdict().winner]
 
 
 def spent(trials: list[FinishedTrial]) -> int:
     """Trials that count against the budget."""
-    return len([trial for trial in trials if ran(trial) and trial.role != CONFIRM])
+    return len([trial for trial in trials if ran(trial) and trial.role != Role.CONFIRM])
 
 
 @pytest.mark.usefixtures("unsatisfied")
@@ -69,17 +59,22 @@ def test_a_search_runs_predicted_plans_baselines_and_sampled_plans_and_repeats_t
     study, pool = bench.study(), SimulatedLauncher(PREDICTOR)
     ledger = bench.search(study, pool)
     found = roles(ledger.trials)
-    assert [role for role in dict.fromkeys(found) if role != REFERENCE] == [PREDICTED, *ALWAYS, SAMPLED, CONFIRM]
-    assert found[found.index(BASELINE_DEFAULT) : found.index(SAMPLED)] == list(ALWAYS)
-    assert set(found[found.index(SAMPLED) : found.index(CONFIRM)]) <= {SAMPLED, REFERENCE}
-    assert set(found[found.index(CONFIRM) :]) == {CONFIRM}
+    assert [role for role in dict.fromkeys(found) if role != Role.REFERENCE] == [
+        Role.PREDICTED,
+        *ALWAYS,
+        Role.SAMPLED,
+        Role.CONFIRM,
+    ]
+    assert found[found.index(Role.DEFAULT) : found.index(Role.SAMPLED)] == list(ALWAYS)
+    assert set(found[found.index(Role.SAMPLED) : found.index(Role.CONFIRM)]) <= {Role.SAMPLED, Role.REFERENCE}
+    assert set(found[found.index(Role.CONFIRM) :]) == {Role.CONFIRM}
     assert ledger.trials == bench.stored(study) == [trial for trial, known in bench.told if not known]
     assert [trial.plan for trial in ledger.trials if ran(trial)] == pool.asked
 
 
 def test_finalists_are_repeated_in_turns_after_everything_else(bench: Bench) -> None:
     ledger = bench.search(bench.study(), SimulatedLauncher(PREDICTOR))
-    repeated = [trial.plan.id for trial in ledger.trials if trial.role == CONFIRM]
+    repeated = [trial.plan.id for trial in ledger.trials if trial.role == Role.CONFIRM]
     first = repeated[: len(set(repeated))]
     assert len(set(first)) == len(first) >= 3
     of_baselines = {trial.role for trial in ledger.trials if trial.plan.id in set(first)}
@@ -113,13 +108,13 @@ def test_a_second_study_learns_from_the_first_and_runs_only_what_is_new(bench: B
     new = bench.search(second, pool, trials=3).trials
     assert spent(new) == 3
     answered = {trial.plan.id for trial in old}
-    assert not answered & {trial.plan.id for trial in new if trial.role != CONFIRM}
+    assert not answered & {trial.plan.id for trial in new if trial.role != Role.CONFIRM}
     known = [trial for trial, was_known in bench.told if was_known]
     assert len(known) >= 4
     assert [trial.id for trial in known] == [trial.id for trial in old[: len(known)]]
     ours = optuna.load_study(study_name=second.name, storage=bench.store.optuna_url).get_trials()
     completed = [trial for trial in old if isinstance(trial.result.outcome, Completed)]
-    measured = {trial.id for trial in completed if trial.role not in (CONFIRM, REFERENCE)}
+    measured = {trial.id for trial in completed if trial.role not in (Role.CONFIRM, Role.REFERENCE)}
     assert measured <= {each.user_attrs.get("trial_id") for each in ours}
 
 
@@ -128,9 +123,9 @@ def test_every_answer_is_in_the_optuna_study_once(bench: Bench) -> None:
     for _ in range(2):
         ledger = bench.search(study, SimulatedLauncher(PREDICTOR))
     found = optuna.load_study(study_name=study.name, storage=bench.store.optuna_url).get_trials()
-    counts = Counter(each.user_attrs.get("trial_id") for each in found if each.user_attrs.get("role") != SAMPLED)
+    counts = Counter(each.user_attrs.get("trial_id") for each in found if each.user_attrs.get("role") != Role.SAMPLED)
     assert set(counts.values()) == {1}
-    assert set(counts) == {trial.id for trial in ledger.trials if trial.role not in (SAMPLED, *AGAIN)}
+    assert set(counts) == {trial.id for trial in ledger.trials if trial.role not in (Role.SAMPLED, *REPEATS)}
     assert not any(each.state == TrialState.RUNNING for each in found)
 
 
@@ -141,14 +136,14 @@ def test_a_plan_that_ran_out_of_memory_is_told_as_infeasible_and_does_not_win(be
     study = bench.study()
     ledger = bench.search(study, SimulatedLauncher(PREDICTOR, cause_of=cause))
     failed = [trial for trial in ledger.trials if isinstance(trial.result.outcome, Failed)]
-    assert PREDICTED in roles(failed)
+    assert Role.PREDICTED in roles(failed)
     found = optuna.load_study(study_name=study.name, storage=bench.store.optuna_url).get_trials()
     for trial in failed:
         told = [each for each in found if each.user_attrs.get("trial_id") == trial.id]
         assert [dict(each.constraints) for each in told] == [{"0": pytest.approx(0.2)}]
         # Corrected by the trials before it, whose noise is 1 %.
         assert told[0].value == pytest.approx(PREDICTOR.predict(trial.plan).epoch_seconds, rel=0.02)
-    assert {standing.plan.layout.pipeline for standing in bench.field.standings} == {2}
+    assert {standing.plan.layout.pipeline for standing in bench.standings.entries} == {2}
 
 
 def test_a_trial_that_ran_out_of_memory_is_learnt_from_as_a_completed_one_is(bench: Bench) -> None:
@@ -169,36 +164,36 @@ def test_hours_of_devices_are_those_of_all_agents_trials(bench: Bench) -> None:
     study = bench.study()
     bench.record(study, measured(), seconds=100)  # on two devices
     ledger = bench.search(study, SimulatedLauncher(PREDICTOR), device_hours=201 / 3600)
-    assert set(roles(ledger.trials)) == {*ALWAYS, CONFIRM}
+    assert set(roles(ledger.trials)) == {*ALWAYS, Role.CONFIRM}
     more = bench.search(bench.study(), SimulatedLauncher(PREDICTOR), device_hours=1.0)
-    assert PREDICTED in roles(more.trials)
+    assert Role.PREDICTED in roles(more.trials)
 
 
 @pytest.mark.parametrize(("trials", "neighbours"), [(6, 1), (12, 2), (16, 3)])
 def test_baselines_leave_three_quarters_of_the_trials_to_the_search(bench: Bench, trials: int, neighbours: int) -> None:
     ledger = bench.search(bench.study(), SimulatedLauncher(PREDICTOR), trials=trials, axes=ONE_PLAN)
-    assert Counter(roles(ledger.trials))[BASELINE_OMNIBAL] == neighbours
+    assert Counter(roles(ledger.trials))[Role.OMNIBAL] == neighbours
 
 
 def test_when_the_time_is_spent_the_baselines_alone_are_compared(bench: Bench) -> None:
     ledger = bench.search(bench.study(), SimulatedLauncher(PREDICTOR), time_limit=1e-6)
     counts = Counter(roles(ledger.trials))
     assert [counts[role] for role in ALWAYS] == [1, 1, 1]
-    assert set(counts) == {*ALWAYS, CONFIRM}
+    assert set(counts) == {*ALWAYS, Role.CONFIRM}
 
 
 def test_time_that_an_earlier_run_took_is_spent(bench: Bench) -> None:
     study = bench.study()
     bench.record(study, Failed(cause=Timeout(seconds=300)), seconds=300)
     ledger = bench.search(study, SimulatedLauncher(PREDICTOR), time_limit="5min")
-    assert set(roles(ledger.trials)) == {*ALWAYS, CONFIRM}
+    assert set(roles(ledger.trials)) == {*ALWAYS, Role.CONFIRM}
 
 
 def test_time_for_the_repetitions_is_left(bench: Bench) -> None:
     study = bench.study()
     bench.record(study, measured(), seconds=100)
     ledger = bench.search(study, SimulatedLauncher(PREDICTOR), time_limit="5min")
-    assert set(roles(ledger.trials)) == {*ALWAYS, CONFIRM}
+    assert set(roles(ledger.trials)) == {*ALWAYS, Role.CONFIRM}
 
 
 class Dying(SimulatedLauncher):
@@ -228,7 +223,7 @@ def test_a_killed_search_goes_on_and_loses_nothing(bench: Bench, last: int) -> N
     assert bench.store.running_trials(study.id) == ()
     assert sum(isinstance(trial, AbandonedTrial) for trial in bench.store.trials(study.id)) == 1
     assert spent(ledger.trials) == 10
-    once = [trial.plan for trial in ledger.trials if trial.role not in (CONFIRM, REFERENCE)]
+    once = [trial.plan for trial in ledger.trials if trial.role not in (Role.CONFIRM, Role.REFERENCE)]
     assert len(set(once)) == len(once)
     states = optuna.load_study(study_name=study.name, storage=bench.store.optuna_url).get_trials()
     assert not any(each.state == TrialState.RUNNING for each in states)
@@ -239,20 +234,20 @@ def test_a_result_that_was_only_spooled_when_the_process_died_is_used(bench: Ben
     spooled = bench.record(study, measured(), seconds=1)
     ledger = bench.search(study, SimulatedLauncher(PREDICTOR), trials=3)
     assert ledger.trials[0].result == spooled
-    assert roles(ledger.trials)[:2] == [BASELINE_DEFAULT, BASELINE_KEPT]
+    assert roles(ledger.trials)[:2] == [Role.DEFAULT, Role.DEFAULT_NO_RECOMPUTE]
 
 
 def test_the_present_plan_of_another_search_is_none_of_this_one(bench: Bench) -> None:
-    bench.present = Plan(
+    bench.current_plan = Plan(
         packing=Padded(samples=2),
         layout=Layout(pipeline=2, data=1, zero=0),
         stages=(Stage(vision=4, language=0), Stage(vision=1, language=4)),
     )
     bench.search(bench.study(), SimulatedLauncher(PREDICTOR), trials=5)
-    assert BASELINE_PRESENT in {baseline.role for baseline in bench.field.compare(0, samples=1)}
-    bench.present = None
+    assert Role.CURRENT_PLAN in {baseline.role for baseline in bench.standings.compare(0, samples=1)}
+    bench.current_plan = None
     bench.search(bench.study(), SimulatedLauncher(PREDICTOR), trials=5)
-    assert BASELINE_PRESENT not in {baseline.role for baseline in bench.field.compare(0, samples=1)}
+    assert Role.CURRENT_PLAN not in {baseline.role for baseline in bench.standings.compare(0, samples=1)}
 
 
 def test_what_ends_the_search_is_told(bench: Bench) -> None:
@@ -297,12 +292,12 @@ def test_a_plan_that_runs_out_of_memory_when_it_is_repeated_does_not_win(bench: 
 def test_the_search_ends_early_when_no_gain_is_expected(bench: Bench) -> None:
     ledger = bench.search(bench.study(), SimulatedLauncher(PREDICTOR, Behaviour(noise=0.001)), trials=12)
     assert spent(ledger.trials) < 12
-    assert roles(ledger.trials)[-1] == CONFIRM
+    assert roles(ledger.trials)[-1] == Role.CONFIRM
 
 
 def test_the_search_ends_when_every_plan_of_the_space_was_tried(bench: Bench) -> None:
     ledger = bench.search(bench.study(), SimulatedLauncher(PREDICTOR), axes=ONE_PLAN, trials=50)
-    assert set(roles(ledger.trials)) == {*ALWAYS, PREDICTED, CONFIRM}
+    assert set(roles(ledger.trials)) == {*ALWAYS, Role.PREDICTED, Role.CONFIRM}
 
 
 def test_suggestions_that_need_no_run_end_the_search(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,7 +306,7 @@ def test_suggestions_that_need_no_run_end_the_search(bench: Bench, monkeypatch: 
     two = dataclasses.replace(ONE_PLAN, packers=("isf", "best-fit"))
     bench.search(study, SimulatedLauncher(PREDICTOR), axes=two, sampler="uniform", trials=50)
     found = optuna.load_study(study_name=study.name, storage=bench.store.optuna_url).get_trials()
-    assert len([each for each in found if each.user_attrs["role"] == SAMPLED]) <= 2 * 5
+    assert len([each for each in found if each.user_attrs["role"] == Role.SAMPLED]) <= 2 * 5
 
 
 def test_confirmation_ends_as_soon_as_one_plan_is_surely_the_fastest(bench: Bench) -> None:
@@ -321,7 +316,7 @@ def test_confirmation_ends_as_soon_as_one_plan_is_surely_the_fastest(bench: Benc
     chosen = Space(ONE_PLAN, Solver(PREDICTOR, limits_of(MEMORY))).starts[0]
     launcher = SimulatedLauncher(PREDICTOR, Behaviour(noise=0.001), factor_of=slow_but_one)
     sure = bench.search(bench.study(), launcher, axes=ONE_PLAN, trials=8, confirm_rounds=6)
-    confirmed = Counter(trial.plan for trial in sure.trials if trial.role == CONFIRM)
+    confirmed = Counter(trial.plan for trial in sure.trials if trial.role == Role.CONFIRM)
     assert set(confirmed.values()) <= {1, 2}
     assert fastest(bench).plan == chosen
 
@@ -331,7 +326,7 @@ def test_confirmation_goes_on_while_no_plan_is_surely_the_fastest(
 ) -> None:
     monkeypatch.setattr(search, "SMALL_LOSS", -1.0)
     ledger = bench.search(bench.study(), SimulatedLauncher(PREDICTOR), confirm_rounds=3, trials=8)
-    confirmed = Counter(trial.plan for trial in ledger.trials if trial.role == CONFIRM)
+    confirmed = Counter(trial.plan for trial in ledger.trials if trial.role == Role.CONFIRM)
     assert max(confirmed.values()) == 3
 
 
@@ -341,14 +336,14 @@ def test_confirmation_goes_on_while_no_plan_is_surely_the_fastest(
 @pytest.mark.usefixtures("unsatisfied")
 def test_one_plan_is_run_again_after_every_eight_trials(bench: Bench) -> None:
     ledger = bench.search(bench.study(), SimulatedLauncher(PREDICTOR), trials=22)
-    found = roles([trial for trial in ledger.trials if trial.role != CONFIRM])
-    again = [number for number, role in enumerate(found) if role == REFERENCE]
+    found = roles([trial for trial in ledger.trials if trial.role != Role.CONFIRM])
+    again = [number for number, role in enumerate(found) if role == Role.REFERENCE]
     assert len(again) >= 2
     assert again[0] >= 8
     assert {later - earlier for earlier, later in pairwise(again)} == {9}
-    plans = {trial.plan for trial in ledger.trials if trial.role == REFERENCE}
+    plans = {trial.plan for trial in ledger.trials if trial.role == Role.REFERENCE}
     assert len(plans) == 1
-    first = next(trial for trial in ledger.trials if trial.role == REFERENCE)
+    first = next(trial for trial in ledger.trials if trial.role == Role.REFERENCE)
     assert first.plan in {trial.plan for trial in ledger.trials[: first.number]}
 
 
@@ -362,12 +357,12 @@ def test_a_trial_that_is_clearly_worse_is_pruned_and_does_not_rank(bench: Bench)
     ledger = bench.search(study, launcher, axes=axes_of(), trials=14, sampler="uniform", timed_steps=5)
     shortened = {trial.id: trial for trial in ledger.trials if is_shortened(trial)}
     assert shortened
-    assert {trial.role for trial in shortened.values()} == {SAMPLED}
+    assert {trial.role for trial in shortened.values()} == {Role.SAMPLED}
     found = optuna.load_study(study_name=study.name, storage=bench.store.optuna_url).get_trials()
     told = [each for each in found if each.user_attrs.get("trial_id") in shortened]
     assert {each.state for each in told} == {TrialState.PRUNED}
     whole = {trial.plan for trial in ledger.trials if not is_shortened(trial)}
-    assert {standing.plan for standing in bench.field.standings} <= whole
+    assert {standing.plan for standing in bench.standings.entries} <= whole
 
 
 def is_shortened(trial: FinishedTrial) -> bool:

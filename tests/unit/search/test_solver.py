@@ -116,7 +116,7 @@ class BruteForce:
         parts = Parts(layers=np.repeat(part.layers, len(options), axis=0), recomputed=recomputed)
         seconds = mean_seconds(self._predictor, parts, self._sizes.mean)
         needed = self._predictor.stage_bytes(parts, self._layout, number, self._sizes)
-        return seconds.tolist(), (needed <= self._limits.memory_bytes * HEADROOM).tolist()
+        return seconds.tolist(), (needed <= self._limits.memory_limit_bytes * HEADROOM).tolist()
 
     def _seconds(self, chosen: tuple[tuple[float, Stage], ...]) -> float:
         times = [seconds for seconds, _ in chosen]
@@ -331,7 +331,7 @@ def test_the_forward_split_takes_no_account_of_memory_or_of_the_backward_pass() 
         plan = Plan(packing=packing, layout=layout, stages=stages)
         return float(predictor.pass_seconds(Parts.of(cut(plan)), mean)[0].max())
 
-    found = Solver(predictor, limits).forward_ends(packing, layout)
+    found = Solver(predictor, limits).forward_boundaries(packing, layout)
     assert slowest(found) == pytest.approx(min(map(slowest, splits(limits.layers, 3))))
 
 

@@ -21,7 +21,7 @@ ENDS = (3, 9)
 SPACES = {
     "tight": Space(axes_of(4), TIGHT_SOLVER),
     "ample": Space(axes_of(4), AMPLE_SOLVER),
-    "given split": Space(axes_of(layouts=(TWO,), ends=ENDS), TIGHT_SOLVER),
+    "given split": Space(axes_of(layouts=(TWO,), boundaries=ENDS), TIGHT_SOLVER),
     "all recomputed": Space(axes_of(4, recompute="all"), TIGHT_SOLVER),
     "none recomputed": Space(axes_of(4, recompute="none"), AMPLE_SOLVER),
     "wide slacks": Space(axes_of(4, qv_slacks=(0, 100), qt_slacks=(64, 1000)), AMPLE_SOLVER),
@@ -130,7 +130,7 @@ def test_a_plan_outside_the_space_has_no_point(plan: Plan) -> None:
 
 def test_a_plan_with_another_split_than_the_given_one_has_no_point() -> None:
     space = SPACES["given split"]
-    other = Space(axes_of(layouts=(TWO,), ends=(4, 9)), TIGHT_SOLVER).starts[0]
+    other = Space(axes_of(layouts=(TWO,), boundaries=(4, 9)), TIGHT_SOLVER).starts[0]
     assert space.point(other) is None
 
 
@@ -233,7 +233,7 @@ def test_shifts_that_would_not_fit_are_taken_back_together() -> None:
 
 def test_a_given_count_of_recomputed_layers_is_kept() -> None:
     counts = ((2, 0), (1, 3))
-    space = Space(axes_of(layouts=(TWO,), ends=ENDS, recompute=counts), AMPLE_SOLVER)
+    space = Space(axes_of(layouts=(TWO,), boundaries=ENDS, recompute=counts), AMPLE_SOLVER)
     assert not any(each.startswith(("boundary", "recompute")) for each in space.distributions)
     for plan in (*space.starts, *space.neighbours(space.starts[0])):
         assert tuple((stage.recompute_vision, stage.recompute_language) for stage in plan.stages) == counts

@@ -14,7 +14,8 @@ from optuna.trial import TrialState
 
 from autotune.errors import TrialsKeepFailing
 from autotune.search import search
-from autotune.search.execution.ledger import AGAIN, BASELINES, CONFIRM, PREDICTED, SAMPLED, ran
+from autotune.search.execution.ledger import ran
+from autotune.search.roles import BASELINES, REPEATS, Role
 from autotune.search.sampling.proposals import database
 from storage.records import FinishedTrial, RunningTrial
 from storage.store import open_store
@@ -59,7 +60,7 @@ def test_groups_of_devices_run_trials_at_the_same_time(bench: Bench) -> None:
     study = bench.study()
     ledger = bench.search(study, one, other)
     assert min(one.met, other.met) >= 2
-    once = [trial.plan for trial in ledger.trials if trial.role not in AGAIN]
+    once = [trial.plan for trial in ledger.trials if trial.role not in REPEATS]
     assert len(set(once)) == len(once)
     assert ledger.open == () == bench.store.running_trials(study.id)
     assert [trial.number for trial in bench.stored(study)] == list(range(len(ledger.trials)))
@@ -68,7 +69,7 @@ def test_groups_of_devices_run_trials_at_the_same_time(bench: Bench) -> None:
 def test_finalists_are_repeated_on_the_first_group_alone(bench: Bench) -> None:
     one, other = SimulatedLauncher(PREDICTOR), SimulatedLauncher(PREDICTOR)
     ledger = bench.search(bench.study(), one, other)
-    confirmed = [trial.plan for trial in ledger.trials if trial.role == CONFIRM]
+    confirmed = [trial.plan for trial in ledger.trials if trial.role == Role.CONFIRM]
     assert one.asked[-len(confirmed) :] == confirmed
     assert len(other.asked) + len(one.asked) == sum(map(ran, ledger.trials))
 
@@ -78,7 +79,7 @@ def test_no_more_trials_run_than_the_budget(bench: Bench, monkeypatch: pytest.Mo
     monkeypatch.setattr(search, "_GAIN_IN_NOISE", -1.0)
     pools = [SimulatedLauncher(PREDICTOR) for _ in range(3)]
     ledger = bench.search(bench.study(), *pools, trials=11)
-    assert sum(ran(trial) and trial.role != CONFIRM for trial in ledger.trials) == 11
+    assert sum(ran(trial) and trial.role != Role.CONFIRM for trial in ledger.trials) == 11
 
 
 class Stopped(BaseException):
@@ -140,7 +141,7 @@ def test_agents_share_one_study(database_url: str, tmp_path: Path) -> None:
         assert min(launcher.met for launcher in launchers) >= 2
         trials = benches[0].stored(study)
         assert len({trial.agent_id for trial in trials}) == 2
-        plans = [trial.plan for trial in trials if trial.role not in AGAIN]
+        plans = [trial.plan for trial in trials if trial.role not in REPEATS]
         assert len(set(plans)) == len(plans)
         assert len(trials) <= 9 + 1  # both may begin the last one at the same moment
         for ledger in ledgers:
@@ -150,7 +151,7 @@ def test_agents_share_one_study(database_url: str, tmp_path: Path) -> None:
         with database(benches[0].store.optuna_url) as storage:
             found = optuna.load_study(study_name=study.name, storage=storage).get_trials()
         told = [each.user_attrs["trial_id"] for each in found if "trial_id" in each.user_attrs]
-        assert sorted(told) == sorted(trial.id for trial in trials if trial.role not in AGAIN)
+        assert sorted(told) == sorted(trial.id for trial in trials if trial.role not in REPEATS)
         assert not any(each.state == TrialState.RUNNING for each in found)
 
 
@@ -198,7 +199,7 @@ def test_what_a_dead_agent_left_is_run_by_the_other(bench: Bench) -> None:
     study = bench.study()
     gone = bench.store.add_agent("another host", "1 1")
     plan = bench.search(bench.study(), SimulatedLauncher(PREDICTOR), trials=3).trials[0].plan
-    left = bench.store.claim_trial(study.id, plan, PREDICTED, {}, gone.id)
+    left = bench.store.claim_trial(study.id, plan, Role.PREDICTED, {}, gone.id)
     bench.store.end_agent(gone.id)
     assert left is not None
     bench.remembers = False
@@ -214,7 +215,7 @@ def test_what_an_agent_left_that_died_meanwhile_is_closed_and_run(bench: Bench) 
     left: list[RunningTrial] = []
 
     def listen(trial: FinishedTrial, _: bool) -> None:
-        if left or trial.role != SAMPLED:
+        if left or trial.role != Role.SAMPLED:
             return
         with database(bench.store.optuna_url) as storage:
             theirs = optuna.load_study(study_name=study.name, storage=storage).ask()
@@ -222,7 +223,7 @@ def test_what_an_agent_left_that_died_meanwhile_is_closed_and_run(bench: Bench) 
         packing = trial.plan.packing
         assert isinstance(packing, Packed)
         plan = replace(trial.plan, packing=replace(packing, qt=packing.qt + 1))
-        begun = bench.store.claim_trial(study.id, plan, SAMPLED, {}, other.id)
+        begun = bench.store.claim_trial(study.id, plan, Role.SAMPLED, {}, other.id)
         assert begun is not None
         left.append(begun)
         bench.store.end_agent(other.id)
@@ -240,7 +241,7 @@ def test_a_plan_that_a_living_agent_runs_is_left_to_it(bench: Bench) -> None:
     study = bench.study()
     other = bench.store.add_agent("another host", "1 1")
     plan = bench.search(bench.study(), SimulatedLauncher(PREDICTOR), trials=3).trials[0].plan
-    theirs = bench.store.claim_trial(study.id, plan, PREDICTED, {}, other.id)
+    theirs = bench.store.claim_trial(study.id, plan, Role.PREDICTED, {}, other.id)
     assert theirs is not None
 
     bench.remembers = False

@@ -6,11 +6,11 @@ from itertools import product
 import numpy as np
 import pytest
 
-from autotune.search.execution.ledger import BASELINE_DEFAULT, BASELINE_KEPT, BASELINE_OMNIBAL, CONFIRM
 from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.learning.surrogate import Posterior, Surrogate
+from autotune.search.roles import Role
 from autotune.search.space.space import Space
-from autotune.search.winner import SMALL_LOSS, Field, Standing, field_of, ranked
+from autotune.search.winner import SMALL_LOSS, Standing, Standings, ranked, standings_of
 from storage.records import FinishedTrial
 from tests.search_values import axes_of, completed, finished, padded_plan, predictor_of, solver_of
 from tests.storage_values import OUTCOMES
@@ -23,7 +23,9 @@ PLANS = Space(axes_of(), solver_of(1 << 50, PREDICTOR)).starts[:5]
 SHORTENED = replace(measured(), shortened=True)
 
 
-def field(*seconds: float, error: float = 0.01, roles: tuple[str, ...] = (), trials: tuple[int, ...] = ()) -> Field:
+def standings_with(
+    *seconds: float, error: float = 0.01, roles: tuple[str, ...] = (), trials: tuple[int, ...] = ()
+) -> Standings:
     """Plans of so many seconds, the fastest first, whose errors are independent."""
     standings = [
         Standing(
@@ -37,19 +39,19 @@ def field(*seconds: float, error: float = 0.01, roles: tuple[str, ...] = (), tri
         for number, each in enumerate(seconds)
     ]
     posterior = Posterior(mean=np.log(seconds), covariance=error**2 * np.eye(len(seconds)))
-    return Field(standings=tuple(standings), posterior=posterior, measured=posterior)
+    return Standings(entries=tuple(standings), posterior=posterior, measured=posterior)
 
 
 def numbers(plans: tuple[Plan, ...]) -> list[int]:
     return [[padded_plan(number) for number in range(1, 10)].index(plan) for plan in plans]
 
 
-def field_after(*trials: FinishedTrial) -> Field:
+def standings_after(*trials: FinishedTrial) -> Standings:
     surrogate = Surrogate(CalibratedPredictor(PREDICTOR))
     for trial in trials:
         surrogate.learn(trial)
     roles = {trial.plan: frozenset(other.role for other in trials if other.plan == trial.plan) for trial in trials}
-    return field_of(trials, surrogate, roles)
+    return standings_of(trials, surrogate, roles)
 
 
 def trial(plan: Plan, factor: float, number: int = 0, role: str = "sampled") -> FinishedTrial:
@@ -79,9 +81,9 @@ def test_a_trial_that_was_ended_early_does_not_rank() -> None:
 
 def test_a_plan_that_once_ran_out_of_memory_does_not_rank() -> None:
     good, too_large = trial(PLANS[0], 1.0), trial(PLANS[1], 1.0)
-    again = finished(PLANS[1], OUTCOMES["out of memory"], role=CONFIRM)
+    again = finished(PLANS[1], OUTCOMES["out of memory"], role=Role.CONFIRM)
     assert ranked([good, too_large, again]) == [good]
-    crashed = finished(PLANS[1], OUTCOMES["crash"], role=CONFIRM)
+    crashed = finished(PLANS[1], OUTCOMES["crash"], role=Role.CONFIRM)
     assert ranked([good, too_large, crashed]) == [good, too_large]
 
 
@@ -101,32 +103,34 @@ def test_memory_that_others_took_bars_no_plan() -> None:
 
 
 def test_without_a_completed_trial_the_field_is_empty() -> None:
-    found = field_after(finished(PLANS[0], OUTCOMES["crash"]))
-    assert (found.standings, len(found.posterior.mean)) == ((), 0)
+    found = standings_after(finished(PLANS[0], OUTCOMES["crash"]))
+    assert (found.entries, len(found.posterior.mean)) == ((), 0)
     assert found.finalists(3) == ()
 
 
 def test_plans_stand_in_the_order_of_what_was_measured() -> None:
     factors = {PLANS[0]: 1.1, PLANS[1]: 1.0, PLANS[2]: 1.05}
     true = {plan: factor * PREDICTOR.epoch_seconds(plan) for plan, factor in factors.items()}
-    found = field_after(*(trial(plan, factor) for plan, factor in factors.items() for _ in range(2)))
-    assert [standing.plan for standing in found.standings] == sorted(true, key=true.__getitem__)
-    for standing in found.standings:
+    found = standings_after(*(trial(plan, factor) for plan, factor in factors.items() for _ in range(2)))
+    assert [standing.plan for standing in found.entries] == sorted(true, key=true.__getitem__)
+    for standing in found.entries:
         assert standing.epoch_seconds == pytest.approx(true[standing.plan], rel=0.1)
         assert (standing.trials, standing.peak_bytes) == (2, 61 << 30)
     assert list(found.posterior.mean) == sorted(found.posterior.mean)
 
 
 def test_a_plan_has_the_roles_of_all_its_trials() -> None:
-    (standing,) = field_after(trial(PLANS[0], 1.0, role=BASELINE_DEFAULT), trial(PLANS[0], 1.0, role=CONFIRM)).standings
-    assert standing.roles == {BASELINE_DEFAULT, CONFIRM}
+    (standing,) = standings_after(
+        trial(PLANS[0], 1.0, role=Role.DEFAULT), trial(PLANS[0], 1.0, role=Role.CONFIRM)
+    ).entries
+    assert standing.roles == {Role.DEFAULT, Role.CONFIRM}
 
 
 # --- the verdict ---
 
 
 def test_a_clear_winner_is_sure_and_has_no_ties() -> None:
-    found = field(90, 100, 101).verdict()
+    found = standings_with(90, 100, 101).verdict()
     assert (found.winner, found.ties) == (0, ())
     assert found.confidence is not None
     assert found.confidence > 0.999
@@ -134,7 +138,7 @@ def test_a_clear_winner_is_sure_and_has_no_ties() -> None:
 
 
 def test_two_equal_plans_tie() -> None:
-    found = field(100, 100, 120).verdict()
+    found = standings_with(100, 100, 120).verdict()
     assert {found.winner, *found.ties} == {0, 1}
     assert found.confidence == pytest.approx(0.5, abs=0.05)
 
@@ -142,11 +146,11 @@ def test_two_equal_plans_tie() -> None:
 def test_the_loss_is_what_the_fastest_plan_is_expected_to_be_faster() -> None:
     """Of two equal independent normal variables: their difference has the error e, and E max(0, d) = e / sqrt(2 pi)."""
     error = 0.01 * math.sqrt(2)
-    assert field(100, 100).verdict().loss == pytest.approx(error / math.sqrt(2 * math.pi), rel=0.1)
+    assert standings_with(100, 100).verdict().loss == pytest.approx(error / math.sqrt(2 * math.pi), rel=0.1)
 
 
 def test_a_plan_that_may_be_faster_though_its_repeat_failed_does_not_win_but_makes_unsure() -> None:
-    found = field(99, 100, 130, trials=(1, 2, 2)).verdict()
+    found = standings_with(99, 100, 130, trials=(1, 2, 2)).verdict()
     assert (found.winner, found.ties) == (1, (0,))
     assert found.confidence is not None
     assert found.confidence < 0.5
@@ -154,9 +158,9 @@ def test_a_plan_that_may_be_faster_though_its_repeat_failed_does_not_win_but_mak
 
 
 def test_a_plan_that_was_not_asked_for_is_compared_with_and_does_not_win() -> None:
-    found = field(90, 100, 101, roles=(BASELINE_DEFAULT, "sampled", "sampled"), trials=(2, 2, 2))
-    first, *others = found.standings
-    barred = replace(found, standings=(replace(first, may_win=False), *others))
+    found = standings_with(90, 100, 101, roles=(Role.DEFAULT, "sampled", "sampled"), trials=(2, 2, 2))
+    first, *others = found.entries
+    barred = replace(found, entries=(replace(first, may_win=False), *others))
     assert numbers(barred.contenders(3)) == [1, 2]
     verdict = barred.verdict()
     assert {verdict.winner, *verdict.ties} == {1, 2}
@@ -164,7 +168,7 @@ def test_a_plan_that_was_not_asked_for_is_compared_with_and_does_not_win() -> No
 
 
 def test_a_common_error_makes_nobody_unsure() -> None:
-    alike = field(99, 100)
+    alike = standings_with(99, 100)
     common = replace(alike, posterior=replace(alike.posterior, covariance=np.full((2, 2), 0.01) + 1e-8 * np.eye(2)))
     found = common.verdict()
     assert found.confidence is not None
@@ -172,12 +176,12 @@ def test_a_common_error_makes_nobody_unsure() -> None:
 
 
 def test_one_plan_alone_wins_without_a_confidence() -> None:
-    found = field(90).verdict()
+    found = standings_with(90).verdict()
     assert (found.winner, found.confidence, found.ties, found.loss) == (0, None, (), 0.0)
 
 
 def test_the_same_trials_give_the_same_verdict() -> None:
-    first, second = (field(99, 100).verdict() for _ in range(2))
+    first, second = (standings_with(99, 100).verdict() for _ in range(2))
     assert (first.confidence, first.loss) == (second.confidence, second.loss)
 
 
@@ -185,13 +189,15 @@ def test_interleaved_trials_of_equal_plans_tie_and_of_unequal_ones_do_not() -> N
     fast, slow = PLANS[:2]
     ratio = PREDICTOR.epoch_seconds(fast) / PREDICTOR.epoch_seconds(slow)
     wobbles = (1.004, 0.997, 1.001, 0.999)
-    equal = field_after(*(trial(plan, by * wobble) for wobble in wobbles for plan, by in ((fast, 1.0), (slow, ratio))))
+    equal = standings_after(
+        *(trial(plan, by * wobble) for wobble in wobbles for plan, by in ((fast, 1.0), (slow, ratio)))
+    )
     found = equal.verdict()
     assert found.ties == (1 - found.winner,)
-    unequal = field_after(
+    unequal = standings_after(
         *(trial(plan, by * wobble) for wobble in wobbles for plan, by in ((fast, 1.0), (slow, 1.1 * ratio)))
     )
-    assert unequal.standings[0].plan == fast
+    assert unequal.entries[0].plan == fast
     assert unequal.verdict().ties == ()
 
 
@@ -204,7 +210,7 @@ def scattered(*, is_disturbed: bool, baseline: float) -> list[FinishedTrial]:
         if plan == PLANS[4] and number > 6:
             continue
         error = wobble ** (0.1 if plan == PLANS[4] else 1.0)
-        made = trial(plan, factor * error, number, BASELINE_DEFAULT if plan == PLANS[4] else "sampled")
+        made = trial(plan, factor * error, number, Role.DEFAULT if plan == PLANS[4] else "sampled")
         later = made.result.finished + timedelta(seconds=25 * number)
         made = replace(made, result=replace(made.result, finished=later))
         found.append(disturbed(made) if is_disturbed else made)
@@ -216,8 +222,8 @@ def test_a_plan_that_ran_twice_stands_between_its_measurements_though_it_was_pre
     is_disturbed: bool,
 ) -> None:
     trials = scattered(is_disturbed=is_disturbed, baseline=0.7)
-    found = field_after(*trials)
-    (standing,) = (standing for standing in found.standings if BASELINE_DEFAULT in standing.roles)
+    found = standings_after(*trials)
+    (standing,) = (standing for standing in found.entries if Role.DEFAULT in standing.roles)
     runs = [each.result.epoch_seconds or math.nan for each in trials if each.plan == standing.plan]
     assert 0.97 * min(runs) < standing.epoch_seconds < 1.03 * max(runs)
     (gain,) = found.compare(0, samples=1000)
@@ -229,7 +235,7 @@ def test_disturbed_trials_leave_a_winner_less_sure() -> None:
     ratio = PREDICTOR.epoch_seconds(fast) / PREDICTOR.epoch_seconds(slow)
     wobbles = (1.001, 0.999, 1.0, 1.001)
     trials = [trial(plan, by * wobble) for wobble in wobbles for plan, by in ((fast, 1.0), (slow, 1.05 * ratio))]
-    alone, others = field_after(*trials).verdict(), field_after(*map(disturbed, trials)).verdict()
+    alone, others = standings_after(*trials).verdict(), standings_after(*map(disturbed, trials)).verdict()
     assert alone.confidence is not None
     assert others.confidence is not None
     assert alone.confidence > 0.97
@@ -239,27 +245,27 @@ def test_disturbed_trials_leave_a_winner_less_sure() -> None:
 
 # --- the finalists and the comparison ---
 
-ROLES = ("sampled", "sampled", BASELINE_OMNIBAL, BASELINE_KEPT, BASELINE_OMNIBAL, BASELINE_DEFAULT)
+ROLES = ("sampled", "sampled", Role.OMNIBAL, Role.DEFAULT_NO_RECOMPUTE, Role.OMNIBAL, Role.DEFAULT)
 
 
 def test_finalists_are_the_plans_that_may_win_and_the_best_of_each_baseline_once() -> None:
     seconds = (100, 101, 102, 140, 150, 200)
-    assert numbers(field(*seconds, error=0.02, roles=ROLES).finalists(3)) == [0, 1, 2, 5, 3]
-    assert numbers(field(*seconds, error=0.02, roles=ROLES).finalists(2)) == [0, 1, 5, 3, 2]
+    assert numbers(standings_with(*seconds, error=0.02, roles=ROLES).finalists(3)) == [0, 1, 2, 5, 3]
+    assert numbers(standings_with(*seconds, error=0.02, roles=ROLES).finalists(2)) == [0, 1, 5, 3, 2]
 
 
 def test_plans_that_surely_cannot_win_are_no_finalists() -> None:
-    assert numbers(field(100, 101, 110, error=0.01).finalists(3)) == [0, 1]
+    assert numbers(standings_with(100, 101, 110, error=0.01).finalists(3)) == [0, 1]
 
 
 def test_only_repeated_plans_count_where_there_are_any() -> None:
-    assert list(field(90, 100, 110, trials=(1, 3, 2)).repeated) == [1, 2]
-    assert list(field(90, 100).repeated) == [0, 1]
+    assert list(standings_with(90, 100, 110, trials=(1, 3, 2)).repeated) == [1, 2]
+    assert list(standings_with(90, 100).repeated) == [0, 1]
 
 
 def test_gains_are_ratios_with_the_error_of_the_difference() -> None:
-    found = field(100, 110, 140, 160, 150, 200, error=0.02, roles=ROLES).compare(0, samples=1000)
-    assert [each.role for each in found] == [BASELINE_DEFAULT, BASELINE_KEPT, BASELINE_OMNIBAL]
+    found = standings_with(100, 110, 140, 160, 150, 200, error=0.02, roles=ROLES).compare(0, samples=1000)
+    assert [each.role for each in found] == [Role.DEFAULT, Role.DEFAULT_NO_RECOMPUTE, Role.OMNIBAL]
     default, kept, omnibal = found
     assert (default.gain, kept.gain, omnibal.gain) == pytest.approx((2.0, 1.6, 1.4))
     assert default.gain_error == pytest.approx(2.0 * 0.02 * math.sqrt(2))
@@ -268,13 +274,13 @@ def test_gains_are_ratios_with_the_error_of_the_difference() -> None:
 
 
 def test_a_winner_is_compared_with_repeated_baselines_where_there_are_some() -> None:
-    roles = ("sampled", BASELINE_DEFAULT, BASELINE_DEFAULT, BASELINE_KEPT)
-    found = field(100, 130, 140, 150, roles=roles, trials=(2, 1, 2, 1))
+    roles = ("sampled", Role.DEFAULT, Role.DEFAULT, Role.DEFAULT_NO_RECOMPUTE)
+    found = standings_with(100, 130, 140, 150, roles=roles, trials=(2, 1, 2, 1))
     gains = {each.role: each.gain for each in found.compare(0, samples=1)}
-    assert gains == {BASELINE_DEFAULT: pytest.approx(1.4), BASELINE_KEPT: pytest.approx(1.5)}
+    assert gains == {Role.DEFAULT: pytest.approx(1.4), Role.DEFAULT_NO_RECOMPUTE: pytest.approx(1.5)}
 
 
 def test_a_shortened_trial_counts_as_no_measurement_of_its_plan() -> None:
     ended = finished(PLANS[1], SHORTENED, epoch_seconds=0.5 * PREDICTOR.epoch_seconds(PLANS[1]))
     assert isinstance(ended.result.outcome, Completed)
-    assert [standing.plan for standing in field_after(trial(PLANS[0], 1.0), ended).standings] == [PLANS[0]]
+    assert [standing.plan for standing in standings_after(trial(PLANS[0], 1.0), ended).entries] == [PLANS[0]]

@@ -6,7 +6,7 @@ import pytest
 
 from autotune.predict.features import scaled
 from autotune.search.learning.calibrated import CalibratedPredictor
-from autotune.search.learning.warm_start import inherited_lessons, inherited_plans, moved
+from autotune.search.learning.warm_start import inherited_calibration, inherited_plans, moved
 from autotune.search.solver.solver import Solver
 from autotune.search.space.space import Space
 from storage.store import Store, open_store
@@ -94,8 +94,8 @@ def test_lessons_carry_what_one_search_learnt_to_the_next(store: Store, tmp_path
     runner = runner_of(tmp_path, launcher, predictor=PREDICTOR)
     for plan in SPACE.starts[::3]:
         first.learn(plan, runner.run(plan).outcome, SETTINGS)
-    keep(store, bigger(workload_of()), PLAN, wire.encode(first.lessons))
-    second = CalibratedPredictor(PREDICTOR, inherited_lessons(store, workload_of()))
+    keep(store, bigger(workload_of()), PLAN, wire.encode(first.state))
+    second = CalibratedPredictor(PREDICTOR, inherited_calibration(store, workload_of()))
     truth = slower.epoch_seconds(PLAN)
     assert second.epoch_seconds(PLAN) == pytest.approx(truth, rel=0.03)
     assert PREDICTOR.epoch_seconds(PLAN) != pytest.approx(truth, rel=0.1)
@@ -103,8 +103,8 @@ def test_lessons_carry_what_one_search_learnt_to_the_next(store: Store, tmp_path
 
 
 def test_lessons_of_another_kind_of_model_or_form_count_as_none(store: Store) -> None:
-    assert inherited_lessons(store, workload_of()) is None
+    assert inherited_calibration(store, workload_of()) is None
     keep(store, replace(workload_of(), model=replace(workload_of().model, dtype="bfloat16")), PLAN, "{}")
-    assert inherited_lessons(store, workload_of()) is None
+    assert inherited_calibration(store, workload_of()) is None
     keep(store, workload_of(), PLAN, '{"another": "form"}')
-    assert inherited_lessons(store, workload_of()) is None
+    assert inherited_calibration(store, workload_of()) is None

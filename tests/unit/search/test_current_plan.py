@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import JobError
-from autotune.search.space.current_plan import present_plan
+from autotune.search.space.current_plan import current_plan
 from autotune.workload import Prepared
 from tests.search_values import prepared_of
 from trials import wire
@@ -28,11 +28,11 @@ def naming(folder: Path, plan: Plan, oversize: str = "own-pack") -> Prepared:
 
 
 def test_a_job_that_names_none_has_none(tmp_path: Path) -> None:
-    assert present_plan(prepared_of(tmp_path)) is None
+    assert current_plan(prepared_of(tmp_path)) is None
 
 
 def test_the_plan_of_the_file_is_the_present_one(tmp_path: Path) -> None:
-    assert present_plan(naming(tmp_path, PLAN)) == PLAN
+    assert current_plan(naming(tmp_path, PLAN)) == PLAN
 
 
 @pytest.mark.parametrize(
@@ -46,17 +46,17 @@ def test_the_plan_of_the_file_is_the_present_one(tmp_path: Path) -> None:
 )
 def test_a_plan_that_is_not_one_of_this_job_is_refused(tmp_path: Path, plan: Plan, reason: str) -> None:
     with pytest.raises(JobError, match=rf"search\.present: .*{reason}"):
-        present_plan(naming(tmp_path, plan))
+        current_plan(naming(tmp_path, plan))
 
 
 @pytest.mark.parametrize("oversize", ["skip", "fail"])
 def test_a_plan_that_would_train_on_fewer_samples_is_refused(tmp_path: Path, oversize: str) -> None:
     small = replace(PLAN, packing=Packed(qv=2, qt=100, qv_min=2, qt_min=50, packer="isf"))
-    assert present_plan(naming(tmp_path, small)) == small
+    assert current_plan(naming(tmp_path, small)) == small
     prepared = naming(tmp_path, small, oversize)
     lost = sum(
         units > 2 or tokens > 100
         for units, tokens in zip(prepared.index.vision_units, prepared.index.text_tokens, strict=True)
     )
     with pytest.raises(JobError, match=f"too small for {lost} samples, which data.oversize: {oversize} does not"):
-        present_plan(prepared)
+        current_plan(prepared)

@@ -1,0 +1,76 @@
+"""The parts of a search, built and connected for one study."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import chain
+
+from optuna.storages import BaseStorage
+
+from autotune.machine.conditions import MachineWatch
+from autotune.predict.predictor import Predictor
+from autotune.search.baselines import Baseline, baselines
+from autotune.search.execution.ledger import Ledger, Listener
+from autotune.search.execution.profiling import layer_costs
+from autotune.search.execution.runner import Runner
+from autotune.search.learning.calibrated import CalibratedPredictor
+from autotune.search.learning.warm_start import inherited_calibration, inherited_plans
+from autotune.search.roles import Role
+from autotune.search.sampling.advisor import Advisor
+from autotune.search.sampling.context import SamplerContext
+from autotune.search.sampling.proposals import Proposals
+from autotune.search.search import Search
+from autotune.search.solver.limits import Limits
+from autotune.search.solver.solver import Solver
+from autotune.search.space.feasible import feasible_space, holds_all
+from autotune.workbench import Workbench
+from storage.records import StudyRecord
+from trials.plan import Plan
+from trials.run.pool import WarmPool
+
+
+def assemble(
+    bench: Workbench,
+    study: StudyRecord,
+    ledger: Ledger,
+    pools: Sequence[WarmPool],
+    optuna: BaseStorage,
+    *,
+    current_plan: Plan | None,
+    warm_start: bool,
+    listener: Listener,
+    on_stop: Callable[[str], None],
+) -> Search:
+    """Build the search of a study; profile the layers first when no profile of them is stored.
+
+    `warm_start` says whether to begin with what searches on similar workloads found.
+
+    Raises what `layer_costs` and `feasible_space` raise, and what `Proposals` raises.
+    """
+    prepared, store = bench.prepared, bench.store
+    workload, settings = prepared.workload, prepared.job.search
+    costs = layer_costs(prepared, store, pools[0], bench.folder / "ranks")
+    predictor = Predictor(costs.with_workers(prepared.job.data.workers), prepared.epoch, workload.model.element_bytes)
+    calibrated = CalibratedPredictor(predictor, inherited_calibration(store, workload) if warm_start else None)
+    limits = Limits.of(workload)
+    solver = Solver(predictor, limits)
+    space = feasible_space(workload, solver, remedy="raise hardware.memory_limit", wanted=settings.space)
+    advisor = Advisor(space, calibrated, limits, settings)
+    context = SamplerContext(space=space, advisor=advisor, seed=study.seed)
+    return Search(
+        settings=settings,
+        ledger=ledger,
+        proposals=Proposals(optuna, study.name, settings.sampler, context),
+        space=space,
+        predictor=calibrated,
+        advisor=advisor,
+        runners=[
+            Runner(prepared, calibrated, pool, partial(MachineWatch, group=group)) for group, pool in enumerate(pools)
+        ],
+        listener=listener,
+        on_stop=on_stop,
+        baselines=chain(
+            [Baseline(role=Role.CURRENT_PLAN, plan=current_plan)] if current_plan else [],
+            baselines(workload, predictor, solver, limits, hold_all=holds_all(workload)),
+        ),
+        inherited=inherited_plans(store, workload, space, solver) if warm_start else (),
+    )

@@ -1,0 +1,53 @@
+"""What a search may still spend: trials, time, and hours of devices."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from autotune.search.execution.ledger import Ledger, busy_seconds, duration_seconds, ran
+from autotune.search.roles import BASELINES, Role
+from autotune.search.winner import FINALISTS
+from storage.records import FinishedTrial, TrialRecord
+from trials.job import SearchSection
+from trials.outcome import Completed
+
+
+@dataclass(slots=True, kw_only=True)
+class Budget:
+    """Budget of one study, which its agents share."""
+
+    settings: SearchSection
+    ledger: Ledger
+    clock: Callable[[], float]
+    _deadline: float = field(init=False)
+    """On the clock. The time of the study's trials in earlier, interrupted runs is spent."""
+
+    def __post_init__(self) -> None:
+        self._deadline = self.clock() + self.settings.time_limit - busy_seconds(self.ledger.trials)
+
+    @property
+    def spent(self) -> list[TrialRecord]:
+        """Trials that count against `search.trials`, running ones included: not rejected plans, not confirmations."""
+        trials = (*filter(ran, self.ledger.trials), *self.ledger.open)
+        return [trial for trial in trials if trial.role != Role.CONFIRM]
+
+    def allows_trial(self, reserved: int = 0) -> bool:
+        """Return whether one more trial is left besides the `reserved` ones, with time for it and the confirmation."""
+        is_left = len(self.spent) + reserved < self.settings.trials and not self.ledger.is_closing
+        return is_left and self.has_time(1 + FINALISTS + len(BASELINES))
+
+    def has_time(self, runs: int) -> bool:
+        """Return whether the time and device-hour budgets allow `runs` more trials, after those that run now."""
+        counted = [trial for trial in self.ledger.trials if trial.role != Role.CONFIRM]
+        completed = [trial for trial in counted if isinstance(trial.result.outcome, Completed)]
+        mean = fmean(map(duration_seconds, completed)) if completed else 0.0
+        device_mean = fmean(map(_device_seconds, completed)) if completed else 0.0
+        spent = sum(map(_device_seconds, self.ledger.trials)) + device_mean * (runs + len(self.ledger.open))
+        hours = math.inf if self.settings.device_hours is None else self.settings.device_hours
+        return self.clock() + mean * runs < self._deadline and spent < 3600 * hours
+
+
+def _device_seconds(trial: FinishedTrial) -> float:
+    """Seconds of the trial, times the number of its devices."""
+    return trial.plan.layout.world_size * duration_seconds(trial)

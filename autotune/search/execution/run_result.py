@@ -1,0 +1,30 @@
+"""What running a plan gave, before it is recorded as a trial."""
+
+from dataclasses import dataclass, fields
+from datetime import datetime
+
+from storage.records import DisturbedRun, TrialResult
+from trials.outcome import Outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """Measurement or failure of a plan, from all its runs."""
+
+    outcome: Outcome
+    epoch_seconds: float | None = None
+    epoch_seconds_error: float | None = None
+    """Standard error, from the scatter of the timed steps around the prediction."""
+    contamination: str | None = None
+    """What disturbed the run that counts, in words; the name under which it is stored."""
+    energy_joules: float | None = None
+    """Energy that all devices consumed from the start of the trial to its end, warm-up and all runs included."""
+    disturbed: tuple[DisturbedRun, ...] = ()
+    """Runs before the one that counts, oldest first."""
+    seconds: float | None = None
+    """Duration of the trial with all its runs."""
+
+    def result(self, trial_id: str, finished: datetime) -> TrialResult:
+        """Return the result of a trial; raises ValueError for numbers that cannot be stored."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return TrialResult(trial_id=trial_id, finished=finished, **values)

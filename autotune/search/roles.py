@@ -1,0 +1,30 @@
+"""Why a trial ran."""
+
+from enum import StrEnum
+
+
+class Role(StrEnum):
+    """The reason for a trial. The values are stored with the trials and shown."""
+
+    CURRENT_PLAN = "present"
+    """Baseline: the plan of `search.present`."""
+    DEFAULT = "default"
+    """Baseline: unpacked micro-batches, equally many layers per stage, everything recomputed."""
+    DEFAULT_NO_RECOMPUTE = "default-no-recompute"
+    OMNIBAL = "omnibal"
+    """Baseline: OmniBal's recipe and its neighbours."""
+    INHERITED = "inherited"
+    """Winner of an earlier search on a similar workload."""
+    PREDICTED = "predicted"
+    """Predicted to be fastest before any trial of the study."""
+    SAMPLED = "sampled"
+    """Proposed by the sampler."""
+    REFERENCE = "reference"
+    """Repeat during the search that tells drift of the machine from noise."""
+    CONFIRM = "confirm"
+    """Repeat of a finalist at the end."""
+
+
+BASELINES = (Role.CURRENT_PLAN, Role.DEFAULT, Role.DEFAULT_NO_RECOMPUTE, Role.OMNIBAL)
+REPEATS = (Role.REFERENCE, Role.CONFIRM)
+"""Roles of trials of a plan that was tried before."""
