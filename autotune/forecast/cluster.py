@@ -1,4 +1,4 @@
-"""The devices that a forecast is for, what was measured of them, and what is extrapolated."""
+"""The devices of a forecast: what was measured on them, and what is extrapolated."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -20,33 +20,34 @@ _MEASURES = "`autotune profile JOB` or `autotune tune JOB` measures one on the h
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterOptions:
-    """What the forecast is for, otherwise than the job and this machine say."""
+    """Options of a forecast that override the job and this machine."""
 
     devices: int | None = None
     memory_limit_bytes: int | None = None
     """Per rank."""
     device_profile: str | None = None
-    """A file of layer costs, or a part of the name of hardware whose profile is stored."""
+    """A file of layer costs, or part of the name of hardware with a stored profile."""
 
     @property
     def profile_file(self) -> Path | None:
-        """Where `device_profile` names a file: one that exists, or a name that ends like one."""
+        """The file that `device_profile` names: one that exists, or that has the suffix of one; else None."""
         path = None if self.device_profile is None else Path(self.device_profile)
         return path if path is not None and (path.suffix == _JSON or path.is_file()) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """Devices with the costs of a model's layers on them."""
+    """Devices, and the costs of a model's layers on them."""
 
     devices: int
     memory_limit_bytes: int
     """Per rank."""
     profiled: ProfiledCosts
-    """As they were measured, perhaps on another number of devices."""
+    """Costs as they were measured, possibly on another number of devices."""
     measured: str
+    """What was measured and where, in words."""
     extrapolated: tuple[str, ...]
-    """What is not as it was measured."""
+    """What was not measured, in words."""
 
     @property
     def name(self) -> str:
@@ -54,20 +55,21 @@ class Cluster:
 
     @property
     def costs(self) -> LayerCosts:
-        """On all devices of the cluster."""
+        """Costs on all devices of the cluster."""
         return self.costs_on(self.devices)
 
     def costs_on(self, devices: int) -> LayerCosts:
-        """Each rank of a ring passes on 2 (n - 1) / n of the bytes (Patarasuk and Yuan 2009)."""
+        """Return the costs on a number of devices, with scaled reductions."""
         costs, profiled = self.profiled.costs, self.profiled.hardware.devices
         if not devices > profiled > 1:
             return costs
+        # Each rank of a ring sends 2 (n - 1) / n of the bytes (Patarasuk and Yuan 2009).
         scale = (1 - 1 / devices) / (1 - 1 / profiled)
         return replace(costs, reduce_seconds_per_byte=costs.reduce_seconds_per_byte * scale)
 
 
 def cluster_of_file(job: Job, shape: ModelShape, path: Path, options: ClusterOptions) -> Cluster:
-    """The devices that the file was taken on, whether they are here or not.
+    """Return the devices on which a profile file was measured, whether they are here or not.
 
     Raises ProfileError for a file that cannot be used or is of another model.
     """
@@ -83,7 +85,7 @@ def cluster_of_file(job: Job, shape: ModelShape, path: Path, options: ClusterOpt
 
 
 def cluster_of_store(job: Job, shape: ModelShape, store: Store, options: ClusterOptions) -> Cluster:
-    """The stored costs of this machine's devices, or of those that the options name.
+    """Return the devices of a stored profile: this machine's, or those that the options name.
 
     Raises NoProfile when there is none, ProfileError when all are of other models, and what `probe_hardware` raises.
     """
@@ -95,6 +97,7 @@ def cluster_of_store(job: Job, shape: ModelShape, store: Store, options: Cluster
         here = probe_hardware(wanted)
         stored = [profile for profile in store.layer_profiles() if profile.hardware.kind == here.kind]
         found = _of_model(stored, shape, here.device_name, store)
+        # The most similar first: of exactly these devices, then of this software.
         found = sorted(found, key=lambda profile: (profile.hardware != here, profile.software != software()))
     return _of_profile(job, stored_costs(found[0]), options)
 
@@ -123,7 +126,7 @@ def _extrapolated(profiled: ProfiledCosts, devices: int, memory: int, usual: int
     if devices > there and profiled.hardware.accelerator == "cpu":
         yield f"the time of {devices} CPU ranks, as if each had as many cores as the {there} that were profiled"
     if devices > there == 1:
-        yield from _free(profiled.costs)
+        yield from _uncounted(profiled.costs)
     if memory > usual:
         yield f"a memory limit of {_gibi(memory)}, above the {_gibi(usual)} that these devices leave"
     changed = [
@@ -140,7 +143,7 @@ def _extrapolated(profiled: ProfiledCosts, devices: int, memory: int, usual: int
         yield f"the software: profiled with {', '.join(changed)}"
 
 
-def _free(costs: LayerCosts) -> Iterable[str]:
+def _uncounted(costs: LayerCosts) -> Iterable[str]:
     link = costs.link
     missing = [
         what
@@ -155,7 +158,7 @@ def _free(costs: LayerCosts) -> Iterable[str]:
 
 
 def _of_model(profiles: Sequence[LayerProfile], shape: ModelShape, devices: str, store: Store) -> list[LayerProfile]:
-    """Those of exactly this model."""
+    """Return the profiles of exactly this model."""
     differences = [(profile, _difference(profile.model, shape)) for profile in profiles]
     found = [profile for profile, difference in differences if difference is None]
     if found:
@@ -172,7 +175,7 @@ def _of_model(profiles: Sequence[LayerProfile], shape: ModelShape, devices: str,
 
 
 def _difference(profiled: ModelShape, wanted: ModelShape) -> str | None:
-    """The first thing in which two models differ; their names alone change nothing."""
+    """Return the first difference between two models, in words; names do not count."""
     names = (field.name for field in fields(ModelShape) if field.name != "name")
     pairs = ((name, getattr(profiled, name), getattr(wanted, name)) for name in names)
     return next((f"{name} {there}, not {here}" for name, there, here in pairs if there != here), None)

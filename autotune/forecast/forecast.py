@@ -1,4 +1,4 @@
-"""What plans would take: the library twin of `autotune predict`. No device is touched and no rank started."""
+"""Forecasts of plans without using devices or ranks: the library twin of `autotune predict`."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -16,8 +16,8 @@ from autotune.search.solver.solver import Solver
 from autotune.search.space.feasible import feasible_space
 from storage.records import FinishedTrial
 from trials.data.epoch import Epoch, job_epoch
-from trials.data.index import DatasetIndex, profile
-from trials.data.indexing import IndexReport, Reading, build_index
+from trials.data.index import profile
+from trials.data.indexing import Reading, build_index
 from trials.errors import DataError, InvalidPlan
 from trials.job import Job
 from trials.layer_costs import LayerCosts
@@ -31,12 +31,12 @@ _BESIDE = "beside_schedule"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Forecast:
-    """What one plan would take."""
+    """Forecast of one plan."""
 
     plan: Plan
     prediction: Prediction
     timeline: Timeline
-    """Of a typical step, as it is simulated."""
+    """Simulation of a typical step."""
     relative_error: float
     """Standard error of the epoch's seconds, as a share of them."""
     predicted_samples_per_second: float
@@ -48,9 +48,9 @@ class Forecast:
 
     @property
     def parts(self) -> dict[str, float]:
-        """Seconds of the epoch by what they are spent on; they sum to it.
+        """Seconds of the epoch by what they are spent on, which sum to the epoch.
 
-        The last, `beside_schedule`, is what trials took more than their simulation; negative where it was less.
+        The last part, `beside_schedule`, is what steps of trials took more than simulated; it may be negative.
         """
         simulated = self.prediction.breakdown.totals
         return {**simulated, _BESIDE: self.prediction.epoch_seconds - sum(simulated.values())}
@@ -62,7 +62,7 @@ class Forecast:
 
     @property
     def keeps_batch(self) -> bool:
-        """Whether a search would run the plan: its mean global batch is near the job's."""
+        """Whether the mean global batch is near enough to the job's for a search to run the plan."""
         return self.prediction.batch_deviation <= MOST_BATCH_DEVIATION
 
 
@@ -72,9 +72,10 @@ class Forecaster:
     def __init__(
         self, job: Job, shape: ModelShape, cluster: Cluster, progress: Callable[[Reading], None] | None = None
     ) -> None:
-        """Reads the job's data; raises what `build_index` raises."""
+        """Read the job's data; raises what `build_index` raises."""
         self.job, self.shape, self.cluster = job, shape, cluster
-        self.index, self.report = _read(job, progress)
+        measurer = load_measurer(job.model, job.data)
+        self.index, self.report = build_index(job.data, measurer, Path(), progress, cache=lengths_folder())
         self.workload = Workload(
             model=shape,
             data=profile(self.index),
@@ -91,13 +92,13 @@ class Forecaster:
 
     @property
     def trials(self) -> int:
-        """So many have corrected what is forecast."""
+        """Number of trials that have corrected the forecasts."""
         return self._predictor.trials
 
     def learn(self, trials: Iterable[FinishedTrial]) -> None:
-        """Corrects all forecasts by trials of a comparable workload, in this order.
+        """Correct all forecasts by trials of a comparable workload, in this order.
 
-        They may have run on another number of devices: what they correct are the costs of layers, links and reduction.
+        The trials may have run on another number of devices: they correct the costs of layers, links and reduction.
         """
         for trial in filter(is_conclusive, trials):
             base = self._predictor.base.with_costs(self._costs_on(trial.plan.layout.world_size))
@@ -107,29 +108,32 @@ class Forecaster:
         return self.cluster.costs_on(devices).with_workers(self.job.data.workers)
 
     def of(self, plan: Plan) -> Forecast:
-        """Raises PredictError for a plan that is not one of this model's, or needs more devices or packs."""
+        """Return the forecast of a plan.
+
+        Raises PredictError for a plan that is not one of this model, or needs more devices or packs than there are.
+        """
         self._check(plan)
         return self._forecast(plan, self._predictor.predict(plan))
 
     def best(self, count: int) -> tuple[Forecast, ...]:
-        """The plans that are predicted to be fastest, each with another layout or other capacities; what fits is first.
+        """Return the plans predicted fastest, each with another layout or other capacities; those that fit come first.
 
-        For each of them every packer is tried. By what trials have taught of memory, a solved plan may not fit.
+        With the corrections by trials, a solved plan may not fit.
 
         Raises NoFeasiblePlan when none fits the memory and keeps the global batch.
         """
-        predicted = {plan.id: (plan, self._predictor.predict(plan)) for plan in self._solved()}
+        solver = Solver(self._predictor.corrected, Limits.of(self.workload))
+        solved = feasible_space(self.workload, solver, remedy="give more --memory or --devices").starts
+        predicted = {plan.id: (plan, self._predictor.predict(plan)) for plan in solved}
         distinct: dict[tuple[Layout, tuple[int, int]], tuple[Plan, Prediction]] = {}
         limit = self.cluster.memory_limit_bytes
         for plan, prediction in sorted(
             predicted.values(), key=lambda entry: (max(entry[1].stage_bytes) > limit, entry[1].epoch_seconds)
         ):
-            distinct.setdefault((plan.layout, _capacities(plan.packing)), (plan, prediction))
+            assert isinstance(plan.packing, Packed)  # as all starts of a space are
+            capacities = plan.packing.qv, plan.packing.qt
+            distinct.setdefault((plan.layout, capacities), (plan, prediction))
         return tuple(self._forecast(*entry) for entry in list(distinct.values())[:count])
-
-    def _solved(self) -> tuple[Plan, ...]:
-        solver = Solver(self._predictor.corrected, Limits.of(self.workload))
-        return feasible_space(self.workload, solver, remedy="give more --memory or --devices").starts
 
     def _check(self, plan: Plan) -> None:
         try:
@@ -168,14 +172,3 @@ class Forecaster:
 
     def _epoch(self, packing: Packing, data_parallel: int) -> Epoch:
         return job_epoch(self.job, self.index, self._weights, packing, data_parallel=data_parallel)
-
-
-def _read(job: Job, progress: Callable[[Reading], None] | None) -> tuple[DatasetIndex, IndexReport]:
-    measurer = load_measurer(job.model, job.data)
-    return build_index(job.data, measurer, Path(), progress, cache=lengths_folder())
-
-
-def _capacities(packing: Packing) -> tuple[int, int]:
-    """Of a packing of the grid, which are all packed."""
-    assert isinstance(packing, Packed)
-    return packing.qv, packing.qt

@@ -28,9 +28,9 @@ _PARTS = {
 
 
 def forecast_text(forecaster: Forecaster, found: Sequence[Forecast]) -> str:
-    """What it is for, the plans side by side when there are several, and the first one in detail."""
+    """Return the devices and data, the plans side by side when there are several, and the first one in detail."""
     first, *others = found
-    sections = [_for(forecaster)]
+    sections = [_header(forecaster)]
     if others:
         sections.append(_ranking(found))
     sections += [_plan(first), _parts(first), _stages(first), _step(first)]
@@ -38,7 +38,7 @@ def forecast_text(forecaster: Forecaster, found: Sequence[Forecast]) -> str:
 
 
 def forecast_document(forecaster: Forecaster, found: Sequence[Forecast]) -> dict[str, Any]:
-    """The same as JSON values: seconds, bytes, and shares of 1."""
+    """Return the forecasts as JSON values: seconds, bytes, and shares of 1."""
     cluster = forecaster.cluster
     return {
         "model": wire.to_document(forecaster.shape),
@@ -82,18 +82,20 @@ def _document(forecast: Forecast) -> dict[str, Any]:
 
 
 def _rounded(times: Array) -> Any:
-    """To microseconds; [micro-batches, stages, (begin, end)], the update without micro-batches."""
+    """Return times rounded to microseconds, [micro-batches, stages, (begin, end)]; the update has no micro-batches."""
     return times.round(6).tolist()
 
 
-def _for(forecaster: Forecaster) -> str:
+def _header(forecaster: Forecaster) -> str:
     cluster, shape, report = forecaster.cluster, forecaster.shape, forecaster.report
+    trials = forecaster.trials
+    corrected = f"{trials} trial{'s' * (trials > 1)}" if trials else "no trials"
     lines = [
         f"{shape.name} in {shape.dtype} on {replace(cluster.profiled.hardware, devices=cluster.devices)}, limit "
         f"{cluster.memory_limit_bytes / _MEBI:,.0f} MiB per rank; {forecaster.workload.data.samples} samples an epoch, "
         f"global batch {forecaster.job.training.global_batch_samples}",
         f"Measured: {cluster.measured}; fitted with a median error of {cluster.costs.residual:.1%}",
-        f"{_corrected(forecaster.trials)}; +- is the standard error",
+        f"Corrected by {corrected}; +- is the standard error",
         *(f"Extrapolated: {what}" for what in cluster.extrapolated),
     ]
     if cluster.costs.noisy_kinds:
@@ -101,10 +103,6 @@ def _for(forecaster: Forecaster) -> str:
     if report.bad:
         lines.append(f"Left out: {report.bad} of {report.records} dataset lines, which cannot be used")
     return "\n".join(lines)
-
-
-def _corrected(trials: int) -> str:
-    return f"Corrected by {trials} trial{'s' * (trials > 1)}" if trials else "Corrected by no trials"
 
 
 def _epoch_seconds(forecast: Forecast) -> str:

@@ -11,14 +11,17 @@ WIDTH = 100
 _FORWARD, _BACKWARD = "0123456789", "ABCDEFGHIJ"
 _IDLE, _UPDATE = ".", "#"
 _TICKS = 6
-"""At most."""
+"""Most ticks of the axis."""
 LEGEND = """\
 0 to 9: forward pass of micro-batch 0, 1, ...; A to J: backward pass; both begin anew at 10
 .: waiting, sending or receiving; #: reduction and optimizer"""
 
 
 def gantt(timeline: Timeline, width: int = WIDTH) -> str:
-    """At most `width` columns. A column shows what is done in its middle, so a pass shorter than it may not be seen."""
+    """Return rows of at most `width` columns.
+
+    A column shows what a stage does in the middle of its time, so a pass shorter than a column may not appear.
+    """
     label = len(f"stage {timeline.stages - 1} ")
     columns = width - label - 2
     middles = (np.arange(columns) + 0.5) * timeline.seconds / columns
@@ -37,8 +40,11 @@ def _row(timeline: Timeline, stage: int, middles: NDArray[np.float64]) -> str:
 
 
 def _axis(seconds: float, columns: int) -> tuple[str, str]:
-    """(marks, numbers) at round times."""
-    step = _round_up(seconds / _TICKS)
+    """Return (marks, numbers) at round times."""
+    least = seconds / _TICKS
+    power = 10.0 ** math.floor(math.log10(least))
+    # The next 1, 2 or 5 times a power of ten; a rounding error shall not skip one.
+    step = next(digit * power for digit in (1, 2, 5, 10) if least <= digit * power * (1 + 1e-9))
     unit, scale = ("s", 1.0) if step >= 0.1 else ("ms", 1e3)
     marks, numbers = [" "] * columns, [" "] * (columns + 1)
     for tick in range(int(seconds / step) + 1):
@@ -48,9 +54,3 @@ def _axis(seconds: float, columns: int) -> tuple[str, str]:
             marks[place] = "'"
             numbers[place : place + len(text)] = text
     return "".join(marks).rstrip(), "".join(numbers).rstrip()
-
-
-def _round_up(value: float) -> float:
-    """To 1, 2 or 5 times a power of ten."""
-    power = 10.0 ** math.floor(math.log10(value))
-    return next(round_value * power for round_value in (1, 2, 5, 10) if value <= round_value * power * (1 + 1e-9))

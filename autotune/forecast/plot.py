@@ -1,4 +1,4 @@
-"""A picture of a typical step, for a paper or a report: what each stage does, and the memory that it keeps."""
+"""Plot of a typical step: what each stage does, and the memory that it keeps."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ __all__ = ["check_plot", "plot"]
 _FORWARD, _BACKWARD, _UPDATE, _KEPT, _LIMIT = "#1f5f8b", "#b5522a", "#7a7a7a", "#4f8a5b", "#333333"
 _MEBI = 1 << 20
 _NUMBERED = 0.012
-"""Passes of at least this share of the step carry the number of their micro-batch."""
+"""Least share of the step of a pass that is labelled with its micro-batch."""
 _STYLE: dict[Any, Any] = {
     "font.size": 8,
     "axes.spines.top": False,
@@ -28,7 +28,7 @@ _STYLE: dict[Any, Any] = {
 
 
 def plot(forecast: Forecast, path: Path) -> None:
-    """Draws into a file of the kind that its suffix names. Raises PackError when it cannot be written."""
+    """Write the plot to a file of the kind that its suffix names. Raises PackError when it cannot be written."""
     from matplotlib import rc_context  # noqa: PLC0415 - an extra, and slow to load
     from matplotlib.figure import Figure  # noqa: PLC0415
 
@@ -47,7 +47,7 @@ def plot(forecast: Forecast, path: Path) -> None:
 
 
 def _draw_passes(place: "Axes", timeline: Timeline) -> None:
-    """A row for each stage, the first on top."""
+    """Draw a row for each stage, the first on top."""
     from matplotlib.patches import Patch  # noqa: PLC0415
 
     place.spines["left"].set_visible(False)
@@ -70,7 +70,7 @@ def _draw_passes(place: "Axes", timeline: Timeline) -> None:
 
 
 def _draw_memory(place: "Axes", forecast: Forecast, stage: int) -> None:
-    """What the stage holds in this step, the most that it needs in any step, and the limit."""
+    """Draw the memory of the stage in this step, its peak over all steps, and the limit."""
     timeline, limit = forecast.timeline, forecast.memory_limit_bytes / _MEBI
     times, kept = timeline.memory(stage)
     static, needed = timeline.static_bytes[stage] / _MEBI, forecast.prediction.stage_bytes[stage] / _MEBI

@@ -1,4 +1,4 @@
-"""A profile of the layers with what it is of: what the store keeps, and what `autotune profile --out` writes."""
+"""Layer costs with the model and hardware that they were measured on, as `autotune profile --out` writes them."""
 
 from dataclasses import dataclass
 from datetime import UTC
@@ -21,7 +21,7 @@ _COUNTS = ("devices", "device_memory_bytes", "ram_bytes")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfiledCosts:
-    """The costs of a model's layers, and what they were measured on."""
+    """Costs of a model's layers, and what they were measured on."""
 
     hardware: Hardware
     model: ModelShape
@@ -30,7 +30,7 @@ class ProfiledCosts:
     costs: LayerCosts
 
     def __post_init__(self) -> None:
-        """Raises ValueError for devices that there cannot be."""
+        """Raise ValueError for impossible hardware."""
         for name in _COUNTS:
             if (value := getattr(self.hardware, name)) < 1:
                 raise ValueError(f"hardware.{name} is {value}, but has to be at least 1")
@@ -41,7 +41,7 @@ class ProfiledCosts:
 
 
 def stored_costs(profile: LayerProfile) -> ProfiledCosts:
-    """Raises NoProfile for a document that another version of the program wrote."""
+    """Read the costs of a stored profile. Raises NoProfile for a document of another version."""
     try:
         costs = wire.decode(LayerCosts, profile.document)
     except WireError as error:
@@ -55,7 +55,7 @@ def stored_costs(profile: LayerProfile) -> ProfiledCosts:
 
 
 def read_profile(path: Path) -> ProfiledCosts:
-    """What `autotune profile --out` wrote. Raises ProfileError for anything else."""
+    """Read a file that `autotune profile --out` wrote. Raises ProfileError for anything else."""
     try:
         return wire.decode(ProfiledCosts, read_regular(path, _MOST_BYTES).decode())
     except (OSError, UnicodeDecodeError) as error:

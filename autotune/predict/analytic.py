@@ -1,6 +1,6 @@
-"""An analytic device: layer costs from a model's shape and a device's data sheet, for what is not here to be measured.
+"""Analytic layer costs from a model's shape and a device's data sheet, for devices that are not here to be measured.
 
-Arithmetic with assumed efficiencies, not a profile. It tells plans of one model apart; its seconds are rough.
+They assume efficiencies instead of measuring them: plans of one model can be compared, but the seconds are rough.
 """
 
 from dataclasses import dataclass
@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from trials.layer_costs import Coefficients, LayerCost, LayerCosts, LinkCost, LoadCost, UpdateCost
 
 LABEL = "analytic device profile: computed from shapes and data sheets, nothing measured"
-"""What everything that comes from here is to be labelled with."""
+"""Label for all results of these costs."""
 
 _ELEMENT_BYTES = 2
 _OPTIMIZER_BYTES = 30
-"""Per parameter, by Adam: float32 weight and two moments read and written, gradient read, 16-bit weight written."""
+"""Bytes that Adam moves per parameter: float32 weight and two moments both ways, gradient in, 16-bit weight out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionShape:
-    """A vision transformer whose states are joined and projected into the language model."""
+    """Shape of a vision transformer whose states are merged and projected into the language model."""
 
     layers: int
     hidden: int
@@ -32,7 +32,7 @@ class VisionShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LanguageShape:
-    """A decoder with gated feed-forward layers and grouped keys."""
+    """Shape of a decoder with gated feed-forward layers and grouped keys."""
 
     layers: int
     hidden: int
@@ -44,7 +44,7 @@ class LanguageShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """What a data sheet says of one device, and the shares of it that real layers are assumed to reach."""
+    """Data sheet of one device, with the shares of it that layers are assumed to reach."""
 
     name: str
     peak_flops: float
@@ -72,17 +72,17 @@ A100 = Device(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Work:
-    """What one layer does in a forward pass for one unit, token or squared length."""
+    """Work of one layer in a forward pass for one unit, token or squared length."""
 
     flops: float = 0.0
     moved_values: float = 0.0
-    """Read and written by what is not a matrix product."""
+    """Values read and written outside matrix products."""
     gathered_values: float = 0.0
-    """Exchanged in the tensor-parallel group."""
+    """Values exchanged in the tensor-parallel group."""
 
 
 def analytic_costs(vision: VisionShape, language: LanguageShape, device: Device, tensor_degree: int = 1) -> LayerCosts:
-    """Costs of one rank, which holds 1 / `tensor_degree` of every layer and of its states (sequence parallelism).
+    """Return the costs of one rank, which holds 1 / `tensor_degree` of each layer and its states.
 
     Of n parameters a matrix takes 2 n operations per token, attention 4 n^2 h on n tokens, half where it is causal
     (Megatron-LM, appendix). Kept is the input of every operation, with attention that keeps no scores (Korthikanti et

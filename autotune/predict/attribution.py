@@ -1,7 +1,8 @@
-"""Where the time of a step goes: parts that sum to the whole, each by one thing added to an ideal step.
+"""Attributes the time of a step to parts that sum to the whole, each by one cause added to an ideal step.
 
-Added in this order, so that no part is negative: padding, recomputation, loading of data, stages of unequal work, data
-ranks of unequal work, the pipeline's order, communication, the optimizer. docs/methods.md defines each.
+The causes are added in this order, so that no part is negative: padding, recomputation, loading of data, stages of
+unequal work, data ranks of unequal work, the pipeline's order, communication, the optimizer. docs/methods.md defines
+each.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from trials.data.records.sample import Ints
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PackSeconds:
-    """What packs take on the stages of a plan, [packs, stages] where nothing else is said."""
+    """Seconds of packs on the stages of a plan, [packs, stages] unless stated otherwise."""
 
     load: Array
     """Waiting for the pack's data, before its forward pass."""
@@ -26,19 +27,19 @@ class PackSeconds:
     recompute: Array
     """The part of `backward` that is recomputation."""
     samples: Array
-    """On all stages together, what the samples alone take: no padding, no recomputation; [packs]."""
+    """The samples alone on all stages together, without padding and recomputation, [packs]."""
     sends: Array
-    """Of the states from each stage to the next, and again of their gradient, [packs, stages - 1]."""
+    """Sending the states from each stage to the next, and again their gradient, [packs, stages - 1]."""
 
     @property
     def loaded_forward(self) -> Array:
-        """Forward passes with what they wait for, as the schedule runs them."""
+        """Forward passes with the loading that they wait for, as the schedule runs them."""
         return self.load + self.forward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class UpdateSeconds:
-    """What follows the passes of a step, [stages]."""
+    """Seconds of what follows the passes of a step, [stages]."""
 
     reduction: Array
     optimizer: Array
@@ -49,24 +50,24 @@ class Breakdown:
     """Seconds of steps by what they are spent on, [steps] each."""
 
     ideal: Array
-    """The samples' own work, spread perfectly over all ranks."""
+    """Work of the samples alone, spread evenly over all ranks."""
     padding: Array
     recompute: Array
     loading: Array
     """Reading and encoding the data."""
     stage_imbalance: Array
-    """On average over the data ranks, how much more work the busiest stage has than a stage on average."""
+    """Work of the busiest stage above that of the mean stage, on average over the data ranks."""
     data_imbalance: Array
-    """How much more the busiest stage of the slowest data rank has to do than that of a data rank on average."""
+    """Work of the busiest stage of the slowest data rank above that of the mean data rank."""
     bubble: Array
-    """The busiest stage waits for its neighbours: as the pipeline fills and drains, and where packs are uneven."""
+    """Waiting of the busiest stage for its neighbours, as the pipeline fills and drains and where packs are uneven."""
     communication: Array
     """Sends between stages, and the reduction of gradients over data ranks."""
     optimizer: Array
 
     @property
     def seconds(self) -> Array:
-        """Of the whole steps, [steps]."""
+        """Seconds of the whole steps, [steps]."""
         total: Array = np.sum([getattr(self, field.name) for field in fields(self)], axis=0)
         return total
 
@@ -77,14 +78,14 @@ class Breakdown:
 
     @classmethod
     def joined(cls, several: "Sequence[Breakdown]") -> "Breakdown":
-        """The steps of one after those of the other."""
+        """Concatenate the steps of several breakdowns."""
         return cls(
             **{field.name: np.concatenate([getattr(one, field.name) for one in several]) for field in fields(cls)}
         )
 
 
 def attribute(packs: Ints, seconds: PackSeconds, update: UpdateSeconds) -> tuple[Breakdown, Array]:
-    """(parts of each step, seconds in which the ranks of each stage have passes to run [steps, stages]).
+    """Return (parts of each step, seconds in which the ranks of each stage run passes [steps, stages]).
 
     `packs` are numbers of packs, [steps, micro-batches, data ranks].
     """
@@ -98,7 +99,7 @@ def attribute(packs: Ints, seconds: PackSeconds, update: UpdateSeconds) -> tuple
     busiest = work.max(axis=2)
 
     def spread(of_packs: Array) -> Array:
-        """Seconds of packs, [packs], over all ranks of their step, [steps]."""
+        """Spread seconds of packs [packs] over all ranks of their step, [steps]."""
         each: Array = of_packs[packs].sum(axis=(1, 2)) / (ranks * stages)
         return each
 

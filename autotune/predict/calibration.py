@@ -1,7 +1,7 @@
-"""What measured trials say about the predictions: a factor for each part of the time and of the memory, with errors.
+"""Corrects predictions by measured trials: a factor for each part of the time and of the memory, with errors.
 
 Bayesian linear regression (Bishop: Pattern Recognition and Machine Learning, section 3.3) of measured on predicted
-parts, as shares of the predicted sum. The prior says that the profile is right, within the widths below. Errors are
+parts, as shares of the predicted sum. The prior is that the profile is right, within the widths below. Errors are
 those of Student's t with 3 degrees of freedom, by re-weighting (Lange, Little, Taylor 1989), so that one disturbed
 trial counts little. The scale of the errors is estimated with the factors.
 """
@@ -17,7 +17,7 @@ from autotune.predict.features import COSTS, FEATURES, Features
 from autotune.predict.memory import StageBytes
 
 _MACHINE_WIDTH = 0.20
-"""Prior standard deviation of a factor that all computation shares: another clock, another load."""
+"""Prior standard deviation of a factor that all computation shares, such as another clock or load."""
 _OWN_WIDTHS = {
     "vision": 0.10,
     "language": 0.10,
@@ -29,23 +29,26 @@ _OWN_WIDTHS = {
     "update": 0.50,
     "schedule": 0.10,
 }
-"""Prior standard deviation of each factor beside it. The schedule's is a share of the step, and 0 is expected."""
+"""Prior standard deviation of each factor besides it. That of the schedule is a share of the step with mean 0."""
 _BYTE_WIDTHS = (0.02, 0.05)
 """The same for static and for kept bytes."""
 _TIME_NOISE, _BYTE_NOISE = 0.03, 0.005
-"""Expected relative error of one measurement; it counts as much as so many measurements:"""
+"""Prior of the relative error of one measurement."""
 _NOISE_WEIGHT = 5.0
+"""Measurements that this prior counts as."""
 _ELSEWHERE = 0.3
-"""Share of the prior's widths by which a factor may be another on a workload that is nearly the same."""
+"""Share of the prior's widths by which factors may differ between similar workloads."""
 _FREEDOM = 3.0
+"""Degrees of freedom of Student's t."""
 _ROUNDS = 20
+"""Number of re-weightings."""
 _WIDTH = 2.0
 """Standard errors on each side of an interval: 95 %."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """Seconds that were measured, beside the predicted seconds by feature."""
+    """Measured seconds, and the predicted seconds by feature."""
 
     features: Features
     seconds: float
@@ -53,7 +56,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peak:
-    """Most bytes that a stage was seen to need, beside those predicted for the same steps."""
+    """Measured peak bytes of a stage, and those predicted for the same steps."""
 
     predicted: StageBytes
     measured: float
@@ -61,19 +64,19 @@ class Peak:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationState:
-    """What a calibration came to, to begin another one with."""
+    """Final posterior of a calibration, with which the one of a similar workload can begin."""
 
     time_mean: tuple[float, ...]
-    """Of the factors of FEATURES."""
+    """Means of the factors of FEATURES."""
     time_covariance: tuple[tuple[float, ...], ...]
     byte_mean: tuple[float, ...]
-    """Of static and of kept bytes."""
+    """Means of the factors of static and of kept bytes."""
     byte_covariance: tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Factors:
-    """Normal posterior of some factors."""
+    """Normal distribution of factors."""
 
     mean: Array
     covariance: Array
@@ -81,7 +84,7 @@ class _Factors:
     """Relative error of one measurement."""
 
     def fitted(self, rows: Array, values: Array) -> "_Factors":
-        """After measured `values` [n] of predicted parts `rows` [n, factors], this one being the prior."""
+        """Return the posterior after measuring `values` [n] of predicted parts `rows` [n, factors]."""
         if not len(rows):
             return self
         scale = rows @ self.mean
@@ -101,19 +104,27 @@ class _Factors:
         return _Factors(mean=mean, covariance=covariance, noise=noise)
 
     def after(self, mean: Sequence[float], covariance: Sequence[Sequence[float]]) -> "_Factors":
-        """What was learnt elsewhere, with a part of this one's own width."""
+        """Return a prior with the mean and covariance of a similar workload, widened by a share of this one's."""
         widened = np.array(covariance) + _ELSEWHERE**2 * self.covariance
         return replace(self, mean=np.array(mean), covariance=widened)
 
     def predict(self, row: Array) -> tuple[float, float]:
-        """(mean, standard error of a new measurement)."""
+        """Return (mean, standard error of a new measurement)."""
         mean = float(row @ self.mean)
         return mean, math.sqrt(float(row @ self.covariance @ row) + (self.noise * mean) ** 2)
 
 
 def _prior(state: CalibrationState | None) -> tuple[_Factors, _Factors]:
-    """Of time and of bytes; after state from other trials these, nearly."""
-    time, memory = _profiled()
+    """Return the priors of time and bytes: around the profile, or around the state of a similar workload."""
+    own = np.diag([_OWN_WIDTHS[name] ** 2 for name in FEATURES])
+    shared = np.array([name not in ("loading", "communication", "schedule") for name in FEATURES], dtype=np.float64)
+    time = _Factors(
+        mean=np.array([1.0] * len(COSTS) + [0.0]),
+        covariance=own + _MACHINE_WIDTH**2 * np.outer(shared, shared),
+        noise=_TIME_NOISE,
+    )
+    memory = _Factors(mean=np.ones(2), covariance=np.diag(np.square(_BYTE_WIDTHS)), noise=_BYTE_NOISE)
+    # A state of an older version may lack a feature.
     if state is None or len(state.time_mean) != len(time.mean):
         return time, memory
     return (
@@ -122,20 +133,8 @@ def _prior(state: CalibrationState | None) -> tuple[_Factors, _Factors]:
     )
 
 
-def _profiled() -> tuple[_Factors, _Factors]:
-    """The profile is right, but for the widths."""
-    own = np.diag([_OWN_WIDTHS[name] ** 2 for name in FEATURES])
-    shared = np.array([name not in ("loading", "communication", "schedule") for name in FEATURES], dtype=np.float64)
-    time = _Factors(
-        mean=np.array([1.0] * len(COSTS) + [0.0]),
-        covariance=own + _MACHINE_WIDTH**2 * np.outer(shared, shared),
-        noise=_TIME_NOISE,
-    )
-    return time, _Factors(mean=np.ones(2), covariance=np.diag(np.square(_BYTE_WIDTHS)), noise=_BYTE_NOISE)
-
-
 class Calibration:
-    """Corrects predictions of one workload. Without observations it leaves them and says how wide they are."""
+    """Corrects predictions of one workload; without observations it only states their errors."""
 
     def __init__(self, time: _Factors, memory: _Factors) -> None:
         self._time, self._memory = time, memory
@@ -148,9 +147,10 @@ class Calibration:
         exceeded: Sequence[Peak] = (),
         state: CalibrationState | None = None,
     ) -> "Calibration":
-        """`exceeded` are stages that ran out of memory: what they needed at least counts where it is a surprise.
+        """Fit the factors to the trials, beginning with the `state` of a similar workload if given.
 
-        `state` come from another workload.
+        `exceeded` are stages that ran out of memory. What they needed at least counts only where it is above what the
+        other measurements let expect.
         """
         time, memory = _prior(state)
         return cls(
@@ -163,7 +163,7 @@ class Calibration:
 
     @property
     def state(self) -> CalibrationState:
-        """For the calibration of another workload."""
+        """Posterior of the factors, for the calibration of a similar workload."""
         return CalibrationState(
             time_mean=tuple(self._time.mean.tolist()),
             time_covariance=tuple(map(tuple, self._time.covariance.tolist())),
@@ -173,31 +173,31 @@ class Calibration:
 
     @property
     def factors(self) -> tuple[float, ...]:
-        """One for each of COSTS, to scale layer costs with; none is negative."""
+        """Factors of COSTS with which to scale the layer costs; none is negative."""
         return tuple(np.maximum(self._time.mean[: len(COSTS)], 0.0).tolist())
 
     @property
     def byte_factors(self) -> tuple[float, float]:
-        """Of static and of kept bytes; none is negative."""
+        """Factors of static and of kept bytes; none is negative."""
         static, kept = np.maximum(self._memory.mean, 0.0).tolist()
         return static, kept
 
     @property
     def covariance(self) -> Array:
-        """Of what the factors of FEATURES are still unsure of, [features, features]."""
+        """Posterior covariance of the factors of FEATURES, [features, features]."""
         return self._time.covariance
 
     @property
     def schedule_factor(self) -> float:
-        """What a step takes more than the simulation of the scaled costs says."""
+        """Ratio of the seconds of a step to those simulated with the scaled costs."""
         return 1 + float(self._time.mean[-1])
 
     def seconds(self, features: Features) -> tuple[float, float]:
-        """(mean, standard error) of a step with these predicted parts."""
+        """Return (mean, standard error) of the seconds of a step with these predicted parts."""
         return self._time.predict(np.array(features))
 
     def bytes(self, stage: StageBytes) -> StageBytes:
-        """The corrected interval, in which 95 % of the measured peaks are expected."""
+        """Return the corrected interval, in which 95 % of the measured peaks are expected."""
         lowest, error = self._memory.predict(_byte_row(stage, stage.low))
         expected, _ = self._memory.predict(_byte_row(stage, stage.expected))
         highest, high_error = self._memory.predict(_byte_row(stage, stage.high))
@@ -210,9 +210,10 @@ class Calibration:
 
 
 def _fitted_bytes(prior: _Factors, peaks: Sequence[Peak], exceeded: Sequence[Peak]) -> _Factors:
-    """A stage that exceeded its memory counts as a peak while it needed more than all others let expect.
+    """Fit the factors of bytes. A stage that exceeded its memory counts while it needed more than the fit predicts.
 
-    The one furthest above comes first: one that it explains says nothing more, and would only pull it down.
+    The stage furthest above the prediction is added first: a lower bound that the fit explains adds no information, and
+    as a measurement it would pull the factors down.
     """
     counted, left = list(peaks), list(exceeded)
     while True:
@@ -220,18 +221,16 @@ def _fitted_bytes(prior: _Factors, peaks: Sequence[Peak], exceeded: Sequence[Pea
             np.array([_byte_row(peak.predicted, peak.predicted.expected) for peak in counted]),
             np.array([peak.measured for peak in counted]),
         )
-        above = {number: _surprise(factors, peak) for number, peak in enumerate(left)}
+        above = {
+            number: peak.measured / factors.predict(_byte_row(peak.predicted, peak.predicted.expected))[0]
+            for number, peak in enumerate(left)
+        }
         furthest = max(above, key=lambda number: above[number], default=None)
         if furthest is None or above[furthest] <= 1:
             return factors
         counted.append(left.pop(furthest))
 
 
-def _surprise(factors: _Factors, peak: Peak) -> float:
-    """Measured over expected bytes."""
-    return peak.measured / factors.predict(_byte_row(peak.predicted, peak.predicted.expected))[0]
-
-
 def _byte_row(stage: StageBytes, total: float) -> Array:
-    """(static, kept) bytes."""
+    """Return (static, kept) bytes."""
     return np.array((stage.static, total - stage.static))

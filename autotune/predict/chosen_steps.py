@@ -1,4 +1,4 @@
-"""Some steps of an epoch, for predictions of what was run of it."""
+"""Sizes of some steps of an epoch, for predictions of the steps that a trial ran."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -11,7 +11,7 @@ from trials.data.records.sample import Ints
 
 
 class ChosenSteps(EpochSizes):
-    """The sizes of these steps alone, in their order by length. Packs are numbered from 0 over those of the steps."""
+    """Sizes of these steps alone, ordered by length. Packs are numbered from 0 over those of the steps."""
 
     def __init__(self, whole: EpochSizes, steps: Sequence[int]) -> None:
         super().__init__(whole.epoch)
@@ -31,6 +31,6 @@ class ChosenSteps(EpochSizes):
         return of_whole
 
     def packs_of_rank(self, data_rank: int) -> Ints:
-        """All of that data rank's packs."""
+        """Return the numbers of that data rank's packs."""
         packs: Ints = np.concatenate([block[:, :, data_rank].ravel() for block in self.blocks])
         return packs

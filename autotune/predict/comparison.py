@@ -1,4 +1,4 @@
-"""Many plans of one packing and layout side by side, on some steps of their epoch."""
+"""Compares plans of one packing and layout on a sample of the steps of their epoch."""
 
 from collections.abc import Sequence
 
@@ -10,18 +10,17 @@ from autotune.predict.predictor import Predictor
 from trials.plan import Plan
 
 MOST_STEPS = 64
-"""So many steps stand for an epoch that has more."""
+"""Steps that stand for a longer epoch."""
 _ERRORS = 2
-"""Standard errors by which a difference may be wrong."""
+"""Standard errors that are added to a difference."""
 
 
 def cautious_seconds(predictor: Predictor, plans: Sequence[Plan]) -> Array:
-    """Seconds of an epoch of plans with one packing and layout, not less than what is sure beside the first plan.
+    """Return cautious epoch seconds of plans that share packing and layout, [plans].
 
-    What `Predictor.predict` says, for an epoch of at most MOST_STEPS steps. Of a longer one, so many steps are
-    simulated, spread evenly over it, and a plan's difference from the first plan is raised by its error from that
+    They equal those of `Predictor.predict` for an epoch of at most MOST_STEPS steps. Of a longer epoch, this many steps
+    are simulated, spread evenly, and a plan's difference from the first plan is raised by twice its sampling error
     (standard error of a mean of paired differences, drawn without replacement; Cochran, Sampling Techniques, 2.5).
-    [plans]
     """
     whole = predictor.sizes(plans[0].packing, plans[0].layout)
     steps = _spread(whole.epoch.steps)
@@ -33,6 +32,6 @@ def cautious_seconds(predictor: Predictor, plans: Sequence[Plan]) -> Array:
 
 
 def _spread(count: int) -> list[int]:
-    """Steps in the middle of equal shares of the epoch; all of them when they are few."""
+    """Return steps in the middle of equal shares of the epoch; all of them when they are few."""
     few = min(count, MOST_STEPS)
     return [int((number + 0.5) * count / few) for number in range(few)]

@@ -1,4 +1,4 @@
-"""Layer costs: time and memory of each kind of layer as a function of a pack's size, fitted to profiled layers."""
+"""Fits layer costs: time and memory of each kind of layer as a function of a pack's size."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -25,7 +25,8 @@ from trials.tasks.answer import LayerTiming, LoadTiming, ProfileReport
 Array: TypeAlias = NDArray[np.float64]
 Quantity: TypeAlias = Callable[[LayerTiming], float]
 
-# On which columns of (units, tokens, squares, 1) the cost of each kind depends.
+# Columns of (units, tokens, squares, 1) on which the cost of each kind depends. Attention is quadratic in the length of
+# a sample, but a vision unit has a fixed length, so only language layers depend on squares.
 _TIME_TERMS: dict[LayerKind, tuple[int, ...]] = {
     "vision_embedding": (0, 3),
     "vision": (0, 3),
@@ -38,7 +39,7 @@ _LOAD_TERMS = (0, 1, 3)
 
 
 def fit_costs(reports: Sequence[ProfileReport]) -> LayerCosts:
-    """Robust fits with non-negative coefficients over the timings of all ranks, relative errors weighted alike.
+    """Fit non-negative coefficients to the timings of all ranks robustly, with equal weights of relative errors.
 
     Raises ProfileError for a measurement that is negative or no number.
     """

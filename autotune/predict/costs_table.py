@@ -12,11 +12,12 @@ from trials.workload import DataProfile
 
 _KIBI = 1 << 10
 _TYPICAL_SAMPLES = 4
+"""As many as in OmniBal's unpacked micro-batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypicalPack:
-    """A pack of so many mean samples of some data, at which costs are shown."""
+    """A pack of mean samples of the data, at which costs are shown."""
 
     samples: int
     units: float
@@ -38,7 +39,7 @@ class TypicalPack:
 
 
 def costs_document(costs: LayerCosts, pack: TypicalPack) -> dict[str, Any]:
-    """The costs, and what each kind of layer takes for the typical pack."""
+    """Return the costs with those of each kind of layer for the typical pack, as JSON values."""
     at_typical = {
         kind: {
             "forward_seconds": pack.cost(cost.forward_seconds),
@@ -53,7 +54,7 @@ def costs_document(costs: LayerCosts, pack: TypicalPack) -> dict[str, Any]:
 
 
 def costs_text(costs: LayerCosts, pack: TypicalPack) -> str:
-    """One line for each kind, then loading, links, reduction and updates."""
+    """Return a line for each kind, then loading, links, reduction and updates."""
     lines = [
         f"A typical pack has {pack.samples} mean samples: {pack.units:.1f} vision units, {pack.tokens:.0f} text tokens",
         "",

@@ -1,4 +1,4 @@
-"""Predicted seconds by what they are spent on: the few quantities that a calibration corrects."""
+"""Features of a calibration: predicted seconds by the cost that they grow with."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,22 +15,22 @@ from trials.model.cut import cut
 from trials.plan import Plan
 
 COSTS = ("vision", "language", "head", "recompute", "pack", "loading", "communication", "update")
-"""Of layers by size and kind, of each layer for a pack of any size, of loading, links and reduction, the optimizer."""
+"""Layers by kind, recomputation, the constant of each layer per pack, loading, links with reduction, the optimizer."""
 LAYER_COSTS = COSTS[:4]
-"""What the best split hangs on."""
+"""Those that the best split depends on."""
 FEATURES = (*COSTS, "schedule")
-"""And what a whole step takes beside them."""
+"""With what a step takes besides its simulated schedule."""
 Features: TypeAlias = tuple[float, ...]
 """Seconds for each of FEATURES."""
 
 _SIZED: dict[LayerKind, int] = {"vision_embedding": 0, "vision": 0, "projector": 0, "language": 1, "head": 2}
 _RECOMPUTE, _PACK, _LOADING, _COMMUNICATION, _UPDATE = range(3, 8)
 _SMALL = 0.02
-"""Change of a factor by which the change of a step is told: at some packs the slowest stage is another one then."""
+"""Change of a factor for a derivative: large enough for the slowest stage to change for some packs."""
 
 
 def scaled(costs: LayerCosts, factors: Sequence[float] | Array) -> LayerCosts:
-    """The costs times one factor for each of COSTS."""
+    """Return the costs times one factor for each of COSTS."""
     factors = [float(factor) for factor in factors]
 
     def times(coefficients: Coefficients, factor: float) -> Coefficients:
@@ -71,10 +71,10 @@ def scaled(costs: LayerCosts, factors: Sequence[float] | Array) -> LayerCosts:
 
 
 def step_features(predictor: Predictor, plan: Plan, steps: Sequence[int], factors: Sequence[float]) -> Features:
-    """How much a mean step of these grows with each factor, at these factors; with them it sums to the step.
+    """Return the derivatives of the mean seconds of these steps by each factor, then the seconds themselves.
 
-    A step's time is the longest way through its passes, so it is a convex function of the factors, and proportional to
-    all of them together (Euler): the derivatives times the factors are its parts.
+    The time of a step is the longest path through its passes, a convex and homogeneous function of the factors, so the
+    derivatives times the factors sum to it (Euler).
     """
     around = np.array(factors)
 
@@ -82,6 +82,7 @@ def step_features(predictor: Predictor, plan: Plan, steps: Sequence[int], factor
         return float(predictor.with_costs(scaled(predictor.costs, at)).step_seconds(plan, steps).mean())
 
     base = seconds(around)
+    # Finite differences do not sum to the step exactly, so they are scaled to do so.
     grown = np.array([seconds(around + _SMALL * one) for one in np.eye(len(COSTS))])
     parts = np.maximum(grown - base, 0) / _SMALL
     parts *= base / max(float(parts @ around), 1e-12)
@@ -91,7 +92,7 @@ def step_features(predictor: Predictor, plan: Plan, steps: Sequence[int], factor
 def stage_features(
     predictor: Predictor, plan: Plan, steps: Sequence[int], stage: int, data_rank: int
 ) -> tuple[Features, Features, Features, Features]:
-    """Of a rank's (load, forward, backward, optimizer) seconds in a mean step of these."""
+    """Return the features of a rank's (load, forward, backward, optimizer) seconds in a mean step of these."""
     sizes = ChosenSteps(predictor.sizes(plan.packing, plan.layout), steps)
     table = sizes.table[sizes.packs_of_rank(data_rank)]
     parts = Parts.of(cut(plan))

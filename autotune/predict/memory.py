@@ -1,4 +1,4 @@
-"""Bytes of a pipeline stage: what it always holds, and what its packs keep under 1F1B."""
+"""Memory of a pipeline stage: static bytes, and what its packs keep under 1F1B."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,22 +13,22 @@ from trials.layer_costs import KINDS, LayerCosts
 from trials.plan import Layout
 
 _UNMODELLED = 0.01
-"""Share of what packs keep that the layers alone do not show: on measured stages it stayed below 0.4 %."""
+"""Share of what packs keep that is in no layer; on measured stages it stayed below 0.4 %."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageBytes:
-    """Most bytes of a stage on its fullest rank, as an interval."""
+    """Peak bytes of a stage on its fullest rank, as an interval."""
 
     static: float
-    """Weights, gradients and optimizer states; part of all three others."""
+    """Weights, gradients and optimizer states; included in the other three."""
     low: float
     expected: float
     high: float
 
 
 class StageMemory:
-    """Memory of the stages of any plan of one model."""
+    """Predicts the memory of the stages of any plan of one model."""
 
     def __init__(self, costs: LayerCosts, element_bytes: int, factors: tuple[float, float] = (1.0, 1.0)) -> None:
         """`element_bytes` is the size of a weight in the training's dtype; `factors` of static and of kept bytes."""
@@ -44,17 +44,17 @@ class StageMemory:
         self._element_bytes = element_bytes
 
     def expected(self, parts: Parts, layout: Layout, number: int, sizes: EpochSizes) -> Array:
-        """Bytes of stage `number` under each of `parts`, [stages].
+        """Return the expected peak bytes of stage `number` for each of `parts`, [stages].
 
-        Static bytes, and the most that packs keep: either all that are in flight under 1F1B, as a backward pass
-        begins, or all but one of them and what that one keeps while one of its layers is recomputed. Exact for one pack
-        in flight; above that, the one whose layer costs most is taken to run beside the heaviest others.
+        The peak is static bytes plus the most that packs keep: either all packs in flight under 1F1B as a backward pass
+        begins, or all but one and what that one keeps while one of its layers is recomputed. This is exact for one pack
+        in flight; for more, the pack whose layer costs most is assumed to run beside the heaviest others.
         """
         expected: Array = self._static(parts, layout) + self._most(parts, layout, number, sizes)[1]
         return expected
 
     def interval(self, part: Parts, layout: Layout, number: int, sizes: EpochSizes) -> StageBytes:
-        """The same for one stage, with the errors of the fitted bytes and of what stands in no layer."""
+        """Return the interval for one stage, from the errors of the fitted bytes and of what is in no layer."""
         static = float(self._static(part, layout)[0])
         waiting, most = (float(kept[0]) for kept in self._most(part, layout, number, sizes))
         error = float((self._errors * (part.layers[0] > 0)).max()) + _UNMODELLED
@@ -66,14 +66,15 @@ class StageMemory:
         )
 
     def kept(self, parts: Parts, sizes: EpochSizes) -> Array:
-        """What each pack keeps on each stage of one plan between its two passes, [packs, stages]."""
+        """Return the bytes that each pack keeps on each stage between its two passes, [packs, stages]."""
         kept: Array = sizes.table @ self._of_packs(parts, len(KINDS)).T
         return kept
 
     def _most(self, parts: Parts, layout: Layout, number: int, sizes: EpochSizes) -> tuple[Array, Array]:
-        """What packs keep (while all in flight wait for their backward pass, at the most), both [stages]."""
+        """Return (bytes while all packs in flight wait for their backward pass, most bytes), both [stages]."""
         in_flight = min(layout.pipeline - number, sizes.epoch.micro_batches)
         kept = self._of_packs(parts, len(KINDS))
+        # Transient bytes are those of the layer that runs: the last one, as the backward pass begins.
         last = len(KINDS) - 1 - np.argmax(parts.layers[:, ::-1] > 0, axis=1)
         waiting = _largest(sizes.heaviest(in_flight), kept) + _largest(sizes.heaviest(1), self._transient[last])
         others = _largest(sizes.heaviest(in_flight - 1), kept) if in_flight > 1 else np.zeros_like(waiting)
@@ -86,7 +87,7 @@ class StageMemory:
         return waiting, most
 
     def _of_packs(self, parts: Parts, kinds: int) -> Array:
-        """Coefficients of what a pack keeps in layers of the first so many kinds, [stages, 4]."""
+        """Return coefficients of the bytes that a pack keeps in layers of the first `kinds` kinds, [stages, 4]."""
         layers, recomputed = parts.layers[:, :kinds], parts.recomputed[:, :kinds]
         whole = layers - recomputed
         kept: Array = (
@@ -95,10 +96,10 @@ class StageMemory:
         return kept
 
     def _while_recomputing(self, parts: Parts, kind: int) -> Array:
-        """Coefficients of what a pack keeps while the last recomputed layer of a kind is being recomputed, [stages, 4].
+        """Return coefficients of the bytes of a pack while the last layer of a kind is being recomputed, [stages, 4].
 
-        All its layers of the kind are: where one was kept, that layer asked for as much before. What comes behind the
-        layer has had its backward pass and is free.
+        All layers of the kind are recomputed: had one been kept, it would have needed as much before. Later layers have
+        had their backward pass and are free.
         """
         inputs = (parts.recomputed[:, kind, None] - 1) * self._outputs[kind]
         coefficients: Array = self._of_packs(parts, kind) + inputs + self._alone[kind]
@@ -110,11 +111,11 @@ class StageMemory:
 
 
 def _rows(coefficients: Iterable[tuple[float, ...]]) -> Array:
-    """One row for each kind of layer."""
+    """Return coefficients with a row for each kind of layer."""
     return np.array(list(coefficients))
 
 
 def _largest(candidates: Array, coefficients: Array) -> Array:
-    """Of each row of coefficients, the largest cost among the candidates, [stages]."""
+    """Return the largest cost among the candidates for each row of coefficients, [stages]."""
     largest: Array = (candidates @ coefficients.T).max(axis=0)
     return largest

@@ -1,4 +1,4 @@
-"""Pipeline stages as counts of layers, so that thousands of possible stages are weighed at once."""
+"""Pipeline stages as counts of layers, so that thousands of possible stages are computed at once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,15 +16,15 @@ VISION, LANGUAGE = KINDS.index("vision"), KINDS.index("language")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Parts:
-    """Some stages, [stages, kinds] in the order of KINDS."""
+    """Layers of some stages, [stages, kinds] in the order of KINDS."""
 
     layers: Array
     recomputed: Array
-    """How many of `layers`, the first ones, are recomputed."""
+    """Number of `layers`, the first ones, that are recomputed."""
 
     @classmethod
     def of(cls, cuts: Sequence[Cut]) -> "Parts":
-        """The stages of one plan."""
+        """Return the stages of one plan."""
         return cls(
             layers=np.array(
                 [(c.embeds, len(c.vision), c.projects, len(c.language), c.heads) for c in cuts], dtype=np.float64

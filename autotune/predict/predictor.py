@@ -1,4 +1,4 @@
-"""What a plan will take: seconds of each step of the epoch, and bytes of each stage."""
+"""Predicts plans: seconds of each step of the epoch, and bytes of each stage."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,32 +21,32 @@ from trials.model.cut import cut
 from trials.plan import Layout, Packing, Plan
 
 MOST_BATCH_DEVIATION = 0.10
-"""How far a plan's mean global batch may be from the job's."""
+"""Largest deviation of a plan's mean global batch from the job's, as a share."""
 
 EpochOf = Callable[[Packing, int], Epoch]
-"""The first epoch under a packing, for so many data-parallel ranks."""
+"""Returns the first epoch under a packing, for a data-parallel degree."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Prediction:
-    """One plan's epoch before it has run."""
+    """Prediction of one plan's epoch."""
 
     step_seconds: Array
     """Communication and update included, [steps]."""
     breakdown: Breakdown
-    """What the seconds of each step are spent on."""
+    """Seconds of each step by what they are spent on."""
     stage_idle: tuple[float, ...]
     """Share of the epoch in which the ranks of each stage wait, send or receive; 0.1 is 10 %."""
     step_samples: Ints
     """Samples of each step, [steps]."""
     stage_memory: tuple[StageBytes, ...]
-    """Most bytes of each stage on its fullest rank."""
+    """Bytes of each stage on its fullest rank."""
     batch_deviation: float
-    """Of a step's mean samples from the job's global batch; 0.1 is 10 %."""
+    """Deviation of the mean samples of a step from the job's global batch; 0.1 is 10 %."""
 
     @property
     def stage_bytes(self) -> tuple[float, ...]:
-        """The expected ones."""
+        """Expected bytes of each stage."""
         return tuple(stage.expected for stage in self.stage_memory)
 
     @property
@@ -91,13 +91,13 @@ class Predictor:
         self._epoch_of = epoch_of
 
     def with_costs(self, costs: LayerCosts, byte_factors: tuple[float, float] = (1.0, 1.0)) -> "Predictor":
-        """Another one of the same workload; packs that one of them has made serve both."""
+        """Return a predictor of the same workload with other costs, which shares the packs that were built."""
         other = Predictor(costs, self._epoch_of, self._element_bytes, byte_factors)
         other._sizes = self._sizes
         return other
 
     def sizes(self, packing: Packing, layout: Layout) -> EpochSizes:
-        """The packs and steps of the first epoch."""
+        """Return the sizes of the packs and steps of the first epoch, cached."""
         return self._sizes(packing, layout.data)
 
     def predict(self, plan: Plan) -> Prediction:
@@ -114,7 +114,7 @@ class Predictor:
         )
 
     def _schedule(self, layout: Layout, parts: Parts, sizes: EpochSizes) -> tuple[Breakdown, tuple[float, ...]]:
-        """(parts of each step, idle share of each stage over the epoch)."""
+        """Return (parts of each step, idle share of each stage over the epoch)."""
         seconds, update = self.pack_seconds(parts, sizes), self._update_seconds(layout, parts)
         breakdowns, works = zip(*(attribute(block, seconds, update) for block in sizes.blocks), strict=True)
         breakdown = Breakdown.joined(breakdowns)
@@ -132,28 +132,29 @@ class Predictor:
         )
 
     def update_seconds(self, layout: Layout, parts: Parts) -> Array:
-        """Of reduction and optimizer, [stages]."""
+        """Return the seconds of reduction and optimizer, [stages]."""
         update = self._update_seconds(layout, parts)
         seconds: Array = update.reduction + update.optimizer
         return seconds
 
     def step_seconds(self, plan: Plan, steps: Sequence[int]) -> Array:
-        """Of these steps of the epoch alone, in the order of `ChosenSteps`."""
+        """Return the seconds of these steps of the epoch, in the order of `ChosenSteps`."""
         seconds: Array = self.plans_step_seconds((plan,), ChosenSteps(self.sizes(plan.packing, plan.layout), steps))[0]
         return seconds
 
     def epoch_seconds(self, plan: Plan) -> float:
-        """What `predict` says, sooner."""
+        """Return the same as `predict(plan).epoch_seconds`, in less time."""
         return float(self.plans_step_seconds((plan,), self.sizes(plan.packing, plan.layout)).sum())
 
     def plans_step_seconds(self, plans: Sequence[Plan], sizes: EpochSizes) -> Array:
-        """Of plans with one packing and layout side by side, [plans, steps]."""
+        """Return the step seconds of plans that share packing and layout, [plans, steps]."""
         layout = plans[0].layout
         parts = [Parts.of(cut(plan)) for plan in plans]
         packs = [self.pack_seconds(of_plan, sizes) for of_plan in parts]
         passes = [
             np.stack([getattr(of_plan, side) for of_plan in packs]) for side in ("loaded_forward", "backward", "sends")
         ]
+        # All data ranks of a stage reduce together, so the slowest of them decides.
         update = np.stack([self.update_seconds(layout, of_plan) for of_plan in parts])[:, None]
         seconds = []
         for block in sizes.blocks:
@@ -166,11 +167,11 @@ class Predictor:
         return np.concatenate(seconds, axis=1)
 
     def pack_seconds(self, parts: Parts, sizes: EpochSizes) -> PackSeconds:
-        """Of all packs on the stages of one plan."""
+        """Return the seconds of all packs on the stages of one plan."""
         forward, backward = self.pass_seconds(parts, sizes.table)
         chain = (parts.layers @ (self._forward + self._backward)).sum(axis=0)
         link = self.costs.link
-        # A stage sends what its last layer hands on; the last stage sends nothing on.
+        # A stage sends what its last layer outputs; the last stage sends nothing.
         last = len(KINDS) - 1 - np.argmax(parts.layers[:-1, ::-1] > 0, axis=1)
         return PackSeconds(
             load=self.load_seconds(parts, sizes.table),
@@ -182,13 +183,13 @@ class Predictor:
         )
 
     def pass_seconds(self, parts: Parts, sizes: Array) -> tuple[Array, Array]:
-        """(forward, backward with recomputation) seconds of packs on stages, [packs, stages]; sizes [packs, 4]."""
+        """Return (forward, backward with recomputation) seconds of packs [packs, stages]; `sizes` are [packs, 4]."""
         forward = parts.layers @ self._forward
         backward = parts.layers @ self._backward + parts.recomputed @ self._again
         return sizes @ forward.T, sizes @ backward.T
 
     def load_seconds(self, parts: Parts, sizes: Array) -> Array:
-        """Of reading and encoding packs where their pixels or their labels are needed; shapes as in `pass_seconds`."""
+        """Return the seconds of loading packs on the stages that need pixels or labels; shapes as in `pass_seconds`."""
         embeds, heads = (parts.layers[:, [KINDS.index(kind)]] for kind in ("vision_embedding", "head"))
         loading = self.costs.loading
         of_stages = embeds * np.array(loading.pixels_seconds) + heads * (1 - embeds) * np.array(loading.labels_seconds)
@@ -196,15 +197,15 @@ class Predictor:
         return seconds
 
     def stage_bytes(self, parts: Parts, layout: Layout, number: int, sizes: EpochSizes) -> Array:
-        """Expected bytes of stage `number` under each of `parts`, [stages]; see `StageMemory.expected`."""
+        """Return the expected bytes of stage `number` for each of `parts`, [stages]; see `StageMemory.expected`."""
         return self._memory.expected(parts, layout, number, sizes)
 
     def kept_bytes(self, parts: Parts, sizes: EpochSizes) -> Array:
-        """What each pack keeps on each stage of one plan between its two passes, [packs, stages]."""
+        """Return the bytes that each pack keeps on each stage between its two passes, [packs, stages]."""
         return self._memory.kept(parts, sizes)
 
     def stage_memory(self, parts: Parts, layout: Layout, sizes: EpochSizes) -> tuple[StageBytes, ...]:
-        """The interval of each stage of one plan."""
+        """Return the interval of the bytes of each stage of one plan."""
         return tuple(
             self._memory.interval(parts[number : number + 1], layout, number, sizes) for number in range(len(parts))
         )

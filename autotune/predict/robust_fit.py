@@ -1,4 +1,4 @@
-"""Least squares with non-negative coefficients that a few wrong measurements do not move."""
+"""Non-negative least squares that is robust to a few wrong measurements."""
 
 from itertools import combinations
 from typing import TypeAlias
@@ -11,8 +11,9 @@ from trials.layer_costs import Coefficients
 Array: TypeAlias = NDArray[np.float64]
 
 _ROUNDS = 15
+"""Most re-weightings."""
 _SMALLEST = 1e-3
-"""Values below this share of the largest count as if they had it: relative errors of next to nothing mean nothing."""
+"""Least scale, as a share of the largest: relative errors of tiny values mean nothing."""
 _EXACT = 1e-9
 _RIDGE = 1e-12
 _BISQUARE = 4.685
@@ -20,11 +21,11 @@ _BISQUARE = 4.685
 
 
 def fit_not_negative(sizes: Array, values: Array, terms: tuple[int, ...]) -> Coefficients:
-    """Coefficients of the four columns of `sizes` [n, 4]; those outside `terms` are 0.
+    """Return coefficients of the four columns of `sizes` [n, 4]; those outside `terms` are 0.
 
-    Relative errors count alike. Starts from the least absolute errors (iteratively re-weighted) and goes on with
-    Tukey's bisquare weights (Huber, Ronchetti: Robust Statistics, section 7.8): a measurement that is far from what the
-    others say counts nothing.
+    Relative errors have equal weights. The fit starts with least absolute errors (iteratively re-weighted) and goes on
+    with Tukey's bisquare weights (Huber, Ronchetti: Robust Statistics, section 7.8), which ignore a measurement that is
+    far from the others.
     """
     rows = sizes[:, list(terms)]
     found = _relative_fit(rows, values, values)
@@ -37,7 +38,7 @@ def fit_not_negative(sizes: Array, values: Array, terms: tuple[int, ...]) -> Coe
 
 
 def _relative_fit(rows: Array, values: Array, scale: Array) -> Array:
-    """The robust fit of errors as shares of `scale` [n]."""
+    """Fit robustly with errors as shares of `scale` [n]."""
     scale = np.maximum(scale, scale.max() * _SMALLEST or 1.0)
     rows, target = rows / scale[:, None], values / scale
     found = _solve(rows, target, np.ones(len(target)))
@@ -62,7 +63,7 @@ def _without_outliers(rows: Array, target: Array, found: Array) -> Array:
 
 
 def _solve(rows: Array, target: Array, weights: Array) -> Array:
-    """The non-negative solution of least weighted squares: of the few columns, every choice is tried."""
+    """Return the non-negative solution of weighted least squares, by trying every choice of the few columns."""
     norms = np.sqrt((rows**2 * weights[:, None]).sum(axis=0))
     scaled = rows / np.where(norms > 0, norms, 1.0)
     # A trace of a ridge: sizes that cannot be told apart share their cost.

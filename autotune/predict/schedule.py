@@ -1,4 +1,4 @@
-"""How long a step takes: packs pass the stages in DeepSpeed's 1F1B order. A function of times alone.
+"""Simulates steps: packs pass the stages in DeepSpeed's 1F1B order.
 
 In slot t of the schedule (`TrainSchedule.steps` in deepspeed/runtime/pipe/schedule.py) every second stage has its turn
 for a forward pass, the others for a backward pass. Before it, a stage whose turn is a backward pass meets its
@@ -18,15 +18,15 @@ from autotune.predict.costs import Array
 from trials.data.records.sample import Ints
 
 _TOGETHER = 512
-"""So many steps or plans are simulated at a time: enough for long loops in numpy, and few enough for the cache."""
+"""Steps or plans that are simulated at a time: enough for long loops in numpy, few enough for the cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Schedule:
-    """When the stages of n steps, or of a step of n plans, are done with their passes."""
+    """Times of the stages in n steps, or in one step of n plans."""
 
     ends: Array
-    """When each stage has ended its last backward pass and its last exchange, [n, stages]."""
+    """Time at which each stage ends its last backward pass and exchange, [n, stages]."""
     busy: Array
     """Seconds in which each stage computes, [n, stages]."""
 
@@ -38,13 +38,13 @@ class Schedule:
 
     @property
     def idle(self) -> Array:
-        """Seconds in which each stage computes nothing: it waits, sends or receives, [n, stages]."""
+        """Seconds in which each stage waits, sends or receives, [n, stages]."""
         return self.seconds[:, None] - self.busy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Passes:
-    """When each pass ends, [n, micro-batches, stages]; it began as much earlier as it takes."""
+    """Time at which each pass ends, [n, micro-batches, stages]."""
 
     forward_ends: Array
     backward_ends: Array
@@ -52,22 +52,22 @@ class Passes:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Slot:
-    """What happens at one time of the schedule, by stage."""
+    """What the stages do in one slot of the schedule."""
 
     meet: Ints
-    """Stages that exchange something with their successor."""
+    """Stages that exchange states or gradients with their successor."""
     gradients: Ints
     """Micro-batch whose gradient each of `meet` receives; -1 for none."""
     states: Ints
     """Micro-batch whose states each of `meet` sends; -1 for none."""
     run: Ints
-    """Stages that have a pass."""
+    """Stages that run a pass."""
     passes: Ints
-    """Micro-batch of each of `run`; for a backward pass, so many more as there are micro-batches."""
+    """Micro-batch of each of `run`, plus the number of micro-batches for a backward pass."""
 
 
 def simulate(forward: Array, backward: Array, sends: Array | None = None) -> Schedule:
-    """Steps of 1F1B, or with one stage of plain gradient accumulation.
+    """Simulate steps of 1F1B; with one stage, of plain gradient accumulation.
 
     `forward` and `backward` are seconds of each micro-batch on each stage, [n, micro-batches, stages]. `sends` are
     seconds of a micro-batch's states from stage s to s + 1, and of their gradient on the way back, [n, micro-batches,
@@ -84,7 +84,7 @@ def simulate(forward: Array, backward: Array, sends: Array | None = None) -> Sch
 
 
 def trace(forward: Array, backward: Array, sends: Array | None = None) -> Passes:
-    """When the passes of the same steps end."""
+    """Return when the passes of the same steps end."""
     clock = np.zeros((forward.shape[2], len(forward)))
     ends = np.empty((2 * forward.shape[1], *clock.shape))
     for slot in _run(clock, forward, backward, sends):
@@ -94,7 +94,7 @@ def trace(forward: Array, backward: Array, sends: Array | None = None) -> Passes
 
 
 def _run(clock: Array, forward: Array, backward: Array, sends: Array | None) -> Iterator[_Slot]:
-    """Moves the clocks of the stages, [stages, n], slot by slot."""
+    """Advance the clocks of the stages, [stages, n], slot by slot."""
     seconds = np.concatenate((forward.transpose(1, 2, 0), backward.transpose(1, 2, 0)))
     if sends is not None:
         # Behind the last micro-batch, where index -1 leads: nothing to send takes no time.
@@ -110,7 +110,7 @@ def _run(clock: Array, forward: Array, backward: Array, sends: Array | None) -> 
 
 @lru_cache(maxsize=256)
 def _slots(count: int, stages: int) -> tuple[_Slot, ...]:
-    """The schedule of so many micro-batches on so many stages."""
+    """Return the schedule of `count` micro-batches on `stages` stages."""
     return tuple(_slot(time, count, stages) for time in range(2 * (count + stages - 1)))
 
 

@@ -1,4 +1,4 @@
-"""What the packs of an epoch ask for, in the columns that layer costs are functions of."""
+"""Sizes of the packs of an epoch, in the columns that layer costs depend on."""
 
 from functools import cached_property, lru_cache
 
@@ -26,7 +26,7 @@ class EpochSizes:
 
     @cached_property
     def samples_alone(self) -> Array:
-        """The table without padding and without what stands in where a pack has no image or no sample, [packs, 4]."""
+        """The table without padding, and without placeholders in packs without image or sample, [packs, 4]."""
         packs, index = self.epoch.packs, self.epoch.index
         lengths = index.text_tokens.astype(np.int64)
         columns = (packs.sums(index.vision_units), packs.sums(lengths), packs.sums(lengths**2), packs.counts > 0)
@@ -35,7 +35,7 @@ class EpochSizes:
 
     @cached_property
     def mean(self) -> Array:
-        """Of all packs, [1, 4]."""
+        """Mean of all packs, [1, 4]."""
         mean: Array = self.table.mean(axis=0, keepdims=True)
         return mean
 
@@ -59,9 +59,9 @@ class EpochSizes:
         return counts
 
     def heaviest(self, in_flight: int) -> Array:
-        """Candidates for the most that `in_flight` neighbouring packs of a rank's step ask for together, [few, 4].
+        """Return sums of `in_flight` neighbouring packs of a rank's step that may cost most, [candidates, 4].
 
-        Whatever the (non-negative) cost per column, the largest sum is among them.
+        For any non-negative cost per column, the largest sum is among them.
         """
         return self._heaviest(in_flight)
 
@@ -76,7 +76,7 @@ class EpochSizes:
 
 
 def _not_dominated(rows: Array) -> Array:
-    """The rows that no other row reaches or exceeds in every column."""
+    """Return the rows that no other row reaches or exceeds in every column."""
     kept = []
     rows = np.unique(rows, axis=0)
     scale = np.maximum(rows.max(axis=0), np.finfo(float).tiny)

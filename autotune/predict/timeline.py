@@ -19,14 +19,14 @@ class Timeline:
     step: int
     """Of the epoch, counted from 0."""
     data_rank: int
-    """The one that takes longest."""
+    """The slowest one."""
     forward: Array
-    """When each pass begins and ends, [micro-batches, stages, 2]."""
+    """Begin and end of each pass, [micro-batches, stages, 2]."""
     backward: Array
     update: Array
-    """When reduction and optimizer begin and end, [stages, 2]."""
+    """Begin and end of reduction and optimizer, [stages, 2]."""
     kept_bytes: Array
-    """What each micro-batch keeps on each stage from its forward to its backward pass, [micro-batches, stages]."""
+    """Bytes of each micro-batch on each stage from its forward to its backward pass, [micro-batches, stages]."""
     static_bytes: tuple[float, ...]
     """Of each stage: weights, gradients and optimizer states."""
 
@@ -39,7 +39,7 @@ class Timeline:
         return len(self.static_bytes)
 
     def memory(self, stage: int) -> tuple[Array, Array]:
-        """(times, bytes at these times) of one stage: a pass keeps more, or frees it, evenly while it runs."""
+        """Return (times, bytes at these times) of one stage; a pass allocates, or frees, at a constant rate."""
         edges = np.unique(np.concatenate([self.forward[:, stage], self.backward[:, stage], [[0.0, self.seconds]]]))
         kept = np.full(edges.shape, self.static_bytes[stage])
         for (begins, ends), sign in ((self.forward[:, stage].T, 1.0), (self.backward[:, stage].T, -1.0)):
@@ -55,7 +55,7 @@ def typical_step(prediction: Prediction) -> int:
 
 
 def timeline(predictor: Predictor, plan: Plan, prediction: Prediction) -> Timeline:
-    """A typical step of the plan, on its slowest data rank."""
+    """Return a typical step of the plan, on its slowest data rank."""
     step, sizes, parts = typical_step(prediction), predictor.sizes(plan.packing, plan.layout), Parts.of(cut(plan))
     packs = sizes.epoch.rows(step).T
     seconds, update = predictor.pack_seconds(parts, sizes), predictor.update_seconds(plan.layout, parts)
