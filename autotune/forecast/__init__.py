@@ -1,1 +1,1 @@
-"""What plans would take on devices that may not be here, without running them."""
+"""Forecasts of plans on devices that may not be here, without running them."""

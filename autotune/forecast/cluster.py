@@ -145,6 +145,7 @@ def _extrapolated(profiled: ProfiledCosts, devices: int, memory: int, usual: int
 
 def _uncounted(costs: LayerCosts) -> Iterable[str]:
     link = costs.link
+    # One device has no neighbour: its profile holds 0 for links and reductions.
     missing = [
         what
         for what, cost in (

@@ -101,6 +101,7 @@ class Forecaster:
         The trials may have run on another number of devices: they correct the costs of layers, links and reduction.
         """
         for trial in filter(is_conclusive, trials):
+            # Reductions depend on the number of devices that the trial ran on.
             base = self._predictor.base.with_costs(self._costs_on(trial.plan.layout.world_size))
             self._predictor.learn(trial.plan, trial.result.outcome, self.job.search, base=base)
 
@@ -154,6 +155,7 @@ class Forecaster:
             epoch = self._predictor.base.sizes(plan.packing, plan.layout).epoch
         except DataError as error:
             raise PredictError(f"the plan cannot pack the data: {error}") from error
+        # An empty pack only fills up a row of data ranks.
         packs = int((epoch.packs.counts > 0).sum())
         if packs < plan.layout.data:
             raise PredictError(

@@ -144,6 +144,7 @@ def _plan(forecast: Forecast) -> str:
 
 def _parts(forecast: Forecast) -> str:
     whole = forecast.prediction.epoch_seconds
+    # z: no minus sign before a part that is rounded to 0.
     rows = [
         (name.replace("_", " "), f"{seconds:z.2f}", f"{seconds / whole:z.1%}", _PARTS[name])
         for name, seconds in forecast.parts.items()

@@ -24,6 +24,7 @@ def gantt(timeline: Timeline, width: int = WIDTH) -> str:
     """
     label = len(f"stage {timeline.stages - 1} ")
     columns = width - label - 2
+    # The middle of each column decides what it shows.
     middles = (np.arange(columns) + 0.5) * timeline.seconds / columns
     rows = [f"{f'stage {stage}':<{label}}|{_row(timeline, stage, middles)}|" for stage in range(timeline.stages)]
     return "\n".join((*rows, *(f"{'':<{label + 1}}{line}" for line in _axis(timeline.seconds, columns))))

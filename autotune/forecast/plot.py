@@ -22,8 +22,8 @@ _STYLE: dict[Any, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "legend.frameon": False,
-    "svg.fonttype": "none",
-    "pdf.fonttype": 42,
+    "svg.fonttype": "none",  # text stays text, so that a paper can set it in its own font
+    "pdf.fonttype": 42,  # TrueType, which publishers ask for
 }
 
 

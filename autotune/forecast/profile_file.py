@@ -14,7 +14,7 @@ from trials.layer_costs import LayerCosts
 from trials.regular_file import read_regular
 from trials.workload import Hardware, ModelShape, Software
 
-_MOST_BYTES = 1 << 20
+_MOST_BYTES = 1 << 20  # a real one has a few KiB
 _AGAIN = "write it again with `autotune profile JOB --out`"
 _COUNTS = ("devices", "device_memory_bytes", "ram_bytes")
 

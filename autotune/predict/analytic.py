@@ -23,9 +23,9 @@ class VisionShape:
     hidden: int
     mlp: int
     tokens: int
-    """Of a tile inside the transformer, class token included."""
+    """Tokens of a tile inside the transformer, class token included."""
     image_tokens: int
-    """Of a tile inside the language model."""
+    """Tokens of a tile inside the language model."""
     patch_values: int = 3 * 14**2
     """Numbers in a patch of pixels."""
 

@@ -94,6 +94,7 @@ def attribute(packs: Ints, seconds: PackSeconds, update: UpdateSeconds) -> tuple
     forward, backward, sends = (side[of_ranks] for side in (seconds.loaded_forward, seconds.backward, seconds.sends))
     stages = forward.shape[2]
     schedule = simulate(forward, backward, sends)
+    # Where nothing is sent, as with one stage, both simulations are equal.
     without_sends = simulate(forward, backward) if sends.any() else schedule
     work = schedule.busy.reshape(steps, ranks, stages)
     busiest = work.max(axis=2)

@@ -31,7 +31,7 @@ _OWN_WIDTHS = {
 }
 """Prior standard deviation of each factor besides it. That of the schedule is a share of the step with mean 0."""
 _BYTE_WIDTHS = (0.02, 0.05)
-"""The same for static and for kept bytes."""
+"""Prior standard deviations of the factors of static and of kept bytes."""
 _TIME_NOISE, _BYTE_NOISE = 0.03, 0.005
 """Prior of the relative error of one measurement."""
 _NOISE_WEIGHT = 5.0
@@ -87,6 +87,7 @@ class _Factors:
         """Return the posterior after measuring `values` [n] of predicted parts `rows` [n, factors]."""
         if not len(rows):
             return self
+        # Errors as shares of the predicted sum: long and short measurements count alike.
         scale = rows @ self.mean
         rows, values = rows / scale[:, None], values / scale
         prior = np.linalg.inv(self.covariance).astype(np.float64)
@@ -117,6 +118,7 @@ class _Factors:
 def _prior(state: CalibrationState | None) -> tuple[_Factors, _Factors]:
     """Return the priors of time and bytes: around the profile, or around the state of a similar workload."""
     own = np.diag([_OWN_WIDTHS[name] ** 2 for name in FEATURES])
+    # A faster machine computes everything faster, but does not send or load faster.
     shared = np.array([name not in ("loading", "communication", "schedule") for name in FEATURES], dtype=np.float64)
     time = _Factors(
         mean=np.array([1.0] * len(COSTS) + [0.0]),

@@ -22,6 +22,7 @@ def cautious_seconds(predictor: Predictor, plans: Sequence[Plan]) -> Array:
     are simulated, spread evenly, and a plan's difference from the first plan is raised by twice its sampling error
     (standard error of a mean of paired differences, drawn without replacement; Cochran, Sampling Techniques, 2.5).
     """
+    # Paired differences vary much less between steps than the seconds themselves.
     whole = predictor.sizes(plans[0].packing, plans[0].layout)
     steps = _spread(whole.epoch.steps)
     seconds = predictor.plans_step_seconds(plans, ChosenSteps(whole, steps))

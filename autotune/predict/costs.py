@@ -107,6 +107,7 @@ def _with_errors(cost: LayerCost, timings: Sequence[LayerTiming], kind: LayerKin
     byte_errors = np.abs(_sizes(timings) @ np.array(cost.kept_bytes) - kept) / np.maximum(kept, 1)
     values["seconds_error"] = float(np.median(_time_errors(timings, kind, cost)))
     values["bytes_error"] = float(byte_errors.max())
+    # A quarter of the sizes may be noisier than this.
     values["noise"] = float(np.quantile([t.spread for t in timings], 0.75))
     return LayerCost(**values)
 

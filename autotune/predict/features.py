@@ -17,7 +17,7 @@ from trials.plan import Plan
 COSTS = ("vision", "language", "head", "recompute", "pack", "loading", "communication", "update")
 """Layers by kind, recomputation, the constant of each layer per pack, loading, links with reduction, the optimizer."""
 LAYER_COSTS = COSTS[:4]
-"""Those that the best split depends on."""
+"""Costs that the best split depends on."""
 FEATURES = (*COSTS, "schedule")
 """With what a step takes besides its simulated schedule."""
 Features: TypeAlias = tuple[float, ...]

@@ -79,7 +79,7 @@ class StageMemory:
         waiting = _largest(sizes.heaviest(in_flight), kept) + _largest(sizes.heaviest(1), self._transient[last])
         others = _largest(sizes.heaviest(in_flight - 1), kept) if in_flight > 1 else np.zeros_like(waiting)
         most = waiting.copy()
-        for kind in (VISION, LANGUAGE):
+        for kind in (VISION, LANGUAGE):  # only these are recomputed
             rows = np.flatnonzero((parts.layers[:, kind] > 0) & (parts.recomputed[:, kind] == parts.layers[:, kind]))
             if len(rows):
                 recomputing = _largest(sizes.heaviest(1), self._while_recomputing(parts[rows], kind))

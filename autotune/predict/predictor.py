@@ -93,7 +93,7 @@ class Predictor:
     def with_costs(self, costs: LayerCosts, byte_factors: tuple[float, float] = (1.0, 1.0)) -> "Predictor":
         """Return a predictor of the same workload with other costs, which shares the packs that were built."""
         other = Predictor(costs, self._epoch_of, self._element_bytes, byte_factors)
-        other._sizes = self._sizes
+        other._sizes = self._sizes  # building packs takes longer than predicting with them
         return other
 
     def sizes(self, packing: Packing, layout: Layout) -> EpochSizes:
@@ -120,7 +120,7 @@ class Predictor:
         breakdown = Breakdown.joined(breakdowns)
         work = np.concatenate(works).sum(axis=0) / layout.data
         busy = work + len(breakdown.ideal) * (update.reduction + update.optimizer)
-        whole = float(breakdown.seconds.sum()) or 1.0
+        whole = float(breakdown.seconds.sum()) or 1.0  # costs may all be 0
         return breakdown, tuple((1 - busy / whole).tolist())
 
     def _update_seconds(self, layout: Layout, parts: Parts) -> UpdateSeconds:

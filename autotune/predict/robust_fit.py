@@ -55,6 +55,7 @@ def _relative_fit(rows: Array, values: Array, scale: Array) -> Array:
 def _without_outliers(rows: Array, target: Array, found: Array) -> Array:
     for _ in range(3):
         errors = np.abs(target - rows @ found)
+        # 1.4826 median absolute errors are the standard deviation of normal errors.
         width = _BISQUARE * 1.4826 * float(np.median(errors))
         if width < _EXACT:
             break
@@ -66,7 +67,7 @@ def _solve(rows: Array, target: Array, weights: Array) -> Array:
     """Return the non-negative solution of weighted least squares, by trying every choice of the few columns."""
     norms = np.sqrt((rows**2 * weights[:, None]).sum(axis=0))
     scaled = rows / np.where(norms > 0, norms, 1.0)
-    # A trace of a ridge: sizes that cannot be told apart share their cost.
+    # A trace of a ridge: sizes that cannot be separated share their cost.
     gram = (scaled * weights[:, None]).T @ scaled + _RIDGE * np.eye(len(norms))
     right = (scaled * weights[:, None]).T @ target
     best, best_gain = np.zeros(len(right)), 0.0

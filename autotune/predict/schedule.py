@@ -52,7 +52,7 @@ class Passes:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Slot:
-    """What the stages do in one slot of the schedule."""
+    """Passes and exchanges in one slot of the schedule."""
 
     meet: Ints
     """Stages that exchange states or gradients with their successor."""

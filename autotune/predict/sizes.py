@@ -78,6 +78,7 @@ class EpochSizes:
 def _not_dominated(rows: Array) -> Array:
     """Return the rows that no other row reaches or exceeds in every column."""
     kept = []
+    # The row with the largest sum of shares is dominated by none, and removes all that it dominates.
     rows = np.unique(rows, axis=0)
     scale = np.maximum(rows.max(axis=0), np.finfo(float).tiny)
     while len(rows):

@@ -17,7 +17,7 @@ class Timeline:
     """A step of one data rank; times are seconds from its beginning."""
 
     step: int
-    """Of the epoch, counted from 0."""
+    """Number of the step in the epoch, from 0."""
     data_rank: int
     """The slowest one."""
     forward: Array
@@ -28,7 +28,7 @@ class Timeline:
     kept_bytes: Array
     """Bytes of each micro-batch on each stage from its forward to its backward pass, [micro-batches, stages]."""
     static_bytes: tuple[float, ...]
-    """Of each stage: weights, gradients and optimizer states."""
+    """Weights, gradients and optimizer states of each stage."""
 
     @property
     def seconds(self) -> float:
@@ -62,6 +62,7 @@ def timeline(predictor: Predictor, plan: Plan, prediction: Prediction) -> Timeli
     times = seconds.loaded_forward[packs], seconds.backward[packs], seconds.sends[packs]
     schedule, passes = simulate(*times), trace(*times)
     rank = int(schedule.seconds.argmax())
+    # The reduction begins when all data ranks are there.
     begins = schedule.ends.max(axis=0)
     return Timeline(
         step=step,

@@ -13,6 +13,7 @@ def trial_steps(prediction: Prediction, settings: SearchSection) -> Trial:
     A plan that cannot fit fails in its first step. Timed steps near the means need little correction to stand for the
     epoch. The prediction must be uncorrected, so that a plan's steps are always the same.
     """
+    # Stable sorts give every machine the same steps.
     costliest = np.argsort(-prediction.step_seconds, kind="stable")[: settings.warmup_steps]
     nearest = np.argsort(prediction.step_distances, kind="stable")
     chosen = [int(step) for step in nearest if step not in costliest][: settings.timed_steps]

@@ -125,7 +125,7 @@ class Search:
             yield from self._seed(plans.pop(0), role)
 
     def _affords_seed(self) -> bool:
-        """Whether the budget allows a trial besides one for each kind of baseline that has none."""
+        """Return whether the budget allows a trial besides one for each kind of baseline that has none."""
         tried = {trial.role for trial in (*self.ledger.everything(), *self.ledger.open)}
         return self._budget.allows_trial(reserved=len(self._to_compare.keys() - tried))
 
@@ -202,7 +202,7 @@ class Search:
                 yield from self._reference()
 
     def _is_promising(self) -> bool:
-        """Whether one more trial is affordable and, where the sampler knows, worth it."""
+        """Return whether one more trial is affordable and, where the sampler knows, worth it."""
         if not self._budget.allows_trial(reserved=self._left_to_compare()):
             return False
         if self.settings.sampler != OWN_SAMPLER:

@@ -74,7 +74,7 @@ class Tuner:
                 pools,
                 optuna,
                 current_plan=self._current_plan,
-                # Other trials of this workload teach more than similar workloads, and began with what those taught.
+                # Other trials of this workload say more than similar workloads, and began with what those say.
                 warm_start=not is_fresh and all(trial.study_id == study.id for trial in known),
                 listener=self._listener,
                 on_stop=self._on_stop,

@@ -24,7 +24,7 @@ SMALL_LOSS = 0.003
 Roles: TypeAlias = Mapping[Plan, frozenset[str]]
 """Roles in which plans were tried in this study."""
 _DRAWS = 4096
-"""From the posterior: probabilities are exact to about a per cent."""
+"""Draws from the posterior, which give probabilities to about a per cent."""
 FINALISTS = 3
 """Most plans that are repeated because they may win."""
 _LEAST_FINALISTS = 2
@@ -42,7 +42,7 @@ class Standing:
     epoch_seconds_error: float
     """Standard error."""
     peak_bytes: int
-    """Of the fullest rank, over all trials."""
+    """Peak of the fullest rank, over all trials."""
     trials: int
     may_win: bool = True
     """False for a plan that others are only compared with."""
@@ -237,5 +237,6 @@ def _part(posterior: Posterior, rows: NDArray[np.intp]) -> Posterior:
 def _drawn(posterior: Posterior, numbers: Sequence[int]) -> Array:
     """Draw logarithms of the seconds of these plans, [draws, plans]."""
     part, random = _part(posterior, np.array(numbers)), np.random.default_rng(0)
+    # The eigendecomposition also takes a covariance that rounding has made slightly indefinite.
     drawn: Array = random.multivariate_normal(part.mean, part.covariance, _DRAWS, method="eigh")
     return drawn

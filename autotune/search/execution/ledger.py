@@ -120,6 +120,7 @@ class StudyLedger(KnownTrials):
         gone = [trial for trial in running if self._agent.is_gone(trial.agent_id)]
         for trial in gone:
             self._store.abandon_trial(trial.id)
+        # Of this agent's trials memory is right: the store has a result only after `finish`.
         ours = [trial for trial in self.open if trial.agent_id == self.agent_id]
         self.open = (*ours, *(trial for trial in running if trial not in gone))
         known = {trial.id for trial in self.trials}

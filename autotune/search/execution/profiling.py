@@ -51,6 +51,7 @@ def profile_layers(prepared: Prepared, pool: Pool, logs: Path) -> LayerCosts:
     cannot be right. Times that stay noisy are marked in the costs, and logged as a warning.
     """
     model, devices = prepared.workload.model, prepared.workload.hardware.devices
+    # Each rank times every kind of layer, so any plan of the devices serves.
     whole = Plan(
         packing=Padded(samples=1),
         layout=Layout(pipeline=1, data=devices, zero=0),

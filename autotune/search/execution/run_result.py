@@ -1,4 +1,4 @@
-"""What running a plan gave, before it is recorded as a trial."""
+"""The result of running a plan, before it is recorded as a trial."""
 
 from dataclasses import dataclass, fields
 from datetime import datetime

@@ -15,7 +15,7 @@ from autotune.predict.predictor import Prediction, Predictor
 from autotune.predict.trial_steps import trial_steps
 from trials.job import SearchSection
 from trials.model.cut import cut
-from trials.outcome import Completed, Failed, Measurement, Outcome, OutOfMemory, StageMeasurement
+from trials.outcome import Completed, Failed, Measurement, Outcome, OutOfMemory
 from trials.plan import Plan
 
 _STEPS = 16
@@ -28,7 +28,7 @@ class CalibratedPredictor:
     def __init__(self, base: Predictor, state: CalibrationState | None = None) -> None:
         """`state` is the final calibration of a similar workload, to begin with."""
         self.base = base
-        """From the profile alone."""
+        """Predictor from the profile alone."""
         self.corrected = base
         """With corrected layer costs and bytes, but without what a step takes besides its schedule."""
         self.trials = 0
@@ -73,7 +73,7 @@ class CalibratedPredictor:
 
     @property
     def state(self) -> CalibrationState:
-        """What a search on a similar workload can begin with."""
+        """Calibration state for a search on a similar workload."""
         return self._calibration.state
 
     @property
@@ -124,10 +124,21 @@ class CalibratedPredictor:
         base, steps = base or self.base, measurement.steps
         if max(steps) >= self.base.sizes(plan.packing, plan.layout).epoch.steps:
             return
+        # The whole step tells what the sum of its parts does not: the schedule, and communication.
         mean = sum(measurement.step_seconds) / len(steps)
         self._observations.append(Observation(features=self._features(base, plan, steps), seconds=mean))
         for stage in measurement.stages:
-            self._observations += _stage_observations(base, plan, steps, stage)
+            load, forward, backward, update = stage_features(base, plan, steps, stage.stage, stage.data_rank)
+            measured = [
+                (load, stage.load_seconds),
+                (forward, stage.forward_seconds),
+                (backward, stage.backward_seconds),
+            ]
+            if plan.layout.data == 1:  # with more, a rank waits for the others in the reduction
+                measured.append((update, stage.optimizer_seconds))
+            self._observations += [
+                Observation(features=features, seconds=seconds) for features, seconds in measured if sum(features) > 0
+            ]
         self._peaks += peaks(self.base, plan, measurement, warmup_steps)
         self.trials += 1
         self._fit()
@@ -141,16 +152,6 @@ class CalibratedPredictor:
 
     def _features(self, base: Predictor, plan: Plan, steps: tuple[int, ...]) -> Features:
         return step_features(base, plan, steps, self._calibration.factors)
-
-
-def _stage_observations(
-    base: Predictor, plan: Plan, steps: tuple[int, ...], stage: StageMeasurement
-) -> list[Observation]:
-    load, forward, backward, update = stage_features(base, plan, steps, stage.stage, stage.data_rank)
-    measured = [(load, stage.load_seconds), (forward, stage.forward_seconds), (backward, stage.backward_seconds)]
-    if plan.layout.data == 1:  # with more, a rank waits for the others in the reduction
-        measured.append((update, stage.optimizer_seconds))
-    return [Observation(features=features, seconds=seconds) for features, seconds in measured if sum(features) > 0]
 
 
 def peaks(predictor: Predictor, plan: Plan, measurement: Measurement, warmup_steps: int) -> list[Peak]:

@@ -87,7 +87,7 @@ class _Fit:
     widths: _Widths
     probability: float
     inverse: Array
-    """Of the covariance of the measured values, noise included, [trials, trials]."""
+    """Inverse covariance of the measured values, noise included, [trials, trials]."""
     weights: Array
     """The inverse times the residuals, [trials]."""
     slowness: float
@@ -102,7 +102,7 @@ class Surrogate:
         self._predictor = predictor
         self._trials: list[FinishedTrial] = []
         self._fitted: dict[float, list[_Fit]] = {}
-        """By the additional width of a plan's independent part."""
+        """Fits by the additional width of a plan's independent part."""
         self._known_coordinates: dict[str, Array] = {}
 
     def learn(self, trial: FinishedTrial) -> None:
@@ -141,6 +141,7 @@ class Surrogate:
             shift = across @ fit.weights
             own = fit.widths.of_plans(likeness, same) + free**2 * same
             covariance = linear + own - across @ fit.inverse @ across.T
+            # Mean and covariance of a mixture of normal distributions, one for each choice of widths.
             mean += fit.probability * shift
             square += fit.probability * (covariance + np.outer(shift, shift))
         return Posterior(mean=prior + mean, covariance=square - np.outer(mean, mean))
@@ -205,6 +206,7 @@ class Surrogate:
             for plan, own, drift, seconds, noise in product(_PLAN_WIDTHS, _OWN, _DRIFT_WIDTHS, _DRIFT_SECONDS, _NOISES)
         ]
         logarithms = [_evidence(smooth(each) + np.diag(noises(each)), residuals) + _prior(each) for each in candidates]
+        # The largest one is subtracted so that the exponentials do not underflow.
         shares = np.exp(np.array(logarithms) - max(logarithms))
         shares[shares < _LEAST_SHARE] = 0
         shares /= shares.sum()
@@ -217,7 +219,7 @@ class Surrogate:
     def _coordinates(self, plan: Plan) -> Array:
         if plan.id not in self._known_coordinates:
             sizes = self._predictor.base.sizes(plan.packing, plan.layout)
-            self._known_coordinates[plan.id] = _plan_coordinates(plan, sizes.epoch.micro_batches, sizes.mean[0])
+            self._known_coordinates[plan.id] = _coordinates_of(plan, sizes.epoch.micro_batches, sizes.mean[0])
         return self._known_coordinates[plan.id]
 
 
@@ -260,12 +262,13 @@ def _weighted(
     return _Fit(widths=widths, probability=probability, inverse=inverse, weights=weights, slowness=slowness)
 
 
-def _plan_coordinates(plan: Plan, micro_batches: int, mean: Array) -> Array:
+def _coordinates_of(plan: Plan, micro_batches: int, mean: Array) -> Array:
     """Return the coordinates of a plan; plans at a distance of 1 have little in common."""
     packing, stages = plan.packing, plan.stages
     slack = (0.0, 0.0)
     if isinstance(packing, Packed):
         slack = 1 - packing.qv_min / max(packing.qv, 1), 1 - packing.qt_min / packing.qt
+    # The layers up to each quarter of the stages compare splits over different numbers of stages.
     ends = np.cumsum([0, *(stage.vision + stage.language for stage in stages)])
     share = np.interp((0.25, 0.5, 0.75), np.linspace(0, 1, len(ends)), ends / ends[-1])
     vision, language = sum(stage.vision for stage in stages), sum(stage.language for stage in stages)

@@ -1,4 +1,4 @@
-"""What to try next: the plan with the greatest expected improvement per second of its trial."""
+"""Proposes what to try next: the plan with the greatest expected improvement per second of its trial."""
 
 import math
 from collections import Counter
@@ -115,6 +115,7 @@ class Advisor:
                 self._exceeded.append((trial.plan, stage))
             case _:
                 pass
+        # The solvers and their caches belong to the corrected costs before this trial.
         self._solve = self._solvers()
         self._weight_shift = 0
         self._proposed.clear()
@@ -187,20 +188,19 @@ class Advisor:
     def propose(self, also_pending: Iterable[Plan] = ()) -> Proposal | None:
         """Return the plan to try next; None when no candidate is left."""
         waiting = self.pending.union(also_pending)
-        if waiting not in self._proposed:
-            self._proposed[waiting] = self._best_proposal(waiting)
-        return self._proposed[waiting]
-
-    def _best_proposal(self, waiting: frozenset[Plan]) -> Proposal | None:
+        if waiting in self._proposed:
+            return self._proposed[waiting]
+        found: Proposal | None = None
         candidates = [plan for plan in self._candidates() if plan not in waiting]
-        if not candidates:
-            return None
         known = (*self._measured, *waiting)
-        if not known:
-            return Proposal(plan=candidates[int(np.argmax(self._chance_over_time(candidates)))], gain=math.inf)
-        gains = self._gains(candidates, known) * self._chances(candidates)
-        chosen = int(np.argmax(gains / self._trial_seconds(candidates)))
-        return Proposal(plan=candidates[chosen], gain=float(gains[chosen]))
+        if candidates and known:
+            gains = self._gains(candidates, known) * self._chances(candidates)
+            chosen = int(np.argmax(gains / self._trial_seconds(candidates)))
+            found = Proposal(plan=candidates[chosen], gain=float(gains[chosen]))
+        elif candidates:
+            found = Proposal(plan=candidates[int(np.argmax(self._chance_over_time(candidates)))], gain=math.inf)
+        self._proposed[waiting] = found
+        return found
 
     # --- where to look ---
 
@@ -236,7 +236,7 @@ class Advisor:
         return math.log(self._predictor.epoch_seconds(plan)) + self._weight_of(plan)
 
     def may_fit(self, plan: Plan) -> bool:
-        """Return whether the plan may fit: by its prediction, and beside the plans that ran out of memory."""
+        """Return whether the plan may fit: by its prediction, and compared with plans that ran out of memory."""
         if self._limits.first_above(self._predictor.memory(plan)) is not None:
             return False
         return not any(_asks_for_more(plan, failed, stage) for failed, stage in self._exceeded)
@@ -250,6 +250,7 @@ class Advisor:
         best = len(candidates) + int(np.argmin((posterior.mean + weights)[len(candidates) :]))
         gains = []
         for number in range(len(candidates)):
+            # The joint posterior counts: error that both plans share is no chance to improve.
             less, error = posterior.difference(best, number)
             less += float(weights[best] - weights[number])
             share = less / error if error > 0 else math.copysign(math.inf, less)
@@ -281,6 +282,7 @@ class Advisor:
 
     def _trial_seconds(self, candidates: Sequence[Plan]) -> Array:
         """Return what a trial of each plan would take, warm-up and overhead included, [candidates]."""
+        # An early end of the trial is not expected, so slow plans look a little dearer than they are.
         steps = self._settings.warmup_steps + self._settings.timed_steps
         counts = np.array([self._predictor.base.sizes(plan.packing, plan.layout).epoch.steps for plan in candidates])
         overhead = median(self._overheads) if self._overheads else 0.0

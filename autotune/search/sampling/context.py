@@ -1,4 +1,4 @@
-"""What a sampler gets to know of its search, and base classes of samplers."""
+"""The context that a sampler is given, and base classes of samplers."""
 
 from copy import copy
 from dataclasses import dataclass
@@ -72,6 +72,7 @@ class Nearest(PointSampler):
         seen.add_trial(create_trial(state=TrialState.RUNNING))
         trial = seen.get_trials(deepcopy=False)[-1]
         point = self._sampler.sample_relative(seen, trial, near)
+        # Optuna's samplers return no relative values before their startup trials are done.
         for name, values in near.items():
             if name not in point:
                 point[name] = self._sampler.sample_independent(seen, trial, name, values)

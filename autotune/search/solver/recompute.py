@@ -29,17 +29,12 @@ class LayerSeconds:
     kept: Array
     """Forward and backward."""
     recomputed: Array
-    """What recomputing the layer adds."""
+    """Seconds that recomputing the layer adds."""
 
     def of(self, parts: Parts) -> Array:
         """Return the seconds of each stage, [stages]."""
         seconds: Array = parts.layers @ self.kept + parts.recomputed @ self.recomputed
         return seconds
-
-    def recomputable(self, spare: Array, kind: int) -> Ints:
-        """Return how many layers of a kind can be recomputed in `spare` seconds, rounded up if in doubt."""
-        taken = max(float(self.recomputed[kind]), _LEAST_SECONDS)
-        return np.minimum(spare / taken + _ROUNDING, _NEVER).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -49,7 +44,7 @@ class Recomputes:
     vision: Ints
     language: Ints
     seconds: Array
-    """Of the stage; infinite where it does not fit within its bound."""
+    """Seconds of the stage; infinite where it does not fit within its bound."""
 
 
 def least_recomputes(holdings: Holdings, fits: Fits, seconds: LayerSeconds, bounds: Array) -> Recomputes:
@@ -59,6 +54,7 @@ def least_recomputes(holdings: Holdings, fits: Fits, seconds: LayerSeconds, boun
     holding's bound in seconds allows.
     """
     holding = np.repeat(np.arange(len(holdings)), holdings.vision + 1)
+    # 0, 1, ... up to the vision layers of each holding.
     vision = np.arange(len(holding)) - (np.cumsum(holdings.vision + 1) - holdings.vision - 1)[holding]
 
     def times(holding: Ints, vision: Ints, language: Ints) -> Array:
@@ -68,16 +64,19 @@ def least_recomputes(holdings: Holdings, fits: Fits, seconds: LayerSeconds, boun
     rows = np.flatnonzero(spare >= 0)
     holding, vision = holding[rows], vision[rows]
     tried = holdings[holding]
-    affordable = np.minimum(tried.language, seconds.recomputable(spare[rows], LANGUAGE))
+    taken = max(float(seconds.recomputed[LANGUAGE]), _LEAST_SECONDS)
+    # Rounded up if in doubt: what is too slow is dropped below.
+    affordable = np.minimum(tried.language, (spare[rows] / taken + _ROUNDING).clip(max=_NEVER).astype(np.int64))
     language = _fewest(lambda rows, count: fits(tried[rows].parts(vision[rows], count)), tried.language, affordable)
     rows = np.flatnonzero(language < _NEVER)
     holding, vision, language = holding[rows], vision[rows], language[rows]
-    taken = times(holding, vision, language)
-    best = np.lexsort((taken, holding))
+    needed = times(holding, vision, language)
+    # The sort is stable and vision counts ascend within a holding, so of equal times the fewest vision layers win.
+    best = np.lexsort((needed, holding))
     best = best[np.unique(holding[best], return_index=True)[1]]
-    best = best[taken[best] <= bounds[holding[best]]]
+    best = best[needed[best] <= bounds[holding[best]]]
     found = Recomputes(vision=_nothing(holdings), language=_nothing(holdings), seconds=np.full(len(holdings), np.inf))
-    for all_of_them, counted in ((found.vision, vision), (found.language, language), (found.seconds, taken)):
+    for all_of_them, counted in ((found.vision, vision), (found.language, language), (found.seconds, needed)):
         all_of_them[holding[best]] = counted[best]
     return found
 

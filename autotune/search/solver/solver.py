@@ -66,6 +66,7 @@ class Solver:
         plans = self._problem(packing, layout).best(wanted)
         if not plans:
             return ()
+        # The closed form takes all packs for the mean one; real packs are uneven.
         seconds = cautious_seconds(self._predictor, plans)
         return tuple(plans[number] for number in np.argsort(np.round(seconds / seconds[0], _DIGITS), kind="stable"))
 

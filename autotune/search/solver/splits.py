@@ -112,6 +112,7 @@ class _Bounds:
         """Return the best splits, once no remaining bound can improve on them."""
         self._drop_hopeless()
         times = np.concatenate([choices.seconds for choices in self._stages])
+        # Only these bounds change which choices are allowed.
         bounds = np.unique(np.append(times[times > self._least], (self._least, np.inf)))
         waiting = [(0, len(bounds) - 1, self._least_total)]
         while waiting:
@@ -206,6 +207,7 @@ def _add_stage(totals: Array, choices: Choices, bound: float) -> tuple[Array, In
     sums = (totals[choices.starts[rows]] + choices.seconds[rows, None]).ravel()
     possible = np.flatnonzero(sums < np.inf)
     ends = np.repeat(choices.ends[rows], count)[possible]
+    # By boundary and then by total: the first `count` of each boundary are kept.
     order = np.lexsort((sums[possible], ends))
     ends = ends[order]
     ranks = np.arange(len(ends)) - np.searchsorted(ends, ends)

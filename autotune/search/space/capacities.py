@@ -24,7 +24,7 @@ _NEARLY = 0.01
 _SIZES = 256
 """Most bins of the histogram that is packed."""
 _QUANTILES = (0.5, 0.75, 0.9)
-"""Of the tokens of packs that are full of units: values for a qt that binds as well."""
+"""Quantiles of the tokens of packs that are full of units, for a qt that binds as well."""
 _TOKEN_STEP = 16
 OMNIBAL_SLACK = 128
 """Q't = Qt - 128 (OmniBal, balanced dynamic mini-batches)."""
@@ -50,10 +50,15 @@ def capacities(data: DataProfile, most_samples: float, *, hold_all: bool) -> tup
     """
     lattice = _Lattice(data)
     counts = [count for count in _PACKED_SAMPLES if count <= most_samples] or [1]
-    found = [pair for count in counts for pair in lattice.pairs(count)] + [_omnibal_rule(data)]
+    found = [pair for count in counts for pair in lattice.pairs(count)]
+    qt = _up(data.longest_text_tokens)
+    # OmniBal, section on data.
+    qv = max(1, round(qt * data.vision_units / data.text_tokens))
+    rule = "OmniBal's rule: the longest sample, at the data's tokens per vision unit"
+    found.append(Capacity(qv=qv, qt=qt, reason=rule))
     least = _longest(data) if hold_all else (1, 1)
     unique: dict[tuple[int, int], Capacity] = {}
-    for pair in found:
+    for pair in found:  # the first reason of equal pairs is kept
         qv, qt = max(pair.qv, least[0]), max(pair.qt, least[1])
         unique.setdefault((qv, qt), Capacity(qv=qv, qt=qt, reason=pair.reason))
     return tuple(sorted(unique.values(), key=lambda pair: (pair.qt, pair.qv)))
@@ -98,6 +103,7 @@ class _Lattice:
         tighter = (self._fill(best.qv, _up(best.token_quantile(quantile))) for quantile in _QUANTILES)
         both = max(tighter, key=lambda fill: fill.units_share * fill.tokens_share)
         yield both.capacity(f"images and text fill {both.units_share:.0%} and {both.tokens_share:.0%} of the capacity")
+        # Twice the mean units bind in hardly any pack.
         loose = max(best.qv, round(2 * centre))
         yield Capacity(qv=loose, qt=mean_tokens, reason=f"text fills, {samples:g} samples on average")
 
@@ -142,12 +148,12 @@ class _Fill:
 
     @property
     def units_share(self) -> float:
-        """Of the capacity of all packs."""
+        """Share of the vision units that all packs can hold."""
         return float(self.packs @ self.units) / max(self.qv * int(self.packs.sum()), 1)
 
     @property
     def tokens_share(self) -> float:
-        """Of the capacity of all packs."""
+        """Share of the text tokens that all packs can hold."""
         return float(self.packs @ self.tokens) / max(self.qt * int(self.packs.sum()), 1)
 
     def token_quantile(self, share: float) -> int:
@@ -172,13 +178,6 @@ def _few(units: Ints, tokens: Ints, counts: Ints) -> Sizes:
 
 def _chosen(sizes: Sizes, which: NDArray[np.bool_]) -> Sizes:
     return Sizes(units=sizes.units[which], tokens=sizes.tokens[which], counts=sizes.counts[which])
-
-
-def _omnibal_rule(data: DataProfile) -> Capacity:
-    """Return the pair of OmniBal's rule: qt is the longest sample, qv follows from the mean tokens per vision unit."""
-    qt = _up(data.longest_text_tokens)
-    qv = max(1, round(qt * data.vision_units / data.text_tokens))
-    return Capacity(qv=qv, qt=qt, reason="OmniBal's rule: the longest sample, at the data's tokens per vision unit")
 
 
 def _packed(qv: int, qt: int) -> Packed:

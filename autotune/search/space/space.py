@@ -81,7 +81,7 @@ class Space:
 
     @cached_property
     def near(self) -> dict[str, BaseDistribution]:
-        """The same with the small shifts of the axes, for samplers that know nothing about plans."""
+        """Distributions with the small shifts of the axes, for samplers that know nothing about plans."""
         axes = self._axes
         return self._distributions(min(axes.boundary_shift, self._layers), min(axes.recompute_shift, self._layers))
 
@@ -113,7 +113,7 @@ class Space:
         shifts = tuple(int(point.get(name, 0)) for name in _shift_names(layout.pipeline))
         towards = self._shifts(anchor)
         while not self._now.admits(plan := self._shifted(packing, layout, shifts)):
-            # One step closer to the anchor, which can be trained.
+            # One step closer to the anchor, which can be trained, so that the loop ends.
             shifts = tuple(one - (one > other) + (one < other) for one, other in zip(shifts, towards, strict=True))
         return plan
 
@@ -134,6 +134,7 @@ class Space:
         is_offered = all(isinstance(one, CategoricalDistribution) and value in one.choices for one, value in choices)
         if not is_offered or self._now.anchor(packing, plan.layout) is None:
             return None
+        # Optuna needs a value for each parameter, also for those of stages that the layout does not have.
         point |= dict.fromkeys((name for name in self.distributions if name not in point), 0)
         shifts = dict(zip(_shift_names(plan.layout.pipeline), self._shifts(plan), strict=True))
         point |= {name: shift for name, shift in shifts.items() if name in point}
@@ -241,7 +242,13 @@ class Space:
 
     def _shifted(self, packing: Packed, layout: Layout, shifts: Sequence[int]) -> Plan:
         boundary_shifts, recomputes = shifts[: layout.pipeline - 1], shifts[layout.pipeline - 1 :]
-        boundaries = _moved_boundaries(self._usual.boundaries(packing, layout), boundary_shifts)
+        usual = self._usual.boundaries(packing, layout)
+        inner: list[int] = []
+        for number, shift in enumerate(boundary_shifts):
+            least = (inner[-1] if inner else 0) + 1
+            most = usual[-1] - (layout.pipeline - 1 - number)  # each later stage keeps a layer
+            inner.append(min(max(usual[number] + shift, least), most))
+        boundaries = (*inner, usual[-1])
         by_stage = zip(
             self._usual.stages(packing, layout, boundaries),
             zip(recomputes[::2], recomputes[1::2], strict=True),
@@ -274,17 +281,6 @@ def _shift_names(stages: int) -> list[str]:
 def _slack(capacity: int, least: int, slacks: Iterable[int]) -> int | None:
     """Return the first slack that leaves `least` of the capacity; one above the capacity leaves 0."""
     return next((slack for slack in slacks if max(0, capacity - slack) == least), None)
-
-
-def _moved_boundaries(boundaries: tuple[int, ...], shifts: Sequence[int]) -> tuple[int, ...]:
-    """Return the shifted boundaries; each stage keeps at least one layer."""
-    layers, stages = boundaries[-1], len(boundaries)
-    moved: list[int] = []
-    for number, shift in enumerate(shifts):
-        least = (moved[-1] if moved else 0) + 1
-        most = layers - (stages - 1 - number)
-        moved.append(min(max(boundaries[number] + shift, least), most))
-    return (*moved, layers)
 
 
 def _recomputing_more(stage: Stage, vision: int, language: int) -> Stage:

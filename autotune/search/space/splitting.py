@@ -18,6 +18,7 @@ class Splitting:
     def __init__(self, solver: Solver, boundaries: tuple[int, ...] | None, recompute: Recompute) -> None:
         """`boundaries` are those of the stages; None where the solver splits."""
         self._solver = solver
+        # Under a limit the solver would choose its own recomputation, so a fixed one takes the split without limit.
         self._splitter = solver if recompute == "fit" else solver.ample
         self._boundaries, self._recompute = boundaries, recompute
         self.anchor: Callable[[Packing, Layout], Plan | None] = cache(self._anchor)
