@@ -21,7 +21,15 @@ def pareto(
     """
     if set(objectives) <= {"time"}:
         return ()
-    watts = _watts(trials)
+    counted: dict[Plan, list[FinishedTrial]] = defaultdict(list)
+    for trial in trials:
+        if trial.result.energy_joules is not None:
+            counted[trial.plan].append(trial)
+    # Mean power of all devices, start and warm-up included.
+    watts = {
+        plan: sum(trial.result.energy_joules or 0.0 for trial in each) / sum(map(duration_seconds, each))
+        for plan, each in counted.items()
+    }
     found = [_entry(standing, watts.get(standing.plan), samples) for standing in standings.entries]
     values = np.array([_values(entry, objectives) for entry in found]).reshape(len(found), -1)
     # A plan is dominated when another one is no worse in any objective and better in one.
@@ -37,17 +45,6 @@ def _entry(standing: Standing, watts: float | None, samples: int) -> ParetoPlan:
         peak_bytes=standing.peak_bytes,
         joules_per_sample=None if watts is None else watts * standing.epoch_seconds / samples,
     )
-
-
-def _watts(trials: Iterable[FinishedTrial]) -> dict[Plan, float]:
-    """Return the mean power of all devices in the trials of each plan, start and warm-up included."""
-    spent: dict[Plan, list[tuple[float, float]]] = defaultdict(list)
-    for trial in trials:
-        if trial.result.energy_joules is not None:
-            spent[trial.plan].append((trial.result.energy_joules, duration_seconds(trial)))
-    return {
-        plan: sum(joules for joules, _ in each) / sum(seconds for _, seconds in each) for plan, each in spent.items()
-    }
 
 
 def _values(entry: ParetoPlan, objectives: Sequence[str]) -> tuple[float, ...]:

@@ -33,24 +33,21 @@ def give_up(what: str, trials: Iterable[FinishedTrial]) -> NoReturn:
         raise NoFeasiblePlan(
             f"{what}: none was run; raise search.trials or hardware.memory_limit, or widen search.space"
         )
-    is_memory = all(isinstance(cause, OutOfMemory) for cause in found)
-    raise (NoFeasiblePlan if is_memory else TrialsKeepFailing)(f"{what}, {_common_cause(found)}")
-
-
-def _causes(trials: Iterable[FinishedTrial]) -> list[Cause]:
-    return [trial.result.outcome.cause for trial in trials if isinstance(trial.result.outcome, Failed)]
-
-
-def _common_cause(found: Sequence[Cause]) -> str:
-    """Return the commonest cause with its remedy; for lack of memory the trial that lacked least of it."""
     short = [cause for cause in found if isinstance(cause, OutOfMemory)]
     others = [str(cause) for cause in found if not isinstance(cause, OutOfMemory)]
     if len(short) > len(others):
+        # The trial that lacked least memory shows how far the limit has to be raised.
         nearest = min(short, key=lambda cause: cause.needed_bytes / cause.limit_bytes)
-        return (
+        why = (
             f"{len(short)} of {len(found)} ran out of memory, the nearest on stage {nearest.stage}, which needed "
             f"{nearest.needed_bytes / _MEBI:.0f} MiB where {nearest.limit_bytes / _MEBI:.0f} MiB are allowed; raise "
             "hardware.memory_limit"
         )
-    cause, count = Counter(others).most_common(1)[0]
-    return f"{count} of {len(found)} with: {cause}"
+    else:
+        cause, count = Counter(others).most_common(1)[0]
+        why = f"{count} of {len(found)} with: {cause}"
+    raise (TrialsKeepFailing if others else NoFeasiblePlan)(f"{what}, {why}")
+
+
+def _causes(trials: Iterable[FinishedTrial]) -> list[Cause]:
+    return [trial.result.outcome.cause for trial in trials if isinstance(trial.result.outcome, Failed)]

@@ -82,6 +82,10 @@ class Problem:
         no less than the times that were found.
         """
         others = self.sizes.epoch.micro_batches - 1
+        everything = Holdings.of(
+            np.array([0]), np.array([self._limits.layers]), self._limits.vision_layers, embeds=True, heads=True
+        )
+        most = self._seconds.of(everything.parts(everything.vision, everything.language))[0]
         kept = [self._kept(number) for number in range(self._layout.pipeline)]
         fastest = min_max_split(kept, self._limits.layers)
         assert fastest is not None  # no stage time is infinite
@@ -96,16 +100,8 @@ class Problem:
             over = wanted.most_seconds(found, others + 1) - fastest.total
             if over <= others * bound or bound == np.inf:
                 return [self._plan(fitting, split) for split in found]
-            bound = self._raised(bound, over / others if others else np.inf)
-
-    def _raised(self, bound: float, enough: float) -> float:
-        """Return the next bound; infinite when no stage can take as long."""
-        everything = Holdings.of(
-            np.array([0]), np.array([self._limits.layers]), self._limits.vision_layers, embeds=True, heads=True
-        )
-        most = self._seconds.of(everything.parts(everything.vision, everything.language))[0]
-        raised = min(_NEXT_BOUND * bound, enough * _ROUNDING)
-        return raised if raised < most else np.inf
+            raised = min(_NEXT_BOUND * bound, over / others * _ROUNDING if others else np.inf)
+            bound = raised if raised < most else np.inf  # no stage takes longer than all layers recomputed
 
     def _kept(self, number: int) -> Choices:
         """Return all parts of the chain with nothing recomputed, whether they fit or not."""
@@ -148,19 +144,15 @@ class Problem:
         for number in range(self._layout.pipeline):
             ends = np.arange(reached[0] + 1, self._limits.layers + 1)
             starts = reached[np.searchsorted(reached, ends) - 1]
-            reached = ends[self._fits_somehow(number, starts, ends)]
+            # With all layers recomputed, or all but one of a kind: keeping the last one may need less.
+            fewer_vision, fewer_language = np.repeat([[0, 0, 1, 1], [0, 1, 0, 1]], len(starts), axis=1)
+            held = self.holdings(number, np.tile(starts, 4), np.tile(ends, 4))
+            vision, language = held.vision - fewer_vision, held.language - fewer_language
+            leanest = held.parts(np.maximum(vision, 0), np.maximum(language, 0))
+            reached = ends[np.logical_or.reduce(self._fits(number, leanest).reshape(4, -1), axis=0)]
             if not len(reached):
                 return False
         return bool(reached[-1] == self._limits.layers)
-
-    def _fits_somehow(self, number: int, starts: Ints, ends: Ints) -> Bools:
-        """Return which parts fit with all layers recomputed, or all but one of a kind."""
-        # While its last kept layer of a kind is recomputed too, a stage may need more than with that layer kept.
-        fewer_vision, fewer_language = np.repeat([[0, 0, 1, 1], [0, 1, 0, 1]], len(starts), axis=1)
-        held = self.holdings(number, np.tile(starts, 4), np.tile(ends, 4))
-        leanest = held.parts(np.maximum(held.vision - fewer_vision, 0), np.maximum(held.language - fewer_language, 0))
-        fitting: Bools = np.logical_or.reduce(self._fits(number, leanest).reshape(4, -1), axis=0)
-        return fitting
 
     # --- given splits ---
 
