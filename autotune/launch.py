@@ -33,7 +33,7 @@ class Launched:
     """What a training did in this launch."""
 
     report: TrainingReport
-    samples_per_second: float | None
+    training_samples_per_second: float | None
     """Over this launch's steps but the first, which warms up; None when there were none."""
     steps: int
     """Optimizer steps of this launch."""
@@ -77,7 +77,10 @@ def launch(
         report, blanks = _train(request, hardware.accelerator, folder / record.id, watch, ending)
     reader = watch.reader
     return Launched(
-        report=report, samples_per_second=reader.samples_per_second, steps=len(reader.seen), blank_samples=blanks
+        report=report,
+        training_samples_per_second=reader.training_samples_per_second,
+        steps=len(reader.seen),
+        blank_samples=blanks,
     )
 
 
@@ -142,7 +145,7 @@ class _Ending:
             launch_id=self.launch_id,
             status=status,
             steps=steps,
-            samples_per_second=self.reader.samples_per_second,
+            samples_per_second=self.reader.training_samples_per_second,
             finished=datetime.now(UTC),
         )
         try:

@@ -39,11 +39,11 @@ def packing_text(packing: Packing) -> str:
 
 def outcome_text(outcome: Outcome, epoch_seconds: float | None) -> str:
     match outcome:
-        case Completed(measurement=measured, shortened=True):
-            return f"ended early, clearly slower: {measured.samples_per_second:.1f} samples/s"
-        case Completed(measurement=measured):
-            peak = measured.peak_bytes / _MEBI
-            return f"epoch {epoch_seconds:.1f} s, {measured.samples_per_second:.1f} samples/s, peak {peak:.0f} MiB"
+        case Completed(measurement=measurement, shortened=True):
+            return f"ended early, clearly slower: {measurement.measured_samples_per_second:.1f} samples/s"
+        case Completed(measurement=measurement):
+            speed, peak = measurement.measured_samples_per_second, measurement.peak_bytes / _MEBI
+            return f"epoch {epoch_seconds:.1f} s, {speed:.1f} samples/s, peak {peak:.0f} MiB"
         case Rejected(reason=reason):
             return f"rejected: {reason}"
         case Failed(cause=cause):

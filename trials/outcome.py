@@ -52,7 +52,7 @@ class Measurement:
             raise ValueError(f"a measurement needs timed steps of more than 0 s, not {list(self.step_seconds)}")
 
     @property
-    def samples_per_second(self) -> float:
+    def measured_samples_per_second(self) -> float:
         return self.samples / sum(self.step_seconds)
 
     @property

@@ -167,7 +167,7 @@ def _launch_document(chosen: KnownPlan, launched: Launched) -> dict[str, Any]:
         "finished": launched.report.finished,
         "model": None if launched.report.model is None else str(launched.report.model),
         "blank_samples": launched.blank_samples,
-        "samples_per_second": launched.samples_per_second,
+        "samples_per_second": launched.training_samples_per_second,
         "predicted_samples_per_second": chosen.speed.mean if chosen.speed else None,
     }
 
@@ -175,7 +175,7 @@ def _launch_document(chosen: KnownPlan, launched: Launched) -> dict[str, Any]:
 def _launch_text(chosen: KnownPlan, launched: Launched) -> str:
     steps = f"{launched.report.steps} steps with plan {chosen.plan.id}"
     lines = [f"Trained {steps}" if launched.steps else f"Nothing was left to train: {steps} are done"]
-    if (measured := launched.samples_per_second) is not None:
+    if (measured := launched.training_samples_per_second) is not None:
         speed = chosen.speed
         beside = (
             f", predicted {speed.mean:.1f} +- {speed.error:.1f} ({measured / speed.mean - 1:+.0%})" if speed else ""

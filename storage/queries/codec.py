@@ -253,7 +253,7 @@ def queried(outcome: Outcome) -> dict[str, Any]:
     """Return the parts of the document that have columns of their own, so that queries can use them."""
     if isinstance(outcome, Completed):
         measurement = outcome.measurement
-        return {"samples_per_second": measurement.samples_per_second, "peak_bytes": measurement.peak_bytes}
+        return {"samples_per_second": measurement.measured_samples_per_second, "peak_bytes": measurement.peak_bytes}
     if isinstance(outcome, Failed):
         cause = outcome.cause
         stage = cause.stage if isinstance(cause, OutOfMemory) else None

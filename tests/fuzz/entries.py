@@ -186,7 +186,7 @@ class Entries:
         append_step(path, last)
         _unharmed(reader.look)
         assert reader.seen[-1] == last, "a step behind what is no step is lost"
-        assert reader.samples_per_second is None or reader.samples_per_second > 0
+        assert reader.training_samples_per_second is None or reader.training_samples_per_second > 0
         drop_steps_after(path, 6)
         assert wire.encode(last).encode() not in path.read_bytes(), "a step that is trained again stays"
         return True

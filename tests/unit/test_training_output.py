@@ -243,7 +243,7 @@ def test_a_step_that_there_cannot_be_is_passed_over(tmp_path: Path, change: str)
         file.write(json.dumps(asdict(step) | json.loads(f"{{{change}}}")) + "\n")
     reader.look()
     assert reader.seen == [step]
-    assert reader.samples_per_second is None
+    assert reader.training_samples_per_second is None
 
 
 def test_a_full_disk_does_not_end_a_training_that_reports_a_step(

@@ -141,7 +141,7 @@ def test_after_a_trial_ran_out_of_memory_nothing_is_proposed_that_asks_for_more_
         advisor.learn(measured(plan))
 
 
-def test_an_accident_is_tried_once_more_and_memory_that_others_took_bars_no_plan() -> None:
+def test_a_transient_failure_is_tried_once_more_and_memory_that_others_took_bars_no_plan() -> None:
     advisor = advisor_of()
     plan = proposed(advisor).plan
     crash = finished(plan, OUTCOMES["crash"])

@@ -20,11 +20,11 @@ def is_padded(plan: Plan) -> bool:
 
 
 def test_a_failure_of_another_study_is_tried_again_unless_it_was_memory(bench: Bench) -> None:
-    def accident(plan: Plan) -> Cause | None:
-        accidents: dict[int, Cause] = {1: CRASH, 2: TOO_LARGE}
-        return accidents.get(len(faulty.asked))
+    def failure(plan: Plan) -> Cause | None:
+        failures: dict[int, Cause] = {1: CRASH, 2: TOO_LARGE}
+        return failures.get(len(faulty.asked))
 
-    faulty = SimulatedLauncher(PREDICTOR, cause_of=accident)
+    faulty = SimulatedLauncher(PREDICTOR, cause_of=failure)
     bench.search(bench.study(), faulty, trials=4)
     pool = SimulatedLauncher(PREDICTOR)
     bench.search(bench.study(), pool, trials=4)
@@ -68,7 +68,7 @@ def test_where_all_of_few_trials_crash_memory_is_not_blamed(bench: Bench) -> Non
         bench.search(bench.study(), pool, trials=3, axes=ONE_PACKING)
 
 
-def test_after_an_accident_of_all_plans_a_search_that_goes_on_tries_them_again(bench: Bench) -> None:
+def test_after_a_transient_failure_of_all_plans_a_search_that_goes_on_tries_them_again(bench: Bench) -> None:
     study, broken = bench.study(), SimulatedLauncher(PREDICTOR, cause_of=lambda _: CRASH)
     with pytest.raises(TrialsKeepFailing):
         bench.search(study, broken)

@@ -95,7 +95,7 @@ class ProgressReader:
         return self.seen[-1].step if self.seen else 0
 
     @property
-    def samples_per_second(self) -> float | None:
+    def training_samples_per_second(self) -> float | None:
         """Over all steps but the first, which warms up; None when there are none."""
         counted = self.seen[1:]
         return sum(step.samples for step in counted) / sum(step.seconds for step in counted) if counted else None
