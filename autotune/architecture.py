@@ -1,4 +1,4 @@
-"""The check of a model's architecture, made once for each architecture and each version of what computes it."""
+"""The check of a model's architecture, done once for each architecture and version of the libraries."""
 
 import hashlib
 import json

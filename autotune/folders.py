@@ -1,4 +1,4 @@
-"""The folders in which this user's files are kept: of ranks, of results that wait, and of measured lengths."""
+"""The folders of this user for files of ranks, results that wait for the database, and caches."""
 
 import hashlib
 from pathlib import Path
@@ -9,21 +9,21 @@ from storage.database.url import default_url, masked, parse
 
 
 def work_folder(database_url: str | None) -> Path:
-    """What ranks read and write, and results that wait: only the database that knows their trials can take them."""
+    """Return the folder for files of ranks and waiting results; each database, which knows the trials, has one."""
     url = parse(default_url() if database_url is None else database_url)
     return user_data_path("autotune") / "work" / hashlib.sha256(masked(url).encode()).hexdigest()[:12]
 
 
 def spool_folder(folder: Path) -> Path:
-    """Where results wait, in a database's work folder."""
+    """Return the folder of waiting results in a database's work folder."""
     return folder / "spool"
 
 
 def lengths_folder() -> Path:
-    """Where measured lengths are kept for every job of this user."""
+    """Return the cache of measured lengths, for all jobs of this user."""
     return user_cache_path("autotune") / "lengths"
 
 
 def architectures_folder() -> Path:
-    """Where it is kept which architectures were compared with transformers and found equal."""
+    """Return the folder that records which architectures were found equal to transformers' own."""
     return user_cache_path("autotune") / "architectures"

@@ -29,7 +29,7 @@ _EXPECTED = {
 
 
 def load_job(path: Path) -> Job:
-    """The job that the file describes, its relative paths made absolute against the file's folder.
+    """Return the job that the file describes; relative paths are made absolute against the file's folder.
 
     `model.path` is taken for a hub id when no such folder exists. Raises JobError, which lists every problem of the
     file with its line, the key, the value and the remedy.
@@ -75,7 +75,7 @@ def _problem(error: ErrorDetails, document: Document) -> Problem:
 
 
 def _place(error: ErrorDetails, document: Document) -> Place:
-    """Where the value stands in the file: pydantic also names the branch of a union that the value was taken for."""
+    """Return the value's place in the file, without the branches of unions that pydantic adds."""
     place: Place = ()
     for part in error["loc"]:
         if (*place, part) in document.lines:
@@ -115,7 +115,7 @@ def _unknown_key(place: Place) -> str:
 
 
 def _section(place: Place) -> type[BaseModel]:
-    """The class of the job's part at `place`; positions in a list are passed over."""
+    """Return the class of the job's part at `place`, ignoring positions in lists."""
     section: Any = Job
     for key in place:
         if isinstance(key, str):
@@ -125,7 +125,7 @@ def _section(place: Place) -> type[BaseModel]:
 
 
 def _shown(value: object) -> str:
-    """A value for a message; never a URL, which may hold a password."""
+    """Return a value for a message; URLs, which may hold a password, are not shown."""
     match value:
         case None:
             return "empty"

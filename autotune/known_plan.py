@@ -1,4 +1,4 @@
-"""How well a plan that a study tried is known."""
+"""How certain the speed of a tried plan is."""
 
 import math
 from collections import Counter
@@ -35,7 +35,7 @@ def of_winner(best: BestPlan) -> KnownPlan:
 
 
 def of_tried(tried: TriedPlan) -> KnownPlan:
-    """As fast as the study found it; where it did not win, as the mean of its runs."""
+    """Return the plan with the speed that the study found; for one that did not win, the mean of its runs."""
     if tried.won:
         return of_winner(tried.won)
     runs = _counted(tried)
@@ -49,7 +49,7 @@ def of_tried(tried: TriedPlan) -> KnownPlan:
 
 
 def known_text(tried: TriedPlan) -> str:
-    """One line: what the study made of the plan, and from how many runs."""
+    """Return one line: the place of the plan in its study, and from how many runs it is known."""
     return f"{_place(tried)}; {_evidence(tried)}"
 
 
@@ -78,7 +78,7 @@ def _evidence(tried: TriedPlan) -> str:
 
 
 def _counted(tried: TriedPlan) -> Sequence[FinishedTrial]:
-    """Runs measured to the end; those on a disturbed machine only where there are no others."""
+    """Return the completed runs; disturbed ones only where there are no others."""
     whole = [trial for trial in tried.trials if isinstance(trial, FinishedTrial) and _is_whole(trial)]
     return [trial for trial in whole if trial.result.contamination is None] or whole
 

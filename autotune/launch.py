@@ -38,7 +38,7 @@ class Launched:
     steps: int
     """Optimizer steps of this launch."""
     blank_samples: int
-    """Samples that could not be read in this launch, and taught nothing."""
+    """Samples of this launch that could not be read; blank ones took their place."""
 
 
 def launch(
@@ -53,11 +53,11 @@ def launch(
     max_steps: int | None,
     on_step: Callable[[Progress], None],
 ) -> Launched:
-    """Trains until the end, or until `max_steps`; a training that was interrupted goes on.
+    """Train until the end, or until `max_steps`; an interrupted training resumes.
 
-    How it ended is kept by the spool until the store has it. `folder` takes a folder of this launch, with the ranks'
-    request and logs. Raises PlanNotValid for a plan that needs more devices, JobError for an output that cannot be
-    written, OutputTaken for one that belongs to something else, and LaunchFailed with the reason when a rank fails.
+    The spool keeps the result until the store has it. The request and the logs of the ranks are written below `folder`.
+    Raises PlanNotValid for a plan that needs more devices, JobError for an output that cannot be written, OutputTaken
+    for one that belongs to something else, and LaunchFailed with the reason when a rank fails.
     """
     hardware = prepared.workload.hardware
     if plan.layout.world_size > hardware.devices:
@@ -85,7 +85,7 @@ def launch(
 
 
 class _Watch:
-    """Follows a training's steps, and tells when ranks stand still."""
+    """Follow the steps of a training, and warn when ranks make no progress."""
 
     def __init__(self, path: Path, on_step: Callable[[Progress], None]) -> None:
         self._silence = Silence()
@@ -93,7 +93,7 @@ class _Watch:
         self.reader = ProgressReader(path, self._hear)
 
     def look(self, pids: tuple[int, ...]) -> None:
-        """Once in a while, with the processes of the ranks."""
+        """Read new steps and check the processes of the ranks; called many times a second."""
         self.reader.look()
         self._silence.look(pids)
 
@@ -122,7 +122,9 @@ def _train(
         raise LaunchFailed(f"the training failed: {answer}; logs are in {logs}")
     report = answer.reports[0]
     ending.record("finished" if report.finished else "interrupted", report.steps)
-    readers = (answer.reports[rank] for rank in layout.grid.stage_ranks(0))  # other stages read the same samples
+    readers = (
+        answer.reports[rank] for rank in layout.grid.stage_ranks(0)
+    )  # stage 0 alone reads images; other stages see the same samples
     blanks = sum(each.blank_samples for each in readers if isinstance(each, TrainingReport))
     if blanks:
         _log.warning(
@@ -133,7 +135,7 @@ def _train(
 
 @dataclass(frozen=True, slots=True)
 class _Ending:
-    """Keeps how a launch ended."""
+    """Records how a launch ended."""
 
     launch_id: str
     reader: ProgressReader

@@ -1,4 +1,4 @@
-"""Files that commands write: whole or not at all, in place of what stood there, but never of what was read."""
+"""Files that commands write: complete or not at all; existing files are replaced, but never an input."""
 
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -34,7 +34,7 @@ def check_no_input(path: Path, inputs: Iterable[Path]) -> None:
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """A file to write, which takes the place of `path` in the end. Raises PackError where it cannot."""
+    """Provide a file to write, which replaces `path` in the end. Raises PackError where it cannot."""
     try:
         with whole_file(path) as stream:
             yield Path(stream.name)

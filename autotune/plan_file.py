@@ -1,4 +1,4 @@
-"""A plan that a person wrote, or that another command printed."""
+"""Plan files: written by hand, or printed by another command."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ def is_plan_file(text: str) -> bool:
 
 
 def read_plan(path: Path) -> Plan:
-    """The plan in a YAML or JSON file; it may stand under the key `plan`, beside what else a command printed.
+    """Return the plan in a YAML or JSON file, which may be a command's output with the plan under the key `plan`.
 
     Raises PredictError.
     """

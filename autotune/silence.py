@@ -1,4 +1,4 @@
-"""Ranks of a training that do not go on: which ones, since when, and that they do again."""
+"""Warnings when ranks of a training are stopped or make no progress."""
 
 import logging
 import statistics
@@ -29,7 +29,7 @@ class _Look:
 
 
 class Silence:
-    """Warns of ranks that are stopped for some seconds, and when a step takes much longer than usual."""
+    """Warn of ranks that are stopped for some seconds, and when a step takes much longer than usual."""
 
     def __init__(self) -> None:
         self._steps: list[float] = []
@@ -41,7 +41,7 @@ class Silence:
         self._first: tuple[_Look, ...] = ()
 
     def step(self, seconds: float) -> None:
-        """Hear of a step that took so long."""
+        """Note a step that took `seconds`."""
         if self._told_seconds:
             _log.warning("the training continues after %.0f s without a step", self._silent_seconds)
         self._steps.append(seconds)
@@ -79,7 +79,7 @@ class Silence:
                 _log.warning("rank %d continues; it was stopped for %.0f s", rank, before)
 
     def _tell_of_silence(self, now: Sequence[_Look]) -> None:
-        """Once the time is up, and again whenever it has doubled."""
+        """Warn once the allowed time is over, and again whenever it has doubled."""
         if self._silent_seconds < max(self._allowance(), 2 * self._told_seconds):
             return
         self._told_seconds = self._silent_seconds

@@ -20,7 +20,7 @@ _LEAST_SAVED = 0.001
 
 
 def plan_text(plan: Plan) -> str:
-    """One line: layout, split, recompute and packing."""
+    """Return one line with layout, split, recompute and packing."""
     layout = plan.layout
     split = " | ".join(f"{stage.vision}v+{stage.language}l" for stage in plan.stages)
     recompute = " | ".join(f"{stage.recompute_vision}v+{stage.recompute_language}l" for stage in plan.stages)
@@ -51,7 +51,7 @@ def outcome_text(outcome: Outcome, epoch_seconds: float | None) -> str:
 
 
 def trial_line(trial: FinishedTrial, *, known: bool) -> str:
-    """A trial's line while the search goes on."""
+    """Return the two lines of a trial."""
     prefix = "known" if known else f"trial {trial.number}"
     outcome = outcome_text(trial.result.outcome, trial.result.epoch_seconds)
     disturbed = f"; disturbed: {trial.result.contamination}" if trial.result.contamination else ""
@@ -65,7 +65,7 @@ def _named(plan: Plan) -> str:
 
 
 def best_text(best: BestPlan, trials: Iterable[TrialRecord] = ()) -> str:
-    """The winner and the baselines; from the trials of its study, how many were disturbed."""
+    """Show the winner and the baselines; `trials` of the study tell how many were disturbed."""
     rows = [
         ("best", _speed(best.samples_per_second, best.samples_per_second_error), f"{best.epoch_seconds:.1f}", ""),
         *(
@@ -106,7 +106,7 @@ def _disturbed_text(best: BestPlan, trials: Iterable[TrialRecord]) -> str:
 
 
 def _payback_text(best: BestPlan) -> str:
-    """What the search cost, beside what its plan saves in an epoch."""
+    """Compare the time of the search with what its plan saves in an epoch."""
     if not best.baselines:
         return ""
     other = min(best.baselines, key=lambda baseline: baseline.gain)
@@ -119,7 +119,7 @@ def _payback_text(best: BestPlan) -> str:
 
 
 def _pareto_text(best: BestPlan) -> str:
-    """The plans among which the objectives leave a choice."""
+    """List the plans of the Pareto set."""
     if not best.pareto:
         return ""
     rows = [
@@ -135,25 +135,25 @@ def _pareto_text(best: BestPlan) -> str:
 
 
 def best_document(best: BestPlan) -> dict[str, Any]:
-    """The winner as JSON values."""
+    """Return the winner as JSON values."""
     return {"id": best.plan.id, **_plain(best)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """A stored plan, seen from here."""
+    """A stored plan, compared with this machine or a job."""
 
     best: BestPlan
     validity: Validity
     used_by: tuple[str, ...] = ()
-    """Where trainings with it run now."""
+    """The processes that train with it now."""
     differences: tuple[Difference, ...] | None = None
-    """Of its workload from the one at hand, the weightiest first; None when there was none to compare with."""
+    """Differences from the workload asked for, the weightiest first; None when none was given."""
     distance: float | None = None
 
     @property
     def gain(self) -> float:
-        """Over the slowest baseline."""
+        """Gain over the slowest baseline."""
         return max((baseline.gain for baseline in self.best.baselines), default=1.0)
 
 
@@ -185,7 +185,7 @@ def _known_lines(known: Known) -> Iterator[str]:
 
 
 def study_document(study: StudyRecord, work: Workload, best: BestPlan | None) -> dict[str, Any]:
-    """A study and what came of it, as JSON values."""
+    """Return a study and its result as JSON values."""
     return {**_plain(study), "workload": _plain(work), "best": None if best is None else best_document(best)}
 
 
@@ -208,7 +208,7 @@ def studies_text(found: Sequence[tuple[StudyRecord, Workload, BestPlan | None]])
 
 
 def study_text(study: StudyRecord, work: Workload, best: BestPlan | None, trials: Sequence[TrialRecord]) -> str:
-    """Its trials in their order, and its winner."""
+    """Show the trials of a study in their order, and its winner."""
     lines = [
         trial_line(trial, known=False) if isinstance(trial, FinishedTrial) else _open_line(trial) for trial in trials
     ]
@@ -222,7 +222,7 @@ def _open_line(trial: TrialRecord) -> str:
 
 
 def tried_document(tried: TriedPlan) -> dict[str, Any]:
-    """A plan that was tried as JSON values; with all that is known of the winner where it won."""
+    """Return a tried plan as JSON values; for a winner also what was stored of it."""
     won = tried.won
     found = best_document(won) if won else {"id": tried.plan.id, **_plain(tried)}
     return {**found, "won": won is not None, "trials": [_plain(trial) for trial in tried.trials]}
@@ -231,7 +231,7 @@ def tried_document(tried: TriedPlan) -> dict[str, Any]:
 def show_text(
     tried: TriedPlan, known: str, validity: Validity, launches: Sequence[LaunchRecord], used_by: Sequence[str]
 ) -> str:
-    """The plan, how well it is known, what was measured of it, and whether it holds here."""
+    """Show the plan, how certain it is, its measurements, and whether it holds here."""
     named = f"Plan {tried.plan.id}\n  {plan_text(tried.plan)}"
     sections = [
         best_text(tried.won, tried.trials) if tried.won else named,

@@ -43,9 +43,9 @@ def check_new(output: Path) -> None:
 
 
 def _check_overlap(job: Job) -> None:
-    """Names in the output are replaced in the course of a training, so no input may be among them.
+    """Raise JobError if an input lies in the output, where a training replaces files.
 
-    The output may lie in a folder of images: it replaces nothing outside itself.
+    The output may lie in a folder of images: nothing outside of it is replaced.
     """
     output = job.training.output.resolve()
     model = Path(job.model.path).resolve()
@@ -62,7 +62,7 @@ def _check_overlap(job: Job) -> None:
 
 @contextmanager
 def held(output: Path) -> Iterator[None]:
-    """The folder for this training alone, made where it is absent. Raises JobError while another one has it."""
+    """Lock the folder for this training; make it if it is absent. Raises JobError while another training has it."""
     try:
         output.mkdir(parents=True, exist_ok=True)
         lock = FileLock(output / _LOCK)

@@ -1,4 +1,4 @@
-"""Everything that a command on a job needs, opened together: the job, its database, and these devices for itself."""
+"""Everything that a command on a job needs: the prepared job, its database, and exclusive use of the devices."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ from trials.job import Job
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workbench:
-    """A prepared job, its store, this process among its agents, and a folder for what the ranks read and write."""
+    """A prepared job, its store, the agent of this process, and a folder for files of the ranks."""
 
     prepared: Prepared
     store: Store
@@ -38,10 +38,10 @@ def workbench(
     progress: Callable[[Reading], None] | None = None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Workbench]:
-    """Looks at the model, takes the devices, opens the database and reads the data, in this order.
+    """Describe the model, lease the devices, open the database and read the data, in this order.
 
-    So a job that names a wrong file leaves no database behind, and a database that fails is told before a long
-    reading. Raises DeviceBusy when another agent measures or trains on these devices: neither's times would hold.
+    So a job that names a wrong file leaves no database behind, and a database error is reported before the data is
+    read. Raises DeviceBusy when another agent measures or trains on these devices: the times of both would be wrong.
     """
     folder = work_folder(database_url)
     outline = look_at(job)

@@ -1,4 +1,4 @@
-"""From a job to the workload that keys everything measured, and the files that its ranks need."""
+"""From a job to its workload, which keys all measurements, and the files that its ranks need."""
 
 import logging
 from collections.abc import Callable
@@ -28,7 +28,7 @@ _LENGTHS = "lengths"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A job that has been looked at: nothing has run yet."""
+    """A job with its workload and dataset index, ready to run."""
 
     job: Job
     workload: Workload
@@ -37,12 +37,12 @@ class Prepared:
     weights: CostWeights
 
     def epoch(self, packing: Packing, data_parallel: int) -> Epoch:
-        """The first epoch's packs and steps: the same that the ranks will make."""
+        """Return the packs and steps of the first epoch, as the ranks will build them."""
         return job_epoch(self.job, self.index, self.weights, packing, data_parallel=data_parallel)
 
     def request(self, plan: Plan, task: Task) -> Request:
         return Request(
-            job=self.job.model_copy(update={"database": None}),  # its password is none of the ranks' business
+            job=self.job.model_copy(update={"database": None}),  # ranks do not need its password
             plan=plan,
             task=task,
             index=self.index_file,
@@ -53,17 +53,17 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outline:
-    """What can be known of a job in seconds, whatever the size of its data."""
+    """What is known of a job without reading its data."""
 
     hardware: Hardware
     shape: ModelShape
     path_digest: str
-    """By which an older version knew the model in this place."""
+    """The key that an older version gave to the model in this folder."""
     encoder: Encoder
 
 
 def look_at(job: Job) -> Outline:
-    """Probes the hardware and describes the model. Nothing is written.
+    """Probe the hardware and describe the model. Nothing is written.
 
     Raises what `probe_hardware` and `model_shape` raise, and DataError for an annotation file that is not there or
     holds nothing to train on.
@@ -77,7 +77,7 @@ def look_at(job: Job) -> Outline:
 
 
 def _check_trainable(source: Source) -> None:
-    """Its files can be opened and hold conversations."""
+    """Check that the files can be opened and hold conversations."""
     for file in formats.resolve(source, Path()):
         if file.format == _LENGTHS:
             raise DataError(
@@ -87,7 +87,7 @@ def _check_trainable(source: Source) -> None:
 
 
 def prepare(job: Job, folder: Path) -> Prepared:
-    """Looks at the job and reads its data; raises what `look_at` and `read_data` raise."""
+    """Describe the job and read its data; raises what `look_at` and `read_data` raise."""
     return read_data(job, look_at(job), folder)
 
 
@@ -99,7 +99,7 @@ def read_data(
     *,
     cache: Path | None = None,
 ) -> Prepared:
-    """Indexes the data; `folder` takes the index for the ranks, `cache` keeps lengths for the next time.
+    """Index the data; the index for the ranks is written to `folder`, `cache` keeps lengths for the next time.
 
     Raises what `build_index` raises. Bad lines, and a step that no epoch can fill, are logged as warnings.
     """
@@ -115,7 +115,7 @@ def read_data(
             job.training.global_batch_samples,
         )
     folder.mkdir(parents=True, exist_ok=True)
-    index_file = folder / f"index-{index.content_digest}.npz"  # other agents and jobs have theirs beside it
+    index_file = folder / f"index-{index.content_digest}.npz"  # other agents and jobs use the same folder
     index.save(index_file)
     workload = Workload(
         model=shape,

@@ -174,13 +174,14 @@ def predict(options: Options, job: Path, plan: str | None, top: int, plot: Path 
 )
 @_common
 def pack(
-    options: Options, path: Path, global_batch: int | None, out: Path | None, plot: Path | None, **wishes: Any
+    options: Options, path: Path, global_batch: int | None, out: Path | None, plot: Path | None, **wanted: Any
 ) -> None:
     """Pack INPUT, a job's data or a file of lengths, and show how balanced it is before and after."""
     from autotune.cli.data import pack_data
-    from autotune.packing.material import Wishes
+    from autotune.packing.material import PackOptions
 
-    pack_data(options, path, Wishes(global_batch_samples=global_batch, **wishes), out=out, picture=plot)
+    packing = PackOptions(global_batch_samples=global_batch, **wanted)
+    pack_data(options, path, packing, out=out, picture=plot)
 
 
 @main.command()
@@ -202,11 +203,11 @@ def pack(
 )
 @click.option("--top", type=_SIZE, help="Show at most this many.")
 @_common
-def plans(options: Options, **wishes: Any) -> None:
+def plans(options: Options, **wanted: Any) -> None:
     """List the stored winners, and whether they hold on this machine."""
-    from autotune.cli.query import Wishes, list_plans
+    from autotune.cli.query import PlanFilter, list_plans
 
-    list_plans(options, Wishes(**wishes))
+    list_plans(options, PlanFilter(**wanted))
 
 
 @main.command()

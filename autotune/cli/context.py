@@ -1,4 +1,4 @@
-"""What all commands share: output, errors and the place of the database."""
+"""What all commands share: output, errors and the database URL."""
 
 import functools
 import gc
@@ -27,7 +27,7 @@ _OBJECTS_BETWEEN_COLLECTIONS = 100_000
 
 
 class Terminated(KeyboardInterrupt):
-    """A polite request to end, by Ctrl-C or a scheduler: what was measured is kept."""
+    """A request to end, by Ctrl-C or a scheduler; measurements are kept."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -45,17 +45,17 @@ class Options:
     quiet: bool
 
     def tell(self, text: str) -> None:
-        """Progress: to stderr, unless the user wants quiet."""
+        """Print progress to stderr, unless `--quiet` is given."""
         if not self.quiet:
             click.echo(visible(text), err=True)
 
     def give(self, document: Mapping[str, Any], text: Callable[[], str]) -> None:
-        """The result: one JSON document, or a text for people. Raises AutotuneError when stdout takes no more."""
-        if sys.stdout is None:  # click would write nothing, without a word
+        """Print the result, as JSON or as text. Raises AutotuneError when stdout cannot be written."""
+        if sys.stdout is None:  # click would print nothing, without an error
             raise AutotuneError("the result cannot be written to stdout: it is closed; write it elsewhere")
         try:
             click.echo(_json(document) if self.as_json else visible(text()))
-        except BrokenPipeError:  # whoever read it has seen enough; click ends quietly
+        except BrokenPipeError:  # the reader has closed the pipe; click ends quietly
             raise
         except OSError as error:
             raise AutotuneError(
@@ -63,13 +63,13 @@ class Options:
             ) from error
 
     def give_early(self, text: Callable[[], str]) -> None:
-        """A part of the result that people get while the work goes on. When stdout fails, so does `give` at the end."""
+        """Print a part of the text result early. Errors are left to `give` at the end."""
         if not self.as_json and sys.stdout is not None:
             with suppress(OSError):
                 click.echo(visible(text()))
 
     def database_url(self, of_job: str | None = None) -> str | None:
-        """`--db`, else AUTOTUNE_DB_URL, else the job's; None for the user's own file. An empty variable is none."""
+        """Return `--db`, else AUTOTUNE_DB_URL unless it is empty, else the job's; None for the user's own file."""
         return self.database if self.database is not None else os.environ.get("AUTOTUNE_DB_URL") or of_job
 
 
@@ -117,10 +117,10 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
 
 @contextmanager
 def _polite_signals() -> Iterator[None]:
-    """Raises Terminated for the first SIGINT, SIGTERM or SIGHUP, and ignores all that follow until the process ends.
+    """Raise Terminated for the first SIGINT, SIGTERM or SIGHUP, and ignore later ones until the process ends.
 
-    A second one would break off the clean-up, and with it the end of the ranks and what is kept of their work. What
-    is ignored already stays so: SIGHUP under nohup, SIGINT in the background of a script.
+    A second one would interrupt the clean-up, which ends the ranks and stores their results. Signals that are ignored
+    already stay ignored: SIGHUP under nohup, SIGINT in the background of a script.
     """
     before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     ours = [each for each, how in before.items() if how in (signal.SIG_DFL, signal.default_int_handler)]
@@ -136,7 +136,7 @@ def _polite_signals() -> Iterator[None]:
     try:
         yield
     finally:
-        for each in ours:  # at its end the interpreter gives back to the system what it has a handler for
+        for each in ours:  # on exit the interpreter restores the default of every signal with a handler
             signal.signal(each, signal.SIG_IGN if came else before[each])
 
 

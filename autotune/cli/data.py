@@ -6,24 +6,24 @@ from autotune.cli.context import Options
 from autotune.cli.progress import reading_progress
 from autotune.output_file import check_no_input
 from autotune.packing.balance import balanced
-from autotune.packing.material import Wishes, read_material
+from autotune.packing.material import PackOptions, read_material
 from autotune.packing.packing_report import pack_document, pack_text
 from autotune.packing.packs_file import check_pack_file, write_packs
 from autotune.packing.plot import check_plot, plot
 
 
-def pack_data(options: Options, path: Path, wishes: Wishes, *, out: Path | None, picture: Path | None) -> None:
+def pack_data(options: Options, path: Path, wanted: PackOptions, *, out: Path | None, picture: Path | None) -> None:
     if out:
         check_pack_file(out)
     if picture:
         check_plot(picture)
     options.tell(f"Reading {path}")
     with reading_progress(options) as progress:
-        material = read_material(path, wishes, progress)
+        material = read_material(path, wanted, progress)
     for target in filter(None, (out, picture)):
         check_no_input(target, (path, *(file.path for file in material.index.files)))
     options.tell(f"{len(material.index)} samples of {material.found.records} records; packing")
-    found = balanced(material, wishes)
+    found = balanced(material, wanted)
     if out:
         write_packs(out, found.after.epoch)
     if picture:

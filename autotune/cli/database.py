@@ -27,7 +27,7 @@ def upgrade_database(options: Options) -> None:
 
 
 def check_database(options: Options) -> None:
-    """Raises DatabaseFaulty, after the result, when there is any problem."""
+    """Print the problems, then raise DatabaseFaulty if there are any."""
     with open_store(options.database_url()) as store:
         found = list(store.problems())
     lines = [str(problem) for problem in found]
@@ -38,7 +38,7 @@ def check_database(options: Options) -> None:
 
 
 def repair_database(options: Options) -> None:
-    """Raises DeviceBusy while another process works with the database."""
+    """Repair the database. Raises DeviceBusy while another process works with it."""
     url = options.database_url()
     done = repair(url, check=lambda: _check_unused(url))
     dropped = "; ".join(f"{count} of {table}" for table, count in done.dropped.items()) or "nothing"
@@ -86,12 +86,12 @@ def import_bundle(options: Options, bundle: Path) -> None:
 
 
 def _name(store: Store) -> str:
-    """This database, for people elsewhere."""
+    """Return a name of this database for users of other hosts."""
     return f"{platform.node()}: {store.name}"
 
 
 def _check_unused(url: str | None) -> None:
-    """As far as it can be read."""
+    """Raise DeviceBusy if another process uses the database, as far as it can be read."""
     with suppress(DatabaseUnavailable), open_store(url) as store, Agent(store) as agent:
         if (other := agent.another()) is not None:
             raise DeviceBusy(f"{place(other)} works with the database; wait for it or end it before the repair")

@@ -1,4 +1,4 @@
-"""What the operating system refuses in mid-run, such as a folder that is gone or a full disk, as one message."""
+"""Messages and exit codes for errors of the operating system, such as a missing folder or a full disk."""
 
 import errno
 
@@ -12,26 +12,26 @@ _REMEDIES = {
     errno.EACCES: _WRITABLE,
     errno.EPERM: _WRITABLE,
     errno.ENAMETOOLONG: "give a shorter name",
-    errno.ENOENT: "put it back, or name another place",
+    errno.ENOENT: "restore it, or name another place",
     errno.ENOTDIR: "a part of the path is a file; name another place",
     errno.EEXIST: "a file is in its place; move it away, or name another place",
     errno.EISDIR: "it is a folder; name a file",
     errno.ELOOP: "links lead in a circle; name another place",
     errno.EMFILE: "raise the limit on open files (ulimit -n) and try again",
-    errno.EIO: "look whether the disk is sound, and try again",
+    errno.EIO: "check the disk, and try again",
 }
 _NAMED_WRONGLY = {errno.ENAMETOOLONG, errno.ELOOP}
 
 
 def message(error: OSError) -> str:
-    """What was refused, where, and the remedy."""
+    """Return what failed, where, and the remedy."""
     places = [str(place) for place in (error.filename, error.filename2) if place is not None]
     where = f" ({' to '.join(map(_shortened, places))})" if places else ""
-    return f"{error.strerror}{where}; {_REMEDIES.get(error.errno or 0, 'see whether it is there, and try again')}"
+    return f"{error.strerror}{where}; {_REMEDIES.get(error.errno or 0, 'check that it exists, and try again')}"
 
 
 def exit_code(error: OSError) -> int:
-    """2 for a name that the user gave and that cannot be; 1 for all else."""
+    """Return 2 for an impossible name that the user gave, else 1."""
     return 2 if error.errno in _NAMED_WRONGLY else 1
 
 

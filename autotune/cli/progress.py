@@ -1,4 +1,4 @@
-"""How far the reading of a dataset has come, on stderr: a bar for people at a terminal, else a line now and then."""
+"""Progress of reading a dataset, on stderr: a bar at a terminal, else a line every few seconds."""
 
 import sys
 import time
@@ -18,7 +18,7 @@ _EVERY_SECONDS = 10.0
 
 @contextmanager
 def reading_progress(options: Options) -> "Iterator[Callable[[Reading], None]]":
-    """What `build_index` is to tell. Nothing is shown before it tells anything, and nothing at all with `-q`."""
+    """Provide the callback for `build_index`. Nothing is shown before its first call, or with `-q`."""
     if options.quiet or not sys.stderr.isatty():
         yield _lines(options)
         return

@@ -40,8 +40,8 @@ _SORTS: Mapping[str, Callable[[Known], Any]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
-    """Which plans are listed, and in what order."""
+class PlanFilter:
+    """Which plans are listed, and in which order."""
 
     here: bool
     like: Path | None
@@ -53,34 +53,34 @@ class Wishes:
     top: int | None
 
 
-def list_plans(options: Options, wishes: Wishes) -> None:
-    """Without a machine or a job to compare with, the workload that was searched last comes first."""
-    job, outline = outline_of(wishes.like) if wishes.like else (None, None)
+def list_plans(options: Options, wanted: PlanFilter) -> None:
+    """List plans; without a machine or a job to compare with, those of the latest search first."""
+    job, outline = outline_of(wanted.like) if wanted.like else (None, None)
     now = workload_of(options, job, outline) if job and outline else None
     with open_store(options.database_url(job.database if job else None)) as store:
         if outline:
             store.adopt_model(outline.shape, outline.path_digest)
-        found = _near(store, wishes, now) if now or wishes.here else _all(store, wishes)
-    found = [known for known in found if known.used_by or not wishes.in_use]
-    if wishes.verdict:
-        found = [known for known in found if known.validity.verdict == wishes.verdict]
-    elif now or wishes.here:
+        found = _near(store, wanted, now) if now or wanted.here else _all(store, wanted)
+    found = [known for known in found if known.used_by or not wanted.in_use]
+    if wanted.verdict:
+        found = [known for known in found if known.validity.verdict == wanted.verdict]
+    elif now or wanted.here:
         holding = [known for known in found if known.validity.verdict is not Verdict.INVALID]
-        found = holding or found[: wishes.top or _NEAREST]
-    if wishes.sort:
-        found.sort(key=_SORTS[wishes.sort])
-    found = found[: wishes.top]
+        found = holding or found[: wanted.top or _NEAREST]
+    if wanted.sort:
+        found.sort(key=_SORTS[wanted.sort])
+    found = found[: wanted.top]
     document = {"plans": [_document(known) for known in found]}
-    nothing = "No plan is known" + (" for this hardware" if wishes.here else "") + "; run `autotune tune JOB`."
+    nothing = "No plan is known" + (" for this hardware" if wanted.here else "") + "; run `autotune tune JOB`."
     options.give(document, lambda: study_report.plans_text(found) if found else nothing)
 
 
-def _near(store: Store, wishes: Wishes, now: Workload | None) -> list[Known]:
-    """The nearest first."""
+def _near(store: Store, wanted: PlanFilter, now: Workload | None) -> list[Known]:
+    """Return the plans nearest to the job, or to this machine, nearest first."""
     here = probe_hardware()
     fields: Fields = fields_of(now) if now else fields_of_machine(here, software())
     found = store.nearest_plans(
-        fields, hardware_name=wishes.hardware, model_name=wishes.model, limit=max(wishes.top or 0, 1000)
+        fields, hardware_name=wanted.hardware, model_name=wanted.model, limit=max(wanted.top or 0, 1000)
     )
     used = _uses(store)
     return [
@@ -95,11 +95,11 @@ def _near(store: Store, wishes: Wishes, now: Workload | None) -> list[Known]:
     ]
 
 
-def _all(store: Store, wishes: Wishes) -> list[Known]:
+def _all(store: Store, wanted: PlanFilter) -> list[Known]:
     used, hardware = _uses(store), cache(_hardware_here)
     return [
         Known(best=best, validity=holds_here(best, hardware), used_by=used.get(best.plan.id, ()))
-        for best in store.best_plans(hardware_name=wishes.hardware, model_name=wishes.model)
+        for best in store.best_plans(hardware_name=wanted.hardware, model_name=wanted.model)
     ]
 
 
@@ -127,7 +127,7 @@ def show_study(options: Options, name: str) -> None:
 def _winner(store: Store, study: StudyRecord) -> BestPlan | None:
     try:
         return store.winner(study.id)
-    except DatabaseDamaged as error:  # the study and its trials are shown all the same
+    except DatabaseDamaged as error:  # the study and its trials can still be shown
         _log.warning("the winner of %s is left out: %s", study.name, error)
         return None
 
@@ -148,13 +148,13 @@ def show_plan(options: Options, plan: str) -> None:
 
 
 def holds_here(best: BestPlan | TriedPlan, hardware: Callable[[int], Hardware]) -> Validity:
-    """Compares with this machine and its software; model and data are taken as they were."""
+    """Compare the hardware and software of the workload with this machine; model and data are taken as they were."""
     then = best.workload
     return _validity(best, replace(then, hardware=hardware(then.hardware.devices), software=software()))
 
 
 def _hardware_here(devices: int) -> Hardware:
-    """Hardware of this machine with `devices` devices, or with all where there are fewer."""
+    """Probe this machine with `devices` devices, or with all where there are fewer."""
     try:
         return probe_hardware(devices)
     except HardwareError:
@@ -183,7 +183,7 @@ def workload_of(options: Options, job: "Job", outline: "Outline") -> Workload:
 
 
 def _uses(store: Store) -> dict[str, tuple[str, ...]]:
-    """Where trainings run now, by plan id."""
+    """Return the processes that train now, by plan id."""
     agents = store.agents()
     found: dict[str, tuple[str, ...]] = {}
     for launch in store.running_launches():
@@ -193,20 +193,20 @@ def _uses(store: Store) -> dict[str, tuple[str, ...]]:
 
 
 def living(launch: LaunchRecord, agents: Mapping[str, AgentRecord]) -> AgentRecord | None:
-    """Who runs it, as far as is known here."""
+    """Return the agent that runs the launch, or None if it is known to have ended."""
     agent = agents.get(launch.agent_id or "")
     return None if agent is None or has_died(agent) else agent
 
 
 def place(agent: AgentRecord) -> str:
-    """Where a process is, for people, and how long nobody has heard of it."""
+    """Describe the process of an agent, and since when it sent no heartbeat."""
     where = f"process {agent.process.partition(' ')[0]} on {agent.machine.partition(' ')[0]}"
     silence = silent_minutes(agent)
     return f"{where}, silent for {silence} min" if silence else where
 
 
 def silent_minutes(agent: AgentRecord) -> int:
-    """How long there was no sign of life, of a process that cannot be looked up here."""
+    """Return the minutes since the last heartbeat; 0 for a process that is seen to run on this host."""
     return 0 if lives(agent) else int((agent.silent_seconds or 0) // 60)
 
 

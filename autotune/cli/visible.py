@@ -1,4 +1,4 @@
-"""Text for a terminal. Names come from model folders, drivers and bundles of others, and may hold escape sequences."""
+"""Text that is safe for a terminal: names from model folders, drivers and bundles may hold escape sequences."""
 
 import logging
 import unicodedata
@@ -8,7 +8,7 @@ _HIDDEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 
 def visible(text: str) -> str:
-    r"""The text with every character that a terminal obeys rather than shows written as `\x1b`; lines stay lines."""
+    r"""Return the text with control characters written as `\x1b`; tabs and new lines stay."""
     return "".join(_escaped(char) if _is_hidden(char) else char for char in text)
 
 

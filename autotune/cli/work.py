@@ -108,12 +108,12 @@ def _launch(options: Options, bench: Workbench, chosen: KnownPlan, steps: int | 
 
 
 def _known(bench: Workbench) -> BestPlan | None:
-    """The winner of the last search on exactly this workload, with this database."""
+    """Return the winner of the last search on exactly this workload."""
     return bench.store.last_winner(bench.prepared.workload.fingerprint)
 
 
 def _chosen(options: Options, bench: Workbench, plan_id: str | None) -> KnownPlan:
-    """The named plan, or the last winner of this job. Raises PlanNotValid with the reason when there is none."""
+    """Return the named plan, or the last winner of this job. Raises PlanNotValid when there is none that holds."""
     if plan_id is None:
         if known := _known(bench):
             return of_winner(known)
@@ -134,7 +134,7 @@ def _chosen(options: Options, bench: Workbench, plan_id: str | None) -> KnownPla
 
 
 def _or_nearest(bench: Workbench) -> str:
-    """The nearest plan that may run here, as a further remedy; nothing where there is none."""
+    """Name the nearest plan that may run here, as a further remedy; empty where there is none."""
     now = bench.prepared.workload
     for near in bench.store.nearest_plans(fields_of(now), limit=1):
         best = near.best
@@ -154,7 +154,7 @@ def _print_commands(options: Options, bench: Workbench, plan: Plan) -> None:
 
 
 def _with_search(job: Job, *, trials: int | None, time_limit: float | None) -> Job:
-    """The job with the options that were given in place of its own; their values were checked with the command line."""
+    """Return the job with the options of the command line, which checked their values."""
     changes: dict[str, Any] = {"trials": trials, "time_limit": time_limit}
     given = {name: value for name, value in changes.items() if value is not None}
     return job.model_copy(update={"search": job.search.model_copy(update=given)})

@@ -16,7 +16,7 @@ __all__ = ["check_plot", "plot"]
 _FORWARD, _BACKWARD, _UPDATE, _KEPT, _LIMIT = "#1f5f8b", "#b5522a", "#7a7a7a", "#4f8a5b", "#333333"
 _MEBI = 1 << 20
 _NUMBERED = 0.012
-"""Least share of the step of a pass that is labelled with its micro-batch."""
+"""Passes of at least this share of the step for each digit carry the number of their micro-batch."""
 _STYLE: dict[Any, Any] = {
     "font.size": 8,
     "axes.spines.top": False,
@@ -56,7 +56,7 @@ def _draw_passes(place: "Axes", timeline: Timeline) -> None:
             spans = [(begins, ends - begins) for begins, ends in passes[:, stage]]
             place.broken_barh(spans, (stage - 0.4, 0.8), facecolor=colour, edgecolor="white", linewidth=0.4)
             for number, (begins, length) in enumerate(spans):
-                if length >= _NUMBERED * timeline.seconds:
+                if length >= _NUMBERED * len(str(number)) * timeline.seconds:
                     middle = (begins + length / 2, stage)
                     place.text(*middle, str(number), color="white", ha="center", va="center", fontsize=6)
         begins, ends = timeline.update[stage]

@@ -1,4 +1,4 @@
-"""This process among the agents of a database: it shows that it lives, and sees which others are gone."""
+"""The heartbeat of this process in a database, and which other agents of that database are alive."""
 
 import logging
 import os
@@ -18,22 +18,22 @@ from storage.store import Store
 
 _BEAT_SECONDS = 5.0
 _SILENT_BEATS = 6
-"""Beats of ours between which another gave none, after which it counts as gone. Counting our own needs no clock, and
-while a lock keeps it from writing, it keeps us from counting."""
+"""An agent counts as gone when it has not beaten during this many beats of this process. Counting beats needs no clock,
+and a lock that keeps the other from writing keeps this process from counting."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sight:
-    """Another agent as it was seen last."""
+    """Another agent as it was last seen."""
 
     record: AgentRecord
     silent: int
-    """Beats of ours since one of its own."""
+    """Beats of this process since its last one."""
 
 
 class Agent:
-    """An entry in the store from entering its context until leaving it, kept alive by a thread of its own."""
+    """An entry in the store while its context lasts; a thread writes its heartbeat."""
 
     def __init__(self, store: Store, beat_seconds: float = _BEAT_SECONDS) -> None:
         self._store = store
@@ -56,14 +56,13 @@ class Agent:
         self._thread.join()
         try:
             self._store.end_agent(self.id)
-        except DatabaseUnavailable as problem:  # others find out by our silence
+        except DatabaseUnavailable as problem:  # others notice the missing heartbeat
             _log.warning("%s", problem)
 
     def take(self, resources: Collection[str]) -> None:
-        """Has them for itself until its end, in place of agents that are gone.
+        """Lease the resources until this agent ends, also those that agents hold which are gone.
 
-        A holder of whom nothing is known is watched until it gives a sign of life or counts as gone. Raises DeviceBusy
-        for one that lives.
+        A holder on another host is watched until it beats or counts as gone. Raises DeviceBusy for one that is alive.
         """
         beats: dict[str, int] = {}
         while True:
@@ -75,7 +74,7 @@ class Agent:
                 return
 
     def another(self) -> AgentRecord | None:
-        """One that lives, or None. Those of whom nothing is known are watched until they beat or count as gone."""
+        """Return another agent that is alive, or None; those of other hosts are watched until they beat or are gone."""
         self._look(0)
         first = {key: sight.record.beats for key, sight in self._seen.items() if key != self.id}
         while True:
@@ -88,7 +87,7 @@ class Agent:
             self._ended.wait(self._seconds / 10)
 
     def _wait_for(self, held: ResourceHeld, beats: dict[str, int]) -> None:
-        """Raises DeviceBusy once the holder beats more often than it had before."""
+        """Raise DeviceBusy once the holder has beaten since it was first seen."""
         sight = None if self.is_gone(held.holder_id) else self._seen.get(held.holder_id)
         if sight is None:
             return
@@ -100,10 +99,10 @@ class Agent:
         self._ended.wait(self._seconds / 10)
 
     def is_gone(self, agent_id: str | None) -> bool:
-        """Whether nobody works under this id any more: it ended, its process died here, or it fell silent."""
+        """Whether the agent has ended, its process on this host died, or its heartbeat stopped."""
         if agent_id is None:
             return True
-        if agent_id not in self._seen:  # it may have come since our last beat
+        if agent_id not in self._seen:  # it may have started since the last beat
             self._look(0)
         sight = self._seen.get(agent_id)
         return sight is None or sight.silent >= _SILENT_BEATS or has_died(sight.record)
@@ -122,7 +121,7 @@ class Agent:
                 _log.info("the heartbeat could not be written: %s", error)
 
     def _look(self, beats: int) -> None:
-        """Beats, which counts as so many, and sees the others."""
+        """Write a heartbeat, which counts as `beats`, and update what is known of the others."""
         with self._lock:
             present = self._store.beat(self.id)
             self._seen = {key: _sight(record, self._seen.get(key), beats) for key, record in present.items()}
@@ -139,23 +138,23 @@ def _sight(record: AgentRecord, before: _Sight | None, beats: int) -> _Sight:
 
 
 def has_died(record: AgentRecord) -> bool:
-    """Whether its process is known to be over: those of other machines are not known here."""
+    """Whether its process is known to have ended; nothing is known of other hosts."""
     return record.machine == machine() and not lives(record) and not _is_hidden(_number(record))
 
 
 def lives(record: AgentRecord) -> bool:
-    """Whether its process is known to be there."""
+    """Whether its process is known to run."""
     return record.machine == machine() and process(_number(record)) == record.process
 
 
 def _number(record: AgentRecord) -> int:
-    """0 where it is not known."""
+    """Return the process number, or 0 where it is not known."""
     number = record.process.partition(" ")[0]
     return int(number) if number.isdigit() else 0
 
 
 def _is_hidden(number: int) -> bool:
-    """Whether there is a process of that number of which nothing can be known: hosts may hide those of other users."""
+    """Whether a process of that number exists but cannot be inspected: hosts may hide those of other users."""
     try:
         os.kill(number, 0)
     except PermissionError:
@@ -166,16 +165,16 @@ def _is_hidden(number: int) -> bool:
 
 
 def machine() -> str:
-    """A name for all processes that can look each other up: this host since its start, and this container."""
+    """Return a name for this boot of the host and this container: processes with the same one can see each other."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{platform.node()} {boot} {Path('/proc/self/ns/pid').readlink()}"
-    except OSError:  # no Linux: nobody can be looked up
+    except OSError:  # no Linux: no process can be looked up
         return f"{platform.node()} {uuid4()}"
 
 
 def process(number: int) -> str | None:
-    """The number and the start of a process, in ticks since that of the machine; None when there is none."""
+    """Return the number and the start time of a process, in ticks since boot; None when there is none."""
     try:
         stat = Path(f"/proc/{number}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""What the machine was like while a trial ran, and whether what was measured then can be trusted."""
+"""The load and the clocks of the machine during a trial, and whether its measurement can be trusted."""
 
 import os
 import time
@@ -18,7 +18,7 @@ from trials.workload import Hardware
 
 _INTERVAL_SECONDS = 0.5
 _LEAST_SECONDS = 1.0
-"""The kernel counts CPU time in ticks of up to 10 ms on every core: in less time they say nothing."""
+"""The kernel counts CPU time in ticks of up to 10 ms on every core, too coarse for shorter times."""
 _CORES_SHARE = 0.05
 """Part of the cores that others may take. Spread evenly it makes a step 5 % longer, and more when it hits one rank, for
 which the others wait. What a quiet machine does by itself stays well below: 0.01 of 2 cores were counted on a Linux
@@ -30,18 +30,18 @@ to give the next kernels, so other processes cost them nothing before."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """What the machine was like over some time."""
+    """Load, clocks and energy of the machine over some time."""
 
     disturbing_cpu: float
-    """Cores that other processes than ours used, or other virtual machines took (`steal`): the mean over the time."""
+    """Mean number of cores that other processes used, or other virtual machines took (`steal`)."""
     own_cpu: float
-    """Cores that ours used."""
+    """Mean number of cores that our processes used."""
     disturbing_gpu: bool
     """Whether another process computed on our devices."""
     throttled: tuple[str, ...]
     """Why our devices ran slower than they should, at any time; in words."""
     energy_joules: float | None
-    """What our devices consumed; None where they do not count it."""
+    """Energy that our devices consumed; None where they do not count it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class Look:
 
 
 class Watch(Protocol):
-    """Sees what else the machine does, from entering its context until leaving it."""
+    """Observes the machine while its context lasts."""
 
     def __enter__(self) -> Self: ...
 
@@ -69,13 +69,13 @@ class Watch(Protocol):
 
     @property
     def conditions(self) -> Conditions:
-        """Over the whole time, once the context is left."""
+        """Conditions over the whole time; available once the context is left."""
 
 
 class MachineWatch:
-    """Looks at the machine, in a thread of its own, from entering its context until leaving it.
+    """Sample the state of the machine in a thread while the context lasts.
 
-    Ours are a process and its descendants. Two looks a second take a few milliseconds, which count as ours.
+    Our processes are `root` and its descendants. Two samples a second take a few milliseconds, which count as ours.
     """
 
     def __init__(self, hardware: Hardware, root: int | None = None, *, group: int = 0) -> None:
@@ -128,10 +128,10 @@ class MachineWatch:
 
 
 def conditions_of(looks: Sequence[Look]) -> Conditions:
-    """What at least one look, in order of time, says together."""
+    """Summarize one or more samples, given in order of time."""
     first, last = looks[0], looks[-1]
     seconds = last.seconds - first.seconds
-    # A process that ends without its parent takes the time that it has used along: that is no time given back.
+    # The time of a process that ends before its parent waits for it disappears from the sum; that is no negative use.
     own = sum(max(0.0, later.own_seconds - earlier.own_seconds) for earlier, later in pairwise(looks))
     disturbing = max(0.0, last.busy_seconds - first.busy_seconds - own)
     start, end = first.activity.energy_joules, last.activity.energy_joules
@@ -145,7 +145,7 @@ def conditions_of(looks: Sequence[Look]) -> Conditions:
 
 
 def disturbance(conditions: Conditions, hardware: Hardware) -> str | None:
-    """Why a measurement made under these conditions should not be trusted, in words; None when it can be."""
+    """Return why a measurement under these conditions should not be trusted; None when it can be."""
     reasons = []
     if _takes_cores(conditions, hardware):
         reasons.append(f"other processes used {conditions.disturbing_cpu:.1f} of {hardware.cpu_cores} cores")
@@ -166,17 +166,16 @@ def _takes_cores(conditions: Conditions, hardware: Hardware) -> bool:
 
 
 def _has_stranger(looks: Sequence[Look]) -> bool:
-    """Whether somebody else computed beside our processes.
+    """Whether other processes computed on our devices.
 
-    In some containers NVML gives the numbers that processes have outside; then ours are never among them, and nothing
-    is known.
+    In some containers NVML reports process numbers of the host; ours are never among them then, and nothing is known.
     """
     ours: frozenset[int] = frozenset().union(*(look.own_pids for look in looks))
     return any(look.activity.pids & ours and look.activity.pids - ours for look in looks)
 
 
 def _busy_seconds(cores: set[int]) -> float:
-    """Interrupts are left out: nobody's process is charged for them, and ours cause them too."""
+    """Return CPU time without interrupts, which no process is charged for and which ours cause too."""
     times = [each for core, each in enumerate(psutil.cpu_times(percpu=True)) if core in cores]
     return sum(each.user + each.nice + each.system + each.steal for each in times)
 

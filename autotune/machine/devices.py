@@ -1,4 +1,4 @@
-"""The devices of a job for one process alone.
+"""Exclusive use of the devices of a job.
 
 Lock files keep the other processes of this user away, whatever database they write to; leases keep away every agent of
 the database, also those of other users and containers that see the same devices.
@@ -21,25 +21,25 @@ _CPU = "cpu"
 
 
 def device_names(hardware: Hardware, groups: int) -> tuple[str, ...]:
-    """The accelerators of all groups, or all cores together: two searches on one processor disturb each other."""
+    """Return the accelerators of all groups, or one name for all cores: searches on one CPU disturb each other."""
     if hardware.accelerator == "cpu":
         return (_CPU,)
     return tuple(one.uuid for group in range(groups) for one in accelerators_of(hardware, group))
 
 
 def resource(name: str) -> str:
-    """A device's name among the agents of a database: UUIDs of accelerators are unique in the world."""
+    """Return a name of the device that is unique among the agents of a database, as UUIDs of accelerators are."""
     return f"{_CPU} of {machine()}" if name == _CPU else name
 
 
 def lock_file(name: str = _CPU) -> Path:
-    """The file that whoever uses the device holds; machines may share the folder."""
+    """Return the file that the user of the device locks; the folder may be shared between hosts."""
     return user_data_path("autotune") / f"devices-{platform.node()}-{name}.lock"
 
 
 @contextmanager
 def locked(names: Sequence[str]) -> Iterator[None]:
-    """Raises DeviceBusy when another process of this user measures or trains on one of them."""
+    """Lock the devices. Raises DeviceBusy when another process of this user measures or trains on one of them."""
     with ExitStack() as stack:
         for name in sorted(names):
             path = lock_file(name)
@@ -58,7 +58,7 @@ def locked(names: Sequence[str]) -> Iterator[None]:
 
 
 def make_folder(folder: Path) -> None:
-    """With mode 0700, when it is absent. Raises AutotuneError when it cannot be written."""
+    """Make the folder, with mode 0700, if it is absent. Raises AutotuneError when it cannot be written."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:

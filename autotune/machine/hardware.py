@@ -21,8 +21,8 @@ _log = logging.getLogger(__name__)
 def probe_hardware(devices: int | None = None, groups: int = 1) -> Hardware:
     """Describe this machine with all its devices, or `devices` of them. Raises HardwareError for more than there are.
 
-    So many `groups` of them are used at the same time. Warns when a CPU build of torch leaves accelerators unused, and
-    when CPU ranks outnumber the cores.
+    `groups` such sets of devices are used at the same time. Warns when a CPU build of torch leaves accelerators
+    unused, and when CPU ranks outnumber the cores.
     """
     found = visible(accelerators(), os.environ.get("CUDA_VISIBLE_DEVICES"))
     usable_ones = usable(found, torch_version=software().torch)
@@ -30,7 +30,7 @@ def probe_hardware(devices: int | None = None, groups: int = 1) -> Hardware:
 
 
 def accelerators_of(hardware: Hardware, group: int = 0) -> tuple[Accelerator, ...]:
-    """Those that a group of ranks on `hardware`, which is this machine's, computes on; none on a CPU."""
+    """Return the accelerators that a group of ranks uses on `hardware`, which is this machine's; none on a CPU."""
     if hardware.accelerator == "cpu":
         return ()
     seen = visible(accelerators(), os.environ.get("CUDA_VISIBLE_DEVICES"))
@@ -39,7 +39,7 @@ def accelerators_of(hardware: Hardware, group: int = 0) -> tuple[Accelerator, ..
 
 @cache  # a package's metadata takes 5 ms to read
 def software() -> Software:
-    """The installed versions; nothing of it is imported."""
+    """Return the installed versions without importing the packages."""
     return Software(
         python=platform.python_version(),
         torch=version("torch"),
@@ -49,7 +49,7 @@ def software() -> Software:
 
 
 def default_memory_limit(hardware: Hardware, groups: int = 1) -> int:
-    """Bytes per rank when the job names no limit.
+    """Return the bytes per rank that apply when the job names no limit.
 
     An accelerator keeps 5 %, at least 1 GiB, for its driver and for the allocator's gaps; CPU ranks, also those of
     groups that work at the same time, share 80 % of the memory.
@@ -61,7 +61,7 @@ def default_memory_limit(hardware: Hardware, groups: int = 1) -> int:
 
 
 def visible(found: Sequence[Accelerator], choice: str | None) -> tuple[Accelerator, ...]:
-    """The accelerators that CUDA would offer, in its order, when `CUDA_VISIBLE_DEVICES` is `choice`.
+    """Return the accelerators that CUDA would offer, in its order, when `CUDA_VISIBLE_DEVICES` is `choice`.
 
     Its entries are numbers or beginnings of UUIDs; the first that names no device ends the list (CUDA C++ Programming
     Guide, environment variables).
@@ -81,7 +81,7 @@ def visible(found: Sequence[Accelerator], choice: str | None) -> tuple[Accelerat
 
 
 def usable(found: Sequence[Accelerator], *, torch_version: str) -> tuple[Accelerator, ...]:
-    """`found`, or nothing, with a warning, when torch is a CPU build."""
+    """Return `found`, or nothing, with a warning, when torch is a CPU build."""
     if not found or not torch_version.endswith("+cpu"):
         return tuple(found)
     _log.warning("torch %s cannot use the %s here; install torch's CUDA build", torch_version, found[0].name)
@@ -89,7 +89,7 @@ def usable(found: Sequence[Accelerator], *, torch_version: str) -> tuple[Acceler
 
 
 def choose(devices: int | None, *, machine: Machine, found: Sequence[Accelerator], groups: int = 1) -> Hardware:
-    """`devices` ranks on `found`, or on the CPU where nothing is found, as one of so many `groups`.
+    """Describe `devices` ranks on `found`, or on the CPU where nothing is found, for each of `groups` groups.
 
     Raises HardwareError like `probe_hardware`.
     """
@@ -110,7 +110,7 @@ def _accelerated(devices: int | None, machine: Machine, found: Sequence[Accelera
         device_name=" + ".join(dict.fromkeys(one.name for one in used)),
         devices=ranks,
         device_memory_bytes=min(one.memory_bytes for one in used),
-        compute_capability=min((one.compute_capability for one in used), key=_capability),
+        compute_capability=min((one.compute_capability for one in used), key=lambda text: [*map(int, text.split("."))]),
         driver=used[0].driver,
         cpu_name=machine.cpu_name,
         cpu_cores=machine.cpu_cores,
@@ -121,7 +121,7 @@ def _accelerated(devices: int | None, machine: Machine, found: Sequence[Accelera
 
 
 def _connections(used: Sequence[Accelerator]) -> tuple[str | None, str | None]:
-    """(slowest connection of two of them, that of every pair); None for a single one, and where the driver is mute."""
+    """Return (slowest connection, connection of every pair); None for one device, and where the driver has none."""
     pairs = [
         (f"{first}-{second}", dict(one.links).get(used[second].uuid))
         for first, one in enumerate(used)
@@ -148,10 +148,6 @@ def _lower(most: int, groups: int) -> str:
     if most >= groups > 1:
         return f"set hardware.devices to {most // groups} or less, or lower search.parallel"
     return f"set it to {most} or less"
-
-
-def _capability(text: str) -> tuple[int, ...]:
-    return tuple(map(int, text.split(".")))
 
 
 def _on_cpu(devices: int | None, machine: Machine, groups: int) -> Hardware:

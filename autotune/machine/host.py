@@ -19,7 +19,7 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """The machine that this process runs on."""
+    """Describe the machine that this process runs on."""
     total = int(psutil.virtual_memory().total)
     return Machine(
         cpu_name=cpu_name(_read(Path("/proc/cpuinfo"))),
@@ -29,7 +29,7 @@ def this_machine() -> Machine:
 
 
 def cpu_name(cpuinfo: str) -> str:
-    """The processor's model from the text of /proc/cpuinfo, else its architecture."""
+    """Return the processor's model from the text of /proc/cpuinfo, else its architecture."""
     for line in cpuinfo.splitlines():
         key, _, value = line.partition(":")
         if key.strip() == "model name" and value.strip():
@@ -38,7 +38,7 @@ def cpu_name(cpuinfo: str) -> str:
 
 
 def cgroup_limits(membership: str, mount: Path) -> Iterator[int]:
-    """The memory limits of this process' control groups, in bytes, from the text of /proc/self/cgroup.
+    """Yield the memory limits of the control groups of this process, in bytes, from the text of /proc/self/cgroup.
 
     Version 2 has one line `0::/path` and `memory.max`; version 1 a line `n:memory:/path` and `memory.limit_in_bytes`.
     A group is also limited by those around it. In a container the path may be the host's; then only the mount exists.
@@ -58,7 +58,7 @@ def cgroup_limits(membership: str, mount: Path) -> Iterator[int]:
 
 
 def steady(size: int) -> int:
-    """`size` rounded down by at most 3 %: what a reboot changes must not make a machine look like another."""
+    """Round `size` down by at most 3 %, so that small differences after a reboot do not make another machine."""
     return size - size % (1 << max(size.bit_length() - 6, 0))
 
 

@@ -16,8 +16,8 @@ _SLOWDOWNS = {
     pynvml.nvmlClocksEventReasonHwThermalSlowdown: "thermal slowdown by the hardware",
     pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown: "power brake",
 }
-"""Reasons for a lower clock that are no property of the device. Idleness, clocks that somebody set and the power cap,
-under which large devices always work, are left out."""
+"""Reasons for a lower clock that are no property of the device. Idleness, clocks set by an
+administrator and the power cap, which large devices always reach, are left out."""
 
 
 _ANCESTORS = {
@@ -28,7 +28,7 @@ _ANCESTORS = {
     pynvml.NVML_TOPOLOGY_NODE: "NODE",
     pynvml.NVML_TOPOLOGY_SYSTEM: "SYS",
 }
-"""What a pair without NVLink has in common on the way between them, from near to far."""
+"""The nearest part of the machine that a pair without NVLink shares, from near to far, in nvidia-smi's words."""
 FROM_FAST_TO_SLOW = ("NV", *_ANCESTORS.values())
 
 
@@ -44,11 +44,11 @@ class Accelerator:
     """`9.0`"""
     driver: str
     links: tuple[tuple[str, str], ...] = ()
-    """(UUID, connection) of each other accelerator that it can be told of, in nvidia-smi's words."""
+    """(UUID, connection) of each other accelerator for which it is known, in nvidia-smi's words."""
 
 
 def accelerators() -> tuple[Accelerator, ...]:
-    """Every accelerator of the machine, in the order of the PCI bus; none without NVIDIA's driver."""
+    """Return every accelerator of the machine, in the order of the PCI bus; none without NVIDIA's driver."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
@@ -67,7 +67,7 @@ def accelerators() -> tuple[Accelerator, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activity:
-    """What some accelerators do at one moment, together. What they cannot tell is left out."""
+    """The state of some accelerators together at one moment, as far as they report it."""
 
     pids: frozenset[int]
     """The processes that compute on them."""
@@ -79,22 +79,22 @@ class Activity:
 
 @contextmanager
 def activity_of(uuids: Sequence[str]) -> Iterator[Callable[[], Activity]]:
-    """While the context lasts, a function that looks at the accelerators with these UUIDs."""
+    """Provide a function that reads the state of the accelerators with these UUIDs while the context lasts."""
     if not uuids:
         yield lambda: _activity(())
         return
     pynvml.nvmlInit()
     try:
-        handles = [handle for uuid in uuids if (handle := _told(pynvml.nvmlDeviceGetHandleByUUID, uuid)) is not None]
+        handles = [handle for uuid in uuids if (handle := _ask(pynvml.nvmlDeviceGetHandleByUUID, uuid)) is not None]
         yield lambda: _activity(handles)
     finally:
         pynvml.nvmlShutdown()
 
 
 def _activity(handles: Sequence[Any]) -> Activity:
-    computing = [_told(pynvml.nvmlDeviceGetComputeRunningProcesses, handle) or () for handle in handles]
-    reasons = [_told(pynvml.nvmlDeviceGetCurrentClocksEventReasons, handle) or 0 for handle in handles]
-    energies = [_told(pynvml.nvmlDeviceGetTotalEnergyConsumption, handle) for handle in handles]
+    computing = [_ask(pynvml.nvmlDeviceGetComputeRunningProcesses, handle) or () for handle in handles]
+    reasons = [_ask(pynvml.nvmlDeviceGetCurrentClocksEventReasons, handle) or 0 for handle in handles]
+    energies = [_ask(pynvml.nvmlDeviceGetTotalEnergyConsumption, handle) for handle in handles]
     return Activity(
         pids=frozenset(process.pid for processes in computing for process in processes),
         slowdowns=frozenset(name for bits in reasons for bit, name in _SLOWDOWNS.items() if bits & bit),
@@ -102,8 +102,8 @@ def _activity(handles: Sequence[Any]) -> Activity:
     )
 
 
-def _told(question: Callable[..., Any], *subjects: Any) -> Any:
-    """The answer; None where the driver or the device has none."""
+def _ask(question: Callable[..., Any], *subjects: Any) -> Any:
+    """Return the answer, or None where the driver or the device has none."""
     try:
         return question(*subjects)
     except pynvml.NVMLError as error:
@@ -112,7 +112,7 @@ def _told(question: Callable[..., Any], *subjects: Any) -> Any:
 
 
 def _parts(handle: Any) -> Iterator[Any]:
-    """The device itself, or its instances where it is divided."""
+    """Yield the device itself, or its MIG instances where it is divided."""
     divided = False
     with suppress(pynvml.NVMLError):  # most devices cannot be divided
         divided = pynvml.nvmlDeviceGetMigMode(handle)[0] == pynvml.NVML_DEVICE_MIG_ENABLE
@@ -125,13 +125,13 @@ def _parts(handle: Any) -> Iterator[Any]:
 
 
 def _links(device: Any, others: Sequence[Any]) -> Iterator[tuple[str, str]]:
-    """How the device reaches each other one, as far as the driver tells."""
+    """Yield (UUID, connection) for each other device for which the driver reports one."""
     for other in others:
         if other is device:
             continue
-        if _told(_by_nvlink, device, other):
+        if _ask(_by_nvlink, device, other):
             yield pynvml.nvmlDeviceGetUUID(other), f"NV{_nvlinks(device)}"
-        elif name := _ANCESTORS.get(_told(pynvml.nvmlDeviceGetTopologyCommonAncestor, device, other)):
+        elif name := _ANCESTORS.get(_ask(pynvml.nvmlDeviceGetTopologyCommonAncestor, device, other)):
             yield pynvml.nvmlDeviceGetUUID(other), name
 
 
@@ -143,7 +143,7 @@ def _by_nvlink(device: Any, other: Any) -> bool:
 def _nvlinks(device: Any) -> int:
     """How many of the device's NVLinks are active."""
     numbers = range(pynvml.NVML_NVLINK_MAX_LINKS)
-    return sum(_told(pynvml.nvmlDeviceGetNvLinkState, device, number) == 1 for number in numbers)
+    return sum(_ask(pynvml.nvmlDeviceGetNvLinkState, device, number) == 1 for number in numbers)
 
 
 def _describe(part: Any, device: Any, devices: Sequence[Any], driver: str) -> Accelerator:

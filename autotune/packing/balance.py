@@ -1,4 +1,4 @@
-"""How the data is balanced before and after packing: the library twin of `autotune pack`."""
+"""The balance of the data before and after packing, as `autotune pack` shows it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from autotune.errors import PackError
-from autotune.packing.material import Material, Wishes
+from autotune.packing.material import Material, PackOptions
 from autotune.search.space.capacities import OMNIBAL_SLACK, capacities
 from trials.data.epoch import BEST, Epoch, build_epoch
 from trials.data.index import COLUMNS, DatasetIndex, profile
@@ -17,9 +17,9 @@ from trials.errors import InvalidPlan
 from trials.plan import Packed, Packing, Padded
 
 UNPACKED = Padded(samples=4)
-"""What is compared with: micro-batches of OmniBal's baseline."""
+"""The packing to compare with: micro-batches of OmniBal's baseline."""
 _TRIED_SAMPLES = 20_000
-"""Capacities are compared on at most so many samples, drawn at random."""
+"""Most samples, drawn at random, on which capacities are compared."""
 _ALIKE = 0.005
 _MOST_STEPS = 0.9
 
@@ -55,20 +55,20 @@ class Balanced:
         return np.flatnonzero((index.vision_units > self.packing.qv) | (index.text_tokens > self.packing.qt))
 
 
-def balanced(material: Material, wishes: Wishes) -> Balanced:
-    """Packs the material with the capacities that were asked for, else with the best candidate.
+def balanced(material: Material, wanted: PackOptions) -> Balanced:
+    """Pack the material with the capacities that were asked for, else with the best candidate.
 
     Raises PackError for capacities that contradict each other and for more ranks than packs, UnknownName for a packer
     that is not there, and DataError like `build_epoch`.
     """
-    packing, reason = _chosen(material, wishes)
-    after = _side(material, packing, wishes.epoch)
+    packing, reason = _chosen(material, wanted)
+    after = _side(material, packing, wanted.epoch)
     taken = after.epoch.packing
     assert isinstance(taken, Packed)  # as `packing` is
     return Balanced(
         material=material,
-        number=wishes.epoch,
-        before=_side(material, UNPACKED, wishes.epoch),
+        number=wanted.epoch,
+        before=_side(material, UNPACKED, wanted.epoch),
         after=after,
         packing=taken,
         reason=reason,
@@ -101,50 +101,47 @@ def _epoch(
 
 
 def _check_ranks(material: Material, packing: Packing, epoch: Epoch, number: int) -> None:
-    """A single row may be one that was filled up with halves of packs, or with nothing."""
+    """Raise PackError for fewer packs than ranks, when the only row was filled with halves of packs or left empty."""
     if len(epoch.assignment) > 1 or isinstance(packing, Padded):
         return
     packs = len(_epoch(material, material.index, packing, number, data_parallel=1).packs)
     if packs < material.data_parallel:
         raise PackError(
-            f"{material.data_parallel} data-parallel ranks are more than the packs, {packs} of {_told(packing)}; give "
+            f"{material.data_parallel} data-parallel ranks are more than the {packs} packs of qv={packing.qv} "
+            f"qt={packing.qt}; give "
             f"at most --data-parallel {packs}, smaller capacities or more data"
         )
 
 
-def _told(packing: Packed) -> str:
-    return f"qv={packing.qv} qt={packing.qt}"
-
-
-def _chosen(material: Material, wishes: Wishes) -> tuple[Packed, str]:
-    """The capacities that were asked for, else the best candidate, and why."""
-    if wishes.qv is not None and wishes.qt is not None:
-        return _packed(wishes.qv, wishes.qt, wishes), "as asked for"
+def _chosen(material: Material, wanted: PackOptions) -> tuple[Packed, str]:
+    """Return the capacities that were asked for, else the best candidate, and the reason."""
+    if wanted.qv is not None and wanted.qt is not None:
+        return _packed(wanted.qv, wanted.qt, wanted), "as asked for"
     data = profile(material.index)
     most_samples = min(material.global_batch_samples, data.samples) / material.data_parallel
     candidates = {
-        _packed(pair.qv if wishes.qv is None else wishes.qv, pair.qt if wishes.qt is None else wishes.qt, wishes): pair
+        _packed(pair.qv if wanted.qv is None else wanted.qv, pair.qt if wanted.qt is None else wanted.qt, wanted): pair
         for pair in capacities(data, most_samples, hold_all=material.oversize in ("skip", "fail"))
     }
-    packing = _cheapest(candidates, material, wishes.epoch)
+    packing = _cheapest(candidates, material, wanted.epoch)
     return packing, f"best of {len(candidates)} candidates ({candidates[packing].reason})"
 
 
-def _packed(qv: int, qt: int, wishes: Wishes) -> Packed:
+def _packed(qv: int, qt: int, wanted: PackOptions) -> Packed:
     try:
         return Packed(
             qv=qv,
             qt=qt,
-            qv_min=qv if wishes.qv_min is None else wishes.qv_min,
-            qt_min=max(0, qt - OMNIBAL_SLACK) if wishes.qt_min is None else wishes.qt_min,
-            packer=wishes.packer or BEST,
+            qv_min=qv if wanted.qv_min is None else wanted.qv_min,
+            qt_min=max(0, qt - OMNIBAL_SLACK) if wanted.qt_min is None else wanted.qt_min,
+            packer=wanted.packer or BEST,
         )
     except InvalidPlan as error:
         raise PackError(f"{error}; lower --qv-min or --qt-min, or raise --qv or --qt") from error
 
 
 def _cheapest(candidates: Iterable[Packed], material: Material, number: int) -> Packed:
-    """Of those that keep the global batch, in the mean and in 90 % of the steps where any does, one of the least cost.
+    """Return a packing of least cost that keeps the global batch, in the mean and, if any does, in 90 % of the steps.
 
     Costs per sample within 0.5 % are alike. Then packs are to hold about as many samples as the unpacked micro-batch,
     as in OmniBal (the cost does not see memory, and that is known to fit), and to be full.
@@ -156,16 +153,16 @@ def _cheapest(candidates: Iterable[Packed], material: Material, number: int) -> 
     found = [pair for pair in found if pair[1].steps_near >= _MOST_STEPS] or found
     most = (1 + _ALIKE) * min(measured.cost_per_sample for _, measured in found)
     alike = [(packing, measured) for packing, measured in found if measured.cost_per_sample <= most]
-    return min(alike, key=lambda pair: _unlike_unpacked(pair[1]))[0]
 
+    def unlike_unpacked(pair: tuple[Packed, Balance]) -> tuple[int, float]:
+        _, measured = pair
+        return round(abs(measured.samples_per_pack.mean - UNPACKED.samples)), measured.relaxation_missed or 0.0
 
-def _unlike_unpacked(measured: Balance) -> tuple[int, float]:
-    samples_off = round(abs(measured.samples_per_pack.mean - UNPACKED.samples))
-    return samples_off, measured.relaxation_missed or 0.0
+    return min(alike, key=unlike_unpacked)[0]
 
 
 def _some(index: DatasetIndex, seed: int) -> DatasetIndex:
-    """At most so many samples, each as likely as the epoch shows it often."""
+    """Draw at most `_TRIED_SAMPLES` samples, each in proportion to its repeats."""
     if index.repeats.sum() <= _TRIED_SAMPLES:
         return index
     share = index.repeats / index.repeats.sum()

@@ -1,4 +1,4 @@
-"""What `autotune pack` works on: the lengths of a job's data or of a file of lengths, and how they are to be packed."""
+"""The input of `autotune pack`: lengths of a job's data or of a file, and the settings to pack them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,16 +18,16 @@ from trials.errors import DataError
 from trials.job import DataSection, ModelSection, Source
 
 DATA_PARALLEL = 8
-"""Ranks where a job names no devices; the papers measure their ratios on so many."""
+"""Data ranks where the job names no devices; the papers measure their ratios on 8."""
 _GLOBAL_BATCH_SAMPLES = 128
-"""Of lengths, which no job goes with."""
+"""Global batch for a file of lengths, which has no job."""
 _FORMAT, _SHAPE = "lengths", '[{"vit_num": 5, "token_num": 1341}, ...]'
 _JOBS, _LENGTHS = (".yaml", ".yml"), (".json", ".jsonl")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
-    """What the user wants otherwise than the input says; None leaves it as it is, or to the data."""
+class PackOptions:
+    """Options that replace settings of the input; None keeps those, or chooses by the data."""
 
     qv: int | None = None
     qt: int | None = None
@@ -45,58 +45,58 @@ class Wishes:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Material:
-    """Lengths, and what the training would make of them."""
+    """Lengths, and the settings of the training that packs them."""
 
     path: Path
     index: DatasetIndex
     found: IndexReport
     weights: CostWeights
     cost_model: str
-    """Whose cost the weights are, for people."""
+    """Name of the model whose cost the weights describe."""
     data_parallel: int
     global_batch_samples: int
     seed: int
     oversize: Oversize
 
 
-def read_material(path: Path, wishes: Wishes, progress: Callable[[Reading], None] | None = None) -> Material:
-    """Reads the data of a job (YAML), or lengths (JSON). No device is touched, and no database.
+def read_material(path: Path, wanted: PackOptions, progress: Callable[[Reading], None] | None = None) -> Material:
+    """Read the data of a job (YAML), or lengths (JSON), without using devices or a database.
 
     `progress` as for `build_index`. Raises PackError for what is neither, JobError for a job that cannot be used,
     ModelError for its model, and what `build_index` raises.
     """
-    _check(wishes)
+    _check(wanted)
     if not path.is_file():
         raise PackError(f"{path}: {'is a folder' if path.is_dir() else 'no such file'}; give a job file or lengths")
     if path.suffix in _JOBS:
-        return _of_job(path, wishes, progress)
+        return _of_job(path, wanted, progress)
     if path.suffix in _LENGTHS:
-        return _of_lengths(path, wishes, progress)
+        return _of_lengths(path, wanted, progress)
     kinds = ", ".join((*_JOBS, *_LENGTHS))
     raise PackError(
         f"{path}: {path.suffix or 'a name without suffix'} is not a supported kind of file; give one of {kinds}"
     )
 
 
-def _check(wishes: Wishes) -> None:
-    """What can be told before a long reading."""
-    if wishes.packer not in (None, BEST, *plugins.names(PACKERS)):
+def _check(wanted: PackOptions) -> None:
+    """Check the options before the data is read."""
+    if wanted.packer not in (None, BEST, *plugins.names(PACKERS)):
         known = ", ".join((BEST, *plugins.names(PACKERS)))
-        raise PackError(f"--packer {wishes.packer} is not one of the packers here: {known}")
-    for name, least, most in (("qv", wishes.qv_min, wishes.qv), ("qt", wishes.qt_min, wishes.qt)):
+        raise PackError(f"--packer {wanted.packer} is not one of the packers here: {known}")
+    for name, least, most in (("qv", wanted.qv_min, wanted.qv), ("qt", wanted.qt_min, wanted.qt)):
         if least is not None and most is not None and least > most:
             raise PackError(f"--{name}-min {least} is above --{name} {most}; lower the one or raise the other")
 
 
-def _of_job(path: Path, wishes: Wishes, progress: Callable[[Reading], None] | None) -> Material:
-    # Torch stands behind these, and lengths are packed without waiting for it.
+def _of_job(path: Path, wanted: PackOptions, progress: Callable[[Reading], None] | None) -> Material:
+    # These import torch, which packing a file of lengths does not need.
     from autotune.folders import lengths_folder  # noqa: PLC0415
     from trials.model.inputs.encoders import load_measurer  # noqa: PLC0415
 
-    if wishes.model is not None:
+    if wanted.model is not None:
         raise PackError(f"--model goes with lengths alone; {path} is a job, which names its model")
     job = load_job(path)
-    data = job.data.model_copy(update={"oversize": wishes.oversize or job.data.oversize})
+    data = job.data.model_copy(update={"oversize": wanted.oversize or job.data.oversize})
     weights, name = _of_model(job.model)
     index, found = build_index(data, load_measurer(job.model, data), Path(), progress, cache=lengths_folder())
     return Material(
@@ -105,21 +105,21 @@ def _of_job(path: Path, wishes: Wishes, progress: Callable[[Reading], None] | No
         found=found,
         weights=weights,
         cost_model=name,
-        data_parallel=wishes.data_parallel or job.hardware.devices or DATA_PARALLEL,
-        global_batch_samples=wishes.global_batch_samples or job.training.global_batch_samples,
-        seed=job.training.seed if wishes.seed is None else wishes.seed,
+        data_parallel=wanted.data_parallel or job.hardware.devices or DATA_PARALLEL,
+        global_batch_samples=wanted.global_batch_samples or job.training.global_batch_samples,
+        seed=job.training.seed if wanted.seed is None else wanted.seed,
         oversize=data.oversize,
     )
 
 
-def _of_lengths(path: Path, wishes: Wishes, progress: Callable[[Reading], None] | None) -> Material:
-    data = DataSection(sources=(Source(path=path.absolute()),), oversize=wishes.oversize or "own-pack")
+def _of_lengths(path: Path, wanted: PackOptions, progress: Callable[[Reading], None] | None) -> Material:
+    data = DataSection(sources=(Source(path=path.absolute()),), oversize=wanted.oversize or "own-pack")
     _check_lengths(data.sources[0])
     weights, name = paper_weights(), NAME
-    if wishes.model is not None:
-        weights, name = _of_model(ModelSection(path=wishes.model))
+    if wanted.model is not None:
+        weights, name = _of_model(ModelSection(path=wanted.model))
     if data.oversize == "truncate":
-        data = data.model_copy(update={"max_tokens": _context(data, wishes.model)})
+        data = data.model_copy(update={"max_tokens": _context(data, wanted.model)})
     index, found = build_index(data, None, Path(), progress)
     return Material(
         path=path,
@@ -127,18 +127,18 @@ def _of_lengths(path: Path, wishes: Wishes, progress: Callable[[Reading], None] 
         found=found,
         weights=weights,
         cost_model=name,
-        data_parallel=wishes.data_parallel or DATA_PARALLEL,
-        global_batch_samples=wishes.global_batch_samples or _GLOBAL_BATCH_SAMPLES,
-        seed=wishes.seed or 0,
+        data_parallel=wanted.data_parallel or DATA_PARALLEL,
+        global_batch_samples=wanted.global_batch_samples or _GLOBAL_BATCH_SAMPLES,
+        seed=wanted.seed or 0,
         oversize=data.oversize,
     )
 
 
 def _check_lengths(source: Source) -> None:
-    """Raises PackError for a file that is not of lengths alone."""
+    """Raise PackError for a file that holds more than lengths."""
     try:
         files = formats.resolve(source, Path())
-    except DataError as error:  # its remedy is one for the job file
+    except DataError as error:  # its remedy names keys of the job file
         what, _, _ = str(error).partition("; ")
         raise PackError(f"{what}; give {_SHAPE}, OmniBal's meta file of such files, or a job file") from error
     for file in files:
@@ -150,7 +150,7 @@ def _check_lengths(source: Source) -> None:
 
 
 def _context(data: DataSection, model: str | None) -> int | None:
-    """Tokens that samples are cut to. Lengths alone do not tell."""
+    """Return the tokens that samples are cut to, which only a model defines."""
     if model is None:
         raise PackError("--oversize truncate cuts to the model's context length; name one with --model")
     from trials.model.inputs.encoders import token_limit  # noqa: PLC0415
@@ -160,7 +160,7 @@ def _context(data: DataSection, model: str | None) -> int | None:
 
 
 def _of_model(settings: ModelSection) -> tuple[CostWeights, str]:
-    """The model's analytic cost, for which its weights need not be there, and its name."""
+    """Return the model's analytic cost, which needs no weights, and its name."""
     from trials.model.family import is_supported  # noqa: PLC0415
     from trials.model.rough_cost import rough_weights  # noqa: PLC0415
     from trials.model.shape import cost_weights, model_shape  # noqa: PLC0415

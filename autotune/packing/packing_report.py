@@ -19,7 +19,7 @@ _RULES = {
     "truncate": "each has a pack of its own, after it was cut",
     "skip": "they are left out",
 }
-"""What is done with over-size samples; under `fail` there is no report."""
+"""Handling of over-size samples; under `fail` there is no report."""
 
 _Entry: TypeAlias = Callable[[Side], str]
 
@@ -63,7 +63,7 @@ _ROWS: Sequence[tuple[str, str, _Entry]] = (
 
 
 def pack_text(found: Balanced) -> str:
-    """Choices, the table before and after, over-size samples and bad lines."""
+    """Show the choices, the table before and after, over-size samples and bad lines."""
     material = found.material
     saved = 1 - found.after.balance.cost_per_sample / found.before.balance.cost_per_sample
     header = (
@@ -84,7 +84,7 @@ def pack_text(found: Balanced) -> str:
 
 
 def pack_document(found: Balanced) -> dict[str, Any]:
-    """The same as JSON values; ratios are shares of 1."""
+    """Return the same as JSON values; ratios are shares of 1."""
     material = found.material
     return {
         "input": str(material.path),

@@ -21,7 +21,7 @@ from trials.data.records.sample import Ints
 
 _JSONL, _PARQUET = ".jsonl", ".parquet"
 _BATCH = 8192
-"""Packs that are formed at a time."""
+"""Packs that are written at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -37,14 +37,14 @@ class _Batch:
 
 
 def check_pack_file(path: Path) -> None:
-    """Raises PackError, before any work is done, when `write_packs` could not write this file."""
+    """Check, before any work is done, that `write_packs` can write this file. Raises PackError."""
     check_output_file(path, (_JSONL, _PARQUET))
     if path.suffix == _PARQUET:
         _parquet()
 
 
 def write_packs(path: Path, epoch: Epoch) -> None:
-    """Writes the packs, in place of a file that stands there. Raises PackError when it cannot be written."""
+    """Write the packs, replacing an existing file. Raises PackError when it cannot be written."""
     with whole(path) as partial:
         (_write_parquet if path.suffix == _PARQUET else _write_lines)(partial, _batches(epoch))
 
@@ -94,7 +94,7 @@ def _write_parquet(path: Path, batches: Iterable[_Batch]) -> None:
 
 
 def _parquet() -> Any:
-    """Raises PackError with the remedy where the library is not installed."""
+    """Import the library. Raises PackError with the remedy where it is not installed."""
     try:
         return importlib.import_module("pyarrow.parquet")
     except ImportError as error:

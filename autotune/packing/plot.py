@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 KINDS = (".png", ".svg", ".pdf")
 _BEFORE, _AFTER, _CAPACITY = "#b5522a", "#1f5f8b", "#333333"
+_LABEL_BOX = {"boxstyle": "square,pad=0", "facecolor": "white", "edgecolor": "none", "alpha": 0.8}
 _CELLS = 60
 """In each direction, at most."""
 _IDLE = (0.01, 0.1, 1, 10, 100)
@@ -42,11 +43,11 @@ _LOADS: Mapping[str, Callable[[PackSizes, CostWeights], Ints | Floats]] = {
     "squared lengths": lambda sizes, _: sizes.squares,
     "predicted cost": lambda sizes, weights: sizes.cost(weights),
 }
-"""What ranks of a row may have more or less of."""
+"""The kinds of load by which ranks of a row may be out of balance."""
 
 
 def check_plot(path: Path) -> None:
-    """Raises PackError, before any work is done, when `plot` could not draw into this file."""
+    """Check, before any work is done, that `plot` can draw into this file. Raises PackError."""
     check_output_file(path, KINDS)
     try:
         importlib.import_module("matplotlib")
@@ -55,7 +56,7 @@ def check_plot(path: Path) -> None:
 
 
 def plot(found: Balanced, path: Path) -> None:
-    """Draws into a file of the kind that its suffix names. Raises PackError when it cannot be written."""
+    """Draw into a file of the kind that its suffix names. Raises PackError when it cannot be written."""
     from matplotlib import rc_context  # noqa: PLC0415 - an extra, and slow to load
     from matplotlib.figure import Figure  # noqa: PLC0415
 
@@ -81,7 +82,9 @@ def _draw_sizes(figure: "SubFigure", found: Balanced) -> None:
     shares = [_shares(size, edges) for size in sizes]
     norm = LogNorm(min(share[share > 0].min() for share in shares), max(share.max() for share in shares))
     axes = figure.subplots(1, 2, sharex=True, sharey=True)
-    for place, title, share in zip(axes, _titles(found), shares, strict=True):
+    mean = found.after.balance.samples_per_pack.mean
+    titles = f"before: {UNPACKED.samples} random samples, padded", f"after: packs of {mean:.1f} samples on average"
+    for place, title, share in zip(axes, titles, shares, strict=True):
         mesh = place.pcolormesh(*edges, np.ma.masked_equal(share.T, 0), norm=norm, cmap="viridis_r", rasterized=True)
         place.set(title=title, xlabel="text tokens of a micro-batch")
     axes[0].set_ylabel("vision units of a micro-batch")
@@ -95,9 +98,13 @@ def _draw_capacities(place: "Axes", packing: Packed) -> None:
     line: dict[str, Any] = {"color": _CAPACITY, "linewidth": 0.8, "linestyle": "--"}
     place.axvline(packing.qt + 0.5, **line)  # behind the cells that a pack may be in
     place.axhline(packing.qv + 0.5, **line)
-    text: dict[str, Any] = {"color": _CAPACITY, "textcoords": "offset points"}
-    place.annotate(f"Qt = {packing.qt}", (packing.qt, 0), xytext=(-3, 3), ha="right", rotation=90, **text)
-    place.annotate(f"Qv = {packing.qv}", (0, packing.qv), xytext=(4, -3), va="top", **text)
+    # Beyond a capacity there are only packs of one over-size sample, so that few cells lie under these labels.
+    text: dict[str, Any] = {"color": _CAPACITY, "textcoords": "offset points", "bbox": _LABEL_BOX}
+    at_top, at_right = (packing.qt + 0.5, 1), (1, packing.qv + 0.5)
+    place.annotate(
+        f"Qt = {packing.qt}", at_top, (-3, -3), place.get_xaxis_transform(), ha="right", va="top", rotation=90, **text
+    )
+    place.annotate(f"Qv = {packing.qv}", at_right, (-3, 3), place.get_yaxis_transform(), ha="right", **text)
 
 
 def _shares(sizes: PackSizes, edges: Sequence[Floats]) -> Floats:
@@ -111,7 +118,10 @@ def _shares(sizes: PackSizes, edges: Sequence[Floats]) -> Floats:
 
 
 def _edges(values: Ints, capacity: int) -> Floats:
-    """Of cells of whole numbers, from 0 to above the capacity and all but the largest values; one ends with it."""
+    """Return edges of cells of whole numbers, from 0 to above the capacity and all but the largest values.
+
+    One of the edges is that of the capacity.
+    """
     most = max(float(np.percentile(values, 99.9)), capacity) * 1.04
     width = max(1, math.ceil(most / _CELLS))
     first = (capacity + 1) % width - width
@@ -141,8 +151,3 @@ def _draw_idle(figure: "SubFigure", found: Balanced) -> None:
         f"idle share of the {found.material.data_parallel} data ranks in a row of micro-batches [%]",
         fontsize="medium",
     )
-
-
-def _titles(found: Balanced) -> tuple[str, str]:
-    mean = found.after.balance.samples_per_pack.mean
-    return f"before: {UNPACKED.samples} random samples, padded", f"after: packs of {mean:.1f} samples on average"

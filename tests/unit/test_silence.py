@@ -49,7 +49,7 @@ def test_a_silence_names_what_each_rank_does_and_its_end_is_told(
     started = watch(quiet, ranks, caplog, "no step since")
     assert "usually" not in started
     quiet.step(0.01)
-    assert "the training goes on after" in caplog.messages[-1]
+    assert "the training continues after" in caplog.messages[-1]
     caplog.clear()
     ranks[0].suspend()
     late = watch(quiet, ranks, caplog, "no step since")
@@ -62,10 +62,10 @@ def test_a_stopped_rank_is_told_once_and_that_it_goes_on(
 ) -> None:
     quiet = Silence()
     ranks[1].suspend()
-    assert f"`kill -CONT {ranks[1].pid}` lets it go on" in watch(quiet, ranks, caplog, "rank 1 is stopped since")
+    assert f"resume it with `kill -CONT {ranks[1].pid}`" in watch(quiet, ranks, caplog, "rank 1 has been stopped since")
     ranks[1].resume()
-    watch(quiet, ranks, caplog, "rank 1 goes on; it was stopped for")
-    assert len([message for message in caplog.messages if "is stopped since" in message]) == 1
+    watch(quiet, ranks, caplog, "rank 1 continues; it was stopped for")
+    assert len([message for message in caplog.messages if "has been stopped since" in message]) == 1
 
 
 @pytest.mark.usefixtures("impatient")

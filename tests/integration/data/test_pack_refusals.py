@@ -41,7 +41,7 @@ pytestmark = pytest.mark.usefixtures("home")
         (["JOB", "--model", "model"], "--model goes with lengths alone; "),
         (
             ["LENGTHS", "--qv", "50", "--qt", "20000", "--data-parallel", "200"],
-            "200 data-parallel ranks are more than the packs, ",
+            "200 data-parallel ranks are more than the ",
         ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

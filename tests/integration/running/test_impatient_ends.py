@@ -61,9 +61,9 @@ def test_more_signals_break_off_no_clean_up(training: JobFile, signals: tuple[si
             started = children(process.pid)
             _, stopped = ranks(process.pid)
             stopped.suspend()
-            warned = told(process.stderr, "is stopped")
+            warned = told(process.stderr, "has been stopped")
             assert warned[-1].startswith("WARNING: rank 1 has been stopped since ")
-            assert warned[-1].endswith(f"; `kill -CONT {stopped.pid}` lets it go on\n")
+            assert warned[-1].endswith(f"; resume it with `kill -CONT {stopped.pid}`\n")
             stopped.resume()
             told(process.stderr, "WARNING: rank 1 continues; it was stopped for ")
             first, *others = signals
