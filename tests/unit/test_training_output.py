@@ -229,7 +229,7 @@ def test_foreign_and_torn_lines_of_the_progress_file_are_passed_over(
     append_step(path, replace(step, step=3))
     reader.look()
     assert [each.step for each in seen] == [2, 3]
-    assert caplog.text.count("is passed over") == 2
+    assert caplog.text.count("is ignored") == 2
     assert path.read_bytes().startswith(b'{"event": "theirs"}\n{"step": 1, "of\n')
 
 
