@@ -1,4 +1,4 @@
-"""Arranges packs into the steps of an epoch: rows of like packs across ranks, rows to steps, steps in random order."""
+"""Packs arranged into the steps of an epoch: rows of like packs across ranks, rows to steps, steps in random order."""
 
 from typing import TypeAlias
 
@@ -22,11 +22,12 @@ def arrange(
     window_rows: int,
     random: np.random.Generator,
 ) -> Ints:
-    """Numbers of packs, [rows, data ranks]: each `micro_batches` rows are a step, the last one may have fewer.
+    """Return the numbers of packs, [rows, data ranks]: each `micro_batches` rows are a step, the last may have fewer.
 
     `costs` are those of units, tokens and attention, [packs, 3], of a multiple of `data_parallel` packs; `samples` are
     the samples of each pack. The packs of a row come from one random window of `window_rows` rows.
     """
+    # Windows hold random packs: packers put like samples together, and a step should not.
     shuffled = random.permutation(len(costs))
     matched = shuffled[_matched(costs[shuffled], data_parallel, window_rows)]
     steps, rest = _steps(matched, samples, min(micro_batches, len(matched)), random)
@@ -35,7 +36,7 @@ def arrange(
 
 
 def _matched(costs: Floats, data_parallel: int, window_rows: int) -> Ints:
-    """Positions in `costs`, [rows, data ranks]: inside each window, rows of packs that cost alike in every part.
+    """Return positions in `costs`, [rows, data ranks]: in each window, rows of packs with like costs in every part.
 
     Language is compared by tokens, and by tokens and attention together only where that saves some waiting: the tokens
     are what a rank sends and keeps.
@@ -46,14 +47,14 @@ def _matched(costs: Floats, data_parallel: int, window_rows: int) -> Ints:
         return float(costs[rows].max(axis=1).sum())
 
     by_tokens = _striped(vision, tokens, data_parallel, window_rows)
-    if takes(by_tokens) <= (1 + _NEGLIGIBLE) * float(costs.sum()) / data_parallel:  # as good as no waiting at all
+    if takes(by_tokens) <= (1 + _NEGLIGIBLE) * float(costs.sum()) / data_parallel:  # hardly any waiting
         return by_tokens
     by_cost = _striped(vision, tokens + attention, data_parallel, window_rows)
     return by_tokens if takes(by_tokens) <= (1 + _NEGLIGIBLE) * takes(by_cost) else by_cost
 
 
 def _striped(vision: Floats, language: Floats, data_parallel: int, window_rows: int) -> Ints:
-    """Rows of packs that are near in both, [rows, data ranks].
+    """Return rows of packs that are near in both, [rows, data ranks].
 
     A window is cut into strips of like vision cost, and each strip is sorted by language cost, up and down in turns.
     One strip is best where packs are full of units, about the root of the rows where they are not: the one with less
@@ -65,13 +66,14 @@ def _striped(vision: Floats, language: Floats, data_parallel: int, window_rows: 
     found = []
     for strips in (1, round(min(window_rows, len(vision) // data_parallel) ** 0.5)):
         strip = inside * strips // size
+        # Up and down in turns, so that packs on both sides of a strip's border are alike.
         turned = np.where(strip % 2 == 0, language[by_vision], -language[by_vision])
         found.append(by_vision[np.lexsort((turned, strip, window))].reshape(-1, data_parallel))
     return min(found, key=lambda rows: float(vision[rows].max(axis=1).sum() + language[rows].max(axis=1).sum()))
 
 
 def _steps(rows: Ints, samples: Ints, micro_batches: int, random: np.random.Generator) -> tuple[Ints, Ints]:
-    """Rows in random steps, [steps, micro-batches, data ranks], and those of a shorter last step, [1, few, data ranks].
+    """Return rows in random steps, [steps, micro-batches, data ranks], and the shorter last step, [1, few, data ranks].
 
     Rows are dealt to the steps by falling numbers of samples, those with most to the steps that have least so far, so
     that all steps have about as many. Chance decides between rows with equally many.
@@ -83,13 +85,14 @@ def _steps(rows: Ints, samples: Ints, micro_batches: int, random: np.random.Gene
     dealt = np.empty((steps, micro_batches), dtype=np.int64)
     sums = np.zeros(steps, dtype=np.int64)
     for number, stratum in enumerate(by_samples):
+        # `stratum` falls, and the steps with fewest samples take its first rows.
         dealt[np.argsort(sums, kind="stable"), number] = stratum
         sums += held[dealt[:, number]]
     return rows[random.permutation(dealt)], rows[steps * micro_batches :][None]
 
 
 def _levelled(steps: Ints, cost: Floats) -> Ints:
-    """The same steps [steps, micro-batches, data ranks] with packs dealt to ranks so that their sums are alike too.
+    """Return the steps [steps, micro-batches, data ranks] with packs dealt to ranks so that the ranks' sums are alike.
 
     Rows go from the costliest on, and the rank with the least work so far takes the costliest pack of its row.
     """
@@ -105,7 +108,7 @@ def _levelled(steps: Ints, cost: Floats) -> Ints:
 
 
 def _ordered(steps: Ints) -> Ints:
-    """Rows [steps x micro-batches, data ranks] of steps whose rows are sorted by falling cost: small, large, small.
+    """Return the rows [steps x micro-batches, data ranks] of each step in the order small, large, small.
 
     The first and the last pack of a step pass a pipeline alone, so they should be small, and neighbours alike, so that
     no stage waits for a longer one.
@@ -115,5 +118,5 @@ def _ordered(steps: Ints) -> Ints:
 
 
 def _falling(values: Floats) -> Ints:
-    """Indices that sort the last axis from the largest on."""
+    """Return the indices that sort the last axis from the largest on."""
     return np.argsort(-values, axis=-1, kind="stable")

@@ -1,4 +1,4 @@
-"""Lengths that were measured before, one file per chunk, named by all that they depend on."""
+"""A cache of measured lengths, one file per chunk, named by a digest of all that they depend on."""
 
 import json
 import logging
@@ -29,21 +29,22 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class LengthsCache:
-    """A folder of the user's. It may be deleted at any time; None keeps nothing. Never raises because of its files."""
+    """A folder of the user, which may be deleted at any time; None caches nothing. Its files raise no errors."""
 
     folder: Path | None
     _may_write: bool = field(default=True, init=False)
 
     def key(self, file: AnnotationFile, chunk: Chunk, measurer: Measurer | None, max_tokens: int | None) -> str:
-        """Of the chunk's content, how it is read, and the model. Raises DataError when the file cannot be read."""
+        """Return a digest of the chunk's content, how it is read, and the model. Raise DataError if unreadable."""
         if self.folder is None:
             return ""
+        # Where a file lies and how often it is shown changes no length.
         reading = wire.encode(replace(file, path=Path(), repeat=1.0, sampling="all"))
         facts = [_VERSION, formats.digest(file, chunk), reading, measurer and measurer.digest, max_tokens]
         return sha256(json.dumps(facts).encode()).hexdigest()
 
     def find(self, key: str) -> ChunkLengths | None:
-        """The chunk, without its images, where all of these are as they were; None when it has to be measured."""
+        """Return the chunk, without its images, if none of these has changed; None if it has to be measured."""
         if self.folder is None:
             return None
         try:
@@ -56,7 +57,7 @@ class LengthsCache:
         return replace(found, images=()) if found.holds() else None
 
     def keep(self, key: str, lengths: ChunkLengths) -> None:
-        """Writes one file, whole or not at all, for this user's eyes alone. A folder that takes none is warned of."""
+        """Write one file atomically, readable by this user only. Warn once of a folder that cannot be written."""
         if self.folder is None or not self._may_write:
             return
         try:
@@ -64,6 +65,7 @@ class LengthsCache:
             with whole_file(self.folder / f"{key}.npz", mode=0o600) as stream:
                 stream.write(_encoded(lengths))
         except OSError as error:
+            # Warned once, not for each of thousands of chunks.
             self._may_write = False
             logger.warning(
                 "lengths cannot be kept in %s (%s), so the next run measures them again; make it writable, or set "

@@ -20,32 +20,32 @@ from trials.plan import Packed, Packing
 BEST = "best"
 """In place of a packer's name: the packer that is best for the epoch."""
 _TIE = 0.005
-"""Epochs whose costs differ by less than this share are alike; then the fewest packs are best."""
+"""Between packers whose costs differ by less than this share, the one with fewest packs is best."""
 _WINDOW_ROWS = 64
 _WINDOW_SHARE = 0.05
-"""Packs are matched inside windows of so many rows, or of this share of the epoch if that is more."""
+"""Packs are matched inside windows of 64 rows, or of 5 % of the epoch if that is more."""
 
 Floats: TypeAlias = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostWeights:
-    """What a pack costs, in any unit: floating-point operations of the model's shape, or measured seconds."""
+    """Cost of a pack, in any unit: floating-point operations of the model's shape, or measured seconds."""
 
     unit: float
-    """Of one vision unit."""
+    """Cost of one vision unit."""
     token: float
-    """Of one text token, attention excluded."""
+    """Cost of one text token, attention excluded."""
     square: float
-    """Of the attention, per squared sample length."""
+    """Cost of attention, per squared sample length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PackSizes:
-    """What the model computes for each pack, as columns [packs]: padding and stand-in tiles included."""
+    """Sizes of what the model computes for each pack, as columns [packs]: padding and stand-in units included."""
 
     units: Ints
-    """At least 1: a pack without images carries one zero tile."""
+    """At least 1: a pack without images carries one zero unit."""
     tokens: Ints
     """At least 1: an empty pack carries one pad token."""
     squares: Ints
@@ -53,7 +53,7 @@ class PackSizes:
     samples: Ints
 
     def costs(self, weights: CostWeights) -> Floats:
-        """Of vision units, tokens and attention apart, [packs, 3]."""
+        """Return the costs of vision units, tokens and attention, [packs, 3]."""
         parts = (weights.unit * self.units, weights.token * self.tokens, weights.square * self.squares)
         return np.stack(parts, axis=1)
 
@@ -77,11 +77,11 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Epoch:
-    """Which pack each data rank trains on at each micro-batch."""
+    """The pack that each data rank trains on at each micro-batch."""
 
     index: DatasetIndex
     packing: Packing
-    """With the name of the packer that was taken where the best was asked for."""
+    """With the packer that was chosen, where the job asks for the best."""
     packs: Packs
     assignment: Ints
     """Numbers of packs, [rows, data ranks]; step i is rows[i * micro_batches : (i + 1) * micro_batches]."""
@@ -100,7 +100,7 @@ class Epoch:
         return abs(per_row * self.micro_batches / self.global_batch_samples - 1)
 
     def rows(self, step: int) -> Ints:
-        """Numbers of the step's packs, [micro-batches, data ranks]. Raises IndexError behind the last step."""
+        """Return the numbers of the step's packs, [micro-batches, data ranks]. Raise IndexError past the last."""
         if not 0 <= step < self.steps:
             raise IndexError(f"step {step} of an epoch of {self.steps} steps")
         return self.assignment[step * self.micro_batches : (step + 1) * self.micro_batches]
@@ -122,13 +122,14 @@ class Epoch:
 
 
 def pack_sizes(index: DatasetIndex, packs: Packs) -> PackSizes:
-    """Sizes of every pack, padding included."""
+    """Return the sizes of every pack, padding included."""
     counts = packs.counts
     if packs.padded:
         longest = packs.largest(index.text_tokens)
         tokens, squares = counts * longest, counts * longest**2
     else:
         tokens, squares = packs.sums(index.text_tokens), packs.sums(index.text_tokens.astype(np.int64) ** 2)
+    # What stands in for nothing is computed too: one zero unit, one pad token.
     units = np.maximum(packs.sums(index.vision_units), 1)
     return PackSizes(units=units, tokens=np.maximum(tokens, 1), squares=np.maximum(squares, 1), samples=counts)
 
@@ -145,22 +146,25 @@ def build_epoch(
     oversize: Oversize,
     window_rows: int | None = None,
 ) -> Epoch:
-    """The epoch's steps: a pure function of its arguments, so that every rank and every restart gets the same.
+    """Return the epoch's steps. Equal arguments give equal steps, on every rank and after every restart.
 
     Packs are matched across ranks inside windows of `window_rows` rows of packs, of one pack for each rank; by default
-    64, or 5 % of the epoch. Raises DataError like `build_packs`.
+    64, or 5 % of the epoch. Raise DataError like `build_packs`.
     """
     order = epoch_order(index, seed, epoch)
 
     def build(packing: Packing) -> tuple[Epoch, float]:
-        """The epoch, and its cost on one rank, which waits at each row for the rank with the costliest pack."""
+        """Return the epoch, and its cost on one rank, which waits at each row for the rank with the costliest pack."""
+        # Another stream than that of the order, which is drawn from [seed, epoch].
         random = np.random.default_rng([seed, epoch, 1])
         packs = build_packs(index, order, packing, int(random.integers(2**31)), oversize)
         packs = _divisible(index, packs, data_parallel, weights)
         rows = len(packs) // data_parallel
+        # Rows have different numbers of samples; their mean decides how many make up the global batch.
         micro_batches = max(1, round(global_batch_samples * rows / len(packs.samples)))
         costs = pack_sizes(index, packs).costs(weights)
         if packs.padded:
+            # Padded micro-batches are the usual training, which does not match them across ranks.
             assignment = np.arange(len(packs), dtype=np.int64).reshape(rows, data_parallel)
         else:
             window = window_rows or max(_WINDOW_ROWS, math.ceil(_WINDOW_SHARE * rows))
@@ -186,8 +190,8 @@ def build_epoch(
         return build(packing)[0]
     built = [build(replace(packing, packer=name)) for name in plugins.names(PACKERS)]
     least = min(cost for _, cost in built)
-    alike = (epoch for epoch, cost in built if cost <= (1 + _TIE) * least)
-    return min(alike, key=lambda epoch: len(epoch.packs))
+    tied = (epoch for epoch, cost in built if cost <= (1 + _TIE) * least)
+    return min(tied, key=lambda epoch: len(epoch.packs))
 
 
 def job_epoch(
@@ -207,11 +211,12 @@ def job_epoch(
 
 
 def _divisible(index: DatasetIndex, packs: Packs, data_parallel: int, weights: CostWeights) -> Packs:
-    """A multiple of `data_parallel` packs: the costliest are halved, or empty ones added when none can be."""
+    """Return a multiple of `data_parallel` packs: halve the costliest, or add empty ones if none can be halved."""
     while missing := -len(packs) % data_parallel:
         divisible = np.flatnonzero(packs.counts > 1)
         cost = pack_sizes(index, packs).cost(weights)
         chosen = divisible[np.argsort(-cost[divisible], kind="stable")[:missing]]
+        # A new start in the middle of a pack makes two of it; one at the end adds an empty pack.
         halves = packs.starts[chosen] + packs.counts[chosen] // 2
         more = halves if len(chosen) else np.full(missing, packs.starts[-1])
         packs = replace(packs, starts=np.sort(np.concatenate([packs.starts, more])))

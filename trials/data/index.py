@@ -77,7 +77,7 @@ class DatasetIndex:
         return f"{self.files[self.file[row]].path}:{self.line[row]}"
 
     def sample(self, row: int) -> Sample:
-        """Reads the record again. Raises DataError when the file has changed so that none stands there."""
+        """Read the record again. Raise DataError when the file has changed so that none stands there."""
         file = self.files[self.file[row]]
         found = formats.read(file, (int(self.offset[row]), int(self.line[row])))
         if isinstance(found, Sample):
@@ -85,14 +85,14 @@ class DatasetIndex:
         raise DataError(f"{self.where(row)}: {found.reason}; the file has changed since it was indexed, index it again")
 
     def save(self, path: Path) -> None:
-        """Writes one npz file without pickle, whole or not at all, also where several processes do."""
+        """Write one npz file without pickle, atomically, also where several processes do."""
         columns = {f"{name}_column": getattr(self, name) for name in COLUMNS}
         with whole_file(path, mode=0o600) as stream:
             np.savez(stream, layout=np.array(_LAYOUT), files=self._encoded_files, **columns)
 
     @property
     def content_digest(self) -> str:
-        """Of all that `save` writes, so also of where each sample stands."""
+        """Digest of all that `save` writes, places of the samples included."""
         digest = hashlib.sha256(self._encoded_files.tobytes())
         for name in COLUMNS:
             digest.update(getattr(self, name).tobytes())
@@ -104,7 +104,7 @@ class DatasetIndex:
 
     @classmethod
     def load(cls, path: Path) -> "DatasetIndex":
-        """What `save` wrote. Raises DataError when the file is missing, damaged or of another layout."""
+        """Return what `save` wrote. Raise DataError when the file is missing, damaged or of another layout."""
         try:
             with path.open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
                 layout = int(stored["layout"])
@@ -118,9 +118,9 @@ class DatasetIndex:
 
 
 def profile(index: DatasetIndex) -> DataProfile:
-    """The epoch's lengths; where a repeat shows a random part, its expectation, so that no seed matters.
+    """Describe the epoch's lengths; a random part counts by its expectation, so that no seed matters.
 
-    Raises DataError where the repeats leave an epoch without samples.
+    Raise DataError where the repeats leave an epoch without samples.
     """
     units, tokens, repeats = index.vision_units, index.text_tokens, index.repeats
     samples = float(repeats.sum())

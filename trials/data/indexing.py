@@ -1,4 +1,4 @@
-"""Reads a whole dataset once, measures every sample, and lists the lines that cannot be trained on."""
+"""Indexing of a dataset: every sample is read and measured once, and unusable lines are listed."""
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -26,7 +26,7 @@ LISTED = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexReport:
-    """What indexing found besides the usable samples."""
+    """Findings of indexing besides the usable samples."""
 
     records: int
     """Lines that are not blank."""
@@ -39,18 +39,18 @@ class IndexReport:
     measured: int
     """Records that no earlier run had measured."""
     max_tokens: int | None
-    """Longer samples were cut to so many tokens; None when none was."""
+    """Number of tokens that longer samples were cut to; None when none was."""
     cut: int
-    """Samples of exactly so many tokens."""
+    """Samples of exactly `max_tokens` tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """How far indexing has come."""
+    """Progress of indexing."""
 
     records: int
     share: float | None
-    """Of all chunks; None while it is being found out what has to be measured."""
+    """Share of all chunks; None until it is known what has to be measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class _Part:
     """One chunk of one file."""
 
     number: int
-    """Of its file."""
+    """Number of its file."""
     file: AnnotationFile
     chunk: Chunk
     key: str
@@ -74,10 +74,10 @@ def build_index(
     cache: Path | None = None,
     workers: int | None = None,
 ) -> tuple[DatasetIndex, IndexReport]:
-    """Index of every usable sample of the sources, whose paths are relative to `base`.
+    """Build the index of every usable sample of the sources, whose paths are relative to `base`.
 
     Without a `measurer`, only files of lengths can be indexed. `cache` is a folder that keeps what was measured;
-    `workers` is the number of processes to measure with, all cores when None. Raises DataError for a missing file, an
+    `workers` is the number of processes to measure with, all cores when None. Raise DataError for a missing file, an
     unknown format, the first bad line under `on_error: fail`, or when no sample is usable.
     """
     files = tuple(file for source in data.sources for file in formats.resolve(source, base))
@@ -97,7 +97,15 @@ def build_index(
             tally.add(part, lengths)
             tell(Reading(records=known_records + tally.measured, share=done / len(parts)))
     index = _sampled(tally.index(files))
-    return _usable(index, tally.report(max_tokens, int(np.count_nonzero(index.text_tokens == max_tokens))))
+    report = tally.report(max_tokens, int(np.count_nonzero(index.text_tokens == max_tokens)))
+    if not len(index):
+        sources = ", ".join(str(file.path) for file in files)
+        first = f"; the first fault is {report.bad_lines[0]}" if report.bad_lines else ""
+        raise DataError(
+            f"no sample of {sources} can be used, of {report.records} records{first}; correct the lines, or `images` "
+            "and `format` of the source"
+        )
+    return index, report
 
 
 def _scanned(
@@ -107,7 +115,7 @@ def _scanned(
     max_tokens: int | None,
     tell: Callable[[Reading], None],
 ) -> Iterator[_Part]:
-    """Every chunk, in order, with what is known of it."""
+    """Yield every chunk, in order, with its cached lengths."""
     records = 0
     for number, file in enumerate(files):
         for chunk in formats.chunks(file):
@@ -120,7 +128,7 @@ def _scanned(
 
 @dataclass(slots=True, kw_only=True)
 class _Tally:
-    """Grows while the chunks go by."""
+    """Columns and counts of the chunks so far."""
 
     is_strict: bool
     columns: dict[str, list[NDArray[Any]]] = field(default_factory=lambda: {name: [] for name in COLUMNS})
@@ -131,16 +139,18 @@ class _Tally:
     measured: int = 0
 
     def add(self, part: _Part, found: ChunkLengths) -> None:
-        """Raises DataError for a bad line where none may be."""
+        """Add a chunk. Raise DataError for a bad line under `on_error: fail`."""
         for line in found.bad_lines(part.file, part.chunk):
             if self.is_strict:
                 raise DataError(f"{line}; correct the line, or set data.on_error to skip")
+            # All are counted, but the list must fit into memory and a message.
             if len(self.bad_lines) == LISTED:
                 break
             self.bad_lines.append(line)
         columns = found.columns
         moved = {
             "file": np.full(len(columns["line"]), part.number),
+            # Chunks count from their own beginning, so that the cache serves them wherever they stand.
             "offset": columns["offset"] + part.chunk.start,
             "line": columns["line"] + part.chunk.line,
             "record": columns["record"] + self.records,
@@ -171,7 +181,7 @@ class _Tally:
 
 
 def _sampled(index: DatasetIndex) -> DatasetIndex:
-    """The index after each file's `sampling`, which counts usable samples."""
+    """Return the index after each file's `sampling`, which counts usable samples."""
     keep = np.zeros(len(index), dtype=np.bool_)
     files = []
     for number, file in enumerate(index.files):
@@ -181,14 +191,3 @@ def _sampled(index: DatasetIndex) -> DatasetIndex:
         files.append(replace(file, repeat=file.repeat * share))
     columns: dict[str, Any] = {name: getattr(index, name)[keep] for name in COLUMNS}
     return DatasetIndex(files=tuple(files), **columns)
-
-
-def _usable(index: DatasetIndex, report: IndexReport) -> tuple[DatasetIndex, IndexReport]:
-    if len(index):
-        return index, report
-    sources = ", ".join(str(file.path) for file in index.files)
-    first = f"; the first fault is {report.bad_lines[0]}" if report.bad_lines else ""
-    raise DataError(
-        f"no sample of {sources} can be used, of {report.records} records{first}; correct the lines, or `images` and "
-        "`format` of the source"
-    )

@@ -22,7 +22,7 @@ _ABSENT: Fact = (-1, -1)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ChunkLengths:
-    """What a chunk holds. Places are counted from its beginning, so that it is the same wherever it stands."""
+    """Lengths in a chunk. Places are relative to its beginning, so that they hold wherever it stands in a file."""
 
     columns: dict[str, Ints]
     """COLUMNS of each usable sample, [samples]."""
@@ -35,17 +35,17 @@ class ChunkLengths:
     """Every image file that was asked for its size; one that is not there counts, too."""
 
     def bad_lines(self, file: AnnotationFile, chunk: Chunk) -> Iterator[BadLine]:
-        """Its unusable records, where they stand in the file."""
+        """Yield its unusable records with their lines in the file."""
         for line, reason in self.bad:
             yield BadLine(path=file.path, line=chunk.line + line, reason=reason)
 
     def holds(self) -> bool:
-        """Whether every image is still the one that was measured."""
+        """Return whether no image has changed since it was measured."""
         return all(_fact(path) == fact for path, fact in self.images)
 
 
 def measure(file: AnnotationFile, chunk: Chunk, measurer: Measurer | None, max_tokens: int | None) -> ChunkLengths:
-    """Measures a chunk. Raises DataError when the file cannot be read, and for conversations without a `measurer`.
+    """Measure a chunk. Raise DataError when the file cannot be read, and for conversations without a `measurer`.
 
     `max_tokens` is for lengths that come without a conversation; a measurer has its own.
     """
@@ -73,7 +73,7 @@ class _Work:
     wrong_sizes: int = 0
     images: dict[str, Fact] = field(default_factory=dict)
     sizes: dict[Path, tuple[int, int]] = field(default_factory=dict)
-    """Of the images seen so far: datasets ask many questions about one image."""
+    """Sizes of the images seen so far: datasets ask many questions about one image."""
 
     def take(self, place: Place, record: Sample | Lengths | BadLine) -> None:
         offset, line = place[0] - self.chunk.start, place[1] - self.chunk.line
@@ -101,7 +101,11 @@ class _Work:
         sizes = tuple(self._size(image) for image in sample.images)
         lengths = self.measurer.measure(sample, sizes)
         if lengths.target_tokens == 0:
-            raise DataError(_nothing_to_learn(lengths, self.measurer.max_tokens))
+            if lengths.text_tokens == self.measurer.max_tokens:
+                raise DataError(
+                    f"no target token in the first {lengths.text_tokens} that it is cut to; raise data.max_tokens"
+                )
+            raise DataError("no target tokens: no assistant turn to learn from")
         stated = zip(sample.image_sizes, sizes, strict=True)
         self.wrong_sizes += sum(said is not None and said != real for said, real in stated)
         return lengths
@@ -115,14 +119,8 @@ class _Work:
         return self.sizes[image]
 
 
-def _nothing_to_learn(lengths: Lengths, max_tokens: int | None) -> str:
-    if lengths.text_tokens == max_tokens:
-        return f"no target token in the first {lengths.text_tokens} that it is cut to; raise data.max_tokens"
-    return "no target tokens: no assistant turn to learn from"
-
-
 def _cut(lengths: Lengths, max_tokens: int | None) -> Lengths:
-    """Where a text ends is not known here, so targets are taken to stand at the end."""
+    """Cut lengths without their text, as if all targets stood at the end."""
     excess = max(0, lengths.text_tokens - max_tokens) if max_tokens is not None else 0
     return replace(
         lengths,

@@ -47,10 +47,10 @@ def micro_batches(
     workers: int,
     on_error: Literal["skip", "fail"],
 ) -> Iterator[MicroBatch]:
-    """The rank's micro-batches of these steps, in order; `workers` processes prepare them ahead.
+    """Yield the rank's micro-batches of these steps, in order; `workers` processes prepare them ahead.
 
-    A sample that can no longer be read, or that has changed its lengths, is warned of with file and line and becomes a
-    blank one of the lengths in the index. Under `on_error: fail` it raises DataError instead.
+    A sample that can no longer be read, or whose lengths have changed, becomes a blank one of the lengths in the index,
+    with a warning of its file and line. Under `on_error: fail` it raises DataError instead.
     """
     packs = [epoch.packs.pack(pack) for step in steps for pack in epoch.rows(step)[:, data_rank]]
     dataset = PackDataset(index, packs, encoder, pixels=pixels, padded=epoch.packs.padded)
@@ -70,7 +70,7 @@ def _end_with_rank(_worker: int) -> None:
 
 
 class PackDataset(Dataset[MicroBatch]):
-    """Packs, given as rows of the index. A sample that cannot be read becomes a blank one, and a fault of its pack."""
+    """Packs, given as rows of the index. An unreadable sample becomes a blank one, and a fault of its pack."""
 
     def __init__(
         self, index: DatasetIndex, packs: Sequence[Ints], encoder: Encoder, *, pixels: bool, padded: bool
@@ -99,7 +99,7 @@ class PackDataset(Dataset[MicroBatch]):
 
 
 def encode(index: DatasetIndex, row: int, encoder: Encoder, *, pixels: bool) -> Encoded:
-    """One sample. Raises DataError unless it still has the lengths that the plan was made for.
+    """Return one encoded sample. Raise DataError unless it still has the lengths that the plan was made for.
 
     Images are decoded even where no pixels are asked for: the stage with the labels has to know of the same faults as
     the stage with the pixels.
@@ -107,6 +107,7 @@ def encode(index: DatasetIndex, row: int, encoder: Encoder, *, pixels: bool) -> 
     sample = index.sample(row)
     try:
         encoded = encoder.encode(sample, pixels=pixels)
+        # `encode` has decoded them already where pixels were asked for.
         for image in sample.images if not pixels else ():
             image_pixels(image)
     except DataError as error:
@@ -130,11 +131,12 @@ def _told(lengths: Lengths) -> str:
 
 
 def collate(samples: Sequence[Encoded], encoder: Encoder, *, pixels: bool, padded: bool) -> MicroBatch:
-    """Joins a pack's samples; no sample at all becomes one pad token that is no target.
+    """Return a pack's samples as one micro-batch; an empty pack becomes one pad token without a target.
 
     With `padded` each sample is filled up to the longest, so that T is a multiple of it.
     """
     if not samples:
+        # An empty pack makes the number of packs a multiple of the data ranks; its rank runs the step like the others.
         nothing = np.array([encoder.pad_token_id]), np.array([IGNORED])
         samples = [Encoded(input_ids=nothing[0], labels=nothing[1], pixel_values=None)]
     lengths = [len(sample.input_ids) for sample in samples]
@@ -142,6 +144,7 @@ def collate(samples: Sequence[Encoded], encoder: Encoder, *, pixels: bool, padde
     input_ids = [
         _filled(sample.input_ids, width, encoder.pad_token_id) for sample, width in zip(samples, widths, strict=True)
     ]
+    # Shifted inside each sample: its last token must not predict the next sample's first.
     labels = [_filled(sample.labels[1:], width, IGNORED) for sample, width in zip(samples, widths, strict=True)]
     return MicroBatch(
         pixel_values=_pixels(samples, encoder.unit_shape) if pixels else None,
@@ -156,5 +159,6 @@ def _filled(values: Ints, width: int, filler: int) -> Ints:
 
 
 def _pixels(samples: Sequence[Encoded], unit_shape: tuple[int, ...]) -> torch.Tensor:
+    # A stage cannot run on no unit, so that a pack without images carries one of zeros.
     units = [sample.pixel_values for sample in samples if sample.pixel_values is not None]
     return torch.from_numpy(np.concatenate(units or [np.zeros((1, *unit_shape), dtype=np.float32)]))

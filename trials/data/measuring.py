@@ -1,4 +1,4 @@
-"""Measures many chunks, in other processes where that pays. The result is the same in the same order either way."""
+"""Measuring of many chunks, in other processes where that is faster, with the same result in the same order."""
 
 import multiprocessing
 import os
@@ -22,27 +22,28 @@ from trials.errors import DataError
 Task: TypeAlias = tuple[AnnotationFile, Chunk]
 
 _START_SECONDS = 10.0
-"""Processes that load a model's tokenizer are ready after about so long; less work is done here before they were."""
+"""Seconds until processes have loaded a model's tokenizer; less work than that is done in this process."""
 _MOST_WORKERS = 32
 _AHEAD = 3
 """Chunks per process that are under way or waiting to be taken."""
 
 
 def cores() -> int:
-    """Processes that this machine lets us keep busy."""
+    """Return the number of processes that this machine can run at once."""
     return min(len(os.sched_getaffinity(0)), _MOST_WORKERS)
 
 
 def measured(
     tasks: Sequence[Task], measurer: Measurer | None, max_tokens: int | None, workers: int
 ) -> Generator[ChunkLengths, None, None]:
-    """The chunks in order. Close it, so that no process is left behind when its consumer gives up.
+    """Yield the lengths of the chunks in order. Close the generator to end its processes early.
 
-    Raises DataError when a file cannot be read, or a process ends by itself.
+    Raise DataError when a file cannot be read, or a process ends by itself.
     """
     begun = time.monotonic()
     for number, task in enumerate(tasks):
         if number and workers > 1:
+            # What is left is estimated from the chunks that were measured here.
             left = (time.monotonic() - begun) / number * (len(tasks) - number)
             if left * (1 - 1 / workers) > _START_SECONDS:
                 yield from _in_pool(tasks[number:], measurer, max_tokens, workers)
@@ -79,6 +80,7 @@ def _pool(how: bytes, workers: int) -> Iterator[ProcessPoolExecutor]:
     try:
         yield pool
     except BaseException:
+        # Shutting down would wait for the chunks that are being measured.
         for process in set(multiprocessing.active_children()) - others:
             process.terminate()
         raise
@@ -87,7 +89,7 @@ def _pool(how: bytes, workers: int) -> Iterator[ProcessPoolExecutor]:
 
 
 def _submit(pool: ProcessPoolExecutor, task: Task) -> Future[ChunkLengths]:
-    """Hands a chunk out. Processes that this starts inherit the mask: Ctrl-C is for us alone, and we end them."""
+    """Submit a chunk. Worker processes inherit the signal mask: only this process handles Ctrl-C, and ends them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         return pool.submit(_measure, task)

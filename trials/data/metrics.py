@@ -1,4 +1,4 @@
-"""How even an epoch is: the ratios of OmniBal and HBP, and what a cost model makes of the waiting that is left.
+"""Balance of an epoch: the ratios of OmniBal and HBP, and the cost of the waiting that is left.
 
 Sources: OmniBal (ICML 2025) for pad and dist ratio; HBP (Hierarchical Balance Packing) for the attention balance ratio.
 The load of a pack is what the model computes for it, padding and stand-ins included.
@@ -19,7 +19,7 @@ NEAR = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """How many samples the parts of an epoch hold."""
+    """Samples in the parts of an epoch."""
 
     mean: float
     least: int
@@ -65,7 +65,7 @@ class Balance:
     text_fill: float | None
     """The same of Qt."""
     samples_per_step: Spread
-    """Of full steps; of all when none is full."""
+    """Samples of full steps; of all steps when none is full."""
     steps_near: float
     """Share of those steps whose samples are within 10 % of the global batch."""
     oversize: int
@@ -75,25 +75,26 @@ class Balance:
 
     @property
     def cost_per_sample(self) -> float:
-        """What all data ranks spend on a sample: comparable where two epochs do not show equally many."""
+        """Cost of a sample on all data ranks, which is comparable between epochs of different numbers of samples."""
         return self.cost * self.data_parallel / self.samples
 
 
 def balance(epoch: Epoch, weights: CostWeights) -> Balance:
-    """Measures an epoch."""
+    """Return the balance of an epoch."""
     sizes, ranks = epoch.pack_sizes(), epoch.assignment.shape[1]
     cost = sizes.cost(weights)[epoch.assignment]
     ideal, slowest = float(cost.sum()) / ranks, float(cost.max(axis=1).sum())
     samples = step_sums(epoch, sizes.samples[epoch.assignment]).sum(axis=1)
     samples = samples[: len(epoch.assignment) // epoch.micro_batches or None]
     missed, vision_fill, text_fill = _fullness(epoch)
-    skipped = epoch.packs.skipped
+    skipped, tokens = epoch.packs.skipped, epoch.index.text_tokens
+    computed = int((epoch.packs.counts * epoch.packs.largest(tokens)).sum())
     return Balance(
         samples=len(epoch.packs.samples),
         packs=len(epoch.packs),
         steps=epoch.steps,
         data_parallel=ranks,
-        pad_ratio=_pad_ratio(epoch),
+        pad_ratio=1 - int(epoch.packs.sums(tokens).sum()) / computed if epoch.packs.padded else 0.0,
         dist_ratio_vision=float(dist_ratios(sizes.units[epoch.assignment]).mean()),
         dist_ratio_language=float(dist_ratios(sizes.tokens[epoch.assignment]).mean()),
         attention_balance_ratio=float(dist_ratios(sizes.squares[epoch.assignment]).mean()),
@@ -112,19 +113,19 @@ def balance(epoch: Epoch, weights: CostWeights) -> Balance:
 
 
 def dist_ratios(load: Ints | Floats) -> Floats:
-    """Idle share of each row of [rows, data ranks]: sum_i (max - load_i) / (max N), which is 1 - mean / max."""
+    """Return the idle share of each row of [rows, data ranks]: sum_i (max - load_i) / (max N) = 1 - mean / max."""
     ratios: Floats = 1 - load.mean(axis=1) / load.max(axis=1)
     return ratios
 
 
 def step_sums(epoch: Epoch, load: Ints | Floats) -> Floats:
-    """Sums of [rows, data ranks] over the rows of each step, [steps, data ranks]."""
+    """Return the sums of [rows, data ranks] over the rows of each step, [steps, data ranks]."""
     sums: Floats = np.add.reduceat(load, np.arange(0, len(load), epoch.micro_batches), axis=0).astype(np.float64)
     return sums
 
 
 def oversize(epoch: Epoch) -> NDArray[np.bool_]:
-    """Whether each shown sample, in order of packs, is above the capacities; a padded micro-batch has none."""
+    """Return whether each shown sample, in order of packs, is above the capacities; a padded micro-batch has none."""
     units, tokens = (column[epoch.packs.samples] for column in (epoch.index.vision_units, epoch.index.text_tokens))
     if isinstance(packing := epoch.packing, Packed):
         above: NDArray[np.bool_] = (units > packing.qv) | (tokens > packing.qt)
@@ -133,7 +134,7 @@ def oversize(epoch: Epoch) -> NDArray[np.bool_]:
 
 
 def mixing(epoch: Epoch, following: Epoch) -> float:
-    """How far the following epoch's steps are a fresh shuffle: 1 if they are, 0 if they hold the same samples again.
+    """Return how far the following epoch's steps are a fresh shuffle: 1 if so, 0 for steps of the same samples.
 
     1 - (observed - expected) / (1 - expected), with `observed` the share of the pairs of samples in a step of `epoch`
     that are in one step of `following` too, and `expected` that share for random steps of the same sizes. Chance
@@ -153,20 +154,12 @@ def _pairs(counts: Ints) -> float:
 
 
 def _step_of_samples(epoch: Epoch) -> Ints:
-    """The step of each shown sample, in order of the index's rows; one that is shown twice comes twice."""
+    """Return the step of each shown sample, in order of the index's rows; one that is shown twice comes twice."""
     rows, ranks = epoch.assignment.shape
     step_of_pack = np.empty(len(epoch.packs), dtype=np.int64)
     step_of_pack[epoch.assignment.ravel()] = np.repeat(np.arange(rows) // epoch.micro_batches, ranks)
     steps: Ints = np.repeat(step_of_pack, epoch.packs.counts)[np.argsort(epoch.packs.samples, kind="stable")]
     return steps
-
-
-def _pad_ratio(epoch: Epoch) -> float:
-    if not epoch.packs.padded:
-        return 0.0
-    tokens = epoch.index.text_tokens
-    computed = int((epoch.packs.counts * epoch.packs.largest(tokens)).sum())
-    return 1 - int(epoch.packs.sums(tokens).sum()) / computed
 
 
 def _fullness(epoch: Epoch) -> tuple[float | None, float | None, float | None]:

@@ -1,4 +1,4 @@
-"""Which samples an epoch shows, and in which order."""
+"""The samples of an epoch, in their order."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from trials.data.records.sample import Ints
 
 
 def epoch_order(index: DatasetIndex, seed: int, epoch: int) -> Ints:
-    """Rows of the index in the epoch's random order, each as often as its repeat says.
+    """Return rows of the index in the epoch's random order, each as often as its repeat says.
 
     Repeat 1.3 of a file shows each of its samples once, and 30 % of them, chosen by `seed` alone, once more.
     """
@@ -17,9 +17,10 @@ def epoch_order(index: DatasetIndex, seed: int, epoch: int) -> Ints:
 
 
 def _times(index: DatasetIndex, file: int, seed: int) -> Ints:
-    """How often each sample of the file is shown, [samples of the file]."""
+    """Return how often each sample of the file is shown, [samples of the file]."""
     samples = np.count_nonzero(index.file == file)
     whole, part = divmod(index.files[file].repeat, 1)
     times = np.full(samples, int(whole), dtype=np.int64)
+    # Without the epoch in the seed: every epoch repeats the same samples.
     times[np.random.default_rng([seed, file, 1]).permutation(samples)[: round(part * samples)]] += 1
     return times

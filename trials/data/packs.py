@@ -14,7 +14,7 @@ from trials.errors import DataError
 from trials.plan import Packed, Packing, Padded
 
 Oversize: TypeAlias = Literal["own-pack", "truncate", "skip", "fail"]
-"""As `data.oversize` in the job. What is left to truncate is cut before packs are built; here it is `own-pack`."""
+"""`data.oversize` of the job. `truncate` cuts samples before packs are built, and is `own-pack` here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -39,7 +39,7 @@ class Packs:
         return np.diff(self.starts)
 
     def pack(self, number: int) -> Ints:
-        """Rows of one pack."""
+        """Return the rows of one pack."""
         return self.samples[self.starts[number] : self.starts[number + 1]]
 
     def sums(self, column: NDArray[np.integer]) -> Ints:
@@ -59,9 +59,9 @@ class Packs:
 
 
 def build_packs(index: DatasetIndex, order: Ints, packing: Packing, seed: int, oversize: Oversize) -> Packs:
-    """Packs of the rows in `order`: each appears as often as there, unless it is skipped as `oversize`.
+    """Return packs of the rows in `order`, each as often as it is there, unless it is skipped as over-size.
 
-    Raises DataError for an over-size sample under `oversize: fail`, and when there is nothing to pack.
+    Raise DataError for an over-size sample under `oversize: fail`, and when there is nothing to pack.
     """
     if not len(order):
         raise DataError("the epoch shows no sample; raise `repeat` under data.sources")
@@ -82,6 +82,7 @@ def _packed(index: DatasetIndex, order: Ints, packing: Packed, seed: int, oversi
         raise DataError(f"every sample is above qv={packing.qv} qt={packing.qt} and skipped; raise them")
     packer = plugins.load(PACKERS, packing.packer)
     samples, starts = packer.pack(units[fits], tokens[fits], packing, seed)
+    # What is above a capacity is a pack of its own, behind the others.
     alone = order[:0] if oversize == "skip" else order[~fits]
     return Packs(
         samples=np.concatenate([order[fits][samples], alone]),

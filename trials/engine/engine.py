@@ -15,6 +15,7 @@ from trials.data.loader import MicroBatch
 from trials.engine.state import OptimizerState
 from trials.engine.stopwatch import Stopwatch
 from trials.grid import RankCoordinates
+from trials.model.cut import cut
 from trials.model.stage import StageModule, pack_loss
 from trials.plan import Plan
 
@@ -183,8 +184,8 @@ def _tie_embeddings(plan: Plan, stage: StageModule, where: RankCoordinates) -> t
     """Gives both stages of a tied weight the same values, and the group in which its gradients are added up."""
     if not stage.tied:
         return None
-    vision_stages = [number for number, part in enumerate(plan.stages) if part.vision]
-    embedding_stage, head_stage = vision_stages[-1], len(plan.stages) - 1
+    embedding_stage = next(number for number, part in enumerate(cut(plan)) if part.projects)
+    head_stage = len(plan.stages) - 1
     if embedding_stage == head_stage:
         return None
     mine: tuple[nn.Parameter, Any] | None = None

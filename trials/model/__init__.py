@@ -1,1 +1,1 @@
-"""Turns a Hugging Face vision-language model into a chain of layers, cut into pipeline stages."""
+"""A Hugging Face vision-language model as a chain of layers, cut into pipeline stages."""

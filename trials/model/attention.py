@@ -10,12 +10,6 @@ from transformers import AttentionInterface
 PACKED_ATTENTION = "autotune_packed"
 
 
-def sample_lengths(position_ids: torch.Tensor) -> list[int]:
-    """Lengths of the samples of a pack, whose positions [T] restart at 0 with each sample."""
-    starts = torch.nonzero(position_ids == 0).flatten().tolist()
-    return [stop - start for start, stop in zip(starts, [*starts[1:], position_ids.numel()], strict=True)]
-
-
 def packed_attention(
     module: nn.Module,
     query: torch.Tensor,
@@ -29,7 +23,7 @@ def packed_attention(
     sliding_window: int | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention over query [1, heads, T, d] and key, value [1, kv heads, T, d], block-diagonal by `packed_lengths`.
+    """Compute attention of query [1, heads, T, d] to key and value [1, kv heads, T, d] inside each of `packed_lengths`.
 
     One call per sample: the work is the sum of the squared lengths, not the square of their sum.
     """

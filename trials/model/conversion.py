@@ -36,7 +36,7 @@ class Origin:
     """None when the tensor has another name at most."""
 
     def make(self, model: PreTrainedModel, read: Callable[[str], torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return the model's tensors, by name. Raises ModelError when the stored ones do not fit together."""
+        """Return the model's tensors, by name. Raise ModelError when the stored ones do not fit together."""
         if self.converter is None:
             return {self.name: read(self.keys[0])}
         converter = deepcopy(self.converter)  # It collects tensors, and serves every layer.
@@ -52,7 +52,7 @@ class Origin:
 def find_origins(model: PreTrainedModel, keys: Iterable[str]) -> list[Origin]:
     """Return what `from_pretrained` makes of stored tensors with these names; some may be no tensors of the model.
 
-    Raises ModelError when two stored tensors are the same one of the model.
+    Raise ModelError when two stored tensors are the same one of the model.
     """
     transforms = get_model_conversion_mapping(model)
     renamings = [transform for transform in transforms if isinstance(transform, WeightRenaming)]

@@ -1,4 +1,4 @@
-"""Which part of the chain each pipeline stage holds, as the plan says."""
+"""The part of the chain that each pipeline stage holds."""
 
 from dataclasses import dataclass
 
@@ -14,14 +14,14 @@ class Cut:
     """Vision layers, by their index in the model."""
     language: range
     recompute_vision: int
-    """The first so many of `vision` are recomputed in the backward pass."""
+    """Number of layers, from the first of `vision` on, that are recomputed in the backward pass."""
     recompute_language: int
     embeds: bool
-    """Holds the vision embedding: the first stage."""
+    """Whether this is the first stage, which holds the vision embedding."""
     projects: bool
-    """Holds the projector and the text embedding: the stage of the last vision layer."""
+    """Whether this stage has the last vision layer, and with it the projector and the text embedding."""
     heads: bool
-    """Holds the head and computes the loss: the last stage."""
+    """Whether this is the last stage, which holds the head and computes the loss."""
 
     def paths(self, chain: Chain) -> tuple[str, ...]:
         """Module paths of this stage's parameters."""
@@ -35,7 +35,7 @@ class Cut:
 
 
 def cut(plan: Plan) -> tuple[Cut, ...]:
-    """The stages of `plan`, first to last."""
+    """Return the stages of `plan`, first to last."""
     vision_start = language_start = 0
     vision_total = sum(stage.vision for stage in plan.stages)
     cuts = []
@@ -49,6 +49,7 @@ def cut(plan: Plan) -> tuple[Cut, ...]:
                 recompute_vision=stage.recompute_vision,
                 recompute_language=stage.recompute_language,
                 embeds=number == 0,
+                # Stages behind the last vision layer have the same `vision.stop`, but no vision layer.
                 projects=stage.vision > 0 and vision.stop == vision_total,
                 heads=number == len(plan.stages) - 1,
             )

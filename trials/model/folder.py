@@ -16,13 +16,13 @@ from trials.regular_file import check_regular
 
 CONFIG = "config.json"
 MOST_LAYERS = 2_000
-"""Of one tower. Building takes some milliseconds per layer; the deepest published models have about 130."""
+"""Layers of one tower. Building takes some milliseconds per layer; the deepest published models have about 130."""
 _SETTINGS_BYTES = 16 << 20
 _VOCABULARY_BYTES = 128 << 20
 """The largest published tokenizers have about 35 MB."""
 _INDEX_BYTES = 128 << 20
 _MOST_VALUES = 500_000
-"""Of settings; a name for each of 21,000 labels, or 6,000 added tokens with their options, are a tenth of it."""
+"""Values of a settings file; names of 21,000 labels, or 6,000 added tokens with options, are a tenth of it."""
 _MOST_TOKENS = 10_000_000
 """Values of a vocabulary file; the largest published have 1.3 million. In Python each may take 64 bytes."""
 _DEEPEST = 32
@@ -72,7 +72,7 @@ _POSITIVE = frozenset(
 
 
 def check_folder(folder: Path) -> None:
-    """Raises ModelError for a file that cannot be read to its end, broken settings, and a number out of bounds."""
+    """Raise ModelError for a file that cannot be read to its end, broken settings, and a number out of bounds."""
     for name in _SETTINGS:
         if (folder / name).exists():
             check_settings(folder / name)
@@ -101,18 +101,24 @@ def check_settings(path: Path) -> dict[str, Any]:
             raise _error(path, f"{_dotted(names)} is {_shown(value)}, code of a hub that is never run")
         if path.name in _BOUNDED:
             _check_bounds(path, names, value)
-    if path.name == CONFIG:
-        _check_names(path, settings)
+    if path.name != CONFIG:
+        return settings
+    architectures = settings.get("architectures")
+    is_list = isinstance(architectures, list) and all(isinstance(name, str) for name in architectures)
+    if architectures is not None and not is_list:
+        raise _error(path, f"architectures is {_shown(architectures)}, which must be a list of names")
+    if "configuration_files" in settings:
+        raise _error(path, "it names other files by configuration_files, which are not followed")
     return settings
 
 
 def read_index(path: Path) -> dict[str, Any]:
-    """The index of a model's weight files, a JSON object. Raises ModelError."""
+    """Return the index of a model's weight files, a JSON object. Raise ModelError."""
     return _read_object(path, _INDEX_BYTES, _MOST_TOKENS)
 
 
 def _read_object(path: Path, most_bytes: int, most_values: int) -> dict[str, Any]:
-    """The one JSON object that the file holds. Raises ModelError."""
+    """Return the one JSON object that the file holds. Raise ModelError."""
     _check_size(path, most_bytes)
     _check_values(path, most_values)
     try:
@@ -125,7 +131,7 @@ def _read_object(path: Path, most_bytes: int, most_values: int) -> dict[str, Any
 
 
 def _values(names: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every value with the keys that lead to it; the elements of a list have `[]` as theirs."""
+    """Yield every value with the keys that lead to it; the elements of a list have `[]` as theirs."""
     yield names, value
     if isinstance(value, dict):
         for key, child in value.items():
@@ -148,15 +154,6 @@ def _check_bounds(path: Path, names: tuple[str, ...], value: Any) -> None:
         raise _error(path, f"{_dotted(names)} is {_shown(value)}, more than the {most} that are taken")
 
 
-def _check_names(path: Path, settings: dict[str, Any]) -> None:
-    architectures = settings.get("architectures")
-    is_list = isinstance(architectures, list) and all(isinstance(name, str) for name in architectures)
-    if architectures is not None and not is_list:
-        raise _error(path, f"architectures is {_shown(architectures)}, which must be a list of names")
-    if "configuration_files" in settings:
-        raise _error(path, "it names other files by configuration_files, which are not followed")
-
-
 def _check_size(path: Path, most_bytes: int) -> None:
     try:
         size = check_regular(path)
@@ -167,7 +164,7 @@ def _check_size(path: Path, most_bytes: int) -> None:
 
 
 def _check_values(path: Path, most: int) -> None:
-    """Counts what begins a JSON value, before a parser makes objects of them all."""
+    """Count JSON values without parsing them, which would allocate an object for each."""
     values = 0
     try:
         with path.open("rb") as stream:

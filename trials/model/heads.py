@@ -6,7 +6,7 @@ from trials.errors import ModelError
 
 
 def check_heads(config: Any, tower: str) -> None:
-    """Raises ModelError for heads that do not divide the width or are odd, or groups that do not divide the heads.
+    """Raise ModelError for heads that do not divide the width or are odd, or groups that do not divide the heads.
 
     transformers builds such a layer, and fails in its first step.
     """

@@ -1,4 +1,4 @@
-"""What a model is, as its configuration tells: architecture and sizes, wherever its folder lies."""
+"""The identity of a model, from its configuration: architecture and sizes, not the place of its folder."""
 
 import hashlib
 import json
@@ -34,12 +34,12 @@ _HUB = re.compile(r'[^"]*--')
 
 
 def config_digest(config: PretrainedConfig) -> str:
-    """The first 16 hexadecimal digits of the SHA-256 of what `save_pretrained` writes, without the writer's own."""
+    """Return 16 hexadecimal digits of the SHA-256 of what `save_pretrained` writes, without `_OF_THE_WRITER`."""
     return _digest(json.dumps(_own(json.loads(config.to_json_string())), sort_keys=True))
 
 
 def path_digest(settings: ModelSection) -> str:
-    """As databases before revision 0003 knew the model of a job: with its path and the version of transformers."""
+    """Return the digest that identified a model before database revision 0003, with path and version."""
     config = load_config(settings.path, trust_remote_code=settings.trust_remote_code)
     return _digest(config.to_json_string(use_diff=False))
 

@@ -1,4 +1,4 @@
-"""Which layers of a model are alike: all but their weights and their place."""
+"""Kinds of layers: layers of one kind differ in their weights and their number only."""
 
 import re
 from collections import Counter

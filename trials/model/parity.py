@@ -1,4 +1,4 @@
-"""Whether a model's stages compute what transformers computes, shown on a shrunk copy of its architecture."""
+"""Comparison of a model's stages with transformers' own model, on a shrunk copy of the architecture."""
 
 import zlib
 from collections.abc import Iterator
@@ -23,9 +23,9 @@ from trials.plan import Layout, Packed, Plan, Stage
 
 _TOLERANCE = 1e-4
 _FLOOR = 1e-2
-"""Of the norm of all gradients: a parameter without effect, such as the bias of keys, has only rounding errors."""
+"""Share of the norm of all gradients: a parameter without effect, such as the bias of keys, has rounding errors."""
 _GAIN = 2.0
-"""Weights this much larger than those that keep a signal's size: attention is far from uniform, so caps on it show."""
+"""Factor on weights that would keep a signal's size, so that attention is far from uniform and caps on it show."""
 _PACKING = Packed(qv=8, qt=256, qv_min=0, qt_min=0)
 _NOTHING = torch.zeros(())
 _REMEDY = "it is not supported; use a model whose language model is built like Llama or Qwen2"
@@ -52,7 +52,7 @@ class _Results:
 def check_parity(settings: ModelSection) -> None:
     """Compare stages of a shrunk copy of the model with transformers' own model, in float32 on the CPU.
 
-    Raises ModelError with the largest difference, or with the reason why the stages or the copy cannot be run.
+    Raise ModelError with the largest difference, or with the reason why the stages or the copy cannot be run.
     """
     config = load_config(settings.path, trust_remote_code=settings.trust_remote_code)
     name = config.get_text_config().model_type
@@ -85,6 +85,7 @@ def _plain_model(config: PretrainedConfig) -> PreTrainedModel:
     )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
+            # Weights depend on the name alone, not on the order of the parameters.
             torch.manual_seed(zlib.crc32(name.encode()))
             noise = torch.randn_like(parameter)
             if parameter.dim() < 2:  # norms and biases keep what they begin with, which most are 1 or 0
@@ -97,7 +98,7 @@ def _plain_model(config: PretrainedConfig) -> PreTrainedModel:
 
 
 def _samples(config: PretrainedConfig) -> tuple[_Sample, ...]:
-    """One with images that is longer than the shrunk context, one of text that is shorter, one of another length."""
+    # On both sides of the shrunk context: frequencies of positions may depend on a sample's length.
     return (_sample(config, units=2, text=6), _sample(config, units=0, text=5), _sample(config, units=1, text=4))
 
 
@@ -114,10 +115,11 @@ def _sample(config: PretrainedConfig, *, units: int, text: int) -> _Sample:
 
 
 def _plain_results(model: PreTrainedModel, samples: tuple[_Sample, ...]) -> _Results:
-    """From each sample's own forward and backward pass."""
+    """Return the results of one forward and backward pass for each sample."""
     logits, losses = [], []
     for sample in samples:
         output = model(input_ids=sample.input_ids[None], pixel_values=sample.pixels, labels=sample.labels[None])
+        # transformers returns the mean over the targets; `pack_loss` is a sum.
         targets = (sample.labels[1:] != IGNORED).sum()
         loss = output.loss * targets
         loss.backward()
@@ -127,7 +129,7 @@ def _plain_results(model: PreTrainedModel, samples: tuple[_Sample, ...]) -> _Res
 
 
 def _plans(config: PretrainedConfig) -> tuple[Plan, Plan]:
-    """One stage, and two that part in the language model and recompute all their layers."""
+    """Return a plan of one stage, and one of two that part in the language model and recompute all their layers."""
     chain = build_skeleton(config, torch.float32).chain
     vision, language = len(chain.vision_layers), len(chain.language_layers)
     first = language // 2
@@ -148,7 +150,7 @@ def _plan(*stages: Stage) -> Plan:
 def _staged_results(
     config: PretrainedConfig, plan: Plan, plain: PreTrainedModel, samples: tuple[_Sample, ...]
 ) -> _Results:
-    """From one pass of all samples as a pack."""
+    """Return the results of one pass of all samples as a pack."""
     stages = [_stage(config, plan, number, plain) for number in range(len(plan.stages))]
     pixels = torch.cat([sample.pixels for sample in samples if sample.pixels is not None])
     input_ids = torch.cat([sample.input_ids for sample in samples])
@@ -164,6 +166,7 @@ def _staged_results(
     gradients: dict[str, torch.Tensor] = {}
     for stage in stages:
         for name, gradient in _gradients(stage.model).items():
+            # A tied weight on two stages has a gradient from each use.
             original = stage.tied.get(name, name)
             gradients[original] = gradients.get(original, 0) + gradient
     return _Results(logits=logits.detach(), loss=loss.detach(), gradients=gradients)
@@ -188,7 +191,7 @@ def _gradients(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _compare(name: str, expected: _Results, found: _Results) -> None:
-    """Raises ModelError where logits, loss or the gradients of a parameter differ by more than rounding explains."""
+    """Raise ModelError where logits, loss or the gradients of a parameter differ by more than rounding explains."""
     every = torch.stack([torch.linalg.vector_norm(gradient) for gradient in expected.gradients.values()]).norm().item()
     differences = {
         "logits": _difference(found.logits, expected.logits),
@@ -206,6 +209,6 @@ def _compare(name: str, expected: _Results, found: _Results) -> None:
 
 
 def _difference(found: torch.Tensor, expected: torch.Tensor, floor: float = 0.0) -> float:
-    """Norm of the difference, relative to the norm of what is expected."""
+    """Return the norm of the difference, relative to the norm of what is expected."""
     difference, size = (torch.linalg.vector_norm(each).item() for each in (found - expected, expected))
     return float(difference / (size + floor))

@@ -1,4 +1,4 @@
-"""What a library raises about a model, as an error of this package."""
+"""Exceptions of libraries about a model, turned into errors of this package."""
 
 import errno
 from collections.abc import Iterator
@@ -9,14 +9,14 @@ from trials.errors import ModelError, TrialsError
 INSTALL = "install it in the Python that runs autotune"
 _LONGEST = 300
 _OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EMFILE, errno.ENOMEM)
-"""The fault of no model: what a library could not write or open."""
+"""Errors of the machine, which no change to a model mends."""
 
 
 @contextmanager
 def refusing(what: str, remedy: str) -> Iterator[None]:
     """Raise ModelError with `what` cannot be done, the library's reason and the remedy, in one line.
 
-    A full disk and the like stay what they are.
+    Errors of the machine, such as a full disk, pass unchanged.
     """
     try:
         yield
@@ -33,7 +33,7 @@ def refusing(what: str, remedy: str) -> Iterator[None]:
 
 
 def reason(error: Exception) -> str:
-    """What the library says first, in one line, with the job file's remedy for what it would have set in Python."""
+    """Return the first paragraph of a library's message in one line, or the job file's remedy for remote code."""
     if "trust_remote_code" in str(error):
         return "it runs code of its own; read that code, then set model.trust_remote_code: true in the job file"
     text = " ".join(str(error).strip().partition("\n\n")[0].split())

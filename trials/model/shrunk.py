@@ -56,6 +56,7 @@ def narrow(settings: dict[str, Any]) -> None:
     heads = settings["num_attention_heads"]
     groups = settings.get("num_key_value_heads") or heads
     width = settings.get("head_dim") or settings["hidden_size"] // heads
+    # One head for each group or several are different paths of the attention, so that this is kept.
     few_groups = min(2, groups)
     few_heads = few_groups if heads == groups else 2 * few_groups
     settings.update(num_attention_heads=few_heads, hidden_size=few_heads * width)

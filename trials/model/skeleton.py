@@ -25,7 +25,7 @@ _MOST_PARAMETERS = 10**14
 """Fifty times those of the largest published models."""
 _CORRECT = "correct its config.json, or copy or download the model again"
 _HUB_SECONDS = 5.0
-"""How long the hub may take to answer at all; its own client tries six times, for up to minutes."""
+"""Timeout for the hub's first answer; its own client tries six times, for up to minutes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class Chain:
     vision_embedding: tuple[str, ...]
     vision_layers: tuple[str, ...]
     projector: tuple[str, ...]
-    """With the text embedding."""
+    """Of the vision side, and the text embedding last."""
     language_layers: tuple[str, ...]
     head: tuple[str, ...]
     """The final norm and the output projection."""
@@ -56,7 +56,7 @@ class Skeleton:
     chain: Chain
     family: Family
     tied: dict[str, str]
-    """Parameters that are another one under a second name: the output projection that is the word embedding."""
+    """Second name -> name of parameters that are one: the output projection tied to the word embedding."""
 
     def modules(self, paths: Iterable[str]) -> list[nn.Module]:
         """Return the modules at these paths."""
@@ -64,9 +64,9 @@ class Skeleton:
 
 
 def load_config(path: str, *, trust_remote_code: bool = False) -> PretrainedConfig:
-    """The model's configuration.
+    """Return the model's configuration.
 
-    Raises ModelError for a folder without one, for a hub that does not answer, and for files that cost too much to read
+    Raise ModelError for a folder without one, for a hub that does not answer, and for files that cost too much to read
     or build or that transformers refuses.
     """
     _check_place(path)
@@ -82,19 +82,23 @@ def load_config(path: str, *, trust_remote_code: bool = False) -> PretrainedConf
 
 
 def build_skeleton(config: PretrainedConfig, dtype: torch.dtype) -> Skeleton:
-    """The model of `config` on the meta device: no memory, no weights.
+    """Build the model of `config` on the meta device, without memory or weights.
 
-    Raises ModelError for an unknown architecture, for one that transformers cannot build, for more parameters than any
+    Raise ModelError for an unknown architecture, for one that transformers cannot build, for more parameters than any
     machine holds, or when a parameter belongs to no part of the chain.
     """
     family = load_family(config)
     with refusing(f"a model of type {config.model_type!r} cannot be built", _CORRECT):
         family.check(config)
         with torch.device("meta"):
+            # A copy, because the attention is set in the model's configuration.
             model = family.AUTO_MODEL.from_config(copy.deepcopy(config), dtype=dtype)
         model.config.get_text_config()._attn_implementation = PACKED_ATTENTION
         chain = _find_chain(model, family)
-    _check_claims(model, chain)
+    claimed = {f"{part}.{name}" for part in chain.parts for name, _ in model.get_submodule(part).named_parameters()}
+    unclaimed = {name for name, _ in model.named_parameters(remove_duplicate=False)} - claimed
+    if unclaimed:
+        raise ModelError(f"{len(unclaimed)} parameters belong to no layer of the chain, first {min(unclaimed)}")
     parameters = sum(parameter.numel() for parameter in model.parameters())
     if parameters > _MOST_PARAMETERS:
         raise ModelError(
@@ -145,14 +149,6 @@ def _layer_list(model: nn.Module, root: str, count: int) -> tuple[str, ...]:
     return tuple(f"{found[0]}.{number}" for number in range(count))
 
 
-def _check_claims(model: nn.Module, chain: Chain) -> None:
-    names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    for part in chain.parts:
-        names -= {f"{part}.{name}" for name, _ in model.get_submodule(part).named_parameters()}
-    if names:
-        raise ModelError(f"{len(names)} parameters belong to no layer of the chain, first {min(names)}")
-
-
 def _check_place(path: str) -> None:
     folder = Path(path)
     if folder.is_dir():
@@ -172,12 +168,13 @@ def _check_hub(path: str, hub: str) -> None:
         cached = isinstance(huggingface_hub.try_to_load_from_cache(path, CONFIG), str)
     except HFValidationError as error:
         raise ModelError(f"{nowhere} and no hub id; correct model.path: {reason(error)}") from error
+    # Asked here first: where nothing answers, the hub's client tries for minutes.
     if not (cached or huggingface_hub.is_offline_mode() or _answers(hub)):
         raise ModelError(f"{nowhere}, and {hub} does not answer; correct model.path, or copy the model to this machine")
 
 
 def _answers(url: str) -> bool:
-    """Whether anything answers there, be it with a refusal: what that means is for the hub's own client to say."""
+    """Return whether a server answers, even with an error status, which the hub's own client then explains."""
     try:
         urlopen(Request(url, method="HEAD"), timeout=_HUB_SECONDS).close()  # noqa: S310 - the hub that the user chose
     except HTTPError:

@@ -48,6 +48,7 @@ class StageModule(nn.Module):
 
     def _remove(self, path: str) -> None:
         parent, _, name = path.rpartition(".")
+        # Its place stays taken, so that the names of the other layers do not change.
         setattr(self.model.get_submodule(parent), name, nn.Identity())
 
     def forward(self, inputs: tuple[torch.Tensor, torch.Tensor]) -> Any:

@@ -32,25 +32,26 @@ _DROP = (
 
 
 def draw_weights(model: PreTrainedModel, paths: Iterable[str], seed: int, device: torch.device) -> None:
-    """Allocates the modules at `paths` on `device` and draws their weights as the model's own initialisation does.
+    """Allocate the modules at `paths` on `device` and draw their weights as the model's own initialisation does.
 
     Each path has a random stream of its own, so a layer gets the same weights under every split.
     """
     for path in paths:
         module = model.get_submodule(path).to_empty(device=device)
+        # Seeds have 64 bits: the job's above those of the path.
         torch.manual_seed((seed << 32) + zlib.crc32(path.encode()))
         _initialise(module, _owner(model, path))
 
 
 def draw_buffers(model: PreTrainedModel, path: str, device: torch.device) -> None:
-    """Allocates and computes the buffers of a module that has no parameters, such as the rotary embedding."""
+    """Allocate and compute the buffers of a module that has no parameters, such as the rotary embedding."""
     _initialise(model.get_submodule(path).to_empty(device=device), _owner(model, path))
 
 
 def read_weights(model: PreTrainedModel, paths: Iterable[str], source: "WeightFiles", device: torch.device) -> None:
-    """Allocates the modules at `paths` on `device` and fills them from safetensors files.
+    """Allocate the modules at `paths` on `device` and fill them from safetensors files.
 
-    Raises ModelError when the files lack a tensor or have it in another shape.
+    Raise ModelError when the files lack a tensor or have it in another shape.
     """
     for path in paths:
         module = model.get_submodule(path).to_empty(device=device)
@@ -62,18 +63,24 @@ def read_weights(model: PreTrainedModel, paths: Iterable[str], source: "WeightFi
 
 
 class WeightFiles:
-    """The weights of a Hugging Face folder by the model's own names, whatever names the files have.
+    """The weights of a Hugging Face folder, by the model's own parameter names.
 
     A read loads the stored tensors of one tensor of the model: one, or all those that are merged or split.
     """
 
     def __init__(self, folder: Path, skeleton: Skeleton) -> None:
-        """Reads the files' headers. Raises ModelError when they cannot be read or contradict each other."""
+        """Read the files' headers. Raise ModelError when they cannot be read or contradict each other."""
         self.folder = folder
         self._file_of = _file_of_each_tensor(folder)
         self._want = {name: tuple(tensor.shape) for name, tensor in skeleton.model.state_dict().items()}
         self._model = deepcopy(skeleton.model)  # A stage takes layers out of the skeleton's; no weights are copied.
-        self._origins, self._shapes = self._make_on_meta()
+        stored = _stored_shapes(self._file_of)
+        self._origins, self._shapes = dict[str, Origin](), dict[str, tuple[int, ...]]()
+        for origin in find_origins(self._model, stored):
+            # On the meta device, merging and splitting give names and shapes without reading a tensor.
+            made = origin.make(self._model, lambda key: torch.empty(stored[key], device="meta"))
+            self._origins |= dict.fromkeys(made, origin)
+            self._shapes |= {name: tuple(tensor.shape) for name, tensor in made.items()}
         self._same = dict[str, str]()
         for first, second in skeleton.tied.items():
             for name, other in ((first, second), (second, first)):
@@ -81,17 +88,8 @@ class WeightFiles:
                     self._same[name] = other
         self._tied = skeleton.tied
 
-    def _make_on_meta(self) -> tuple[dict[str, Origin], dict[str, tuple[int, ...]]]:
-        """Origin and shape of each tensor that the files give, by name, found without reading any."""
-        stored = _stored_shapes(self._file_of)
-        origins, shapes = {}, {}
-        for origin in find_origins(self._model, stored):
-            for name, tensor in origin.make(self._model, lambda key: torch.empty(stored[key], device="meta")).items():
-                origins[name], shapes[name] = origin, tuple(tensor.shape)
-        return origins, shapes
-
     def read(self, name: str) -> torch.Tensor:
-        """Raises ModelError when no file holds `name`."""
+        """Return one tensor of the model. Raise ModelError when no file holds it."""
         name = self._same.get(name, name)
         if name not in self._origins:
             raise ModelError(f"the weights in {self.folder} lack {name}; {_OTHERS}")
@@ -103,7 +101,7 @@ class WeightFiles:
         return tensor
 
     def check(self) -> None:
-        """Raises ModelError unless the files hold exactly the model's tensors, in their shapes.
+        """Raise ModelError unless the files hold exactly the model's tensors, in their shapes.
 
         Tensors that `from_pretrained` passes over in silence may be there.
         """
@@ -119,20 +117,19 @@ class WeightFiles:
             if name in self._shapes:
                 _check_shape(name, self._shapes[name], shape)
         for name, original in self._tied.items():
-            if name not in self._same and original not in self._same:
-                self._check_tied(name, original)
-
-    def _check_tied(self, name: str, original: str) -> None:
-        first, second = self.read(name), self.read(original)
-        if first.dtype != second.dtype or not torch.equal(first, second):
-            raise ModelError(
-                f"{name} and {original} differ in {self.folder}, but its {CONFIG} says that they are one tensor; set "
-                "tie_word_embeddings to false there if both are wanted"
-            )
+            if name in self._same or original in self._same:
+                continue
+            # Some files hold both: then they must be equal, or one of them would be lost.
+            first, second = self.read(name), self.read(original)
+            if first.dtype != second.dtype or not torch.equal(first, second):
+                raise ModelError(
+                    f"{name} and {original} differ in {self.folder}, but its {CONFIG} says that they are one tensor; "
+                    "set tie_word_embeddings to false there if both are wanted"
+                )
 
 
 def weights_fingerprint(folder: Path) -> str:
-    """Sixteen hexadecimal digits of a SHA-256 over samples of the weight files, spread evenly.
+    """Return sixteen hexadecimal digits of a SHA-256 over samples of the weight files, spread evenly.
 
     Whole files would take minutes to read. Files of equal size in which no sample differs count as equal: training
     changes nearly all weights.
@@ -143,6 +140,7 @@ def weights_fingerprint(folder: Path) -> str:
         digest.update(f"{path.name} {size}".encode())
         with path.open("rb") as file:
             for number in range(_SAMPLES):
+                # The first sample is at the start of the file, the last at its end.
                 file.seek(number * max(0, size - _SAMPLE_BYTES) // (_SAMPLES - 1))
                 digest.update(file.read(_SAMPLE_BYTES))
     return digest.hexdigest()[:16]
@@ -160,7 +158,7 @@ def _children_first(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _owner(model: PreTrainedModel, path: str) -> PreTrainedModel:
-    """The innermost sub-model around `path`: its own rules initialise its layers."""
+    """Return the innermost sub-model around `path`: its own rules initialise its layers."""
     owner, names = model, path.split(".")
     for depth in range(1, len(names)):
         module = model.get_submodule(".".join(names[:depth]))
@@ -193,7 +191,7 @@ def _listed_files(index: Path) -> dict[str, Path]:
 
 
 def _open(path: Path) -> Any:
-    """A safetensors file; entering and reading it raise nothing more once its header is read."""
+    """Open a safetensors file; reading tensors raises nothing more once its header is read."""
     try:
         check_regular(path)
         return safe_open(path, framework="pt")
@@ -202,7 +200,7 @@ def _open(path: Path) -> Any:
 
 
 def _stored_shapes(file_of: Mapping[str, Path]) -> dict[str, tuple[int, ...]]:
-    """Shape of every stored tensor. Raises ModelError when an index names one that its file does not hold."""
+    """Return the shape of every stored tensor. Raise ModelError when an index names one that its file does not hold."""
     shapes = {}
     for path in sorted(set(file_of.values())):
         with _open(path) as file:

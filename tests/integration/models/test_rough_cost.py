@@ -34,5 +34,5 @@ def test_a_merged_patch_is_a_unit_where_the_tower_takes_any_resolution() -> None
 
 
 def test_another_kind_of_model_is_refused() -> None:
-    with pytest.raises(ModelError, match=r"the cost of model type 'bert' cannot be estimated: .*; use another"):
+    with pytest.raises(ModelError, match=r"the cost of model type 'bert' cannot be estimated: .*; use another model"):
         rough_weights(transformers.AutoConfig.for_model("bert"))

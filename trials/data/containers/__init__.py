@@ -16,16 +16,16 @@ _TABLE_STARTS = (b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")
 
 
 class Container(Protocol):
-    """What a container's module offers. All raise DataError for a file that is not there or cannot be read at all."""
+    """What a container's module offers. All functions raise DataError for a missing or unreadable file."""
 
     def chunks(self, path: Path) -> Iterator[Chunk]:
-        """The whole file in parts, in order, without decoding the records where that can be avoided."""
+        """Yield the whole file in parts, in order, without decoding the records where that can be avoided."""
 
     def digest(self, path: Path, chunk: Chunk) -> str:
-        """Equal for equal content, wherever it stands."""
+        """Return a digest that is equal for equal content, wherever it stands."""
 
     def records(self, path: Path, chunk: Chunk) -> Iterator[tuple[Place, Record | RecordError]]:
-        """Every record of the chunk that is not blank, in order and in bounded memory."""
+        """Yield every record of the chunk that is not blank, in order and in bounded memory."""
 
     def read(self, path: Path, place: Place) -> Record:
         """Return one record again. Raise RecordError when none can be read there."""
@@ -36,12 +36,12 @@ CONTAINERS: plugins.Plugins[Container] = plugins.Plugins(__name__)
 
 @cache
 def load(name: str) -> Container:
-    """The container of this name, as `recognise` gives it."""
+    """Return the container of this name, as `recognise` returns it."""
     return plugins.load(CONTAINERS, name)
 
 
 def recognise(path: Path) -> str:
-    """The name of the file's container, from its beginning. Raises DataError when it cannot be opened."""
+    """Return the name of the file's container, from its beginning. Raise DataError when it cannot be opened."""
     if os.path.isdir(path):  # noqa: PTH112 - false, not an error, for what cannot be a path
         return "table"
     with open_annotations(path) as stream:
@@ -52,5 +52,5 @@ def recognise(path: Path) -> str:
             return "json-lines"
         stream.seek(len(start) - len(start.removeprefix(codecs.BOM_UTF8).lstrip()))
         line = stream.readline(MAX_RECORD_BYTES)
-        # Lists on lines of their own are packed samples, and each of them a fault that can be told by its line.
+        # Lists on lines of their own are packed samples, and each is reported with its line as a fault.
         return "json-lines" if line.rstrip().endswith(b"]") and stream.read(BLOCK_BYTES).strip() else "json-list"

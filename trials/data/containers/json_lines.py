@@ -13,12 +13,12 @@ __all__ = ["chunks", "digest", "read", "records"]
 
 
 def chunks(path: Path) -> Iterator[Chunk]:
-    """Found by counting line feeds alone."""
+    """Yield the chunks, found by counting line feeds."""
     return grouped((0, 1), line_ends(path))
 
 
 def records(path: Path, chunk: Chunk) -> Iterator[tuple[Place, Record | RecordError]]:
-    """Every line that is not blank. One above MAX_RECORD_BYTES is passed over in small blocks."""
+    """Yield every line that is not blank. A line above MAX_RECORD_BYTES is skipped in small blocks."""
     with open_annotations(path) as stream:
         stream.seek(chunk.start)
         number, offset = chunk.line, chunk.start
@@ -30,19 +30,19 @@ def records(path: Path, chunk: Chunk) -> Iterator[tuple[Place, Record | RecordEr
 
 
 def read(path: Path, place: Place) -> Record:
-    """The record at this place. Raises RecordError."""
+    """Return the record at this place. Raise RecordError."""
     with open_annotations(path) as stream:
         stream.seek(place[0])
         return parse(_line(stream))
 
 
 def _line(stream: IO[bytes]) -> bytes:
-    """The next line, cut off behind the longest that may be read."""
+    """Return the next line, cut off behind the longest that may be read."""
     return stream.readline(record.MAX_RECORD_BYTES + 1)
 
 
 def _skip_rest(stream: IO[bytes], line: bytes) -> int:
-    """Moves to the end of the line that `line` begins; returns how many bytes were passed over."""
+    """Move to the end of the line that `line` begins, and return how many bytes were skipped."""
     skipped = 0
     if len(line) > record.MAX_RECORD_BYTES:
         while line and not line.endswith(b"\n"):

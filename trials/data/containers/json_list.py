@@ -27,27 +27,27 @@ _BEHIND = re.compile(r"[ \t\r\n]*[,\]]")
 BLOCK_BYTES = 64 << 10
 _LONGEST_TOKEN = 16
 _DECODER = json.JSONDecoder(strict=False, parse_int=len, parse_float=len)
-"""Finds ends, and lets pass what is one record's own fault."""
+"""Finds the ends of elements, and accepts what `parse` refuses later in one record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Span:
-    """Where an element stands."""
+    """Begin and end of an element."""
 
     begin: Place
     end: int
     fault: str | None = None
-    """Why the rest of the list cannot be found either."""
+    """Why the elements behind this one cannot be found, None if they can."""
 
 
 def chunks(path: Path) -> Iterator[Chunk]:
-    """Raises DataError for a fault behind which no further element can be found."""
+    """Yield the chunks. Raise DataError for a fault behind which no further element can be found."""
     start, separator = _opening(path)
     return grouped(start, _ends(path, start, separator))
 
 
 def records(path: Path, chunk: Chunk) -> Iterator[tuple[Place, Record | RecordError]]:
-    """Every element. The end of a file that was cut off is one more fault."""
+    """Yield every element, and a fault for the end of a file that was cut off."""
     if chunk.end - chunk.start > CHUNK_BYTES + record.MAX_RECORD_BYTES:
         yield (chunk.start, chunk.line), too_long()
         return
@@ -65,7 +65,7 @@ def records(path: Path, chunk: Chunk) -> Iterator[tuple[Place, Record | RecordEr
 
 
 def read(path: Path, place: Place) -> Record:
-    """The record at this place. Raises RecordError."""
+    """Return the record at this place. Raise RecordError."""
     with open_annotations(path) as stream:
         stream.seek(place[0])
         window = _Window(stream, place)
@@ -76,7 +76,7 @@ def read(path: Path, place: Place) -> Record:
 
 
 def _opening(path: Path) -> tuple[Place, str | None]:
-    """Where the first element begins, and what stands before others; None where elements have no own lines."""
+    """Return where the first element begins, and what precedes the others; None without lines of their own."""
     with open_annotations(path) as stream:
         opening = _OPENING.match(stream.read(BLOCK_BYTES).decode("latin-1"))
     if opening is None:
@@ -86,7 +86,7 @@ def _opening(path: Path) -> tuple[Place, str | None]:
 
 
 def _ends(path: Path, start: Place, separator: str | None) -> Iterator[Place]:
-    """Where each element's successor begins, and at last where the file ends."""
+    """Yield where each element's successor begins, and at last where the file ends."""
     with open_annotations(path) as stream:
         stream.seek(start[0])
         window = _Window(stream, start)
@@ -102,7 +102,7 @@ def _ends(path: Path, start: Place, separator: str | None) -> Iterator[Place]:
 
 
 def _spans(window: "_Window", separator: str | None) -> Iterator[_Span]:
-    """Every element from the window on; a faulty one reaches up to the next that has a line of its own."""
+    """Yield every element from the window on; a faulty one ends before the next with a line of its own."""
     while not window.is_finished():
         behind = window.behind()
         begin = window.place()
@@ -133,7 +133,7 @@ class _Window:
         self.at = to
 
     def is_finished(self) -> bool:
-        """Moves behind white space and a comma; whether the list or the file ends there."""
+        """Move behind white space and a comma; return whether the list or the file ends there."""
         while (to := _end(_BETWEEN, self.text, self.at)) == len(self.text):
             self.move(to)
             if not self._more():
@@ -142,21 +142,21 @@ class _Window:
         return self.text[to] == "]" and self._is_blank(to + 1)
 
     def behind(self) -> re.Match[str] | None:
-        """The comma or bracket behind the element that begins here, from its end on; None for a faulty one."""
+        """Match the comma or bracket behind the element that begins here; None for a faulty element."""
         while True:
             behind = _behind(self.text, self.at)
             if behind or self._is_hopeless() or not self._more():
                 return behind
 
     def fault(self) -> str | None:
-        """What is wrong with the element that begins here; None when the file was only cut off."""
+        """Return what is wrong with the element that begins here; None when the file was only cut off."""
         if not self._is_hopeless():
             return None
         found = parsed(self.text[self.at :].encode("latin-1"))
         return str(found if isinstance(found, RecordError) else "no comma stands behind the record")
 
     def skip_to(self, separator: str | None) -> None:
-        """Moves to the line that begins with `separator`, or to the end of the file; keeps nothing in memory."""
+        """Move to the line that begins with `separator`, or to the end of the file, in bounded memory."""
         while (found := self.text.find(separator, self.at) if separator else -1) < 0:
             self.move(max(self.at, len(self.text) - len(separator or "")))
             if not self._more():
@@ -165,15 +165,16 @@ class _Window:
         self.move(found + 1)
 
     def _is_blank(self, start: int) -> bool:
-        """Whether there is only white space from here on; `at` stays."""
+        """Return whether only white space follows; `at` stays."""
         while _end(_SPACE, self.text, start) == len(self.text):
+            # `_more` drops the text before `at`, so that positions move.
             start -= self.at
             if not self._more():
                 return True
         return False
 
     def _is_hopeless(self) -> bool:
-        """Whether no further text can make an element of what begins here."""
+        """Return whether no further text can make an element of what begins here."""
         if len(self.text) - self.at > record.MAX_RECORD_BYTES:
             return True
         try:

@@ -53,7 +53,7 @@ def records(path: Path, chunk: Chunk) -> Iterator[tuple[Place, Record | RecordEr
 
 
 def read(path: Path, place: Place) -> Record:
-    """The row at this place. Raises RecordError."""
+    """The row at this place. Raise RecordError."""
     rows = _table(path)
     if place[0] >= len(rows):
         raise RecordError(f"the table has {len(rows)} rows")
@@ -64,7 +64,7 @@ def read(path: Path, place: Place) -> Record:
 
 
 def _batches(path: Path, chunk: Chunk) -> Iterator[tuple[int, Any]]:
-    """Arrow tables of a few rows each, with the number of the first."""
+    """Yield Arrow tables of a few rows each, with the number of the first."""
     rows = _table(path)
     for start in range(chunk.start, min(chunk.end, len(rows)), _BATCH_ROWS):
         yield start, rows[start : min(start + _BATCH_ROWS, chunk.end)]
@@ -78,13 +78,18 @@ def _row(row: Any) -> Record | RecordError:
 
 
 def _table(path: Path) -> Any:
-    """The table, opened anew when its file has changed."""
+    """Return the table, opened again when its file has changed."""
     try:
         found = (path / "state.json" if path.is_dir() else path).stat()
     except (OSError, ValueError) as error:
-        if path.is_dir():
-            raise DataError(_not_saved(path)) from error
-        raise DataError(f"annotation file {path} does not exist; correct its path") from error
+        if not path.is_dir():
+            raise DataError(f"annotation file {path} does not exist; correct its path") from error
+        if (path / "dataset_dict.json").exists():
+            splits = ", ".join(sorted(part.name for part in path.iterdir() if part.is_dir()))
+            raise DataError(f"{path} holds several splits; name the folder of one of them: {splits}") from error
+        raise DataError(
+            f"{path} is a folder that `save_to_disk` did not write; name the files in it as sources of their own"
+        ) from error
     return _opened(path, found.st_mtime_ns, found.st_size)
 
 
@@ -92,7 +97,7 @@ def _table(path: Path) -> Any:
 def _opened(path: Path, _changed: int, _size: int) -> Any:
     datasets = _import("datasets")
     datasets.disable_progress_bars()
-    datasets.logging.set_verbosity(logging.CRITICAL)  # what goes wrong is told once, by our own error
+    datasets.logging.set_verbosity(logging.CRITICAL)  # DataError reports what goes wrong
     try:
         for file in path.iterdir() if path.is_dir() else ():
             check_regular(file)
@@ -112,14 +117,6 @@ def _loaded(datasets: ModuleType, path: Path) -> Any:
         options |= {"keep_default_na": False, "encoding": "utf-8-sig"}
     builder = _BUILDERS.get(path.suffix.lower(), "parquet")
     return datasets.load_dataset(builder, data_files=glob.escape(str(path)), split="train", **options)
-
-
-def _not_saved(path: Path) -> str:
-    """Why a folder is no table."""
-    if (path / "dataset_dict.json").exists():
-        splits = ", ".join(sorted(part.name for part in path.iterdir() if part.is_dir()))
-        return f"{path} holds several splits; name the folder of one of them: {splits}"
-    return f"{path} is a folder that `save_to_disk` did not write; name the files in it as sources of their own"
 
 
 def _import(name: str) -> ModuleType:

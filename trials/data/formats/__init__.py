@@ -1,7 +1,7 @@
 """Dataset formats: what a record means. One module each, found by name, so that a new file is a new format.
 
-How a file holds its records is told by `trials.data.containers`, which files a mixture lists by `trials.data.mixtures`.
-Here the three come together.
+`trials.data.containers` reads the records of a file, `trials.data.mixtures` lists the files of a mixture. Here the
+three come together.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ from trials.job import Source
 __all__ = ["AnnotationFile", "Chunk", "Place", "chunks", "digest", "read", "records", "resolve"]
 
 _LOOKED_AT = 64
-"""Records that are tried before a file is said to be in another format."""
+"""Records that are tried before a file's format counts as unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class AnnotationFile:
     format: str
     """Module of this package."""
     repeat: float
-    """How often an epoch shows each record."""
+    """Times that an epoch shows each record."""
     sampling: str = "all"
     """Which of its usable records take part; see `trials.sampling`."""
     container: str = "json-lines"
@@ -50,7 +50,7 @@ class Format(Protocol):
     """What a format's module offers."""
 
     def recognises(self, record: Record, container: str) -> bool:
-        """Whether the record looks like this format. False, not an error, for any other."""
+        """Return whether the record looks like this format. Other records are no error."""
 
     def read(self, record: Record, file: AnnotationFile) -> Sample | Lengths:
         """Return what the record says. Raise RecordError for one that cannot be used."""
@@ -60,9 +60,9 @@ FORMATS: plugins.Plugins[Format] = plugins.Plugins(__name__)
 
 
 def resolve(source: Source, base: Path) -> tuple[AnnotationFile, ...]:
-    """The record files of a source, whose paths are relative to `base`; all of them can be opened.
+    """Return the record files of a source, whose paths are relative to `base`; all of them can be opened.
 
-    Raises DataError for a file that is not there or is in no format known here, and for a faulty mixture file.
+    Raise DataError for a file that is not there or is in no format known here, and for a faulty mixture file.
     """
     path = _absolute(base / source.path)
     images = _absolute(base / source.images) if source.images else path.parent
@@ -75,23 +75,23 @@ def resolve(source: Source, base: Path) -> tuple[AnnotationFile, ...]:
 
 
 def chunks(file: AnnotationFile) -> Iterator[Chunk]:
-    """The whole file in parts that can be read each by itself. Raises DataError for a file that has no such parts."""
+    """Yield the whole file in parts that can be read independently. Raise DataError for a file without such parts."""
     return containers.load(file.container).chunks(file.path)
 
 
 def digest(file: AnnotationFile, chunk: Chunk) -> str:
-    """Equal for chunks of equal content."""
+    """Return a digest that is equal for chunks of equal content."""
     return containers.load(file.container).digest(file.path, chunk)
 
 
 def records(file: AnnotationFile, chunk: Chunk) -> Iterator[tuple[Place, Sample | Lengths | BadLine]]:
-    """Every record of the chunk that is not blank, in order and in bounded memory."""
+    """Yield every record of the chunk that is not blank, in order and in bounded memory."""
     for place, record in containers.load(file.container).records(file.path, chunk):
         yield place, _said(file, place, record)
 
 
 def read(file: AnnotationFile, place: Place) -> Sample | BadLine:
-    """One record again."""
+    """Return one record again."""
     try:
         found = _said(file, place, containers.load(file.container).read(file.path, place))
     except RecordError as error:
@@ -103,7 +103,7 @@ def read(file: AnnotationFile, place: Place) -> Sample | BadLine:
 
 @cache
 def load(name: str) -> Format:
-    """The format of this name. Raises DataError with the names that exist."""
+    """Return the format of this name. Raise DataError with the names that exist."""
     try:
         return plugins.load(FORMATS, name)
     except UnknownName as error:
@@ -111,7 +111,7 @@ def load(name: str) -> Format:
 
 
 def detect(path: Path, container: str) -> str:
-    """Name of the one format that recognises one of the file's first records. Raises DataError when none does."""
+    """Return the name of the one format that recognises one of the first records. Raise DataError when none does."""
     found: list[str] = []
     looked_at = list(islice(_records(path, container), _LOOKED_AT))
     for record in looked_at:
@@ -127,7 +127,7 @@ def detect(path: Path, container: str) -> str:
 
 
 def _seen(first: Record | RecordError) -> str:
-    """What stands where a record should, so that a file that is no JSON is not taken for an unknown format."""
+    """Return what the first record is, so that a file that is not JSON is not taken for an unknown format."""
     if isinstance(first, RecordError):
         return f" (its first record: {first})"
     return f" (its first record has {', '.join(first) or 'no keys'})"

@@ -11,10 +11,10 @@ from trials.data.records.sample import Sample
 
 
 def recognises(record: Record, container: str) -> bool:
-    """A line of turns with `from` and `value`. LLaVA's records mean the same, so the container decides."""
+    """Return whether it is a line with turns of `from` and `value`; the same record elsewhere is LLaVA's."""
     return FROM_VALUE.fits(record) and container == "json-lines" and "images" not in record
 
 
 def read(record: Record, file: AnnotationFile) -> Sample:
-    """The conversation. Raises RecordError."""
+    """Return the conversation. Raise RecordError."""
     return conversation.sample(record, file.columns or FROM_VALUE, file.images)

@@ -11,12 +11,12 @@ _MOST = 2**31 - 1
 
 
 def recognises(record: Record, container: str) -> bool:  # noqa: ARG001 - the same in every container
-    """Tiles and tokens of a sample."""
+    """Return whether it has the tiles and the tokens of a sample."""
     return "vit_num" in record and "token_num" in record
 
 
 def read(record: Record, file: AnnotationFile) -> Lengths:  # noqa: ARG001 - names nothing
-    """The sample's lengths. Every token counts as a target, since the cache does not say. Raises RecordError.
+    """The sample's lengths. Every token counts as a target, since the cache does not say. Raise RecordError.
 
     A sample of text has one tile that no token uses (`image_flags` 0). It is not counted.
     """

@@ -13,11 +13,11 @@ _ALL = (ALPACA, SHAREGPT)
 
 
 def recognises(record: Record, container: str) -> bool:  # noqa: ARG001 - the same in every container
-    """An instruction with its output; a conversation is recognised as one of the other formats."""
+    """Return whether it is an instruction with its output; conversations are recognised by the other formats."""
     return ALPACA.fits(record)
 
 
 def read(record: Record, file: AnnotationFile) -> Sample:
-    """The conversation. Raises RecordError."""
+    """Return the conversation. Raise RecordError."""
     columns = file.columns or next((columns for columns in _ALL if columns.fits(record)), _ALL[0])
     return conversation.sample(record, columns, file.images)

@@ -11,10 +11,10 @@ from trials.data.records.sample import Sample
 
 
 def recognises(record: Record, container: str) -> bool:
-    """An element of turns with `from` and `value`."""
+    """Return whether it has turns with `from` and `value`, and is no line of its own."""
     return FROM_VALUE.fits(record) and container != "json-lines" and "images" not in record
 
 
 def read(record: Record, file: AnnotationFile) -> Sample:
-    """The conversation. Raises RecordError."""
+    """Return the conversation. Raise RecordError."""
     return conversation.sample(record, file.columns or FROM_VALUE, file.images)

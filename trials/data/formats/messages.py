@@ -18,10 +18,10 @@ MESSAGES = Chat(
 
 
 def recognises(record: Record, container: str) -> bool:  # noqa: ARG001 - the same in every container
-    """A list under `messages` whose first entry has a role."""
+    """Return whether there is a list under `messages` whose first entry has a role."""
     return MESSAGES.fits(record)
 
 
 def read(record: Record, file: AnnotationFile) -> Sample:
-    """The conversation. Raises RecordError."""
+    """Return the conversation. Raise RecordError."""
     return conversation.sample(record, file.columns or MESSAGES, file.images)

@@ -11,10 +11,13 @@ from trials.data.records.sample import Sample
 
 
 def recognises(record: Record, container: str) -> bool:  # noqa: ARG001 - the same in every container
-    """Turns with `from` and `value`, and `images`. Without these the record means the same in all three formats."""
+    """Return whether it has turns with `from` and `value`, and `images`.
+
+    Without `images`, a record means the same as in the formats of InternVL and LLaVA, which recognise it.
+    """
     return FROM_VALUE.fits(record) and "images" in record
 
 
 def read(record: Record, file: AnnotationFile) -> Sample:
-    """The conversation. Raises RecordError."""
+    """Return the conversation. Raise RecordError."""
     return conversation.sample(record, file.columns or FROM_VALUE, file.images)

@@ -19,11 +19,11 @@ _ALL = (MESSAGES, _QUERY, _ROUNDS, _CONVERSATIONS, replace(FROM_VALUE, unplaced=
 
 
 def recognises(record: Record, container: str) -> bool:  # noqa: ARG001 - the same in every container
-    """What is ms-swift's alone; its `messages` are those of the format of that name."""
+    """Return whether only ms-swift writes such a record; its `messages` are those of the format of that name."""
     return any(columns.fits(record) for columns in (_QUERY, _ROUNDS, _CONVERSATIONS))
 
 
 def read(record: Record, file: AnnotationFile) -> Sample:
-    """The conversation. Raises RecordError."""
+    """Return the conversation. Raise RecordError."""
     columns = file.columns or next((columns for columns in _ALL if columns.fits(record)), _ALL[0])
     return conversation.sample(record, columns, file.images)

@@ -36,13 +36,13 @@ class Listing:
     where: str
     """File and name, for messages."""
     folder: Path
-    """Of the mixture file; names of annotation files are relative to it."""
+    """Folder of the mixture file, to which names of annotation files are relative."""
     images: Path
     """Folder that image folders are relative to."""
     values: dict[str, Any]
 
     def text(self, key: str, default: str | None = None) -> str:
-        """Raises DataError when there is neither a text nor a default."""
+        """Return the text under a key. Raise DataError when there is neither a text nor a default."""
         value = self.values.get(key, default)
         if not isinstance(value, str):
             fault = f"is {repr(value)[:40]}" if key in self.values else "is missing"
@@ -52,7 +52,7 @@ class Listing:
         return value
 
     def entry(self, file: str, images: str | None = None) -> Entry:
-        """The entry whose annotation file and image folder stand under these keys."""
+        """Return the entry whose annotation file and image folder stand under these keys."""
         root = self.images / self.text(images, "") if images else self.images
         return Entry(path=self.folder / self.text(file), images=root, repeat=self._repeat())
 
@@ -67,10 +67,10 @@ class Listing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixture:
-    """What a mixture file lists."""
+    """The entries of a mixture file."""
 
     format: str
-    """Of its annotation files, unless the job says otherwise."""
+    """Format of its annotation files, unless the job names another."""
     entries: tuple[Entry, ...]
 
 
@@ -81,7 +81,7 @@ class MixtureKind(Protocol):
     """Module of `trials.data.formats`."""
 
     def listed(self, document: dict[str, Any]) -> dict[str, Any] | None:
-        """The entries by name; None for any other document."""
+        """Return the entries by name; None for any other document."""
 
     def entry(self, listing: Listing) -> Entry:
         """Return what one of them says. Raise DataError for a faulty one."""
@@ -91,9 +91,9 @@ MIXTURES: plugins.Plugins[MixtureKind] = plugins.Plugins(__name__)
 
 
 def expand(path: Path, images: Path, names: Sequence[str] | None) -> Mixture | None:
-    """The files that a mixture file lists, all or those in `names`; None when the file is no mixture.
+    """Return the files that a mixture file lists, all or those in `names`; None when the file is no mixture.
 
-    `name%50` takes a random half of an entry. Raises DataError for a faulty entry and an unknown name.
+    `name%50` takes a random half of an entry. Raise DataError for a faulty entry and an unknown name.
     """
     document = read_mapping(path)
     for _, kind in plugins.each(MIXTURES) if document else ():

@@ -14,13 +14,13 @@ logger = logging.getLogger(__name__)
 
 
 def listed(document: dict[str, Any]) -> dict[str, Any] | None:
-    """A document with an entry that names an `annotation`."""
+    """Return a document with an entry that names an `annotation`."""
     found = any(isinstance(entry, dict) and "annotation" in entry for entry in document.values())
     return document if found else None
 
 
 def entry(listing: Listing) -> Entry:
-    """`root` is the folder of the images."""
+    """Return the entry; `root` is the folder of the images."""
     if "max_dynamic_patch" in listing.values:
         logger.warning("%s: max_dynamic_patch is ignored; the model's own processor sets the tiles", listing.where)
     return listing.entry("annotation", "root")

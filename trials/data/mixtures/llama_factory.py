@@ -16,13 +16,16 @@ _ELSEWHERE = ("hf_hub_url", "ms_hub_url", "om_hub_url", "script_url", "cloud_fil
 
 
 def listed(document: dict[str, Any]) -> dict[str, Any] | None:
-    """A document with an entry that names its file, or a place on a hub."""
+    """Return a document with an entry that names its file, or a place on a hub."""
     keys = {"file_name", *_ELSEWHERE}
     return document if any(isinstance(entry, dict) and keys & entry.keys() for entry in document.values()) else None
 
 
 def entry(listing: Listing) -> Entry:
-    """Raises DataError for data that is not in a local file, is made by a script, or is not for plain fine-tuning."""
+    """Return the entry.
+
+    Raise DataError for data that is not in a local file, is made by a script, or is not for supervised fine-tuning.
+    """
     values = listing.values
     for key in _ELSEWHERE:
         if key in values:
@@ -44,7 +47,7 @@ def entry(listing: Listing) -> Entry:
 
 
 def _section(listing: Listing, key: str) -> dict[str, str]:
-    """Raises DataError unless it is an object of texts, or absent. Names that are null are left out."""
+    """Return an object of texts, without null entries. Raise DataError for any other value."""
     values = listing.values.get(key, {})
     if not isinstance(values, dict) or not all(value is None or isinstance(value, str) for value in values.values()):
         raise DataError(f"{listing.where}: `{key}` is {repr(values)[:80]}; write an object of names")

@@ -13,7 +13,7 @@ FORMAT = "llava"
 
 
 def listed(document: dict[str, Any]) -> dict[str, Any] | None:
-    """A document whose `datasets` is a list with a `json_path`."""
+    """Return the entries of a document whose `datasets` is a list with a `json_path`."""
     match document:
         case {"datasets": [*entries]} if any(isinstance(entry, dict) and "json_path" in entry for entry in entries):
             return _by_name(entries)
@@ -21,7 +21,7 @@ def listed(document: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def entry(listing: Listing) -> Entry:
-    """`first:25%` and its like are as in `trials.sampling`."""
+    """Return the entry; a sampling such as `first:25%` is one of `trials.sampling`."""
     sampling = str(listing.values.get("sampling_strategy", "all"))
     return replace(listing.entry("json_path"), sampling=sampling)
 

@@ -8,7 +8,7 @@ FORMAT = "lengths"
 
 
 def listed(document: dict[str, Any]) -> dict[str, Any] | None:
-    """A document with an entry that names `token_lengths` and no annotation file."""
+    """Return a document with an entry that names `token_lengths` and no annotation file."""
     entries = [entry for entry in document.values() if isinstance(entry, dict)]
     found = any("token_lengths" in entry for entry in entries) and not any("annotation" in entry for entry in entries)
     return document if found else None

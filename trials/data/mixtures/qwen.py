@@ -11,11 +11,11 @@ FORMAT = "qwen"
 
 
 def listed(document: dict[str, Any]) -> dict[str, Any] | None:
-    """A document with an entry that names an `annotation_path`."""
+    """Return a document with an entry that names an `annotation_path`."""
     found = any(isinstance(entry, dict) and "annotation_path" in entry for entry in document.values())
     return document if found else None
 
 
 def entry(listing: Listing) -> Entry:
-    """`data_path` is the folder of the images."""
+    """Return the entry; `data_path` is the folder of the images."""
     return listing.entry("annotation_path", "data_path")

@@ -18,7 +18,7 @@ RELAXES = False
 
 _UNIT_SIZES = 64
 _SIZES = 4096
-"""At most so many different sizes of vision units, and of both together: above that they count as rounded up."""
+"""Most different sizes of vision units, and of both together: above that, sizes are rounded up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -31,7 +31,7 @@ class Sizes:
 
     @classmethod
     def of(cls, units: Ints, tokens: Ints, counts: Ints | None = None) -> "Sizes":
-        """Of items, or of entries that stand for `counts` items each."""
+        """Return the histogram of items, or of entries that stand for `counts` items each."""
         keys, places = np.unique(np.stack([units, tokens], axis=1), axis=0, return_inverse=True)
         summed = np.bincount(places, weights=counts, minlength=len(keys)).astype(np.int64)
         return cls(units=keys[:, 0], tokens=keys[:, 1], counts=summed)
@@ -39,7 +39,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pattern:
-    """So many packs that hold the same sizes."""
+    """A number of packs that hold the same sizes."""
 
     packs: int
     sizes: tuple[int, ...]
@@ -47,9 +47,11 @@ class Pattern:
 
 
 def pack(units: Ints, tokens: Ints, packing: Packed, seed: int) -> tuple[Ints, Ints]:
-    """Takes the size with the largest share of both capacities that still fits; `seed` says which items of a size."""
+    """Take the size with the largest share of both capacities that still fits; `seed` chooses items of a size."""
     units, tokens = _coarse(units, tokens, packing)
+    # One number for each pair of sizes, since no token count is above qt.
     key = units * (packing.qt + 1) + tokens
+    # A stable sort of shuffled items leaves those of one size in random order.
     shuffled = np.random.default_rng(seed).permutation(len(key))
     by_size = shuffled[np.argsort(key[shuffled], kind="stable")]
     _, firsts, counts = np.unique(key[by_size], return_index=True, return_counts=True)
@@ -67,11 +69,12 @@ def pack(units: Ints, tokens: Ints, packing: Packed, seed: int) -> tuple[Ints, I
 
 
 def patterns(sizes: Sizes, packing: Packed) -> list[Pattern]:
-    """Packs that use up the histogram; every size fits the capacities."""
+    """Return packs that use up the histogram; every size fits the capacities."""
     shelves = _Shelves(sizes)
     found = []
     while shelves.by_units:
         taken = _fullest(shelves, packing)
+        # As often as its scarcest size lasts.
         packs = min(shelves.left[size] // times for size, times in taken.items())
         found.append(Pattern(packs=packs, sizes=tuple(taken.elements())))
         shelves.remove(taken, packs)
@@ -91,7 +94,7 @@ class _Shelves:
         self._units = sizes.units
 
     def longest(self, units: int, most_tokens: int, taken: Counter[int]) -> int:
-        """Place on its shelf of the longest size that fits and is not all taken; -1 if there is none."""
+        """Return the place on its shelf of the longest size that fits and is left; -1 if there is none."""
         tokens, numbers = self.by_units[units]
         place = bisect_right(tokens, most_tokens) - 1
         while place >= 0 and taken[numbers[place]] >= self.left[numbers[place]]:
@@ -111,7 +114,7 @@ class _Shelves:
 
 
 def _fullest(shelves: _Shelves, packing: Packed) -> Counter[int]:
-    """One pack: how often it takes each size."""
+    """Return how often one pack takes each size."""
     taken: Counter[int] = Counter()
     free_units, free_tokens = packing.qv, packing.qt
     while True:
@@ -129,7 +132,7 @@ def _fullest(shelves: _Shelves, packing: Packed) -> Counter[int]:
 
 
 def _coarse(units: Ints, tokens: Ints, packing: Packed) -> tuple[Ints, Ints]:
-    """Sizes rounded up, by as little as leaves few of them."""
+    """Return sizes rounded up by the least grain that leaves few of them."""
     alone = np.unique(units)
     units = _up(units, _grain(alone, np.zeros_like(alone), packing.qv, _UNIT_SIZES), packing.qv)
     pairs = np.unique(units * (packing.qt + 1) + tokens)
@@ -137,10 +140,10 @@ def _coarse(units: Ints, tokens: Ints, packing: Packed) -> tuple[Ints, Ints]:
     return units, _up(tokens, _grain(of_tokens, of_units, packing.qt, _SIZES), packing.qt)
 
 
-def _grain(sizes: Ints, beside: Ints, most: int, different: int) -> int:
-    """The least power of 2 that leaves so many sizes, together with what stands beside them, rounded up to it."""
+def _grain(sizes: Ints, others: Ints, most: int, different: int) -> int:
+    """Return the least power of 2 to which sizes are rounded up for at most `different` pairs with `others`."""
     grain = 1
-    while len(np.unique(beside * (most + 1) + _up(sizes, grain, most))) > different:
+    while len(np.unique(others * (most + 1) + _up(sizes, grain, most))) > different:
         grain *= 2
     return grain
 

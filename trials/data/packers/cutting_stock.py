@@ -35,7 +35,7 @@ Floats: TypeAlias = NDArray[np.float64]
 
 
 def pack(units: Ints, tokens: Ints, packing: Packed, seed: int) -> tuple[Ints, Ints]:
-    """Never more packs than best fit."""
+    """Pack with cutting stock, or with best fit where that needs no more packs."""
     plain = best_fit.pack(units, tokens, packing, seed)
     if len(plain[1]) <= 2:
         return plain
@@ -78,10 +78,12 @@ class _Solution:
 
 
 def _classes(units: Ints, tokens: Ints, packing: Packed) -> Iterator[_Classes]:
-    """Ever finer splits."""
+    """Yield classes of items, split more finely each time."""
     order = np.lexsort((tokens, units))
     several = len(np.unique(units)) > _UNIT_CLASSES
-    by_units = np.array_split(order, _UNIT_CLASSES) if several else _runs(order, units)
+    # Few different numbers of units make one class each.
+    changes = np.flatnonzero(np.diff(units[order])) + 1
+    by_units = np.array_split(order, _UNIT_CLASSES if several else changes)
     cells = min(packing.qv, _UNIT_CELLS), min(packing.qt, _TOKEN_CELLS)
     for split in _SPLITS:
         if split > 1 and split * len(by_units) > _CLASSES:
@@ -96,31 +98,31 @@ def _classes(units: Ints, tokens: Ints, packing: Packed) -> Iterator[_Classes]:
         )
 
 
-def _runs(order: Ints, units: Ints) -> list[Ints]:
-    """Stretches of `order` with equal units."""
-    return np.split(order, np.flatnonzero(np.diff(units[order])) + 1)
-
-
 def _cells(sizes: Ints, capacity: int, cells: int) -> int:
-    """Mean size, rounded up to whole cells."""
+    """Return the mean size, rounded up to whole cells."""
     return -(-int(sizes.sum()) * cells // (len(sizes) * max(capacity, 1)))
 
 
 def _solve(classes: _Classes) -> _Solution:
-    """Least packs for the classes, fractions allowed: the revised simplex method with generated columns."""
+    """Return the fewest packs for the classes, in fractions, by the revised simplex method with column generation."""
     demand = np.array([len(members) for members in classes.members], dtype=np.float64)
     number = len(demand)
-    alone = np.maximum(_most_alone(classes), 1).astype(np.float64)
+    # The first basis has one pattern for each class: as many of its items as a pack holds.
+    by_tokens = classes.capacity[1] // classes.tokens
+    by_units = np.where(classes.units > 0, classes.capacity[0] // np.maximum(classes.units, 1), by_tokens)
+    alone = np.maximum(np.minimum(by_units, by_tokens), 1).astype(np.float64)
     columns = np.diag(alone)
     inverse = np.diag(1 / alone)
     packs, cost = demand / alone, np.ones(number)
     for _ in range(_ITERATIONS):
+        # Sums of products instead of `@`: BLAS rounds differently on different machines.
         prices = (inverse * cost[:, None]).sum(axis=0)
         column, price = _entering(prices, classes)
         if column is None:
             break
         change = (inverse.T * column[:, None]).sum(axis=0)
         positive = change > _EPSILON
+        # The pattern that is used up first leaves the basis.
         ratios = np.where(positive, packs / np.where(positive, change, 1), np.inf)
         leaving = int(np.argmin(ratios))
         pivot = inverse[leaving] / change[leaving]
@@ -137,15 +139,8 @@ def _solve(classes: _Classes) -> _Solution:
     )
 
 
-def _most_alone(classes: _Classes) -> Ints:
-    """Items of each class that a pack holds when it holds no other."""
-    by_units = classes.capacity[0] // np.maximum(classes.units, 1)
-    by_tokens = classes.capacity[1] // classes.tokens
-    return np.where(classes.units > 0, np.minimum(by_units, by_tokens), by_tokens)
-
-
 def _entering(prices: Floats, classes: _Classes) -> tuple[Floats | None, float]:
-    """A column that lowers the number of packs, and its cost: surplus of a class, or the pattern worth most."""
+    """Return a column that lowers the number of packs, and its cost: surplus of a class, or the pattern worth most."""
     cheapest = int(np.argmin(prices))
     if prices[cheapest] < -_EPSILON:
         surplus = np.zeros(len(prices))
@@ -156,7 +151,7 @@ def _entering(prices: Floats, classes: _Classes) -> tuple[Floats | None, float]:
 
 
 def _knapsack(prices: Floats, classes: _Classes) -> Floats:
-    """The pattern of highest total price, [classes]: dynamic program over cells of units and of tokens."""
+    """Return the pattern of highest total price, [classes], by a dynamic program over cells of units and of tokens."""
     most_units, most_tokens = classes.capacity
     items = [
         (number, price, units, tokens)
@@ -165,9 +160,11 @@ def _knapsack(prices: Floats, classes: _Classes) -> Floats:
         )
         if price > _EPSILON
     ]
+    # worth[u, t] is the highest total price of items within u and t cells.
     worth = np.zeros((most_units + 1, most_tokens + 1))
     for _, price, units, tokens in items:
         if units:
+            # Rising rows read what this class has added already: it may be taken several times.
             for row in range(units, most_units + 1):
                 np.maximum(worth[row, tokens:], worth[row - units, :-tokens] + price, out=worth[row, tokens:])
         else:
@@ -176,6 +173,7 @@ def _knapsack(prices: Floats, classes: _Classes) -> Floats:
                 np.maximum(block, worth[:, start - tokens : start][:, : block.shape[1]] + price, out=block)
     pattern = np.zeros(len(prices))
     row, column = most_units, most_tokens
+    # Walk back through the table: sums were rounded alike, so that equality finds each item again.
     while worth[row, column] > 0:
         for number, price, units, tokens in items:
             fits = units <= row and tokens <= column
@@ -187,11 +185,12 @@ def _knapsack(prices: Floats, classes: _Classes) -> Floats:
 
 
 def _fill(classes: _Classes, solution: _Solution, sizes: Ints, capacity: Ints, seed: int) -> tuple[Ints, Ints]:
-    """Packs of the solution's whole parts: (items, items of each pack); sizes [items, 2] and capacity [2].
+    """Return packs of the solution's whole parts: (items, items of each pack); sizes [items, 2] and capacity [2].
 
     Long items go where least is filled yet, so that packs of a pattern are alike. A class stands for its mean size, so
     a pack can come out above a capacity; its items are left out.
     """
+    # Another stream than best fit's, which packs the rest with the same seed.
     random = np.random.default_rng([seed, 1])
     pools = [random.permutation(members) for members in classes.members]
     cursor = np.zeros(len(pools), dtype=np.int64)
@@ -212,6 +211,7 @@ def _fill(classes: _Classes, solution: _Solution, sizes: Ints, capacity: Ints, s
                 slot[np.argsort(-filled[:, 1], kind="stable")] = drawn[np.argsort(sizes[drawn, 1], kind="stable")]
                 filled += sizes[slot]
                 slots.append(slot)
+        # A class stands for its mean size, so that some packs are too full: best fit packs their items again.
         packed = np.stack(slots, axis=1)[(filled <= capacity).all(axis=1)]
         samples.append(packed.ravel())
         counts.append(np.full(len(packed), len(slots), dtype=np.int64))

@@ -19,13 +19,14 @@ _WORTHWHILE = 0.001
 
 
 def pack(units: Ints, tokens: Ints, packing: Packed, seed: int) -> tuple[Ints, Ints]:
-    """Packs are full, with `qv_min` units or `qt_min` tokens, but for those of the last round."""
+    """Return packs with at least `qv_min` units or `qt_min` tokens, except those of the last round."""
     random = np.random.default_rng(seed)
     pool = np.arange(len(units), dtype=np.int64)
     samples, lengths = [pool[:0]], [pool[:0]]
     for number in range(1, MAX_ROUNDS + 1):
         if not len(pool):
             break
+        # Anew in each round: with the same order, the same packs would miss again.
         pool = random.permutation(pool)
         drawn, sizes = _next_fit(units[pool], tokens[pool], packing)
         if number == MAX_ROUNDS or drawn.mean() < _WORTHWHILE:
@@ -38,7 +39,7 @@ def pack(units: Ints, tokens: Ints, packing: Packed, seed: int) -> tuple[Ints, I
 
 
 def _next_fit(units: Ints, tokens: Ints, packing: Packed) -> tuple[NDArray[np.bool_], Ints]:
-    """Cuts the items into packs without changing their order: which packs are full, and how many items each holds."""
+    """Cut the items into packs in their order; return which packs are full, and how many items each holds."""
     unit_sums = np.concatenate([[0], np.cumsum(units, dtype=np.int64)])
     token_sums = np.concatenate([[0], np.cumsum(tokens, dtype=np.int64)])
     # Where a pack ends that begins at item i, for every i: as far as both running sums allow.

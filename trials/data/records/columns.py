@@ -1,4 +1,4 @@
-"""Where a record keeps its parts: what one reader needs to know of each format of conversations."""
+"""Where records of each format of conversations keep their parts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -29,13 +29,13 @@ class Chat(_Shared):
     role: str
     text: str
     users: tuple[str, ...]
-    """Names of the sides that nothing is learned from."""
+    """Names of the user's side, whose texts are no targets."""
     assistants: tuple[str, ...]
     systems: tuple[str, ...] = ("system",)
     kind: Literal["chat"] = "chat"
 
     def fits(self, record: Mapping[str, Any]) -> bool:
-        """Whether the record begins like one of these."""
+        """Return whether the first turn or answer of the record is where these columns say."""
         match record.get(self.turns):
             case [{self.role: str()}, *_]:
                 return True
@@ -54,7 +54,7 @@ class Pairs(_Shared):
     kind: Literal["pairs"] = "pairs"
 
     def fits(self, record: Mapping[str, Any]) -> bool:
-        """Whether the record begins like one of these."""
+        """Return whether the first turn or answer of the record is where these columns say."""
         match record:
             case {self.answer: str()} if any(key in record for key in self.questions):
                 return True
@@ -70,7 +70,7 @@ FROM_VALUE = Chat(turns="conversations", role="from", text="value", users=("huma
 """Of InternVL, LLaVA and Qwen-VL."""
 TOOL_RESULTS = ("tool", "observation", "tool_response", "function")
 TOOL_CALLS = ("tool_call", "function_call")
-"""What tools answer is read like a user's turn, and a call of a tool like an assistant's: it is learned."""
+"""Answers of tools are read as user turns, and calls of tools as assistant turns, which are targets."""
 
 ALPACA = Pairs(questions=("instruction", "input"), answer="output", history="history", unplaced=0)
 SHAREGPT = replace(

@@ -1,4 +1,4 @@
-"""Reads a record of any format of conversations, told by `Columns` where its parts stand."""
+"""Records of any format of conversations, read by the `Columns` that say where the parts stand."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -33,18 +33,16 @@ class _Said:
 
 
 def sample(record: Record, columns: Columns, root: Path) -> Sample:
-    """The record's conversation; image names are relative to `root`. Raises RecordError."""
+    """Return the record's conversation; image names are relative to `root`. Raise RecordError."""
     for key in columns.unsupported:
         if record.get(key):
             raise RecordError(f"`{key}` is not supported; {_REMEDIES.get(key, 'take it out, or leave the record out')}")
     turns = _chat(record, columns, root) if isinstance(columns, Chat) else _pairs(record, columns)
-    said = [*_system(record, columns), *turns]
-    return _illustrated(said, images_of(record, columns.images, root), columns.unplaced)
-
-
-def _system(record: Record, columns: Columns) -> Iterator[_Said]:
+    said: list[_Said] = []
     if columns.system and record.get(columns.system):
-        yield _Said(role="system", text=_text(record[columns.system], f"`{columns.system}`"))
+        said.append(_Said(role="system", text=_text(record[columns.system], f"`{columns.system}`")))
+    said += turns
+    return _illustrated(said, images_of(record, columns.images, root), columns.unplaced)
 
 
 # --- a list of turns ---
@@ -95,7 +93,7 @@ def _role(name: object, where: str, columns: Chat) -> Role:
 
 
 def _parts(parts: list[Any], role: Role, where: str, root: Path) -> _Said:
-    """A turn as a list of texts and images, as OpenAI and TRL write it."""
+    """Return a turn from a list of texts and images, as OpenAI and TRL write it."""
     texts: list[str] = []
     shown: list[Image | None] = []
     for number, part in enumerate(parts, 1):
@@ -106,7 +104,12 @@ def _parts(parts: list[Any], role: Role, where: str, root: Path) -> _Said:
                 shown += [None] * texts[-1].count(IMAGE)
             case {"type": "image" | "image_url"}:
                 texts.append(IMAGE)
-                shown.append(_own_image(part, what, root))
+                # A part without an image of its own shows the next one of the record's key.
+                own = any(part.get(key) is not None for key in ("image", "image_url", "url", "path", "bytes"))
+                if isinstance(part.get("base64"), str):
+                    shown.append(image_of(f"data:;base64,{part['base64']}", what, root))
+                else:
+                    shown.append(image_of(part, what, root) if own else None)
             case _:
                 kind = part.get("type") if isinstance(part, dict) else part
                 raise RecordError(f"{what} is {repr(kind)[:40]}; expected a text or an image")
@@ -117,16 +120,8 @@ def _parts(parts: list[Any], role: Role, where: str, root: Path) -> _Said:
     return _Said(role=role, text="".join(texts))
 
 
-def _own_image(part: dict[str, Any], what: str, root: Path) -> Image | None:
-    """The image that the part itself names; None for the next one of the record's own key."""
-    if isinstance(part.get("base64"), str):
-        return image_of(f"data:;base64,{part['base64']}", what, root)
-    named = any(part.get(key) is not None for key in ("image", "image_url", "url", "path", "bytes"))
-    return image_of(part, what, root) if named else None
-
-
 def _said(role: Role, text: str) -> _Said:
-    """A turn of text alone; other sides than the user may spell the placeholder."""
+    """Return a turn of text alone; sides other than the user may spell the placeholder."""
     return _Said(role=role, text=text, shown=(None,) * text.count(IMAGE) if role == "user" else ())
 
 
@@ -174,10 +169,11 @@ def _keys(keys: Iterable[str]) -> str:
 
 
 def _illustrated(said: list[_Said], own: Images, unplaced: int) -> Sample:
-    """Gives every `<image>` its image."""
+    """Return the sample in which every `<image>` has its image."""
     shown = [image for turn in said for image in turn.shown]
     first = next((number for number, turn in enumerate(said) if turn.role == "user"), None)
     if not shown and 0 < len(own.images) <= unplaced and first is not None:
+        # No turn says where: they are shown before the first question, as InternVL's loader does.
         shown = [None] * len(own.images)
         said[first] = replace(said[first], text=f"{IMAGE}\n" * len(own.images) + said[first].text)
     if shown.count(None) != len(own.images):

@@ -12,10 +12,10 @@ from trials.regular_file import open_regular
 
 CHUNK_RECORDS = 4096
 CHUNK_BYTES = 8 << 20
-"""A chunk holds at most so many records and bytes, but at least one record, whatever its size."""
+"""Most records and bytes of a chunk, which holds at least one record, whatever its size."""
 _LINE_FEED = re.compile(rb"\n")
 BLOCK_BYTES = 1 << 20
-"""Bytes that are read at once where nothing needs more."""
+"""Bytes of one read where nothing needs more."""
 
 Place: TypeAlias = tuple[int, int]
 """Where a record begins: byte or row, and line counted from 1. A table's line is its row + 1."""
@@ -28,11 +28,11 @@ class Chunk:
     start: int
     end: int
     line: int
-    """Of the start, counted from 1."""
+    """Line of the start, counted from 1."""
 
 
 def open_annotations(path: Path) -> IO[bytes]:
-    """The file, open for reading. Raises DataError with the remedy when there is none."""
+    """Open a file for reading. Raise DataError with the remedy when there is none."""
     try:
         return open_regular(path)
     except (OSError, ValueError) as error:  # ValueError: a name with a null character
@@ -46,7 +46,7 @@ def _why(error: OSError | ValueError) -> str:
 
 
 def line_ends(path: Path) -> Iterator[Place]:
-    """Where each line ends and the next begins, and at last where the file ends."""
+    """Yield where each line ends and the next begins, and at last where the file ends."""
     position, line = 0, 1
     with open_annotations(path) as stream:
         while block := stream.read(BLOCK_BYTES):
@@ -58,7 +58,7 @@ def line_ends(path: Path) -> Iterator[Place]:
 
 
 def grouped(start: Place, ends: Iterable[Place]) -> Iterator[Chunk]:
-    """The chunks of a file whose records begin at `start` and end at `ends`."""
+    """Yield the chunks of a file whose records begin at `start` and end at `ends`."""
     begin = last = start
     records = 0
     for end in ends:
@@ -72,7 +72,7 @@ def grouped(start: Place, ends: Iterable[Place]) -> Iterator[Chunk]:
 
 
 def digest(path: Path, chunk: Chunk) -> str:
-    """BLAKE2b of the chunk's bytes."""
+    """Return the BLAKE2b digest of the chunk's bytes."""
     found = hashlib.blake2b(digest_size=16)
     with open_annotations(path) as stream:
         stream.seek(chunk.start)
@@ -80,5 +80,6 @@ def digest(path: Path, chunk: Chunk) -> str:
         while left > 0 and (block := stream.read(min(left, BLOCK_BYTES))):
             found.update(block)
             left -= len(block)
+        # A chunk at the end of its file differs: there, a list without an end is a fault.
         found.update(b"last" if not stream.read(1) else b"")
     return found.hexdigest()

@@ -1,4 +1,4 @@
-"""Tells from the end of an image file, or from sizes that it states, that a part is missing; decodes no pixel."""
+"""Truncated image files, found without decoding pixels: by the end of the file, or by sizes that it states."""
 
 from typing import IO
 
@@ -13,7 +13,7 @@ _GIF_BLOCK, _GIF_IMAGE = 0x21, 0x2C
 
 
 def missing_bytes(image: Pillow.Image, stream: IO[bytes]) -> str | None:
-    """What is missing at the end of the image that was opened from `stream`; None where nothing is known to be.
+    """Return what is missing at the end of the image that was opened from `stream`, None if nothing is known to be.
 
     JPEG, PNG, the first picture of a GIF and uncompressed BMP are looked at; Pillow itself refuses a WebP. Raises what
     reading raises.
@@ -35,7 +35,7 @@ def missing_bytes(image: Pillow.Image, stream: IO[bytes]) -> str | None:
 
 
 def _holds(stream: IO[bytes], start: int, mark: bytes) -> bool:
-    """Whether `mark` stands at or behind `start`; it usually does at the end, and other data may follow it."""
+    """Return whether `mark` follows `start`; it usually is near the end, and other data may follow it."""
     length = stream.seek(0, 2)
     stream.seek(max(start, length - _TAIL_BYTES))
     if mark in stream.read():
@@ -50,7 +50,7 @@ def _holds(stream: IO[bytes], start: int, mark: bytes) -> bool:
 
 
 def _jpeg_scan(stream: IO[bytes]) -> int | None:
-    """Where the first coded data begins, behind all headers and the small pictures in them."""
+    """Return where the first coded data begins, behind all headers and the thumbnails in them."""
     position = 2
     while True:
         stream.seek(position)
@@ -82,13 +82,13 @@ def _gif_has_picture(stream: IO[bytes]) -> bool:
 
 
 def _skip_palette(stream: IO[bytes], behind: int = 2) -> None:
-    """Passes over the flags, `behind` bytes, and the palette that the flags announce."""
+    """Skip the flags, `behind` bytes, and the palette that the flags announce."""
     flags = (stream.read(1) or b"\0")[0]
     stream.seek(behind + (3 << (flags & 7) + 1 if flags & 0x80 else 0), 1)
 
 
 def _skip_blocks(stream: IO[bytes]) -> bool:
-    """Whether a chain of blocks comes to its end."""
+    """Skip a chain of blocks; return whether it has an end."""
     while size := stream.read(1):
         if size[0] == 0:
             return True
@@ -97,7 +97,7 @@ def _skip_blocks(stream: IO[bytes]) -> bool:
 
 
 def _bmp_end(image: Pillow.Image) -> int:
-    """Where the rows of an uncompressed picture must end; 0 for a compressed one."""
+    """Return where the rows of an uncompressed picture must end; 0 for a compressed one."""
     match getattr(image, "tile", ()):
         case [("raw", _, int() as offset, (_, int() as stride, *_))]:
             return offset + stride * image.height

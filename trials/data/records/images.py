@@ -1,4 +1,4 @@
-"""Reads images: their size from the header, their pixels only when asked."""
+"""Images: size from the header, and pixels."""
 
 from io import BytesIO
 from typing import IO
@@ -14,16 +14,16 @@ from trials.errors import DataError
 from trials.regular_file import check_regular
 
 MOST_PIXELS = 2 * 89_478_485
-"""Of one image. Pillow warns of a decompression bomb above half of it, unless another library sets that limit."""
+"""Most pixels of an image: twice the limit above which Pillow warns of a decompression bomb."""
 _MOST_BYTES = 1 << 30
 _UNREADABLE = (OSError, ValueError, SyntaxError, LookupError, NotImplementedError)
-"""What Pillow raises for content that is damaged, or that it does not know."""
+"""Exceptions of Pillow for damaged or unknown content."""
 
 
 def image_size(image: Image) -> tuple[int, int]:
-    """(height, width) from the header, as stored: a camera's rotation mark is not applied.
+    """Return (height, width) from the header, as stored: a camera's rotation mark is not applied.
 
-    Raises DataError for a missing image, for one that is no regular file, for a header that Pillow cannot read, for
+    Raise DataError for a missing image, for one that is no regular file, for a header that Pillow cannot read, for
     zero and huge sizes, and for a file that was cut off behind its header.
     """
     try:
@@ -45,7 +45,7 @@ def image_size(image: Image) -> tuple[int, int]:
 
 
 def image_pixels(image: Image) -> NDArray[np.uint8]:
-    """Pixels [height, width, 3] in RGB. Raises DataError for a missing, damaged or huge image."""
+    """Return pixels [height, width, 3] in RGB. Raise DataError for a missing, damaged or huge image."""
     try:
         with _stream(image) as stream, Pillow.open(stream) as opened:
             _check_pixels(image, opened)

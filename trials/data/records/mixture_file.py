@@ -13,9 +13,9 @@ _MAX_YAML_BYTES = 1 << 20
 
 
 def read_mapping(path: Path) -> dict[str, Any] | None:
-    """The file's mapping by name; None when it holds anything else. Raises DataError when it cannot be opened.
+    """Return the file's mapping by name; None when it holds anything else. Raise DataError when it cannot be opened.
 
-    Raises DataError also for YAML that is faulty, holds a tag or an alias, or gives a key twice.
+    Raise DataError also for YAML that is faulty, holds a tag or an alias, or gives a key twice.
     """
     if os.path.isdir(path):  # noqa: PTH112 - false, not an error, for what cannot be a path
         return None
@@ -30,6 +30,7 @@ def _from_json(path: Path, text: bytes) -> dict[str, Any] | None:
         value = parse(text)
     except RecordError:
         return None
+    # Only a mapping of objects can be a mixture; then a key given twice would hide an entry.
     if all(isinstance(entry, dict) for entry in value.values()):
         parse(text, lambda pairs: _once(path, pairs))
     return value

@@ -16,7 +16,7 @@ class RecordError(ValueError):
 
 
 def parse(text: bytes, pairs: Callable[[list[tuple[str, Any]]], Record] = dict) -> Record:
-    """The JSON object that `text` holds; a byte order mark and white space around it are fine. Raises RecordError.
+    """Return the JSON object that `text` holds, without byte order mark and white space. Raise RecordError.
 
     `pairs` makes each object of its keys and values in order, of which one may be given twice.
     """
@@ -38,7 +38,7 @@ def parse(text: bytes, pairs: Callable[[list[tuple[str, Any]]], Record] = dict) 
 
 
 def parsed(text: bytes) -> Record | RecordError:
-    """Like `parse`, with the error as a value."""
+    """Return what `parse` returns, or its error as a value."""
     try:
         return parse(text)
     except RecordError as error:

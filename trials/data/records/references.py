@@ -28,7 +28,7 @@ class Images:
 
 
 def images_of(record: Record, keys: tuple[str, ...], root: Path) -> Images:
-    """The record's images, names being relative to `root`. Raises RecordError.
+    """Return the record's images, names being relative to `root`. Raise RecordError.
 
     An absent or empty key is a sample of text alone, as in the loaders of InternVL and LLaVA.
     """
@@ -52,12 +52,14 @@ def _images(record: Record, key: str, root: Path) -> Images:
             f"`{key}` is {json.dumps(named, default=str)[:40]}; expected a name, a list of names, or no such key"
         )
     images = tuple(image_of(value, f"`{key}`", root) for value in named)
+    # A record may state fewer sizes than it names images, or more.
     stated = (*(_size(*size) for size in sizes), *(None for _ in images))
     return Images(images=images, sizes=stated[: len(images)])
 
 
 def image_of(value: object, what: str, root: Path) -> Image:
-    """One image, as a file's name, a data: URL, bytes, or an object with one of them. Raises RecordError."""
+    """Return an image given as a file's name, a data: URL, bytes, or an object with one of them. Raise RecordError."""
+    # Chats nest them, as in {"image_url": {"url": ...}}.
     for _ in range(_MOST_NESTED):
         if isinstance(value, dict):
             value = value.get("bytes") or next((value[part] for part in _NESTED if value.get(part) is not None), None)
@@ -72,7 +74,7 @@ def image_of(value: object, what: str, root: Path) -> Image:
 
 
 def is_unicode(text: str) -> bool:
-    """False for half of a surrogate pair, which JSON can hold and no tokenizer or file system takes."""
+    """Return False for half of a surrogate pair, which JSON can hold but no tokenizer or file system accepts."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -107,7 +109,7 @@ def _list(record: Record, key: str) -> list[Any]:
 
 
 def _size(height: object, width: object) -> tuple[int, int] | None:
-    """A stated size is a hint, so nonsense counts as nothing said."""
+    """Return a stated size, which is only a hint: None for an impossible one."""
     if isinstance(height, int) and isinstance(width, int) and height > 0 and width > 0:
         return height, width
     return None

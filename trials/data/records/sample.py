@@ -1,4 +1,4 @@
-"""What a dataset is made of: conversations, their lengths, and their encoding for one model."""
+"""Samples of a dataset: conversations, their lengths, and their encoding for one model."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,14 +14,14 @@ Image: TypeAlias = Path | bytes
 """A file, or the content of one."""
 
 IMAGE = "<image>"
-"""Stands in a user turn where an image is shown."""
+"""Placeholder of an image in a user turn."""
 IGNORED = -100
 """Label of a token that is no target, as in PyTorch's cross-entropy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """What one side says; a user's text holds one `<image>` for each image that it shows."""
+    """One message of a conversation; a user's text holds one `<image>` for each image that it shows."""
 
     role: Literal["system", "user", "assistant"]
     text: str
@@ -52,7 +52,7 @@ class BadLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
-    """How much work a sample is."""
+    """Sizes of a sample, from which its cost follows."""
 
     vision_units: int
     text_tokens: int
@@ -74,48 +74,48 @@ class Encoded:
 
 
 class Measurer(Protocol):
-    """Tells how long a sample is for one model. Processes that measure get their copy by pickling it."""
+    """Measures samples for one model. Processes that measure get their copy by pickling it."""
 
     @property
     def digest(self) -> str:
-        """Of everything that a length depends on besides the sample: model, libraries, and `max_tokens`."""
+        """Digest of everything that a length depends on besides the sample: model, libraries, and `max_tokens`."""
 
     @property
     def max_tokens(self) -> int | None:
-        """Longer samples are cut to so many tokens; None leaves them whole."""
+        """Number of tokens that longer samples are cut to; None leaves them whole."""
 
     def measure(self, sample: Sample, image_sizes: tuple[tuple[int, int], ...]) -> Lengths:
-        """The sample's lengths from its text and its images' (height, width), with no image opened.
+        """Return a sample's lengths from its text and its images' (height, width), without opening an image.
 
-        Raises DataError for a sample that this model cannot take, or whose images `max_tokens` would cut.
+        Raise DataError for a sample that this model cannot take, or whose images `max_tokens` would cut.
         """
 
 
 class Encoder(Measurer, Protocol):
-    """Turns samples into one model's tokens and pixels. `measure` and `encode` agree on every length."""
+    """Encodes samples as one model's tokens and pixels. `measure` and `encode` agree on every length."""
 
     @property
     def pad_token_id(self) -> int:
-        """Fills a padded micro-batch; never a target."""
+        """Token that fills a padded micro-batch; never a target."""
 
     @property
     def unit_shape(self) -> tuple[int, ...]:
         """Shape of one vision unit: (3, height, width) for a tile."""
 
     def encode(self, sample: Sample, *, pixels: bool) -> Encoded:
-        """The sample's tokens, and its pixels when `pixels`.
+        """Return the sample's tokens and labels, and its pixels when `pixels`.
 
-        Raises DataError like `measure`, and for an image that cannot be read.
+        Raise DataError like `measure`, and for an image that cannot be read.
         """
 
     def blank(self, lengths: Lengths, *, pixels: bool) -> Encoded:
-        """A sample of these lengths that teaches nothing: image tokens for zero pixels, pad tokens, no target."""
+        """Return a sample of these lengths without a target: image tokens with zero pixels, then pad tokens."""
 
 
 def kept_tokens(tokens: int, images_end: int, max_tokens: int | None) -> int:
-    """How many of a sample's tokens are kept; `images_end` counts those up to the end of its last image.
+    """Return how many of a sample's tokens are kept; `images_end` counts those up to the end of its last image.
 
-    Raises DataError when an image would be cut, or be left out.
+    Raise DataError when an image would be cut, or be left out.
     """
     if max_tokens is None or tokens <= max_tokens:
         return tokens

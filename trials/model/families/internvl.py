@@ -44,16 +44,16 @@ __all__ = [
 _TURN_START, _TURN_END = "<|im_start|>", "<|im_end|>"
 _LARGEST_TILE = 4_480
 _MOST_TILES = 400
-"""Of an image. Both are ten times the published models'; all rectangles of so many tiles are tried for an image."""
+"""Most tiles of an image. Both limits are ten times the published models'; each rectangle up to it is tried."""
 
 Piece: TypeAlias = tuple[list[int], bool]
 """Some tokens, and whether they are targets."""
 
 
 def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | None = None) -> "Encoder":
-    """The encoder of a model folder, which cuts samples to `max_tokens`.
+    """Return the encoder of a model folder, which cuts samples to `max_tokens`.
 
-    Raises ModelError for a folder that is not in InternVL's Hugging Face form.
+    Raise ModelError for a folder that is not in InternVL's Hugging Face form.
     """
     config = load_config(model_path, trust_remote_code=trust_remote_code)
     tokenizer = load_tokenizer(model_path, trust_remote_code=trust_remote_code)
@@ -69,14 +69,14 @@ def _tile_tokens(config: Any) -> tuple[int, int]:
 
 
 class Encoder:
-    """Writes ChatML, with `<img>`, context tokens and `</img>` for each image.
+    """Encodes conversations as ChatML, with `<img>`, context tokens and `</img>` for each image.
 
     Targets are the assistant's texts and the `<|im_end|>` after each. Text that spells a special token stays text. Of n
     images in a sample each gets 1/n of the most tiles, as InternVL trains (`max_dynamic_patch // n`).
     """
 
     def __init__(self, config: Any, tokenizer: Any, images: Any, max_tokens: int | None = None) -> None:
-        """Takes a Hugging Face configuration, tokenizer and image processor; raises ModelError where they disagree."""
+        """Raise ModelError where the configuration, the tokenizer and the image processor disagree."""
         if not tokenizer.is_fast:
             raise ModelError("the tokenizer is not in its fast form; save it with its tokenizer.json")
         _check_tiles(config)
@@ -94,13 +94,17 @@ class Encoder:
             for name in ("start_image", "context_image", "end_image")
         )
         self._turn_start, self._turn_end = (self._token_id(token, token) for token in (_TURN_START, _TURN_END))
+        # Features replace the model's image token, so that the encoder must write the same one.
         if self._context != config.image_token_id:
             raise ModelError(f"the tokenizer's image token is {self._context}, the model's is {config.image_token_id}")
         _check_vocabulary(config, tokenizer)
         self._unit_shape = _tile_shape(config, images)
         _check_processor(images, self._options(1))
         own = {self._image_start, self._context, self._image_end, self._turn_start, self._turn_end}
-        self._spelled = _spelled_tokens(tokenizer, own)
+        added = tokenizer.added_tokens_decoder.items()
+        spelled = sorted({str(token) for number, token in added if token.special or number in own})
+        # Lookahead: each place where a text spells a special token is found, without consuming it.
+        self._spelled = re.compile(f"(?={'|'.join(map(re.escape, spelled))})")
         self._break = self._text("\n")
         self._assistant = self._text("assistant\n")
 
@@ -148,10 +152,11 @@ class Encoder:
         )
 
     def _tokens(self, sample: Sample, tiles: Sequence[int]) -> tuple[Ints, NDArray[np.bool_]]:
-        """Token ids, and which of them are targets, both [tokens], cut to `max_tokens`."""
+        """Return token ids, and which of them are targets, both [tokens], cut to `max_tokens`."""
         pieces = list(self._pieces(sample, tiles))
         input_ids = np.array([token for tokens, _ in pieces for token in tokens], dtype=np.int64)
         is_target = np.repeat([is_target for _, is_target in pieces], [len(tokens) for tokens, _ in pieces])
+        # A sample is never cut inside an image: its features would have no tokens.
         image_ends = np.flatnonzero(input_ids == self._image_end) + 1
         kept = kept_tokens(len(input_ids), int(image_ends[-1]) if len(image_ends) else 0, self._max_tokens)
         return input_ids[:kept], is_target[:kept]
@@ -192,11 +197,11 @@ class Encoder:
         return int(found)
 
     def _options(self, images: int) -> dict[str, Any]:
-        """How the image processor cuts each image of a sample."""
+        """Return the options by which the image processor cuts each image of a sample with `images` of them."""
         return {"crop_to_patches": True, "max_patches": max(1, self._images.max_patches // max(1, images))}
 
     def _tiles(self, sizes: Sequence[tuple[int, int]]) -> list[int]:
-        """Tiles of each image, thumbnail included, from (height, width)."""
+        """Return the tiles of each image, thumbnail included, from (height, width)."""
         options = self._options(len(sizes))
         return [int(self._images.get_number_of_image_patches(*size, options)) for size in sizes]
 
@@ -211,7 +216,7 @@ class Encoder:
 
 
 def _tile_shape(config: Any, images: Any) -> tuple[int, int, int]:
-    """(3, height, width); raises ModelError where the tower takes another size than the image processor makes."""
+    """(3, height, width); raise ModelError where the tower takes another size than the image processor makes."""
     if not hasattr(images, "get_number_of_image_patches"):
         raise ModelError(f"{type(images).__name__} does not cut images into tiles; InternVL uses GotOcr2ImageProcessor")
     made, taken = (images.size.height, images.size.width), tuple(config.vision_config.image_size)
@@ -247,13 +252,6 @@ def _check_processor(images: Any, options: dict[str, Any]) -> None:
         )
 
 
-def _spelled_tokens(tokenizer: Any, own: set[int]) -> re.Pattern[str]:
-    """Matches, without consuming it, each place where a text spells a special token, or one of `own`."""
-    added = tokenizer.added_tokens_decoder.items()
-    names = sorted({str(token) for number, token in added if token.special or number in own})
-    return re.compile(f"(?={'|'.join(map(re.escape, names))})")
-
-
 # --- model side ---------------------------------------------------------------------------------------------------
 
 
@@ -280,7 +278,7 @@ def check(config: PretrainedConfig) -> None:
 
 
 def _check_tiles(config: Any) -> None:
-    """Raises ModelError for tiles that the tower cannot cut into patches, or the projector cannot merge."""
+    """Raise ModelError for tiles that the tower cannot cut into patches, or the projector cannot merge."""
     vision, ratio = config.vision_config, config.downsample_ratio
     tile, patch = tuple(vision.image_size), tuple(vision.patch_size)
     if len(tile) != 2 or len(patch) != 2 or max(tile) > _LARGEST_TILE or any(map(operator.mod, tile, patch)):

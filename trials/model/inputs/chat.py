@@ -17,14 +17,14 @@ from trials.model.refusal import refusing
 from trials.model.skeleton import load_config
 
 _REFUSALS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
-"""What a template raises for a conversation that it was not written for, on purpose or not."""
+"""Exceptions of a template for a conversation that it does not support."""
 _PROBE = (Turn(role="user", text=f"{IMAGE}Hello"), Turn(role="assistant", text="World"))
 
 
 def measurer(model_path: str, trust_remote_code: bool = False, max_tokens: int | None = None) -> "ChatMeasurer":
-    """The measurer of a model folder, which cuts samples to `max_tokens`.
+    """Return the measurer of a model folder, which cuts samples to `max_tokens`.
 
-    Raises ModelError where the folder's processor, tokenizer or chat template is not enough.
+    Raise ModelError where the folder's processor, tokenizer or chat template is not enough.
     """
     config = load_config(model_path, trust_remote_code=trust_remote_code)
     processor = load_processor(model_path, config, trust_remote_code=trust_remote_code)
@@ -35,7 +35,7 @@ def measurer(model_path: str, trust_remote_code: bool = False, max_tokens: int |
 
 
 class ChatMeasurer:
-    """Measures what the processor makes of a conversation that was written by the model's chat template.
+    """The lengths of what the processor makes of a conversation that the model's chat template has written.
 
     Targets are what an assistant's turn adds to the prompt that asks for it.
     """
@@ -45,7 +45,7 @@ class ChatMeasurer:
     ) -> None:
         """`again` makes another one, in another process: processors do not travel.
 
-        Raises ModelError for a tokenizer without offsets or image token, and for a template that shows no image.
+        Raise ModelError for a tokenizer without offsets or image token, and for a template that shows no image.
         """
         self._again = again
         self._processor = processor
@@ -54,7 +54,7 @@ class ChatMeasurer:
         self._max_tokens = max_tokens
         self._digest = digest
         if not self._tokenizer.is_fast:
-            raise ModelError("the tokenizer tells no offsets of its tokens; save its fast form (tokenizer.json)")
+            raise ModelError("the tokenizer gives no offsets of its tokens; save its fast form (tokenizer.json)")
         if self._tokenizer.encode(processor.image_token, add_special_tokens=False) != [processor.image_token_id]:
             raise ModelError(
                 f"{processor.image_token} is no token of its own; add it to the tokenizer as the model's processor does"
@@ -87,8 +87,13 @@ class ChatMeasurer:
         return self._lengths(text, targets, counts)
 
     def _lengths(self, text: str, targets: list[tuple[int, int]], counts: tuple[ImageCount, ...]) -> Lengths:
+        first = self._tokenizer.bos_token
         tokens = self._tokenizer(
-            text, add_special_tokens=not self._begins(text), return_offsets_mapping=True, verbose=False
+            # A template may have written the token that begins every text, which the tokenizer would add again.
+            text,
+            add_special_tokens=not (first and text.startswith(first)),
+            return_offsets_mapping=True,
+            verbose=False,
         )
         is_image = np.array(tokens["input_ids"]) == self._processor.image_token_id
         width = np.ones(len(is_image), dtype=np.int64)
@@ -102,13 +107,8 @@ class ChatMeasurer:
             target_tokens=int(np.count_nonzero(is_target & (ends <= kept))),
         )
 
-    def _begins(self, text: str) -> bool:
-        """Whether the template has written the token that begins every text, which the tokenizer would add again."""
-        first = self._tokenizer.bos_token
-        return first is not None and text.startswith(first)
-
     def _target_spans(self, turns: tuple[Turn, ...], text: str) -> Iterator[tuple[int, int]]:
-        """Where the characters of the assistant's turns stand in the whole text."""
+        """Yield the (start, end) of the assistant's turns in the whole text."""
         for number, turn in enumerate(turns):
             if turn.role == "assistant":
                 prompt = self._rendered(turns[:number], asks=True)
@@ -130,7 +130,7 @@ class ChatMeasurer:
         return list(_parts(turn)) if in_parts else turn.text
 
     def _takes_parts(self) -> bool:
-        """Whether the template wants contents as lists of parts, as most do, or as texts."""
+        """Return whether the template wants contents as lists of parts, as most do, or as texts."""
         for in_parts in (True, False):
             try:
                 text = self._rendered(_PROBE, in_parts=in_parts)
@@ -154,14 +154,14 @@ def _parts(turn: Turn) -> Iterator[dict[str, str]]:
 
 
 def _common(prefix: str, text: str) -> int:
-    """How many characters both begin with."""
+    """Return the length of the common beginning of two texts."""
     if text.startswith(prefix):
         return len(prefix)
     return next(number for number, pair in enumerate(zip_longest(prefix, text)) if pair[0] != pair[1])
 
 
 def _within(offsets: NDArray[np.int64], spans: list[tuple[int, int]]) -> NDArray[np.bool_]:
-    """Which tokens lie in a span, [tokens], from the (start, end) of each; a token without characters lies in none."""
+    """Return which tokens lie in a span, [tokens], from the (start, end) of each; an empty token lies in none."""
     starts, ends = offsets.reshape(-1, 2).T
     within = np.zeros(len(offsets), dtype=np.bool_)
     for start, end in spans:

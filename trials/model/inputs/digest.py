@@ -1,4 +1,4 @@
-"""What a sample's lengths depend on besides the sample, as one short text."""
+"""A digest of what a sample's lengths depend on besides the sample."""
 
 import hashlib
 import json
@@ -13,14 +13,14 @@ import tokenizers
 import transformers
 
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
-"""As Rust ends its messages of what the system refused."""
+"""End of the messages of Rust libraries for errors of the operating system."""
 
 
 def model_digest(kind: type, config: Any, tokenizer: Any, processor: Any, max_tokens: int | None) -> str:
-    """The first 32 hexadecimal digits of a SHA-256.
+    """Return the first 32 hexadecimal digits of a SHA-256.
 
-    Of the measuring class, the model's configuration, all that its tokenizer and processor would save, the limit, and
-    the libraries' versions.
+    It covers the measuring class, the model's configuration, all that its tokenizer and processor would save, the
+    limit, and the libraries' versions.
     """
     digest = hashlib.sha256()
     versions = [library.__version__ for library in (transformers, tokenizers, PIL)]
@@ -34,7 +34,7 @@ def model_digest(kind: type, config: Any, tokenizer: Any, processor: Any, max_to
 
 
 def _save(tokenizer: Any, folder: str) -> None:
-    """Raises OSError where the folder takes no more; the library raises a bare Exception then."""
+    """Save a tokenizer; raise OSError for a full or read-only folder, where the library raises a bare Exception."""
     try:
         tokenizer.save_pretrained(folder)
     except Exception as error:

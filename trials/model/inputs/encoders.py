@@ -1,4 +1,4 @@
-"""Which encoder a job's model and data ask for."""
+"""The encoder that a job's model and data need."""
 
 from transformers import PretrainedConfig
 
@@ -12,7 +12,7 @@ from trials.model.skeleton import load_config
 
 
 def load_encoder(model: ModelSection, data: DataSection) -> Encoder:
-    """The encoder that a model is trained with. Raises ModelError for a model that cannot be trained here."""
+    """Return the encoder that a model is trained with. Raise ModelError for a model that cannot be trained here."""
     config = load_config(model.path, trust_remote_code=model.trust_remote_code)
     family = load_family(config)
     what = f"the tokenizer or image processor of model {model.path} cannot be used"
@@ -21,9 +21,9 @@ def load_encoder(model: ModelSection, data: DataSection) -> Encoder:
 
 
 def load_measurer(model: ModelSection, data: DataSection) -> Measurer:
-    """The encoder where the model can be trained here, else the lengths of its own processor.
+    """Return the model's encoder where it can be trained here, else what measures with its own processor.
 
-    Raises ModelError for a model whose processor cannot tell lengths.
+    Raise ModelError for a model whose processor cannot count an image's tokens.
     """
     config = load_config(model.path, trust_remote_code=model.trust_remote_code)
     if is_supported(config):
@@ -32,9 +32,9 @@ def load_measurer(model: ModelSection, data: DataSection) -> Measurer:
 
 
 def token_limit(data: DataSection, config: PretrainedConfig) -> int | None:
-    """Tokens that samples are cut to; None unless the job says `oversize: truncate`.
+    """Return the number of tokens that samples are cut to; None unless the job says `oversize: truncate`.
 
-    Raises ModelError for a model that does not say how long its context is.
+    Raise ModelError for a model that does not say how long its context is.
     """
     if data.oversize != "truncate":
         return None

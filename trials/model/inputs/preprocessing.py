@@ -10,13 +10,13 @@ _SAVE = "save it there with save_pretrained"
 
 
 def load_tokenizer(path: str, *, trust_remote_code: bool) -> Any:
-    """Raises ModelError where it is missing or damaged."""
+    """Return the tokenizer of a model folder. Raise ModelError where it is missing or damaged."""
     with refusing(f"the tokenizer of model {path} cannot be loaded", _SAVE):
         return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
 
 
 def load_image_processor(path: str, *, trust_remote_code: bool) -> Any:
-    """Raises ModelError where it is missing or damaged."""
+    """Return the image processor of a model folder. Raise ModelError where it is missing or damaged."""
     with refusing(f"the image processor of model {path} cannot be loaded", _SAVE):
         # The other backend resizes differently, and which one is there would depend on the machine.
         return AutoImageProcessor.from_pretrained(path, backend="pil", trust_remote_code=trust_remote_code)

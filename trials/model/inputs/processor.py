@@ -6,7 +6,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import PROCESSOR_MAPPING, PretrainedConfig, ProcessorMixin
+from transformers import PROCESSOR_MAPPING, PretrainedConfig
 from transformers.image_processing_utils import select_best_resolution
 from transformers.utils.import_utils import DummyObject
 
@@ -20,7 +20,7 @@ _PROBE = (336, 448)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageCount:
-    """What one image becomes."""
+    """Tokens and units of one image."""
 
     tokens: int
     """Positions in the language model: start, end and newline tokens included."""
@@ -31,7 +31,7 @@ class ImageCount:
 def load_processor(path: str, config: PretrainedConfig, *, trust_remote_code: bool) -> Any:
     """The processor of a model folder, with its tokenizer and image processor, and without one for videos.
 
-    Raises ModelError for a folder that lacks a part, and for a processor that cannot count an image's tokens.
+    Raise ModelError for a folder that lacks a part, and for a processor that cannot count an image's tokens.
     """
     kind = _kind(config)
     parts = {
@@ -72,10 +72,12 @@ def _kind(config: PretrainedConfig) -> Any:
     return WithoutVideos
 
 
-def count_images(processor: ProcessorMixin, sizes: tuple[tuple[int, int], ...]) -> tuple[ImageCount, ...]:
-    """Counts for the images of one sample, from their (height, width). Raises DataError for one that is refused."""
-    if len(sizes) > 1 and _shows_several_uncut(processor.image_processor):
-        return (_uncut(processor, len(sizes)),) * len(sizes)
+def count_images(processor: Any, sizes: tuple[tuple[int, int], ...]) -> tuple[ImageCount, ...]:
+    """Return the counts of a sample's images, from their (height, width). Raise DataError for one that is refused."""
+    # LLaVA-OneVision cuts an image into crops only where a sample has no other image.
+    if len(sizes) > 1 and "batch_num_images" in processor.image_processor.model_input_names:
+        text = processor.replace_image_token({"batch_num_images": [len(sizes)]}, 0)
+        return (ImageCount(tokens=text.count(processor.image_token), units=1),) * len(sizes)
     return tuple(_count(processor, size) for size in sizes)
 
 
@@ -92,24 +94,10 @@ def _count(processor: Any, size: tuple[int, int]) -> ImageCount:
 def _units(images: Any, size: tuple[int, int], patches: int) -> int:
     pinpoints = getattr(images, "image_grid_pinpoints", None)
     if pinpoints:  # these processors pad to the most crops of a batch, so they say 1 for every image
-        side = _crop_side(images)
+        crop, whole = images.crop_size, images.size
+        side = int((crop and crop.height) or whole.height or whole.shortest_edge)
         height, width = select_best_resolution(size, pinpoints)
         crops: int = -(-height // side) * -(-width // side)
         return 1 + crops
     merge: int = getattr(images, "merge_size", None) or 1
     return patches // (merge * merge)
-
-
-def _crop_side(images: Any) -> int:
-    crop, size = images.crop_size, images.size
-    return int((crop and crop.height) or size.height or size.shortest_edge)
-
-
-def _shows_several_uncut(images: Any) -> bool:
-    """LLaVA-OneVision cuts an image into crops only where a sample has no other image."""
-    return "batch_num_images" in images.model_input_names
-
-
-def _uncut(processor: Any, images: int) -> ImageCount:
-    text = processor.replace_image_token({"batch_num_images": [images]}, 0)
-    return ImageCount(tokens=text.count(processor.image_token), units=1)

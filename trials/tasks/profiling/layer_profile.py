@@ -1,4 +1,4 @@
-"""Times each kind of layer alone: one of each is enough, however large the model."""
+"""Timing of each kind of layer alone: one layer of each is enough, however large the model."""
 
 import statistics
 from collections.abc import Callable, Iterable, Sequence
@@ -23,13 +23,13 @@ from trials.tasks.profiling.updates import time_updates
 from trials.tasks.request import Profile, Request
 
 _MORE_ROUNDS = 2
-"""How often noisy timings are taken again."""
+"""Most repetitions of noisy timings."""
 Times: TypeAlias = tuple[float, float, float]
 """Seconds of forward, backward, and what recomputation adds to both."""
 
 
 def run_profile(request: Request, task: Profile, device: torch.device) -> ProfileReport:
-    """Times every kind of layer at the sizes of `task`, on this rank's device."""
+    """Time every kind of layer at the sizes of `task`, on this rank's device."""
     stage = _one_of_each(request, device)
     link = time_link(device)
     reduction = time_reduction(device, task.repeats)
@@ -70,7 +70,7 @@ def _one_of_each(request: Request, device: torch.device) -> StageModule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Bytes:
-    """What one run of a probe makes live."""
+    """Bytes that one run of a probe allocates."""
 
     kept: int
     transient: int
@@ -83,7 +83,7 @@ class _Profiler:
         self._stopwatch = Stopwatch(device)
 
     def timings(self, probes: Sequence[Probe]) -> tuple[LayerTiming, ...]:
-        """Medians over the repeats. Probes take turns, so that a drift of the machine meets them all alike."""
+        """Return medians over the repeats. Probes take turns, so that a drift of the machine affects all alike."""
         for probe in probes:
             self._times(probe)  # not counted: buffers are made, code is loaded
         measured = [self._sizes(probe) for probe in probes]
@@ -101,8 +101,9 @@ class _Profiler:
         return forward, backward, sum(self._pass(probe, probe.recomputed)) - forward - backward
 
     def _pass(self, probe: Probe, run: Run) -> tuple[float, float]:
-        """Seconds (forward, backward), under the meter that watches a training as well."""
+        """Return the seconds (forward, backward), under the same memory meter as a training."""
         states = self._states(probe)
+        # The meter's hooks cost time on every saved tensor, in a training too.
         with self._meter().watch():
             with self._stopwatch.section("forward"):
                 output = run(states)
@@ -113,7 +114,7 @@ class _Profiler:
         return seconds["forward"], seconds["backward"]
 
     def _sizes(self, probe: Probe) -> tuple[_Bytes, _Bytes | None]:
-        """Bytes of one layer, and of two in a row where a stage can hold several."""
+        """Return the bytes of one layer, and of two in a row where a stage can hold several."""
         return self._bytes(probe, probe.run), self._bytes(probe, probe.twice) if probe.twice else None
 
     def _bytes(self, probe: Probe, run: Run) -> _Bytes:
@@ -127,7 +128,7 @@ class _Profiler:
             return _Bytes(kept=meter.live_bytes, transient=0, output=output.numel() * output.element_size())
 
     def _device_bytes(self, states: torch.Tensor, run: Run) -> _Bytes:
-        """By the allocator: an output counts as kept, since the next layer keeps it as its input."""
+        """Return the allocator's bytes: an output counts as kept, since the next layer keeps it as its input."""
         before = torch.cuda.memory_allocated(self._device)
         output = run(states)
         after = torch.cuda.memory_allocated(self._device)
@@ -138,7 +139,8 @@ class _Profiler:
         return _Bytes(kept=after - before, transient=peak - after, output=size)
 
     def _states(self, probe: Probe) -> torch.Tensor:
-        return probe.states.detach().clone().requires_grad_(probe.takes_gradient)
+        # Inner layers pass a gradient on to the layer before them; pixels take none.
+        return probe.states.detach().clone().requires_grad_(probe.layer != "vision_embedding")
 
     def _meter(self) -> SavedTensorMeter:
         return SavedTensorMeter(self._stage.parameters(), 0, 1 << 62)
@@ -147,7 +149,7 @@ class _Profiler:
 def measure_until_quiet(
     measure: Callable[[Sequence[int]], Sequence[Times]], count: int, repeats: int
 ) -> list[list[Times]]:
-    """`repeats` times of each of `count` probes; those whose repeats spread too far are taken again, the quietest kept.
+    """Return `repeats` times of each of `count` probes; repeat those that spread too far, and keep the quietest.
 
     `measure` times the probes of these numbers once, one after the other.
     """
@@ -166,7 +168,7 @@ def measure_until_quiet(
 
 
 def spread(times: Sequence[Times]) -> float:
-    """Interquartile range of the seconds of both passes, as a share of their median; 0 for a single repeat."""
+    """Return the interquartile range of the seconds of both passes as a share of their median; 0 for one repeat."""
     seconds = [forward + backward for forward, backward, _ in times]
     if len(seconds) == 1:
         return 0.0
@@ -175,6 +177,7 @@ def spread(times: Sequence[Times]) -> float:
 
 
 def _timing(probe: Probe, times: Sequence[Times], sizes: tuple[_Bytes, _Bytes | None]) -> LayerTiming:
+    # What the second of two layers adds is kept for each layer; the rest, such as rotary embeddings, once.
     one, two = sizes
     kept = two.kept - one.kept if two else one.kept
     forward, backward, again = (statistics.median(values) for values in zip(*times, strict=True))

@@ -16,13 +16,14 @@ _EXCHANGES = 20
 
 
 def time_link(device: torch.device) -> tuple[float, float]:
-    """(seconds before the first byte of a pack's states, seconds per byte) to the next rank; (0, 0) on the last one.
+    """Return (seconds before the first byte of a pack's states, seconds per byte) to the next rank; (0, 0) on the last.
 
     Every rank must call it. One pair is timed after the other, there and back, since clocks of two ranks differ.
     """
     found = (0.0, 0.0)
     for first in range(comm.get_world_size() - 1):
         comm.barrier()
+        # The other ranks wait at the barrier, so that their messages do not share the link.
         if comm.get_rank() in (first, first + 1):
             small, large = (_one_way(size, first, device) for size in (_SMALL_BYTES, _LARGE_BYTES))
             if comm.get_rank() == first:
@@ -32,7 +33,7 @@ def time_link(device: torch.device) -> tuple[float, float]:
 
 
 def _one_way(size: int, first: int, device: torch.device) -> float:
-    """Least seconds of a pack's messages, the last one of `size` bytes, from rank `first` to the next."""
+    """Return the least seconds of a pack's messages, the last one of `size` bytes, from rank `first` to the next."""
     messages = [torch.zeros(_SMALL_BYTES // 4, device=device) for _ in range(_MESSAGES - 1)]
     messages.append(torch.zeros(size // 4, device=device))
     is_first = comm.get_rank() == first
@@ -49,7 +50,7 @@ def _one_way(size: int, first: int, device: torch.device) -> float:
 
 
 def time_reduction(device: torch.device, repeats: int) -> float:
-    """Seconds per byte of averaging gradients over all ranks; 0 for a single one. Every rank must call it."""
+    """Return the seconds per byte of averaging gradients over all ranks; 0 for one rank. Every rank must call it."""
     if comm.get_world_size() == 1:
         return 0.0
     gradients = torch.zeros(_REDUCED_BYTES // 4, device=device)

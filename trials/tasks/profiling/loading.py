@@ -1,4 +1,4 @@
-"""Times what a rank does before a pass: reading and encoding a pack."""
+"""Timing of what a rank does before a pass: reading and encoding a pack."""
 
 import time
 
@@ -14,7 +14,7 @@ _PACK_SAMPLES = (1, 1, 2, 2, 4, 4)
 
 
 def time_loading(request: Request, repeats: int) -> tuple[LoadTiming, ...]:
-    """Packs of some samples of the job's data, with and without pixels; files are in the system's cache but once."""
+    """Time packs of some of the job's samples, with and without pixels; files are cached after the first read."""
     index = DatasetIndex.load(request.index)
     chance = np.random.default_rng(request.job.training.seed)
     packs = [chance.integers(len(index), size=count) for count in _PACK_SAMPLES]

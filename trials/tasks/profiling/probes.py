@@ -1,4 +1,4 @@
-"""What is profiled: each kind of layer, with inputs of several sizes."""
+"""Probes: each kind of layer, with inputs of several sizes."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ from trials.tasks.request import Profile
 
 Run = Callable[[torch.Tensor], torch.Tensor]
 _TEXT_TOKENS = (0, 256, 64, 1024)
-"""In turns, so that the share of the text in the projector's cost can be told from the images'."""
+"""Text tokens next to the images, in turns, so that the fit separates the costs of text and images in the projector."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,14 +32,9 @@ class Probe:
     twice: Run | None = None
     """Two such layers one after the other, for kinds of which a stage can hold several."""
 
-    @property
-    def takes_gradient(self) -> bool:
-        """Inner layers pass a gradient on to the layer before them; pixels do not."""
-        return self.layer != "vision_embedding"
-
 
 def probes(stage: StageModule, task: Profile, device: torch.device) -> Iterator[Probe]:
-    """Every kind at the sizes of `task`. `stage` holds one layer of each kind."""
+    """Yield every kind at the sizes of `task`. `stage` holds one layer of each kind."""
     for number, units in enumerate(task.unit_counts):
         yield from _vision_probes(stage, units, _TEXT_TOKENS[number % len(_TEXT_TOKENS)], device)
     for samples, length in task.sample_shapes:
@@ -91,7 +86,7 @@ def _language_probes(stage: StageModule, samples: int, length: int, device: torc
 
 
 def _with_language(stage: StageModule, *, layers: int = 1, recomputed: int = 0) -> StageModule:
-    """The same modules, with the one language layer run so many times."""
+    """Return a view of the same modules that runs the language layer `layers` times."""
     view = copy.copy(stage)
     layer = stage.chain.language_layers[stage.cut.language.start]
     view.chain = replace(stage.chain, language_layers=(layer,) * layers)

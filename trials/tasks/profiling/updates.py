@@ -1,4 +1,4 @@
-"""Times what follows the passes of a step: reduction of gradients and the optimizer, as the engine runs them."""
+"""Timing of what follows the passes of a step: reduction of gradients and the optimizer, as the engine runs them."""
 
 import statistics
 from collections.abc import Callable
@@ -23,7 +23,7 @@ _WARMUP = 2
 def time_updates(
     request: Request, task: Profile, build: Callable[[], StageModule], reduction: float
 ) -> tuple[UpdateTiming, ...]:
-    """Of a rank alone, and of all ranks as data-parallel ones with each ZeRO stage. Every rank must call it.
+    """Time updates of a single rank, and of all ranks in data parallel with each ZeRO stage. Every rank must call it.
 
     `build` makes a stage with one layer of each kind. `reduction` is the time of averaging gradients, in seconds per
     byte.
@@ -59,7 +59,14 @@ def _optimizer_seconds(stage: StageModule, repeats: int) -> float:
 
 def _engine_seconds(request: Request, layout: Layout, stage: StageModule, repeats: int) -> float:
     plan = Plan(packing=Padded(samples=1), layout=layout, stages=(PlanStage(vision=1, language=1),))
-    batch = _smallest_batch(stage)
+    # Only the optimizer's step is timed, so one vision unit without text is enough.
+    pixels, input_ids = stage.family.random_images(stage.model.config, 1)
+    batch = MicroBatch(
+        pixel_values=pixels,
+        input_ids=input_ids,
+        position_ids=torch.arange(len(input_ids)),
+        labels=torch.zeros_like(input_ids),
+    )
     device = next(stage.parameters()).device
     where = layout.grid.coordinates(comm.get_rank())
     engine = build_engine(plan, stage, where, device, request.job.training.learning_rate)
@@ -72,14 +79,3 @@ def _engine_seconds(request: Request, layout: Layout, stage: StageModule, repeat
     finally:
         engine.close()
     return statistics.median(seconds[_WARMUP:])
-
-
-def _smallest_batch(stage: StageModule) -> MicroBatch:
-    """Return an image of one vision unit, without text."""
-    pixels, input_ids = stage.family.random_images(stage.model.config, 1)
-    return MicroBatch(
-        pixel_values=pixels,
-        input_ids=input_ids,
-        position_ids=torch.arange(len(input_ids)),
-        labels=torch.zeros_like(input_ids),
-    )
