@@ -3,7 +3,8 @@
     python -m benchmarks.tuning [--samples 400] [--trials 14]
 
 Tunes the example on two ranks with its profile known: the share of the time that is spent neither in timed nor in
-warm-up steps. Then runs plans in turns on ranks that stay alive and on ranks of their own.
+warm-up steps. Then runs plans in turns on ranks that stay alive, on ranks of their own, and so that they fail for want
+of memory.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +91,7 @@ def _steps(trial: FinishedTrial) -> tuple[float, ...]:
 
 
 def _rates(prepared: Prepared, store: Store, folder: Path) -> Mapping[str, Any]:
-    """Seconds of each trial, from its request to its result, on warm and on fresh ranks."""
+    """Seconds of each trial, from its request to its result: on warm ranks, on fresh ones, and when it fails there."""
     model, limit = prepared.workload.model, prepared.workload.memory_limit_bytes
     with (
         WarmPool(LocalLauncher(folder / "warm", 2, "cpu")) as warm,
@@ -101,9 +103,10 @@ def _rates(prepared: Prepared, store: Store, folder: Path) -> Mapping[str, Any]:
         )
         space = feasible_space(prepared.workload, Solver(predictor, limits), remedy="give more memory")
         plans = sorted(space.starts, key=predictor.epoch_seconds)[:PLANS]
+        tight = replace(prepared, workload=replace(prepared.workload, memory_limit_bytes=1 << 20))
         runners = {
-            name: Runner(prepared, CalibratedPredictor(predictor), pool)
-            for name, pool in (("warm", warm), ("fresh", fresh))
+            name: Runner(job, CalibratedPredictor(predictor), pool)
+            for name, job, pool in (("warm", prepared, warm), ("fresh", prepared, fresh), ("failed", tight, fresh))
         }
         runners["warm"].run(plans[0])  # starts its ranks
         seconds: dict[str, list[float]] = {name: [] for name in runners}
