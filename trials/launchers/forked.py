@@ -41,12 +41,14 @@ class ForkedRank:
         """`environment` is all that the rank has in its environment; `log` takes its output."""
         self._state: ProcessState | None = None
         self._unread = b""
+        # As DeepSpeed does. Else looking for devices would start CUDA, with which no forked process can go on.
+        environment = {**environment, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
         self._server = _starter.submit(_server_for, environment, log.with_name("imports.log")).result()
         self._socket, theirs = socket.socketpair()
         with theirs, log.open("ab") as output, suppress(ConnectionError):  # the server is gone: heard later
             socket.send_fds(self._server.socket, [b"\0"], [theirs.fileno(), output.fileno()])
         with suppress(ConnectionError):
-            self.send(json.dumps(dict(environment)))
+            self.send(json.dumps(environment))
 
     def send(self, line: str) -> None:
         """Give it one line. Raises ConnectionError when it is gone."""
@@ -91,11 +93,7 @@ class _Server:
             self._process: subprocess.Popen[bytes] = subprocess.Popen(
                 # -P: a folder called storage or trials where the user stands must not shadow ours.
                 [sys.executable, "-P", "-m", "trials.run.fork_server", "--agent", str(os.getpid())],
-                env={
-                    **{name: value for name, value in environment.items() if name not in _OF_A_RANK},
-                    # Else looking for devices would begin to use CUDA, which no forked process can go on with.
-                    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-                },
+                env={name: value for name, value in environment.items() if name not in _OF_A_RANK},
                 stdin=theirs.fileno(),
                 stdout=output,
                 stderr=subprocess.STDOUT,

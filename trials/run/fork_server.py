@@ -34,9 +34,10 @@ def main() -> None:
     parser.add_argument("--agent", type=int, required=True, help="process that asks for ranks, with which this ends")
     end_with(parser.parse_args().agent)
     keep_streams()
+    started_with = frozenset(os.environ)
     serve = import_serve()
     if _fork_ranks(socket.socket(fileno=os.dup(0))):
-        _serve_requests(serve)
+        _serve_requests(serve, started_with)
 
 
 def _fork_ranks(agent: socket.socket) -> bool:
@@ -100,12 +101,15 @@ def _become_rank(server: int, stdin: socket.socket, log: int) -> None:
     os.close(log)
 
 
-def _serve_requests(serve: Callable[[Path], bool]) -> None:
+def _serve_requests(serve: Callable[[Path], bool], of_the_server: frozenset[str]) -> None:
+    """Serve what comes after the environment, which replaces variables `of_the_server`, not those that imports set."""
     # Not `sys.stdin`, whose lock the thread below would hold: each process that the loader forks closes `sys.stdin`
     # first, and would wait for that lock for ever.
     stdin = os.fdopen(0, closefd=False)
-    os.environ.clear()
-    os.environ.update(json.loads(stdin.readline()))
+    environment = json.loads(stdin.readline())
+    for name in of_the_server - environment.keys():
+        del os.environ[name]
+    os.environ.update(environment)
     Path("/proc/self/comm").write_text(f"rank {os.environ['RANK']}")  # its name in `ps` and `top`
     gc.enable()
     for folder in _lines(stdin):
