@@ -63,6 +63,7 @@ def _fork_ranks(agent: socket.socket) -> bool:
                 stdin, log = socket.socket(fileno=descriptors[0]), descriptors[1]
                 server = os.getpid()
                 pid = os.fork()
+                os.setpgid(pid, pid)  # by both, so that there is a group to end before the agent knows of the rank
                 if not pid:
                     break
                 os.close(log)
@@ -92,7 +93,6 @@ def _tell(stdin: socket.socket, state: ProcessState) -> None:
 
 def _become_rank(server: int, stdin: socket.socket, log: int) -> None:
     end_with(server)
-    os.setsid()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for descriptor, standard in ((stdin.fileno(), 0), (log, 1), (log, 2)):
