@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 
 from trials.launchers import Launcher, RankGroup
 from trials.outcome import Cause, Crash, OutOfMemory, Timeout
-from trials.tasks.answer import Answer, FailureReport, Report
+from trials.tasks.answer import UNWRITABLE, Answer, FailureReport, Report
 from trials.tasks.footprint import Footprint, leaks
 from trials.tasks.request import Request, Trial
 
@@ -183,4 +183,9 @@ def _steered(request: Request, steered: bool) -> Request:
 
 
 def _describe_exit(code: int) -> str:
+    if code == UNWRITABLE:
+        return (
+            "it could not write its report; make the folder of its logs writable, with room left, and run the command "
+            "again: a training goes on after its last checkpoint"
+        )
     return f"the process was ended by signal {-code}" if code < 0 else f"the process ended with exit code {code}"

@@ -14,7 +14,7 @@ from trials.engine.group import env_meeting, file_meeting, process_group
 from trials.engine.memory import MemoryExceeded
 from trials.errors import TrialsError
 from trials.outcome import Crash, OutOfMemory
-from trials.tasks.answer import FailureReport, Report, begun_path, write_report
+from trials.tasks.answer import UNWRITABLE, FailureReport, Report, begun_path, write_report
 from trials.tasks.profiling.layer_profile import run_profile
 from trials.tasks.request import REQUEST_FILE, Profile, Request, Training, Trial
 from trials.tasks.session import open_session
@@ -37,7 +37,7 @@ def serve(folder: Path) -> bool:
         with process_group(rank, local_rank, world_size, meeting) as device, _failures_reported(rank, folder):
             report = _run(request, rank, device, folder)
         _release()
-        write_report(folder, rank, report)
+        _write(folder, rank, report)
         return True
     return False
 
@@ -53,8 +53,16 @@ def _failures_reported(rank: int, folder: Path) -> Iterator[None]:
     except _Reported:
         raise
     except Exception as error:  # The edge at which a rank's death becomes data.
-        write_report(folder, rank, FailureReport(cause=_cause(error, rank, folder)))
+        _write(folder, rank, FailureReport(cause=_cause(error, rank, folder)))
         raise _Reported from error
+
+
+def _write(folder: Path, rank: int, report: Report) -> None:
+    try:
+        write_report(folder, rank, report)
+    except OSError:  # the disk is full or read-only, also for the log: only the exit code can still say so
+        traceback.print_exc()
+        os._exit(UNWRITABLE)  # leaving the group would abort, as its file cannot be removed either
 
 
 def _release() -> None:

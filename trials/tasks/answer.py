@@ -1,5 +1,6 @@
 """What a rank answers: one JSON file per rank, written whole or not at all."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
@@ -122,6 +123,10 @@ class Answer:
 
     report: Report
     footprint: Footprint
+
+
+UNWRITABLE = os.EX_IOERR
+"""Exit code of a rank that cannot write its report."""
 
 
 def report_path(folder: Path, rank: int) -> Path:

@@ -9,6 +9,7 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from autotune.workload import Prepared
@@ -91,6 +92,18 @@ def test_an_error_in_a_rank_is_told_with_its_reason(example: Path, pool: WarmPoo
     answer = pool.ask(prepared.request(PIPELINE, SHORT), 120)
     assert isinstance(answer, Crash)
     assert f"{prepared.index_file.name} cannot be read" in answer.detail
+
+
+def test_ranks_that_cannot_write_their_reports_say_so(prepared: Prepared, tmp_path: Path) -> None:
+    def fill_the_disk(_: float) -> bool:
+        for pid in pool.pids:
+            psutil.Process(pid).rlimit(psutil.RLIMIT_FSIZE, (0, 0))
+        return True
+
+    with WarmPool(LocalLauncher(tmp_path, 2, "cpu")) as pool:
+        answer = pool.ask(prepared.request(PIPELINE, SHORT), 120, on_step=fill_the_disk)
+    assert isinstance(answer, Crash)
+    assert answer.detail.startswith("it could not write its report; make the folder of its logs writable"), answer
 
 
 def test_a_killed_rank_is_a_crash_and_takes_no_neighbour_for_the_culprit(prepared: Prepared, pool: WarmPool) -> None:
