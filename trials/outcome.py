@@ -100,9 +100,10 @@ class Timeout:
     kind: Literal["timeout"] = "timeout"
 
     def __str__(self) -> str:
-        return f"no result within {self.seconds:g} s; raise search.trial_timeout if that is too short"
+        return f"no result within {self.seconds:g} s"
 
 
+# The texts of causes are stored with them, and `db check` compares both: another wording would damage every database.
 Cause: TypeAlias = Annotated[OutOfMemory | Crash | Timeout, Field(discriminator="kind")]
 
 

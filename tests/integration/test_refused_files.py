@@ -58,7 +58,7 @@ def test_a_name_that_is_too_long_is_told(
         ({"data__sources": [{"path": LONG}]}, 1, "File name too long"),
         ({"training__output": LONG}, 2, "training.output"),
         ({"search__present": LONG}, 2, "search.present"),
-        ({"search__present": "a\0b"}, 2, "embedded null byte"),
+        ({"search__present": "a\0b"}, 2, "holds a null character"),
         ({"search__sampler": LONG}, 2, "search.sampler"),
         ({"search__space": {"packers": [LONG]}}, 2, "search.space.packers"),
         ({"database": f"sqlite:///{LONG}"}, 4, "File name too long"),

@@ -6,7 +6,7 @@ from typing import NoReturn
 
 from autotune.errors import NoFeasiblePlan, TrialsKeepFailing
 from storage.records import FinishedTrial
-from trials.outcome import Cause, Failed, OutOfMemory
+from trials.outcome import Cause, Failed, OutOfMemory, Timeout
 
 _MEBI = 1 << 20
 _IN_A_ROW, _FROM_THE_FIRST = 4, 8
@@ -34,7 +34,7 @@ def give_up(what: str, trials: Iterable[FinishedTrial]) -> NoReturn:
             f"{what}: none was run; raise search.trials or hardware.memory_limit, or widen search.space"
         )
     short = [cause for cause in found if isinstance(cause, OutOfMemory)]
-    others = [str(cause) for cause in found if not isinstance(cause, OutOfMemory)]
+    others = [with_remedy(cause) for cause in found if not isinstance(cause, OutOfMemory)]
     if len(short) > len(others):
         # The trial that lacked least memory shows how far the limit has to be raised.
         nearest = min(short, key=lambda cause: cause.needed_bytes / cause.limit_bytes)
@@ -47,6 +47,11 @@ def give_up(what: str, trials: Iterable[FinishedTrial]) -> NoReturn:
         cause, count = Counter(others).most_common(1)[0]
         why = f"{count} of {len(found)} with: {cause}"
     raise (TrialsKeepFailing if others else NoFeasiblePlan)(f"{what}, {why}")
+
+
+def with_remedy(cause: Cause) -> str:
+    """Return the cause in words, for a timeout with the setting that allows more time."""
+    return f"{cause}; raise search.trial_timeout if that is too short" if isinstance(cause, Timeout) else str(cause)
 
 
 def _causes(trials: Iterable[FinishedTrial]) -> list[Cause]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from autotune.errors import ProfileError, TrialsKeepFailing
 from autotune.predict.costs import fit_costs
+from autotune.search.execution.failures import with_remedy
 from autotune.search.space.layouts import zero_stages
 from autotune.workload import Prepared
 from storage.store import Store
@@ -65,7 +66,7 @@ def profile_layers(prepared: Prepared, pool: Pool, logs: Path) -> LayerCosts:
     except WireError as error:  # a time that is no number has no JSON
         raise ProfileError(f"the layers were timed wrongly: {error}; profile again on an idle machine") from error
     if not isinstance(answer, Answers):
-        raise TrialsKeepFailing(f"the layers could not be profiled: {answer}; logs are in {logs}")
+        raise TrialsKeepFailing(f"the layers could not be profiled: {with_remedy(answer)}; logs are in {logs}")
     reports = [report for report in answer.reports if isinstance(report, ProfileReport)]
     costs = fit_costs(reports)
     if costs.noisy_kinds:

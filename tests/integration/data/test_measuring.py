@@ -66,7 +66,7 @@ def test_the_first_bad_line_in_the_file_is_the_one_that_is_refused(folder: Path)
 @pytest.mark.parametrize(
     ("measurer", "error", "message"),
     [
-        (Dying(), DataError, "a process that measures samples was ended from outside, or for want of memory"),
+        (Dying(), DataError, "a process that measures samples was killed, perhaps for lack of memory"),
         (Unloadable(), ModelError, "the model is gone"),
     ],
 )

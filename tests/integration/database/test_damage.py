@@ -79,7 +79,7 @@ def test_an_emptied_file_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     filled(path, trials=1).close()
     path.write_bytes(b"")
     open_store(f"sqlite:///{path}").close()
-    assert "was there but empty" in caplog.text
+    assert "was empty and is set up again" in caplog.text
 
 
 def mounted(monkeypatch: pytest.MonkeyPatch, kinds: dict[str, str]) -> None:

@@ -57,7 +57,7 @@ def test_what_is_written_during_a_repair_ends_it_and_stays(path: Path, monkeypat
         return found
 
     monkeypatch.setattr(repairing, "_rebuild", slowly)
-    with pytest.raises(DatabaseUnavailable, match="was written during its repair and stays as it is"):
+    with pytest.raises(DatabaseUnavailable, match="was written to during the repair and was left unchanged"):
         repair(of_file(path))
     assert results(path) == 4
     assert {file.name for file in path.parent.iterdir()} <= {f"store.db{end}" for end in ("", ".lock", "-wal", "-shm")}

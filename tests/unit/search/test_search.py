@@ -257,7 +257,7 @@ def test_what_ends_the_search_is_told(bench: Bench) -> None:
     bench.search(bench.study(), SimulatedLauncher(PREDICTOR), trials=60, axes=ONE_PLAN)
     assert [said.split(" ")[0] for said in bench.said] == ["The", "The", "A", "Every"]
     assert bench.said[0] == "The 4 trials of search.trials are used up"
-    assert "hours of devices" in bench.said[1]
+    assert "device hours" in bench.said[1]
     assert "expected to gain" in bench.said[2]
 
 
