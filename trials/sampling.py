@@ -1,20 +1,15 @@
 """Which of a file's samples take part: `all`, `first:N`, `end:N` or `random:N`, N a count or a percentage."""
 
 import math
-import re
 
 PATTERN = r"^(all|(first|end|random):([1-9]\d{0,11}|(100|[1-9]\d?(\.\d+)?|0\.\d*[1-9]\d*)%))$"
 """What a sampling may be, as a regular expression; the names are those of LLaVA's YAML mixtures."""
 
 
-def is_sampling(text: object) -> bool:
-    return isinstance(text, str) and re.fullmatch(PATTERN, text) is not None
-
-
 def taken(sampling: str, rows: int) -> tuple[slice, float]:
-    """The samples of `rows` that can be shown, and the share of them that an epoch shows.
+    """Return the range of a file's `rows` samples that can be shown, and the share of it that an epoch shows.
 
-    A percentage is rounded up to whole samples. More than there are is all of them.
+    A percentage is rounded up to whole samples. A larger count than `rows` takes all of them.
     """
     strategy, _, amount = sampling.partition(":")
     if strategy == "all":

@@ -77,26 +77,22 @@ def _packed(index: DatasetIndex, order: Ints, packing: Packed, seed: int, oversi
     units, tokens = index.vision_units[order].astype(np.int64), index.text_tokens[order].astype(np.int64)
     fits = (units <= packing.qv) & (tokens <= packing.qt)
     if oversize == "fail" and not fits.all():
-        raise DataError(_oversize_message(index, order[~fits], packing))
+        first = int(order[~fits][0])
+        lengths, samples = index.lengths(first), len(np.unique(order[~fits]))
+        raise DataError(
+            f"{index.where(first)}: {lengths.vision_units} vision units and {lengths.text_tokens} text tokens are "
+            f"above the pack's qv={packing.qv} qt={packing.qt}, as in {samples} samples; raise the capacities or set "
+            "data.oversize to own-pack or skip"
+        )
     if oversize == "skip" and not fits.any():
         raise DataError(f"every sample is above qv={packing.qv} qt={packing.qt} and skipped; raise them")
     packer = plugins.load(PACKERS, packing.packer)
-    samples, starts = packer.pack(units[fits], tokens[fits], packing, seed)
+    packed, starts = packer.pack(units[fits], tokens[fits], packing, seed)
     # What is above a capacity is a pack of its own, behind the others.
     alone = order[:0] if oversize == "skip" else order[~fits]
     return Packs(
-        samples=np.concatenate([order[fits][samples], alone]),
+        samples=np.concatenate([order[fits][packed], alone]),
         starts=np.concatenate([starts, starts[-1] + np.arange(1, len(alone) + 1)]),
         padded=False,
         skipped=int(np.count_nonzero(~fits)) if oversize == "skip" else 0,
-    )
-
-
-def _oversize_message(index: DatasetIndex, rows: Ints, packing: Packed) -> str:
-    first = int(rows[0])
-    lengths = index.lengths(first)
-    return (
-        f"{index.where(first)}: {lengths.vision_units} vision units and {lengths.text_tokens} text tokens are above "
-        f"the pack's qv={packing.qv} qt={packing.qt}, as in {len(np.unique(rows))} samples; raise the capacities or "
-        "set data.oversize to own-pack or skip"
     )

@@ -169,15 +169,14 @@ def _owner(model: PreTrainedModel, path: str) -> PreTrainedModel:
 def _file_of_each_tensor(folder: Path) -> dict[str, Path]:
     if not folder.is_dir():
         raise ModelError(f"the weights of model {folder} are not on this machine; download them and give their folder")
-    if (folder / _INDEX).exists():
-        return _listed_files(folder / _INDEX)
-    if not (folder / _SINGLE).exists():
-        raise ModelError(f"{folder} has no {_SINGLE}; set `model.weights: random` or save the weights as safetensors")
-    with _open(folder / _SINGLE) as file:
-        return dict.fromkeys(file.keys(), folder / _SINGLE)
-
-
-def _listed_files(index: Path) -> dict[str, Path]:
+    index, single = folder / _INDEX, folder / _SINGLE
+    if not index.exists():
+        if not single.exists():
+            raise ModelError(
+                f"{folder} has no {_SINGLE}; set `model.weights: random` or save the weights as safetensors"
+            )
+        with _open(single) as file:
+            return dict.fromkeys(file.keys(), single)
     weight_map = read_index(index).get("weight_map")
     if not isinstance(weight_map, dict):
         raise ModelError(f"{index} has no weight_map, so it is no index of weights; {_AGAIN}")
@@ -187,7 +186,7 @@ def _listed_files(index: Path) -> dict[str, Path]:
                 f"{index} names {ascii(file)[:_SHOWN]} for {name[:_SHOWN]}, which is no safetensors file of its "
                 f"folder; {_AGAIN}"
             )
-    return {name: index.parent / file for name, file in weight_map.items()}
+    return {name: folder / file for name, file in weight_map.items()}
 
 
 def _open(path: Path) -> Any:

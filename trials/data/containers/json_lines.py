@@ -25,8 +25,12 @@ def records(path: Path, chunk: Chunk) -> Iterator[tuple[Place, Record | RecordEr
         while offset < chunk.end and (line := _line(stream)):
             if line.removeprefix(codecs.BOM_UTF8).strip():
                 yield (offset, number), parsed(line)
-            offset += len(line) + _skip_rest(stream, line)
+            offset += len(line)
             number += 1
+            if len(line) > record.MAX_RECORD_BYTES:
+                while line and not line.endswith(b"\n"):
+                    line = stream.readline(BLOCK_BYTES)
+                    offset += len(line)
 
 
 def read(path: Path, place: Place) -> Record:
@@ -39,13 +43,3 @@ def read(path: Path, place: Place) -> Record:
 def _line(stream: IO[bytes]) -> bytes:
     """Return the next line, cut off behind the longest that may be read."""
     return stream.readline(record.MAX_RECORD_BYTES + 1)
-
-
-def _skip_rest(stream: IO[bytes], line: bytes) -> int:
-    """Move to the end of the line that `line` begins, and return how many bytes were skipped."""
-    skipped = 0
-    if len(line) > record.MAX_RECORD_BYTES:
-        while line and not line.endswith(b"\n"):
-            line = stream.readline(BLOCK_BYTES)
-            skipped += len(line)
-    return skipped

@@ -8,6 +8,7 @@ holds no line feed inside a text, so that line begins an object, whatever stands
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from io import SEEK_END, BytesIO
 from pathlib import Path
@@ -144,7 +145,10 @@ class _Window:
     def behind(self) -> re.Match[str] | None:
         """Match the comma or bracket behind the element that begins here; None for a faulty element."""
         while True:
-            behind = _behind(self.text, self.at)
+            behind = None
+            with suppress(ValueError, RecursionError):
+                _, end = _DECODER.raw_decode(self.text, self.at)
+                behind = _BEHIND.match(self.text, end)
             if behind or self._is_hopeless() or not self._more():
                 return behind
 
@@ -192,14 +196,6 @@ class _Window:
         self.text = self.text[self.at :] + block.decode("latin-1")
         self.at = 0
         return bool(block)
-
-
-def _behind(text: str, begin: int) -> re.Match[str] | None:
-    try:
-        _, end = _DECODER.raw_decode(text, begin)
-    except (ValueError, RecursionError):
-        return None
-    return _BEHIND.match(text, end)
 
 
 def _end(pattern: re.Pattern[str], text: str, start: int) -> int:

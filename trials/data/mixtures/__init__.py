@@ -10,7 +10,7 @@ from trials import plugins
 from trials.data.records.columns import Columns
 from trials.data.records.mixture_file import read_mapping
 from trials.errors import DataError
-from trials.sampling import is_sampling
+from trials.sampling import PATTERN
 
 _MOST_REPEATS = 1000
 _SHARE = re.compile(r"(.+)%(\d+)")
@@ -52,17 +52,15 @@ class Listing:
         return value
 
     def entry(self, file: str, images: str | None = None) -> Entry:
-        """Return the entry whose annotation file and image folder stand under these keys."""
+        """Return the entry whose annotation file and image folder stand under these keys. Raise DataError."""
         root = self.images / self.text(images, "") if images else self.images
-        return Entry(path=self.folder / self.text(file), images=root, repeat=self._repeat())
-
-    def _repeat(self) -> float:
+        path = self.folder / self.text(file)
         repeat = self.values.get("repeat_time", 1)
         if isinstance(repeat, bool) or not isinstance(repeat, int | float) or not 0 < repeat <= _MOST_REPEATS:
             raise DataError(
                 f"{self.where}: `repeat_time` is {repr(repeat)[:40]}; write a number above 0, at most {_MOST_REPEATS}"
             )
-        return float(repeat)
+        return Entry(path=path, images=root, repeat=float(repeat))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,17 +111,11 @@ def _entry(kind: MixtureKind, path: Path, images: Path, listed: dict[str, Any], 
     if not isinstance(listed[key], dict):
         raise DataError(f"{where}: expected an object, not {repr(listed[key])[:40]}")
     entry = kind.entry(Listing(where=where, folder=path.parent, images=images, values=listed[key]))
-    return _checked(replace(entry, sampling=_random(entry, share[2], where)) if share else entry, where)
-
-
-def _random(entry: Entry, percent: str, where: str) -> str:
-    if entry.sampling != "all":
-        raise DataError(f"{where}: has the sampling {entry.sampling} already; take the percentage out of `names`")
-    return f"random:{percent}%"
-
-
-def _checked(entry: Entry, where: str) -> Entry:
-    if not is_sampling(entry.sampling):
+    if share:
+        if entry.sampling != "all":
+            raise DataError(f"{where}: has the sampling {entry.sampling} already; take the percentage out of `names`")
+        entry = replace(entry, sampling=f"random:{share[2]}%")
+    if not re.fullmatch(PATTERN, entry.sampling):
         raise DataError(
             f"{where}: the sampling is {entry.sampling!r}; write all, first:N, end:N or random:N, where N is a "
             "count or a percentage such as 25%"

@@ -36,13 +36,10 @@ def open_annotations(path: Path) -> IO[bytes]:
     try:
         return open_regular(path)
     except (OSError, ValueError) as error:  # ValueError: a name with a null character
-        why = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be opened ({_why(error)})"
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        why = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be opened ({reason})"
         remedy = "correct its path, which is relative to the folder of the job file or meta file that names it"
         raise DataError(f"annotation file {path} {why}; {remedy}") from error
-
-
-def _why(error: OSError | ValueError) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def line_ends(path: Path) -> Iterator[Place]:

@@ -22,10 +22,8 @@ def read_mapping(path: Path) -> dict[str, Any] | None:
     is_yaml = path.suffix.lower() in (".yaml", ".yml")
     with open_annotations(path) as stream:
         text = stream.read((_MAX_YAML_BYTES if is_yaml else MAX_RECORD_BYTES) + 1)
-    return _from_yaml(path, text) if is_yaml else _from_json(path, text)
-
-
-def _from_json(path: Path, text: bytes) -> dict[str, Any] | None:
+    if is_yaml:
+        return _from_yaml(path, text)
     try:
         value = parse(text)
     except RecordError:

@@ -14,7 +14,7 @@ from torch import nn
 from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
 
 from trials.data.records.images import image_pixels, image_size
-from trials.data.records.sample import IGNORED, IMAGE, Encoded, Ints, Lengths, Sample, Turn, kept_tokens
+from trials.data.records.sample import IGNORED, IMAGE, Encoded, Ints, Lengths, Sample, kept_tokens
 from trials.errors import ModelError
 from trials.model.decoder import language_runner
 from trials.model.family import VisionModules
@@ -171,18 +171,15 @@ class Encoder:
                     yield self._assistant, False
                     yield [*self._text(turn.text), self._turn_end], True
                 case "user":
-                    yield [*self._with_images(turn, shown), self._turn_end], False
+                    first, *others = f"user\n{turn.text}".split(IMAGE)
+                    yield self._text(first), False
+                    for text in others:
+                        context = [self._context] * (self._tokens_per_tile * next(shown))
+                        yield [self._image_start, *context, self._image_end, *self._text(text)], False
+                    yield [self._turn_end], False
                 case "system":
                     yield [*self._text(f"system\n{turn.text}"), self._turn_end], False
             yield self._break, False
-
-    def _with_images(self, turn: Turn, tiles: Iterator[int]) -> list[int]:
-        first, *others = f"user\n{turn.text}".split(IMAGE)
-        tokens = self._text(first)
-        for text in others:
-            context = [self._context] * (self._tokens_per_tile * next(tiles))
-            tokens += [self._image_start, *context, self._image_end, *self._text(text)]
-        return tokens
 
     def _text(self, text: str) -> list[int]:
         # A cut behind the first character of a spelled special token keeps the tokenizer from seeing it.
