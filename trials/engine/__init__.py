@@ -1,1 +1,1 @@
-"""Trains a plan's stages with DeepSpeed, and measures time and memory while it does."""
+"""Training of a plan's stages with DeepSpeed, with measurement of time and memory."""

@@ -1,4 +1,4 @@
-"""Runs optimizer steps of a plan on this rank: DeepSpeed's pipeline engine, or its plain one for a single stage."""
+"""Engines that run the optimizer steps of a plan: DeepSpeed's pipeline engine, or its plain one for a single stage."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
@@ -31,20 +31,20 @@ class TrainingEngine(Protocol):
 
     @abstractmethod
     def step(self, batches: Iterator[MicroBatch], count: int, target_tokens: int) -> float:
-        """One optimizer step over `count` packs of this rank; all ranks call it together.
+        """Run one optimizer step over `count` packs of this rank; all ranks must call it together.
 
-        Returns the mean loss over the `target_tokens` of all packs of the step, on every rank.
+        Return the mean loss over the `target_tokens` of all packs of the step, on every rank.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Lets go of everything, so that a process can build another engine. Must be called once, at the end."""
+        """Release all memory, so that the process can build another engine. Must be called once, at the end."""
 
 
 def build_engine(
     plan: Plan, stage: StageModule, where: RankCoordinates, device: torch.device, learning_rate: float
 ) -> TrainingEngine:
-    """The engine for this rank. Every rank of the process group must call it."""
+    """Build the engine for this rank. Every rank of the process group must call it."""
     optimizer = torch.optim.AdamW(stage.parameters(), lr=learning_rate)
     if plan.layout.pipeline > 1:
         return PipelineEngine(plan, stage, where, device, optimizer)
@@ -77,13 +77,13 @@ class _DeepSpeedEngine:
                 "reduce_bucket_size": 50_000_000,
             },
             # Micro-batches are summed, and data ranks averaged, in float32: the error of a bfloat16 sum grows with the
-            # number of its terms. The bfloat16 gradient is let go of as soon as it is added.
+            # number of its terms. The bfloat16 gradient is released as soon as it is added.
             "bf16": {"enabled": self.stage.model.dtype == torch.bfloat16, "immediate_grad_update": True},
             "data_types": {"grad_accum_dtype": "fp32"},
             "communication_data_type": "fp32",
             "gradient_clipping": 0.0,  # its default of 1 would scale gradients unasked
             "zero_allow_untested_optimizer": True,
-            "steps_per_print": 1 << 40,
+            "steps_per_print": 1 << 40,  # never: the progress file says more
             **extra,
         }
 
@@ -147,15 +147,11 @@ class PipelineEngine(_DeepSpeedEngine):
             schedule.ReduceGrads: OPTIMIZER,
             schedule.OptimizerStep: OPTIMIZER,
         }
-
-        def timed(section: str, run: Callable[..., None]) -> Callable[..., None]:
-            def run_timed(engine: Any, **arguments: Any) -> None:
-                with self.stopwatch.section(section):
-                    run(engine, **arguments)
-
-            return run_timed
-
-        return {kind: timed(sections[kind], run) if kind in sections else run for kind, run in instructions.items()}
+        return {
+            # A context of `contextmanager` also decorates functions: each call enters a new one.
+            kind: self.stopwatch.section(sections[kind])(run) if kind in sections else run
+            for kind, run in instructions.items()
+        }
 
     def step(self, batches: Iterator[MicroBatch], count: int, target_tokens: int) -> float:
         self._engine.set_train_batch_size(count * self._plan.layout.data)
@@ -164,7 +160,7 @@ class PipelineEngine(_DeepSpeedEngine):
 
 
 class _Pipeline(PipelineModule):  # type: ignore[misc]
-    """As many "layers" as stages: what a stage holds is decided by `Cut`, not by DeepSpeed."""
+    """DeepSpeed's view of the chain: one "layer" per stage, since `Cut` decides what a stage holds."""
 
     def __init__(self, plan: Plan, stage: StageModule, where: RankCoordinates) -> None:
         self._tied = None
@@ -176,12 +172,12 @@ class _Pipeline(PipelineModule):  # type: ignore[misc]
         self._tied = _tie_embeddings(plan, stage, where)
 
     def get_tied_weights_and_groups(self) -> list[tuple[nn.Parameter, Any]]:
-        """The word embedding and the output projection when they are one weight on two stages."""
+        """Return the word embedding and the output projection when they are one weight on two stages."""
         return [self._tied] if self._tied else []
 
 
 def _tie_embeddings(plan: Plan, stage: StageModule, where: RankCoordinates) -> tuple[nn.Parameter, Any] | None:
-    """Gives both stages of a tied weight the same values, and the group in which its gradients are added up."""
+    """Copy a tied weight from its first stage to its last; return it with the group that sums its gradients."""
     if not stage.tied:
         return None
     embedding_stage = next(number for number, part in enumerate(cut(plan)) if part.projects)
@@ -192,7 +188,7 @@ def _tie_embeddings(plan: Plan, stage: StageModule, where: RankCoordinates) -> t
     for data_rank in range(plan.layout.data):
         pipeline = plan.layout.grid.pipeline_ranks(data_rank)
         ranks = [pipeline[embedding_stage], pipeline[head_stage]]
-        group = comm.new_group(ranks)
+        group = comm.new_group(ranks)  # a collective of all ranks, members or not
         if where.rank in ranks:
             model = stage.model
             holder = model.get_input_embeddings() if where.rank == ranks[0] else model.get_output_embeddings()
@@ -205,7 +201,7 @@ def _tie_embeddings(plan: Plan, stage: StageModule, where: RankCoordinates) -> t
 def _tensors(
     batch: MicroBatch, scale: float, device: torch.device
 ) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
-    """DeepSpeed's (inputs, labels): see `StageModule` and `pack_loss`."""
+    """Return DeepSpeed's (inputs, labels): see `StageModule` and `pack_loss`."""
     ids = torch.stack((batch.input_ids, batch.position_ids))
     pixels = batch.pixel_values if batch.pixel_values is not None else torch.empty(0)
     inputs = (pixels.to(device), ids.to(device))

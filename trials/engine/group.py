@@ -1,4 +1,4 @@
-"""Joins and leaves the group of ranks. A process may join again, with other ranks and another plan."""
+"""The process group of the ranks. A process may leave it and join another, with other ranks and another plan."""
 
 import ipaddress
 import os
@@ -23,7 +23,7 @@ _LOOPBACK_SCHEME = "loopback"
 
 
 def env_meeting() -> str:
-    """The `init_method` for a launcher's MASTER_ADDR and MASTER_PORT. A loopback address is not left for other ones."""
+    """Return the `init_method` for MASTER_ADDR and MASTER_PORT; a store at a loopback address listens there alone."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun listens itself
         return "env://"
     address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
@@ -33,7 +33,7 @@ def env_meeting() -> str:
 
 
 def file_meeting(path: Path) -> str:
-    """The `init_method` of ranks that meet in a file, whatever its name holds."""
+    """Return the `init_method` of ranks that meet in a file; its name may hold any character."""
     return f"{_FILE_SCHEME}://{quote(str(path.absolute()))}"
 
 
@@ -52,7 +52,7 @@ def _meet_on_loopback(url: str, timeout: timedelta, **_: object) -> Iterator[tup
 
 
 def _parts(url: str) -> tuple[str, int, int]:
-    """What follows the scheme, the rank, and the number of ranks."""
+    """Return (what follows the scheme, rank, number of ranks)."""
     parts = urlsplit(url)
     (rank,), (world_size,) = (parse_qs(parts.query)[key] for key in ("rank", "world_size"))
     return parts.netloc + parts.path, int(rank), int(world_size)
@@ -64,12 +64,14 @@ register_rendezvous_handler(_LOOPBACK_SCHEME, _meet_on_loopback)
 
 @contextmanager
 def process_group(rank: int, local_rank: int, world_size: int, meeting: str) -> Iterator[torch.device]:
-    """The ranks of one trial or training, and this rank's device. Everything is released at the end.
+    """Join the process group of one trial or training, and yield this rank's device. Leave the group at the end.
 
-    `meeting` is where the ranks find each other: an `init_method` of torch.distributed, from `env_meeting` or
-    `file_meeting`.
+    `meeting` is an `init_method` of torch.distributed, from `env_meeting` or `file_meeting`.
     """
-    _skip_compiled_communication()
+    # On a CPU DeepSpeed compiles a shared-memory operation at start-up, for a minute; gloo does without it.
+    compatible = getattr(deepspeed.ops, "__compatible_ops__", None)
+    if isinstance(compatible, dict):
+        compatible["deepspeed_shm_comm"] = False
     accelerator = get_accelerator()
     if accelerator.device_name() == "cuda":
         torch.cuda.set_device(local_rank)
@@ -80,11 +82,5 @@ def process_group(rank: int, local_rank: int, world_size: int, meeting: str) -> 
         yield torch.device(accelerator.device_name(local_rank))
     finally:
         comm.destroy_process_group()
+        # DeepSpeed does not drop its reference to the destroyed group itself.
         comm.comm.cdb = None
-
-
-def _skip_compiled_communication() -> None:
-    """On a CPU DeepSpeed compiles a shared-memory operation at start-up, for a minute; gloo does without it."""
-    compatible = getattr(deepspeed.ops, "__compatible_ops__", None)
-    if isinstance(compatible, dict):
-        compatible["deepspeed_shm_comm"] = False

@@ -1,4 +1,4 @@
-"""Counts a rank's bytes, and ends the step when they pass the limit."""
+"""Memory of a rank: static bytes by formula, and meters that raise when a step exceeds the limit."""
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -14,45 +14,46 @@ from trials.plan import Layout
 
 
 class MemoryExceeded(Exception):
-    """A rank needed more than its limit."""
+    """A rank needed more memory than its limit."""
 
-    def __init__(self, needed_bytes: int, limit_bytes: int) -> None:
-        super().__init__(f"{needed_bytes} bytes needed, limit {limit_bytes}")
+    def __init__(self, needed_bytes: int, memory_limit_bytes: int) -> None:
+        super().__init__(f"{needed_bytes} bytes needed, limit {memory_limit_bytes}")
         self.needed_bytes = needed_bytes
-        self.limit_bytes = limit_bytes
+        self.memory_limit_bytes = memory_limit_bytes
 
 
 class MemoryMeter(Protocol):
-    """Watches one rank's memory against a limit, in bytes."""
+    """Compares the memory of one rank with a limit, in bytes."""
 
     def watch(self) -> AbstractContextManager[object]:
-        """The context in which a step runs. Raises MemoryExceeded inside it when the limit is passed."""
+        """Return the context in which a step runs. Raise MemoryExceeded inside it when the limit is exceeded."""
         ...
 
     @property
     def peak_bytes(self) -> int:
-        """Most bytes at once since the meter was made, static bytes included."""
+        """Peak bytes since the meter was created, static bytes included."""
         ...
 
 
 GRADIENT_BYTES = 4
-"""Of a gradient, for each parameter: micro-batches are summed, and data ranks averaged, in float32."""
+"""Bytes of a parameter's gradient: micro-batches are summed, and data ranks averaged, in float32."""
 
 
 def static_bytes(parameters: int, element_bytes: int, layout: Layout) -> int:
-    """Bytes of weights, gradients and AdamW's states for a stage with so many parameters."""
+    """Return the bytes of weights, gradients and AdamW's states of a stage with this number of parameters."""
     return int(stages_static_bytes(np.array([parameters], dtype=np.float64), element_bytes, layout)[0])
 
 
 def module_static_bytes(stage: nn.Module, layout: Layout) -> int:
-    """The same for a stage's module, also after ZeRO 3 has taken its parameters away: it leaves their size."""
+    """Return the static bytes of a stage's module."""
     parameters = list(stage.parameters())
+    # ZeRO 3 leaves empty parameters on each rank; `ds_numel` is their whole size.
     count = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in parameters)
     return static_bytes(count, parameters[0].element_size(), layout)
 
 
 def stages_static_bytes(parameters: Floats, element_bytes: int, layout: Layout) -> Floats:
-    """The same of many stages at once, whole numbers, [stages]; exact below 2^53 bytes.
+    """Return the static bytes of each of several stages, [stages], as whole numbers; exact below 2^53 bytes.
 
     ZeRO 0, for float32 weights alone, keeps two float32 moments of every parameter. ZeRO 1 splits them, and a float32
     copy of the weights, over the data-parallel ranks; ZeRO 2 splits the gradients too, ZeRO 3 also the weights (ZeRO
@@ -65,31 +66,34 @@ def stages_static_bytes(parameters: Floats, element_bytes: int, layout: Layout) 
     return np.rint(weights + gradients + states)
 
 
-def memory_meter(device: torch.device, stage: nn.Module, layout: Layout, limit_bytes: int) -> MemoryMeter:
-    """The meter for this kind of device. Raises MemoryExceeded when the static bytes alone pass the limit."""
+def memory_meter(device: torch.device, stage: nn.Module, layout: Layout, memory_limit_bytes: int) -> MemoryMeter:
+    """Return the meter for this kind of device. Raise MemoryExceeded when the static bytes alone exceed the limit."""
     if device.type == "cuda":
-        return CudaMeter(device, limit_bytes)
-    return SavedTensorMeter(stage.parameters(), module_static_bytes(stage, layout), limit_bytes)
+        return CudaMeter(device, memory_limit_bytes)
+    return SavedTensorMeter(stage.parameters(), module_static_bytes(stage, layout), memory_limit_bytes)
 
 
 class SavedTensorMeter:
-    """Stands for device memory on a CPU: static bytes plus the tensors that autograd keeps for the backward pass.
+    """Models device memory on a CPU: static bytes plus the tensors that autograd saves for the backward pass.
 
-    Each storage counts once, parameters not at all (they are static). A layer that is recomputed counts with its input,
-    and with everything it keeps while its backward pass runs.
+    Each storage counts once. Parameters are static, so they do not count again. A recomputed layer counts with its
+    input, and during its backward pass with everything that it saves.
     """
 
-    def __init__(self, parameters: Iterable[torch.Tensor], static_bytes: int, limit_bytes: int) -> None:
+    live_bytes: int
+    """Bytes of the tensors that are saved for the backward pass at this moment."""
+
+    def __init__(self, parameters: Iterable[torch.Tensor], static_bytes: int, memory_limit_bytes: int) -> None:
         self._parameters = {parameter.untyped_storage().data_ptr() for parameter in parameters}
         self._holders: dict[int, int] = {}
-        self._live_bytes = 0
-        self._limit_bytes = limit_bytes
+        self.live_bytes = 0
+        self._memory_limit_bytes = memory_limit_bytes
         self._static_bytes = static_bytes
         self.peak_bytes = static_bytes
         self._check()
 
     def watch(self) -> AbstractContextManager[object]:
-        return saved_tensors_hooks(self._pack, self._unpack)
+        return saved_tensors_hooks(self._pack, lambda packed: packed.tensor if isinstance(packed, _Held) else packed)
 
     def _pack(self, tensor: torch.Tensor) -> "torch.Tensor | _Held":
         storage = tensor.untyped_storage()
@@ -98,36 +102,27 @@ class SavedTensorMeter:
             return tensor
         return _Held(self, tensor, address, storage.nbytes())
 
-    @staticmethod
-    def _unpack(packed: "torch.Tensor | _Held") -> torch.Tensor:
-        return packed.tensor if isinstance(packed, _Held) else packed
-
-    @property
-    def live_bytes(self) -> int:
-        """Kept for the backward pass at this moment."""
-        return self._live_bytes
-
     def hold(self, address: int, size: int) -> None:
         holders = self._holders.get(address, 0)
         self._holders[address] = holders + 1
         if holders == 0:
-            self._live_bytes += size
-            self.peak_bytes = max(self.peak_bytes, self._static_bytes + self._live_bytes)
+            self.live_bytes += size
+            self.peak_bytes = max(self.peak_bytes, self._static_bytes + self.live_bytes)
             self._check()
 
     def release(self, address: int, size: int) -> None:
         self._holders[address] -= 1
         if self._holders[address] == 0:
             del self._holders[address]
-            self._live_bytes -= size
+            self.live_bytes -= size
 
     def _check(self) -> None:
-        if self._static_bytes + self._live_bytes > self._limit_bytes:
-            raise MemoryExceeded(self._static_bytes + self._live_bytes, self._limit_bytes)
+        if self._static_bytes + self.live_bytes > self._memory_limit_bytes:
+            raise MemoryExceeded(self._static_bytes + self.live_bytes, self._memory_limit_bytes)
 
 
 class _Held:
-    """A tensor that autograd keeps; counted until autograd lets go of it."""
+    """A tensor that autograd saves; counted until autograd releases it."""
 
     __slots__ = ("_address", "_meter", "_size", "tensor")
 
@@ -141,11 +136,11 @@ class _Held:
 
 
 class CudaMeter:
-    """The allocator's own count on a GPU; the limit is the allocator's as well."""
+    """Reads the count of the CUDA allocator, which enforces the limit itself."""
 
-    def __init__(self, device: torch.device, limit_bytes: int) -> None:
+    def __init__(self, device: torch.device, memory_limit_bytes: int) -> None:
         total = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total), device)
+        torch.cuda.set_per_process_memory_fraction(min(1.0, memory_limit_bytes / total), device)
         torch.cuda.reset_peak_memory_stats(device)
         self._device = device
 

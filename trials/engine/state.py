@@ -1,4 +1,4 @@
-"""Whole float32 weights and AdamW moments of single parameters, however ZeRO has split them."""
+"""Whole float32 weights and AdamW moments of single parameters, under every ZeRO stage."""
 
 from typing import Any
 
@@ -14,10 +14,10 @@ PARTS = (WEIGHT, *MOMENTS)
 
 
 class OptimizerState:
-    """Reads and writes one rank's share of the state, parameter by parameter.
+    """Reads and writes the optimizer state of one rank's stage, parameter by parameter.
 
-    With ZeRO above 0 each access is a collective of the data-parallel group, so its ranks must go through the
-    parameters in the same order.
+    With ZeRO above 0 each access is a collective of the data-parallel group, so its ranks must access the parameters
+    in the same order.
     """
 
     def __init__(self, engine: Any, optimizer: torch.optim.Optimizer) -> None:
@@ -26,7 +26,7 @@ class OptimizerState:
         self._optimizer = optimizer
 
     def read(self, parameter: nn.Parameter, part: str) -> torch.Tensor:
-        """The whole `part` of the parameter, in its shape. Moments exist after the first step."""
+        """Return the whole `part` of the parameter, in its shape. Moments exist after the first step."""
         if not self._is_split(parameter):
             state = self._optimizer.state[parameter]
             tensor: torch.Tensor = parameter.detach() if part == WEIGHT else state[part]
@@ -38,7 +38,7 @@ class OptimizerState:
 
     @torch.no_grad()
     def write(self, parameter: nn.Parameter, part: str, value: torch.Tensor) -> None:
-        """Sets the whole `part` of the parameter. `begin_writing` comes first."""
+        """Set the whole `part` of the parameter. Call `begin_writing` first."""
         if part == WEIGHT:
             with GatheredParameters(parameter, modifier_rank=0):
                 parameter.copy_(value)
@@ -52,7 +52,7 @@ class OptimizerState:
             self._optimizer.state[parameter][part].copy_(value)
 
     def begin_writing(self, steps: int) -> None:
-        """Creates the moments, which AdamW otherwise creates in its first step, as after so many steps."""
+        """Create the moments, as AdamW does in its first step, and set its step count to `steps`."""
         tensors = [tensor for group in self._optimizer.param_groups for tensor in group["params"]]
         # ZeRO 3 gives the optimizer its tensors only while it steps.
         for tensor in getattr(self._wrapper, "fp32_partitioned_groups_flat", tensors):
@@ -64,7 +64,7 @@ class OptimizerState:
             connect()
 
     def _write_share(self, parameter: nn.Parameter, part: str | None, value: torch.Tensor) -> None:
-        """This rank's share under ZeRO 3 of a moment, or of the float32 weight for None.
+        """Set this rank's share, under ZeRO 3, of a moment; `part` None is the float32 weight.
 
         All shares have one size, so the last may be padded. DeepSpeed's own setter fails on a padded one.
         """

@@ -1,4 +1,4 @@
-"""Seconds per part of a step, on the clock of the device that does the work."""
+"""Seconds of each part of a step, measured on the device that does the work."""
 
 import time
 from collections import defaultdict
@@ -9,7 +9,7 @@ import torch
 
 
 class Stopwatch:
-    """Adds up the seconds of named sections. On CUDA it marks the stream and waits for it only when read."""
+    """Sums the seconds of named sections. On CUDA it records events, and synchronizes only when it is read."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -18,7 +18,7 @@ class Stopwatch:
 
     @contextmanager
     def section(self, name: str) -> Iterator[None]:
-        """Times what runs inside."""
+        """Time what runs inside the context."""
         if self._device.type != "cuda":
             start = time.perf_counter()
             yield
@@ -31,7 +31,7 @@ class Stopwatch:
         self._events.append((name, first, last))
 
     def read(self) -> dict[str, float]:
-        """Seconds of each section since the last reading."""
+        """Return the seconds of each section since the last call."""
         if self._events:
             torch.cuda.synchronize(self._device)
         for name, first, last in self._events:

@@ -1,6 +1,6 @@
-"""Launchers: where and how the ranks of one plan are started, and how they get requests and give answers.
+"""Launchers: they start the ranks of a plan, send them requests and collect their answers.
 
-One file each. A launcher is handed to a `WarmPool`, which decides when ranks start and end.
+A `WarmPool` uses a launcher, and decides when ranks start and end. One module each.
 """
 
 from collections.abc import Mapping, Set
@@ -15,31 +15,31 @@ class RankGroup(Protocol):
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The processes in order of rank; empty until all of them run, and where they run on other machines."""
+        """Process ids in order of rank; empty until all of them run, and where they run on other machines."""
 
     def send(self, request: Request) -> None:
-        """Give every rank the request. Returns at once, also while the ranks are still starting."""
+        """Send the request to every rank. Return at once, even while the ranks are still starting."""
 
     def begun(self) -> Set[int]:
-        """The ranks that have begun with the last request: their processes run, and all is imported."""
+        """Return the ranks that have begun with the last request: their processes run, and all is imported."""
 
     def next_step(self) -> float | None:
-        """Seconds of the next timed step of a steered trial, on rank 0; None while there is no new one.
+        """Return the seconds of the next timed step of a steered trial, on rank 0; None while there is no new one.
 
-        All ranks wait for `decide` after each step but the last.
+        After each step but the last, all ranks wait for `decide`.
         """
 
     def decide(self, *, go_on: bool) -> None:
-        """Answer the step that `next_step` gave: run the next one, or report the steps until now."""
+        """Answer the step that `next_step` returned: run the next one, or report the steps so far."""
 
     def answers(self) -> Mapping[int, Answer]:
-        """The answers to the last request by rank, those so far, in the order in which the ranks gave them."""
+        """Return the answers to the last request so far, by rank, in the order in which the ranks gave them."""
 
     def dead(self) -> Mapping[int, int]:
-        """Exit codes of the ranks that have ended, by rank; minus the signal for one that was killed."""
+        """Return the exit codes of the ranks that have ended, by rank; minus the signal for one that was killed."""
 
     def end(self) -> None:
-        """End every rank and the processes that it started."""
+        """End every rank and the processes that it started. Return when they have ended."""
 
 
 class Launcher(Protocol):
@@ -47,7 +47,7 @@ class Launcher(Protocol):
 
     @property
     def world_size(self) -> int:
-        """Ranks of a group."""
+        """Number of ranks of a group."""
 
     def start(self) -> RankGroup:
-        """Start a new group. Returns before its ranks are ready for work."""
+        """Start a new group. Return before its ranks are ready for work."""

@@ -1,6 +1,6 @@
 """A rank process on this machine, forked from a server that has imported torch, DeepSpeed and transformers.
 
-The servers live as long as this process: later groups of ranks, also those of other pools, are forked in no time.
+A fork server lives as long as this process, so that later groups of ranks, of any pool, start without imports.
 """
 
 import atexit
@@ -18,65 +18,65 @@ from pathlib import Path
 from trials import wire
 
 _READ_BY_IMPORTS = ("DS_ACCELERATOR", "OMP_NUM_THREADS")
-"""What libraries read while they are imported: ranks with other values need another server."""
+"""Variables that libraries read while they are imported: ranks with other values need another server."""
 _OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 _CHUNK_BYTES = 1 << 16
 _starter = ThreadPoolExecutor(1, thread_name_prefix="ranks")
-"""Starts every server: the system ends a server with the thread that started it, and this one ends with its process."""
+"""The thread that starts the servers. The system ends a server with that thread, so it lives as long as the process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessState:
-    """What the server says of a rank, when it has forked it and when it has ended."""
+    """The server's report of a rank, sent when the rank is forked and again when it has ended."""
 
     pid: int
     exit_code: int | None = None
-    """Minus the signal for a process that was killed; None while it runs."""
+    """Exit code, minus the signal for a process that was killed; None while it runs."""
 
 
 class ForkedRank:
-    """One rank. The socket to it is its standard input, on which the server writes its state: see `fork_server`."""
+    """One rank process. Its standard input is a socket, on which the server reports its state: see `fork_server`."""
 
     def __init__(self, environment: Mapping[str, str], log: Path) -> None:
-        """`environment` is all that the rank has in its environment; `log` takes its output."""
+        """Fork the rank with exactly this `environment`; its output is appended to `log`."""
         self._state: ProcessState | None = None
         self._unread = b""
-        # As DeepSpeed does. Else looking for devices would start CUDA, with which no forked process can go on.
+        # DeepSpeed sets it too. Otherwise counting devices would initialize CUDA, which no forked process can use.
         environment = {**environment, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
         self._server = _starter.submit(_server_for, environment, log.with_name("imports.log")).result()
         self._socket, theirs = socket.socketpair()
-        with theirs, log.open("ab") as output, suppress(ConnectionError):  # the server is gone: heard later
+        with theirs, log.open("ab") as output, suppress(ConnectionError):  # the server has ended: `_hear` finds out
             socket.send_fds(self._server.socket, [b"\0"], [theirs.fileno(), output.fileno()])
         with suppress(ConnectionError):
             self.send(json.dumps(environment))
 
     def send(self, line: str) -> None:
-        """Give it one line. Raises ConnectionError when it is gone."""
+        """Send one line to the rank. Raise ConnectionError when it has ended."""
         self._socket.sendall(line.encode() + b"\n")
 
     @property
     def pid(self) -> int | None:
-        """The process; None until it is forked."""
+        """Process id; None until it is forked."""
         self._hear()
         return self._state.pid if self._state else None
 
     @property
     def exit_code(self) -> int | None:
-        """How it ended; minus the signal when it was killed; None until then."""
+        """Exit code, minus the signal when it was killed; None while it runs."""
         self._hear()
         return self._state.exit_code if self._state else None
 
     def close(self) -> None:
-        """Cut the connection, at which the rank ends itself with all its children."""
+        """Close the connection, on which the rank ends itself with all its children."""
         self._socket.close()
 
     def _hear(self) -> None:
         while self._state is None or self._state.exit_code is None:
             try:
                 news = self._socket.recv(_CHUNK_BYTES, socket.MSG_DONTWAIT)
-            except (BlockingIOError, ConnectionResetError):  # reset: it has left lines unread
+            except (BlockingIOError, ConnectionResetError):  # reset: the rank ended with lines unread
                 return
-            if not news:  # the server is gone, and the ranks with it
+            if not news:  # the server has ended, and its ranks with it
                 self._state = ProcessState(pid=self._state.pid if self._state else 0, exit_code=self._server.wait())
                 return
             *lines, self._unread = (self._unread + news).split(b"\n")
@@ -91,7 +91,7 @@ class _Server:
         self.socket, theirs = socket.socketpair()
         with theirs, log.open("ab") as output:
             self._process: subprocess.Popen[bytes] = subprocess.Popen(
-                # -P: a folder called storage or trials where the user stands must not shadow ours.
+                # -P: a folder `storage` or `trials` in the current directory must not shadow the package.
                 [sys.executable, "-P", "-m", "trials.run.fork_server", "--agent", str(os.getpid())],
                 env={name: value for name, value in environment.items() if name not in _OF_A_RANK},
                 stdin=theirs.fileno(),
@@ -105,7 +105,7 @@ class _Server:
         return self._process.poll() is None
 
     def wait(self) -> int:
-        """The exit code of a server that is ending."""
+        """Return the exit code of a server that is ending."""
         return self._process.wait()
 
     def end(self) -> None:
@@ -118,7 +118,7 @@ _servers: dict[tuple[str | None, ...], _Server] = {}
 
 
 def _server_for(environment: Mapping[str, str], log: Path) -> _Server:
-    """The one that runs already, or a new one whose messages `log` takes."""
+    """Return the server for this environment; a new one writes its output to `log`."""
     key = tuple(environment.get(name) for name in _READ_BY_IMPORTS)
     if key in _servers and not _servers[key].runs:
         _servers.pop(key).end()

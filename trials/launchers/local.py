@@ -1,4 +1,4 @@
-"""Ranks on this machine. They get a request as a folder, in which they leave their steps and reports."""
+"""Ranks on this machine. Each request is a folder, into which they write their steps and reports."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -17,7 +17,7 @@ class LocalLauncher:
     """Starts one process per rank."""
 
     def __init__(self, folder: Path, world_size: int, accelerator: str, *, group: int = 0, groups: int = 1) -> None:
-        """`folder` takes a numbered folder for each request, with the ranks' reports and errors, and their logs.
+        """Write a numbered folder for each request, with reports and errors, and the ranks' logs, to `folder`.
 
         Of several `groups` that work at the same time, the first has the first devices, and so on.
         """
@@ -34,7 +34,7 @@ class LocalLauncher:
 
 
 class LocalRanks:
-    """Ranks that read and write files in one folder per request."""
+    """A group of ranks that read and write files in one folder per request."""
 
     def __init__(self, folder: Path, environments: Sequence[Mapping[str, str]], numbers: Iterator[int]) -> None:
         self._folder = folder
@@ -52,7 +52,7 @@ class LocalRanks:
         self._request = self._folder / f"request-{next(self._numbers)}-{uuid4().hex[:8]}"
         self._steps = 0
         write_request(self._request, request)
-        with suppress(ConnectionError):  # a rank that died just now is found dead while waiting
+        with suppress(ConnectionError):  # a rank has ended: the pool finds out by `dead`
             self._processes.send(str(self._request))
 
     def begun(self) -> set[int]:

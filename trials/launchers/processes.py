@@ -1,4 +1,4 @@
-"""Processes of one group of ranks on this machine: started together, ended together, none left behind."""
+"""Processes of one group of ranks on this machine, started and ended together with all their children."""
 
 import os
 import signal
@@ -11,20 +11,21 @@ import psutil
 from trials.launchers.forked import ForkedRank
 
 _GRACE_SECONDS = 2.0
-
-
-def _is_inherited(name: str) -> bool:
-    """Whether ranks get that variable: not a launcher's that is around us, nor what opens a database."""
-    return name not in ("MASTER_ADDR", "MASTER_PORT", "AUTOTUNE_DB_URL") and not name.startswith("PG")
+_NOT_INHERITED = ("MASTER_ADDR", "MASTER_PORT", "AUTOTUNE_DB_URL")
+"""Variables of a launcher that started this process, and of the database, as are those that begin with PG."""
 
 
 class Processes:
     """Running ranks, with their output in one log file each."""
 
     def __init__(self, environments: Sequence[Mapping[str, str]], log_folder: Path) -> None:
-        """`environments` are what each rank has in addition to this process's environment."""
+        """Start one rank for each of `environments`, which are added to the environment of this process."""
         log_folder.mkdir(parents=True, exist_ok=True)
-        inherited = {key: value for key, value in os.environ.items() if _is_inherited(key)}
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in _NOT_INHERITED and not name.startswith("PG")
+        }
         self._ranks: list[ForkedRank] = []
         try:
             for rank, environment in enumerate(environments):
@@ -34,23 +35,23 @@ class Processes:
             raise
 
     def send(self, line: str) -> None:
-        """Give every rank one line. Raises ConnectionError when one is gone."""
+        """Send one line to every rank. Raise ConnectionError when one has ended."""
         for rank in self._ranks:
             rank.send(line)
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """In order of rank; none until all of them run."""
+        """Process ids in order of rank; empty until all of them run."""
         pids = tuple(rank.pid for rank in self._ranks)
         return tuple(pid for pid in pids if pid) if all(pids) else ()
 
     def dead(self) -> dict[int, int]:
-        """Exit codes of the ranks that have ended; minus the signal for one that was killed."""
+        """Return the exit codes of the ranks that have ended, by rank; minus the signal for one that was killed."""
         codes = ((number, rank.exit_code) for number, rank in enumerate(self._ranks))
         return {number: code for number, code in codes if code is not None}
 
     def end(self) -> None:
-        """End every rank and its children: politely, then not. Returns when they are gone, or cannot be ended."""
+        """End every rank and its children, by SIGTERM and then SIGKILL. Return when they have ended, or cannot be."""
         pids = [rank.pid for rank in self._ranks if rank.pid]
         everyone = [member for pid in pids for member in _family(pid)]
         for pid in pids:

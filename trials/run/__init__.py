@@ -1,1 +1,1 @@
-"""Starts ranks, gives them work, watches them, and collects what they report."""
+"""Ranks of one machine: processes that serve requests, and the pool that starts, watches and ends them."""

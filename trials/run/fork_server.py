@@ -1,10 +1,11 @@
 """A process that imports torch, DeepSpeed and transformers once, and forks a rank whenever its agent asks for one.
 
-It listens on its standard input, a socket. A message there brings two descriptors: a socket that becomes the standard
-input of the rank, and a file for its output. The rank reads one line there with its environment as JSON, then one line
-for each request, the folder; it ends when the socket closes. The server writes the rank's `ProcessState` to it.
+The server listens on its standard input, a socket. Each message carries two descriptors: a socket that becomes the
+standard input of a new rank, and a file for its output. From that socket the rank reads its environment, one line of
+JSON, and then the folder of each request, one line each; it ends when the socket closes. On the same socket the server
+reports the rank's `ProcessState`.
 
-Forked processes can use neither the threads nor the CUDA context of the server. It has none: it computes nothing.
+The server computes nothing: a forked process can use neither the threads nor the CUDA context of its parent.
 """
 
 import argparse
@@ -29,7 +30,7 @@ from trials.run.worker import import_serve, keep_streams
 
 
 def main() -> None:
-    """Fork ranks until the agent is gone. In each rank, serve requests until there are no more, or one fails."""
+    """Fork ranks until the agent has ended. In each rank, serve requests until there are no more, or one fails."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--agent", type=int, required=True, help="process that asks for ranks, with which this ends")
     end_with(parser.parse_args().agent)
@@ -41,7 +42,7 @@ def main() -> None:
 
 
 def _fork_ranks(agent: socket.socket) -> bool:
-    """Return True in each rank, and False in the server once the agent is gone."""
+    """Return True in each rank, and False in the server once the agent has ended."""
     ranks: dict[int, socket.socket] = {}
     ended, interrupt = socket.socketpair()
     for each in (ended, interrupt):
@@ -102,7 +103,7 @@ def _become_rank(server: int, stdin: socket.socket, log: int) -> None:
 
 
 def _serve_requests(serve: Callable[[Path], bool], of_the_server: frozenset[str]) -> None:
-    """Serve what comes after the environment, which replaces variables `of_the_server`, not those that imports set."""
+    """Read the environment, then serve requests. It replaces variables `of_the_server`, not those that imports set."""
     # Not `sys.stdin`, whose lock the thread below would hold: each process that the loader forks closes `sys.stdin`
     # first, and would wait for that lock for ever.
     stdin = os.fdopen(0, closefd=False)
@@ -118,7 +119,7 @@ def _serve_requests(serve: Callable[[Path], bool], of_the_server: frozenset[str]
 
 
 def _lines(stdin: TextIO) -> Iterator[Path]:
-    """The request folders that the agent sends. A thread reads them, so that a closed socket ends even a busy rank."""
+    """Return the request folders from the agent. A thread reads them, so a closed socket ends even a busy rank."""
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def read() -> None:

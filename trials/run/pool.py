@@ -1,4 +1,4 @@
-"""Rank processes that stay alive between requests, so that a trial does not pay for imports and start-up."""
+"""Rank processes that stay alive between requests, which saves each trial the imports and the start-up."""
 
 import logging
 import time
@@ -16,23 +16,23 @@ from trials.tasks.request import Request, Trial
 _log = logging.getLogger(__name__)
 
 REQUESTS_PER_START: Mapping[Literal["warm", "fresh"], int] = {"warm": 50, "fresh": 1}
-"""How many requests ranks serve, by `search.workers`. Warm ones end some time, for what no count of theirs shows."""
+"""How many requests ranks serve, by `search.workers`. Warm ranks are limited too, for leaks that no footprint shows."""
 
 _POLL_SECONDS = 0.02
 _START_SECONDS = 300.0
-"""In which ranks have to begin with a request: fresh ones import torch first, which a cold disk or a full processor
-makes slow. A request with more time than this gives the start as much."""
+"""Limit until all ranks have begun with a request: new ones import torch first, which a cold disk or a busy processor
+makes slow. A request with a longer timeout extends it to that."""
 _SLOW_START = (
     "it did not begin within {seconds:g} s of its start; look at its log and at the machine's load, or raise "
     "search.trial_timeout above that"
 )
 _AFTERMATH_SECONDS = 1.0
-"""How long other reports are awaited once a rank has failed: the first to report is not always the cause."""
+"""Seconds to wait for other reports after a rank has failed: the first to report is not always the cause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """What all ranks reported, in order of rank."""
+    """The reports of all ranks, in order of rank."""
 
     reports: tuple[Report, ...]
 
@@ -47,17 +47,17 @@ class Pool(Protocol):
         on_wait: Callable[[], None] = ...,
         on_step: Callable[[float], bool] | None = ...,
     ) -> Answers | Cause:
-        """Return the ranks' reports, or why there are none: see `WarmPool.ask`."""
+        """Return the ranks' reports, or the cause of the failure: see `WarmPool.ask`."""
 
 
 class WarmPool:
-    """Serves requests on ranks that are started on the first one, and again after a failure or when they are worn out.
+    """Serves requests on ranks that it starts for the first one, and replaces after a failure, a leak or many requests.
 
     Not for use by several threads. Leaving the context ends every rank.
     """
 
     def __init__(self, launcher: Launcher, requests_per_start: int = REQUESTS_PER_START["warm"]) -> None:
-        """After `requests_per_start` requests the ranks are ended; the next request starts new ones."""
+        """Replace the ranks after `requests_per_start` requests."""
         self._launcher = launcher
         self._requests_per_start = requests_per_start
         self._ranks: RankGroup | None = None
@@ -74,7 +74,7 @@ class WarmPool:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The processes of the ranks in order; empty before they run, and for ranks on other machines."""
+        """Process ids in order of rank; empty before the ranks run, and for ranks on other machines."""
         return self._ranks.pids if self._ranks is not None else ()
 
     def ask(
@@ -84,14 +84,14 @@ class WarmPool:
         on_wait: Callable[[], None] = lambda: None,
         on_step: Callable[[float], bool] | None = None,
     ) -> Answers | Cause:
-        """Give the request to all ranks and wait for their reports, or for the reason why there are none.
+        """Send the request to all ranks; return their reports, or the cause of the failure.
 
-        `on_wait` is called between looks, many times a second. The time starts when every rank has begun with the
-        request, so it includes no start-up; ranks that do not begin at all are a Crash.
+        `on_wait` is called many times a second while the ranks work. The timeout counts from when every rank has begun
+        with the request, so it excludes the start-up; ranks that never begin are a Crash.
 
         With `on_step` a trial is steered: it is called after each timed step, in order, with the seconds of that step
-        on rank 0, and all ranks stand still until it returns. False is enough: they report the steps until then. After
-        the last step no rank waits for it, nor for what it returns.
+        on rank 0, and all ranks wait until it returns. When it returns False, they report the steps until then. After
+        the last step no rank waits, and what it returns is ignored.
         """
         try:
             ranks = self._running()
@@ -107,7 +107,7 @@ class WarmPool:
         return Answers(reports=tuple(answer.report for answer in outcome))
 
     def _running(self) -> RankGroup:
-        """The ranks of the last request, or new ones."""
+        """Return the ranks of the last request, or new ones."""
         if self._ranks is not None and self._ranks.dead():
             self._end()
         if self._ranks is None:
@@ -120,7 +120,7 @@ class WarmPool:
         self._ranks, self._served, self._first = None, 0, ()
 
     def _end_when_worn(self, footprints: tuple[Footprint, ...]) -> None:
-        """End ranks that have served enough requests, or hold on to more than after their first one."""
+        """End ranks that have served enough requests, or hold more resources than after their first one."""
         self._served += 1
         self._first = self._first or footprints
         leaking = leaks(self._first, footprints)
@@ -163,7 +163,7 @@ class WarmPool:
 
 
 def _cause(ranks: RankGroup) -> Cause:
-    """The first cause: when a rank goes, its neighbours fail soon after, because they need it."""
+    """Return the first cause: when a rank ends, its neighbours fail soon after, because they need it."""
     reports = [answer.report for answer in ranks.answers().values()]
     causes = [report.cause for report in reports if isinstance(report, FailureReport)]
     for cause in causes:
@@ -177,7 +177,7 @@ def _cause(ranks: RankGroup) -> Cause:
 
 
 def _steered(request: Request, steered: bool) -> Request:
-    """Ranks wait for a verdict when somebody gives one, and never else."""
+    """Return the request with its trial marked as `steered`: only then do ranks wait for verdicts."""
     task = request.task
     return replace(request, task=replace(task, steered=steered)) if isinstance(task, Trial) else request
 

@@ -1,4 +1,4 @@
-"""One rank's answer to one request: the task is run, and its report or the reason of its failure is written."""
+"""One rank's answer to one request: the report of its task, or the cause of its failure."""
 
 import gc
 import os
@@ -25,18 +25,21 @@ _DETAIL_LINES = 6
 
 
 def serve(folder: Path) -> bool:
-    """Answer the request in `folder` with a report. False when it failed."""
+    """Run the task of the request in `folder` and write a report; return False when it failed."""
     rank = int(os.environ["RANK"])
     with suppress(_Reported), _failures_reported(rank, folder):
         begun_path(folder, rank).touch()
         request = wire.decode(Request, (folder / REQUEST_FILE).read_text())
-        # A file as meeting point, where the folder is shared and no launcher gave an address: no port to fight for.
+        # Without a launcher's address the ranks share the folder: a file in it needs no free port.
         meeting = env_meeting() if "MASTER_ADDR" in os.environ else file_meeting(folder / "rendezvous")
         world_size, local_rank = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_RANK"])
-        # Reported before the group is left: the other ranks fail as soon as this one does, and theirs is not the cause.
+        # Reported before the group is left: the other ranks fail as soon as this one leaves, and are not the cause.
         with process_group(rank, local_rank, world_size, meeting) as device, _failures_reported(rank, folder):
             report = _run(request, rank, device, folder)
-        _release()
+        # Cycles would hold memory of this request that the next one would count as its own.
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
         _write(folder, rank, report)
         return True
     return False
@@ -52,7 +55,7 @@ def _failures_reported(rank: int, folder: Path) -> Iterator[None]:
         yield
     except _Reported:
         raise
-    except Exception as error:  # The edge at which a rank's death becomes data.
+    except Exception as error:  # the process edge: whatever a rank raises becomes its report
         _write(folder, rank, FailureReport(cause=_cause(error, rank, folder)))
         raise _Reported from error
 
@@ -63,13 +66,6 @@ def _write(folder: Path, rank: int, report: Report) -> None:
     except OSError:  # the disk is full or read-only, also for the log: only the exit code can still say so
         traceback.print_exc()
         os._exit(UNWRITABLE)  # leaving the group would abort, as its file cannot be removed either
-
-
-def _release() -> None:
-    """What the request used, cycles included, before the next one counts its bytes."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def _run(request: Request, rank: int, device: torch.device, folder: Path) -> Report:
@@ -89,17 +85,13 @@ def _cause(error: Exception, rank: int, folder: Path) -> Crash | OutOfMemory:
         (folder / f"error-{rank}.txt").write_text("".join(traceback.format_exception(error)))
     if isinstance(error, MemoryExceeded | torch.OutOfMemoryError):
         request = wire.decode(Request, (folder / REQUEST_FILE).read_text())
-        needed, limit = _bytes_of(error, request)
+        if isinstance(error, MemoryExceeded):
+            needed, limit = error.needed_bytes, error.memory_limit_bytes
+        else:
+            needed, limit = torch.cuda.max_memory_reserved(), request.memory_limit_bytes
         stage = request.plan.layout.grid.coordinates(rank).stage
         return OutOfMemory(stage=stage, rank=rank, needed_bytes=needed, limit_bytes=limit)
     if isinstance(error, TrialsError):
         return Crash(rank=rank, detail=str(error))
     lines = "".join(traceback.format_exception_only(error)).strip().splitlines()
     return Crash(rank=rank, detail="\n".join(lines[:_DETAIL_LINES]))
-
-
-def _bytes_of(error: MemoryExceeded | torch.OutOfMemoryError, request: Request) -> tuple[int, int]:
-    """(needed, limit)."""
-    if isinstance(error, MemoryExceeded):
-        return error.needed_bytes, error.limit_bytes
-    return torch.cuda.max_memory_reserved(), request.memory_limit_bytes

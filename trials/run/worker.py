@@ -14,7 +14,7 @@ from trials import streams
 
 
 def main() -> None:
-    """Serve the request. Ends with exit code 1 when that fails."""
+    """Serve the request; exit with code 1 when that fails."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--request", type=Path, required=True, help="folder of the request to serve")
     arguments = parser.parse_args()
@@ -26,16 +26,16 @@ def main() -> None:
 
 
 def keep_streams() -> None:
-    """Let no write to stdout and stderr fail: the disk under a log may be full."""
+    """Replace stdout and stderr by streams whose writes never fail: the disk under a log may be full."""
     streams.hold_descriptors()
     sys.stdout, sys.stderr = streams.lossy(sys.stdout, 1), streams.lossy(sys.stderr, 2)
 
 
 def import_serve() -> Callable[[Path], bool]:
-    """`serve` with torch, DeepSpeed and transformers: most of a rank's start. Leaves the garbage collector off.
+    """Import and return `serve`, with torch, DeepSpeed and transformers. Leave the garbage collector disabled.
 
-    The collector looks for garbage again and again among the many objects that they make, and finds none. So it rests
-    meanwhile, and leaves them out afterwards: memory that a forked rank never writes to is shared with its parent.
+    The imports make many objects, among which the collector would search again and again in vain, so it is disabled
+    meanwhile. `gc.freeze` excludes them afterwards, so that forked ranks share their memory with the parent.
     """
     gc.disable()
     from trials.run.serving import serve  # noqa: PLC0415  # not before the process can be ended with its agent

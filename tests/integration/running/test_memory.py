@@ -22,7 +22,7 @@ TENSOR = 4 * ROWS * COLUMNS
 
 def test_the_meter_counts_a_storage_once_and_parameters_not_at_all() -> None:
     weight = nn.Parameter(torch.randn(COLUMNS, COLUMNS))
-    meter = SavedTensorMeter([weight], static_bytes=1000, limit_bytes=1 << 40)
+    meter = SavedTensorMeter([weight], static_bytes=1000, memory_limit_bytes=1 << 40)
     states = torch.randn(ROWS, COLUMNS, requires_grad=True)
     with meter.watch():
         product = states @ weight  # keeps states and weight
@@ -34,11 +34,11 @@ def test_the_meter_counts_a_storage_once_and_parameters_not_at_all() -> None:
 
 
 def test_the_meter_ends_a_step_that_passes_the_limit() -> None:
-    meter = SavedTensorMeter([], static_bytes=1000, limit_bytes=1000 + TENSOR)
+    meter = SavedTensorMeter([], static_bytes=1000, memory_limit_bytes=1000 + TENSOR)
     states = torch.randn(ROWS, COLUMNS, requires_grad=True)
     with meter.watch(), pytest.raises(MemoryExceeded) as raised:
         states.sin().sin()
-    assert (raised.value.needed_bytes, raised.value.limit_bytes) == (1000 + 2 * TENSOR, 1000 + TENSOR)
+    assert (raised.value.needed_bytes, raised.value.memory_limit_bytes) == (1000 + 2 * TENSOR, 1000 + TENSOR)
 
 
 @pytest.mark.parametrize(
