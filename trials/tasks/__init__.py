@@ -1,1 +1,1 @@
-"""What ranks are asked to do, and what they answer."""
+"""Tasks of the ranks: trials, profiles and trainings, with their requests and answers."""

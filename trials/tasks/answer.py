@@ -1,4 +1,4 @@
-"""What a rank answers: one JSON file per rank, written whole or not at all."""
+"""Answers of the ranks: one JSON file per rank, which appears only when it is complete."""
 
 import os
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ from trials.tasks.footprint import Footprint, footprint
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialReport:
-    """One rank's view of the timed steps."""
+    """The timed steps of a trial, as one rank measured them."""
 
     step_seconds: tuple[float, ...]
-    """Of the steps that ran: the first of the request's timed steps, all of them unless it was steered."""
+    """Seconds of the timed steps that ran: all of the request, or its first ones where the trial was steered."""
     losses: tuple[float, ...]
     samples: int
-    """In the timed steps, over all ranks."""
+    """Samples of the timed steps, over all ranks."""
     text_tokens: int
     vision_units: int
     stage: StageMeasurement
@@ -41,25 +41,25 @@ class LayerTiming:
     forward_seconds: float
     backward_seconds: float
     kept_bytes: int
-    """Kept for the backward pass without recomputation."""
+    """Bytes kept for the backward pass without recomputation."""
     output_bytes: int
-    """What the layer hands on: all that is kept of the next layer when that one is recomputed."""
+    """Bytes of the layer's output: all that is kept of the next layer when that one is recomputed."""
     recompute_seconds: float
-    """What recomputation adds to both passes; 0 for kinds that are never recomputed."""
+    """Seconds that recomputation adds to both passes; 0 for kinds that are never recomputed."""
     shared_bytes: int
-    """Kept once by any number of such layers, beside the kept bytes of each."""
+    """Bytes kept once by any number of such layers, in addition to the kept bytes of each."""
     transient_bytes: int
-    """Live during the passes beyond what is kept and handed on; 0 where the meter does not count it."""
+    """Bytes live during the passes beyond those kept and output; 0 where the meter does not count them."""
     spread: float
     """Interquartile range of the repeats, as a share of their median."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadTiming:
-    """Reading and encoding one pack of the job's data: the least seconds of the repeats."""
+    """Reading and encoding one pack of the job's data: the minimum of the repeats."""
 
     pixels: bool
-    """With pixels, as for the first stage; without, as for the last one."""
+    """Whether images are decoded to pixels, as for the first stage, or not, as for the last one."""
     units: int
     tokens: int
     seconds: float
@@ -67,11 +67,11 @@ class LoadTiming:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateTiming:
-    """The update of weights by the engine, less the time of averaging gradients."""
+    """The update of weights by the engine, without the time of averaging gradients."""
 
     zero: ZeroStage
     data_parallel: int
-    """Ranks."""
+    """Number of data-parallel ranks."""
     seconds_per_parameter: float
 
 
@@ -85,30 +85,30 @@ class ProfileReport:
     """(kind of layer, parameters of one such layer)."""
     updates: tuple[UpdateTiming, ...]
     reduce_seconds_per_byte: float
-    """Of an all-reduce over all ranks; 0 for a single one."""
+    """Time of an all-reduce over all ranks; 0 for a single one."""
     link_latency_seconds: float
-    """Of the messages that announce a pack's states to a neighbouring rank; 0 for a single one."""
+    """Time of the messages that announce a pack's states to a neighbouring rank; 0 for a single one."""
     link_seconds_per_byte: float
     kind: Literal["profile"] = "profile"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingReport:
-    """How far the training came."""
+    """The progress of a training when its ranks stop."""
 
     steps: int
-    """Optimizer steps done in all, earlier runs included."""
+    """Total optimizer steps, earlier runs included."""
     finished: bool
     """Whether every epoch is done and the final model is written."""
     model: Path | None
     blank_samples: int
-    """Samples of this rank, in this launch, that could not be read and taught nothing."""
+    """Samples of this rank, in this launch, that could not be read and were replaced by blank ones."""
     kind: Literal["training"] = "training"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureReport:
-    """Why the rank gave up."""
+    """The cause for which the rank failed."""
 
     cause: Annotated[OutOfMemory | Crash, Field(discriminator="kind")]
     kind: Literal["failure"] = "failure"
@@ -119,7 +119,7 @@ Report: TypeAlias = Annotated[TrialReport | ProfileReport | TrainingReport | Fai
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a rank leaves when it has served a request, well or not."""
+    """The report of a rank after a request, failed or not, and the resources that its process holds."""
 
     report: Report
     footprint: Footprint
@@ -134,15 +134,15 @@ def report_path(folder: Path, rank: int) -> Path:
 
 
 def begun_path(folder: Path, rank: int) -> Path:
-    """An empty file that the rank makes when it begins with the request."""
+    """Return the path of an empty file that the rank creates when it begins with the request."""
     return folder / f"begun-{rank}"
 
 
 def write_report(folder: Path, rank: int, report: Report) -> None:
-    """With what this process holds now. The file appears under its name only when it is complete."""
+    """Write the report with this process's current footprint. The file appears only when it is complete."""
     wire.write(report_path(folder, rank), Answer(report=report, footprint=footprint()))
 
 
 def read_report(folder: Path, rank: int) -> Answer | None:
-    """The rank's report, or None while there is none. Raises WireError for one that cannot be decoded."""
+    """Return the rank's answer, or None while there is none. Raise WireError for one that cannot be decoded."""
     return wire.read(Answer, report_path(folder, rank))

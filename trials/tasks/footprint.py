@@ -1,4 +1,4 @@
-"""What a rank process holds between requests, by which a leak is seen before it hurts a measurement."""
+"""Resources that a rank process holds between requests, compared to find leaks before they affect measurements."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,15 +6,15 @@ from dataclasses import dataclass
 import psutil
 
 _DESCRIPTORS_PER_RANK = 20
-"""By how many the file descriptors of a process may grow, for each rank of its group.
+"""Allowed growth of a process's file descriptors, for each rank of its group.
 
 Measured on two CPU ranks: the first pipeline plan after one of data parallelism leaves 18 more descriptors and 12 more
 threads, once, whatever follows. Each plan of ZeRO 3 leaves 10 and 6, so the fifth at the latest ends its ranks.
 """
 _THREADS = 30
-"""By how many threads a process may grow."""
+"""Allowed growth of a process's threads."""
 _DEVICE_BYTES = 256 << 20
-"""By how much a process may grow on its accelerator, which the next plan would lack: workspaces of libraries do."""
+"""Allowed growth on the accelerator, for workspaces of libraries; memory held beyond that the next plan would lack."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,13 +25,13 @@ class Footprint:
     """Open file descriptors."""
     threads: int
     resident_bytes: int
-    """Told, not judged: the allocator keeps what it was given, and plans differ."""
+    """Resident memory. It is only reported: the allocator keeps freed memory, and plans differ."""
     device_bytes: int = 0
-    """Of tensors on the accelerator; 0 on a CPU."""
+    """Bytes of tensors on the accelerator; 0 on a CPU."""
 
 
 def footprint() -> Footprint:
-    """Of this process, which is a rank."""
+    """Return the footprint of this process, which is a rank."""
     import torch  # noqa: PLC0415  # the agent, which compares footprints, does without
 
     process = psutil.Process()
@@ -44,7 +44,7 @@ def footprint() -> Footprint:
 
 
 def leaks(first: Sequence[Footprint], now: Sequence[Footprint]) -> dict[int, tuple[Footprint, Footprint]]:
-    """(before, now) of each rank that has grown beyond the allowance; both sequences are in order of rank."""
+    """Return (before, now) of each rank that has grown beyond the allowance; both sequences are in order of rank."""
     descriptors = _DESCRIPTORS_PER_RANK * len(now)
     return {
         rank: (before, after)

@@ -1,4 +1,4 @@
-"""What the agent asks of the ranks: one JSON file, the same for all of them."""
+"""Requests of the agent to the ranks: one JSON file, the same for all of them."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +19,10 @@ class Trial:
     """Run a few steps of the first epoch and time the last ones."""
 
     warmup_steps: tuple[int, ...]
-    """Run first and not timed; by their number in the epoch."""
+    """Numbers in the epoch of the steps that run first and are not timed."""
     timed_steps: tuple[int, ...]
     steered: bool = False
-    """Wait after each timed step but the last for the agent's verdict. `WarmPool.ask` sets it."""
+    """Whether to wait for the agent's verdict after each timed step but the last. `WarmPool.ask` sets it."""
     kind: Literal["trial"] = "trial"
 
 
@@ -35,7 +35,7 @@ class Profile:
     sample_shapes: tuple[tuple[int, int], ...]
     """(samples, tokens of each) of a pack."""
     zero_stages: tuple[ZeroStage, ...]
-    """With which the update of data-parallel ranks is timed, when there are several ranks."""
+    """ZeRO stages for which the update of data-parallel ranks is timed, when there are several ranks."""
     repeats: int
     kind: Literal["profile"] = "profile"
 
@@ -47,7 +47,7 @@ class Training:
     output: Path
     """Folder of the checkpoints and the final model."""
     max_steps: int | None = None
-    """Stop, with a checkpoint, after this many steps in all."""
+    """Total steps after which to stop, with a checkpoint."""
     kind: Literal["training"] = "training"
 
 
@@ -56,7 +56,7 @@ Task: TypeAlias = Annotated[Trial | Profile | Training, Field(discriminator="kin
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """All that a rank needs. Paths in it are absolute."""
+    """All that a rank needs for a task. Paths in it are absolute."""
 
     job: Job
     plan: Plan
@@ -64,11 +64,11 @@ class Request:
     index: Path
     """The saved dataset index."""
     weights: CostWeights
-    """By which packs are matched across data-parallel ranks."""
+    """Weights of the cost by which packs are matched across data-parallel ranks."""
     memory_limit_bytes: int
 
 
 def write_request(folder: Path, request: Request) -> None:
-    """Makes the folder, in which the ranks will also leave their reports."""
+    """Create the folder, in which the ranks will also write their reports, and write the request to it."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / REQUEST_FILE).write_text(wire.encode(request))

@@ -1,4 +1,4 @@
-"""One rank's engine for one request: model, data and memory meter, built and taken down together."""
+"""Sessions: the engine, data and memory meter of one rank for one request, built and closed together."""
 
 import math
 from collections.abc import Generator, Iterator, Sequence
@@ -26,7 +26,7 @@ from trials.tasks.request import Request
 
 @dataclass(slots=True, kw_only=True)
 class Session:
-    """A rank that is ready to train."""
+    """The parts with which one rank trains."""
 
     request: Request
     coordinates: RankCoordinates
@@ -35,17 +35,17 @@ class Session:
     index: DatasetIndex
     encoder: Encoder
     blank_samples: int = 0
-    """Samples of this rank so far that could not be read, each time that one was shown."""
+    """Samples of this rank so far that could not be read, counted each time they were shown."""
 
     def epoch(self, number: int) -> Epoch:
-        """The packs and steps of that epoch: the same on every rank."""
+        """Build the packs and steps of epoch `number`: the same on every rank."""
         request, plan = self.request, self.request.plan
         return job_epoch(
             request.job, self.index, request.weights, plan.packing, data_parallel=plan.layout.data, number=number
         )
 
     def batches(self, epoch: Epoch, steps: Sequence[int]) -> Generator[MicroBatch, None, None]:
-        """This rank's packs of those steps, in order; close it when done. Raises DataError as `data.on_error` says."""
+        """Yield this rank's packs of these steps in order; close it when done. Raise DataError for `on_error: fail`."""
         data = self.request.job.data
         for batch in micro_batches(
             self.index,
@@ -61,9 +61,9 @@ class Session:
             yield batch
 
     def step(self, batches: Iterator[MicroBatch], step: Step) -> float:
-        """One optimizer step; the loss. Raises MemoryExceeded when this rank passes the limit.
+        """Run one optimizer step and return its loss.
 
-        Raises TrialsError where the loss is no number: whatever follows would be none either.
+        Raise MemoryExceeded when this rank exceeds its limit, and TrialsError for a loss that is not finite.
         """
         count = len(step.packs[self.coordinates.data_rank])
         with self.meter.watch():
@@ -75,7 +75,7 @@ class Session:
 
 @contextmanager
 def open_session(request: Request, rank: int, device: torch.device) -> Iterator[Session]:
-    """Builds this rank's part of the plan. Every rank of the process group must call it."""
+    """Build this rank's part of the plan. Every rank of the process group must call it."""
     torch.manual_seed(request.job.training.seed)
     where = request.plan.layout.grid.coordinates(rank)
     stage = build_stage(request, where.stage, device)
@@ -95,7 +95,7 @@ def open_session(request: Request, rank: int, device: torch.device) -> Iterator[
 
 
 def build_stage(request: Request, number: int, device: torch.device) -> StageModule:
-    """Stage `number` of the plan with its weights, on `device`."""
+    """Build stage `number` of the plan with its weights, on `device`."""
     settings = request.job.model
     config = load_config(settings.path, trust_remote_code=settings.trust_remote_code)
     skeleton = build_skeleton(config, getattr(torch, settings.dtype))

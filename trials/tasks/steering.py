@@ -1,4 +1,4 @@
-"""How a trial ends early: rank 0 tells each timed step in a file, and the agent says in another whether to go on."""
+"""Steering of a trial: rank 0 writes each timed step to a file, and the agent answers whether to continue."""
 
 import time
 from dataclasses import dataclass
@@ -7,38 +7,38 @@ from pathlib import Path
 from trials import wire
 
 _POLL_SECONDS = 0.002
-"""All ranks stand still meanwhile, so rank 0 looks more often than the agent does."""
+"""All ranks wait meanwhile, so rank 0 polls more often than the agent does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedStep:
-    """What rank 0 tells of a step."""
+    """A step as rank 0 reports it."""
 
     seconds: float
-    """On its own clock; the times of all ranks are in their reports."""
+    """Seconds on the clock of rank 0; the times of all ranks are in their reports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What the agent makes of the steps so far."""
+    """The agent's answer to a step."""
 
     go_on: bool
 
 
-def tell(folder: Path, number: int, step: TimedStep) -> None:
-    """Leaves timed step `number`, counted from 1, in the request's folder."""
+def write_step(folder: Path, number: int, step: TimedStep) -> None:
+    """Write timed step `number`, counted from 1, to the request's folder."""
     wire.write(_step_path(folder, number), step)
 
 
 def await_verdict(folder: Path, number: int) -> Verdict:
-    """Return when the agent has answered step `number`. A rank whose agent is gone is killed: see `fork_server`."""
+    """Wait for the answer to step `number` and return it. A rank whose agent has ended is killed: see `fork_server`."""
     while (verdict := wire.read(Verdict, _verdict_path(folder, number))) is None:
         time.sleep(_POLL_SECONDS)
     return verdict
 
 
 def read_step(folder: Path, number: int) -> TimedStep | None:
-    """Timed step `number`, counted from 1; None until rank 0 has left it."""
+    """Return timed step `number`, counted from 1; None until rank 0 has written it."""
     return wire.read(TimedStep, _step_path(folder, number))
 
 

@@ -1,4 +1,4 @@
-"""A trial on one rank: warm-up steps, then timed steps, as many as the agent wants to see."""
+"""A trial on one rank: warm-up steps, then timed steps until the agent ends it."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ from trials.outcome import StageMeasurement
 from trials.tasks.answer import TrialReport
 from trials.tasks.request import Trial
 from trials.tasks.session import Session
-from trials.tasks.steering import TimedStep, await_verdict, tell
+from trials.tasks.steering import TimedStep, await_verdict, write_step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class _Timed:
 
 
 def run_trial(session: Session, task: Trial, folder: Path) -> TrialReport:
-    """Runs the steps of `task` and reports the timed ones. In `folder` the agent is asked when the task is steered."""
+    """Run the steps of `task` and report the timed ones. When it is steered, ask the agent by files in `folder`."""
     epoch = session.epoch(0)
     # Closed here: packs are prepared for steps that may never run, by processes that must end before the report.
     with closing(session.batches(epoch, (*task.warmup_steps, *task.timed_steps))) as batches:
@@ -53,31 +53,27 @@ def _timed_steps(
     session: Session, batches: Iterator[MicroBatch], steps: Sequence[Step], steered_in: Path | None
 ) -> Iterator[_Timed]:
     for number, step in enumerate(steps, 1):
-        timed = _timed_step(session, batches, step)
+        start = time.perf_counter()
+        # The loss is a number from the device, so the step is over when it is known.
+        loss = session.step(batches, step)
+        timed = _Timed(step=step, seconds=time.perf_counter() - start, loss=loss)
         yield timed
         if steered_in is not None and not _goes_on(session, steered_in, number, timed, last=number == len(steps)):
             return
 
 
-def _timed_step(session: Session, batches: Iterator[MicroBatch], step: Step) -> _Timed:
-    """The loss is a number from the device, so the step is over when it is known."""
-    start = time.perf_counter()
-    loss = session.step(batches, step)
-    return _Timed(step=step, seconds=time.perf_counter() - start, loss=loss)
-
-
 def _goes_on(session: Session, folder: Path, number: int, timed: _Timed, *, last: bool) -> bool:
-    """Whether to run the next step: the same on every rank, since rank 0 alone asks and tells the others."""
+    """Return whether to run the next step. Rank 0 asks the agent and broadcasts the answer, so all ranks agree."""
     asks = session.coordinates.rank == 0
     if asks:
-        tell(folder, number, TimedStep(seconds=timed.seconds))
+        write_step(folder, number, TimedStep(seconds=timed.seconds))
     if last:
         return False
-    word = torch.zeros(1, device=next(session.engine.stage.parameters()).device)
+    answer = torch.zeros(1, device=next(session.engine.stage.parameters()).device)
     if asks and await_verdict(folder, number).go_on:
-        word += 1
-    comm.broadcast(word, src=0)
-    return bool(word.item())
+        answer += 1
+    comm.broadcast(answer, src=0)
+    return bool(answer.item())
 
 
 def _measure_stage(session: Session, total_seconds: float, steps: int) -> StageMeasurement:

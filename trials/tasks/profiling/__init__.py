@@ -1,1 +1,1 @@
-"""The times of single layers, links, updates and loading, measured on the ranks."""
+"""Timing of single layers, links, updates and loading on the ranks."""

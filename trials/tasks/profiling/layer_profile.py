@@ -9,7 +9,7 @@ import torch
 
 from trials.engine.memory import SavedTensorMeter
 from trials.engine.stopwatch import Stopwatch
-from trials.layer_costs import NOISE_LIMIT
+from trials.layer_costs import NOISE_LIMIT, LayerKind
 from trials.model.cut import Cut
 from trials.model.layer_kinds import usual_layer
 from trials.model.skeleton import build_skeleton, count_parameters, load_config
@@ -34,10 +34,18 @@ def run_profile(request: Request, task: Profile, device: torch.device) -> Profil
     link = time_link(device)
     reduction = time_reduction(device, task.repeats)
     profiler = _Profiler(stage, device, task.repeats)
+    chain, cut = stage.chain, stage.cut
+    paths_by_kind: dict[LayerKind, tuple[str, ...]] = {
+        "vision_embedding": chain.vision_embedding,
+        "vision": tuple(chain.vision_layers[number] for number in cut.vision),
+        "projector": chain.projector,
+        "language": tuple(chain.language_layers[number] for number in cut.language),
+        "head": chain.head,
+    }
     return ProfileReport(
         timings=profiler.timings(tuple(probes(stage, task, device))),
         loads=time_loading(request, task.repeats),
-        parameters=tuple((kind, count_parameters(stage.model, paths)) for kind, paths in _paths_by_kind(stage).items()),
+        parameters=tuple((kind, count_parameters(stage.model, paths)) for kind, paths in paths_by_kind.items()),
         updates=time_updates(request, task, lambda: _one_of_each(request, device), reduction),
         reduce_seconds_per_byte=reduction,
         link_latency_seconds=link[0],
@@ -85,7 +93,7 @@ class _Profiler:
     def timings(self, probes: Sequence[Probe]) -> tuple[LayerTiming, ...]:
         """Return medians over the repeats. Probes take turns, so that a drift of the machine affects all alike."""
         for probe in probes:
-            self._times(probe)  # not counted: buffers are made, code is loaded
+            self._times(probe)  # a warm-up, in which buffers are allocated and code is loaded
         measured = [self._sizes(probe) for probe in probes]
 
         def measure(numbers: Sequence[int]) -> list[Times]:
@@ -118,11 +126,9 @@ class _Profiler:
         return self._bytes(probe, probe.run), self._bytes(probe, probe.twice) if probe.twice else None
 
     def _bytes(self, probe: Probe, run: Run) -> _Bytes:
-        measure = self._device_bytes if self._device.type == "cuda" else self._saved_bytes
-        return measure(self._states(probe), run)
-
-    def _saved_bytes(self, states: torch.Tensor, run: Run) -> _Bytes:
-        meter = self._meter()
+        states, meter = self._states(probe), self._meter()
+        if self._device.type == "cuda":
+            return self._device_bytes(states, run)
         with meter.watch():
             output = run(states)
             return _Bytes(kept=meter.live_bytes, transient=0, output=output.numel() * output.element_size())
@@ -139,7 +145,7 @@ class _Profiler:
         return _Bytes(kept=after - before, transient=peak - after, output=size)
 
     def _states(self, probe: Probe) -> torch.Tensor:
-        # Inner layers pass a gradient on to the layer before them; pixels take none.
+        # Inner layers pass a gradient on to the layer before them; pixels need none.
         return probe.states.detach().clone().requires_grad_(probe.layer != "vision_embedding")
 
     def _meter(self) -> SavedTensorMeter:
@@ -195,14 +201,3 @@ def _timing(probe: Probe, times: Sequence[Times], sizes: tuple[_Bytes, _Bytes | 
         output_bytes=one.output,
         spread=spread(times),
     )
-
-
-def _paths_by_kind(stage: StageModule) -> dict[str, tuple[str, ...]]:
-    chain, cut = stage.chain, stage.cut
-    return {
-        "vision_embedding": chain.vision_embedding,
-        "vision": tuple(chain.vision_layers[number] for number in cut.vision),
-        "projector": chain.projector,
-        "language": tuple(chain.language_layers[number] for number in cut.language),
-        "head": chain.head,
-    }

@@ -1,4 +1,4 @@
-"""Timing of what a rank does before a pass: reading and encoding a pack."""
+"""Timing of loading: a rank reads and encodes a pack before its forward pass."""
 
 import time
 

@@ -17,7 +17,7 @@ from trials.tasks.answer import UpdateTiming
 from trials.tasks.request import Profile, Request
 
 _WARMUP = 2
-"""Steps in which the optimizer makes its states and the engine its buffers."""
+"""Steps in which the optimizer allocates its states and the engine its buffers."""
 
 
 def time_updates(
@@ -30,7 +30,7 @@ def time_updates(
     """
     ranks = comm.get_world_size()
     layouts = [Layout(pipeline=1, data=ranks, zero=zero) for zero in task.zero_stages] if ranks > 1 else []
-    # Each stage is let go of before the next one is built: of a large model, one fits.
+    # Each stage is freed before the next one is built: of a large model, only one fits.
     size = sum(parameter.numel() for parameter in build().parameters())
     alone = _optimizer_seconds(build(), task.repeats)
     timings = [UpdateTiming(zero=0, data_parallel=1, seconds_per_parameter=alone / size)]

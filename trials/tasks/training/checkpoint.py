@@ -1,4 +1,4 @@
-"""Checkpoints and final weights: safetensors under Hugging Face names, whatever the layout, split and ZeRO stage."""
+"""Checkpoints and final weights: safetensors with Hugging Face names, independent of layout, split and ZeRO stage."""
 
 import json
 import shutil
@@ -32,9 +32,9 @@ from trials.whole_file import sync
 
 
 def save_checkpoint(session: Session, output: Path, record: TrainingRecord, steps: int) -> None:
-    """Write checkpoint-STEPS, read it back, and keep the one before it; every rank must call it.
+    """Write checkpoint-STEPS, verify it, and keep the one before it; every rank must call it.
 
-    Raises TrialsError when the disk does not take it. Earlier checkpoints stay then.
+    Raise TrialsError when it cannot be written to the disk. Earlier checkpoints stay then.
     """
     state_of = session.engine.state
     tensors = {
@@ -61,11 +61,11 @@ def _state(partial: Path, record: TrainingRecord, steps: int) -> TrainingState:
 
 @contextmanager
 def _writing(session: Session, final: Path, record: TrainingRecord) -> Iterator[Path]:
-    """An empty folder in which `final` is written; every rank must enter."""
+    """Yield an empty folder in which `final` is written; every rank must enter the context."""
     partial = partial_folder(final, record)
     try:
         if session.coordinates.rank == 0:
-            shutil.rmtree(partial, ignore_errors=True)  # of a process of this training that died
+            shutil.rmtree(partial, ignore_errors=True)  # left by a process of this training that died
             partial.mkdir()
         comm.barrier()
         yield partial
@@ -77,7 +77,7 @@ def _writing(session: Session, final: Path, record: TrainingRecord) -> Iterator[
 
 
 def _save_tensors(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
-    """Write the tensors to the disk, and compare what stands there."""
+    """Write the tensors to the disk, read them back and compare them."""
     save_file(tensors, path, metadata=metadata)
     sync(path)
     with safe_open(path, framework="pt") as file:
@@ -87,7 +87,7 @@ def _save_tensors(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[s
 
 
 def load_checkpoint(session: Session, folder: Path, steps: int) -> None:
-    """Set weights and optimizer states from a checkpoint, whatever layout and split wrote it."""
+    """Set weights and optimizer states from a checkpoint of any layout, split and ZeRO stage."""
     files = [safe_open(path, framework="pt") for path in sorted(folder.glob("*.safetensors"))]
     where = {key: file for file in files for key in file.keys()}  # noqa: SIM118 (not a dict)
     session.engine.state.begin_writing(steps)
@@ -100,7 +100,7 @@ def load_checkpoint(session: Session, folder: Path, steps: int) -> None:
 def save_model(session: Session, folder: Path, record: TrainingRecord, steps: int) -> None:
     """Write the model so that `from_pretrained` loads it, with its tokenizer; every rank must call it.
 
-    What stands in `folder` gets another name. Raises TrialsError when the disk does not take the model.
+    An existing `folder` is renamed. Raise TrialsError when the model cannot be written to the disk.
     """
     stage, stages = session.coordinates.stage, session.request.plan.layout.pipeline
     file = f"model-{stage + 1:05d}-of-{stages:05d}.safetensors"
@@ -122,7 +122,7 @@ def save_model(session: Session, folder: Path, record: TrainingRecord, steps: in
 
 
 def _add_configuration(session: Session, folder: Path) -> None:
-    """The index of the weights, and all that a model folder holds apart from them."""
+    """Write the index of the weights, the configuration, the tokenizer and the processor's settings."""
     weight_map: dict[str, str] = {}
     for part in sorted(folder.glob("names-*.json")):
         names = json.loads(part.read_text())
@@ -152,5 +152,5 @@ def _saved_buffers(session: Session) -> dict[str, torch.Tensor]:
 
 
 def _named_parameters(session: Session) -> Iterator[tuple[str, nn.Parameter]]:
-    """Hugging Face names and parameters of this rank's stage."""
+    """Return the Hugging Face names and parameters of this rank's stage."""
     return iter(session.engine.stage.model.named_parameters())

@@ -1,6 +1,6 @@
-"""The output folder of a training: which of its files the training owns, and the checkpoint from which it goes on.
+"""The output folder of a training: which of its files the training owns, and the checkpoint from which it resumes.
 
-A training marks its folder with a record. Only files that the record's training wrote are ever removed or replaced.
+A training marks its folder with a record. Only files that the same training wrote are ever removed or replaced.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ MODEL_FOLDER = "model"
 PARTIAL = ".partial"
 _CHECKPOINT = re.compile(r"checkpoint-(0|[1-9][0-9]{0,17})")
 _MOST_BYTES = 1 << 20
-"""Of a record or a state; a larger file is something else."""
+"""Largest record or state; a larger file is something else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,13 +41,13 @@ class TrainingRecord:
     """The mark of a training on its output folder."""
 
     id: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
-    """Part of a pattern of names that are removed, so it holds no character with a meaning there."""
+    """Part of a glob pattern of names that are removed, so it holds no special character."""
     settings: Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFile:
-    """A file of a checkpoint or a model, as it was when it was written."""
+    """A file of a checkpoint or a model, with its size and checksum when it was written."""
 
     name: Annotated[str, Field(pattern=r"^[\w-]+(\.[\w-]+)*$")]
     size: int
@@ -57,10 +57,10 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingState:
-    """Where a training stood when it wrote a checkpoint or a model."""
+    """The progress of a training when it wrote a checkpoint or a model."""
 
     steps: int
-    """Optimizer steps done in all."""
+    """Total optimizer steps."""
     plan: str
     data: str
     training: str | None = None
@@ -74,16 +74,16 @@ class OpenedOutput:
 
     record: TrainingRecord
     steps: int
-    """Of the newest whole checkpoint; 0 where the training starts."""
+    """Steps of the newest intact checkpoint; 0 for a new training."""
     has_model: bool
-    """Whether the model after these steps is there and whole."""
+    """Whether the model after these steps is there and intact."""
 
 
 def open_output(folder: Path, settings: Settings) -> OpenedOutput:
-    """Make `folder`, or resume the training in it: verify its newest checkpoint, and drop what came after that.
+    """Create `folder`, or resume the training in it: verify its newest checkpoint, and drop later progress.
 
-    Raises OutputTaken for a folder with results of something else, or of a training with other settings. What the
-    training may change, and a checkpoint that is damaged, is logged as a warning.
+    Raise OutputTaken for a folder with results of something else, or of a training with other settings. A setting that
+    may change, and a damaged checkpoint, are logged as warnings.
     """
     folder.mkdir(parents=True, exist_ok=True)
     record = read_record(folder / RECORD_FILE)
@@ -92,8 +92,9 @@ def open_output(folder: Path, settings: Settings) -> OpenedOutput:
     else:
         _check_settings(folder, record.settings, settings)
     record = TrainingRecord(id=record.id if record else uuid4().hex[:16], settings=settings)
-    write_record(folder / RECORD_FILE, record)
-    for left in folder.glob(f".*.{record.id}{PARTIAL}"):  # by a process that died while it wrote
+    with whole_file(folder / RECORD_FILE) as stream:
+        stream.write(wire.encode(record).encode())
+    for left in folder.glob(f".*.{record.id}{PARTIAL}"):  # by a process of this training that died while it wrote
         if not left.is_symlink():
             shutil.rmtree(left)
     steps = next(_whole_checkpoints(folder, record), 0)
@@ -103,11 +104,14 @@ def open_output(folder: Path, settings: Settings) -> OpenedOutput:
             "another folder to start from the first step"
         )
     drop_steps_after(folder / PROGRESS_FILE, steps)
-    return OpenedOutput(record=record, steps=steps, has_model=_has_model(folder / MODEL_FOLDER, record, steps))
+    model = _read(TrainingState, folder / MODEL_FOLDER / RECORD_FILE)
+    is_current = model is not None and (model.training, model.steps) == (record.id, steps)
+    has_model = model is not None and is_current and not _fault(folder / MODEL_FOLDER, model)
+    return OpenedOutput(record=record, steps=steps, has_model=has_model)
 
 
 def reopen_output(folder: Path, steps: int, *, has_model: bool) -> OpenedOutput:
-    """The same for another rank, which is given what the first one found."""
+    """Return the opened output on another rank, from what rank 0 has found."""
     record = read_record(folder / RECORD_FILE)
     if record is None:
         raise OutputTaken(f"{folder / RECORD_FILE} is gone; all ranks need access to the same folder")
@@ -154,7 +158,7 @@ def _check_settings(folder: Path, then: Settings, now: Settings) -> None:
 
 
 def _read(kind: type[wire.T], path: Path) -> wire.T | None:
-    """The value in a regular file, or None where there is none that can be decoded."""
+    """Return the value in a regular file, or None where there is none that can be decoded."""
     try:
         if not path.is_file() or path.stat().st_size > _MOST_BYTES:
             return None
@@ -163,13 +167,8 @@ def _read(kind: type[wire.T], path: Path) -> wire.T | None:
         return None
 
 
-def write_record(path: Path, record: TrainingRecord) -> None:
-    with whole_file(path) as stream:
-        stream.write(wire.encode(record).encode())
-
-
 def read_record(path: Path) -> TrainingRecord | None:
-    """The record at `path`; None where there is none that can be decoded."""
+    """Return the record at `path`; None where there is none that can be decoded."""
     return _read(TrainingRecord, path)
 
 
@@ -178,7 +177,7 @@ def checkpoint_folder(output: Path, steps: int) -> Path:
 
 
 def _checkpoints(folder: Path) -> list[Path]:
-    """Folders that are named like checkpoints, the one with the most steps first."""
+    """Return the folders that are named like checkpoints, the one with the most steps first."""
     numbers = {
         int(match[1]): each
         for each in folder.iterdir()
@@ -188,7 +187,7 @@ def _checkpoints(folder: Path) -> list[Path]:
 
 
 def _whole_checkpoints(folder: Path, record: TrainingRecord) -> Iterator[int]:
-    """Steps of the training's checkpoints whose files are intact, most first; others are logged."""
+    """Yield the steps of the training's intact checkpoints, most first; log the others."""
     for each in _checkpoints(folder):
         state = _read(TrainingState, each / STATE_FILE)
         if state is None:
@@ -203,14 +202,9 @@ def _whole_checkpoints(folder: Path, record: TrainingRecord) -> Iterator[int]:
             yield state.steps
 
 
-def _has_model(folder: Path, record: TrainingRecord, steps: int) -> bool:
-    state = _read(TrainingState, folder / RECORD_FILE)
-    return state is not None and (state.training, state.steps) == (record.id, steps) and not _fault(folder, state)
-
-
 def _fault(folder: Path, state: TrainingState) -> str | None:
-    """The first file that is not as it was written, and why."""
-    with ThreadPoolExecutor() as pool:  # hashing lets other threads run
+    """Describe the first file that is not as it was written; None when all are."""
+    with ThreadPoolExecutor() as pool:  # hashing releases the interpreter lock
         faults = pool.map(lambda file: _file_fault(folder / file.name, file), state.files)
         return next((fault for fault in faults if fault), None)
 
@@ -233,34 +227,29 @@ def describe_file(path: Path) -> StoredFile:
 
 
 def partial_folder(final: Path, record: TrainingRecord) -> Path:
-    """Where `final` is written until it is whole. The id in its name says whose it is, should the process die."""
+    """Return the folder in which `final` is written until it is complete; the id in its name shows its owner."""
     return final.with_name(f".{final.name}.{record.id}{PARTIAL}")
 
 
 def publish(partial: Path, final: Path, state_file: str, state: TrainingState) -> None:
-    """Complete a folder with its state, and give it its name; what stood there gets another one."""
+    """Write the state into a folder and rename it to `final`; a file that is there is renamed first."""
     with whole_file(partial / state_file) as stream:
         stream.write(wire.encode(state).encode())
-    _set_aside(final)
+    if os.path.lexists(final):  # also a symbolic link that leads nowhere
+        names = (final.with_name(f"{final.name}.old-{number}") for number in count(1))
+        aside = next(name for name in names if not os.path.lexists(name))
+        final.rename(aside)
+        _log.warning("%s was in the place of a file of this training; it was renamed to %s", final, aside)
     partial.replace(final)
     sync(final.parent)
 
 
 def remove_old_checkpoints(output: Path, record: TrainingRecord) -> None:
-    """Remove the training's own checkpoints but the last two: the files that each lists, and nothing else in it."""
+    """Remove the training's own checkpoints except the last two: only the files that their states list."""
     states = ((each, _read(TrainingState, each / STATE_FILE)) for each in _checkpoints(output))
     own = [(each, state) for each, state in states if state and state.training == record.id]
     for old, state in own[2:]:
         for name in (*(file.name for file in state.files), STATE_FILE):
             (old / name).unlink(missing_ok=True)
-        with suppress(OSError):  # it holds files of somebody else
+        with suppress(OSError):  # it holds files of another program
             old.rmdir()
-
-
-def _set_aside(path: Path) -> None:
-    """Rename what stands at `path` to the first free `NAME.old-N`."""
-    if os.path.lexists(path):
-        names = (path.with_name(f"{path.name}.old-{number}") for number in count(1))
-        aside = next(name for name in names if not os.path.lexists(name))
-        path.rename(aside)
-        _log.warning("%s was in the place of a file of this training; it was renamed to %s", path, aside)

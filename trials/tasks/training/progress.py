@@ -1,4 +1,4 @@
-"""How a training reports what it does: a file with one line per optimizer step, written by rank 0."""
+"""Progress of a training: a file with one line per optimizer step, written by rank 0."""
 
 import logging
 import os
@@ -20,7 +20,7 @@ class Progress:
     """One optimizer step of the training: a line of the progress file."""
 
     step: int
-    """Optimizer steps done in all, this one included."""
+    """Total optimizer steps, this one included."""
     of: int
     """Steps of the whole training."""
     loss: float
@@ -28,13 +28,13 @@ class Progress:
     samples: int
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a step that there cannot be: speeds are told of every line."""
+        """Raise ValueError for an impossible step: a speed is computed from every line."""
         if self.step < 1 or self.samples < 0 or not self.seconds > 0:
             raise ValueError(f"step {self.step} of {self.samples} samples cannot have taken {self.seconds} s")
 
 
 def append_step(path: Path, record: Progress) -> None:
-    """Add a line. A disk that takes none is logged: the training is worth more than its report."""
+    """Append a line. Log an error of the disk, for which a training should not end."""
     try:
         with path.open("ab+") as file:
             if file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
@@ -45,7 +45,7 @@ def append_step(path: Path, record: Progress) -> None:
 
 
 def drop_steps_after(path: Path, done: int) -> None:
-    """Remove the lines of steps after `done`, which are to be trained again; lines of anything else stay."""
+    """Remove the lines of steps after `done`, which will be trained again; lines that are no steps stay."""
     if not path.exists():
         return
     with path.open("rb") as file:
@@ -64,7 +64,7 @@ def _decoded(line: bytes) -> Progress | None:
 
 
 class ProgressReader:
-    """Follows a progress file from its present end while the ranks write it."""
+    """Follows a progress file from its current end while the ranks write it."""
 
     def __init__(self, path: Path, on_step: Callable[[Progress], None]) -> None:
         self._path = path
@@ -73,7 +73,7 @@ class ProgressReader:
         self.seen: list[Progress] = []
 
     def look(self) -> None:
-        """Report every whole line that is new. Lines that are no steps are logged and passed over."""
+        """Report every new complete line. Lines that are no steps are logged and skipped."""
         if not self._path.exists():
             return
         with self._path.open("rb") as file:
@@ -96,6 +96,6 @@ class ProgressReader:
 
     @property
     def training_samples_per_second(self) -> float | None:
-        """Over all steps but the first, which warms up; None when there are none."""
+        """Samples per second over all steps but the first, which warms up; None when there are none."""
         counted = self.seen[1:]
         return sum(step.samples for step in counted) / sum(step.seconds for step in counted) if counted else None

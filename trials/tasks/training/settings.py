@@ -1,4 +1,4 @@
-"""What decides the steps of a training, so that it is resumed with the same."""
+"""Settings that decide the steps of a training: a resumed training must have the same."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +11,10 @@ from trials.tasks.request import Request
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What decides the steps of a training."""
+    """The values on which the steps of a training depend."""
 
     plan: str
-    """Id of the plan: another one packs the samples into other steps."""
+    """Id of the plan: another plan packs the samples into other steps."""
     data: str
     """Digest of the dataset's lengths."""
     model: str
@@ -34,7 +34,7 @@ MAY_CHANGE = ("learning_rate", "epochs")
 
 
 def training_settings(request: Request, data_digest: str) -> Settings:
-    """What decides the steps of the training that is asked for. `data_digest` is that of the dataset's lengths."""
+    """Return the settings of the requested training. `data_digest` is the digest of the dataset's lengths."""
     job, model = request.job, request.job.model
     config = load_config(model.path, trust_remote_code=model.trust_remote_code)
     return Settings(

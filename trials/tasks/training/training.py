@@ -25,7 +25,7 @@ from trials.tasks.training.settings import training_settings
 
 
 def run_training(session: Session, task: Training) -> TrainingReport:
-    """Train to the end, or to `task.max_steps`. Goes on at the exact step after the last checkpoint."""
+    """Train to the end, or to `task.max_steps`, from the step after the last checkpoint."""
     opened = _open(session, task.output)
     done = opened.steps
     counts = [session.epoch(number).steps for number in range(session.request.job.training.epochs)]
@@ -38,6 +38,7 @@ def run_training(session: Session, task: Training) -> TrainingReport:
     if done:
         load_checkpoint(session, checkpoint_folder(task.output, done), done)
     last = min(total, task.max_steps or total)
+    every = session.request.job.training.checkpoint_every
     first_of_epoch = 0
     for number, count in enumerate(counts):
         wanted = range(max(0, done - first_of_epoch), min(count, last - first_of_epoch))
@@ -45,7 +46,7 @@ def run_training(session: Session, task: Training) -> TrainingReport:
             done = record.step
             if session.coordinates.rank == 0:
                 append_step(task.output / PROGRESS_FILE, record)
-            if _is_due(session, done, first_of_epoch + count, last):
+            if done in (first_of_epoch + count, last) or (every and done % every == 0):
                 save_checkpoint(session, task.output, opened.record, done)
         first_of_epoch += count
     model = task.output / MODEL_FOLDER if done == total else None
@@ -55,7 +56,7 @@ def run_training(session: Session, task: Training) -> TrainingReport:
 
 
 def _open(session: Session, output: Path) -> OpenedOutput:
-    """What rank 0 finds in `output`. It alone verifies the checkpoint, which takes a look at every byte."""
+    """Return what rank 0 finds in `output`. It alone verifies the checkpoint, which reads every byte."""
     found = torch.zeros(2, dtype=torch.int64, device=next(session.engine.stage.parameters()).device)
     if session.coordinates.rank == 0:
         opened = open_output(output, training_settings(session.request, session.index.digest))
@@ -73,8 +74,3 @@ def _run_steps(session: Session, epoch: Epoch, numbers: range, before: int, tota
         loss = session.step(batches, step)
         seconds = time.perf_counter() - start
         yield Progress(step=before + number + 1, of=total, loss=loss, seconds=seconds, samples=step.samples)
-
-
-def _is_due(session: Session, done: int, end_of_epoch: int, last: int) -> bool:
-    every = session.request.job.training.checkpoint_every
-    return done in (end_of_epoch, last) or (every is not None and done % every == 0)
