@@ -1,1 +1,1 @@
-"""Runs: a plan on real processes, for a few steps (a trial) or for whole epochs (the full training)."""
+"""Execution of a plan on real processes, for a few steps (a trial) or for whole epochs (the full training)."""

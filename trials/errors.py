@@ -1,4 +1,4 @@
-"""What can go wrong while a plan is prepared or run.
+"""Errors of preparing and running a plan.
 
 TrialsError
 |-- InvalidPlan        the plan does not fit the model or itself

@@ -1,17 +1,17 @@
-"""The grid of ranks: which stage and which share of the data a rank has, and which ranks belong together."""
+"""The grid of ranks: the stage and data rank of each rank, and the groups of ranks."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankCoordinates:
-    """The place of a rank in its grid."""
+    """The coordinates of a rank in its grid."""
 
     rank: int
     stage: int
-    """Its pipeline stage, from 0."""
+    """Pipeline stage, from 0."""
     data_rank: int
-    """Its number among the ranks of the stage, from 0; each has data of its own."""
+    """Number among the ranks of the stage, from 0; each gets other data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,14 +29,14 @@ class Grid:
         return self.pipeline * self.data
 
     def coordinates(self, rank: int) -> RankCoordinates:
-        """The coordinates of `rank`, which is from 0 up to `world_size`."""
+        """Return the coordinates of `rank`, which is at least 0 and below `world_size`."""
         stage, data_rank = divmod(rank, self.data)
         return RankCoordinates(rank=rank, stage=stage, data_rank=data_rank)
 
     def stage_ranks(self, stage: int) -> range:
-        """The ranks that hold `stage` (a data-parallel group), in order of `data_rank`."""
+        """Return the ranks that hold `stage` (a data-parallel group), in order of `data_rank`."""
         return range(stage * self.data, (stage + 1) * self.data)
 
     def pipeline_ranks(self, data_rank: int) -> range:
-        """The ranks through which the packs of `data_rank` go, in order of their stages."""
+        """Return the ranks through which the packs of `data_rank` pass, in order of their stages."""
         return range(data_rank, self.world_size, self.data)

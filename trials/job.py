@@ -1,4 +1,4 @@
-"""What the user wants to train. `autotune.job_file` reads it from YAML; the ranks get it as JSON."""
+"""Jobs: the training that the user wants. `autotune.job_file` reads them from YAML; the ranks get them as JSON."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -25,7 +25,7 @@ class ModelSection(_Section):
     """`random` draws them from the training seed."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     trust_remote_code: bool = False
-    """Run code from the model's folder. Never on by itself."""
+    """Run code from the model's folder."""
 
 
 class Source(_Section):
@@ -52,7 +52,7 @@ class DataSection(_Section):
     max_tokens: Annotated[int, Field(gt=0)] | None = None
     """Tokens that `oversize: truncate` leaves of a sample; the model's context length when absent."""
     workers: Annotated[int, Field(ge=0, le=64)] = 0
-    """Processes per rank that decode images ahead; 0 decodes in the rank itself."""
+    """Processes per rank that decode images in advance; 0 decodes in the rank itself."""
 
     @field_validator("max_tokens")
     @classmethod
@@ -96,9 +96,9 @@ class SpaceSection(_Section):
     qt: Annotated[tuple[Annotated[int, Field(gt=0, lt=2**31)], ...], _Some] | None = None
     """Most text tokens of a pack."""
     qv_slack: Annotated[tuple[Annotated[int, Field(ge=0)], ...], _Some] = (0, 1, 2)
-    """So many units less than qv fill a pack as well; the usual slack first."""
+    """Vision units below qv at which a pack still counts as full; the usual slack first."""
     qt_slack: Annotated[tuple[Annotated[int, Field(ge=0)], ...], _Some] = (64, 0, 32, 128, 256)
-    """So many tokens less than qt fill a pack as well; the usual slack first."""
+    """Text tokens below qt at which a pack still counts as full; the usual slack first."""
     split: Annotated[tuple[Annotated[int, Field(gt=0)], ...], _Some] | None = None
     """Layers of each pipeline stage, vision layers first; searched when absent."""
     recompute: Annotated[
@@ -106,12 +106,12 @@ class SpaceSection(_Section):
         | Annotated[tuple[tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]], ...], _Some, Tag("counts")],
         Discriminator(lambda value: "counts" if isinstance(value, list | tuple) else "word"),
     ] = "fit"
-    """Which layers are recomputed: searched around what the memory asks for, all, none, or [vision, language] of each
-    stage, with a given split."""
+    """Which layers are recomputed: searched around those that the memory requires, all, none, or [vision, language] of
+    each stage, with a given split."""
     boundary_shift: Annotated[int, Field(ge=0)] = 2
-    """Layers by which a sampler that knows no predictions moves the ends of stages."""
+    """Layers by which a sampler without predictions moves the stage boundaries."""
     recompute_shift: Annotated[int, Field(ge=0)] = 2
-    """Layers of each kind and stage that such a sampler recomputes beside what the memory asks for."""
+    """Layers of each kind and stage that such a sampler recomputes in addition to those that the memory requires."""
 
 
 class SearchSection(_Section):
@@ -122,8 +122,8 @@ class SearchSection(_Section):
     device_hours: Annotated[float, Field(gt=0)] | None = None
     """Most hours of all devices together, such as GPU-hours; only `time_limit` counts when absent."""
     objectives: Annotated[tuple[Literal["time", "memory", "energy"], ...], _Some] = ("time",)
-    """What plans are compared by: time, and beside it the peak bytes of the fullest rank, and energy where devices
-    count it. The winner is the fastest."""
+    """What plans are compared by: time, the peak bytes of the rank that needs most, and energy where devices count it.
+    The winner is the fastest."""
     present: Path | None = None
     """File of the plan that trainings use now, relative to the job file: one more baseline."""
     sampler: str = "model"
@@ -135,7 +135,7 @@ class SearchSection(_Section):
     step_error: Annotated[float, Field(ge=0, lt=1)] = 0.01
     """Fewer steps are timed once the error of their mean is below this share."""
     confirm_rounds: Annotated[int, Field(gt=0)] = 3
-    """How often at most the finalists are repeated, in turns."""
+    """Most repeats of each finalist, in turns."""
     trial_timeout: Seconds = 300.0
     """A trial without a result after this is ended; the start of its processes does not count."""
     space: SpaceSection = SpaceSection()

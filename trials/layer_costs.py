@@ -1,4 +1,4 @@
-"""Time and memory of each kind of layer as functions of a pack's size: what profiles come to, and are kept as."""
+"""Costs: time and memory of each kind of layer as functions of a pack's size, fitted to a profile."""
 
 import math
 from dataclasses import dataclass, fields, replace
@@ -12,7 +12,7 @@ LayerKind: TypeAlias = Literal["vision_embedding", "vision", "projector", "langu
 """In the order of the chain."""
 KINDS: tuple[LayerKind, ...] = get_args(LayerKind)
 Measured: TypeAlias = Annotated[float, Field(le=1e15)]
-"""Seconds, bytes or a share. Files with more are refused when they are read: sums of products of it stay finite."""
+"""Seconds, bytes or a share. The bound keeps sums of products of such numbers finite; larger ones are refused."""
 Coefficients: TypeAlias = tuple[Measured, Measured, Measured, Measured]
 
 NOISE_LIMIT = 0.20
@@ -25,25 +25,25 @@ class LinkCost:
     """Sending a pack's states to the next stage; both are 0 where there is one rank."""
 
     latency_seconds: Measured
-    """Of all messages that announce the states."""
+    """Time of all messages that announce the states."""
     seconds_per_byte: Measured
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a number that no measurement can give."""
+        """Raise ValueError for a number that no measurement can give."""
         check_measured(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadCost:
-    """Reading and encoding a pack where it is needed, in coefficients like those of `LayerCost`."""
+    """Reading and encoding a pack on the stages that need it, as coefficients like those of `LayerCost`."""
 
     pixels_seconds: Coefficients = NOTHING
-    """On the first stage."""
+    """Seconds on the first stage, which decodes the images."""
     labels_seconds: Coefficients = NOTHING
-    """On the last stage, when that is another one."""
+    """Seconds on the last stage, when it is not also the first."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a number that no measurement can give."""
+        """Raise ValueError for a number that no measurement can give."""
         check_measured(self)
 
 
@@ -55,25 +55,25 @@ class LayerCost:
     backward_seconds: Coefficients
     """Without recomputation."""
     recompute_seconds: Coefficients
-    """What recomputation adds to forward and backward together; nothing for kinds that are never recomputed."""
+    """Seconds that recomputation adds to forward and backward; zero for kinds that are never recomputed."""
     kept_bytes: Coefficients
-    """Kept for the backward pass without recomputation, for each layer."""
+    """Bytes of each layer kept for the backward pass, without recomputation."""
     output_bytes: Coefficients
-    """What is kept of the next layer when that one is recomputed: its input."""
+    """Bytes of the output, which are all that is kept of the next layer when that one is recomputed."""
     parameters: int
     shared_bytes: Coefficients = NOTHING
-    """Kept once, however many layers of the kind stand on a stage: rotary embeddings."""
+    """Bytes kept once for all layers of the kind on a stage, such as rotary embeddings."""
     transient_bytes: Coefficients = NOTHING
-    """Live during the pass beyond what is kept: gradients and work space. Nothing where the meter counts none."""
+    """Bytes live during the pass beyond those kept: gradients and workspaces. Zero where the meter counts none."""
     seconds_error: Measured = 0.0
     """Median relative error of the fitted forward and backward times together, on the profiled sizes."""
     bytes_error: Measured = 0.0
     """Largest relative error of the fitted kept bytes, on the profiled sizes."""
     noise: Measured = 0.0
-    """Spread of the repeats that three of four sizes keep below, as a share of their median, once measured again."""
+    """Upper quartile, over the sizes, of the spread of the repeats as a share of their median, after repetition."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a number that no measurement can give."""
+        """Raise ValueError for a number that no measurement can give."""
         check_measured(self)
 
     @property
@@ -83,16 +83,16 @@ class LayerCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateCost:
-    """The optimizer's step, and what the engine does around it beside averaging gradients."""
+    """The optimizer's step, with the engine's work around it except averaging gradients."""
 
     zero: ZeroStage
     data_parallel: int
-    """Ranks that it was measured on; with 1 there is no ZeRO."""
+    """Number of ranks on which it was measured; 1 is without ZeRO."""
     seconds_per_parameter: Measured
-    """Of the stage, on every rank."""
+    """Seconds on every rank for each parameter of its stage."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a number that no measurement can give."""
+        """Raise ValueError for a number that no measurement can give."""
         check_measured(self)
 
 
@@ -104,14 +104,14 @@ class LayerCosts:
     loading: LoadCost
     link: LinkCost
     updates: tuple[UpdateCost, ...]
-    """That of a rank alone first."""
+    """The cost on a single rank comes first."""
     reduce_seconds_per_byte: Measured
-    """Of averaging gradients over the data-parallel ranks."""
+    """Time of averaging gradients over the data-parallel ranks."""
     residual: Measured
     """Median relative error of the fitted forward and backward times on the profiled sizes."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a number that no measurement can give, and unless every kind of layer has one cost."""
+        """Raise ValueError for a number that no measurement can give, and unless every kind of layer has one cost."""
         check_measured(self)
         kinds = [kind for kind, _ in self.layers]
         if missing := [kind for kind in KINDS if kind not in kinds]:
@@ -125,24 +125,24 @@ class LayerCosts:
         return dict(self.layers)[kind]
 
     def update_seconds_per_parameter(self, layout: Layout) -> float:
-        """Of the optimizer alone. What was not measured is that of a single rank, shared out by ZeRO."""
+        """Return the time of the update; for an unmeasured layout that of one rank, which ZeRO divides by the ranks."""
         wanted = (layout.zero, layout.data > 1)
         found = {(update.zero, update.data_parallel > 1): update.seconds_per_parameter for update in self.updates}
         alone = self.updates[0].seconds_per_parameter
         return found.get(wanted, alone / layout.data if layout.zero else alone)
 
     def with_workers(self, workers: int) -> "LayerCosts":
-        """The same where so many processes load data: with any, packs are ready when they are asked for."""
+        """Return the costs with `workers` loading processes per rank: with any, packs are ready in time."""
         return replace(self, loading=LoadCost()) if workers else self
 
     @property
     def noisy_kinds(self) -> tuple[LayerKind, ...]:
-        """Those whose times are marked: they were measured again and stayed apart."""
+        """The kinds whose times spread too far even after they were measured again."""
         return tuple(kind for kind, cost in self.layers if cost.is_noisy)
 
 
 def check_measured(measured: object) -> None:
-    """Raises ValueError, with the field, for a number in the dataclass that is negative, infinite or none at all."""
+    """Raise ValueError, with the field, for a number in the dataclass that is negative or not finite."""
     for field in fields(measured):  # type: ignore[arg-type]
         value = getattr(measured, field.name)
         for number in value if isinstance(value, tuple) else (value,):

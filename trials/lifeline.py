@@ -1,4 +1,4 @@
-"""A process that ends with the one that started it, also where it is stopped and can do nothing itself."""
+"""Ending a process together with its parent, even while it is stopped and cannot act itself."""
 
 import ctypes
 import os
@@ -9,13 +9,14 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with(parent: int) -> None:
-    """Has the system kill this process when the thread of process `parent` that started it ends.
+    """Let the system kill this process when the thread of process `parent` that started it ends.
 
-    Children do not inherit this. Ends at once when `parent` is gone already.
+    Children do not inherit this. End at once when `parent` has ended already.
     """
     library = ctypes.CDLL(None, use_errno=True)
     if library.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
+    # The parent may have ended before the call, for which no signal comes.
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""What happened to a trial: `Completed`, `Rejected` or `Failed`, and nothing in between."""
+"""Outcomes of a trial: `Completed`, `Rejected` or `Failed`."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
@@ -22,19 +22,19 @@ class StageMeasurement:
     idle_seconds: float
     """The rest of the step: waiting for other ranks, communication."""
     peak_bytes: int
-    """Most bytes that were live at once: static, kept for the backward pass, and transient."""
+    """Peak of the live bytes: static, kept for the backward pass, and transient."""
     static_bytes: int
     """Weights, gradients and optimizer states."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """What the timed steps of a trial showed."""
+    """Measurement of the timed steps of a trial, over all ranks."""
 
     steps: tuple[int, ...]
     """The steps of the epoch that were timed, warm-up excluded."""
     step_seconds: tuple[float, ...]
-    """Wall-clock seconds of each timed step: the slowest rank."""
+    """Wall-clock seconds of each timed step on the slowest rank."""
     samples: int
     """Samples in the timed steps."""
     text_tokens: int
@@ -45,7 +45,7 @@ class Measurement:
     """One entry per rank, in order of rank."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError for what no trial measures."""
+        """Raise ValueError without ranks, without timed steps, and for a step without duration."""
         if not self.stages:
             raise ValueError("a measurement needs at least one rank")
         if not self.step_seconds or min(self.step_seconds) <= 0:
@@ -57,7 +57,7 @@ class Measurement:
 
     @property
     def peak_bytes(self) -> int:
-        """Of the fullest rank."""
+        """Peak bytes of the rank that needs most."""
         return max(stage.peak_bytes for stage in self.stages)
 
 

@@ -1,4 +1,4 @@
-"""What to try: packing, layout, split and recompute, as one immutable value."""
+"""Plans: packing, layout, split and recomputation as one immutable value."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -54,7 +54,7 @@ class Packed:
 ZeroStage: TypeAlias = Literal[0, 1, 2, 3]
 
 _ALWAYS = frozenset({"kind", "packer", "recompute_vision", "recompute_language"})
-"""The fields with a default that the first plans had: they count in an id also when they have it."""
+"""Fields of the first version of plans that have a default: an id covers them even at their default."""
 
 Packing: TypeAlias = Annotated[Padded | Packed, Field(discriminator="kind")]
 
@@ -105,7 +105,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Everything that is tuned. With a job it determines a training run.
+    """All that is tuned. With a job it determines a training.
 
     The vision embedding belongs to the first stage, the projector with the text embedding to the stage of the last
     vision layer (what it sends is smaller than what it receives), and the head with the loss to the last stage.
@@ -126,7 +126,7 @@ class Plan:
 
     @property
     def document(self) -> str:
-        """Its canonical JSON, as it is stored: equal plans have equal documents, also in other versions."""
+        """Canonical JSON of the plan, as it is stored: equal plans have equal documents, in every version."""
         return wire.canonical(self, always=_ALWAYS)
 
     @property
@@ -140,7 +140,7 @@ class Plan:
         return tuple(accumulate(stage.vision + stage.language for stage in self.stages))
 
     def check(self, *, vision_layers: int, language_layers: int, dtype: str) -> None:
-        """Raises InvalidPlan, with the remedy, unless a model of these layers, with weights of `dtype`, can be trained.
+        """Raise InvalidPlan, with the remedy, unless a model of these layers, with weights of `dtype`, can be trained.
 
         ZeRO 0 keeps neither float32 weights nor a float32 sum of gradients for bfloat16 weights.
         """

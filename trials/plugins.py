@@ -1,4 +1,4 @@
-"""Implementations that are found by name: a new module in the right package is all that a new one needs."""
+"""Implementations that are found by name: adding one is adding a module to its package."""
 
 import importlib
 import pkgutil
@@ -15,7 +15,7 @@ Contract = TypeVar("Contract")
 class Plugins(Generic[Contract]):
     """A package whose modules each implement the Protocol `Contract`, such as `Plugins[Packer]("trials.data.packers")`.
 
-    That a module does so is checked by tests over all names, not when it is loaded.
+    Tests over all names check that the modules do; loading does not.
     """
 
     package: str

@@ -1,4 +1,4 @@
-"""Files whose content has an end: no pipes, sockets or devices, which may block a reader or feed it for ever."""
+"""Regular files only: a pipe, socket or device may block its reader or never end."""
 
 import stat
 from pathlib import Path
@@ -13,7 +13,7 @@ _KINDS = {
 
 
 def check_regular(path: Path) -> int:
-    """Size of the file or folder in bytes. Raises OSError like `Path.stat`, and for a pipe, socket or device."""
+    """Return the size of the file or folder. Raise OSError like `Path.stat`, and for a pipe, socket or device."""
     found = path.stat()
     kind = _KINDS.get(stat.S_IFMT(found.st_mode))
     if kind:
@@ -22,13 +22,13 @@ def check_regular(path: Path) -> int:
 
 
 def open_regular(path: Path) -> IO[bytes]:
-    """The file, open for reading. Raises OSError like `Path.open`, and for a pipe, socket or device."""
+    """Open the file for reading. Raise OSError like `Path.open`, and for a pipe, socket or device."""
     check_regular(path)  # before it is opened: a pipe without a writer would block
     return path.open("rb")
 
 
 def read_regular(path: Path, most_bytes: int) -> bytes:
-    """The content of the file. Raises OSError like `open_regular`, and for a file of more bytes."""
+    """Return the content of the file. Raise OSError like `open_regular`, and for more than `most_bytes`."""
     with open_regular(path) as file:
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:

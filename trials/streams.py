@@ -1,4 +1,4 @@
-"""Standard streams for work that goes on when its reader leaves, its disk is full, or a descriptor was closed."""
+"""Standard streams whose writes never fail: their reader may end, a disk be full, a descriptor be closed."""
 
 import io
 import os
@@ -20,9 +20,9 @@ class _LossyFile(io.FileIO):
 
 
 def hold_descriptors() -> None:
-    """Opens the null device for each standard descriptor that is closed.
+    """Open the null device for each standard descriptor that is closed.
 
-    Else the next file to be opened would get its number, and with it the messages of native libraries and children.
+    Otherwise the next opened file would get its number, and with it the output of native libraries and children.
     """
     for number in range(3):
         try:
@@ -32,7 +32,7 @@ def hold_descriptors() -> None:
 
 
 def lossy(stream: TextIO | None, number: int) -> TextIO:
-    """A stream in place of `stream`, the one of that descriptor, None for a closed one. Its writes never fail."""
+    """Return a replacement for `stream`, on descriptor `number`, whose writes never fail; None is a closed stream."""
     return io.TextIOWrapper(
         io.BufferedWriter(_LossyFile(number, "w", closefd=False)),
         encoding=stream.encoding if stream else "utf-8",
@@ -42,9 +42,9 @@ def lossy(stream: TextIO | None, number: int) -> TextIO:
 
 
 def keep_stderr_open() -> None:
-    """Lets no write to `sys.stderr` fail, those at the interpreter's end included.
+    """Replace `sys.stderr` by a stream whose writes never fail, even at the interpreter's exit.
 
-    A stream that a caller put in its place is left alone.
+    A stream that a caller has put in its place stays.
     """
     hold_descriptors()
     if sys.stderr is sys.__stderr__:

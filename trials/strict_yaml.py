@@ -1,4 +1,4 @@
-"""YAML as people mean it: nothing ambiguous, nothing lost, every value with its line.
+"""Strict YAML: no ambiguous scalars, no lost values, and the line of every value.
 
 Plain scalars follow YAML 1.2, so that `1e-5` is a number while `no` and `12:30` stay texts. Keys that are given twice,
 tags and aliases are problems: the first loses a value silently, the others have no use in a file written by hand.
@@ -34,7 +34,7 @@ class Problem:
 
 
 class NotYaml(ValueError):
-    """The text breaks YAML's own rules, so that nothing more can be said about it."""
+    """The text is not valid YAML, so it cannot be checked further."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(str(problem))
@@ -43,27 +43,27 @@ class NotYaml(ValueError):
 
 @dataclass(slots=True, kw_only=True)
 class Document:
-    """A file's value, where its parts stand, and what is wrong with its form."""
+    """The value of a file, the lines of its parts, and the problems of its form."""
 
     value: object = None
     lines: dict[Place, int] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
     def line(self, place: Place) -> int:
-        """Line of the value at `place`, or of the innermost part around it that exists."""
+        """Return the line of the value at `place`, or of the innermost part around it that exists."""
         while place and place not in self.lines:
             place = place[:-1]
         return self.lines.get(place, 1)
 
 
 def dotted(place: Place) -> str:
-    """`data.sources[0].path`, as messages write it."""
+    """Return the place as messages write it, such as `data.sources[0].path`."""
     keys = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
     return keys.removeprefix(".") or "the file"
 
 
 def read(text: bytes) -> Document:
-    """The one document that `text` holds. Raises NotYaml."""
+    """Return the one document of `text`. Raise NotYaml."""
     try:
         root = yaml.compose(text, Loader=yaml.BaseLoader)
         document = Document()
@@ -81,7 +81,7 @@ def read(text: bytes) -> Document:
 
 
 class _Builder:
-    """Turns nodes into values; constructs nothing but texts, numbers, booleans, lists and dictionaries."""
+    """Converts nodes to values: texts, numbers, booleans, lists and dictionaries only."""
 
     def __init__(self, document: Document) -> None:
         self._document = document
@@ -124,7 +124,7 @@ class _Builder:
 
 
 def _plain(text: str) -> object:
-    """The value of an unquoted scalar; what is too large for a number stays a text."""
+    """Return the value of an unquoted scalar; a number that is too large stays a text."""
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
     if _WHOLE.fullmatch(text):

@@ -1,4 +1,4 @@
-"""Quantities as people write them: `400MiB`, `10min`."""
+"""Quantities with units: `400MiB`, `10min`."""
 
 import re
 
@@ -13,15 +13,15 @@ _MOST = 1 << 63  # above it, infinities included, no quantity makes sense
 
 
 def parse_bytes(value: object) -> int:
-    """Bytes from a whole number or a text such as `400MiB` or `1.5 GB`; case does not matter.
+    """Return the bytes of a whole number or a text such as `400MiB` or `1.5 GB`; case does not matter.
 
-    Raises ValueError with the value and the units that work.
+    Raise ValueError with the value and the known units.
     """
     return round(_parse(value, _BYTES, "a size such as 400MiB or 1.5GB"))
 
 
 def parse_seconds(value: object) -> float:
-    """Seconds from a number or a text such as `90s`, `10min` or `1.5h`. Raises ValueError like `parse_bytes`."""
+    """Return the seconds of a number or a text such as `90s` or `1.5h`. Raise ValueError like `parse_bytes`."""
     return _parse(value, _SECONDS, "a time such as 90s, 10min or 1.5h")
 
 

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, also where several processes write the same one."""
+"""Atomic writes of files, even where several processes write the same one."""
 
 import os
 import shutil
@@ -11,10 +11,10 @@ from uuid import uuid4
 
 @contextmanager
 def whole_file(path: Path, mode: int = 0o666, *, durable: bool = True) -> Iterator[IO[bytes]]:
-    """Stream whose content replaces `path` at the end of the context, unless an error ends it.
+    """Yield a stream whose content replaces `path` at the end of the context, unless an error ends it.
 
-    If `durable`, the content is on the disk by then, so a power cut leaves the old file or the new one. Messages
-    between processes need no such care. `mode` is that of a new file, less the umask; an old one keeps its own.
+    With `durable` the content is on the disk by then, so that a power cut leaves the old file or the new one; messages
+    between processes do not need it. A new file gets `mode`, less the umask; an existing one keeps its own.
     """
     partial = path.with_name(f".{path.stem[:32]}-{uuid4().hex[:8]}.partial")
     try:

@@ -1,7 +1,7 @@
-"""JSON for every value that crosses a process, file or database border.
+"""JSON of every value that crosses a process, file or database boundary.
 
-Numbers are finite, and whole ones have at most 64 bits: what a database cannot keep, and what makes no sense as a
-measurement, is neither written nor read.
+Numbers are finite, and whole ones have at most 64 bits: others make no sense as measurements, and databases cannot
+store them, so they are neither written nor read.
 """
 
 import hashlib
@@ -22,11 +22,11 @@ T = TypeVar("T")
 WHOLE = range(-(1 << 63), 1 << 63)
 """Whole numbers of 64 bits."""
 _LONG = re.compile(r"\d{19}")
-"""In every text with a whole number of more than 64 bits."""
+"""Matches in every text with a whole number of more than 64 bits."""
 _OTHER_FIELDS = {"missing", "unexpected_keyword_argument"}
 """pydantic's names for a missing and an unknown field of a dataclass."""
 _NOT_FINITE = re.compile(r"NaN|Infinity")
-"""In every text with a number that is not finite, as it is encoded."""
+"""Matches in every encoded text with a number that is not finite."""
 
 
 @cache
@@ -37,10 +37,10 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def encode(value: object, kind: Any = None) -> str:
-    """Canonical JSON of `value`: keys in field order, no white space, so that equal values give equal text.
+    """Return the canonical JSON of `value`: keys in field order, no white space, so equal values give equal text.
 
-    `kind` is needed for a union (`Outcome`, `Packing`), whose members are then told apart by their `kind` field.
-    Raises WireError for a number that is not finite or has more than 64 bits.
+    `kind` is needed for a union (`Outcome`, `Packing`), whose members are distinguished by their `kind` field.
+    Raise WireError for a number that is not finite or has more than 64 bits.
     """
     described_by: Any = kind or type(value)
     text = _adapter(described_by).dump_json(value).decode()
@@ -54,9 +54,9 @@ def decode(kind: type[T], text: str | bytes) -> T: ...
 @overload
 def decode(kind: Any, text: str | bytes) -> Any: ...
 def decode(kind: Any, text: str | bytes) -> Any:
-    """The value of type `kind` (a class, or a union such as `Outcome`) that `encode` wrote.
+    """Return the value of type `kind` (a class, or a union such as `Outcome`) that `encode` wrote.
 
-    Raises WireError when the text is no JSON, a field is missing, unknown or of the wrong type, or a number is not
+    Raise WireError when the text is no JSON, a field is missing, unknown or of the wrong type, or a number is not
     finite or has more than 64 bits; and InvalidPlan when a plan contradicts itself.
     """
     value = _validated("read", kind, text)
@@ -92,7 +92,7 @@ def _name(kind: Any) -> str:
 
 
 def write(path: Path, value: object, kind: Any = None) -> None:
-    """Encode to a file that appears under its name only when it is complete."""
+    """Encode the value to a file that appears only when it is complete."""
     with whole_file(path, durable=False) as stream:
         stream.write(encode(value, kind).encode())
 
@@ -102,7 +102,7 @@ def read(kind: type[T], path: Path) -> T | None: ...
 @overload
 def read(kind: Any, path: Path) -> Any: ...
 def read(kind: Any, path: Path) -> Any:
-    """What `write` left, or None while there is no such file. Raises WireError as `decode` does."""
+    """Return the value that `write` wrote, or None while there is no such file. Raise WireError as `decode` does."""
     try:
         text = path.read_text()
     except FileNotFoundError:
@@ -116,10 +116,10 @@ def to_document(value: object) -> Any:
 
 
 def canonical(value: object, *, always: Set[str] = frozenset(), never: Set[str] = frozenset()) -> str:
-    """Canonical JSON of what makes `value` another one, the text of its digest.
+    """Return the canonical JSON from which the digest of `value` is computed.
 
-    A field at its default is left out, so that one that comes later changes no digest; `always` and `never` name
-    fields, at any depth, that count at their default too, or not at all.
+    A field at its default is left out, so that a new field with a default changes no digest. `always` and `never` name
+    fields, at any depth, that are included even at their default, or never.
     """
     kind: Any = type(value)
     whole, changed = (_adapter(kind).dump_python(value, mode="json", exclude_defaults=short) for short in (False, True))
@@ -136,5 +136,5 @@ def _counted(whole: Any, changed: Any, always: Set[str], never: Set[str]) -> Any
 
 
 def digest(value: object, *, always: Set[str] = frozenset(), never: Set[str] = frozenset()) -> str:
-    """The first 16 hexadecimal digits of the SHA-256 of the value's `canonical` text."""
+    """Return the first 16 hexadecimal digits of the SHA-256 of the value's `canonical` text."""
     return hashlib.sha256(canonical(value, always=always, never=never).encode()).hexdigest()[:16]

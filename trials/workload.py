@@ -1,7 +1,7 @@
-"""What a measurement depends on besides the plan. Its fingerprint keys the database.
+"""Workloads: what a measurement depends on besides the plan. Their fingerprints are keys in the database.
 
-A field that comes later gets a default that says what was true, or not known, before; fingerprints leave defaults out,
-so that what is stored keeps its key. A name for people is no part of one.
+A new field needs a default that describes earlier measurements, since fingerprints leave defaults out: stored rows
+keep their keys. Names for people are not part of a fingerprint.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from trials import wire
 
 PATH_DIGEST = "path:"
-"""How the `config_digest` begins of a model that was stored when the path of its folder was a part of it."""
+"""Beginning of a `config_digest` from an earlier version, in which the path of the model's folder was a part of it."""
 _FOR_PEOPLE = frozenset({"name"})
 
 
@@ -24,12 +24,12 @@ class Hardware:
     devices: int
     """Ranks that the job may use."""
     device_memory_bytes: int
-    """Of one accelerator; on a CPU the machine's memory."""
+    """Memory of one accelerator; on a CPU that of the machine."""
     compute_capability: str | None
     driver: str | None
     cpu_name: str
     cpu_cores: int
-    """Physical and logical alike: what the scheduler offers to this process."""
+    """Logical processors on which the scheduler may run this process."""
     ram_bytes: int
     nodes: int = 1
     """Machines over which the ranks are spread."""
@@ -45,7 +45,7 @@ class Hardware:
 
     @property
     def kind(self) -> dict[str, str | int | None]:
-        """What devices of one kind share, however many there are, by field."""
+        """The fields, with their values, in which devices of one kind agree."""
         return {
             "accelerator": self.accelerator,
             "device_name": self.device_name,
@@ -69,15 +69,15 @@ class Software:
 
 
 GRADIENT_DTYPE = "float32"
-"""In which the engine sums gradients, whatever the weights' type."""
+"""Type in which the engine sums gradients, for every type of weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """A model as the tuner sees it: a chain of layers with their analytic cost."""
+    """The model as a chain of layers, with their analytic cost."""
 
     name: str
-    """The folder's or hub id's last part: for people."""
+    """Last part of the folder or hub id, for people."""
     family: str
     """Hugging Face `model_type`: the module of `trials.model.families`."""
     dtype: str
@@ -91,10 +91,10 @@ class ModelShape:
     square_flops: float
     """Forward operations per squared sample length in the language attention."""
     config_digest: str
-    """SHA-256 of what the configuration says of architecture and sizes. Not known where an older version stored the
-    model: then `path:` and a digest that only the same folder in the same place has."""
+    """SHA-256 of the architecture and sizes in the configuration. For a model that an earlier version stored it is
+    `path:` with a digest that also covers the folder's path."""
     gradient_dtype: str | None = None
-    """In which gradients are summed; None for that of the weights."""
+    """Type in which gradients are summed; None for that of the weights."""
 
     @property
     def element_bytes(self) -> int:
@@ -108,7 +108,7 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataProfile:
-    """The dataset as the tuner sees it: how many samples of which lengths."""
+    """The number and lengths of the dataset's samples."""
 
     samples: int
     """Samples of one epoch, repeats included."""
@@ -125,7 +125,7 @@ class DataProfile:
     """SHA-256 of all lengths in order."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError for an epoch without samples."""
+        """Raise ValueError for an epoch without samples."""
         if self.samples < 1:
             raise ValueError(f"an epoch needs at least one sample, not {self.samples}")
 
@@ -143,10 +143,10 @@ class Workload:
     hardware: Hardware
     software: Software
     oversize: str
-    """What is done with a sample above a pack's capacity: a measurement that skips some is another one."""
+    """Treatment of samples above a pack's capacity; measurements that skip some are not comparable with others."""
     global_batch_samples: int
     memory_limit_bytes: int
-    """Per rank."""
+    """Limit of each rank."""
 
     @property
     def fingerprint(self) -> str:

@@ -118,5 +118,5 @@ def _end_with_parent() -> None:
 
 def _measure(task: Task) -> ChunkLengths:
     if not _loaded:  # here and not in `_begin`, so that what goes wrong comes back as an error
-        _loaded.append(pickle.loads(_how))  # noqa: S301 - our parent's own bytes
+        _loaded.append(pickle.loads(_how))  # noqa: S301 - bytes of the parent process, through its own pipe
     return measure(*task, *_loaded[0])
