@@ -1,7 +1,7 @@
 """Engines that run the optimizer steps of a plan: DeepSpeed's pipeline engine, or its plain one for a single stage."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Protocol, cast
 
 import deepspeed
@@ -20,6 +20,15 @@ from trials.model.stage import StageModule, pack_loss
 from trials.plan import Plan
 
 LOAD, FORWARD, BACKWARD, OPTIMIZER = "load", "forward", "backward", "optimizer"
+_SECTIONS = {
+    schedule.LoadMicroBatch: LOAD,
+    schedule.ForwardPass: FORWARD,
+    schedule.BackwardPass: BACKWARD,
+    schedule.ReduceTiedGrads: OPTIMIZER,
+    schedule.ReduceGrads: OPTIMIZER,
+    schedule.OptimizerStep: OPTIMIZER,
+}
+"""The section of the stopwatch for each instruction of DeepSpeed's pipeline that is timed."""
 
 
 class TrainingEngine(Protocol):
@@ -136,21 +145,10 @@ class PipelineEngine(_DeepSpeedEngine):
             dist_init_required=False,
         )
         self.state = OptimizerState(self._engine, optimizer)
-        self._engine._INSTRUCTION_MAP = self._timed_instructions(self._engine._INSTRUCTION_MAP)
-
-    def _timed_instructions(self, instructions: dict[type, Callable[..., None]]) -> dict[type, Callable[..., None]]:
-        sections = {
-            schedule.LoadMicroBatch: LOAD,
-            schedule.ForwardPass: FORWARD,
-            schedule.BackwardPass: BACKWARD,
-            schedule.ReduceTiedGrads: OPTIMIZER,
-            schedule.ReduceGrads: OPTIMIZER,
-            schedule.OptimizerStep: OPTIMIZER,
-        }
-        return {
+        self._engine._INSTRUCTION_MAP = {
             # A context of `contextmanager` also decorates functions: each call enters a new one.
-            kind: self.stopwatch.section(sections[kind])(run) if kind in sections else run
-            for kind, run in instructions.items()
+            kind: self.stopwatch.section(_SECTIONS[kind])(run) if kind in _SECTIONS else run
+            for kind, run in self._engine._INSTRUCTION_MAP.items()
         }
 
     def step(self, batches: Iterator[MicroBatch], count: int, target_tokens: int) -> float:

@@ -43,7 +43,11 @@ class OptimizerState:
             with GatheredParameters(parameter, modifier_rank=0):
                 parameter.copy_(value)
         if hasattr(parameter, "ds_id"):
-            self._write_share(parameter, None if part == WEIGHT else part, value)
+            # All shares under ZeRO 3 have one size, so the last may be padded, on which DeepSpeed's own setter fails.
+            share, _ = self._wrapper._get_fp32_opt_state_partition(parameter, False, None if part == WEIGHT else part)
+            start = self._wrapper._get_param_partition_rank(parameter) * share.numel()
+            own = value.flatten()[start : start + share.numel()]
+            share[: own.numel()].copy_(own)
         elif part == WEIGHT:
             set_master_weight(parameter, value)
         elif self._is_split(parameter):
@@ -62,16 +66,6 @@ class OptimizerState:
         connect = getattr(self._wrapper, "_lazy_init_hp_params_optimizer_state", None)
         if connect is not None:
             connect()
-
-    def _write_share(self, parameter: nn.Parameter, part: str | None, value: torch.Tensor) -> None:
-        """Set this rank's share, under ZeRO 3, of a moment; `part` None is the float32 weight.
-
-        All shares have one size, so the last may be padded. DeepSpeed's own setter fails on a padded one.
-        """
-        share, _ = self._wrapper._get_fp32_opt_state_partition(parameter, False, part)
-        start = self._wrapper._get_param_partition_rank(parameter) * share.numel()
-        own = value.flatten()[start : start + share.numel()]
-        share[: own.numel()].copy_(own)
 
     @staticmethod
     def _is_split(parameter: nn.Parameter) -> bool:

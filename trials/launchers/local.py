@@ -6,11 +6,12 @@ from itertools import count
 from pathlib import Path
 from uuid import uuid4
 
+from trials import wire
 from trials.launchers.commands import rank_environments
 from trials.launchers.processes import Processes
 from trials.tasks.answer import Answer, begun_path, read_report, report_path
 from trials.tasks.request import Request, write_request
-from trials.tasks.steering import Verdict, read_step, write_verdict
+from trials.tasks.steering import TimedStep, Verdict, step_path, verdict_path
 
 
 class LocalLauncher:
@@ -59,14 +60,14 @@ class LocalRanks:
         return {rank for rank in range(self._world_size) if begun_path(self._request, rank).exists()}
 
     def next_step(self) -> float | None:
-        step = read_step(self._request, self._steps + 1)
+        step = wire.read(TimedStep, step_path(self._request, self._steps + 1))
         if step is None:
             return None
         self._steps += 1
         return step.seconds
 
     def decide(self, *, go_on: bool) -> None:
-        write_verdict(self._request, self._steps, Verdict(go_on=go_on))
+        wire.write(verdict_path(self._request, self._steps), Verdict(go_on=go_on))
 
     def answers(self) -> dict[int, Answer]:
         found = {rank: read_report(self._request, rank) for rank in range(self._world_size)}

@@ -159,18 +159,16 @@ def _check_place(path: str) -> None:
     elif folder.is_absolute() or path.startswith("."):
         raise ModelError(f"model folder {path} does not exist; give a local folder or a hub id such as org/name")
     else:
-        _check_hub(path, huggingface_hub.constants.ENDPOINT)
-
-
-def _check_hub(path: str, hub: str) -> None:
-    nowhere = f"model {path} is no folder beside the job file"
-    try:
-        cached = isinstance(huggingface_hub.try_to_load_from_cache(path, CONFIG), str)
-    except HFValidationError as error:
-        raise ModelError(f"{nowhere} and no hub id; correct model.path: {reason(error)}") from error
-    # Asked here first: where nothing answers, the hub's client tries for minutes.
-    if not (cached or huggingface_hub.is_offline_mode() or _answers(hub)):
-        raise ModelError(f"{nowhere}, and {hub} does not answer; correct model.path, or copy the model to this machine")
+        nowhere, hub = f"model {path} is no folder beside the job file", huggingface_hub.constants.ENDPOINT
+        try:
+            cached = isinstance(huggingface_hub.try_to_load_from_cache(path, CONFIG), str)
+        except HFValidationError as error:
+            raise ModelError(f"{nowhere} and no hub id; correct model.path: {reason(error)}") from error
+        # Asked here first: where nothing answers, the hub's client tries for minutes.
+        if not (cached or huggingface_hub.is_offline_mode() or _answers(hub)):
+            raise ModelError(
+                f"{nowhere}, and {hub} does not answer; correct model.path, or copy the model to this machine"
+            )
 
 
 def _answers(url: str) -> bool:

@@ -25,31 +25,18 @@ class Verdict:
     go_on: bool
 
 
-def write_step(folder: Path, number: int, step: TimedStep) -> None:
-    """Write timed step `number`, counted from 1, to the request's folder."""
-    wire.write(_step_path(folder, number), step)
+def step_path(folder: Path, number: int) -> Path:
+    """Return where rank 0 writes timed step `number` of the request in `folder`, counted from 1."""
+    return folder / f"step-{number}.json"
+
+
+def verdict_path(folder: Path, number: int) -> Path:
+    """Return where the agent answers timed step `number`."""
+    return folder / f"verdict-{number}.json"
 
 
 def await_verdict(folder: Path, number: int) -> Verdict:
     """Wait for the answer to step `number` and return it. A rank whose agent has ended is killed: see `fork_server`."""
-    while (verdict := wire.read(Verdict, _verdict_path(folder, number))) is None:
+    while (verdict := wire.read(Verdict, verdict_path(folder, number))) is None:
         time.sleep(_POLL_SECONDS)
     return verdict
-
-
-def read_step(folder: Path, number: int) -> TimedStep | None:
-    """Return timed step `number`, counted from 1; None until rank 0 has written it."""
-    return wire.read(TimedStep, _step_path(folder, number))
-
-
-def write_verdict(folder: Path, number: int, verdict: Verdict) -> None:
-    """Answer step `number`."""
-    wire.write(_verdict_path(folder, number), verdict)
-
-
-def _step_path(folder: Path, number: int) -> Path:
-    return folder / f"step-{number}.json"
-
-
-def _verdict_path(folder: Path, number: int) -> Path:
-    return folder / f"verdict-{number}.json"

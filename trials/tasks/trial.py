@@ -1,7 +1,6 @@
 """A trial on one rank: warm-up steps, then timed steps until the agent ends it."""
 
 import time
-from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,15 +8,15 @@ from pathlib import Path
 import torch
 from deepspeed import comm
 
+from trials import wire
 from trials.data.epoch import Step
-from trials.data.loader import MicroBatch
 from trials.engine.engine import BACKWARD, FORWARD, LOAD, OPTIMIZER
 from trials.engine.memory import module_static_bytes
 from trials.outcome import StageMeasurement
 from trials.tasks.answer import TrialReport
 from trials.tasks.request import Trial
 from trials.tasks.session import Session
-from trials.tasks.steering import TimedStep, await_verdict, write_step
+from trials.tasks.steering import TimedStep, await_verdict, step_path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +37,14 @@ def run_trial(session: Session, task: Trial, folder: Path) -> TrialReport:
             session.step(batches, epoch.step(number))
         session.engine.stopwatch.read()
         steps = [epoch.step(number) for number in task.timed_steps]
-        timed = tuple(_timed_steps(session, batches, steps, folder if task.steered else None))
+        timed: list[_Timed] = []
+        for step in steps:
+            start = time.perf_counter()
+            # The loss is a number from the device, so the step is over when it is known.
+            loss = session.step(batches, step)
+            timed.append(_Timed(step=step, seconds=time.perf_counter() - start, loss=loss))
+            if task.steered and not _goes_on(session, folder, timed, last=len(timed) == len(steps)):
+                break
     return TrialReport(
         step_seconds=tuple(each.seconds for each in timed),
         losses=tuple(each.loss for each in timed),
@@ -49,24 +55,12 @@ def run_trial(session: Session, task: Trial, folder: Path) -> TrialReport:
     )
 
 
-def _timed_steps(
-    session: Session, batches: Iterator[MicroBatch], steps: Sequence[Step], steered_in: Path | None
-) -> Iterator[_Timed]:
-    for number, step in enumerate(steps, 1):
-        start = time.perf_counter()
-        # The loss is a number from the device, so the step is over when it is known.
-        loss = session.step(batches, step)
-        timed = _Timed(step=step, seconds=time.perf_counter() - start, loss=loss)
-        yield timed
-        if steered_in is not None and not _goes_on(session, steered_in, number, timed, last=number == len(steps)):
-            return
-
-
-def _goes_on(session: Session, folder: Path, number: int, timed: _Timed, *, last: bool) -> bool:
+def _goes_on(session: Session, folder: Path, timed: list[_Timed], *, last: bool) -> bool:
     """Return whether to run the next step. Rank 0 asks the agent and broadcasts the answer, so all ranks agree."""
+    number = len(timed)
     asks = session.coordinates.rank == 0
     if asks:
-        write_step(folder, number, TimedStep(seconds=timed.seconds))
+        wire.write(step_path(folder, number), TimedStep(seconds=timed[-1].seconds))
     if last:
         return False
     answer = torch.zeros(1, device=next(session.engine.stage.parameters()).device)

@@ -16,7 +16,13 @@ def listed(document: dict[str, Any]) -> dict[str, Any] | None:
     """Return the entries of a document whose `datasets` is a list with a `json_path`."""
     match document:
         case {"datasets": [*entries]} if any(isinstance(entry, dict) and "json_path" in entry for entry in entries):
-            return _by_name(entries)
+            named: dict[str, Any] = {}
+            for number, entry in enumerate(entries, 1):
+                name = str(entry.get("json_path", number)) if isinstance(entry, dict) else str(number)
+                if name in named:
+                    raise DataError(f"{name} is listed twice in `datasets`; keep one, with the samples of both")
+                named[name] = entry
+            return named
     return None
 
 
@@ -24,13 +30,3 @@ def entry(listing: Listing) -> Entry:
     """Return the entry; a sampling such as `first:25%` is one of `trials.sampling`."""
     sampling = str(listing.values.get("sampling_strategy", "all"))
     return replace(listing.entry("json_path"), sampling=sampling)
-
-
-def _by_name(entries: list[Any]) -> dict[str, Any]:
-    named: dict[str, Any] = {}
-    for number, entry in enumerate(entries, 1):
-        name = str(entry.get("json_path", number)) if isinstance(entry, dict) else str(number)
-        if name in named:
-            raise DataError(f"{name} is listed twice in `datasets`; keep one, with the samples of both")
-        named[name] = entry
-    return named

@@ -48,7 +48,11 @@ class Pattern:
 
 def pack(units: Ints, tokens: Ints, packing: Packed, seed: int) -> tuple[Ints, Ints]:
     """Take the size with the largest share of both capacities that still fits; `seed` chooses items of a size."""
-    units, tokens = _coarse(units, tokens, packing)
+    # Sizes are rounded up by the least grain that leaves few of them.
+    alone = np.unique(units)
+    units = _up(units, _grain(alone, np.zeros_like(alone), packing.qv, _UNIT_SIZES), packing.qv)
+    of_units, of_tokens = np.divmod(np.unique(units * (packing.qt + 1) + tokens), packing.qt + 1)
+    tokens = _up(tokens, _grain(of_tokens, of_units, packing.qt, _SIZES), packing.qt)
     # One number for each pair of sizes, since no token count is above qt.
     key = units * (packing.qt + 1) + tokens
     # A stable sort of shuffled items leaves those of one size in random order.
@@ -129,15 +133,6 @@ def _fullest(shelves: _Shelves, packing: Packed) -> Counter[int]:
         free_units -= best[0]
         free_tokens -= best[1]
         taken[best[2]] += 1
-
-
-def _coarse(units: Ints, tokens: Ints, packing: Packed) -> tuple[Ints, Ints]:
-    """Return sizes rounded up by the least grain that leaves few of them."""
-    alone = np.unique(units)
-    units = _up(units, _grain(alone, np.zeros_like(alone), packing.qv, _UNIT_SIZES), packing.qv)
-    pairs = np.unique(units * (packing.qt + 1) + tokens)
-    of_units, of_tokens = np.divmod(pairs, packing.qt + 1)
-    return units, _up(tokens, _grain(of_tokens, of_units, packing.qt, _SIZES), packing.qt)
 
 
 def _grain(sizes: Ints, others: Ints, most: int, different: int) -> int:

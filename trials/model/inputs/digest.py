@@ -20,26 +20,21 @@ def model_digest(kind: type, config: Any, tokenizer: Any, processor: Any, max_to
     """Return the first 32 hexadecimal digits of a SHA-256.
 
     It covers the measuring class, the model's configuration, all that its tokenizer and processor would save, the
-    limit, and the libraries' versions.
+    limit, and the libraries' versions. Raise OSError when the temporary folder is full or read-only.
     """
     digest = hashlib.sha256()
     versions = [library.__version__ for library in (transformers, tokenizers, PIL)]
     facts = [f"{kind.__module__}.{kind.__qualname__}", config.to_dict(), processor.to_dict(), max_tokens, versions]
     digest.update(json.dumps(facts, sort_keys=True, default=str).encode())
     with tempfile.TemporaryDirectory() as folder:
-        _save(tokenizer, folder)
+        try:
+            tokenizer.save_pretrained(folder)
+        except Exception as error:  # what the Rust library raises for a full or read-only folder, too
+            refused = _OS_ERROR.search(str(error))
+            if refused is None:
+                raise
+            code = int(refused[1])
+            raise OSError(code, os.strerror(code), folder) from error
         for file in sorted(path for path in Path(folder).rglob("*") if path.is_file()):
             digest.update(file.name.encode() + file.read_bytes())
     return digest.hexdigest()[:32]
-
-
-def _save(tokenizer: Any, folder: str) -> None:
-    """Save a tokenizer; raise OSError for a full or read-only folder, where the library raises a bare Exception."""
-    try:
-        tokenizer.save_pretrained(folder)
-    except Exception as error:
-        refused = _OS_ERROR.search(str(error))
-        if refused is None:
-            raise
-        code = int(refused[1])
-        raise OSError(code, os.strerror(code), folder) from error

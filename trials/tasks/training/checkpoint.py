@@ -103,13 +103,19 @@ def save_model(session: Session, folder: Path, record: TrainingRecord, steps: in
     An existing `folder` is renamed. Raise TrialsError when the model cannot be written to the disk.
     """
     stage, stages = session.coordinates.stage, session.request.plan.layout.pipeline
+    model = session.engine.stage.model
     file = f"model-{stage + 1:05d}-of-{stages:05d}.safetensors"
     tensors = {
         name: session.engine.state.read(parameter, WEIGHT).to("cpu", parameter.dtype, copy=True)
         for name, parameter in _named_parameters(session)
         if name not in session.engine.stage.tied
     }
-    weights = stored_form(session.engine.stage.model, {**tensors, **_saved_buffers(session)})
+    # The buffers that belong to a model folder, such as a router's correction bias.
+    for path in session.engine.stage.paths:
+        for name, tensor in model.get_submodule(path).state_dict(keep_vars=True).items():
+            if not isinstance(tensor, nn.Parameter):
+                tensors[f"{path}.{name}"] = tensor.to("cpu", copy=True)
+    weights = stored_form(model, tensors)
     with _writing(session, folder, record) as partial:
         if session.coordinates.data_rank == 0:
             _save_tensors(weights, partial / file, {"format": "pt"})
@@ -138,17 +144,6 @@ def _add_configuration(session: Session, folder: Path) -> None:
     for pattern in ("*processor*.json", "generation_config.json", "chat_template*"):
         for extra in Path(settings.path).glob(pattern):
             shutil.copy(extra, folder / extra.name)
-
-
-def _saved_buffers(session: Session) -> dict[str, torch.Tensor]:
-    """Return the buffers of this rank's stage that belong to a model folder, such as a router's correction bias."""
-    stage = session.engine.stage
-    return {
-        f"{path}.{name}": tensor.to("cpu", copy=True)
-        for path in stage.paths
-        for name, tensor in stage.model.get_submodule(path).state_dict(keep_vars=True).items()
-        if not isinstance(tensor, nn.Parameter)
-    }
 
 
 def _named_parameters(session: Session) -> Iterator[tuple[str, nn.Parameter]]:

@@ -110,14 +110,6 @@ def open_output(folder: Path, settings: Settings) -> OpenedOutput:
     return OpenedOutput(record=record, steps=steps, has_model=has_model)
 
 
-def reopen_output(folder: Path, steps: int, *, has_model: bool) -> OpenedOutput:
-    """Return the opened output on another rank, from what rank 0 has found."""
-    record = read_record(folder / RECORD_FILE)
-    if record is None:
-        raise OutputTaken(f"{folder / RECORD_FILE} is gone; all ranks need access to the same folder")
-    return OpenedOutput(record=record, steps=steps, has_model=has_model)
-
-
 def check_unclaimed(folder: Path, settings: Settings | None = None) -> None:
     """Raise OutputTaken when a folder without a record holds a file that a training would write.
 

@@ -8,17 +8,18 @@ import torch
 from deepspeed import comm
 
 from trials.data.epoch import Epoch
-from trials.errors import TrialsError
+from trials.errors import OutputTaken, TrialsError
 from trials.tasks.answer import TrainingReport
 from trials.tasks.request import Training
 from trials.tasks.session import Session
 from trials.tasks.training.checkpoint import load_checkpoint, save_checkpoint, save_model
 from trials.tasks.training.output import (
     MODEL_FOLDER,
+    RECORD_FILE,
     OpenedOutput,
     checkpoint_folder,
     open_output,
-    reopen_output,
+    read_record,
 )
 from trials.tasks.training.progress import PROGRESS_FILE, Progress, append_step
 from trials.tasks.training.settings import training_settings
@@ -63,7 +64,10 @@ def _open(session: Session, output: Path) -> OpenedOutput:
         found += torch.tensor((opened.steps, opened.has_model), device=found.device)
     comm.broadcast(found, src=0)
     steps, has_model = found.tolist()
-    return reopen_output(output, steps, has_model=bool(has_model))
+    record = read_record(output / RECORD_FILE)
+    if record is None:
+        raise OutputTaken(f"{output / RECORD_FILE} is gone; all ranks need access to the same folder")
+    return OpenedOutput(record=record, steps=steps, has_model=bool(has_model))
 
 
 def _run_steps(session: Session, epoch: Epoch, numbers: range, before: int, total: int) -> Iterator[Progress]:
