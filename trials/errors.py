@@ -20,7 +20,7 @@ class InvalidPlan(TrialsError):
 
 
 class UnknownName(TrialsError):
-    """No module of that name exists in the package that was asked."""
+    """No module of that name exists in the package."""
 
 
 class DataError(TrialsError):

@@ -66,7 +66,7 @@ class HardwareSection(_Section):
     devices: Annotated[int, Field(gt=0)] | None = None
     """Ranks to use; every visible accelerator when absent, else 2 CPU ranks."""
     memory_limit: Bytes | None = None
-    """Per rank; the device's memory less a reserve when absent."""
+    """Limit of each rank; the device's memory less a reserve when absent."""
 
 
 class TrainingSection(_Section):
@@ -85,7 +85,7 @@ _Some = Field(min_length=1)
 
 
 class SpaceSection(_Section):
-    """What may be searched. An axis that is not given has the values that the data and the devices offer."""
+    """The searched values of each axis; an axis that is not given has those that the data and the devices allow."""
 
     layouts: Annotated[tuple[str, ...], _Some] | None = None
     """Pipeline and data degree with the ZeRO stage, like p2-d4-z1."""
@@ -139,7 +139,7 @@ class SearchSection(_Section):
     trial_timeout: Seconds = 300.0
     """A trial without a result after this is ended; the start of its processes does not count."""
     space: SpaceSection = SpaceSection()
-    """What may be searched."""
+    """The searched values of each axis."""
     parallel: Annotated[int, Field(gt=0)] = 1
     """Trials that run at the same time, each on `hardware.devices` devices of its own."""
     workers: Literal["warm", "fresh"] = "warm"

@@ -9,7 +9,7 @@ from pydantic import Field
 from trials.plan import Layout, ZeroStage
 
 LayerKind: TypeAlias = Literal["vision_embedding", "vision", "projector", "language", "head"]
-"""In the order of the chain."""
+"""Kinds of layers, in the order of the chain."""
 KINDS: tuple[LayerKind, ...] = get_args(LayerKind)
 Measured: TypeAlias = Annotated[float, Field(le=1e15)]
 """Seconds, bytes or a share. The bound keeps sums of products of such numbers finite; larger ones are refused."""

@@ -1,9 +1,9 @@
-"""Which of a file's samples take part: `all`, `first:N`, `end:N` or `random:N`, N a count or a percentage."""
+"""Samplings, which choose samples of a file: `all`, `first:N`, `end:N` or `random:N`, N a count or a percentage."""
 
 import math
 
 PATTERN = r"^(all|(first|end|random):([1-9]\d{0,11}|(100|[1-9]\d?(\.\d+)?|0\.\d*[1-9]\d*)%))$"
-"""What a sampling may be, as a regular expression; the names are those of LLaVA's YAML mixtures."""
+"""Regular expression of a sampling; the names are those of LLaVA's YAML mixtures."""
 
 
 def taken(sampling: str, rows: int) -> tuple[slice, float]:

@@ -26,7 +26,7 @@ class Problem:
     """One thing that is wrong, and what to do about it."""
 
     line: int
-    """Counted from 1."""
+    """Line of the file, counted from 1."""
     text: str
 
     def __str__(self) -> str:

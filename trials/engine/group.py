@@ -23,7 +23,7 @@ _LOOPBACK_SCHEME = "loopback"
 
 
 def env_meeting() -> str:
-    """Return the `init_method` for MASTER_ADDR and MASTER_PORT; a store at a loopback address listens there alone."""
+    """Return the `init_method` for MASTER_ADDR and MASTER_PORT; for a loopback address one that listens there alone."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun listens itself
         return "env://"
     address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]

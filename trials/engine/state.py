@@ -21,7 +21,7 @@ class OptimizerState:
     """
 
     def __init__(self, engine: Any, optimizer: torch.optim.Optimizer) -> None:
-        """`engine` is DeepSpeed's, `optimizer` the torch optimizer that it was given."""
+        """Access the state of DeepSpeed's `engine`, which was built with the torch `optimizer`."""
         self._wrapper = engine.optimizer
         self._optimizer = optimizer
 

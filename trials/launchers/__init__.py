@@ -39,7 +39,7 @@ class RankGroup(Protocol):
         """Return the exit codes of the ranks that have ended, by rank; minus the signal for one that was killed."""
 
     def end(self) -> None:
-        """End every rank and the processes that it started. Return when they have ended."""
+        """End every rank and the processes that it started."""
 
 
 class Launcher(Protocol):

@@ -38,7 +38,7 @@ class ForkedRank:
     """One rank process. Its standard input is a socket, on which the server reports its state: see `fork_server`."""
 
     def __init__(self, environment: Mapping[str, str], log: Path) -> None:
-        """Fork the rank with exactly this `environment`; its output is appended to `log`."""
+        """Fork the rank with `environment` in place of the server's; its output is appended to `log`."""
         self._state: ProcessState | None = None
         self._unread = b""
         # DeepSpeed sets it too. Otherwise counting devices would initialize CUDA, which no forked process can use.

@@ -93,7 +93,7 @@ def _plain_model(config: PretrainedConfig) -> PreTrainedModel:
             else:
                 inputs = parameter[0].numel() if parameter.dim() == 4 else parameter.shape[-1]
                 parameter.copy_(noise * _GAIN / inputs**0.5)
-    model.eval()  # without dropout, which draws anew in each pass
+    model.eval()  # without dropout, which is drawn again in each pass
     return model
 
 

@@ -32,7 +32,7 @@ from trials.run.worker import import_serve, keep_streams
 def main() -> None:
     """Fork ranks until the agent has ended. In each rank, serve requests until there are no more, or one fails."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--agent", type=int, required=True, help="process that asks for ranks, with which this ends")
+    parser.add_argument("--agent", type=int, required=True, help="process id of the agent, with which this ends")
     end_with(parser.parse_args().agent)
     keep_streams()
     started_with = frozenset(os.environ)

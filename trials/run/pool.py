@@ -16,7 +16,7 @@ from trials.tasks.request import Request, Trial
 _log = logging.getLogger(__name__)
 
 REQUESTS_PER_START: Mapping[Literal["warm", "fresh"], int] = {"warm": 50, "fresh": 1}
-"""How many requests ranks serve, by `search.workers`. Warm ranks are limited too, for leaks that no footprint shows."""
+"""Requests per group of ranks, by `search.workers`. Warm ranks are limited too, for leaks that no footprint shows."""
 
 _POLL_SECONDS = 0.02
 _START_SECONDS = 300.0
@@ -145,7 +145,7 @@ class WarmPool:
             if not has_begun and len(ranks.begun()) == world_size:
                 has_begun, deadline = True, time.monotonic() + timeout_seconds
             answers = ranks.answers()
-            # After the answers are read, so that the last step is heard before they are handed on.
+            # Read after the answers, so that `on_step` gets the last step before they are returned.
             while (seconds := ranks.next_step()) is not None:
                 ranks.decide(go_on=on_step(seconds))
             if any(isinstance(answer.report, FailureReport) for answer in answers.values()) or ranks.dead():

@@ -1,7 +1,7 @@
 """Iterative sampling and filtering: shuffle, fill packs one after the other, keep the full ones, repeat with the rest.
 
 Source: OmniBal (ICML 2025), iterative sampling and filtering. Unlike its published code, it loses no tail and no
-sample, draws anew in each round and stops when a round fills hardly a pack.
+sample, shuffles again in each round and stops when a round fills hardly a pack.
 """
 
 import numpy as np
@@ -26,7 +26,7 @@ def pack(units: Ints, tokens: Ints, packing: Packed, seed: int) -> tuple[Ints, I
     for number in range(1, MAX_ROUNDS + 1):
         if not len(pool):
             break
-        # Anew in each round: with the same order, the same packs would miss again.
+        # Shuffled again in each round: with the same order, the same packs would miss again.
         pool = random.permutation(pool)
         drawn, sizes = _next_fit(units[pool], tokens[pool], packing)
         if number == MAX_ROUNDS or drawn.mean() < _WORTHWHILE:
