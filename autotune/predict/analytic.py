@@ -136,12 +136,14 @@ class _Share:
         kept: tuple[float, float],
         output: tuple[float, float],
     ) -> LayerCost:
-        """`kept` and `output` are values per unit and per token, before they are shared out."""
+        """Return the costs of this share; `kept` and `output` are values of the whole layer per unit and per token."""
         read = _Work(moved_values=parameters)
-        forward = (self.seconds(unit), self.seconds(token), self.seconds(square), self.seconds(read))
+        units, tokens, squares, constant = map(self.seconds, (unit, token, square, read))
+        forward = units, tokens, squares, constant
         return LayerCost(
             forward_seconds=forward,
-            backward_seconds=_twice(forward),
+            # Products for the inputs and for the weights (Megatron-LM, appendix).
+            backward_seconds=(2 * units, 2 * tokens, 2 * squares, 2 * constant),
             recompute_seconds=forward,
             kept_bytes=self._bytes(kept),
             output_bytes=self._bytes(output),
@@ -151,12 +153,6 @@ class _Share:
     def _bytes(self, values: tuple[float, float]) -> Coefficients:
         unit, token = (value * _ELEMENT_BYTES / self._degree for value in values)
         return unit, token, 0.0, 0.0
-
-
-def _twice(seconds: Coefficients) -> Coefficients:
-    """Backward: products for the inputs and for the weights (Megatron-LM, appendix)."""
-    units, tokens, squares, constant = seconds
-    return 2 * units, 2 * tokens, 2 * squares, 2 * constant
 
 
 def _vision_embedding(vision: VisionShape, share: _Share) -> LayerCost:

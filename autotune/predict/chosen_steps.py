@@ -29,8 +29,3 @@ class ChosenSteps(EpochSizes):
     def pack_samples(self) -> Ints:
         of_whole: Ints = super().pack_samples[self._packs]
         return of_whole
-
-    def packs_of_rank(self, data_rank: int) -> Ints:
-        """Return the numbers of that data rank's packs."""
-        packs: Ints = np.concatenate([block[:, :, data_rank].ravel() for block in self.blocks])
-        return packs

@@ -1,7 +1,7 @@
 """Fits layer costs: time and memory of each kind of layer as a function of a pack's size."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
@@ -93,23 +93,19 @@ def _fit_layer(timings: Sequence[LayerTiming], kind: LayerKind, parameters: int)
         transient_bytes=fit(lambda t: t.transient_bytes, _BYTE_TERMS[kind]),
         parameters=parameters,
     )
-    return _with_errors(cost, timings, kind)
+    kept = np.array([t.kept_bytes for t in timings], dtype=np.float64)
+    return replace(
+        cost,
+        seconds_error=float(np.median(_time_errors(timings, kind, cost))),
+        bytes_error=float((np.abs(sizes @ np.array(cost.kept_bytes) - kept) / np.maximum(kept, 1)).max()),
+        # A quarter of the sizes may be noisier than this.
+        noise=float(np.quantile([t.spread for t in timings], 0.75)),
+    )
 
 
 def _fit_load(timings: Sequence[LoadTiming]) -> Coefficients:
     sizes = np.array([(t.units, t.tokens, 0, 1) for t in timings], dtype=np.float64)
     return fit_not_negative(sizes, np.array([t.seconds for t in timings]), _LOAD_TERMS)
-
-
-def _with_errors(cost: LayerCost, timings: Sequence[LayerTiming], kind: LayerKind) -> LayerCost:
-    values = {field.name: getattr(cost, field.name) for field in fields(cost)}
-    kept = np.array([t.kept_bytes for t in timings], dtype=np.float64)
-    byte_errors = np.abs(_sizes(timings) @ np.array(cost.kept_bytes) - kept) / np.maximum(kept, 1)
-    values["seconds_error"] = float(np.median(_time_errors(timings, kind, cost)))
-    values["bytes_error"] = float(byte_errors.max())
-    # A quarter of the sizes may be noisier than this.
-    values["noise"] = float(np.quantile([t.spread for t in timings], 0.75))
-    return LayerCost(**values)
 
 
 def _sizes(timings: Sequence[LayerTiming]) -> Array:

@@ -7,7 +7,7 @@ import numpy as np
 
 from autotune.predict.costs import Array
 from trials import wire
-from trials.layer_costs import Coefficients, LayerCosts, UpdateCost
+from trials.layer_costs import Coefficients, LayerCosts
 from trials.workload import DataProfile
 
 _KIBI = 1 << 10
@@ -68,25 +68,18 @@ def costs_text(costs: LayerCosts, pack: TypicalPack) -> str:
         mark = "  noisy" if cost.is_noisy else ""
         error, noise = f"{cost.seconds_error:.1%}", f"{cost.noise:.0%}"
         lines.append(f"{kind:<18}{forward:>11}{backward:>12}{again:>13}{kept:>10}{error:>7}{noise:>7}{mark}")
-    return "\n".join((*lines, "", *_speeds(costs, pack)))
-
-
-def _speeds(costs: LayerCosts, pack: TypicalPack) -> tuple[str, ...]:
     link = costs.link
     pixels, labels = (pack.cost(each) * 1e3 for each in (costs.loading.pixels_seconds, costs.loading.labels_seconds))
-    return (
+    lines += [
+        "",
         f"loading    {pixels:.3f} ms, of labels alone {labels:.3f} ms",
         f"link       {link.latency_seconds * 1e6:.0f} us and {_nanoseconds_per_kibi(link.seconds_per_byte)}",
         f"reduction  {_nanoseconds_per_kibi(costs.reduce_seconds_per_byte)}",
-        *(
-            f"update     {update.seconds_per_parameter * 1e9:.2f} ns per parameter{_sharded(update)}"
-            for update in costs.updates
-        ),
-    )
-
-
-def _sharded(update: UpdateCost) -> str:
-    return f", {update.data_parallel} data ranks, ZeRO {update.zero}" if update.data_parallel > 1 else ""
+    ]
+    for update in costs.updates:
+        sharded = f", {update.data_parallel} data ranks, ZeRO {update.zero}" if update.data_parallel > 1 else ""
+        lines.append(f"update     {update.seconds_per_parameter * 1e9:.2f} ns per parameter{sharded}")
+    return "\n".join(lines)
 
 
 def _nanoseconds_per_kibi(seconds_per_byte: float) -> str:

@@ -94,7 +94,7 @@ def stage_features(
 ) -> tuple[Features, Features, Features, Features]:
     """Return the features of a rank's (load, forward, backward, optimizer) seconds in a mean step of these."""
     sizes = ChosenSteps(predictor.sizes(plan.packing, plan.layout), steps)
-    table = sizes.table[sizes.packs_of_rank(data_rank)]
+    table = sizes.table[np.concatenate([block[:, :, data_rank].ravel() for block in sizes.blocks])]
     parts = Parts.of(cut(plan))
     found = []
     for one in np.eye(len(COSTS)):

@@ -82,8 +82,11 @@ class StageMemory:
         for kind in (VISION, LANGUAGE):  # only these are recomputed
             rows = np.flatnonzero((parts.layers[:, kind] > 0) & (parts.recomputed[:, kind] == parts.layers[:, kind]))
             if len(rows):
-                recomputing = _largest(sizes.heaviest(1), self._while_recomputing(parts[rows], kind))
-                most[rows] = np.maximum(most[rows], others[rows] + recomputing)
+                # All layers of the kind are recomputed: had one been kept, it would have needed as much before. While
+                # the last one is recomputed, later layers have had their backward pass and are free.
+                inputs = (parts.recomputed[rows, kind, None] - 1) * self._outputs[kind]
+                recomputing = self._of_packs(parts[rows], kind) + inputs + self._alone[kind]
+                most[rows] = np.maximum(most[rows], others[rows] + _largest(sizes.heaviest(1), recomputing))
         return waiting, most
 
     def _of_packs(self, parts: Parts, kinds: int) -> Array:
@@ -94,16 +97,6 @@ class StageMemory:
             whole @ self._kept[:kinds] + (whole > 0) @ self._shared[:kinds] + recomputed @ self._outputs[:kinds]
         )
         return kept
-
-    def _while_recomputing(self, parts: Parts, kind: int) -> Array:
-        """Return coefficients of the bytes of a pack while the last layer of a kind is being recomputed, [stages, 4].
-
-        All layers of the kind are recomputed: had one been kept, it would have needed as much before. Later layers have
-        had their backward pass and are free.
-        """
-        inputs = (parts.recomputed[:, kind, None] - 1) * self._outputs[kind]
-        coefficients: Array = self._of_packs(parts, kind) + inputs + self._alone[kind]
-        return coefficients
 
     def _static(self, parts: Parts, layout: Layout) -> Array:
         static: Array = stages_static_bytes(parts.layers @ self._parameters, self._element_bytes, layout)

@@ -103,25 +103,20 @@ class Predictor:
     def predict(self, plan: Plan) -> Prediction:
         sizes = self.sizes(plan.packing, plan.layout)
         parts = Parts.of(cut(plan))
-        breakdown, stage_idle = self._schedule(plan.layout, parts, sizes)
+        seconds, update = self.pack_seconds(parts, sizes), self._update_seconds(plan.layout, parts)
+        breakdowns, works = zip(*(attribute(block, seconds, update) for block in sizes.blocks), strict=True)
+        breakdown = Breakdown.joined(breakdowns)
+        work = np.concatenate(works).sum(axis=0) / plan.layout.data
+        busy = work + len(breakdown.ideal) * (update.reduction + update.optimizer)
+        whole = float(breakdown.seconds.sum()) or 1.0  # costs may all be 0
         return Prediction(
             step_seconds=breakdown.seconds,
             breakdown=breakdown,
-            stage_idle=stage_idle,
+            stage_idle=tuple((1 - busy / whole).tolist()),
             step_samples=sizes.step_samples,
             stage_memory=self.stage_memory(parts, plan.layout, sizes),
             batch_deviation=sizes.epoch.batch_deviation,
         )
-
-    def _schedule(self, layout: Layout, parts: Parts, sizes: EpochSizes) -> tuple[Breakdown, tuple[float, ...]]:
-        """Return (parts of each step, idle share of each stage over the epoch)."""
-        seconds, update = self.pack_seconds(parts, sizes), self._update_seconds(layout, parts)
-        breakdowns, works = zip(*(attribute(block, seconds, update) for block in sizes.blocks), strict=True)
-        breakdown = Breakdown.joined(breakdowns)
-        work = np.concatenate(works).sum(axis=0) / layout.data
-        busy = work + len(breakdown.ideal) * (update.reduction + update.optimizer)
-        whole = float(breakdown.seconds.sum()) or 1.0  # costs may all be 0
-        return breakdown, tuple((1 - busy / whole).tolist())
 
     def _update_seconds(self, layout: Layout, parts: Parts) -> UpdateSeconds:
         parameters = parts.layers @ self._parameters

@@ -111,22 +111,16 @@ def _run(clock: Array, forward: Array, backward: Array, sends: Array | None) -> 
 @lru_cache(maxsize=256)
 def _slots(count: int, stages: int) -> tuple[_Slot, ...]:
     """Return the schedule of `count` micro-batches on `stages` stages."""
-    return tuple(_slot(time, count, stages) for time in range(2 * (count + stages - 1)))
-
-
-def _slot(time: int, count: int, stages: int) -> _Slot:
     number = np.arange(stages)
-    is_forward = (time + number) % 2 == 0
-    micro_batch = np.where(is_forward, (time - number) // 2, (time + number + 1) // 2 - stages)
-    valid = (micro_batch >= 0) & (micro_batch < count)
-    # The successor's forward pass takes the states that this stage made in the slot before.
-    gradients, states = np.where(valid, micro_batch, -1)[:-1], np.where(valid, micro_batch, -1)[1:]
-    meet = np.flatnonzero(~is_forward[:-1] & ((gradients >= 0) | (states >= 0)))
-    run = np.flatnonzero(valid)
-    return _Slot(
-        meet=meet,
-        gradients=gradients[meet],
-        states=states[meet],
-        run=run,
-        passes=(micro_batch + np.where(is_forward, 0, count))[run],
-    )
+    slots = []
+    for time in range(2 * (count + stages - 1)):
+        is_forward = (time + number) % 2 == 0
+        micro_batch = np.where(is_forward, (time - number) // 2, (time + number + 1) // 2 - stages)
+        valid = (micro_batch >= 0) & (micro_batch < count)
+        # The successor's forward pass takes the states that this stage made in the slot before.
+        gradients, states = np.where(valid, micro_batch, -1)[:-1], np.where(valid, micro_batch, -1)[1:]
+        meet = np.flatnonzero(~is_forward[:-1] & ((gradients >= 0) | (states >= 0)))
+        run = np.flatnonzero(valid)
+        passes = (micro_batch + np.where(is_forward, 0, count))[run]
+        slots.append(_Slot(meet=meet, gradients=gradients[meet], states=states[meet], run=run, passes=passes))
+    return tuple(slots)

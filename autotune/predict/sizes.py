@@ -1,6 +1,6 @@
 """Sizes of the packs of an epoch, in the columns that layer costs depend on."""
 
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import numpy as np
 
@@ -14,7 +14,7 @@ class EpochSizes:
 
     def __init__(self, epoch: Epoch) -> None:
         self.epoch = epoch
-        self._heaviest = lru_cache(maxsize=None)(self._find_heaviest)
+        self._heaviest: dict[int, Array] = {}
 
     @cached_property
     def table(self) -> Array:
@@ -63,16 +63,15 @@ class EpochSizes:
 
         For any non-negative cost per column, the largest sum is among them.
         """
-        return self._heaviest(in_flight)
-
-    def _find_heaviest(self, in_flight: int) -> Array:
-        sums = []
-        for block in self.blocks:
-            sizes = self.table[block]
-            width = min(in_flight, block.shape[1])
-            windows = np.lib.stride_tricks.sliding_window_view(sizes, width, axis=1)
-            sums.append(windows.sum(axis=-1).reshape(-1, 4))
-        return _not_dominated(np.concatenate(sums))
+        if in_flight not in self._heaviest:  # every solved plan of the epoch asks again
+            sums = []
+            for block in self.blocks:
+                sizes = self.table[block]
+                width = min(in_flight, block.shape[1])
+                windows = np.lib.stride_tricks.sliding_window_view(sizes, width, axis=1)
+                sums.append(windows.sum(axis=-1).reshape(-1, 4))
+            self._heaviest[in_flight] = _not_dominated(np.concatenate(sums))
+        return self._heaviest[in_flight]
 
 
 def _not_dominated(rows: Array) -> Array:
