@@ -64,14 +64,21 @@ class Agent:
 
         A holder on another host is watched until it beats or counts as gone. Raises DeviceBusy for one that is alive.
         """
-        beats: dict[str, int] = {}
+        beats: dict[str, int] = {}  # of each holder when it was first seen
         while True:
             try:
                 self._store.take_resources(self.id, resources, [other for other in self._seen if self.is_gone(other)])
-            except ResourceHeld as held:
-                self._wait_for(held, beats)
-            else:
                 return
+            except ResourceHeld as held:
+                sight = None if self.is_gone(held.holder_id) else self._seen.get(held.holder_id)
+                if sight is None:
+                    continue
+                record = sight.record
+                if record.id not in beats:
+                    _log.warning("%s; checking whether it is still running", _busy(held, record))
+                if record.beats > beats.setdefault(record.id, record.beats):
+                    raise DeviceBusy(f"{_busy(held, record)}; wait for it") from held
+                self._ended.wait(self._seconds / 10)
 
     def another(self) -> AgentRecord | None:
         """Return another agent that is alive, or None; those of other hosts are watched until they beat or are gone."""
@@ -85,18 +92,6 @@ class Agent:
             if not others:
                 return None
             self._ended.wait(self._seconds / 10)
-
-    def _wait_for(self, held: ResourceHeld, beats: dict[str, int]) -> None:
-        """Raise DeviceBusy once the holder has beaten since it was first seen."""
-        sight = None if self.is_gone(held.holder_id) else self._seen.get(held.holder_id)
-        if sight is None:
-            return
-        record = sight.record
-        if record.id not in beats:
-            _log.warning("%s; checking whether it is still running", _busy(held, record))
-        if record.beats > beats.setdefault(record.id, record.beats):
-            raise DeviceBusy(f"{_busy(held, record)}; wait for it")
-        self._ended.wait(self._seconds / 10)
 
     def is_gone(self, agent_id: str | None) -> bool:
         """Whether the agent has ended, its process on this host died, or its heartbeat stopped."""
@@ -123,18 +118,17 @@ class Agent:
     def _look(self, beats: int) -> None:
         """Write a heartbeat, which counts as `beats`, and update what is known of the others."""
         with self._lock:
-            present = self._store.beat(self.id)
-            self._seen = {key: _sight(record, self._seen.get(key), beats) for key, record in present.items()}
+            seen: dict[str, _Sight] = {}
+            for key, record in self._store.beat(self.id).items():
+                before = self._seen.get(key)
+                is_silent = before is not None and before.record.beats == record.beats
+                seen[key] = _Sight(record=record, silent=before.silent + beats if before and is_silent else 0)
+            self._seen = seen
 
 
 def _busy(held: ResourceHeld, holder: AgentRecord) -> str:
     host, number = holder.machine.partition(" ")[0], holder.process.partition(" ")[0]
     return f"{held.resource.partition(' ')[0]} is used by process {number} on {host}"
-
-
-def _sight(record: AgentRecord, before: _Sight | None, beats: int) -> _Sight:
-    is_silent = before is not None and before.record.beats == record.beats
-    return _Sight(record=record, silent=before.silent + beats if before and is_silent else 0)
 
 
 def has_died(record: AgentRecord) -> bool:

@@ -116,10 +116,12 @@ class MachineWatch:
     def _look(self) -> None:
         activity = self._activity()
         own = _family(self._root)  # after the devices, so that a rank that has just started is known
+        # Interrupts are left out: they are charged to no process, and our own processes cause them too.
+        times = [each for core, each in enumerate(psutil.cpu_times(percpu=True)) if core in self._cores]
         self._looks.append(
             Look(
                 seconds=time.monotonic(),
-                busy_seconds=_busy_seconds(self._cores),
+                busy_seconds=sum(each.user + each.nice + each.system + each.steal for each in times),
                 own_seconds=sum(map(_cpu_seconds, own)),
                 own_pids=frozenset(process.pid for process in own),
                 activity=activity,
@@ -131,14 +133,16 @@ def conditions_of(looks: Sequence[Look]) -> Conditions:
     """Summarize one or more samples, given in order of time."""
     first, last = looks[0], looks[-1]
     seconds = last.seconds - first.seconds
-    # The time of a process that ends before its parent waits for it disappears from the sum; that is no negative use.
+    # The time of a process disappears from the sum if it ends before its parent waits for it; that is no negative use.
     own = sum(max(0.0, later.own_seconds - earlier.own_seconds) for earlier, later in pairwise(looks))
     disturbing = max(0.0, last.busy_seconds - first.busy_seconds - own)
+    # In some containers NVML reports process numbers of the host. They never include ours, and so tell nothing.
+    ours: frozenset[int] = frozenset().union(*(look.own_pids for look in looks))
     start, end = first.activity.energy_joules, last.activity.energy_joules
     return Conditions(
         disturbing_cpu=disturbing / seconds if seconds >= _LEAST_SECONDS else 0.0,
         own_cpu=own / seconds if seconds >= _LEAST_SECONDS else 0.0,
-        disturbing_gpu=_has_stranger(looks),
+        disturbing_gpu=any(look.activity.pids & ours and look.activity.pids - ours for look in looks),
         throttled=tuple(sorted(frozenset().union(*(look.activity.slowdowns for look in looks)))),
         energy_joules=None if start is None or end is None else end - start,
     )
@@ -163,21 +167,6 @@ def _takes_cores(conditions: Conditions, hardware: Hardware) -> bool:
         return disturbing > _CORES_SHARE * cores and disturbing + conditions.own_cpu > _FULL_SHARE * cores
     free = cores % hardware.devices if hardware.devices < cores else 0
     return disturbing - free > _CORES_SHARE * cores
-
-
-def _has_stranger(looks: Sequence[Look]) -> bool:
-    """Whether other processes computed on our devices.
-
-    In some containers NVML reports process numbers of the host; ours are never among them then, and nothing is known.
-    """
-    ours: frozenset[int] = frozenset().union(*(look.own_pids for look in looks))
-    return any(look.activity.pids & ours and look.activity.pids - ours for look in looks)
-
-
-def _busy_seconds(cores: set[int]) -> float:
-    """Return CPU time without interrupts, which no process is charged for and which ours cause too."""
-    times = [each for core, each in enumerate(psutil.cpu_times(percpu=True)) if core in cores]
-    return sum(each.user + each.nice + each.system + each.steal for each in times)
 
 
 def _family(root: psutil.Process) -> list[psutil.Process]:

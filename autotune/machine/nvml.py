@@ -124,35 +124,23 @@ def _parts(handle: Any) -> Iterator[Any]:
             yield pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
 
 
-def _links(device: Any, others: Sequence[Any]) -> Iterator[tuple[str, str]]:
-    """Yield (UUID, connection) for each other device for which the driver reports one."""
-    for other in others:
-        if other is device:
-            continue
-        if _ask(_by_nvlink, device, other):
-            yield pynvml.nvmlDeviceGetUUID(other), f"NV{_nvlinks(device)}"
-        elif name := _ANCESTORS.get(_ask(pynvml.nvmlDeviceGetTopologyCommonAncestor, device, other)):
-            yield pynvml.nvmlDeviceGetUUID(other), name
-
-
-def _by_nvlink(device: Any, other: Any) -> bool:
-    status = pynvml.nvmlDeviceGetP2PStatus(device, other, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
-    return bool(status == pynvml.NVML_P2P_STATUS_OK)
-
-
-def _nvlinks(device: Any) -> int:
-    """How many of the device's NVLinks are active."""
-    numbers = range(pynvml.NVML_NVLINK_MAX_LINKS)
-    return sum(_ask(pynvml.nvmlDeviceGetNvLinkState, device, number) == 1 for number in numbers)
-
-
 def _describe(part: Any, device: Any, devices: Sequence[Any], driver: str) -> Accelerator:
     major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(device)
+    links = []
+    # MIG instances reach each other by no link.
+    for other in (one for one in devices if one is not device and part is device):
+        by_nvlink = _ask(pynvml.nvmlDeviceGetP2PStatus, device, other, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
+        if by_nvlink == pynvml.NVML_P2P_STATUS_OK:
+            numbers = range(pynvml.NVML_NVLINK_MAX_LINKS)
+            active = sum(_ask(pynvml.nvmlDeviceGetNvLinkState, device, number) == 1 for number in numbers)
+            links.append((pynvml.nvmlDeviceGetUUID(other), f"NV{active}"))
+        elif name := _ANCESTORS.get(_ask(pynvml.nvmlDeviceGetTopologyCommonAncestor, device, other)):
+            links.append((pynvml.nvmlDeviceGetUUID(other), name))
     return Accelerator(
         uuid=pynvml.nvmlDeviceGetUUID(part),
         name=pynvml.nvmlDeviceGetName(part),
         memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(part).total),
         compute_capability=f"{major}.{minor}",
         driver=driver,
-        links=tuple(_links(device, devices)) if part is device else (),  # instances reach each other by no link
+        links=tuple(links),
     )
