@@ -126,7 +126,11 @@ def _extrapolated(profiled: ProfiledCosts, devices: int, memory: int, usual: int
     if devices > there and profiled.hardware.accelerator == "cpu":
         yield f"the time of {devices} CPU ranks, as if each had as many cores as the {there} that were profiled"
     if devices > there == 1:
-        yield from _uncounted(profiled.costs)
+        # One device has no neighbour: its profile holds 0 for links and reductions.
+        link, reduction = profiled.costs.link, profiled.costs.reduce_seconds_per_byte
+        times = {"sends": link.latency_seconds + link.seconds_per_byte, "reductions": reduction}
+        if missing := [what for what, seconds in times.items() if not seconds]:
+            yield f"{' and '.join(missing)} are taken as free: one device was profiled"
     if memory > usual:
         yield f"a memory limit of {_gibi(memory)}, above the {_gibi(usual)} that these devices leave"
     changed = [
@@ -143,21 +147,6 @@ def _extrapolated(profiled: ProfiledCosts, devices: int, memory: int, usual: int
         yield f"the software: profiled with {', '.join(changed)}"
 
 
-def _uncounted(costs: LayerCosts) -> Iterable[str]:
-    link = costs.link
-    # One device has no neighbour: its profile holds 0 for links and reductions.
-    missing = [
-        what
-        for what, cost in (
-            ("sends", link.latency_seconds + link.seconds_per_byte),
-            ("reductions", costs.reduce_seconds_per_byte),
-        )
-        if not cost
-    ]
-    if missing:
-        yield f"{' and '.join(missing)} are taken as free: one device was profiled"
-
-
 def _of_model(profiles: Sequence[LayerProfile], shape: ModelShape, devices: str, store: Store) -> list[LayerProfile]:
     """Return the profiles of exactly this model."""
     differences = [(profile, _difference(profile.model, shape)) for profile in profiles]
@@ -171,8 +160,8 @@ def _of_model(profiles: Sequence[LayerProfile], shape: ModelShape, devices: str,
             f"{', '.join(others)}; {_MEASURES}"
         )
     known = dict.fromkeys(profile.hardware.device_name for profile in store.layer_profiles())
-    beside = f"; profiles are stored for {', '.join(known)}" if known else ""
-    raise NoProfile(f"no profile of the layers is stored for {devices}{beside}; {_MEASURES}")
+    stored = f"; profiles are stored for {', '.join(known)}" if known else ""
+    raise NoProfile(f"no profile of the layers is stored for {devices}{stored}; {_MEASURES}")
 
 
 def _difference(profiled: ModelShape, wanted: ModelShape) -> str | None:

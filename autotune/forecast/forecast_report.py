@@ -32,8 +32,22 @@ def forecast_text(forecaster: Forecaster, found: Sequence[Forecast]) -> str:
     first, *others = found
     sections = [_header(forecaster)]
     if others:
-        sections.append(_ranking(found))
-    sections += [_plan(first), _parts(first), _stages(first), _step(first)]
+        rows = [
+            (
+                forecast.plan.id,
+                _epoch_seconds(forecast),
+                f"{forecast.predicted_samples_per_second:.1f}",
+                f"{forecast.prediction.idle_share:.1%}",
+                f"{max(forecast.prediction.stage_bytes) / _MEBI:,.0f}",
+                plan_text(forecast.plan),
+            )
+            for forecast in found
+        ]
+        sections.append(table(("plan", "epoch s", "samples/s", "idle", "most MiB", ""), rows))
+    timeline, steps = first.timeline, len(first.prediction.step_seconds)
+    where = f", data rank {timeline.data_rank}" if first.plan.layout.data > 1 else ""
+    step = f"A typical step, {timeline.step + 1} of {steps}{where}, {timeline.seconds:.3g} s"
+    sections += [_plan(first), _parts(first), _stages(first), f"{step}\n{gantt(timeline)}\n{LEGEND}"]
     return "\n\n".join(sections)
 
 
@@ -109,21 +123,6 @@ def _epoch_seconds(forecast: Forecast) -> str:
     return f"{forecast.prediction.epoch_seconds:.1f} +- {forecast.epoch_seconds_error:.1f}"
 
 
-def _ranking(found: Sequence[Forecast]) -> str:
-    rows = [
-        (
-            forecast.plan.id,
-            _epoch_seconds(forecast),
-            f"{forecast.predicted_samples_per_second:.1f}",
-            f"{forecast.prediction.idle_share:.1%}",
-            f"{max(forecast.prediction.stage_bytes) / _MEBI:,.0f}",
-            plan_text(forecast.plan),
-        )
-        for forecast in found
-    ]
-    return table(("plan", "epoch s", "samples/s", "idle", "most MiB", ""), rows)
-
-
 def _plan(forecast: Forecast) -> str:
     prediction = forecast.prediction
     lines = [
@@ -171,10 +170,3 @@ def _stages(forecast: Forecast) -> str:
     ]
     header = ("stage", "layers", "recompute", "idle", "peak MiB", "range", "of limit", "static MiB")
     return table(header, rows)
-
-
-def _step(forecast: Forecast) -> str:
-    timeline, steps = forecast.timeline, len(forecast.prediction.step_seconds)
-    where = f", data rank {timeline.data_rank}" if forecast.plan.layout.data > 1 else ""
-    title = f"A typical step, {timeline.step + 1} of {steps}{where}, {timeline.seconds:.3g} s"
-    return f"{title}\n{gantt(timeline)}\n{LEGEND}"

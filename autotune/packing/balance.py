@@ -77,7 +77,14 @@ def balanced(material: Material, wanted: PackOptions) -> Balanced:
 
 def _side(material: Material, packing: Packing, number: int) -> Side:
     epoch, following = (_epoch(material, material.index, packing, each) for each in (number, number + 1))
-    _check_ranks(material, packing, epoch, number)
+    # Fewer packs than ranks: the only row was filled with halves of packs, or left empty.
+    if len(epoch.assignment) == 1 and isinstance(packing, Packed):
+        packs = len(_epoch(material, material.index, packing, number, data_parallel=1).packs)
+        if packs < material.data_parallel:
+            raise PackError(
+                f"{material.data_parallel} data-parallel ranks are more than the {packs} packs of qv={packing.qv} "
+                f"qt={packing.qt}; give at most --data-parallel {packs}, smaller capacities or more data"
+            )
     return Side(
         epoch=epoch,
         balance=balance(epoch, material.weights),
@@ -98,19 +105,6 @@ def _epoch(
         epoch=number,
         oversize=material.oversize,
     )
-
-
-def _check_ranks(material: Material, packing: Packing, epoch: Epoch, number: int) -> None:
-    """Raise PackError for fewer packs than ranks, when the only row was filled with halves of packs or left empty."""
-    if len(epoch.assignment) > 1 or isinstance(packing, Padded):
-        return
-    packs = len(_epoch(material, material.index, packing, number, data_parallel=1).packs)
-    if packs < material.data_parallel:
-        raise PackError(
-            f"{material.data_parallel} data-parallel ranks are more than the {packs} packs of qv={packing.qv} "
-            f"qt={packing.qt}; give "
-            f"at most --data-parallel {packs}, smaller capacities or more data"
-        )
 
 
 def _chosen(material: Material, wanted: PackOptions) -> tuple[Packed, str]:
@@ -146,26 +140,23 @@ def _cheapest(candidates: Iterable[Packed], material: Material, number: int) -> 
     Costs per sample within 0.5 % are alike. Then packs are to hold about as many samples as the unpacked micro-batch,
     as in OmniBal (the cost does not see memory, and that is known to fit), and to be full.
     """
-    index = _some(material.index, material.seed)
+    index = material.index
+    if index.repeats.sum() > _TRIED_SAMPLES:  # draw samples in proportion to their repeats
+        share = index.repeats / index.repeats.sum()
+        rows = np.sort(np.random.default_rng(material.seed).choice(len(index), _TRIED_SAMPLES, p=share))
+        columns: dict[str, Any] = {name: getattr(index, name)[rows] for name in COLUMNS}
+        index = replace(index, files=tuple(replace(file, repeat=1.0) for file in index.files), **columns)
     tried = [(packing, _epoch(material, index, packing, number)) for packing in candidates]
     keeping = [(packing, epoch) for packing, epoch in tried if epoch.batch_deviation <= NEAR] or tried
     found = [(packing, balance(epoch, material.weights)) for packing, epoch in keeping]
     found = [pair for pair in found if pair[1].steps_near >= _MOST_STEPS] or found
     most = (1 + _ALIKE) * min(measured.cost_per_sample for _, measured in found)
     alike = [(packing, measured) for packing, measured in found if measured.cost_per_sample <= most]
-
-    def unlike_unpacked(pair: tuple[Packed, Balance]) -> tuple[int, float]:
-        _, measured = pair
-        return round(abs(measured.samples_per_pack.mean - UNPACKED.samples)), measured.relaxation_missed or 0.0
-
-    return min(alike, key=unlike_unpacked)[0]
-
-
-def _some(index: DatasetIndex, seed: int) -> DatasetIndex:
-    """Draw at most `_TRIED_SAMPLES` samples, each in proportion to its repeats."""
-    if index.repeats.sum() <= _TRIED_SAMPLES:
-        return index
-    share = index.repeats / index.repeats.sum()
-    rows = np.sort(np.random.default_rng(seed).choice(len(index), _TRIED_SAMPLES, p=share))
-    columns: dict[str, Any] = {name: getattr(index, name)[rows] for name in COLUMNS}
-    return replace(index, files=tuple(replace(file, repeat=1.0) for file in index.files), **columns)
+    packing, _ = min(
+        alike,
+        key=lambda pair: (
+            round(abs(pair[1].samples_per_pack.mean - UNPACKED.samples)),
+            pair[1].relaxation_missed or 0.0,
+        ),
+    )
+    return packing

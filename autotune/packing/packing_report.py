@@ -9,7 +9,6 @@ from autotune.packing.balance import UNPACKED, Balanced, Side
 from autotune.study_report import packing_text
 from autotune.text_table import table
 from trials import wire
-from trials.data.indexing import IndexReport
 from trials.data.metrics import Spread
 
 _SHOWN = 5
@@ -78,8 +77,8 @@ def pack_text(found: Balanced) -> str:
         f"By forward FLOP alone, a sample costs {abs(saved):.1%} {'less' if saved >= 0 else 'more'} than before. "
         "Neither memory nor the fixed cost of a micro-batch is known here; `autotune tune` measures both"
     )
-    told = (*_oversize(found), *_cut(found), *_bad(found))
-    sections = (header, table(("metric", "unit", "before", "after"), rows), summary, *told)
+    problems = (*_oversize(found), *_cut(found), *_bad(found))
+    sections = (header, table(("metric", "unit", "before", "after"), rows), summary, *problems)
     return "\n\n".join(sections)
 
 
@@ -140,25 +139,22 @@ def _cut(found: Balanced) -> Sequence[str]:
     if not report.cut:
         return ()
     each = [f"  {index.where(int(row))}" for row in np.flatnonzero(index.text_tokens == report.max_tokens)[:_SHOWN]]
-    told = f"{_count(report.cut)} of {_count(len(index))} samples have {report.max_tokens:,} tokens"
-    return ["\n".join([f"{told}: longer ones were cut to that:", *each, *_more(report.cut)])]
+    title = f"{_count(report.cut)} of {_count(len(index))} samples have {report.max_tokens:,} tokens"
+    return ["\n".join([f"{title}: longer ones were cut to that:", *each, *_more(report.cut)])]
 
 
 def _bad(found: Balanced) -> Sequence[str]:
     report = found.material.found
-    sizes = f"{_count(report.wrong_sizes)} images have another size than their record says; the file's is used"
-    return [*([sizes] if report.wrong_sizes else []), *_bad_records(report)]
-
-
-def _bad_records(report: IndexReport) -> Sequence[str]:
-    if not report.bad:
-        return ()
-    each = [f"  {line}" for line in report.bad_lines[:_SHOWN]]
-    return [
-        "\n".join(
-            [f"{_count(report.bad)} of {_count(report.records)} records cannot be used:", *each, *_more(report.bad)]
+    texts = []
+    if report.wrong_sizes:
+        texts.append(
+            f"{_count(report.wrong_sizes)} images have another size than their record says; the file's is used"
         )
-    ]
+    if report.bad:
+        title = f"{_count(report.bad)} of {_count(report.records)} records cannot be used:"
+        each = [f"  {line}" for line in report.bad_lines[:_SHOWN]]
+        texts.append("\n".join([title, *each, *_more(report.bad)]))
+    return texts
 
 
 def _more(count: int) -> Sequence[str]:
