@@ -23,7 +23,11 @@ def check_architecture(settings: ModelSection, config_digest: str, folder: Path,
         tell("Comparing a small copy of the model with transformers; its own code is compared each time")
         parity.check_parity(settings)
         return
-    key = _key(config_digest)
+    code = hashlib.sha256()
+    for file in sorted(Path(parity.__file__).parent.rglob("*.py")):
+        code.update(file.read_bytes())
+    facts = [config_digest, torch.__version__, transformers.__version__, code.hexdigest()]
+    key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
     passed = folder / key
     if _text(passed) == key:
         return
@@ -33,14 +37,6 @@ def check_architecture(settings: ModelSection, config_digest: str, folder: Path,
         folder.mkdir(parents=True, exist_ok=True)
         with whole_file(passed) as stream:
             stream.write(key.encode())
-
-
-def _key(config_digest: str) -> str:
-    code = hashlib.sha256()
-    for file in sorted(Path(parity.__file__).parent.rglob("*.py")):
-        code.update(file.read_bytes())
-    facts = [config_digest, torch.__version__, transformers.__version__, code.hexdigest()]
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
 
 def _text(file: Path) -> str | None:

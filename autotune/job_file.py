@@ -86,7 +86,12 @@ def _place(error: ErrorDetails, document: Document) -> Place:
 def _text(error: ErrorDetails, place: Place) -> str:
     kind = error["type"]
     if kind == "extra_forbidden":
-        return _unknown_key(place)
+        key, known = str(place[-1]), list(_section(place[:-1]).model_fields)
+        meant = difflib.get_close_matches(key, known, n=1)
+        if not meant and len(place) == 1:  # the key of a section, on the top level
+            meant = [f"{name}.{key}" for name in known if key in getattr(_section((name,)), "model_fields", ())]
+        hint = f"did you mean {' or '.join(meant)}? " if meant else ""
+        return f"unknown key; {hint}known here: {', '.join(known)}"
     if kind == "missing" and isinstance(place[-1], int):
         return "missing; add this entry to the list"
     if kind == "missing":
@@ -103,15 +108,6 @@ def _text(error: ErrorDetails, place: Place) -> str:
     else:
         expected = _EXPECTED.get(kind, error["msg"].removeprefix("Input should be "))
     return f"must be {expected}, not {_shown(error['input'])}"
-
-
-def _unknown_key(place: Place) -> str:
-    key, known = str(place[-1]), list(_section(place[:-1]).model_fields)
-    meant = difflib.get_close_matches(key, known, n=1)
-    if not meant and len(place) == 1:
-        meant = [f"{name}.{key}" for name in known if key in getattr(_section((name,)), "model_fields", ())]
-    hint = f"did you mean {' or '.join(meant)}? " if meant else ""
-    return f"unknown key; {hint}known here: {', '.join(known)}"
 
 
 def _section(place: Place) -> type[BaseModel]:

@@ -69,8 +69,8 @@ def _evidence(tried: TriedPlan) -> str:
     if not runs:
         finished = [trial.result for trial in tried.trials if isinstance(trial, FinishedTrial)]
         ends = Counter(outcome_text(result.outcome, result.epoch_seconds) for result in finished)
-        told = ", ".join(f"{end} ({count}x)" if count > 1 else end for end, count in ends.items())
-        return f"no run of it was completed: {told or 'none has a result'}"
+        results = ", ".join(f"{end} ({count}x)" if count > 1 else end for end, count in ends.items())
+        return f"no run of it was completed: {results or 'none has a result'}"
     times = f"in {len(runs)} runs" if len(runs) > 1 else "in one run only"
     disturbed = [trial for trial in runs if trial.result.contamination]
     doubt = f", disturbed each time: {disturbed[0].result.contamination}" if disturbed else ""
@@ -79,10 +79,6 @@ def _evidence(tried: TriedPlan) -> str:
 
 def _counted(tried: TriedPlan) -> Sequence[FinishedTrial]:
     """Return the completed runs; disturbed ones only where there are no others."""
-    whole = [trial for trial in tried.trials if isinstance(trial, FinishedTrial) and _is_whole(trial)]
+    finished = [(trial, trial.result.outcome) for trial in tried.trials if isinstance(trial, FinishedTrial)]
+    whole = [trial for trial, outcome in finished if isinstance(outcome, Completed) and not outcome.shortened]
     return [trial for trial in whole if trial.result.contamination is None] or whole
-
-
-def _is_whole(trial: FinishedTrial) -> bool:
-    outcome = trial.result.outcome
-    return isinstance(outcome, Completed) and not outcome.shortened

@@ -72,7 +72,7 @@ class Silence:
                     _log.warning(
                         "rank %d has been stopped since %s; resume it with `kill -CONT %d`",
                         rank,
-                        _ago(before + passed),
+                        f"{datetime.fromtimestamp(time.time() - before - passed, UTC).astimezone():%H:%M:%S}",
                         pids[rank],
                     )
             elif before >= _STOPPED_SECONDS:
@@ -80,38 +80,31 @@ class Silence:
 
     def _tell_of_silence(self, now: Sequence[_Look]) -> None:
         """Warn once the allowed time is over, and again whenever it has doubled."""
-        if self._silent_seconds < max(self._allowance(), 2 * self._told_seconds):
+        usual_seconds = statistics.median(self._steps) if self._steps else None
+        allowed = _START_SECONDS if usual_seconds is None else max(_LEAST_SECONDS, _USUAL_STEPS * usual_seconds)
+        if self._silent_seconds < max(allowed, 2 * self._told_seconds):
             return
         self._told_seconds = self._silent_seconds
-        usual = f"; a step usually takes {statistics.median(self._steps):.1f} s" if self._steps else ""
+        states = []
+        for rank, (first, look) in enumerate(zip(self._first, now, strict=True)):
+            used = look.cpu_seconds - first.cpu_seconds
+            if look.state in _STOPPED:
+                states.append(f"rank {rank} is stopped")
+            elif used > 0.05 * self._silent_seconds:
+                states.append(f"rank {rank} computes ({used:.0f} s of CPU time)")
+            else:
+                states.append(f"rank {rank} waits ({look.state})")
+        usual = "" if usual_seconds is None else f"; a step usually takes {usual_seconds:.1f} s"
         _log.warning(
             "no step since %s, for %.0f s%s: %s",
             f"{self._last_step.astimezone():%H:%M:%S}",
             self._silent_seconds,
             usual,
-            ", ".join(
-                f"rank {rank} {self._doing(first, look)}"
-                for rank, (first, look) in enumerate(zip(self._first, now, strict=True))
-            ),
+            ", ".join(states),
         )
-
-    def _allowance(self) -> float:
-        if not self._steps:
-            return _START_SECONDS
-        return max(_LEAST_SECONDS, _USUAL_STEPS * statistics.median(self._steps))
-
-    def _doing(self, first: _Look, now: _Look) -> str:
-        if now.state in _STOPPED:
-            return "is stopped"
-        used = now.cpu_seconds - first.cpu_seconds
-        return f"computes ({used:.0f} s of CPU time)" if used > 0.05 * self._silent_seconds else f"waits ({now.state})"
 
 
 def _look(pid: int) -> _Look:
     process = psutil.Process(pid)
     times = process.cpu_times()
     return _Look(state=process.status(), cpu_seconds=times.user + times.system)
-
-
-def _ago(seconds: float) -> str:
-    return f"{datetime.fromtimestamp(time.time() - seconds, UTC).astimezone():%H:%M:%S}"

@@ -1,6 +1,6 @@
 """Results as tables for people and as documents for programs."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,12 +60,12 @@ def trial_line(trial: FinishedTrial, *, known: bool) -> str:
 
 
 def _named(plan: Plan) -> str:
-    """The second line of a trial."""
+    """Return the second line of a trial: the plan's ID and text."""
     return f"{'':>11}{plan.id}  {plan_text(plan)}"
 
 
 def best_text(best: BestPlan, trials: Iterable[TrialRecord] = ()) -> str:
-    """Show the winner and the baselines; `trials` of the study tell how many were disturbed."""
+    """Show the winner and the baselines; `trials` are those of the study, of which the disturbed ones are counted."""
     rows = [
         ("best", _speed(best.samples_per_second, best.samples_per_second_error), f"{best.epoch_seconds:.1f}", ""),
         *(
@@ -172,16 +172,15 @@ def plans_text(found: Sequence[Known]) -> str:
         for known in found
     ]
     header = ("plan", "model", "hardware", "samples/s", "gain", "found (UTC)", "distance", "here")
-    return "\n".join((table(header, rows), *(line for known in found for line in _known_lines(known))))
-
-
-def _known_lines(known: Known) -> Iterator[str]:
-    if known.used_by:
-        yield f"{known.best.plan.id} is in use: {', '.join(known.used_by)}"
-    if known.differences:
-        rest = len(known.differences) - _SHOWN
-        more = f"; {rest} more" if rest > 0 else ""
-        yield f"{known.best.plan.id} differs in {'; '.join(map(str, known.differences[:_SHOWN]))}{more}"
+    lines = [table(header, rows)]
+    for known in found:
+        if known.used_by:
+            lines.append(f"{known.best.plan.id} is in use: {', '.join(known.used_by)}")
+        if known.differences:
+            rest = len(known.differences) - _SHOWN
+            more = f"; {rest} more" if rest > 0 else ""
+            lines.append(f"{known.best.plan.id} differs in {'; '.join(map(str, known.differences[:_SHOWN]))}{more}")
+    return "\n".join(lines)
 
 
 def study_document(study: StudyRecord, work: Workload, best: BestPlan | None) -> dict[str, Any]:
@@ -209,16 +208,15 @@ def studies_text(found: Sequence[tuple[StudyRecord, Workload, BestPlan | None]])
 
 def study_text(study: StudyRecord, work: Workload, best: BestPlan | None, trials: Sequence[TrialRecord]) -> str:
     """Show the trials of a study in their order, and its winner."""
-    lines = [
-        trial_line(trial, known=False) if isinstance(trial, FinishedTrial) else _open_line(trial) for trial in trials
-    ]
+    lines = []
+    for trial in trials:
+        if isinstance(trial, FinishedTrial):
+            lines.append(trial_line(trial, known=False))
+        else:
+            state = "given up" if isinstance(trial, AbandonedTrial) else "running, or its process died"
+            lines.append(f"trial {trial.number}  {trial.role:<20} {state}\n{_named(trial.plan)}")
     winner = best_text(best, trials) if best else "This study has no winner yet."
     return "\n".join((studies_text([(study, work, best)]), "", *lines, "", winner))
-
-
-def _open_line(trial: TrialRecord) -> str:
-    state = "given up" if isinstance(trial, AbandonedTrial) else "running, or its process died"
-    return f"trial {trial.number}  {trial.role:<20} {state}\n{_named(trial.plan)}"
 
 
 def tried_document(tried: TriedPlan) -> dict[str, Any]:
@@ -238,27 +236,23 @@ def show_text(
         f"{known}\nHere: {validity.verdict}{_reason(validity)}",
     ]
     finished = [trial for trial in tried.trials if isinstance(trial, FinishedTrial)]
-    sections += [_workload_text(tried), *(trial_line(trial, known=False) for trial in finished)]
+    work = tried.workload
+    sections.append(
+        f"Model {work.model.name} ({work.model.family}, {work.model.vision_layers} vision and "
+        f"{work.model.language_layers} language layers, {work.model.parameters / 1e6:.1f} M parameters, "
+        f"{work.model.dtype})\n"
+        f"Data {work.data.samples} samples an epoch, {work.data.text_only_samples} of them without images\n"
+        f"Hardware {work.hardware}, limit {work.memory_limit_bytes / _MEBI:.0f} MiB per rank\n"
+        f"Searched {tried.study.started:%Y-%m-%d %H:%M} UTC with torch {work.software.torch}, "
+        f"deepspeed {work.software.deepspeed}, transformers {work.software.transformers}"
+    )
+    sections += [trial_line(trial, known=False) for trial in finished]
     if completed := [trial for trial in finished if isinstance(trial.result.outcome, Completed)]:
         sections.append(f"The stages of trial {completed[-1].number}:\n{_stages_text(completed[-1])}")
     sections += [_launch_text(launch) for launch in launches]
     if used_by:
         sections.append(f"In use: {', '.join(used_by)}")
     return "\n\n".join(sections)
-
-
-def _workload_text(tried: TriedPlan) -> str:
-    work = tried.workload
-    return (
-        f"Model {work.model.name} ({work.model.family}, {work.model.vision_layers} vision and "
-        f"{work.model.language_layers} language layers, {work.model.parameters / 1e6:.1f} M parameters, "
-        f"{work.model.dtype})\n"
-        f"Data {work.data.samples} samples an epoch, {work.data.text_only_samples} of them without images\n"
-        f"Hardware {work.hardware}, limit "
-        f"{work.memory_limit_bytes / _MEBI:.0f} MiB per rank\n"
-        f"Searched {tried.study.started:%Y-%m-%d %H:%M} UTC with torch {work.software.torch}, "
-        f"deepspeed {work.software.deepspeed}, transformers {work.software.transformers}"
-    )
 
 
 def _stages_text(trial: FinishedTrial) -> str:
@@ -294,8 +288,8 @@ def _launch_text(launch: LaunchRecord) -> str:
     speed = launch.result.samples_per_second
     measured = f", {speed:.1f} samples/s" if speed is not None else ""
     predicted = launch.predicted_samples_per_second
-    beside = f" (predicted {predicted:.1f})" if predicted is not None else ""
-    return f"{started}: {launch.result.status} after {launch.result.steps} steps{measured}{beside}"
+    expected = f" (predicted {predicted:.1f})" if predicted is not None else ""
+    return f"{started}: {launch.result.status} after {launch.result.steps} steps{measured}{expected}"
 
 
 def _speed(speed: float, error: float) -> str:

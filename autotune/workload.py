@@ -12,7 +12,7 @@ from trials.data.index import DatasetIndex, profile
 from trials.data.indexing import IndexReport, Reading, build_index
 from trials.data.records.sample import Encoder
 from trials.errors import DataError
-from trials.job import Job, Source
+from trials.job import Job
 from trials.model.identity import path_digest
 from trials.model.inputs.encoders import load_encoder
 from trials.model.shape import cost_weights, model_shape
@@ -68,22 +68,16 @@ def look_at(job: Job) -> Outline:
     Raises what `probe_hardware` and `model_shape` raise, and DataError for an annotation file that is not there or
     holds nothing to train on.
     """
-    for source in job.data.sources:
-        _check_trainable(source)
-    hardware = probe_hardware(job.hardware.devices, job.search.parallel)
-    shape = model_shape(job.model)
-    encoder = load_encoder(job.model, job.data)
-    return Outline(hardware=hardware, shape=shape, path_digest=path_digest(job.model), encoder=encoder)
-
-
-def _check_trainable(source: Source) -> None:
-    """Check that the files can be opened and hold conversations."""
-    for file in formats.resolve(source, Path()):
+    for file in (file for source in job.data.sources for file in formats.resolve(source, Path())):
         if file.format == _LENGTHS:
             raise DataError(
                 f"data.sources: {file.path} holds only lengths, so there is nothing to train on; give the annotation "
                 "file that they were measured from, or look at its packs with `autotune pack`"
             )
+    hardware = probe_hardware(job.hardware.devices, job.search.parallel)
+    shape = model_shape(job.model)
+    encoder = load_encoder(job.model, job.data)
+    return Outline(hardware=hardware, shape=shape, path_digest=path_digest(job.model), encoder=encoder)
 
 
 def prepare(job: Job, folder: Path) -> Prepared:

@@ -50,11 +50,20 @@ class Options:
             click.echo(visible(text), err=True)
 
     def give(self, document: Mapping[str, Any], text: Callable[[], str]) -> None:
-        """Print the result, as JSON or as text. Raises AutotuneError when stdout cannot be written."""
+        """Print the result as JSON or text. Raises AutotuneError for NaN in JSON, or when stdout cannot be written."""
         if sys.stdout is None:  # click would print nothing, without an error
             raise AutotuneError("the result cannot be written to stdout: it is closed; write it elsewhere")
+        if not self.as_json:
+            result = visible(text())
+        else:
+            try:
+                result = json.dumps(document, indent=2, allow_nan=False)
+            except ValueError as error:  # JSON has no numbers that are not finite
+                raise AutotuneError(
+                    f"the result cannot be written as JSON ({error}); run the command without --json"
+                ) from error
         try:
-            click.echo(_json(document) if self.as_json else visible(text()))
+            click.echo(result)
         except BrokenPipeError:  # the reader has closed the pipe; click ends quietly
             raise
         except OSError as error:
@@ -71,16 +80,6 @@ class Options:
     def database_url(self, of_job: str | None = None) -> str | None:
         """Return `--db`, else AUTOTUNE_DB_URL unless it is empty, else the job's; None for the user's own file."""
         return self.database if self.database is not None else os.environ.get("AUTOTUNE_DB_URL") or of_job
-
-
-def _json(document: Mapping[str, Any]) -> str:
-    """Raises AutotuneError for a number that is not finite, which JSON does not have."""
-    try:
-        return json.dumps(document, indent=2, allow_nan=False)
-    except ValueError as error:
-        raise AutotuneError(
-            f"the result cannot be written as JSON ({error}); run the command without --json"
-        ) from error
 
 
 def guarded(command: Callable[..., None]) -> Callable[..., None]:

@@ -36,7 +36,16 @@ def examine(options: Options, path: Path | None) -> None:
     database, findings, problem = None, list(_of_spool(spool_folder(work_folder(url)))), None
     try:
         with open_store(url) as store:
-            database = {"name": store.masked_url, "revision": store.revision, **_contents(store)}
+            studies = store.studies()
+            database = {
+                "name": store.masked_url,
+                "revision": store.revision,
+                "studies": len(studies),
+                "unfinished_studies": sum(study.finished is None for study in studies),
+                "imported_studies": sum(study.imported_from is not None for study in studies),
+                "best_plans": len(store.best_plans()),
+                "agents": len(store.agents()),
+            }
             findings += _of_rows(store)
     except StorageError as error:
         problem = error
@@ -51,17 +60,6 @@ def examine(options: Options, path: Path | None) -> None:
     options.give(document, lambda: _text(hardware, database, data, findings))
     if problem:
         raise problem
-
-
-def _contents(store: Store) -> dict[str, int]:
-    studies, best = store.studies(), store.best_plans()
-    return {
-        "studies": len(studies),
-        "unfinished_studies": sum(study.finished is None for study in studies),
-        "imported_studies": sum(study.imported_from is not None for study in studies),
-        "best_plans": len(best),
-        "agents": len(store.agents()),
-    }
 
 
 def _of_rows(store: Store) -> Iterator[Finding]:

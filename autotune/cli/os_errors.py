@@ -26,14 +26,11 @@ _NAMED_WRONGLY = {errno.ENAMETOOLONG, errno.ELOOP}
 def message(error: OSError) -> str:
     """Return what failed, where, and the remedy."""
     places = [str(place) for place in (error.filename, error.filename2) if place is not None]
-    where = f" ({' to '.join(map(_shortened, places))})" if places else ""
+    shown = [path if len(path) <= 200 else f"{path[:100]}...{path[-60:]}, {len(path)} characters" for path in places]
+    where = f" ({' to '.join(shown)})" if shown else ""
     return f"{error.strerror}{where}; {_REMEDIES.get(error.errno or 0, 'check that it exists, and try again')}"
 
 
 def exit_code(error: OSError) -> int:
     """Return 2 for an impossible name that the user gave, else 1."""
     return 2 if error.errno in _NAMED_WRONGLY else 1
-
-
-def _shortened(path: str) -> str:
-    return path if len(path) <= 200 else f"{path[:100]}...{path[-60:]}, {len(path)} characters"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from autotune.cli.context import Options
 from autotune.cli.progress import reading_progress
-from autotune.forecast.cluster import Cluster, ClusterOptions, cluster_of_file, cluster_of_store
+from autotune.forecast.cluster import ClusterOptions, cluster_of_file, cluster_of_store
 from autotune.forecast.forecast import Forecast, Forecaster
 from autotune.forecast.forecast_report import forecast_document, forecast_text
 from autotune.forecast.plot import check_plot, plot
@@ -15,7 +15,6 @@ from trials.job import Job
 from trials.model.identity import path_digest
 from trials.model.shape import model_shape
 from trials.plan import Plan
-from trials.workload import ModelShape
 
 
 def predict_job(
@@ -26,13 +25,26 @@ def predict_job(
     job = load_job(path)
     chosen = None if plan is None else _plan(options, job, plan)
     shape = model_shape(job.model)
-    cluster = _cluster(options, job, shape, cluster_options)
+    if file := cluster_options.profile_file:
+        cluster = cluster_of_file(job, shape, file, cluster_options)
+    else:
+        with open_store(options.database_url(job.database)) as store:
+            store.adopt_model(shape, path_digest(job.model))
+            cluster = cluster_of_store(job, shape, store, cluster_options)
     options.tell("Looking at the data")
     with reading_progress(options) as progress:
         forecaster = Forecaster(job, shape, cluster, progress)
     if cluster_options.profile_file is None:
-        _learn(options, forecaster)
-    found = _forecasts(options, forecaster, chosen, top)
+        with open_store(options.database_url(job.database)) as store:
+            trials = store.comparable_trials(forecaster.workload)
+        if trials:
+            options.tell("Learning from trials")
+            forecaster.learn(trials)
+    if chosen is not None:
+        found: tuple[Forecast, ...] = (forecaster.of(chosen),)
+    else:
+        options.tell("Solving for the best plans of every layout and packing")
+        found = forecaster.best(top)
     if picture:
         plot(found[0], picture)
         options.tell(f"Wrote the plot to {picture}")
@@ -44,26 +56,3 @@ def _plan(options: Options, job: Job, text: str) -> Plan:
         return read_plan(Path(text))
     with open_store(options.database_url(job.database)) as store:
         return store.find_plan(text).plan
-
-
-def _cluster(options: Options, job: Job, shape: ModelShape, cluster_options: ClusterOptions) -> Cluster:
-    if file := cluster_options.profile_file:
-        return cluster_of_file(job, shape, file, cluster_options)
-    with open_store(options.database_url(job.database)) as store:
-        store.adopt_model(shape, path_digest(job.model))
-        return cluster_of_store(job, shape, store, cluster_options)
-
-
-def _learn(options: Options, forecaster: Forecaster) -> None:
-    with open_store(options.database_url(forecaster.job.database)) as store:
-        trials = store.comparable_trials(forecaster.workload)
-    if trials:
-        options.tell("Learning from trials")
-        forecaster.learn(trials)
-
-
-def _forecasts(options: Options, forecaster: Forecaster, plan: Plan | None, top: int) -> tuple[Forecast, ...]:
-    if plan is not None:
-        return (forecaster.of(plan),)
-    options.tell("Solving for the best plans of every layout and packing")
-    return forecaster.best(top)

@@ -19,7 +19,7 @@ from autotune.machine.hardware import probe_hardware, software
 from autotune.study_report import Known
 from storage.errors import DatabaseDamaged
 from storage.nearness import Fields, fields_of, fields_of_machine
-from storage.records import AgentRecord, BestPlan, LaunchRecord, StudyRecord, TriedPlan
+from storage.records import AgentRecord, BestPlan, LaunchRecord, TriedPlan
 from storage.store import Store, open_store
 from storage.validity import Validity, Verdict, validity
 from trials import wire
@@ -60,7 +60,14 @@ def list_plans(options: Options, wanted: PlanFilter) -> None:
     with open_store(options.database_url(job.database if job else None)) as store:
         if outline:
             store.adopt_model(outline.shape, outline.path_digest)
-        found = _near(store, wanted, now) if now or wanted.here else _all(store, wanted)
+        if now or wanted.here:
+            found = _near(store, wanted, now)
+        else:
+            used, hardware = _uses(store), cache(_hardware_here)  # a probe for each number of devices, not each plan
+            found = [
+                Known(best=best, validity=holds_here(best, hardware), used_by=used.get(best.plan.id, ()))
+                for best in store.best_plans(hardware_name=wanted.hardware, model_name=wanted.model)
+            ]
     found = [known for known in found if known.used_by or not wanted.in_use]
     if wanted.verdict:
         found = [known for known in found if known.validity.verdict == wanted.verdict]
@@ -95,14 +102,6 @@ def _near(store: Store, wanted: PlanFilter, now: Workload | None) -> list[Known]
     ]
 
 
-def _all(store: Store, wanted: PlanFilter) -> list[Known]:
-    used, hardware = _uses(store), cache(_hardware_here)
-    return [
-        Known(best=best, validity=holds_here(best, hardware), used_by=used.get(best.plan.id, ()))
-        for best in store.best_plans(hardware_name=wanted.hardware, model_name=wanted.model)
-    ]
-
-
 def list_studies(options: Options, *, model: str | None, top: int | None) -> None:
     with open_store(options.database_url()) as store:
         winners = {best.study_id: best for best in store.best_plans(model_name=model)}
@@ -118,18 +117,15 @@ def list_studies(options: Options, *, model: str | None, top: int | None) -> Non
 def show_study(options: Options, name: str) -> None:
     with open_store(options.database_url()) as store:
         study = store.find_study(name)
-        found = study, store.workload(study.workload_fingerprint), _winner(store, study)
-        trials = store.trials(study.id)
+        work, trials = store.workload(study.workload_fingerprint), store.trials(study.id)
+        try:
+            winner = store.winner(study.id)
+        except DatabaseDamaged as error:  # the study and its trials can still be shown
+            _log.warning("the winner of %s is left out: %s", study.name, error)
+            winner = None
+    found = study, work, winner
     document = {**study_report.study_document(*found), "trials": [wire.to_document(trial) for trial in trials]}
     options.give(document, lambda: study_report.study_text(*found, trials))
-
-
-def _winner(store: Store, study: StudyRecord) -> BestPlan | None:
-    try:
-        return store.winner(study.id)
-    except DatabaseDamaged as error:  # the study and its trials can still be shown
-        _log.warning("the winner of %s is left out: %s", study.name, error)
-        return None
 
 
 def show_plan(options: Options, plan: str) -> None:

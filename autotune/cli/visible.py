@@ -9,19 +9,17 @@ _HIDDEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 def visible(text: str) -> str:
     r"""Return the text with control characters written as `\x1b`; tabs and new lines stay."""
-    return "".join(_escaped(char) if _is_hidden(char) else char for char in text)
+    return "".join(map(_shown, text))
 
 
 class VisibleFormatter(logging.Formatter):
-    """Log lines as `visible` has them."""
+    """Formatter of log lines that applies `visible`."""
 
     def format(self, record: logging.LogRecord) -> str:
         return visible(super().format(record))
 
 
-def _is_hidden(char: str) -> bool:
-    return char not in "\n\t" and unicodedata.category(char) in _HIDDEN
-
-
-def _escaped(char: str) -> str:
+def _shown(char: str) -> str:
+    if char in "\n\t" or unicodedata.category(char) not in _HIDDEN:
+        return char
     return char.encode("ascii", "backslashreplace").decode() if ord(char) > 0x7F else f"\\x{ord(char):02x}"

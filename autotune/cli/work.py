@@ -16,19 +16,21 @@ from autotune.search.tuner import Tuner
 from autotune.training_output import check_new, check_output
 from autotune.workbench import Workbench, workbench
 from storage.nearness import fields_of
-from storage.records import BestPlan, FinishedTrial
+from storage.records import BestPlan
 from storage.validity import Verdict, validity
 from trials.job import Job
 from trials.launchers.commands import worker_commands
-from trials.plan import Plan
 from trials.tasks.request import Training, write_request
 from trials.tasks.training.progress import Progress
 
-_TOLD_STEPS = 12
+_SHOWN_STEPS = 12
 
 
 def tune_job(options: Options, path: Path, *, trials: int | None, time_limit: float | None, fresh: bool) -> None:
-    job = _with_search(load_job(path), trials=trials, time_limit=time_limit)
+    job = load_job(path)
+    changes = {"trials": trials, "time_limit": time_limit}
+    given = {name: value for name, value in changes.items() if value is not None}  # the command line checked the values
+    job = job.model_copy(update={"search": job.search.model_copy(update=given)})
     with _open(options, job) as bench:
         best = _tune(options, bench, fresh=fresh)
         ran = bench.store.trials(best.study_id)
@@ -41,7 +43,12 @@ def launch_job(options: Options, path: Path, *, plan_id: str | None, steps: int 
     with _open(options, job) as bench:
         chosen = _chosen(options, bench, plan_id)
         if dry_run:
-            _print_commands(options, bench, chosen.plan)
+            folder, prepared = bench.folder / "launch" / "dry-run", bench.prepared
+            write_request(folder, prepared.request(chosen.plan, Training(output=job.training.output)))
+            accelerator = prepared.workload.hardware.accelerator
+            commands = worker_commands(chosen.plan.layout.world_size, accelerator, folder)
+            document = {"commands": [{"argv": list(c.argv), "environment": dict(c.environment)} for c in commands]}
+            options.give(document, lambda: "\n".join(command.shell() for command in commands))
             return
         launched = _launch(options, bench, chosen, steps)
     options.give(_launch_document(chosen, launched), lambda: _launch_text(chosen, launched))
@@ -80,17 +87,16 @@ def _open(options: Options, job: Job) -> Iterator[Workbench]:
 
 
 def _tune(options: Options, bench: Workbench, *, fresh: bool) -> BestPlan:
-    def listen(trial: FinishedTrial, known: bool) -> None:
-        options.tell(study_report.trial_line(trial, known=known))
-
-    return Tuner(bench, listen, options.tell).tune(fresh=fresh)
+    return Tuner(
+        bench, lambda trial, known: options.tell(study_report.trial_line(trial, known=known)), options.tell
+    ).tune(fresh=fresh)
 
 
 def _launch(options: Options, bench: Workbench, chosen: KnownPlan, steps: int | None) -> Launched:
     options.tell(f"Training with plan {chosen.plan.id} into {bench.prepared.job.training.output}")
 
     def on_step(progress: Progress) -> None:
-        if progress.step in (1, progress.of) or progress.step % max(1, progress.of // _TOLD_STEPS) == 0:
+        if progress.step in (1, progress.of) or progress.step % max(1, progress.of // _SHOWN_STEPS) == 0:
             speed = progress.samples / progress.seconds
             options.tell(f"  step {progress.step}/{progress.of}  loss {progress.loss:.3f}  {speed:.1f} samples/s")
 
@@ -145,21 +151,6 @@ def _or_nearest(bench: Workbench) -> str:
     return ""
 
 
-def _print_commands(options: Options, bench: Workbench, plan: Plan) -> None:
-    folder = bench.folder / "launch" / "dry-run"
-    write_request(folder, bench.prepared.request(plan, Training(output=bench.prepared.job.training.output)))
-    commands = worker_commands(plan.layout.world_size, bench.prepared.workload.hardware.accelerator, folder)
-    document = {"commands": [{"argv": list(c.argv), "environment": dict(c.environment)} for c in commands]}
-    options.give(document, lambda: "\n".join(command.shell() for command in commands))
-
-
-def _with_search(job: Job, *, trials: int | None, time_limit: float | None) -> Job:
-    """Return the job with the options of the command line, which checked their values."""
-    changes: dict[str, Any] = {"trials": trials, "time_limit": time_limit}
-    given = {name: value for name, value in changes.items() if value is not None}
-    return job.model_copy(update={"search": job.search.model_copy(update=given)})
-
-
 def _launch_document(chosen: KnownPlan, launched: Launched) -> dict[str, Any]:
     return {
         "plan": chosen.plan.id,
@@ -177,10 +168,10 @@ def _launch_text(chosen: KnownPlan, launched: Launched) -> str:
     lines = [f"Trained {steps}" if launched.steps else f"Nothing was left to train: {steps} are done"]
     if (measured := launched.training_samples_per_second) is not None:
         speed = chosen.speed
-        beside = (
+        predicted = (
             f", predicted {speed.mean:.1f} +- {speed.error:.1f} ({measured / speed.mean - 1:+.0%})" if speed else ""
         )
-        lines.append(f"Measured {measured:.1f} samples/s{beside}")
+        lines.append(f"Measured {measured:.1f} samples/s{predicted}")
     if launched.report.model is not None:
         lines.append(f"The model is in {launched.report.model}")
     return "\n".join(lines)
