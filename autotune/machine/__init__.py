@@ -1,1 +1,1 @@
-"""The machine at hand: its devices and their conditions, and which process may use them."""
+"""This machine: its devices, their conditions, and exclusive use of them."""

@@ -1,4 +1,4 @@
-"""The heartbeat of this process in a database, and which other agents of that database are alive."""
+"""Agents of a database: the heartbeat of this process, and whether the other processes are alive."""
 
 import logging
 import os
@@ -18,8 +18,8 @@ from storage.store import Store
 
 _BEAT_SECONDS = 5.0
 _SILENT_BEATS = 6
-"""An agent counts as gone when it has not beaten during this many beats of this process. Counting beats needs no clock,
-and a lock that keeps the other from writing keeps this process from counting."""
+"""An agent counts as ended when it sent no heartbeat during this many heartbeats of this process. Counting them needs
+no common clock, and a lock that keeps the other process from writing also keeps this one from counting."""
 _log = logging.getLogger(__name__)
 
 
@@ -33,7 +33,7 @@ class _Sight:
 
 
 class Agent:
-    """An entry in the store while its context lasts; a thread writes its heartbeat."""
+    """Entry of this process in the store while the context lasts; a thread writes its heartbeat."""
 
     def __init__(self, store: Store, beat_seconds: float = _BEAT_SECONDS) -> None:
         self._store = store
@@ -60,9 +60,9 @@ class Agent:
             _log.warning("%s", problem)
 
     def take(self, resources: Collection[str]) -> None:
-        """Lease the resources until this agent ends, also those that agents hold which are gone.
+        """Lease the resources until this agent ends, including those of agents that have ended.
 
-        A holder on another host is watched until it beats or counts as gone. Raises DeviceBusy for one that is alive.
+        Waits for the next heartbeat of a holder on another host, and raises DeviceBusy if it comes.
         """
         beats: dict[str, int] = {}  # of each holder when it was first seen
         while True:
@@ -81,7 +81,7 @@ class Agent:
                 self._ended.wait(self._seconds / 10)
 
     def another(self) -> AgentRecord | None:
-        """Return another agent that is alive, or None; those of other hosts are watched until they beat or are gone."""
+        """Return another agent that is alive, or None. Waits for the next heartbeat of agents on other hosts."""
         self._look(0)
         first = {key: sight.record.beats for key, sight in self._seen.items() if key != self.id}
         while True:
@@ -94,7 +94,7 @@ class Agent:
             self._ended.wait(self._seconds / 10)
 
     def is_gone(self, agent_id: str | None) -> bool:
-        """Whether the agent has ended, its process on this host died, or its heartbeat stopped."""
+        """Return whether the agent has ended, its process on this host died, or its heartbeat stopped."""
         if agent_id is None:
             return True
         if agent_id not in self._seen:  # it may have started since the last beat
@@ -132,12 +132,12 @@ def _busy(held: ResourceHeld, holder: AgentRecord) -> str:
 
 
 def has_died(record: AgentRecord) -> bool:
-    """Whether its process is known to have ended; nothing is known of other hosts."""
+    """Return whether its process is known to have ended; nothing is known of other hosts."""
     return record.machine == machine() and not lives(record) and not _is_hidden(_number(record))
 
 
 def lives(record: AgentRecord) -> bool:
-    """Whether its process is known to run."""
+    """Return whether its process is known to run."""
     return record.machine == machine() and process(_number(record)) == record.process
 
 
@@ -148,7 +148,7 @@ def _number(record: AgentRecord) -> int:
 
 
 def _is_hidden(number: int) -> bool:
-    """Whether a process of that number exists but cannot be inspected: hosts may hide those of other users."""
+    """Return whether a process exists but cannot be inspected, as hosts may hide those of other users."""
     try:
         os.kill(number, 0)
     except PermissionError:

@@ -1,4 +1,4 @@
-"""The load and the clocks of the machine during a trial, and whether its measurement can be trusted."""
+"""Load and clocks of the machine during a trial, which decide whether its measurement can be trusted."""
 
 import os
 import time
@@ -20,12 +20,12 @@ _INTERVAL_SECONDS = 0.5
 _LEAST_SECONDS = 1.0
 """The kernel counts CPU time in ticks of up to 10 ms on every core, too coarse for shorter times."""
 _CORES_SHARE = 0.05
-"""Part of the cores that others may take. Spread evenly it makes a step 5 % longer, and more when it hits one rank, for
-which the others wait. What a quiet machine does by itself stays well below: 0.01 of 2 cores were counted on a Linux
-virtual machine, with idle and with busy ranks."""
+"""Share of the cores that others may take. Spread evenly it makes a step 5 % longer, and more when it slows down one
+rank, for which the others wait. An idle machine needs much less: 0.01 of 2 cores were counted on a Linux virtual
+machine, with idle and with busy ranks."""
 _FULL_SHARE = 0.9
-"""Part of the cores in use from which a process waits for a core now and then. Ranks on accelerators need a core only
-to give the next kernels, so other processes cost them nothing before."""
+"""Share of the cores in use above which processes sometimes wait for a core. Ranks on accelerators need a core only to
+launch the next kernels, so below it other processes do not slow them down."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,13 +35,13 @@ class Conditions:
     disturbing_cpu: float
     """Mean number of cores that other processes used, or other virtual machines took (`steal`)."""
     own_cpu: float
-    """Mean number of cores that our processes used."""
+    """Mean number of cores that the processes of this search used."""
     disturbing_gpu: bool
-    """Whether another process computed on our devices."""
+    """Whether another process computed on the devices."""
     throttled: tuple[str, ...]
-    """Why our devices ran slower than they should, at any time; in words."""
+    """Reasons for which the devices ran slower than they should, at any time."""
     energy_joules: float | None
-    """Energy that our devices consumed; None where they do not count it."""
+    """Energy that the devices consumed; None where they do not count it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +51,9 @@ class Look:
     seconds: float
     """On time.monotonic's clock."""
     busy_seconds: float
-    """CPU time since the start of the machine, of all processes, on the cores that we may use."""
+    """CPU time since the start of the machine, of all processes, on the cores that this process may use."""
     own_seconds: float
-    """CPU time of our processes and of their ended children."""
+    """CPU time of the processes of this search and of their ended children."""
     own_pids: frozenset[int]
     activity: Activity
 
@@ -75,11 +75,11 @@ class Watch(Protocol):
 class MachineWatch:
     """Sample the state of the machine in a thread while the context lasts.
 
-    Our processes are `root` and its descendants. Two samples a second take a few milliseconds, which count as ours.
+    `root` and its descendants are the own processes. Two samples a second take a few milliseconds of own CPU time.
     """
 
     def __init__(self, hardware: Hardware, root: int | None = None, *, group: int = 0) -> None:
-        """`root` is the first of our processes; by default this one. `group` is that of the devices in use."""
+        """`root` is by default this process; `group` is the number of the group of devices in use."""
         self._hardware = hardware
         self._group = group
         self._root = psutil.Process(root)
@@ -116,7 +116,7 @@ class MachineWatch:
     def _look(self) -> None:
         activity = self._activity()
         own = _family(self._root)  # after the devices, so that a rank that has just started is known
-        # Interrupts are left out: they are charged to no process, and our own processes cause them too.
+        # Interrupts are left out: they are charged to no process, and own processes cause them too.
         times = [each for core, each in enumerate(psutil.cpu_times(percpu=True)) if core in self._cores]
         self._looks.append(
             Look(
@@ -136,7 +136,7 @@ def conditions_of(looks: Sequence[Look]) -> Conditions:
     # The time of a process disappears from the sum if it ends before its parent waits for it; that is no negative use.
     own = sum(max(0.0, later.own_seconds - earlier.own_seconds) for earlier, later in pairwise(looks))
     disturbing = max(0.0, last.busy_seconds - first.busy_seconds - own)
-    # In some containers NVML reports process numbers of the host. They never include ours, and so tell nothing.
+    # In some containers NVML reports process numbers of the host. None of them is an own process, so nothing is known.
     ours: frozenset[int] = frozenset().union(*(look.own_pids for look in looks))
     start, end = first.activity.energy_joules, last.activity.energy_joules
     return Conditions(
@@ -161,7 +161,7 @@ def disturbance(conditions: Conditions, hardware: Hardware) -> str | None:
 
 
 def _takes_cores(conditions: Conditions, hardware: Hardware) -> bool:
-    """Whether others take cores that ranks would use; ranks on a CPU share all cores evenly, as threads."""
+    """Return whether others take cores that ranks need; ranks on a CPU share all cores evenly, as threads."""
     cores, disturbing = hardware.cpu_cores, conditions.disturbing_cpu
     if hardware.accelerator != "cpu":
         return disturbing > _CORES_SHARE * cores and disturbing + conditions.own_cpu > _FULL_SHARE * cores

@@ -1,7 +1,7 @@
 """Exclusive use of the devices of a job.
 
-Lock files keep the other processes of this user away, whatever database they write to; leases keep away every agent of
-the database, also those of other users and containers that see the same devices.
+Lock files exclude other processes of this user, whichever database they write to. Leases exclude all other agents of
+the database, including those of other users and containers that see the same devices.
 """
 
 import platform

@@ -51,8 +51,8 @@ def software() -> Software:
 def default_memory_limit(hardware: Hardware, groups: int = 1) -> int:
     """Return the bytes per rank that apply when the job names no limit.
 
-    An accelerator keeps 5 %, at least 1 GiB, for its driver and for the allocator's gaps; CPU ranks, also those of
-    groups that work at the same time, share 80 % of the memory.
+    5 % of an accelerator, at least 1 GiB, are left to its driver and to fragmentation. CPU ranks of all groups share
+    80 % of the memory.
     """
     if hardware.accelerator == "cpu":
         return hardware.ram_bytes * 8 // 10 // (hardware.devices * groups)

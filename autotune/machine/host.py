@@ -13,7 +13,7 @@ import psutil
 class Machine:
     cpu_name: str
     cpu_cores: int
-    """What the scheduler offers to this process."""
+    """Number that this process may run on."""
     ram_bytes: int
     """Of the machine, or of the control group where that is less."""
 

@@ -28,7 +28,7 @@ _ANCESTORS = {
     pynvml.NVML_TOPOLOGY_NODE: "NODE",
     pynvml.NVML_TOPOLOGY_SYSTEM: "SYS",
 }
-"""The nearest part of the machine that a pair without NVLink shares, from near to far, in nvidia-smi's words."""
+"""The nearest part of the machine that a pair without NVLink shares, from near to far, in nvidia-smi's terms."""
 FROM_FAST_TO_SLOW = ("NV", *_ANCESTORS.values())
 
 
@@ -44,7 +44,7 @@ class Accelerator:
     """`9.0`"""
     driver: str
     links: tuple[tuple[str, str], ...] = ()
-    """(UUID, connection) of each other accelerator for which it is known, in nvidia-smi's words."""
+    """(UUID, connection) of the other accelerators for which it is known, in nvidia-smi's terms."""
 
 
 def accelerators() -> tuple[Accelerator, ...]:
@@ -72,7 +72,7 @@ class Activity:
     pids: frozenset[int]
     """The processes that compute on them."""
     slowdowns: frozenset[str]
-    """Why they run slower than they should, in words."""
+    """Reasons for which they run slower than they should."""
     energy_joules: float | None
     """Since the driver was loaded; None when one of them does not count it, as no MIG instance does."""
 
@@ -127,7 +127,7 @@ def _parts(handle: Any) -> Iterator[Any]:
 def _describe(part: Any, device: Any, devices: Sequence[Any], driver: str) -> Accelerator:
     major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(device)
     links = []
-    # MIG instances reach each other by no link.
+    # There are no links between MIG instances.
     for other in (one for one in devices if one is not device and part is device):
         by_nvlink = _ask(pynvml.nvmlDeviceGetP2PStatus, device, other, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
         if by_nvlink == pynvml.NVML_P2P_STATUS_OK:

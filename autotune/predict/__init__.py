@@ -1,1 +1,1 @@
-"""Knows before it runs: time and memory of a plan from profiled layers."""
+"""Prediction of a plan's time and memory from profiled layers."""

@@ -183,7 +183,7 @@ def _vision_layer(vision: VisionShape, share: _Share) -> LayerCost:
 
 
 def _projector(vision: VisionShape, language: LanguageShape, share: _Share) -> LayerCost:
-    """With the text embedding."""
+    """Return the costs of the projector with the text embedding."""
     joined = vision.tokens // vision.image_tokens * vision.hidden
     matrices = (joined + language.hidden) * language.hidden
     return share.layer(
@@ -209,7 +209,7 @@ def _language_layer(language: LanguageShape, share: _Share) -> LayerCost:
 
 
 def _head(language: LanguageShape, share: _Share) -> LayerCost:
-    """With the loss, which keeps float32 logits beside the 16-bit ones."""
+    """Return the costs of the head with the loss, which keeps float32 logits in addition to the 16-bit ones."""
     parameters = language.hidden * language.vocabulary
     return share.layer(
         parameters,

@@ -1,4 +1,4 @@
-"""Attributes the time of a step to parts that sum to the whole, each by one cause added to an ideal step.
+"""Attribution of the time of a step to parts that sum to the whole, each by one cause added to an ideal step.
 
 The causes are added in this order, so that no part is negative: padding, recomputation, loading of data, stages of
 unequal work, data ranks of unequal work, the pipeline's order, communication, the optimizer. docs/methods.md defines
@@ -39,7 +39,7 @@ class PackSeconds:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class UpdateSeconds:
-    """Seconds of what follows the passes of a step, [stages]."""
+    """Seconds of the reduction and the optimizer after the passes of a step, [stages]."""
 
     reduction: Array
     optimizer: Array
@@ -47,7 +47,7 @@ class UpdateSeconds:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Breakdown:
-    """Seconds of steps by what they are spent on, [steps] each."""
+    """Seconds of the parts of steps, [steps] each."""
 
     ideal: Array
     """Work of the samples alone, spread evenly over all ranks."""

@@ -1,9 +1,9 @@
-"""Corrects predictions by measured trials: a factor for each part of the time and of the memory, with errors.
+"""Correction of predictions by measured trials: a factor for each part of the time and of the memory, with errors.
 
 Bayesian linear regression (Bishop: Pattern Recognition and Machine Learning, section 3.3) of measured on predicted
 parts, as shares of the predicted sum. The prior is that the profile is right, within the widths below. Errors are
-those of Student's t with 3 degrees of freedom, by re-weighting (Lange, Little, Taylor 1989), so that one disturbed
-trial counts little. The scale of the errors is estimated with the factors.
+those of Student's t with 3 degrees of freedom, by re-weighting (Lange, Little, Taylor 1989), so that a
+disturbed trial has little weight. The scale of the errors is estimated with the factors.
 """
 
 import math
@@ -29,7 +29,7 @@ _OWN_WIDTHS = {
     "update": 0.50,
     "schedule": 0.10,
 }
-"""Prior standard deviation of each factor besides it. That of the schedule is a share of the step with mean 0."""
+"""Prior standard deviation of each factor alone. That of the schedule is a share of the step with mean 0."""
 _BYTE_WIDTHS = (0.02, 0.05)
 """Prior standard deviations of the factors of static and of kept bytes."""
 _TIME_NOISE, _BYTE_NOISE = 0.03, 0.005
@@ -64,7 +64,7 @@ class Peak:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationState:
-    """Final posterior of a calibration, with which the one of a similar workload can begin."""
+    """Final posterior of a calibration, from which the calibration of a similar workload can start."""
 
     time_mean: tuple[float, ...]
     """Means of the factors of FEATURES."""
@@ -136,7 +136,7 @@ def _prior(state: CalibrationState | None) -> tuple[_Factors, _Factors]:
 
 
 class Calibration:
-    """Corrects predictions of one workload; without observations it only states their errors."""
+    """Correction of the predictions of one workload; without observations it only gives their errors."""
 
     def __init__(self, time: _Factors, memory: _Factors) -> None:
         self._time, self._memory = time, memory
@@ -151,8 +151,8 @@ class Calibration:
     ) -> "Calibration":
         """Fit the factors to the trials, beginning with the `state` of a similar workload if given.
 
-        `exceeded` are stages that ran out of memory. What they needed at least counts only where it is above what the
-        other measurements let expect.
+        `exceeded` are stages that ran out of memory, with lower bounds of their peaks. A bound counts only where it is
+        above the peak that the other measurements predict.
         """
         time, memory = _prior(state)
         return cls(

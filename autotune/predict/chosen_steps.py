@@ -11,7 +11,7 @@ from trials.data.records.sample import Ints
 
 
 class ChosenSteps(EpochSizes):
-    """Sizes of these steps alone, ordered by length. Packs are numbered from 0 over those of the steps."""
+    """Sizes of the packs of these steps, which are ordered by length; the packs are numbered from 0."""
 
     def __init__(self, whole: EpochSizes, steps: Sequence[int]) -> None:
         super().__init__(whole.epoch)

@@ -1,4 +1,4 @@
-"""Compares plans of one packing and layout on a sample of the steps of their epoch."""
+"""Comparison of plans of one packing and layout on a sample of the steps of their epoch."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from autotune.predict.predictor import Predictor
 from trials.plan import Plan
 
 MOST_STEPS = 64
-"""Steps that stand for a longer epoch."""
+"""Steps that represent a longer epoch."""
 _ERRORS = 2
 """Standard errors that are added to a difference."""
 
@@ -18,8 +18,8 @@ _ERRORS = 2
 def cautious_seconds(predictor: Predictor, plans: Sequence[Plan]) -> Array:
     """Return cautious epoch seconds of plans that share packing and layout, [plans].
 
-    They equal those of `Predictor.predict` for an epoch of at most MOST_STEPS steps. Of a longer epoch, this many steps
-    are simulated, spread evenly, and a plan's difference from the first plan is raised by twice its sampling error
+    They equal those of `Predictor.predict` for an epoch of at most MOST_STEPS steps. For a longer epoch, MOST_STEPS
+    evenly spread steps are simulated, and a plan's difference from the first plan is raised by twice its sampling error
     (standard error of a mean of paired differences, drawn without replacement; Cochran, Sampling Techniques, 2.5).
     """
     # Paired differences vary much less between steps than the seconds themselves.

@@ -1,4 +1,4 @@
-"""Fits layer costs: time and memory of each kind of layer as a function of a pack's size."""
+"""Fit of layer costs: time and memory of each kind of layer as a function of a pack's size."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -17,7 +17,7 @@ _TYPICAL_SAMPLES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypicalPack:
-    """A pack of mean samples of the data, at which costs are shown."""
+    """A pack of mean samples of the data, for which costs are shown."""
 
     samples: int
     units: float
@@ -39,7 +39,7 @@ class TypicalPack:
 
 
 def costs_document(costs: LayerCosts, pack: TypicalPack) -> dict[str, Any]:
-    """Return the costs with those of each kind of layer for the typical pack, as JSON values."""
+    """Return the costs as JSON values, also evaluated for the typical pack."""
     at_typical = {
         kind: {
             "forward_seconds": pack.cost(cost.forward_seconds),

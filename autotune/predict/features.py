@@ -19,7 +19,7 @@ COSTS = ("vision", "language", "head", "recompute", "pack", "loading", "communic
 LAYER_COSTS = COSTS[:4]
 """Costs that the best split depends on."""
 FEATURES = (*COSTS, "schedule")
-"""With what a step takes besides its simulated schedule."""
+"""COSTS, and the time of a step beyond its simulated schedule."""
 Features: TypeAlias = tuple[float, ...]
 """Seconds for each of FEATURES."""
 

@@ -1,4 +1,4 @@
-"""Memory of a pipeline stage: static bytes, and what its packs keep under 1F1B."""
+"""Memory of a pipeline stage: static bytes, and the bytes that its packs keep under 1F1B."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from trials.layer_costs import KINDS, LayerCosts
 from trials.plan import Layout
 
 _UNMODELLED = 0.01
-"""Share of what packs keep that is in no layer; on measured stages it stayed below 0.4 %."""
+"""Share of the kept bytes outside the layers; on measured stages it stayed below 0.4 %."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class StageBytes:
 
 
 class StageMemory:
-    """Predicts the memory of the stages of any plan of one model."""
+    """Prediction of the memory of the stages of any plan of one model."""
 
     def __init__(self, costs: LayerCosts, element_bytes: int, factors: tuple[float, float] = (1.0, 1.0)) -> None:
         """`element_bytes` is the size of a weight in the training's dtype; `factors` of static and of kept bytes."""
@@ -48,13 +48,13 @@ class StageMemory:
 
         The peak is static bytes plus the most that packs keep: either all packs in flight under 1F1B as a backward pass
         begins, or all but one and what that one keeps while one of its layers is recomputed. This is exact for one pack
-        in flight; for more, the pack whose layer costs most is assumed to run beside the heaviest others.
+        in flight; for more, the pack whose layer costs most is assumed to run together with the heaviest others.
         """
         expected: Array = self._static(parts, layout) + self._most(parts, layout, number, sizes)[1]
         return expected
 
     def interval(self, part: Parts, layout: Layout, number: int, sizes: EpochSizes) -> StageBytes:
-        """Return the interval for one stage, from the errors of the fitted bytes and of what is in no layer."""
+        """Return the interval for one stage, from the errors of the fitted bytes and of bytes outside the layers."""
         static = float(self._static(part, layout)[0])
         waiting, most = (float(kept[0]) for kept in self._most(part, layout, number, sizes))
         error = float((self._errors * (part.layers[0] > 0)).max()) + _UNMODELLED

@@ -1,4 +1,4 @@
-"""Predicts plans: seconds of each step of the epoch, and bytes of each stage."""
+"""Prediction of plans: seconds of each step of the epoch, and bytes of each stage."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ MOST_BATCH_DEVIATION = 0.10
 """Largest deviation of a plan's mean global batch from the job's, as a share."""
 
 EpochOf = Callable[[Packing, int], Epoch]
-"""Returns the first epoch under a packing, for a data-parallel degree."""
+"""Function from a packing and a data-parallel degree to the first epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -34,7 +34,7 @@ class Prediction:
     step_seconds: Array
     """Communication and update included, [steps]."""
     breakdown: Breakdown
-    """Seconds of each step by what they are spent on."""
+    """Seconds of each step by part."""
     stage_idle: tuple[float, ...]
     """Share of the epoch in which the ranks of each stage wait, send or receive; 0.1 is 10 %."""
     step_samples: Ints
@@ -67,7 +67,7 @@ class Prediction:
 
 
 class Predictor:
-    """Predicts plans for one workload from its layer costs."""
+    """Prediction of plans for one workload from its layer costs."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Simulates steps: packs pass the stages in DeepSpeed's 1F1B order.
+"""Simulation of steps: packs pass the stages in DeepSpeed's 1F1B order.
 
 In slot t of the schedule (`TrainSchedule.steps` in deepspeed/runtime/pipe/schedule.py) every second stage has its turn
 for a forward pass, the others for a backward pass. Before it, a stage whose turn is a backward pass meets its

@@ -1,4 +1,4 @@
-"""Which steps of an epoch a trial runs."""
+"""Choice of the steps of an epoch that a trial runs."""
 
 import numpy as np
 
@@ -8,9 +8,9 @@ from trials.tasks.request import Trial
 
 
 def trial_steps(prediction: Prediction, settings: SearchSection) -> Trial:
-    """Return the costliest steps to warm up with, and typical ones to time: near the means of cost and samples.
+    """Return the costliest steps as warm-up, and typical steps to time, which are near the means of cost and samples.
 
-    A plan that cannot fit fails in its first step. Timed steps near the means need little correction to stand for the
+    A plan that cannot fit fails in its first step. Timed steps near the means need little correction to represent the
     epoch. The prediction must be uncorrected, so that a plan's steps are always the same.
     """
     # Stable sorts give every machine the same steps.
