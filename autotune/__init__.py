@@ -1,4 +1,4 @@
-"""Decides: reads the job, predicts, searches, launches and reports."""
+"""The tuner: reads the job, predicts, searches, launches and reports."""
 
 from importlib.util import find_spec
 from pathlib import Path

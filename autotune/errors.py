@@ -1,17 +1,17 @@
-"""What can go wrong on the way from a job file to a running training.
+"""Errors on the way from a job file to a running training.
 
 AutotuneError
 |-- JobError           the job file cannot be used
 |-- HardwareError      the job asks for devices that this machine does not have
 |-- NoFeasiblePlan     no plan fits the devices' memory and the job's settings
-|-- TrialsKeepFailing  several trials in a row failed of something that no other plan would cure
+|-- TrialsKeepFailing  several trials in a row failed, and another plan would not help
 |-- ProfileError       a profile of the layers cannot be used
 |-- PlanNotValid       the plan to launch does not hold here, or none is known
 |-- LaunchFailed       a rank of the full training failed
 |-- PackError          the lengths, or the file for the packs or the plot, cannot be used
-|-- PredictError       the plan to predict cannot be used, or what it is predicted for is not known
+|-- PredictError       the plan to predict cannot be used, or nothing is known of the devices
 |-- NoProfile          the layers of the model were not profiled on the hardware to predict for
-|-- DatabaseFaulty     the database holds what no version of this software writes
+|-- DatabaseFaulty     a check of the database found something wrong
 `-- DeviceBusy         other processes use the devices, so that measurements would not hold
 """
 
@@ -45,11 +45,11 @@ class NoFeasiblePlan(AutotuneError):
 
 
 class TrialsKeepFailing(AutotuneError):
-    """Several trials in a row failed of something that no other plan would cure."""
+    """Several trials in a row failed, and another plan would not help."""
 
 
 class ProfileError(AutotuneError):
-    """A profile of the layers holds what no measurement gives, or is of something else."""
+    """A profile of the layers has impossible values, or is of another model."""
 
 
 class PlanNotValid(AutotuneError):
@@ -57,15 +57,15 @@ class PlanNotValid(AutotuneError):
 
 
 class LaunchFailed(AutotuneError):
-    """A rank of the full training failed; what was checkpointed stays."""
+    """A rank of the full training failed; its checkpoints stay."""
 
 
 class PackError(AutotuneError):
-    """`autotune pack` cannot use its input as it is asked to, or cannot write a file."""
+    """The input of `autotune pack` cannot be used with these options, or a file cannot be written."""
 
 
 class PredictError(AutotuneError):
-    """`autotune predict` cannot use the plan that it is given, or does not know enough about the devices."""
+    """The plan to predict cannot be used, or nothing is known of the devices."""
 
 
 class NoProfile(AutotuneError):
@@ -105,5 +105,5 @@ _EXIT_CODES: dict[type[Exception], int] = {
 
 
 def exit_code(error: Exception) -> int:
-    """What `autotune` exits with when `error` ends it: 2 for what the user asked wrongly, 1 for anything else."""
+    """Return the exit code of `autotune` for an error: 2 for wrong input, others as listed above, 1 for the rest."""
     return next((code for kind, code in _EXIT_CODES.items() if isinstance(error, kind)), _FAILURE)

@@ -1,4 +1,4 @@
-"""Reads a job file: YAML in, a checked `Job` with absolute paths out."""
+"""Reading of job files: from YAML to a checked `Job` with absolute paths."""
 
 import difflib
 import json
@@ -42,7 +42,9 @@ def load_job(path: Path) -> Job:
         # JSON mode: strict about numbers and booleans, while lists may become tuples and texts may become paths.
         job = Job.model_validate_json(json.dumps(document.value), strict=True)
     except ValidationError as error:
-        faults = [each for each in error.errors() if each["type"] != "too_short" or not each["input"]]  # told already
+        faults = [
+            each for each in error.errors() if each["type"] != "too_short" or not each["input"]
+        ]  # reported by another error
         raise _error(path, [*document.problems, *(_problem(each, document) for each in faults)]) from error
     if document.problems:
         raise _error(path, document.problems)
@@ -100,7 +102,7 @@ def _text(error: ErrorDetails, place: Place) -> str:
     if kind == "value_error":
         return str(error["ctx"]["error"])
     if kind == "json_invalid":
-        return "holds half of a surrogate pair, which is no character; remove it"
+        return "contains half of a surrogate pair, which is not a character; remove it"
     if kind == "too_long":
         expected = f"a list of {error['ctx']['max_length']} entries at most"
     elif kind == "model_type":

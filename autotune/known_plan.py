@@ -1,4 +1,4 @@
-"""How certain the speed of a tried plan is."""
+"""The speed of a tried plan, and how certain it is."""
 
 import math
 from collections import Counter
@@ -35,7 +35,7 @@ def of_winner(best: BestPlan) -> KnownPlan:
 
 
 def of_tried(tried: TriedPlan) -> KnownPlan:
-    """Return the plan with the speed that the study found; for one that did not win, the mean of its runs."""
+    """Return the plan with its speed: as the study found it for a winner, else the mean of its runs."""
     if tried.won:
         return of_winner(tried.won)
     runs = _counted(tried)
@@ -49,7 +49,7 @@ def of_tried(tried: TriedPlan) -> KnownPlan:
 
 
 def known_text(tried: TriedPlan) -> str:
-    """Return one line: the place of the plan in its study, and from how many runs it is known."""
+    """Return one line with the rank of the plan in its study and the number of its runs."""
     return f"{_place(tried)}; {_evidence(tried)}"
 
 

@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launched:
-    """What a training did in this launch."""
+    """Result of a launch."""
 
     report: TrainingReport
     training_samples_per_second: float | None
@@ -57,7 +57,7 @@ def launch(
 
     The spool keeps the result until the store has it. The request and the logs of the ranks are written below `folder`.
     Raises PlanNotValid for a plan that needs more devices, JobError for an output that cannot be written, OutputTaken
-    for one that belongs to something else, and LaunchFailed with the reason when a rank fails.
+    for one with the results of another training, and LaunchFailed with the reason when a rank fails.
     """
     hardware = prepared.workload.hardware
     if plan.layout.world_size > hardware.devices:
@@ -105,7 +105,7 @@ class _Watch:
 def _train(
     request: Request, accelerator: str, logs: Path, watch: _Watch, ending: "_Ending"
 ) -> tuple[TrainingReport, int]:
-    """(report of rank 0, samples that could not be read)."""
+    """Return (report of rank 0, number of samples that could not be read)."""
     layout, reader = request.plan.layout, watch.reader
     try:
         with WarmPool(LocalLauncher(logs, layout.world_size, accelerator)) as pool:
@@ -135,7 +135,7 @@ def _train(
 
 @dataclass(frozen=True, slots=True)
 class _Ending:
-    """Records how a launch ended."""
+    """Recorder of how a launch ended."""
 
     launch_id: str
     reader: ProgressReader

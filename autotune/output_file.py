@@ -1,4 +1,4 @@
-"""Files that commands write: complete or not at all; existing files are replaced, but never an input."""
+"""Files that commands write. A file is either complete or absent; inputs are never overwritten."""
 
 import tempfile
 from collections.abc import Iterable, Iterator

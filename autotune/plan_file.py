@@ -15,7 +15,7 @@ _FORM = "a plan has the keys packing, layout and stages, as `autotune show PLAN 
 
 
 def is_plan_file(text: str) -> bool:
-    """Whether a text names a file rather than the id of a known plan."""
+    """Return whether a text names a file rather than the ID of a plan."""
     return Path(text).suffix in SUFFIXES or Path(text).exists()
 
 
@@ -30,7 +30,7 @@ def read_plan(path: Path) -> Plan:
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise PredictError(
-            f"{path} cannot be read ({why}); give a file like that which `autotune show PLAN --json` prints"
+            f"{path} cannot be read ({why}); give a file such as `autotune show PLAN --json` prints"
         ) from error
     if len(content) > _MOST_BYTES:
         raise PredictError(f"{path} is larger than {_MOST_BYTES >> 20} MiB; {_FORM}")

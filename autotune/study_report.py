@@ -148,7 +148,7 @@ class Known:
     used_by: tuple[str, ...] = ()
     """The processes that train with it now."""
     differences: tuple[Difference, ...] | None = None
-    """Differences from the workload asked for, the weightiest first; None when none was given."""
+    """Differences from the given workload, the most important first; None when none was given."""
     distance: float | None = None
 
     @property
@@ -220,7 +220,7 @@ def study_text(study: StudyRecord, work: Workload, best: BestPlan | None, trials
 
 
 def tried_document(tried: TriedPlan) -> dict[str, Any]:
-    """Return a tried plan as JSON values; for a winner also what was stored of it."""
+    """Return a tried plan as JSON values; for a winner with all that is stored of it."""
     won = tried.won
     found = best_document(won) if won else {"id": tried.plan.id, **_plain(tried)}
     return {**found, "won": won is not None, "trials": [_plain(trial) for trial in tried.trials]}

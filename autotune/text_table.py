@@ -1,4 +1,4 @@
-"""Rows in columns, as text."""
+"""Text tables."""
 
 import shutil
 import sys
@@ -12,8 +12,8 @@ _GAP = "  "
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> str:
     """Return columns as wide as their widest entry, folded between words where lines are longer than `width`.
 
-    Where even single words need more, each row is a paragraph with a line per column. `width` is that of the terminal;
-    lines that go elsewhere have any length.
+    Where even single words need more, each row is a paragraph with a line per column. `width` is by default that
+    of the terminal; without a terminal lines are not folded.
     """
     width = width or (
         shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else sys.maxsize

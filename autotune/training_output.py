@@ -1,4 +1,4 @@
-"""Whether a training may write into its output folder, and keeping other trainings out of it."""
+"""Checks and the lock of the output folder of a training."""
 
 import tempfile
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ def check_output(job: Job) -> None:
     """Check, before any work is done, that the training may write to `training.output`. Leaves nothing behind.
 
     Raises JobError for a folder that cannot be written, or that overlaps with the model or the data, OutputTaken for
-    one with foreign results, and DataError for a source that cannot be opened.
+    one with other results, and DataError for a source that cannot be opened.
     """
     folder = job.training.output
     _check_overlap(job)
@@ -38,19 +38,19 @@ def check_new(output: Path) -> None:
     if record:
         raise JobError(
             f"training.output {output} holds a training with plan {record.settings.plan}, and no plan is known for "
-            f"this job here; go on with `autotune launch --plan {record.settings.plan}`, or name another folder"
+            f"this job here; continue with `autotune launch --plan {record.settings.plan}`, or name another folder"
         )
 
 
 def _check_overlap(job: Job) -> None:
-    """Raise JobError if an input lies in the output, where a training replaces files.
+    """Raise JobError if an input is inside the output, where a training replaces files.
 
-    The output may lie in a folder of images: nothing outside of it is replaced.
+    The output may be inside a folder of images: nothing outside of the output is replaced.
     """
     output = job.training.output.resolve()
     model = Path(job.model.path).resolve()
     if model.is_dir() and output.is_relative_to(model):
-        raise JobError(f"training.output {output} lies in the model's folder {model}; name a folder outside of it")
+        raise JobError(f"training.output {output} is inside the model's folder {model}; name a folder outside of it")
     files = [file for source in job.data.sources for file in formats.resolve(source, Path())]
     inputs = {"model": model, **{f"data {file.path}": file.path.resolve() for file in files}}
     images = {file.images.resolve() for file in files} - {file.path.resolve().parent for file in files}

@@ -1,4 +1,4 @@
-"""Everything that a command on a job needs: the prepared job, its database, and exclusive use of the devices."""
+"""The resources of a command on a job: the prepared job, its database, and exclusive use of the devices."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

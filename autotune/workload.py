@@ -1,4 +1,4 @@
-"""From a job to its workload, which keys all measurements, and the files that its ranks need."""
+"""Preparation of a job: its workload, which is the key of all measurements, and the index for its ranks."""
 
 import logging
 from collections.abc import Callable
@@ -53,12 +53,12 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outline:
-    """What is known of a job without reading its data."""
+    """Facts about a job that need no reading of its data."""
 
     hardware: Hardware
     shape: ModelShape
     path_digest: str
-    """The key that an older version gave to the model in this folder."""
+    """Key of the model in this folder in older versions."""
     encoder: Encoder
 
 
@@ -95,7 +95,7 @@ def read_data(
 ) -> Prepared:
     """Index the data; the index for the ranks is written to `folder`, `cache` keeps lengths for the next time.
 
-    Raises what `build_index` raises. Bad lines, and a step that no epoch can fill, are logged as warnings.
+    Raises what `build_index` raises. Bad lines, and too few samples for a step, are logged as warnings.
     """
     hardware, shape = outline.hardware, outline.shape
     index, report = build_index(job.data, outline.encoder, Path(), progress, cache=cache)

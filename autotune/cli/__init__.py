@@ -1,4 +1,4 @@
-"""The command line. Heavy imports wait inside the commands, so that `--help` answers at once."""
+"""The command line. Commands import heavy modules inside their functions, so that `--help` stays fast."""
 
 from autotune.cli.commands import main
 

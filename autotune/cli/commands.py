@@ -47,7 +47,7 @@ _JOB = click.argument("job", type=click.Path(path_type=Path))
 
 
 def _common(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that every command has."""
+    """Add the options that every command has."""
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout and nothing else."),
         click.option(

@@ -1,4 +1,4 @@
-"""What all commands share: output, errors and the database URL."""
+"""Shared parts of all commands: output, errors and the database URL."""
 
 import functools
 import gc
@@ -32,7 +32,7 @@ class Terminated(KeyboardInterrupt):
     def __init__(self, number: int) -> None:
         super().__init__()
         self.exit_code = 128 + number
-        """As shells do."""
+        """128 and the number of the signal, as shells report it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,21 +122,21 @@ def _polite_signals() -> Iterator[None]:
     already stay ignored: SIGHUP under nohup, SIGINT in the background of a script.
     """
     before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    ours = [each for each, how in before.items() if how in (signal.SIG_DFL, signal.default_int_handler)]
-    came: list[int] = []
+    handled = [each for each, how in before.items() if how in (signal.SIG_DFL, signal.default_int_handler)]
+    received: list[int] = []
 
     def stop(number: int, _frame: FrameType | None) -> None:
-        came.append(number)
-        if len(came) == 1:
+        received.append(number)
+        if len(received) == 1:
             raise Terminated(number)
 
-    for each in ours:
+    for each in handled:
         signal.signal(each, stop)
     try:
         yield
     finally:
-        for each in ours:  # on exit the interpreter restores the default of every signal with a handler
-            signal.signal(each, signal.SIG_IGN if came else before[each])
+        for each in handled:  # on exit the interpreter restores the default of every signal with a handler
+            signal.signal(each, signal.SIG_IGN if received else before[each])
 
 
 def _configure_logging(options: Options) -> None:

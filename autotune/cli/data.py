@@ -1,4 +1,4 @@
-"""The command that works on data alone: pack."""
+"""The command `pack`, which needs only data."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ def pack_data(options: Options, path: Path, wanted: PackOptions, *, out: Path | 
     if picture:
         plot(found, picture)
     written = {"packs": out and str(out), "plot": picture and str(picture)}
-    told = "\n".join(f"Wrote the {name} to {file}" for name, file in written.items() if file)
+    lines = "\n".join(f"Wrote the {name} to {file}" for name, file in written.items() if file)
     options.give(
-        {**pack_document(found), "files": written}, lambda: "\n\n".join(filter(None, (pack_text(found), told)))
+        {**pack_document(found), "files": written}, lambda: "\n\n".join(filter(None, (pack_text(found), lines)))
     )

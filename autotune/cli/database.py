@@ -1,4 +1,4 @@
-"""The commands on the database itself."""
+"""The commands `db`: upgrade, check, repair, export and import."""
 
 import platform
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ def check_database(options: Options) -> None:
     text = "\n".join((*lines[:_SHOWN], *([f"... {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else [])))
     options.give({"problems": [wire.to_document(problem) for problem in found]}, lambda: text or "No problems found.")
     if found:
-        raise DatabaseFaulty(f"problems found: {len(found)}; `autotune db repair` copies the database, then mends them")
+        raise DatabaseFaulty(f"problems found: {len(found)}; `autotune db repair` copies the database, then repairs it")
 
 
 def repair_database(options: Options) -> None:

@@ -1,4 +1,4 @@
-"""The command that reports on everything a search depends on."""
+"""The command `doctor`: hardware, software, database, and problems that a search would meet."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -71,8 +71,8 @@ def _of_rows(store: Store) -> Iterator[Finding]:
             )
         elif silent_minutes(agent):
             yield Finding(
-                what=f"{place(agent)}: it cannot be seen from here whether it still runs",
-                remedy="look on that host; if it is gone, `autotune tune` or `launch` with its job replaces it",
+                what=f"{place(agent)}: this host cannot check whether it still runs",
+                remedy="check on that host; if it has ended, `autotune tune` or `launch` with its job replaces it",
             )
     for trial in store.running_trials():
         owner = agents.get(trial.agent_id or "")
@@ -81,7 +81,7 @@ def _of_rows(store: Store) -> Iterator[Finding]:
             yield Finding(
                 what=f"trial {trial.number} of {study.name}, begun {trial.started:%Y-%m-%d %H:%M} UTC, has no "
                 "result, and its process is gone",
-                remedy="`autotune tune` with its job gives the trial up and continues",
+                remedy="`autotune tune` with its job gives up the trial and continues",
             )
     for launch in store.running_launches():
         if living(launch, agents) is None:

@@ -1,4 +1,4 @@
-"""The command that times the layers alone."""
+"""The command `profile`, which times each kind of layer."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def profile_job(options: Options, path: Path, *, out: Path | None, fresh: bool) 
         with WarmPool(LocalLauncher(logs, work.hardware.devices, work.hardware.accelerator)) as pool:
             costs = layer_costs(bench.prepared, bench.store, pool, logs, fresh=fresh)
         stored = bench.store.layer_profile(work.hardware.fingerprint, work.model.fingerprint, work.software)
-    assert stored is not None, "`layer_costs` keeps what it gives"
+    assert stored is not None, "`layer_costs` stores the profile that it returns"
     if out:
         with output_file.whole(out) as partial:
             partial.write_text(wire.encode(stored_costs(stored)))

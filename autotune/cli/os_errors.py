@@ -16,7 +16,7 @@ _REMEDIES = {
     errno.ENOTDIR: "a part of the path is a file; name another place",
     errno.EEXIST: "a file is in its place; move it away, or name another place",
     errno.EISDIR: "it is a folder; name a file",
-    errno.ELOOP: "links lead in a circle; name another place",
+    errno.ELOOP: "symbolic links form a loop; name another place",
     errno.EMFILE: "raise the limit on open files (ulimit -n) and try again",
     errno.EIO: "check the disk, and try again",
 }

@@ -55,14 +55,14 @@ def _bar() -> "Progress":
 
 
 def _lines(options: Options) -> "Callable[[Reading], None]":
-    begun = told = time.monotonic()
+    begun = shown = time.monotonic()
 
     def show(reading: "Reading") -> None:
-        nonlocal told
+        nonlocal shown
         now = time.monotonic()
-        if now - told < _EVERY_SECONDS:
+        if now - shown < _EVERY_SECONDS:
             return
-        told = now
+        shown = now
         share = "" if reading.share is None else f", {reading.share:.0%}"
         options.tell(f"  {reading.records} records read, {reading.records / (now - begun):.0f}/s{share}")
 

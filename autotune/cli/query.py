@@ -1,4 +1,4 @@
-"""The commands that only look things up: plans, studies and show."""
+"""The commands that only read the database: plans, studies and show."""
 
 import logging
 import tempfile
@@ -41,7 +41,7 @@ _SORTS: Mapping[str, Callable[[Known], Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanFilter:
-    """Which plans are listed, and in which order."""
+    """Choice and order of the plans to list."""
 
     here: bool
     like: Path | None
@@ -54,7 +54,7 @@ class PlanFilter:
 
 
 def list_plans(options: Options, wanted: PlanFilter) -> None:
-    """List plans; without a machine or a job to compare with, those of the latest search first."""
+    """List plans; without a machine or a job to compare with, the latest search comes first."""
     job, outline = outline_of(wanted.like) if wanted.like else (None, None)
     now = workload_of(options, job, outline) if job and outline else None
     with open_store(options.database_url(job.database if job else None)) as store:

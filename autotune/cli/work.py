@@ -119,7 +119,7 @@ def _known(bench: Workbench) -> BestPlan | None:
 
 
 def _chosen(options: Options, bench: Workbench, plan_id: str | None) -> KnownPlan:
-    """Return the named plan, or the last winner of this job. Raises PlanNotValid when there is none that holds."""
+    """Return the named plan, or the last winner of this job. Raises PlanNotValid if there is no valid one."""
     if plan_id is None:
         if known := _known(bench):
             return of_winner(known)

@@ -1,1 +1,1 @@
-"""Forecasts of plans on devices that may not be here, without running them."""
+"""Forecasts of plans without running them, on this machine or other devices."""

@@ -1,4 +1,4 @@
-"""The devices of a forecast: what was measured on them, and what is extrapolated."""
+"""The devices of a forecast, with their measured and their extrapolated costs."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -30,7 +30,7 @@ class ClusterOptions:
 
     @property
     def profile_file(self) -> Path | None:
-        """The file that `device_profile` names: one that exists, or that has the suffix of one; else None."""
+        """Path in `device_profile` if it ends in `.json` or exists; else None."""
         path = None if self.device_profile is None else Path(self.device_profile)
         return path if path is not None and (path.suffix == _JSON or path.is_file()) else None
 
@@ -45,9 +45,9 @@ class Cluster:
     profiled: ProfiledCosts
     """Costs as they were measured, possibly on another number of devices."""
     measured: str
-    """What was measured and where, in words."""
+    """Description of the measured quantities and their source."""
     extrapolated: tuple[str, ...]
-    """What was not measured, in words."""
+    """Descriptions of the quantities that were not measured."""
 
     @property
     def name(self) -> str:
@@ -81,7 +81,7 @@ def cluster_of_file(job: Job, shape: ModelShape, path: Path, options: ClusterOpt
             f"{path} is of another model, {profiled.model.name} with {difference}; write one of {shape.name} with "
             "`autotune profile JOB --out`"
         )
-    return _of_profile(job, profiled, options, f", as {path} has them")
+    return _of_profile(job, profiled, options, f", read from {path}")
 
 
 def cluster_of_store(job: Job, shape: ModelShape, store: Store, options: ClusterOptions) -> Cluster:
@@ -165,7 +165,7 @@ def _of_model(profiles: Sequence[LayerProfile], shape: ModelShape, devices: str,
 
 
 def _difference(profiled: ModelShape, wanted: ModelShape) -> str | None:
-    """Return the first difference between two models, in words; names do not count."""
+    """Describe the first difference between two models apart from their names; None if there is none."""
     names = (field.name for field in fields(ModelShape) if field.name != "name")
     pairs = ((name, getattr(profiled, name), getattr(wanted, name)) for name in names)
     return next((f"{name} {there}, not {here}" for name, there, here in pairs if there != here), None)

@@ -1,4 +1,4 @@
-"""Forecasts of plans without using devices or ranks: the library twin of `autotune predict`."""
+"""Forecasts of plans without devices or ranks, as `autotune predict` makes them."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -48,9 +48,9 @@ class Forecast:
 
     @property
     def parts(self) -> dict[str, float]:
-        """Seconds of the epoch by what they are spent on, which sum to the epoch.
+        """Seconds of each part of the epoch, which sum to the whole.
 
-        The last part, `beside_schedule`, is what steps of trials took more than simulated; it may be negative.
+        The last part, `beside_schedule`, is the measured time of trials beyond the simulated one; it may be negative.
         """
         simulated = self.prediction.breakdown.totals
         return {**simulated, _BESIDE: self.prediction.epoch_seconds - sum(simulated.values())}
@@ -111,15 +111,15 @@ class Forecaster:
     def of(self, plan: Plan) -> Forecast:
         """Return the forecast of a plan.
 
-        Raises PredictError for a plan that is not one of this model, or needs more devices or packs than there are.
+        Raises PredictError for a plan of another model, or one that needs more devices or packs than there are.
         """
         self._check(plan)
         return self._forecast(plan, self._predictor.predict(plan))
 
     def best(self, count: int) -> tuple[Forecast, ...]:
-        """Return the plans predicted fastest, each with another layout or other capacities; those that fit come first.
+        """Return the plans predicted fastest, one for each layout and capacities; plans that fit come first.
 
-        With the corrections by trials, a solved plan may not fit.
+        A solved plan may not fit once trials have corrected its predicted memory.
 
         Raises NoFeasiblePlan when none fits the memory and keeps the global batch.
         """

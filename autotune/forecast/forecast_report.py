@@ -28,7 +28,7 @@ _PARTS = {
 
 
 def forecast_text(forecaster: Forecaster, found: Sequence[Forecast]) -> str:
-    """Return the devices and data, the plans side by side when there are several, and the first one in detail."""
+    """Return the devices and data, a table of the plans if there are several, and the first plan in detail."""
     first, *others = found
     sections = [_header(forecaster)]
     if others:

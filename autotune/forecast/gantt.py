@@ -1,4 +1,4 @@
-"""A step as text: one row for each stage, time from left to right."""
+"""Text chart of a step: one row for each stage, time from left to right."""
 
 import math
 
@@ -13,7 +13,7 @@ _IDLE, _UPDATE = ".", "#"
 _TICKS = 6
 """Most ticks of the axis."""
 LEGEND = """\
-0 to 9: forward pass of micro-batch 0, 1, ...; A to J: backward pass; both begin anew at 10
+0 to 9: forward pass of micro-batch 0, 1, ...; A to J: backward pass; both restart at 10
 .: waiting, sending or receiving; #: reduction and optimizer"""
 
 
@@ -44,7 +44,7 @@ def _axis(seconds: float, columns: int) -> tuple[str, str]:
     """Return (marks, numbers) at round times."""
     least = seconds / _TICKS
     power = 10.0 ** math.floor(math.log10(least))
-    # The next 1, 2 or 5 times a power of ten; a rounding error shall not skip one.
+    # The next 1, 2 or 5 times a power of ten; the margin keeps a rounding error from skipping one.
     step = next(digit * power for digit in (1, 2, 5, 10) if least <= digit * power * (1 + 1e-9))
     unit, scale = ("s", 1.0) if step >= 0.1 else ("ms", 1e3)
     marks, numbers = [" "] * columns, [" "] * (columns + 1)

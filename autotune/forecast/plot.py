@@ -1,4 +1,4 @@
-"""Plot of a typical step: what each stage does, and the memory that it keeps."""
+"""Plot of a typical step: passes and memory of each stage."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any

@@ -1,1 +1,1 @@
-"""What `autotune pack` does: packs a job or lengths, measures the balance, shows it and writes the packs."""
+"""The library behind `autotune pack`: pack a job or lengths, measure the balance, and write the packs."""

@@ -26,7 +26,7 @@ _MOST_STEPS = 0.9
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Side:
-    """One way to make micro-batches, and how even they are."""
+    """Micro-batches of one packing, and their balance."""
 
     epoch: Epoch
     balance: Balance
@@ -46,7 +46,7 @@ class Balanced:
     packing: Packed
     """Of `after`, with the packer that was taken."""
     reason: str
-    """Why these capacities."""
+    """Reason for the capacities."""
 
     @property
     def oversize(self) -> Ints:
@@ -137,8 +137,9 @@ def _packed(qv: int, qt: int, wanted: PackOptions) -> Packed:
 def _cheapest(candidates: Iterable[Packed], material: Material, number: int) -> Packed:
     """Return a packing of least cost that keeps the global batch, in the mean and, if any does, in 90 % of the steps.
 
-    Costs per sample within 0.5 % are alike. Then packs are to hold about as many samples as the unpacked micro-batch,
-    as in OmniBal (the cost does not see memory, and that is known to fit), and to be full.
+    Costs per sample within 0.5 % count as equal. Among these, packs with about as many samples as the unpacked
+    micro-batch come first, as in OmniBal: the cost ignores memory, and that many samples are known to fit. Then the
+    fullest packs do.
     """
     index = material.index
     if index.repeats.sum() > _TRIED_SAMPLES:  # draw samples in proportion to their repeats

@@ -62,7 +62,7 @@ class Material:
 def read_material(path: Path, wanted: PackOptions, progress: Callable[[Reading], None] | None = None) -> Material:
     """Read the data of a job (YAML), or lengths (JSON), without using devices or a database.
 
-    `progress` as for `build_index`. Raises PackError for what is neither, JobError for a job that cannot be used,
+    `progress` is that of `build_index`. Raises PackError for other files, JobError for a job that cannot be used,
     ModelError for its model, and what `build_index` raises.
     """
     _check(wanted)
@@ -85,7 +85,7 @@ def _check(wanted: PackOptions) -> None:
         raise PackError(f"--packer {wanted.packer} is not one of the packers here: {known}")
     for name, least, most in (("qv", wanted.qv_min, wanted.qv), ("qt", wanted.qt_min, wanted.qt)):
         if least is not None and most is not None and least > most:
-            raise PackError(f"--{name}-min {least} is above --{name} {most}; lower the one or raise the other")
+            raise PackError(f"--{name}-min {least} is above --{name} {most}; lower the first or raise the second")
 
 
 def _of_job(path: Path, wanted: PackOptions, progress: Callable[[Reading], None] | None) -> Material:
@@ -94,7 +94,7 @@ def _of_job(path: Path, wanted: PackOptions, progress: Callable[[Reading], None]
     from trials.model.inputs.encoders import load_measurer  # noqa: PLC0415
 
     if wanted.model is not None:
-        raise PackError(f"--model goes with lengths alone; {path} is a job, which names its model")
+        raise PackError(f"--model applies only to a file of lengths; {path} is a job, which names its own model")
     job = load_job(path)
     data = job.data.model_copy(update={"oversize": wanted.oversize or job.data.oversize})
     weights, name = _of_model(job.model)

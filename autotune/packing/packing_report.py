@@ -1,4 +1,4 @@
-"""What `autotune pack` found, as a table for people and as a document for programs."""
+"""Result of `autotune pack`, as a table for people and as a document for programs."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -83,7 +83,7 @@ def pack_text(found: Balanced) -> str:
 
 
 def pack_document(found: Balanced) -> dict[str, Any]:
-    """Return the same as JSON values; ratios are shares of 1."""
+    """Return the contents of `pack_text` as JSON values; ratios are shares of 1."""
     material = found.material
     return {
         "input": str(material.path),

@@ -2,7 +2,7 @@
 
 A line is `{"samples": [...], "vision_units": n, "text_tokens": n, "step": i, "rank": r, "micro_batch": m}`. Samples are
 positions in the input, counted from 0 over all its records; units and tokens are sums over them, without padding and
-stand-ins. Every pack stands there once, by step, then data rank, then micro-batch.
+stand-ins. Each pack is written once, ordered by step, then data rank, then micro-batch.
 """
 
 import importlib
@@ -33,7 +33,7 @@ class _Batch:
     starts: Ints
     """[packs + 1]"""
     columns: Mapping[str, Ints]
-    """What else a line holds, [packs] each."""
+    """The other values of a line, [packs] each."""
 
 
 def check_pack_file(path: Path) -> None:

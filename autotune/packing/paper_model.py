@@ -1,4 +1,4 @@
-"""OmniBal's own model, by whose cost lengths are weighed when no model is named: InternViT-6B and InternLM2-20B.
+"""OmniBal's own model, whose cost weighs lengths when no model is named: InternViT-6B and InternLM2-20B.
 
 Source: the training configuration in OmniBal's code (ModelTC/OmniBal), and the published shapes of the two parts.
 """
@@ -18,7 +18,7 @@ _VOCABULARY = 92_544
 
 
 def paper_weights() -> CostWeights:
-    """Forward floating-point operations, counted as `trials.model.shape` counts them for a model that is at hand.
+    """Return the forward floating-point operations, counted as `trials.model.shape` counts those of other models.
 
     A matrix of n parameters costs 2 n per token, attention 4 n^2 h per layer on n tokens, half of it where it is causal
     (Megatron-LM, appendix). The patch embedding and the norms, 0.1 % of a tile, are left out.

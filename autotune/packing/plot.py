@@ -1,4 +1,4 @@
-"""A picture of the balance before and after packing, for a paper or a report."""
+"""Plot of the balance before and after packing, for a paper or a report."""
 
 import importlib
 import math
@@ -69,7 +69,7 @@ def plot(found: Balanced, path: Path) -> None:
 
 
 def _draw_sizes(figure: "SubFigure", found: Balanced) -> None:
-    """Micro-batches by text tokens and vision units, before and after."""
+    """Draw the micro-batches by text tokens and vision units, before and after."""
     from matplotlib.colors import LogNorm  # noqa: PLC0415
     from matplotlib.ticker import MaxNLocator  # noqa: PLC0415
 
@@ -98,7 +98,7 @@ def _draw_capacities(place: "Axes", packing: Packed) -> None:
     line: dict[str, Any] = {"color": _CAPACITY, "linewidth": 0.8, "linestyle": "--"}
     place.axvline(packing.qt + 0.5, **line)  # behind the cells that a pack may be in
     place.axhline(packing.qv + 0.5, **line)
-    # Beyond a capacity there are only packs of one over-size sample, so that few cells lie under these labels.
+    # Beyond a capacity there are only packs of one over-size sample, so these labels cover few cells.
     text: dict[str, Any] = {"color": _CAPACITY, "textcoords": "offset points", "bbox": _LABEL_BOX}
     at_top, at_right = (packing.qt + 0.5, 1), (1, packing.qv + 0.5)
     place.annotate(
@@ -108,7 +108,7 @@ def _draw_capacities(place: "Axes", packing: Packed) -> None:
 
 
 def _shares(sizes: PackSizes, edges: Sequence[Floats]) -> Floats:
-    """Share of packs in each cell, [cells of tokens, cells of units]; what lies beyond the edges counts at them."""
+    """Return the share of packs in each cell, [cells of tokens, cells of units]; the last cells include all beyond."""
     tokens, units = (
         np.clip(values, edge[0], edge[-1]) for values, edge in zip((sizes.tokens, sizes.units), edges, strict=True)
     )
@@ -129,7 +129,7 @@ def _edges(values: Ints, capacity: int) -> Floats:
 
 
 def _draw_idle(figure: "SubFigure", found: Balanced) -> None:
-    """Cumulated distribution of the rows' idle share, for each kind of load."""
+    """Draw the cumulative distribution of the rows' idle share, for each kind of load."""
     axes = figure.subplots(1, len(_LOADS), sharex=True, sharey=True)
     arrow = r" $\rightarrow$ "
     sides = ((found.before, "before", _BEFORE), (found.after, "after", _AFTER))

@@ -271,10 +271,10 @@ def inputs(tmp_path: Path) -> Path:
     ("output", "told"),
     [
         (".", "holds the model"),
-        ("model", "lies in the model's folder"),
-        ("model/output", "lies in the model's folder"),
+        ("model", "is inside the model's folder"),
+        ("model/output", "is inside the model's folder"),
         ("data", "holds the data "),
-        ("link", "lies in the model's folder"),
+        ("link", "is inside the model's folder"),
         ("pictures", "holds the images in "),
     ],
 )
@@ -302,7 +302,9 @@ def test_a_final_model_that_is_the_next_trainings_input_is_not_replaced(inputs: 
 def test_no_search_begins_where_a_training_has_begun(tmp_path: Path) -> None:
     check_new(tmp_path)
     open_output(tmp_path, SETTINGS)
-    with pytest.raises(JobError, match=f"go on with `autotune launch --plan {SETTINGS.plan}`, or name another folder"):
+    with pytest.raises(
+        JobError, match=f"continue with `autotune launch --plan {SETTINGS.plan}`, or name another folder"
+    ):
         check_new(tmp_path)
 
 

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("home")
         ),
         (
             ["LENGTHS", "--qv", "4", "--qt", "90", "--qt-min", "99"],
-            "--qt-min 99 is above --qt 90; lower the one",
+            "--qt-min 99 is above --qt 90; lower the first",
         ),
         (["LENGTHS", "--oversize", "truncate"], "cuts to the model's context length; name one with --model"),
         (["LENGTHS", "--out", "packs.csv"], "packs.csv: a file of this kind cannot be written; give a name that ends"),
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.usefixtures("home")
         (["LENGTHS", "--out", "folder.jsonl"], "folder.jsonl cannot be written (it is a folder); name a file in it"),
         (["LENGTHS", "--plot", "plot.gif"], "give a name that ends in .png or .svg or .pdf"),
         (["LENGTHS", "--plot", "/proc/plot.png"], "/proc/plot.png cannot be written ("),
-        (["JOB", "--model", "model"], "--model goes with lengths alone; "),
+        (["JOB", "--model", "model"], "--model applies only to a file of lengths; "),
         (
             ["LENGTHS", "--qv", "50", "--qt", "20000", "--data-parallel", "200"],
             "200 data-parallel ranks are more than the ",

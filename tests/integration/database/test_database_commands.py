@@ -198,7 +198,7 @@ def test_who_was_not_heard_of_for_long_is_told(store: Store) -> None:
         connection.execute("UPDATE autotune_agent SET heard = '2026-01-01 00:00:00'")
     (finding,) = document("doctor")["findings"]
     assert re.fullmatch(
-        r"process 12 on far-away, silent for \d+ min: it cannot be seen from here whether it still runs",
+        r"process 12 on far-away, silent for \d+ min: this host cannot check whether it still runs",
         finding["what"],
     )
     assert "process 12 on far-away, silent for" in text("plans", "--in-use")

@@ -111,7 +111,7 @@ def test_a_profile_file_tells_of_its_own_devices_as_a_stored_profile_does(
     job.spoil(hardware={})
     found = predicted(job.path, "--device-profile", profile, "--plan", plan(PLAN))
     assert found["devices"] == {"name": "NVIDIA A100-SXM4-80GB", "count": 2, "memory_limit_bytes": 76 << 30}
-    assert found["measured"].endswith(f"on 2 x NVIDIA A100-SXM4-80GB, 2026-11-20 12:00 UTC, as {profile} has them")
+    assert found["measured"].endswith(f"on 2 x NVIDIA A100-SXM4-80GB, 2026-11-20 12:00 UTC, read from {profile}")
     wide = replace(PLAN, layout=replace(PLAN.layout, data=4))
     more = predicted(job.path, "--device-profile", profile, "--plan", plan(wide), "--devices", "8")
     assert [text.partition(",")[0] for text in more["extrapolated"]] == ["reductions over 8 devices"]
