@@ -79,17 +79,12 @@ def best_text(best: BestPlan, trials: Iterable[TrialRecord] = ()) -> str:
         ),
     ]
     header = ("plan", "samples/s", "epoch s", "gain of best")
-    found = _confidence_text(best), _disturbed_text(best, trials), _payback_text(best), _pareto_text(best)
-    sure = [text for text in found if text]
-    return "\n".join((f"Plan {best.plan.id}\n  {plan_text(best.plan)}\n\n{table(header, rows)}", *sure))
-
-
-def _confidence_text(best: BestPlan) -> str:
-    if best.confidence is None:
-        return ""
-    if best.ties:
-        return f"A tie: {', '.join(best.ties)} may be as fast; fastest with a probability of {best.confidence:.0%}"
-    return f"Fastest of the finalists with a probability of {best.confidence:.0%}"
+    lines = [f"Plan {best.plan.id}\n  {plan_text(best.plan)}\n\n{table(header, rows)}"]
+    if best.confidence is not None:
+        first = f"A tie: {', '.join(best.ties)} may be as fast; fastest" if best.ties else "Fastest of the finalists"
+        lines.append(f"{first} with a probability of {best.confidence:.0%}")
+    lines += filter(None, (_disturbed_text(best, trials), _payback_text(best), _pareto_text(best)))
+    return "\n".join(lines)
 
 
 def _disturbed_text(best: BestPlan, trials: Iterable[TrialRecord]) -> str:

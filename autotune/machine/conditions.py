@@ -150,23 +150,21 @@ def conditions_of(looks: Sequence[Look]) -> Conditions:
 
 def disturbance(conditions: Conditions, hardware: Hardware) -> str | None:
     """Return why a measurement under these conditions should not be trusted; None when it can be."""
+    cores, disturbing = hardware.cpu_cores, conditions.disturbing_cpu
+    if hardware.accelerator == "cpu":
+        # Ranks share the cores evenly, as threads; the remainder is free for others.
+        free = cores % hardware.devices if hardware.devices < cores else 0
+        takes_cores = disturbing - free > _CORES_SHARE * cores
+    else:
+        takes_cores = disturbing > _CORES_SHARE * cores and disturbing + conditions.own_cpu > _FULL_SHARE * cores
     reasons = []
-    if _takes_cores(conditions, hardware):
+    if takes_cores:
         reasons.append(f"other processes used {conditions.disturbing_cpu:.1f} of {hardware.cpu_cores} cores")
     if conditions.disturbing_gpu:
         reasons.append("another process computed on the devices")
     if conditions.throttled:
         reasons.append(f"the devices were slowed down: {', '.join(conditions.throttled)}")
     return "; ".join(reasons) or None
-
-
-def _takes_cores(conditions: Conditions, hardware: Hardware) -> bool:
-    """Return whether others take cores that ranks need; ranks on a CPU share all cores evenly, as threads."""
-    cores, disturbing = hardware.cpu_cores, conditions.disturbing_cpu
-    if hardware.accelerator != "cpu":
-        return disturbing > _CORES_SHARE * cores and disturbing + conditions.own_cpu > _FULL_SHARE * cores
-    free = cores % hardware.devices if hardware.devices < cores else 0
-    return disturbing - free > _CORES_SHARE * cores
 
 
 def _family(root: psutil.Process) -> list[psutil.Process]:

@@ -46,7 +46,17 @@ def check_pack_file(path: Path) -> None:
 def write_packs(path: Path, epoch: Epoch) -> None:
     """Write the packs, replacing an existing file. Raises PackError when it cannot be written."""
     with whole(path) as partial:
-        (_write_parquet if path.suffix == _PARQUET else _write_lines)(partial, _batches(epoch))
+        if path.suffix == _PARQUET:
+            _write_parquet(partial, _batches(epoch))
+            return
+        with partial.open("w", encoding="ascii") as stream:
+            for batch in _batches(epoch):
+                samples, starts = batch.samples.tolist(), batch.starts.tolist()
+                columns = [column.tolist() for column in batch.columns.values()]
+                for number, values in enumerate(zip(*columns, strict=True)):
+                    members = samples[starts[number] : starts[number + 1]]
+                    line = {"samples": members, **dict(zip(batch.columns, values, strict=True))}
+                    stream.write(f"{json.dumps(line)}\n")
 
 
 def _batches(epoch: Epoch) -> Iterator[_Batch]:
@@ -68,18 +78,6 @@ def _batches(epoch: Epoch) -> Iterator[_Batch]:
         places = np.arange(starts[-1]) + np.repeat(epoch.packs.starts[packs[some]] - starts[:-1], counts)
         samples = epoch.index.record[epoch.packs.samples[places]]
         yield _Batch(samples=samples, starts=starts, columns={name: values[some] for name, values in columns.items()})
-
-
-def _write_lines(path: Path, batches: Iterable[_Batch]) -> None:
-    with path.open("w", encoding="ascii") as stream:
-        for batch in batches:
-            samples, starts = batch.samples.tolist(), batch.starts.tolist()
-            for number, values in enumerate(zip(*(column.tolist() for column in batch.columns.values()), strict=True)):
-                line = {
-                    "samples": samples[starts[number] : starts[number + 1]],
-                    **dict(zip(batch.columns, values, strict=True)),
-                }
-                stream.write(f"{json.dumps(line)}\n")
 
 
 def _write_parquet(path: Path, batches: Iterable[_Batch]) -> None:

@@ -49,10 +49,7 @@ def _relative_fit(rows: Array, values: Array, scale: Array) -> Array:
         before, found = found, _solve(rows, target, 1 / np.maximum(errors, 1e-6))
         if np.allclose(found, before, rtol=1e-3, atol=0):
             break
-    return _without_outliers(rows, target, found)
-
-
-def _without_outliers(rows: Array, target: Array, found: Array) -> Array:
+    # Bisquare weights of outliers are 0. Their loss has local minima, so it starts from the least absolute errors.
     for _ in range(3):
         errors = np.abs(target - rows @ found)
         # 1.4826 median absolute errors are the standard deviation of normal errors.
