@@ -23,6 +23,7 @@ def check_architecture(settings: ModelSection, config_digest: str, folder: Path,
         tell("Comparing a small copy of the model with transformers; its own code is compared each time")
         parity.check_parity(settings)
         return
+    # A change of the model code in this project requires another comparison.
     code = hashlib.sha256()
     for file in sorted(Path(parity.__file__).parent.rglob("*.py")):
         code.update(file.read_bytes())

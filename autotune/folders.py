@@ -11,6 +11,7 @@ from storage.database.url import default_url, masked, parse
 def work_folder(database_url: str | None) -> Path:
     """Return the folder for files of ranks and waiting results; each database, which knows the trials, has one."""
     url = parse(default_url() if database_url is None else database_url)
+    # Without its password, which may change.
     return user_data_path("autotune") / "work" / hashlib.sha256(masked(url).encode()).hexdigest()[:12]
 
 

@@ -42,6 +42,7 @@ def of_tried(tried: TriedPlan) -> KnownPlan:
     if not runs:
         return KnownPlan(plan=tried.plan, speed=None)
     seconds = [trial.result.epoch_seconds or math.nan for trial in runs]
+    # Two standard errors of the mean: from the runs' own errors, and from the scatter between runs. The larger counts.
     own = math.hypot(*(trial.result.epoch_seconds_error or 0.0 for trial in runs)) / len(runs)
     scatter = stdev(seconds) / math.sqrt(len(runs)) if len(runs) > 1 else 0.0
     mean = tried.workload.data.samples / fmean(seconds)

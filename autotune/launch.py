@@ -114,7 +114,7 @@ def _train(
     except KeyboardInterrupt:
         ending.record("interrupted", reader.steps)
         raise
-    except BaseException:
+    except BaseException:  # recorded whatever ends the training, then raised again
         ending.record("failed", reader.steps)
         raise
     if not isinstance(answer, Answers) or not isinstance(answer.reports[0], TrainingReport):

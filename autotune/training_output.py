@@ -47,12 +47,13 @@ def _check_overlap(job: Job) -> None:
 
     The output may be inside a folder of images: nothing outside of the output is replaced.
     """
-    output = job.training.output.resolve()
+    output = job.training.output.resolve()  # links would hide an overlap
     model = Path(job.model.path).resolve()
     if model.is_dir() and output.is_relative_to(model):
         raise JobError(f"training.output {output} is inside the model's folder {model}; name a folder outside of it")
     files = [file for source in job.data.sources for file in formats.resolve(source, Path())]
     inputs = {"model": model, **{f"data {file.path}": file.path.resolve() for file in files}}
+    # Without `images`, pictures are looked up next to the annotation file, which is checked by itself.
     images = {file.images.resolve() for file in files} - {file.path.resolve().parent for file in files}
     inputs |= {f"images in {folder}": folder for folder in images}
     for what, place in inputs.items():

@@ -143,6 +143,7 @@ def _configure_logging(options: Options) -> None:
     level = logging.ERROR if options.quiet else (logging.WARNING, logging.INFO, logging.DEBUG)[min(options.verbose, 2)]
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(VisibleFormatter("%(levelname)s: %(message)s"))
+    # Other libraries keep WARNING, so that -vv shows the messages of this project only.
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     for name in ("autotune", "storage", "trials"):
         logging.getLogger(name).setLevel(level)

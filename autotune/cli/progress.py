@@ -40,6 +40,7 @@ def reading_progress(options: Options) -> "Iterator[Callable[[Reading], None]]":
 
 
 def _bar() -> "Progress":
+    # Slow to load, and needed only at a terminal.
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
@@ -50,7 +51,7 @@ def _bar() -> "Progress":
         TextColumn("{task.fields[records]:,} records, {task.fields[rate]:,.0f}/s"),
         console=Console(stderr=True),
         transient=True,
-        redirect_stdout=False,
+        redirect_stdout=False,  # stdout is for results
     )
 
 

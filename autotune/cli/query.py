@@ -86,6 +86,7 @@ def _near(store: Store, wanted: PlanFilter, now: Workload | None) -> list[Known]
     """Return the plans nearest to the job, or to this machine, nearest first."""
     here = probe_hardware()
     fields: Fields = fields_of(now) if now else fields_of_machine(here, software())
+    # More than are shown, because the caller still filters by verdict and use.
     found = store.nearest_plans(
         fields, hardware_name=wanted.hardware, model_name=wanted.model, limit=max(wanted.top or 0, 1000)
     )

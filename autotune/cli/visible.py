@@ -22,4 +22,5 @@ class VisibleFormatter(logging.Formatter):
 def _shown(char: str) -> str:
     if char in "\n\t" or unicodedata.category(char) not in _HIDDEN:
         return char
+    # `backslashreplace` leaves ASCII controls as they are.
     return char.encode("ascii", "backslashreplace").decode() if ord(char) > 0x7F else f"\\x{ord(char):02x}"

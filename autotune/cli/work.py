@@ -76,6 +76,7 @@ def run_job(options: Options, path: Path) -> None:
 def _open(options: Options, job: Job) -> Iterator[Workbench]:
     options.tell("Looking at the model, the data and the hardware")
     with ExitStack() as stack:
+        # The progress bar ends when the data are read; the workbench stays open.
         with reading_progress(options) as progress:
             bench = stack.enter_context(workbench(job, options.database_url(job.database), progress, options.tell))
         work = bench.prepared.workload

@@ -93,6 +93,7 @@ def cluster_of_store(job: Job, shape: ModelShape, store: Store, options: Cluster
     if name is not None:
         found = _of_model(store.layer_profiles(hardware_name=name), shape, f"devices called {name!r}", store)
     else:
+        # A forecast may be for more devices than this machine has.
         wanted = None if options.devices is not None else job.hardware.devices
         here = probe_hardware(wanted)
         stored = [profile for profile in store.layer_profiles() if profile.hardware.kind == here.kind]
@@ -105,6 +106,7 @@ def cluster_of_store(job: Job, shape: ModelShape, store: Store, options: Cluster
 def _of_profile(job: Job, profiled: ProfiledCosts, options: ClusterOptions, source: str = "") -> Cluster:
     there = profiled.hardware
     devices = options.devices or job.hardware.devices or there.devices
+    # CPU ranks share the memory, so their usual limit depends on their number.
     usual = default_memory_limit(replace(there, devices=devices))
     memory = options.memory_limit_bytes or job.hardware.memory_limit or usual
     return Cluster(

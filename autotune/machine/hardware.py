@@ -110,6 +110,7 @@ def _accelerated(devices: int | None, machine: Machine, found: Sequence[Accelera
         device_name=" + ".join(dict.fromkeys(one.name for one in used)),
         devices=ranks,
         device_memory_bytes=min(one.memory_bytes for one in used),
+        # Compared as numbers: "10.0" is above "9.0".
         compute_capability=min((one.compute_capability for one in used), key=lambda text: [*map(int, text.split("."))]),
         driver=used[0].driver,
         cpu_name=machine.cpu_name,

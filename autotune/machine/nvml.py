@@ -83,7 +83,7 @@ def activity_of(uuids: Sequence[str]) -> Iterator[Callable[[], Activity]]:
     if not uuids:
         yield lambda: _activity(())
         return
-    pynvml.nvmlInit()
+    pynvml.nvmlInit()  # NVML counts these calls, so nested ones are safe
     try:
         handles = [handle for uuid in uuids if (handle := _ask(pynvml.nvmlDeviceGetHandleByUUID, uuid)) is not None]
         yield lambda: _activity(handles)
@@ -98,6 +98,7 @@ def _activity(handles: Sequence[Any]) -> Activity:
     return Activity(
         pids=frozenset(process.pid for processes in computing for process in processes),
         slowdowns=frozenset(name for bits in reasons for bit, name in _SLOWDOWNS.items() if bits & bit),
+        # NVML counts millijoules.
         energy_joules=sum(energies) / 1000 if energies and None not in energies else None,
     )
 

@@ -145,6 +145,7 @@ def _cheapest(candidates: Iterable[Packed], material: Material, number: int) -> 
     if index.repeats.sum() > _TRIED_SAMPLES:  # draw samples in proportion to their repeats
         share = index.repeats / index.repeats.sum()
         rows = np.sort(np.random.default_rng(material.seed).choice(len(index), _TRIED_SAMPLES, p=share))
+        # The draw has applied the repeats.
         columns: dict[str, Any] = {name: getattr(index, name)[rows] for name in COLUMNS}
         index = replace(index, files=tuple(replace(file, repeat=1.0) for file in index.files), **columns)
     tried = [(packing, _epoch(material, index, packing, number)) for packing in candidates]

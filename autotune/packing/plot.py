@@ -85,6 +85,7 @@ def _draw_sizes(figure: "SubFigure", found: Balanced) -> None:
     mean = found.after.balance.samples_per_pack.mean
     titles = f"before: {UNPACKED.samples} random samples, padded", f"after: packs of {mean:.1f} samples on average"
     for place, title, share in zip(axes, titles, shares, strict=True):
+        # Empty cells are masked, as a logarithmic scale has no 0. Rasterized, since an SVG would have a path per cell.
         mesh = place.pcolormesh(*edges, np.ma.masked_equal(share.T, 0), norm=norm, cmap="viridis_r", rasterized=True)
         place.set(title=title, xlabel="text tokens of a micro-batch")
     axes[0].set_ylabel("vision units of a micro-batch")

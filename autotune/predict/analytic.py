@@ -106,6 +106,7 @@ def analytic_costs(vision: VisionShape, language: LanguageShape, device: Device,
                 seconds_per_parameter=_OPTIMIZER_BYTES / device.memory_bytes_per_second,
             ),
         ),
+        # In a ring each rank sends nearly every byte twice (Patarasuk and Yuan 2009).
         reduce_seconds_per_byte=2 / device.link_bytes_per_second,
         residual=0.0,
     )

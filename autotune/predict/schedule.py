@@ -76,6 +76,7 @@ def simulate(forward: Array, backward: Array, sends: Array | None = None) -> Sch
     ends = np.empty((len(forward), forward.shape[2]))
     for first in range(0, len(forward), _TOGETHER):
         some = slice(first, first + _TOGETHER)
+        # Stages first, so that the operations on some stages use contiguous rows.
         clock = np.zeros_like(ends[some].T, order="C")
         for _ in _run(clock, forward[some], backward[some], None if sends is None else sends[some]):
             pass

@@ -28,7 +28,7 @@ class EpochSizes:
     def samples_alone(self) -> Array:
         """The table without padding, and without placeholders in packs without image or sample, [packs, 4]."""
         packs, index = self.epoch.packs, self.epoch.index
-        lengths = index.text_tokens.astype(np.int64)
+        lengths = index.text_tokens.astype(np.int64)  # their squares exceed 32 bits
         columns = (packs.sums(index.vision_units), packs.sums(lengths), packs.sums(lengths**2), packs.counts > 0)
         table: Array = np.stack([column.astype(np.float64) for column in columns], axis=1)
         return table

@@ -43,6 +43,7 @@ class Timeline:
         edges = np.unique(np.concatenate([self.forward[:, stage], self.backward[:, stage], [[0.0, self.seconds]]]))
         kept = np.full(edges.shape, self.static_bytes[stage])
         for (begins, ends), sign in ((self.forward[:, stage].T, 1.0), (self.backward[:, stage].T, -1.0)):
+            # A pass without costs takes no time.
             length = np.maximum(ends - begins, np.finfo(np.float64).tiny)
             done = np.clip((edges[:, None] - begins) / length, 0.0, 1.0)
             kept += sign * done @ self.kept_bytes[:, stage]
