@@ -116,13 +116,19 @@ class MachineWatch:
     def _look(self) -> None:
         activity = self._activity()
         own = _family(self._root)  # after the devices, so that a rank that has just started is known
+        seconds = time.monotonic()
         # Interrupts are left out: they are charged to no process, and own processes cause them too.
         times = [each for core, each in enumerate(psutil.cpu_times(percpu=True)) if core in self._cores]
+        own_seconds = 0.0
+        for process in own:
+            with suppress(psutil.NoSuchProcess):  # it has just ended, and its parent has its time
+                spent = process.cpu_times()
+                own_seconds += spent.user + spent.system + spent.children_user + spent.children_system
         self._looks.append(
             Look(
-                seconds=time.monotonic(),
+                seconds=seconds,
                 busy_seconds=sum(each.user + each.nice + each.system + each.steal for each in times),
-                own_seconds=sum(map(_cpu_seconds, own)),
+                own_seconds=own_seconds,
                 own_pids=frozenset(process.pid for process in own),
                 activity=activity,
             )
@@ -171,10 +177,3 @@ def _family(root: psutil.Process) -> list[psutil.Process]:
     with suppress(psutil.NoSuchProcess):
         return [root, *root.children(recursive=True)]
     return []
-
-
-def _cpu_seconds(process: psutil.Process) -> float:
-    with suppress(psutil.NoSuchProcess):  # it has just ended, and its parent has its time
-        times = process.cpu_times()
-        return float(times.user + times.system + times.children_user + times.children_system)
-    return 0.0

@@ -1,6 +1,6 @@
 """Result of `autotune pack`, as a table for people and as a document for programs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -77,8 +77,7 @@ def pack_text(found: Balanced) -> str:
         f"By forward FLOP alone, a sample costs {abs(saved):.1%} {'less' if saved >= 0 else 'more'} than before. "
         "Neither memory nor the fixed cost of a micro-batch is known here; `autotune tune` measures both"
     )
-    problems = (*_oversize(found), *_cut(found), *_bad(found))
-    sections = (header, table(("metric", "unit", "before", "after"), rows), summary, *problems)
+    sections = (header, table(("metric", "unit", "before", "after"), rows), summary, *_problems(found))
     return "\n\n".join(sections)
 
 
@@ -120,42 +119,30 @@ def _side(side: Side) -> dict[str, Any]:
     }
 
 
-def _oversize(found: Balanced) -> Sequence[str]:
-    rows, index = found.oversize, found.material.index
-    if not len(rows):
-        return ()
-    each = [
-        f"  {index.where(int(row))}: {index.vision_units[row]} vision units, {index.text_tokens[row]} text tokens"
-        for row in rows[:_SHOWN]
-    ]
-    above = (
-        f"{_count(len(rows))} of {_count(len(index))} samples are above Qv {found.packing.qv}, Qt {found.packing.qt}"
-    )
-    return ["\n".join([f"{above}; {_RULES[found.material.oversize]}:", *each, *_more(len(rows))])]
-
-
-def _cut(found: Balanced) -> Sequence[str]:
-    index, report = found.material.index, found.material.found
-    if not report.cut:
-        return ()
-    each = [f"  {index.where(int(row))}" for row in np.flatnonzero(index.text_tokens == report.max_tokens)[:_SHOWN]]
-    title = f"{_count(report.cut)} of {_count(len(index))} samples have {report.max_tokens:,} tokens"
-    return ["\n".join([f"{title}: longer ones were cut to that:", *each, *_more(report.cut)])]
-
-
-def _bad(found: Balanced) -> Sequence[str]:
-    report = found.material.found
-    texts = []
+def _problems(found: Balanced) -> Iterator[str]:
+    """Yield a text for each kind of problem: over-size and cut samples, wrong image sizes, bad records."""
+    index, report, above = found.material.index, found.material.found, found.oversize
+    if len(above):
+        rule = _RULES[found.material.oversize]
+        capacities = f"Qv {found.packing.qv}, Qt {found.packing.qt}"
+        title = f"{_count(len(above))} of {_count(len(index))} samples are above {capacities}; {rule}"
+        lines = [
+            f"{index.where(int(row))}: {index.vision_units[row]} vision units, {index.text_tokens[row]} text tokens"
+            for row in above[:_SHOWN]
+        ]
+        yield _listed(title, lines, len(above))
+    if report.cut:
+        title = f"{_count(report.cut)} of {_count(len(index))} samples have {report.max_tokens:,} tokens"
+        rows = np.flatnonzero(index.text_tokens == report.max_tokens)[:_SHOWN]
+        yield _listed(f"{title}: longer ones were cut to that", [index.where(int(row)) for row in rows], report.cut)
     if report.wrong_sizes:
-        texts.append(
-            f"{_count(report.wrong_sizes)} images have another size than their record says; the file's is used"
-        )
+        yield f"{_count(report.wrong_sizes)} images have another size than their record says; the file's is used"
     if report.bad:
-        title = f"{_count(report.bad)} of {_count(report.records)} records cannot be used:"
-        each = [f"  {line}" for line in report.bad_lines[:_SHOWN]]
-        texts.append("\n".join([title, *each, *_more(report.bad)]))
-    return texts
+        title = f"{_count(report.bad)} of {_count(report.records)} records cannot be used"
+        yield _listed(title, [str(line) for line in report.bad_lines[:_SHOWN]], report.bad)
 
 
-def _more(count: int) -> Sequence[str]:
-    return [f"  and {_count(count - _SHOWN)} more"] if count > _SHOWN else ()
+def _listed(title: str, lines: Sequence[str], count: int) -> str:
+    """Return a title, the first lines of `count`, and the number of others."""
+    more = [f"  and {_count(count - _SHOWN)} more"] if count > _SHOWN else []
+    return "\n".join([f"{title}:", *(f"  {line}" for line in lines), *more])
