@@ -99,7 +99,7 @@ def read_data(
     """
     hardware, shape = outline.hardware, outline.shape
     index, report = build_index(job.data, outline.encoder, Path(), progress, cache=cache)
-    _warn(report)
+    _warn_of_bad_data(report)
     data = profile(index)
     if data.samples < job.training.global_batch_samples:
         _log.warning(
@@ -125,7 +125,7 @@ def read_data(
     )
 
 
-def _warn(report: IndexReport) -> None:
+def _warn_of_bad_data(report: IndexReport) -> None:
     if report.bad:
         shown = "\n".join(f"  {line}" for line in report.bad_lines[:_SHOWN_LINES])
         more = f"\n  and {report.bad - _SHOWN_LINES} more" if report.bad > _SHOWN_LINES else ""

@@ -33,7 +33,7 @@ def examine(options: Options, path: Path | None) -> None:
     job, outline = outline_of(path) if path else (None, None)
     hardware = outline.hardware if outline else probe_hardware()
     url = options.database_url(job.database if job else None)
-    database, findings, problem = None, list(_of_spool(spool_folder(work_folder(url)))), None
+    database, findings, problem = None, list(_spool_findings(spool_folder(work_folder(url)))), None
     try:
         with open_store(url) as store:
             studies = store.studies()
@@ -46,7 +46,7 @@ def examine(options: Options, path: Path | None) -> None:
                 "best_plans": len(store.best_plans()),
                 "agents": len(store.agents()),
             }
-            findings += _of_rows(store)
+            findings += _database_findings(store)
     except StorageError as error:
         problem = error
     data = _data(workload_of(options, job, outline)) if job and outline else None
@@ -62,7 +62,7 @@ def examine(options: Options, path: Path | None) -> None:
         raise problem
 
 
-def _of_rows(store: Store) -> Iterator[Finding]:
+def _database_findings(store: Store) -> Iterator[Finding]:
     agents = store.agents()
     for agent in agents.values():
         if has_died(agent):
@@ -92,7 +92,7 @@ def _of_rows(store: Store) -> Iterator[Finding]:
             )
 
 
-def _of_spool(folder: Path) -> Iterator[Finding]:
+def _spool_findings(folder: Path) -> Iterator[Finding]:
     if not folder.exists():
         return
     if waiting := len(Spool(folder).pending()):

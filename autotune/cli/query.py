@@ -61,7 +61,7 @@ def list_plans(options: Options, wanted: PlanFilter) -> None:
         if outline:
             store.adopt_model(outline.shape, outline.path_digest)
         if now or wanted.here:
-            found = _near(store, wanted, now)
+            found = _nearest_plans(store, wanted, now)
         else:
             used, hardware = _uses(store), cache(_hardware_here)  # a probe for each number of devices, not each plan
             found = [
@@ -82,7 +82,7 @@ def list_plans(options: Options, wanted: PlanFilter) -> None:
     options.give(document, lambda: study_report.plans_text(found) if found else nothing)
 
 
-def _near(store: Store, wanted: PlanFilter, now: Workload | None) -> list[Known]:
+def _nearest_plans(store: Store, wanted: PlanFilter, now: Workload | None) -> list[Known]:
     """Return the plans nearest to the job, or to this machine, nearest first."""
     here = probe_hardware()
     fields: Fields = fields_of(now) if now else fields_of_machine(here, software())

@@ -81,7 +81,7 @@ def cluster_of_file(job: Job, shape: ModelShape, path: Path, options: ClusterOpt
             f"{path} is of another model, {profiled.model.name} with {difference}; write one of {shape.name} with "
             "`autotune profile JOB --out`"
         )
-    return _of_profile(job, profiled, options, f", read from {path}")
+    return _cluster_of_profile(job, profiled, options, f", read from {path}")
 
 
 def cluster_of_store(job: Job, shape: ModelShape, store: Store, options: ClusterOptions) -> Cluster:
@@ -91,19 +91,19 @@ def cluster_of_store(job: Job, shape: ModelShape, store: Store, options: Cluster
     """
     name = options.device_profile
     if name is not None:
-        found = _of_model(store.layer_profiles(hardware_name=name), shape, f"devices called {name!r}", store)
+        found = _profiles_of_model(store.layer_profiles(hardware_name=name), shape, f"devices called {name!r}", store)
     else:
         # A forecast may be for more devices than this machine has.
         wanted = None if options.devices is not None else job.hardware.devices
         here = probe_hardware(wanted)
         stored = [profile for profile in store.layer_profiles() if profile.hardware.kind == here.kind]
-        found = _of_model(stored, shape, here.device_name, store)
+        found = _profiles_of_model(stored, shape, here.device_name, store)
         # The most similar first: of exactly these devices, then of this software.
         found = sorted(found, key=lambda profile: (profile.hardware != here, profile.software != software()))
-    return _of_profile(job, stored_costs(found[0]), options)
+    return _cluster_of_profile(job, stored_costs(found[0]), options)
 
 
-def _of_profile(job: Job, profiled: ProfiledCosts, options: ClusterOptions, source: str = "") -> Cluster:
+def _cluster_of_profile(job: Job, profiled: ProfiledCosts, options: ClusterOptions, source: str = "") -> Cluster:
     there = profiled.hardware
     devices = options.devices or job.hardware.devices or there.devices
     # CPU ranks share the memory, so their usual limit depends on their number.
@@ -149,7 +149,9 @@ def _extrapolated(profiled: ProfiledCosts, devices: int, memory: int, usual: int
         yield f"the software: profiled with {', '.join(changed)}"
 
 
-def _of_model(profiles: Sequence[LayerProfile], shape: ModelShape, devices: str, store: Store) -> list[LayerProfile]:
+def _profiles_of_model(
+    profiles: Sequence[LayerProfile], shape: ModelShape, devices: str, store: Store
+) -> list[LayerProfile]:
     """Return the profiles of exactly this model."""
     differences = [(profile, _difference(profile.model, shape)) for profile in profiles]
     found = [profile for profile, difference in differences if difference is None]

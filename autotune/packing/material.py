@@ -69,9 +69,9 @@ def read_material(path: Path, wanted: PackOptions, progress: Callable[[Reading],
     if not path.is_file():
         raise PackError(f"{path}: {'is a folder' if path.is_dir() else 'no such file'}; give a job file or lengths")
     if path.suffix in _JOBS:
-        return _of_job(path, wanted, progress)
+        return _job_material(path, wanted, progress)
     if path.suffix in _LENGTHS:
-        return _of_lengths(path, wanted, progress)
+        return _lengths_material(path, wanted, progress)
     kinds = ", ".join((*_JOBS, *_LENGTHS))
     raise PackError(
         f"{path}: {path.suffix or 'a name without suffix'} is not a supported kind of file; give one of {kinds}"
@@ -88,7 +88,7 @@ def _check(wanted: PackOptions) -> None:
             raise PackError(f"--{name}-min {least} is above --{name} {most}; lower the first or raise the second")
 
 
-def _of_job(path: Path, wanted: PackOptions, progress: Callable[[Reading], None] | None) -> Material:
+def _job_material(path: Path, wanted: PackOptions, progress: Callable[[Reading], None] | None) -> Material:
     # These import torch, which packing a file of lengths does not need.
     from autotune.folders import lengths_folder  # noqa: PLC0415
     from trials.model.inputs.encoders import load_measurer  # noqa: PLC0415
@@ -97,7 +97,7 @@ def _of_job(path: Path, wanted: PackOptions, progress: Callable[[Reading], None]
         raise PackError(f"--model applies only to a file of lengths; {path} is a job, which names its own model")
     job = load_job(path)
     data = job.data.model_copy(update={"oversize": wanted.oversize or job.data.oversize})
-    weights, name = _of_model(job.model)
+    weights, name = _model_weights(job.model)
     index, found = build_index(data, load_measurer(job.model, data), Path(), progress, cache=lengths_folder())
     return Material(
         path=path,
@@ -112,12 +112,12 @@ def _of_job(path: Path, wanted: PackOptions, progress: Callable[[Reading], None]
     )
 
 
-def _of_lengths(path: Path, wanted: PackOptions, progress: Callable[[Reading], None] | None) -> Material:
+def _lengths_material(path: Path, wanted: PackOptions, progress: Callable[[Reading], None] | None) -> Material:
     data = DataSection(sources=(Source(path=path.absolute()),), oversize=wanted.oversize or "own-pack")
     _check_lengths(data.sources[0])
     weights, name = paper_weights(), NAME
     if wanted.model is not None:
-        weights, name = _of_model(ModelSection(path=wanted.model))
+        weights, name = _model_weights(ModelSection(path=wanted.model))
     if data.oversize == "truncate":
         data = data.model_copy(update={"max_tokens": _context(data, wanted.model)})
     index, found = build_index(data, None, Path(), progress)
@@ -159,7 +159,7 @@ def _context(data: DataSection, model: str | None) -> int | None:
     return token_limit(data, load_config(model))
 
 
-def _of_model(settings: ModelSection) -> tuple[CostWeights, str]:
+def _model_weights(settings: ModelSection) -> tuple[CostWeights, str]:
     """Return the model's analytic cost, which needs no weights, and its name."""
     from trials.model.family import is_supported  # noqa: PLC0415
     from trials.model.rough_cost import rough_weights  # noqa: PLC0415
