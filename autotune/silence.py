@@ -36,16 +36,16 @@ class Silence:
         self._looked = time.monotonic()
         self._last_step = datetime.now(UTC)
         self._silent_seconds = 0.0
-        self._told_seconds = 0.0
+        self._warned_seconds = 0.0
         self._stopped_seconds: dict[int, float] = {}
         self._first: tuple[_Look, ...] = ()
 
     def step(self, seconds: float) -> None:
         """Note a step that took `seconds`."""
-        if self._told_seconds:
+        if self._warned_seconds:
             _log.warning("the training continues after %.0f s without a step", self._silent_seconds)
         self._steps.append(seconds)
-        self._last_step, self._silent_seconds, self._told_seconds, self._first = datetime.now(UTC), 0.0, 0.0, ()
+        self._last_step, self._silent_seconds, self._warned_seconds, self._first = datetime.now(UTC), 0.0, 0.0, ()
 
     def look(self, pids: Sequence[int]) -> None:
         """Look at the ranks, given in order, at most once a second."""
@@ -82,9 +82,9 @@ class Silence:
         """Warn once the allowed time is over, and again whenever it has doubled."""
         usual_seconds = statistics.median(self._steps) if self._steps else None
         allowed = _START_SECONDS if usual_seconds is None else max(_LEAST_SECONDS, _USUAL_STEPS * usual_seconds)
-        if self._silent_seconds < max(allowed, 2 * self._told_seconds):
+        if self._silent_seconds < max(allowed, 2 * self._warned_seconds):
             return
-        self._told_seconds = self._silent_seconds
+        self._warned_seconds = self._silent_seconds
         states = []
         for rank, (first, look) in enumerate(zip(self._first, now, strict=True)):
             used = look.cpu_seconds - first.cpu_seconds

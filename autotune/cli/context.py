@@ -104,7 +104,7 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
         except OSError as error:
             if error.errno is None or isinstance(error, BrokenPipeError):  # no refusal; click ends quietly
                 raise
-            _log.debug("where it was refused", exc_info=error)
+            _log.debug("traceback of the refused call", exc_info=error)
             click.echo(visible(f"Error: {os_errors.message(error)}"), err=True)
             sys.exit(os_errors.exit_code(error))
         except Terminated as request:
