@@ -86,7 +86,7 @@ def test_ranks_without_an_answer_in_time_are_ended(prepared: Prepared, tmp_path:
         assert not (set(ranks()) - before)
 
 
-def test_an_error_in_a_rank_is_told_with_its_reason(example: Path, pool: WarmPool, tmp_path: Path) -> None:
+def test_an_error_in_a_rank_is_reported_with_its_reason(example: Path, pool: WarmPool, tmp_path: Path) -> None:
     prepared = prepared_of(example, tmp_path)
     prepared.index_file.unlink()
     answer = pool.ask(prepared.request(PIPELINE, SHORT), 120)
@@ -106,7 +106,7 @@ def test_ranks_that_cannot_write_their_reports_say_so(prepared: Prepared, tmp_pa
     assert answer.detail.startswith("it could not write its report; make the folder of its logs writable"), answer
 
 
-def test_a_killed_rank_is_a_crash_and_takes_no_neighbour_for_the_culprit(prepared: Prepared, pool: WarmPool) -> None:
+def test_a_killed_rank_is_a_crash_that_is_not_blamed_on_a_neighbour(prepared: Prepared, pool: WarmPool) -> None:
     reports(pool.ask(prepared.request(PIPELINE, SHORT), 120))
     started = ranks()
     assert [each.pid for each in started] == list(pool.pids)

@@ -40,7 +40,7 @@ def reports(answer: object) -> list[TrialReport]:
 
 
 @pytest.mark.parametrize("plan", [PIPELINE, DATA], ids=["pipeline", "data"])
-def test_enough_ends_all_ranks_at_the_same_step_and_they_serve_the_next_trial(
+def test_an_early_end_stops_all_ranks_at_the_same_step_and_they_serve_the_next_trial(
     plan: Plan, prepared: Prepared, pool: WarmPool
 ) -> None:
     agent = Agent(enough=2)
@@ -59,14 +59,14 @@ def test_enough_ends_all_ranks_at_the_same_step_and_they_serve_the_next_trial(
         )
 
 
-def test_a_trial_that_nobody_ends_runs_all_steps_and_each_is_heard(prepared: Prepared, pool: WarmPool) -> None:
+def test_a_trial_without_an_early_end_reports_every_step(prepared: Prepared, pool: WarmPool) -> None:
     agent = Agent(enough=100)
     first, second = reports(pool.ask(prepared.request(PIPELINE, SIX), 120, on_step=agent))
     assert tuple(agent.heard) == first.step_seconds
     assert len(first.step_seconds) == len(second.step_seconds) == 6
 
 
-def test_ranks_wait_for_nobody_when_nobody_listens(prepared: Prepared, pool: WarmPool) -> None:
+def test_ranks_do_not_wait_when_no_agent_listens(prepared: Prepared, pool: WarmPool) -> None:
     steered = Trial(warmup_steps=(), timed_steps=(0, 1), steered=True)
     assert len(reports(pool.ask(prepared.request(PIPELINE, steered), 120))[0].step_seconds) == 2
 
