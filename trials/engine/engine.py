@@ -1,7 +1,7 @@
 """Engines that run the optimizer steps of a plan: DeepSpeed's pipeline engine, or its plain one for a single stage."""
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol, cast
 
 import deepspeed
@@ -146,10 +146,16 @@ class PipelineEngine(_DeepSpeedEngine):
         )
         self.state = OptimizerState(self._engine, optimizer)
         self._engine._INSTRUCTION_MAP = {
-            # A context of `contextmanager` also decorates functions: each call enters a new one.
-            kind: self.stopwatch.section(_SECTIONS[kind])(run) if kind in _SECTIONS else run
+            kind: self._timed(_SECTIONS[kind], run) if kind in _SECTIONS else run
             for kind, run in self._engine._INSTRUCTION_MAP.items()
         }
+
+    def _timed(self, section: str, run: Callable[..., None]) -> Callable[..., None]:
+        def run_timed(engine: Any, **arguments: Any) -> None:
+            with self.stopwatch.section(section):  # looked up at each call: a caller may set another stopwatch
+                run(engine, **arguments)
+
+        return run_timed
 
     def step(self, batches: Iterator[MicroBatch], count: int, target_tokens: int) -> float:
         self._engine.set_train_batch_size(count * self._plan.layout.data)
