@@ -228,8 +228,8 @@ class Search:
         if proposal is None:
             return "Every promising plan has been tried"
         return (
-            f"A further plan is expected to gain {proposal.gain:.2%}, too little beside the {noise:.1%} by which a "
-            f"trial errs: {left} trials are left over"
+            f"Another trial is expected to gain {proposal.gain:.2%}, which is too little given the {noise:.1%} error "
+            f"of a trial; {left} of {self.settings.trials} trials are not needed"
         )
 
     # --- repeats ---

@@ -159,7 +159,7 @@ def _check_place(path: str) -> None:
     elif folder.is_absolute() or path.startswith("."):
         raise ModelError(f"model folder {path} does not exist; give a local folder or a hub id such as org/name")
     else:
-        nowhere, hub = f"model {path} is no folder beside the job file", huggingface_hub.constants.ENDPOINT
+        nowhere, hub = f"model {path} is not a folder next to the job file", huggingface_hub.constants.ENDPOINT
         try:
             cached = isinstance(huggingface_hub.try_to_load_from_cache(path, CONFIG), str)
         except HFValidationError as error:

@@ -152,7 +152,7 @@ def test_a_hub_that_does_not_answer_fails_at_once(path: str, monkeypatch: pytest
         port = server.getsockname()[1]
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", f"http://127.0.0.1:{port}")
     start = time.monotonic()
-    with pytest.raises(ModelError, match=r"is no folder beside the job file.*correct model.path"):
+    with pytest.raises(ModelError, match=r"is not a folder next to the job file.*correct model.path"):
         load_config(path)
     assert time.monotonic() - start < 8
 

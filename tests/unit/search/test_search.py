@@ -250,12 +250,12 @@ def test_the_present_plan_of_another_search_is_none_of_this_one(bench: Bench) ->
     assert Role.CURRENT_PLAN not in {baseline.role for baseline in bench.standings.compare(0, samples=1)}
 
 
-def test_what_ends_the_search_is_told(bench: Bench) -> None:
+def test_the_reason_why_a_search_ends_is_reported(bench: Bench) -> None:
     bench.search(bench.study(), SimulatedLauncher(PREDICTOR), trials=4)
     bench.search(bench.study(), SimulatedLauncher(PREDICTOR), time_limit=1e-6)
     bench.search(bench.study(), SimulatedLauncher(PREDICTOR, Behaviour(noise=0.0)), trials=60)
     bench.search(bench.study(), SimulatedLauncher(PREDICTOR), trials=60, axes=ONE_PLAN)
-    assert [said.split(" ")[0] for said in bench.said] == ["The", "The", "A", "Every"]
+    assert [said.split(" ")[0] for said in bench.said] == ["The", "The", "Another", "Every"]
     assert bench.said[0] == "The 4 trials of search.trials are used up"
     assert "device hours" in bench.said[1]
     assert "expected to gain" in bench.said[2]
