@@ -29,7 +29,7 @@ def main() -> None:
     checks += [at_least(f"{tally.kind}: cases that are refused", [tally.refused], 1) for tally in tallies]
     seconds, mebibytes = ([getattr(tally, f"most_{name}") for tally in tallies] for name in ("seconds", "mebibytes"))
     checks.append(at_most("seconds of the processor for a case", seconds, LIMITS.cpu_seconds))
-    checks.append(at_most("MiB by which a process grew", mebibytes, LIMITS.mebibytes))
+    checks.append(at_most("MiB by which a process grew in a case", mebibytes, LIMITS.mebibytes))
     finish(rows, checks)
 
 

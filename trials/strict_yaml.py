@@ -18,6 +18,7 @@ Place: TypeAlias = tuple[str | int, ...]
 _UNTAGGED = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map")}
 _WORDS = {"": None, "~": None, "null": None, "true": True, "false": False}
 _WHOLE = re.compile(r"[-+]?\d{1,18}")
+_MOST_BRACKETS = 100
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
@@ -65,7 +66,7 @@ def dotted(place: Place) -> str:
 def read(text: bytes) -> Document:
     """Return the one document of `text`. Raise NotYaml."""
     try:
-        root = yaml.compose(text, Loader=yaml.BaseLoader)
+        root = yaml.compose(text, Loader=_Loader)
         document = Document()
         if root is not None:
             document.value = _Builder(document).value(root, ())
@@ -78,6 +79,17 @@ def read(text: bytes) -> Document:
     except RecursionError as error:
         raise NotYaml(Problem(line=1, text="lists or sections are nested too deeply")) from error
     return document
+
+
+class _Loader(yaml.BaseLoader):
+    """Refuses deep brackets where they are read: the scanner's time for each token grows with their number."""
+
+    def fetch_flow_collection_start(self, token: type[yaml.Token]) -> None:
+        if self.flow_level == _MOST_BRACKETS:
+            raise yaml.scanner.ScannerError(
+                problem="lists or sections are nested too deeply", problem_mark=self.get_mark()
+            )
+        super().fetch_flow_collection_start(token)
 
 
 class _Builder:

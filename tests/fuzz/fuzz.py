@@ -57,7 +57,7 @@ class Tally:
     most_seconds: float
     """For one."""
     most_mebibytes: float
-    """By which a process grew."""
+    """By which a process grew in one case."""
 
 
 def fuzz(

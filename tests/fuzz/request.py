@@ -18,4 +18,4 @@ class Limits:
     """By the clock."""
     cpu_seconds: float
     mebibytes: int
-    """Beyond what the process held before its first case."""
+    """Beyond what the process held before the case."""

@@ -26,6 +26,7 @@ from tests.fuzz.specimens import Specimens
 _MEBI = 1 << 20
 _GRACE_SECONDS = 10.0
 """After which a process that should have ended itself is killed."""
+_FORGET_PEAK = "5"  # proc(5): resets VmHWM to VmRSS
 _FRAME = re.compile(r'File "(.*)", line (\d+) in (\S+)')
 
 
@@ -75,12 +76,14 @@ def _child(cases: list[Case], folder: Path, limits: Limits, writing: int, log: P
         entries = Entries(specimens)
         kinds = {case.kind for case in cases}
         files = {kind: specimens.of(kind) for kind in kinds}
-        before = _mebibytes()
+        start = _resident_mebibytes()
         for case in cases:
             faulthandler.dump_traceback_later(limits.seconds, exit=True, file=messages)
+            before = _resident_mebibytes()
+            Path("/proc/self/clear_refs").write_text(_FORGET_PEAK)
             begun = time.process_time()
             verdict, why = judged(case, entries, files[case.kind], folder)
-            seconds, grown = time.process_time() - begun, _mebibytes() - before
+            seconds, grown = time.process_time() - begun, _peak_mebibytes() - before
             faulthandler.cancel_dump_traceback_later()
             if seconds > limits.cpu_seconds:
                 verdict, why = "fault", f"{seconds:.1f} s of the processor, then {verdict}: {why}"
@@ -88,7 +91,7 @@ def _child(cases: list[Case], folder: Path, limits: Limits, writing: int, log: P
                 verdict, why = "fault", f"grew by {grown:.0f} MiB, then {verdict}: {why}"
             document = {"verdict": verdict, "why": why, "seconds": seconds, "mebibytes": grown}
             os.write(writing, json.dumps(document).encode() + b"\n")
-            if grown > limits.mebibytes:
+            if _resident_mebibytes() - start > limits.mebibytes:  # what many cases left behind is no fault of the next
                 break
     os._exit(0)
 
@@ -100,9 +103,18 @@ def _limit_memory(limits: Limits) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
 
 
-def _mebibytes() -> float:
-    """The most that this process ever held."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+def _resident_mebibytes() -> float:
+    return _status_mebibytes("VmRSS")
+
+
+def _peak_mebibytes() -> float:
+    """Return the most that this process has held since its peak was forgotten."""
+    return _status_mebibytes("VmHWM")
+
+
+def _status_mebibytes(name: str) -> float:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{name}:"))
+    return int(line.split()[1]) / 1024
 
 
 def _death(status: int, log: Path) -> str:

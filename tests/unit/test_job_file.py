@@ -156,7 +156,10 @@ def test_a_mistake_is_refused_with_its_key_and_the_remedy(job_file: Path, added:
         ("model: [", "line 1: while parsing a flow node"),
         ("a: 1\n---\nb: 2", "expected a single document"),
         ("a: *b", "line 1: found undefined alias 'b'"),
-        ("[" * 5000, "too deeply"),
+        ("[" * 5000, "line 1: lists or sections are nested too deeply"),
+        ("a: 1\nb: " + "[" * 101 + "]" * 101, "line 2: lists or sections are nested too deeply"),
+        ("a: " + "{b: " * 101 + "}" * 101, "line 1: lists or sections are nested too deeply"),
+        ("- " * 5000, "line 1: lists or sections are nested too deeply"),
     ],
 )
 def test_a_file_that_is_no_job_is_refused_with_its_line(job_file: Path, text: str, message: str) -> None:
