@@ -161,13 +161,13 @@ def _context(data: DataSection, model: str | None) -> int | None:
 
 def _model_weights(settings: ModelSection) -> tuple[CostWeights, str]:
     """Return the model's analytic cost, which needs no weights, and its name."""
-    from trials.model.family import is_supported  # noqa: PLC0415
+    from trials.model.family import find_family  # noqa: PLC0415
     from trials.model.rough_cost import rough_weights  # noqa: PLC0415
     from trials.model.shape import cost_weights, model_shape  # noqa: PLC0415
     from trials.model.skeleton import load_config  # noqa: PLC0415
 
     config = load_config(settings.path, trust_remote_code=settings.trust_remote_code)
-    if not is_supported(config):
+    if not find_family(config):
         return rough_weights(config), f"{Path(settings.path).name} (roughly, from its parameters)"
     shape = model_shape(settings.model_copy(update={"weights": "random"}))
     return cost_weights(shape), shape.name

@@ -1,7 +1,7 @@
 """What every model family promises, each shown on a tiny model of its own."""
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +11,15 @@ from PIL import Image
 from transformers import PretrainedConfig
 
 from trials import plugins
+from trials.data.loader import collate
 from trials.data.records.images import image_size
-from trials.data.records.sample import IGNORED, IMAGE, Encoder, Lengths, Sample, Turn
+from trials.data.records.sample import IGNORED, IMAGE, NO_GRIDS, Encoder, Lengths, Sample, Turn
+from trials.data.tokens import PackTokens
 from trials.job import ModelSection
 from trials.model.cut import Cut
-from trials.model.family import FAMILIES, Family, is_supported, load_family
+from trials.model.family import FAMILIES, Family, Images, join_samples, load_family
 from trials.model.parity import check_parity
+from trials.model.paths import parameters_at
 from trials.model.shape import model_shape
 from trials.model.shrunk import VOCABULARY, shrunk
 from trials.model.skeleton import Skeleton, build_skeleton, load_config
@@ -83,8 +86,16 @@ def stage(config: PretrainedConfig) -> StageModule:
         ),
     )
     draw_weights(stage.model, stage.paths, 0, CPU)
-    draw_buffers(stage.model, stage.chain.rotary, CPU)
+    draw_buffers(stage.model, stage.chain.buffers, CPU)
     return stage.eval()
+
+
+def tokens_of(
+    family: Family, config: PretrainedConfig, images: Images, before: Sequence[int] = (), behind: Sequence[int] = ()
+) -> PackTokens:
+    """A pack of one sample: some text, the images, some text."""
+    text = [torch.tensor(ids, dtype=torch.int64) for ids in (before, behind)]
+    return join_samples(family, config, [(torch.cat([text[0], images.input_ids, text[1]]), images.grids)])
 
 
 @pytest.fixture
@@ -104,9 +115,8 @@ def sample(tmp_path: Path) -> Sample:
 # --- the module and its configuration ---
 
 
-def test_a_family_is_found_by_the_model_type_of_its_configuration(config: PretrainedConfig) -> None:
-    assert is_supported(config)
-    assert config.model_type.replace("_", "-") in plugins.names(FAMILIES)
+def test_one_family_takes_the_configuration(config: PretrainedConfig, family: Family) -> None:
+    assert [each for _, each in plugins.each(FAMILIES) if each.takes(config)] == [family]
 
 
 def test_another_form_of_the_models_is_none_that_can_be_read(family: Family) -> None:
@@ -123,11 +133,12 @@ def test_random_images_have_the_shape_that_the_encoder_gives(
     config: PretrainedConfig, family: Family, encoder: Encoder
 ) -> None:
     for units in (1, UNITS):
-        pixels, ids = family.random_images(config, units)
-        assert pixels.shape == (units, *encoder.unit_shape)
-        assert pixels.dtype == torch.float32
-        assert (ids.dtype, ids.dim()) == (torch.int64, 1)
-        assert len(ids) == units * len(family.random_images(config, 1)[1]) > 0
+        images = family.random_images(config, units)
+        assert images.pixels.shape == (units, *encoder.unit_shape)
+        assert images.pixels.dtype == torch.float32
+        assert (images.input_ids.dtype, images.input_ids.dim()) == (torch.int64, 1)
+        assert (images.grids.dtype, images.grids.dim()) == (torch.int64, 2)
+        assert (images.input_ids == config.image_token_id).any()
 
 
 def test_a_shrunk_configuration_is_one_of_the_same_family_with_few_tokens(
@@ -136,7 +147,7 @@ def test_a_shrunk_configuration_is_one_of_the_same_family_with_few_tokens(
     small = shrunk(config)
     family.check(small)
     assert small.get_text_config().vocab_size == VOCABULARY
-    assert set(family.random_images(small, 1)[1].tolist()) <= set(range(VOCABULARY))
+    assert set(family.random_images(small, 1).input_ids.tolist()) <= set(range(VOCABULARY))
     layers = len(build_skeleton(small, torch.float32).chain.vision_layers)
     assert layers <= len(skeleton.chain.vision_layers)
 
@@ -165,8 +176,8 @@ def test_without_pixels_the_tokens_and_labels_are_the_same(encoder: Encoder, sam
     assert np.array_equal(with_pixels.labels, without.labels)
 
 
-def test_a_blank_sample_has_the_lengths_and_image_tokens_of_the_one_that_it_replaces(
-    config: PretrainedConfig, family: Family, encoder: Encoder, sample: Sample
+def test_a_blank_sample_has_the_lengths_of_the_one_that_it_replaces(
+    config: PretrainedConfig, family: Family, encoder: Encoder, stage: StageModule, sample: Sample
 ) -> None:
     encoded = encoder.encode(sample, pixels=True)
     lengths = encoder.measure(sample, tuple(image_size(image) for image in sample.images))
@@ -176,8 +187,10 @@ def test_a_blank_sample_has_the_lengths_and_image_tokens_of_the_one_that_it_repl
     assert blank.pixel_values.shape == encoded.pixel_values.shape
     assert len(blank.input_ids) == lengths.text_tokens
     assert (blank.labels == IGNORED).all()
-    image_ids = family.random_images(config, 1)[1].numpy()
-    assert np.isin(blank.input_ids, image_ids).sum() == np.isin(encoded.input_ids, image_ids).sum()
+    tokens = join_samples(family, config, [(torch.from_numpy(blank.input_ids), torch.from_numpy(blank.grids))])
+    states = family.embed_vision(stage.model, torch.from_numpy(blank.pixel_values), tokens)
+    # As many features as image tokens, so that those of the samples behind it find theirs.
+    family.join_text(stage.model, (states,) * (1 + len(stage.chain.kept)), tokens)
 
 
 def test_equal_settings_have_equal_digests_and_another_limit_has_another(family: Family, folder: Path) -> None:
@@ -191,9 +204,9 @@ def test_equal_settings_have_equal_digests_and_another_limit_has_another(family:
 
 def test_every_parameter_belongs_to_exactly_one_part_of_the_chain(skeleton: Skeleton) -> None:
     claimed = [
-        f"{part}.{name}"
-        for part in skeleton.chain.parts
-        for name, _ in skeleton.model.get_submodule(part).named_parameters()
+        name
+        for path in (*skeleton.chain.parts, *skeleton.chain.unused)
+        for name, _ in parameters_at(skeleton.model, path)
     ]
     assert sorted(claimed) == sorted(name for name, _ in skeleton.model.named_parameters(remove_duplicate=False))
     assert len(skeleton.chain.language_layers) == skeleton.model.config.get_text_config().num_hidden_layers
@@ -202,9 +215,12 @@ def test_every_parameter_belongs_to_exactly_one_part_of_the_chain(skeleton: Skel
 def test_vision_layers_keep_the_shape_of_the_states(
     config: PretrainedConfig, family: Family, stage: StageModule
 ) -> None:
-    states = family.embed_vision(stage.model, family.random_images(config, UNITS)[0])
-    for path in stage.chain.vision_layers:
-        after = family.vision_layer(stage.model.get_submodule(path), states)
+    images = family.random_images(config, UNITS)
+    tokens = tokens_of(family, config, images)
+    states = family.embed_vision(stage.model, images.pixels, tokens)
+    run = family.vision_runner(stage.model, states, tokens)
+    for number, path in enumerate(stage.chain.vision_layers):
+        after = run(stage.model.get_submodule(path), number, states)
         assert (after.shape, after.dtype) == (states.shape, states.dtype)
         states = after
 
@@ -212,12 +228,13 @@ def test_vision_layers_keep_the_shape_of_the_states(
 def test_image_tokens_take_the_features_and_other_tokens_their_embedding(
     config: PretrainedConfig, family: Family, stage: StageModule
 ) -> None:
-    pixels, images = family.random_images(config, UNITS)
-    ids = torch.cat([torch.tensor([1, 2]), images, torch.tensor([3])])
-    states = family.embed_vision(stage.model, pixels).detach().requires_grad_()
-    joined = family.join_text(stage.model, states, ids)
+    images = family.random_images(config, UNITS)
+    tokens = tokens_of(family, config, images, before=[1, 2], behind=[3])
+    ids = tokens.input_ids
+    states = family.embed_vision(stage.model, images.pixels, tokens).detach().requires_grad_()
+    joined, *_ = family.join_text(stage.model, (states,) * (1 + len(stage.chain.kept)), tokens)
     embedded = stage.model.get_input_embeddings()(ids)
-    is_image = torch.isin(ids, images)
+    is_image = ids == config.image_token_id
     assert joined.shape == (1, len(ids), config.get_text_config().hidden_size)
     assert torch.equal(joined[0, ~is_image], embedded[~is_image])
     joined[0, is_image].square().sum().backward()
@@ -225,21 +242,28 @@ def test_image_tokens_take_the_features_and_other_tokens_their_embedding(
     assert (states.grad.flatten(1).norm(dim=1) > 0).all()  # every unit is shown
 
 
-def test_a_unit_that_no_token_shows_changes_nothing(family: Family, encoder: Encoder, stage: StageModule) -> None:
-    ids = torch.tensor([1, 2, 3])
-    states = family.embed_vision(stage.model, torch.zeros(1, *encoder.unit_shape))
-    joined = family.join_text(stage.model, states, ids)
-    assert torch.equal(joined[0], stage.model.get_input_embeddings()(ids))
+def test_the_unit_of_a_pack_without_images_changes_nothing(
+    family: Family, encoder: Encoder, stage: StageModule
+) -> None:
+    batch = collate([], encoder, pixels=True, padded=False)
+    assert batch.pixel_values is not None
+    states = family.embed_vision(stage.model, batch.pixel_values, batch.tokens)
+    joined, *_ = family.join_text(stage.model, (states,) * (1 + len(stage.chain.kept)), batch.tokens)
+    assert torch.equal(joined[0], stage.model.get_input_embeddings()(batch.tokens.input_ids))
 
 
 def test_a_sample_of_a_pack_sees_nothing_of_the_others(config: PretrainedConfig, stage: StageModule) -> None:
     torch.manual_seed(0)
     lengths = (5, 3)
     states = torch.randn(1, sum(lengths), config.get_text_config().hidden_size)
-    positions = [torch.arange(length) for length in lengths]
+    samples = [(torch.zeros(length, dtype=torch.int64), torch.from_numpy(NO_GRIDS)) for length in lengths]
+
+    def run(states: torch.Tensor, *samples: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        return stage.language((states,), join_samples(stage.family, config, samples))[0]
+
     with torch.no_grad():
-        packed = stage.language(states, torch.cat(positions))
-        alone = [stage.language(part, each) for part, each in zip(states.split(lengths, dim=1), positions, strict=True)]
+        packed = run(states, *samples)
+        alone = [run(part, each) for part, each in zip(states.split(lengths, dim=1), samples, strict=True)]
     torch.testing.assert_close(packed, torch.cat(alone, dim=1))
 
 

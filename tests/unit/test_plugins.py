@@ -15,7 +15,7 @@ from trials.data.formats import FORMATS, Format
 from trials.data.mixtures import MIXTURES, MixtureKind
 from trials.data.packers import PACKERS, Packer
 from trials.errors import UnknownName
-from trials.model.family import FAMILIES, Family, is_supported, load_family
+from trials.model.family import FAMILIES, Family, find_family, load_family
 
 KINDS: tuple[tuple[plugins.Plugins[Any], type], ...] = (
     (CONTAINERS, Container),
@@ -50,15 +50,16 @@ def test_an_unknown_name_is_refused_with_those_that_exist() -> None:
         plugins.load(PACKERS, "first-fit")
 
 
-def test_a_family_with_an_underscore_in_its_model_type_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_family_is_found_by_the_configurations_that_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Config:
         model_type = "native_size_vl"
 
-    assert not is_supported(cast(Any, Config()))
-    (tmp_path / "native_size_vl.py").write_text("OTHER_FORMS = {}\n")
+    assert find_family(cast(Any, Config())) is None
+    source = "OTHER_FORMS = {}\ndef takes(config):\n    return config.model_type == 'native_size_vl'\n"
+    (tmp_path / "native_size.py").write_text(source)
     package = __import__(FAMILIES.package, fromlist=["__path__"])
     monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
-    assert is_supported(cast(Any, Config()))
-    assert load_family(cast(Any, Config())).OTHER_FORMS == {}
+    found = find_family(cast(Any, Config()))
+    assert found is not None
+    assert found.OTHER_FORMS == {}
+    assert load_family(cast(Any, Config())) is found

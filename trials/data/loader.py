@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader, Dataset
 from trials.data.epoch import Epoch
 from trials.data.index import DatasetIndex
 from trials.data.records.images import image_pixels
-from trials.data.records.sample import IGNORED, Encoded, Encoder, Ints, Lengths
+from trials.data.records.sample import IGNORED, NO_GRIDS, Encoded, Encoder, Ints, Lengths
+from trials.data.tokens import PackTokens
 from trials.errors import DataError
 from trials.lifeline import end_with
 
@@ -22,14 +23,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MicroBatch:
-    """One pack as tensors. A sample begins wherever a position is 0."""
+    """One pack as tensors."""
 
     pixel_values: torch.Tensor | None
     """float32 [units, *unit_shape], one zero unit that no token uses when the pack has none; None if not asked for."""
-    input_ids: torch.Tensor
-    """int64 [T]"""
-    position_ids: torch.Tensor
-    """int64 [T], from 0 in each sample, its padding included."""
+    tokens: PackTokens
+    """Where no pixels are asked for, its grids are empty and its positions count from 0."""
     labels: torch.Tensor
     """int64 [T], shifted: entry i is the target after token i in the same sample, else -100."""
     faults: tuple[str, ...] = ()
@@ -137,8 +136,7 @@ def collate(samples: Sequence[Encoded], encoder: Encoder, *, pixels: bool, padde
     """
     if not samples:
         # An empty pack makes the number of packs a multiple of the data ranks; its rank runs the step like the others.
-        nothing = np.array([encoder.pad_token_id]), np.array([IGNORED])
-        samples = [Encoded(input_ids=nothing[0], labels=nothing[1], pixel_values=None)]
+        samples = [encoder.blank(Lengths(vision_units=0, text_tokens=1, target_tokens=0), pixels=pixels)]
     lengths = [len(sample.input_ids) for sample in samples]
     widths = [max(lengths)] * len(samples) if padded else lengths
     input_ids = [
@@ -146,10 +144,23 @@ def collate(samples: Sequence[Encoded], encoder: Encoder, *, pixels: bool, padde
     ]
     # Shifted inside each sample: its last token must not predict the next sample's first.
     labels = [_filled(sample.labels[1:], width, IGNORED) for sample, width in zip(samples, widths, strict=True)]
-    return MicroBatch(
-        pixel_values=_pixels(samples, encoder.unit_shape) if pixels else None,
+    shown = [sample for sample in samples if sample.pixel_values is not None]
+    if pixels and not shown:
+        # A stage cannot run on no unit, so that a pack without images carries one of zeros.
+        shown = [encoder.blank(Lengths(vision_units=1, text_tokens=1, target_tokens=0), pixels=True)]
+    tokens = PackTokens(
         input_ids=torch.from_numpy(np.concatenate(input_ids)),
-        position_ids=torch.from_numpy(np.concatenate([np.arange(width, dtype=np.int64) for width in widths])),
+        positions=torch.from_numpy(
+            np.concatenate(
+                [_extended(sample.positions, width) for sample, width in zip(samples, widths, strict=True)], 1
+            )
+        ),
+        lengths=tuple(widths),
+        grids=torch.from_numpy(np.concatenate([sample.grids for sample in shown] or [NO_GRIDS])),
+    )
+    return MicroBatch(
+        pixel_values=_pixels(shown) if pixels else None,
+        tokens=tokens,
         labels=torch.from_numpy(np.concatenate(labels)),
     )
 
@@ -158,7 +169,11 @@ def _filled(values: Ints, width: int, filler: int) -> Ints:
     return np.pad(values, (0, width - len(values)), constant_values=filler)
 
 
-def _pixels(samples: Sequence[Encoded], unit_shape: tuple[int, ...]) -> torch.Tensor:
-    # A stage cannot run on no unit, so that a pack without images carries one of zeros.
-    units = [sample.pixel_values for sample in samples if sample.pixel_values is not None]
-    return torch.from_numpy(np.concatenate(units or [np.zeros((1, *unit_shape), dtype=np.float32)]))
+def _extended(positions: Ints, width: int) -> Ints:
+    """Count on from the last of `positions` [P, tokens] for the padding behind them."""
+    added = np.arange(1, width - positions.shape[1] + 1)
+    return np.concatenate([positions, positions[:, -1:] + added], axis=1)
+
+
+def _pixels(samples: Sequence[Encoded]) -> torch.Tensor:
+    return torch.from_numpy(np.concatenate([each.pixel_values for each in samples if each.pixel_values is not None]))

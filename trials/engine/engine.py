@@ -12,6 +12,7 @@ from deepspeed.runtime.pipe import schedule
 from torch import nn
 
 from trials.data.loader import MicroBatch
+from trials.data.tokens import pack
 from trials.engine.state import OptimizerState
 from trials.engine.stopwatch import Stopwatch
 from trials.grid import RankCoordinates
@@ -206,7 +207,7 @@ def _tensors(
     batch: MicroBatch, scale: float, device: torch.device
 ) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
     """Return DeepSpeed's (inputs, labels): see `StageModule` and `pack_loss`."""
-    ids = torch.stack((batch.input_ids, batch.position_ids))
     pixels = batch.pixel_values if batch.pixel_values is not None else torch.empty(0)
-    inputs = (pixels.to(device), ids.to(device))
+    floats, integers = pack((pixels,), batch.tokens)
+    inputs = (floats.to(device), integers.to(device))
     return inputs, (batch.labels.to(device), torch.tensor(scale, device=device))

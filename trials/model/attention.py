@@ -1,4 +1,4 @@
-"""Causal attention inside each sample of a pack, and none between samples."""
+"""Attention inside each sample of a pack, and none between samples."""
 
 from typing import Any
 
@@ -10,6 +10,42 @@ from transformers import AttentionInterface
 PACKED_ATTENTION = "autotune_packed"
 
 
+class SampleMasks:
+    """What each token of a pack may attend to in its sample; made once for a pack, for each window."""
+
+    def __init__(self, lengths: tuple[int, ...], blocks: torch.Tensor | None = None) -> None:
+        """`lengths` are those of the samples. Tokens of one of `blocks` see each other, too.
+
+        `blocks` [T] holds the number of a token's block, or -1 for a token that only sees what is before it.
+        """
+        self.lengths = lengths
+        self._blocks = blocks
+        self._masks: dict[int | None, list[torch.Tensor | None]] = {}
+
+    def of(self, window: int | None, device: torch.device) -> list[torch.Tensor | None]:
+        """Return a mask [length, length] for each sample, True where a token may look; None where it is causal."""
+        if window not in self._masks:
+            blocks = self._blocks.split(self.lengths) if self._blocks is not None else [None] * len(self.lengths)
+            self._masks[window] = [
+                _mask(length, window, block, device) for length, block in zip(self.lengths, blocks, strict=True)
+            ]
+        return self._masks[window]
+
+
+def _mask(length: int, window: int | None, blocks: torch.Tensor | None, device: torch.device) -> torch.Tensor | None:
+    in_blocks = blocks is not None and bool((blocks >= 0).any())
+    if not in_blocks and (window is None or length <= window):
+        return None
+    place = torch.arange(length, device=device)
+    distance = place[:, None] - place
+    visible = distance >= 0
+    if window is not None:
+        visible &= distance < window
+    if blocks is not None:
+        visible |= (blocks[:, None] == blocks) & (blocks >= 0)
+    return visible
+
+
 def packed_attention(
     module: nn.Module,
     query: torch.Tensor,
@@ -17,23 +53,23 @@ def packed_attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,  # noqa: ARG001 (the interface passes it)
     *,
-    packed_lengths: list[int],
+    samples: SampleMasks,
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Compute attention of query [1, heads, T, d] to key and value [1, kv heads, T, d] inside each of `packed_lengths`.
+    """Compute attention of query [1, heads, T, d] to key and value [1, kv heads, T, d] inside each of `samples`.
 
     One call per sample: the work is the sum of the squared lengths, not the square of their sum.
     """
-    if sliding := sliding_window or getattr(module, "sliding_window", None):  # models hand it over in either way
-        longest = max(packed_lengths)
-        if longest > sliding:
-            raise ValueError(f"a sample of {longest} tokens exceeds the model's sliding window of {sliding}")
+    window = sliding_window or getattr(module, "sliding_window", None)  # models hand it over in either way
+    parts = zip(*(tensor.split(samples.lengths, dim=2) for tensor in (query, key, value)), strict=True)
     blocks = [
-        scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True, scale=scaling, enable_gqa=True)
-        for q, k, v in zip(*(tensor.split(packed_lengths, dim=2) for tensor in (query, key, value)), strict=True)
+        scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=mask is None, scale=scaling, enable_gqa=True
+        )
+        for (q, k, v), mask in zip(parts, samples.of(window, query.device), strict=True)
     ]
     return torch.cat(blocks, dim=2).transpose(1, 2).contiguous(), None
 

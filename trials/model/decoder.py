@@ -1,28 +1,37 @@
 """The language layers of a pack, for decoders built like Llama and Qwen2."""
 
-from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import nn
 
-from trials.model.family import LanguageRunner
+from trials.data.tokens import PackTokens
+from trials.model.attention import SampleMasks
+from trials.model.family import LayerRunner
 
 
-def language_runner(rotary: nn.Module, states: torch.Tensor, position_ids: torch.Tensor) -> LanguageRunner:
-    """Implement `Family.language_runner` for layers that take `position_embeddings` from one rotary module."""
-    positions = position_ids.unsqueeze(0)
-    starts = torch.nonzero(position_ids == 0).flatten().tolist()
-    # transformers hands keywords that it does not know on to the attention: `packed_attention` takes the lengths of the
-    # samples, so that no mask of [T, T] is built.
+def language_runner(rotary: Any, states: torch.Tensor, tokens: PackTokens) -> LayerRunner:
+    """Implement `Family.language_runner` for causal attention."""
+    return decoder_runner(rotary, states, tokens, SampleMasks(tokens.lengths))
+
+
+def decoder_runner(rotary: Any, states: torch.Tensor, tokens: PackTokens, masks: SampleMasks) -> LayerRunner:
+    """Return what runs layers that take `position_embeddings` from one rotary module, under these masks."""
+    # [1, T], or [3, 1, T] for positions in time, height and width.
+    positions = tokens.positions if len(tokens.positions) == 1 else tokens.positions.unsqueeze(1)
+    # transformers hands keywords that it does not know on to the attention: `packed_attention` takes the samples, so
+    # that no mask of [T, T] is built.
     shared = {
         "attention_mask": None,
-        "position_ids": positions,
-        "position_embeddings": rotary(states, positions),
-        "packed_lengths": [stop - start for start, stop in pairwise([*starts, position_ids.numel()])],
+        "position_ids": tokens.positions[:1],
+        "samples": masks,
     }
+    # Gemma 3 has frequencies of their own for each type of layer.
+    types = rotary.config.layer_types if hasattr(rotary, "layer_types") else None
+    embeddings = {each: rotary(states, positions, each) for each in set(types)} if types else rotary(states, positions)
 
-    def run(layer: nn.Module, states: torch.Tensor) -> torch.Tensor:
-        output = layer(states, **shared)
+    def run(layer: nn.Module, number: int, states: torch.Tensor) -> torch.Tensor:
+        output = layer(states, position_embeddings=embeddings[types[number]] if types else embeddings, **shared)
         result: torch.Tensor = output[0] if isinstance(output, tuple) else output
         return result
 

@@ -1,33 +1,51 @@
 """The contract of a model family: what the modules of `trials.model.families` offer to the rest of the package."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
+import numpy as np
 import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from trials import plugins
-from trials.data.records.sample import Encoder
-from trials.errors import ModelError, UnknownName
+from trials.data.records.sample import Encoder, Ints
+from trials.data.tokens import PackTokens
+from trials.errors import ModelError
 
-LanguageRunner: TypeAlias = Callable[[nn.Module, torch.Tensor], torch.Tensor]
-"""(a language layer, states [1, T, hidden]) -> states [1, T, hidden]"""
+LayerRunner: TypeAlias = Callable[[nn.Module, int, torch.Tensor], torch.Tensor]
+"""(a layer, its number in its tower, states) -> states of the same shape. May run twice, for recomputation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Images:
+    """Images as an encoder prepares them, and the tokens in their places."""
+
+    pixels: torch.Tensor
+    """float32 [units, *unit_shape]"""
+    grids: torch.Tensor
+    """int64 [images, G] (see `PackTokens`)"""
+    input_ids: torch.Tensor
+    """int64 [image tokens]: those that the projected features replace, and what stands between them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionModules:
     """The vision side of a model, in the order of the chain. Together they hold every parameter of that side once."""
 
-    embedding: tuple[nn.Module, ...]
-    layers: tuple[nn.Module, ...]
+    embedding: tuple[nn.Module | nn.Parameter, ...] = ()
+    layers: tuple[nn.Module, ...] = ()
     """The layers that a plan distributes over the stages. States keep their shape from layer to layer."""
-    projector: tuple[nn.Module, ...]
+    kept: tuple[int, ...] = ()
+    """Numbers of the layers whose states `join_text` takes too, in ascending order."""
+    projector: tuple[nn.Module | nn.Parameter, ...] = ()
+    unused: tuple[nn.Module, ...] = ()
+    """Modules that nothing runs, such as the layers behind the one whose features are taken. Saved as they were."""
 
 
 class Family(Protocol):
-    """Models of one architecture in transformers: one module, whose name is the configuration's `model_type`.
+    """Models of one structure in transformers: one module, which says of which configurations.
 
     A family knows its configuration, how samples are encoded, the vision tower, and how images and text meet in the
     language model. What all families share is elsewhere: cutting, recomputation, weights, memory and schedule.
@@ -35,7 +53,7 @@ class Family(Protocol):
     Sizes: a *vision unit* is what the tower's work is counted in (a tile, or a merged patch where images keep their own
     resolution); all units of a model have the same shape. T is the number of tokens of a pack, image tokens included.
     Functions of a model must work on any device and dtype, and take a model from which layers of other stages were
-    removed.
+    removed. A family without a vision side has no vision modules, and the functions of that side are not called.
     """
 
     AUTO_MODEL: Any
@@ -44,6 +62,9 @@ class Family(Protocol):
     """Each `model_type` that has the same models in a form that cannot be read, and which form to use instead."""
 
     # --- the configuration ---
+
+    def takes(self, config: PretrainedConfig) -> bool:
+        """Return whether models of this configuration are of this family."""
 
     def check(self, config: PretrainedConfig) -> None:
         """Raise ModelError for an option that the functions below do not follow. Called before the model is built."""
@@ -54,12 +75,14 @@ class Family(Protocol):
         `tower` and `projector` count parameters; that of `tower` includes the embedding.
         """
 
-    def random_images(self, config: PretrainedConfig, units: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (pixels, ids of the image tokens) of images with `units` vision units in all, on the CPU.
+    def random_images(self, config: PretrainedConfig, units: int) -> Images:
+        """Return images with `units` vision units in all, on the CPU, with pixels from a normal distribution."""
 
-        Pixels are float32 [units, *unit_shape] as `Encoder.encode` returns them, drawn from a normal distribution. The
-        ids are int64 [image tokens]: those that the projected features replace.
-        """
+    def positions(self, config: PretrainedConfig, input_ids: Ints, grids: Ints) -> Ints:
+        """Return the positions [P, tokens] of one sample from its token ids [tokens] and the grids of its images."""
+
+    def model_inputs(self, config: PretrainedConfig, input_ids: torch.Tensor, images: Images | None) -> dict[str, Any]:
+        """Return what transformers' own model takes of one sample: its tokens [tokens], and its images if any."""
 
     def shrink_vision(self, settings: dict[str, Any], layers: int) -> None:
         """Reduce the vision side of a configuration, given as a dictionary, in place.
@@ -82,43 +105,62 @@ class Family(Protocol):
     def vision_modules(self, model: PreTrainedModel) -> VisionModules:
         """Return the modules of the vision side of a whole model, which may be on the meta device."""
 
-    def embed_vision(self, model: PreTrainedModel, pixels: torch.Tensor) -> torch.Tensor:
+    def embed_vision(self, model: PreTrainedModel, pixels: torch.Tensor, tokens: PackTokens) -> torch.Tensor:
         """Return the states before the first vision layer from pixels [units, *unit_shape]."""
 
-    def vision_layer(self, layer: nn.Module, states: torch.Tensor) -> torch.Tensor:
-        """Return the states after one vision layer, in the shape of `states`. May run twice, for recomputation."""
+    def vision_runner(self, model: PreTrainedModel, states: torch.Tensor, tokens: PackTokens) -> LayerRunner:
+        """Return what runs the vision layers of one pack, with all that they share computed once.
 
-    def join_text(self, model: PreTrainedModel, states: torch.Tensor, input_ids: torch.Tensor) -> torch.Tensor:
-        """Return language states [1, T, hidden] of token ids [T] and the states after the last vision layer.
-
-        Image tokens take the projected features in order; units beyond them, such as the one of a pack without images,
-        change nothing.
+        `states` are those of the first layer to run.
         """
 
-    def language_runner(self, rotary: nn.Module, states: torch.Tensor, position_ids: torch.Tensor) -> LanguageRunner:
+    def join_text(
+        self, model: PreTrainedModel, states: Sequence[torch.Tensor], tokens: PackTokens
+    ) -> Sequence[torch.Tensor]:
+        """Return the language states [1, T, hidden], and what is added to the image tokens behind the first layers.
+
+        `states` are those after the last vision layer, then those after each layer of `VisionModules.kept`. Image
+        tokens take the projected features in order; units beyond them, such as the one of a pack without images, change
+        nothing. Each further tensor [features, hidden] is added behind one language layer, the first behind the first.
+        """
+
+    def language_runner(self, rotary: nn.Module, states: torch.Tensor, tokens: PackTokens) -> LayerRunner:
         """Return what runs the language layers of one pack, with all that they share computed once.
 
-        `rotary` is the module of `Chain.rotary`, `states` [1, T, hidden] are those of the first layer to run, and
-        `position_ids` [T] restart at 0 with each sample. A token sees nothing of other samples. The runner may be
-        called twice for a layer, for recomputation.
+        `rotary` is the module of `Chain.rotary`, and `states` [1, T, hidden] are those of the first layer to run. A
+        token sees nothing of other samples.
         """
+
+
+def join_samples(
+    family: Family, config: PretrainedConfig, samples: Sequence[tuple[torch.Tensor, torch.Tensor]]
+) -> PackTokens:
+    """Return the tokens of a pack of samples, each given as (ids [tokens], grids [images, G])."""
+    ids, grids = zip(*samples, strict=True)
+    positions = [family.positions(config, one.numpy(), other.numpy()) for one, other in samples]
+    return PackTokens(
+        input_ids=torch.cat(ids),
+        positions=torch.from_numpy(np.concatenate(positions, axis=1)),
+        lengths=tuple(len(each) for each in ids),
+        grids=torch.cat(grids),
+    )
 
 
 FAMILIES: plugins.Plugins[Family] = plugins.Plugins("trials.model.families")
 
 
-def is_supported(config: PretrainedConfig) -> bool:
-    """Return whether models of this kind can be trained here."""
-    return _name(config.model_type) in plugins.names(FAMILIES)
+def find_family(config: PretrainedConfig) -> Family | None:
+    """Return the family of a configuration; None when models of this kind cannot be trained here."""
+    return next((family for _, family in plugins.each(FAMILIES) if family.takes(config)), None)
 
 
 def load_family(config: PretrainedConfig) -> Family:
     """Return the family of a configuration. Raise ModelError with those that exist."""
-    try:
-        return plugins.load(FAMILIES, _name(config.model_type))
-    except UnknownName:
+    family = find_family(config)
+    if family is None:
         known = ", ".join(name.replace("-", "_") for name in plugins.names(FAMILIES))
-        raise ModelError(f"model type {config.model_type!r} is not supported; supported are: {known}") from None
+        raise ModelError(f"model type {config.model_type!r} is not supported; supported are: {known}")
+    return family
 
 
 def check_form(model_type: object) -> None:
@@ -129,8 +171,3 @@ def check_form(model_type: object) -> None:
     for _, family in plugins.each(FAMILIES):
         if model_type in family.OTHER_FORMS:
             raise ModelError(f"model_type {model_type!r} is not supported: {family.OTHER_FORMS[str(model_type)]}")
-
-
-def _name(model_type: str) -> str:
-    # Plugins are named as in a job file, with `-`; transformers names `qwen2_5_vl` with `_`.
-    return model_type.replace("_", "-")

@@ -9,11 +9,12 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from trials.data.records.sample import IGNORED
+from trials.data.records.sample import IGNORED, NO_GRIDS
+from trials.data.tokens import pack
 from trials.errors import ModelError
 from trials.job import ModelSection
 from trials.model.cut import cut
-from trials.model.family import load_family
+from trials.model.family import Images, join_samples, load_family
 from trials.model.refusal import refusing
 from trials.model.shrunk import VOCABULARY, shrunk
 from trials.model.skeleton import build_skeleton, load_config
@@ -37,7 +38,11 @@ class _Sample:
     """int64 [tokens]"""
     labels: torch.Tensor
     """int64 [tokens], not shifted."""
-    pixels: torch.Tensor | None
+    images: Images | None
+
+    @property
+    def grids(self) -> torch.Tensor:
+        return self.images.grids if self.images else torch.from_numpy(NO_GRIDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -103,22 +108,25 @@ def _samples(config: PretrainedConfig) -> tuple[_Sample, ...]:
 
 
 def _sample(config: PretrainedConfig, *, units: int, text: int) -> _Sample:
-    pixels, images = load_family(config).random_images(config, units)
-    _, reserved = load_family(config).random_images(config, 1)
-    usable = torch.tensor(sorted(set(range(VOCABULARY)) - set(reserved.tolist())))
+    family = load_family(config)
+    reserved = family.random_images(config, 1).input_ids.tolist()
+    usable = torch.tensor(sorted(set(range(VOCABULARY)) - set(reserved)))
     tokens = usable[torch.randint(len(usable), (text + 1,))]
+    images = family.random_images(config, units) if units else None
+    shown = images.input_ids if images else tokens[:0]
     return _Sample(
-        input_ids=torch.cat([tokens[:1], images, tokens[1:]]),
-        labels=torch.cat([tokens[:1], torch.full_like(images, IGNORED), tokens[1:]]),
-        pixels=pixels if units else None,
+        input_ids=torch.cat([tokens[:1], shown, tokens[1:]]),
+        labels=torch.cat([tokens[:1], torch.full_like(shown, IGNORED), tokens[1:]]),
+        images=images,
     )
 
 
 def _plain_results(model: PreTrainedModel, samples: tuple[_Sample, ...]) -> _Results:
     """Return the results of one forward and backward pass for each sample."""
-    logits, losses = [], []
+    family, logits, losses = load_family(model.config), [], []
     for sample in samples:
-        output = model(input_ids=sample.input_ids[None], pixel_values=sample.pixels, labels=sample.labels[None])
+        inputs = family.model_inputs(model.config, sample.input_ids, sample.images)
+        output = model(**inputs, labels=sample.labels[None])
         # transformers returns the mean over the targets; `pack_loss` is a sum.
         targets = (sample.labels[1:] != IGNORED).sum()
         loss = output.loss * targets
@@ -152,12 +160,11 @@ def _staged_results(
 ) -> _Results:
     """Return the results of one pass of all samples as a pack."""
     stages = [_stage(config, plan, number, plain) for number in range(len(plan.stages))]
-    pixels = torch.cat([sample.pixels for sample in samples if sample.pixels is not None])
-    input_ids = torch.cat([sample.input_ids for sample in samples])
-    positions = torch.cat([torch.arange(len(sample.input_ids)) for sample in samples])
+    pixels = torch.cat([sample.images.pixels for sample in samples if sample.images])
+    tokens = join_samples(stages[0].family, config, [(sample.input_ids, sample.grids) for sample in samples])
     nothing = torch.tensor([IGNORED])
     labels = torch.cat([torch.cat([sample.labels[1:], nothing]) for sample in samples])
-    state = pixels, torch.stack([input_ids, positions])
+    state = pack((pixels,), tokens)
     for stage in stages:
         state = stage(state)
     logits: torch.Tensor = state  # type: ignore[assignment]  # the last stage gives no ids
@@ -176,7 +183,7 @@ def _stage(config: PretrainedConfig, plan: Plan, number: int, plain: PreTrainedM
     stage = StageModule(build_skeleton(config, torch.float32), cut(plan)[number])
     device = torch.device("cpu")
     draw_weights(stage.model, stage.paths, 0, device)
-    draw_buffers(stage.model, stage.chain.rotary, device)
+    draw_buffers(stage.model, stage.chain.buffers, device)
     weights = plain.state_dict()
     with torch.no_grad():
         for name, parameter in stage.model.named_parameters():

@@ -17,6 +17,7 @@ _LARGEST = (
     (re.compile(r"intermediate_size$"), 128),
     (re.compile(r"^(num_experts|num_local_experts|n_routed_experts)$"), 16),
     (re.compile(r"^num_experts_per_tok$"), 2),
+    (re.compile(r"^sliding_window$"), 4),
 )
 _CONTEXT = re.compile(r"max_position_embeddings$|^attention_chunk_size$")
 

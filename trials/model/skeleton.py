@@ -19,6 +19,7 @@ from trials.errors import ModelError
 from trials.model.attention import PACKED_ATTENTION
 from trials.model.family import Family, check_form, load_family
 from trials.model.folder import CONFIG, check_folder, check_settings
+from trials.model.paths import parameters_at
 from trials.model.refusal import reason, refusing
 
 _MOST_PARAMETERS = 10**14
@@ -30,21 +31,27 @@ _HUB_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
-    """Module paths of the model in the order in which data passes them. Every parameter lies under exactly one."""
+    """Paths of the model's parts in the order in which data passes them. Every parameter lies under exactly one."""
 
     vision_embedding: tuple[str, ...]
     vision_layers: tuple[str, ...]
+    kept: tuple[int, ...]
+    """Numbers of the vision layers whose states the projector takes too."""
     projector: tuple[str, ...]
     """Of the vision side, and the text embedding last."""
     language_layers: tuple[str, ...]
     head: tuple[str, ...]
     """The final norm and the output projection."""
+    unused: tuple[str, ...]
+    """In no stage: nothing runs them."""
     rotary: str
-    """Positions of the language layers; it has no parameters and is needed wherever they are."""
+    """Positions of the language layers."""
+    buffers: tuple[str, ...]
+    """Modules without parameters whose buffers are computed, such as `rotary`; every stage has them."""
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Every path that holds parameters."""
+        """Every path that holds parameters of a stage."""
         return (*self.vision_embedding, *self.vision_layers, *self.projector, *self.language_layers, *self.head)
 
 
@@ -95,7 +102,7 @@ def build_skeleton(config: PretrainedConfig, dtype: torch.dtype) -> Skeleton:
             model = family.AUTO_MODEL.from_config(copy.deepcopy(config), dtype=dtype)
         model.config.get_text_config()._attn_implementation = PACKED_ATTENTION
         chain = _find_chain(model, family)
-    claimed = {f"{part}.{name}" for part in chain.parts for name, _ in model.get_submodule(part).named_parameters()}
+    claimed = {name for path in (*chain.parts, *chain.unused) for name, _ in parameters_at(model, path)}
     unclaimed = {name for name, _ in model.named_parameters(remove_duplicate=False)} - claimed
     if unclaimed:
         raise ModelError(f"{len(unclaimed)} parameters belong to no layer of the chain, first {min(unclaimed)}")
@@ -111,13 +118,14 @@ def build_skeleton(config: PretrainedConfig, dtype: torch.dtype) -> Skeleton:
 
 def count_parameters(model: nn.Module, paths: Iterable[str]) -> int:
     """Return the number of parameters under some paths of a model."""
-    return sum(parameter.numel() for path in paths for parameter in model.get_submodule(path).parameters())
+    return sum(parameter.numel() for path in paths for _, parameter in parameters_at(model, path))
 
 
 def _find_chain(model: PreTrainedModel, family: Family) -> Chain:
     """Find the paths. The language layers are found by their number and kind: their path differs between models."""
     text = model.config.get_text_config()
-    path_of: dict[nn.Module | None, str] = {module: path for path, module in model.named_modules()}
+    path_of: dict[nn.Module | nn.Parameter | None, str] = {module: path for path, module in model.named_modules()}
+    path_of |= {parameter: path for path, parameter in model.named_parameters()}
     embedding = path_of[model.get_input_embeddings()]
     language_root = embedding.rsplit(".", 1)[0]
     decoder = model.get_submodule(language_root)
@@ -130,10 +138,17 @@ def _find_chain(model: PreTrainedModel, family: Family) -> Chain:
     return Chain(
         vision_embedding=tuple(path_of[module] for module in vision.embedding),
         vision_layers=tuple(path_of[module] for module in vision.layers),
+        kept=vision.kept,
         projector=(*(path_of[module] for module in vision.projector), embedding),
         language_layers=_layer_list(model, language_root, text.num_hidden_layers),
         head=(f"{language_root}.norm", path_of[model.get_output_embeddings()]),
+        unused=tuple(path_of[module] for module in vision.unused),
         rotary=f"{language_root}.rotary_emb",
+        buffers=tuple(
+            path
+            for path, module in model.named_modules()
+            if any(True for _ in module.buffers(recurse=False)) and not any(True for _ in module.parameters())
+        ),
     )
 
 

@@ -1,6 +1,6 @@
 """One pipeline stage as a module: the Hugging Face model with the other stages' layers taken out."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,16 +10,20 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 from trials.data.records.sample import IGNORED
+from trials.data.tokens import PackTokens, pack, unpack
 from trials.model.cut import Cut
+from trials.model.features import add_features
+from trials.model.paths import remove
 from trials.model.skeleton import Skeleton
 
 
 class StageModule(nn.Module):
     """The part of the model that one stage runs on a pack. Parameters keep their Hugging Face names, under `model.`.
 
-    Input and output are a tuple of one float tensor and one int64 tensor, as DeepSpeed sends them between stages:
-    - the pixels [units, *unit_shape] (first stage), the family's vision states, or the language states [1, T, hidden];
-    - input ids and positions, [2, T].
+    Input and output are two tensors, as DeepSpeed sends them between stages (`pack` in trials/data/tokens.py):
+    - the pixels [units, *unit_shape] (first stage), the family's vision states, or the language states [1, T, hidden],
+      with the states that later layers need;
+    - the tokens of the pack.
     The last stage returns logits [T, vocabulary].
     """
 
@@ -32,9 +36,9 @@ class StageModule(nn.Module):
         self.tied = skeleton.tied
         self.cut = cut
         owned = set(cut.paths(skeleton.chain))
-        for path in skeleton.chain.parts:
+        for path in (*skeleton.chain.parts, *skeleton.chain.unused):
             if path not in owned:
-                self._remove(path)
+                remove(self.model, path)
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -46,34 +50,39 @@ class StageModule(nn.Module):
         if self.tied and self.cut.projects and self.cut.heads:
             self.model.get_output_embeddings().weight = self.model.get_input_embeddings().weight
 
-    def _remove(self, path: str) -> None:
-        parent, _, name = path.rpartition(".")
-        # Its place stays taken, so that the names of the other layers do not change.
-        setattr(self.model.get_submodule(parent), name, nn.Identity())
-
     def forward(self, inputs: tuple[torch.Tensor, torch.Tensor]) -> Any:
-        states, ids = inputs
-        if self.cut.embeds:
-            states = self.family.embed_vision(self.model, states)
-        for number, layer in enumerate(self._layers(self.chain.vision_layers, self.cut.vision)):
-            run = partial(self.family.vision_layer, layer)
-            states = _recomputed(run, states) if number < self.cut.recompute_vision else run(states)
+        states, tokens = unpack(*inputs)
+        if self.cut.embeds and self.chain.vision_layers:
+            states = (self.family.embed_vision(self.model, states[0], tokens),)
+        if self.cut.vision:
+            states = self.vision(states, tokens)
         if self.cut.projects:
-            states = self.family.join_text(self.model, states, ids[0])
+            states = tuple(self.family.join_text(self.model, states, tokens))
         if self.cut.language:
-            states = self.language(states, ids[1])
-        return self.head(states) if self.cut.heads else (states, ids)
+            states = self.language(states, tokens)
+        return self.head(states[0]) if self.cut.heads else pack(states, tokens)
 
-    def _layers(self, paths: tuple[str, ...], numbers: range) -> list[nn.Module]:
-        return [self.model.get_submodule(paths[number]) for number in numbers]
+    def vision(self, states: Sequence[torch.Tensor], tokens: PackTokens) -> tuple[torch.Tensor, ...]:
+        """Return the states after this stage's vision layers, then those of earlier layers that the projector takes."""
+        current, *kept = states
+        runner = self.family.vision_runner(self.model, current, tokens)
+        for place, number in enumerate(self.cut.vision):
+            run = partial(runner, self.model.get_submodule(self.chain.vision_layers[number]), number)
+            current = _recomputed(run, current) if place < self.cut.recompute_vision else run(current)
+            if number in self.chain.kept:
+                kept.append(current)
+        return (current, *kept)
 
-    def language(self, states: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
-        """Return language states [1, T, hidden] after this stage's layers; positions [T] restart at each sample."""
-        runner = self.family.language_runner(self.model.get_submodule(self.chain.rotary), states, position_ids)
-        for number, layer in enumerate(self._layers(self.chain.language_layers, self.cut.language)):
-            run = partial(runner, layer)
-            states = _recomputed(run, states) if number < self.cut.recompute_language else run(states)
-        return states
+    def language(self, states: Sequence[torch.Tensor], tokens: PackTokens) -> tuple[torch.Tensor, ...]:
+        """Return language states [1, T, hidden] after this stage's layers, then what later layers add to images."""
+        current, *features = states
+        runner = self.family.language_runner(self.model.get_submodule(self.chain.rotary), current, tokens)
+        for place, number in enumerate(self.cut.language):
+            run = partial(runner, self.model.get_submodule(self.chain.language_layers[number]), number)
+            current = _recomputed(run, current) if place < self.cut.recompute_language else run(current)
+            if features:
+                current = add_features(self.model, current, features.pop(0), tokens)
+        return (current, *features)
 
     def head(self, states: torch.Tensor) -> torch.Tensor:
         """Return logits [T, vocabulary] of language states [1, T, hidden]."""

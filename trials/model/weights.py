@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from trials.errors import ModelError
 from trials.model.conversion import Origin, find_origins, refused_names
 from trials.model.folder import CONFIG, read_index
+from trials.model.paths import allocate, buffers_at, part_at, tensors_at
 from trials.model.skeleton import Skeleton
 from trials.regular_file import check_regular
 
@@ -37,15 +38,17 @@ def draw_weights(model: PreTrainedModel, paths: Iterable[str], seed: int, device
     Each path has a random stream of its own, so a layer gets the same weights under every split.
     """
     for path in paths:
-        module = model.get_submodule(path).to_empty(device=device)
+        allocate(model, path, device)
         # Seeds have 64 bits: the job's above those of the path.
         torch.manual_seed((seed << 32) + zlib.crc32(path.encode()))
-        _initialise(module, _owner(model, path))
+        _initialise(model, path)
 
 
-def draw_buffers(model: PreTrainedModel, path: str, device: torch.device) -> None:
-    """Allocate and compute the buffers of a module that has no parameters, such as the rotary embedding."""
-    _initialise(model.get_submodule(path).to_empty(device=device), _owner(model, path))
+def draw_buffers(model: PreTrainedModel, paths: Iterable[str], device: torch.device) -> None:
+    """Allocate and compute the buffers of modules that have no parameters, such as the rotary embedding."""
+    for path in paths:
+        allocate(model, path, device)
+        _initialise(model, path)
 
 
 def read_weights(model: PreTrainedModel, paths: Iterable[str], source: "WeightFiles", device: torch.device) -> None:
@@ -54,12 +57,12 @@ def read_weights(model: PreTrainedModel, paths: Iterable[str], source: "WeightFi
     Raise ModelError when the files lack a tensor or have it in another shape.
     """
     for path in paths:
-        module = model.get_submodule(path).to_empty(device=device)
-        stored = module.state_dict(keep_vars=True)
-        if any(name not in stored for name, _ in module.named_buffers()):  # computed, and in no file
-            _initialise(module, _owner(model, path))
+        allocate(model, path, device)
+        stored = tensors_at(model, path)
+        if any(name not in stored for name in buffers_at(model, path)):  # computed, and in no file
+            _initialise(model, path)
         for name, tensor in stored.items():
-            _fill(tensor, f"{path}.{name}", source)
+            _fill(tensor, name, source)
 
 
 class WeightFiles:
@@ -146,9 +149,13 @@ def weights_fingerprint(folder: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def _initialise(module: nn.Module, owner: PreTrainedModel) -> None:
-    for child in _children_first(module):
-        owner._init_weights(child)
+def _initialise(model: PreTrainedModel, path: str) -> None:
+    part, owner = part_at(model, path), _owner(model, path)
+    if isinstance(part, nn.Module):
+        for module in _children_first(part):
+            owner._init_weights(module)
+    else:
+        owner._init_weights(model.get_submodule(path.rpartition(".")[0]))
 
 
 def _children_first(module: nn.Module) -> Iterator[nn.Module]:

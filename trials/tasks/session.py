@@ -111,6 +111,6 @@ def build_stage(request: Request, number: int, device: torch.device) -> StageMod
         draw_weights(stage.model, stage.paths, request.job.training.seed, device)
     else:
         read_weights(stage.model, stage.paths, files, device)
-    draw_buffers(stage.model, stage.chain.rotary, device)
+    draw_buffers(stage.model, stage.chain.buffers, device)
     stage.tie()
     return stage

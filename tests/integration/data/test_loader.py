@@ -13,7 +13,7 @@ from trials.data.epoch import CostWeights, Epoch, build_epoch
 from trials.data.index import DatasetIndex
 from trials.data.indexing import build_index
 from trials.data.loader import MicroBatch, collate, encode, micro_batches
-from trials.data.records.sample import IGNORED, Encoded, Encoder
+from trials.data.records.sample import IGNORED, NO_GRIDS, Encoded, Encoder
 from trials.errors import DataError
 from trials.job import DataSection, Source
 from trials.model.families import internvl
@@ -56,28 +56,31 @@ def encoded(*tokens: int, tiles: int = 0, targets: int = 1) -> Encoded:
     input_ids = np.array(tokens, dtype=np.int64)
     labels = np.where(np.arange(len(tokens)) >= len(tokens) - targets, input_ids, IGNORED)
     pixels = np.full((tiles, 3, 56, 56), tokens[0], dtype=np.float32) if tiles else None
-    return Encoded(input_ids=input_ids, labels=labels, pixel_values=pixels)
+    positions = np.arange(len(tokens))[None]
+    return Encoded(input_ids=input_ids, labels=labels, positions=positions, pixel_values=pixels, grids=NO_GRIDS)
 
 
 def join(encoder: Encoder, *samples: Encoded, padded: bool = False, pixels: bool = True) -> MicroBatch:
     batch = collate(samples, encoder, pixels=pixels, padded=padded)
-    assert {batch.input_ids.dtype, batch.position_ids.dtype, batch.labels.dtype} == {torch.int64}
-    assert batch.input_ids.shape == batch.position_ids.shape == batch.labels.shape
+    assert {batch.tokens.input_ids.dtype, batch.tokens.positions.dtype, batch.labels.dtype} == {torch.int64}
+    assert batch.tokens.input_ids.shape == batch.tokens.positions.shape[1:] == batch.labels.shape
     return batch
 
 
 def test_joined_samples_restart_their_positions_and_shift_their_own_labels(encoder: Encoder) -> None:
     batch = join(encoder, encoded(10, 11, 12, targets=2), encoded(20, 21))
-    assert batch.input_ids.tolist() == [10, 11, 12, 20, 21]
-    assert batch.position_ids.tolist() == [0, 1, 2, 0, 1]
+    assert batch.tokens.input_ids.tolist() == [10, 11, 12, 20, 21]
+    assert batch.tokens.positions.tolist() == [[0, 1, 2, 0, 1]]
+    assert batch.tokens.lengths == (3, 2)
     assert batch.labels.tolist() == [11, 12, IGNORED, 21, IGNORED]
 
 
 def test_padded_samples_are_filled_up_to_the_longest(encoder: Encoder) -> None:
     pad = encoder.pad_token_id
     batch = join(encoder, encoded(10, 11), encoded(20, 21, 22, 23, targets=3), padded=True)
-    assert batch.input_ids.tolist() == [10, 11, pad, pad, 20, 21, 22, 23]
-    assert batch.position_ids.tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
+    assert batch.tokens.input_ids.tolist() == [10, 11, pad, pad, 20, 21, 22, 23]
+    assert batch.tokens.positions.tolist() == [[0, 1, 2, 3, 0, 1, 2, 3]]
+    assert batch.tokens.lengths == (4, 4)
     assert batch.labels.tolist() == [11, IGNORED, IGNORED, IGNORED, 21, 22, 23, IGNORED]
 
 
@@ -99,8 +102,8 @@ def test_a_pack_without_images_carries_one_zero_tile(encoder: Encoder, padded: b
 @pytest.mark.parametrize("padded", [False, True])
 def test_an_empty_pack_carries_one_pad_token_that_is_no_target(encoder: Encoder, padded: bool) -> None:
     batch = join(encoder, padded=padded)
-    assert batch.input_ids.tolist() == [encoder.pad_token_id]
-    assert (batch.position_ids.tolist(), batch.labels.tolist()) == ([0], [IGNORED])
+    assert batch.tokens.input_ids.tolist() == [encoder.pad_token_id]
+    assert (batch.tokens.positions.tolist(), batch.labels.tolist()) == ([[0]], [IGNORED])
     assert batch.pixel_values is not None
     assert batch.pixel_values.shape == (1, 3, 56, 56)
 
@@ -122,8 +125,8 @@ def test_micro_batches_have_the_sizes_that_the_epoch_foretells(
         )
         for number, batch in zip(epoch.assignment[:, rank], batches, strict=True):
             assert batch.pixel_values is not None
-            assert (len(batch.pixel_values), len(batch.input_ids)) == (sizes.units[number], sizes.tokens[number])
-            assert int((batch.position_ids == 0).sum()) == max(1, sizes.samples[number])
+            assert (len(batch.pixel_values), len(batch.tokens.input_ids)) == (sizes.units[number], sizes.tokens[number])
+            assert len(batch.tokens.lengths) == max(1, sizes.samples[number])
             targets += int((batch.labels != IGNORED).sum())
     assert targets == sum(epoch.step(number).target_tokens for number in range(epoch.steps))
 
@@ -132,11 +135,11 @@ def test_steps_can_be_asked_for_in_any_selection(index: DatasetIndex, encoder: E
     epoch = epoch_of(index, PACKED)
     every = list(micro_batches(index, epoch, range(epoch.steps), 1, encoder, pixels=False, workers=0, on_error="fail"))
     of_step = [
-        batch.input_ids.tolist()
+        batch.tokens.input_ids.tolist()
         for batch in micro_batches(index, epoch, [1], 1, encoder, pixels=False, workers=0, on_error="fail")
     ]
     m = epoch.micro_batches
-    assert of_step == [batch.input_ids.tolist() for batch in every[m : 2 * m]]
+    assert of_step == [batch.tokens.input_ids.tolist() for batch in every[m : 2 * m]]
 
 
 def test_workers_give_the_same_micro_batches_in_the_same_order(index: DatasetIndex, encoder: Encoder) -> None:
@@ -147,7 +150,7 @@ def test_workers_give_the_same_micro_batches_in_the_same_order(index: DatasetInd
     )
     assert len(alone) == len(helped) == 2 * epoch.micro_batches
     for one, other in zip(alone, helped, strict=True):
-        assert torch.equal(one.input_ids, other.input_ids)
+        assert torch.equal(one.tokens.input_ids, other.tokens.input_ids)
         assert one.pixel_values is not None
         assert other.pixel_values is not None
         assert torch.equal(one.pixel_values, other.pixel_values)
@@ -220,10 +223,10 @@ def test_a_sample_that_cannot_be_used_any_more_becomes_a_blank_of_its_lengths(
         content = (changing / "a.jsonl").read_bytes()[: int(index.offset[1])].ljust(int(index.offset[1]), b"\n")
         (changing / "a.jsonl").write_bytes(content + lines[int(index.offset[1]) :])
     after = next(micro_batches(index, epoch, [0], 0, encoder, pixels=pixels, workers=0, on_error="skip"))
-    assert after.input_ids.shape == before.input_ids.shape
-    assert torch.equal(after.position_ids, before.position_ids)
+    assert after.tokens.input_ids.shape == before.tokens.input_ids.shape
+    assert torch.equal(after.tokens.positions, before.tokens.positions)
     image_tokens = encoder.blank(index.lengths(0), pixels=False).input_ids[0]
-    assert int((after.input_ids == image_tokens).sum()) == int((before.input_ids == image_tokens).sum())
+    assert int((after.tokens.input_ids == image_tokens).sum()) == int((before.tokens.input_ids == image_tokens).sum())
     learnt = int((after.labels != IGNORED).sum())
     assert learnt == index.target_tokens[1] < int((before.labels != IGNORED).sum())
     assert len(after.faults) == len(caplog.messages) == 1

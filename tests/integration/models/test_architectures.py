@@ -37,6 +37,8 @@ EQUAL: dict[str, dict[str, Any]] = {
     "qwen3": {"model_type": "qwen3", "head_dim": 64},
     "qwen3 with experts": {"model_type": "qwen3_moe", "num_experts": 64, "num_experts_per_tok": 8},
     "llama": {"model_type": "llama"},
+    "mistral, a window": {"model_type": "mistral", "sliding_window": 4096},
+    "gemma 3, a window and positions of its own in some layers": {"model_type": "gemma3_text", "head_dim": 32},
     "llama 3": {"model_type": "llama", "rope_scaling": LLAMA3, "max_position_embeddings": 131072},
 }  # fmt: skip
 DIFFERENT: dict[str, dict[str, Any]] = {
@@ -52,12 +54,7 @@ DIFFERENT: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 LIMITS: dict[str, tuple[dict[str, Any], str]] = {
-    "a short window": (
-        {"model_type": "mistral", "sliding_window": 4},
-        "a sample of 15 tokens exceeds the model's sliding",
-    ),
     "other attention": ({"model_type": "nemotron"}, "'nemotron' cannot be run in stages: TypeError: packed_attention"),
-    "other positions": ({"model_type": "gemma3_text"}, "'gemma3_text' cannot be run in stages: TypeError: Gemma3Rot"),
 }
 
 

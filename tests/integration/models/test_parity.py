@@ -149,7 +149,7 @@ def plain_model(settings: ModelSection, seed: int) -> nn.Module:
     skeleton = build_skeleton(config, torch.float32)
     device = torch.device("cpu")
     draw_weights(skeleton.model, skeleton.chain.parts, seed, device)
-    draw_buffers(skeleton.model, skeleton.chain.rotary, device)
+    draw_buffers(skeleton.model, skeleton.chain.buffers, device)
     model: nn.Module = AutoModelForImageTextToText.from_config(config, attn_implementation="eager")
     weights = skeleton.model.state_dict()
     if skeleton.tied:  # drawn apart, but one weight: that of the embedding

@@ -11,6 +11,7 @@ from safetensors import safe_open
 from autotune.workload import Prepared
 from tests.training_values import plan_of, prepared_of, variant_of
 from trials.data.loader import micro_batches
+from trials.data.tokens import pack
 from trials.launchers.local import LocalLauncher
 from trials.model.inputs.encoders import load_encoder
 from trials.model.stage import pack_loss
@@ -140,8 +141,7 @@ def summed_gradients(prepared: Prepared, plan: Plan) -> Tensors:
     for rank in range(plan.layout.data):
         for batch in micro_batches(prepared.index, epoch, [0], rank, encoder, pixels=True, workers=0, on_error="fail"):
             assert batch.pixel_values is not None
-            inputs = (batch.pixel_values, torch.stack((batch.input_ids, batch.position_ids)))
-            pack_loss(stage(inputs), (batch.labels, scale)).backward()
+            pack_loss(stage(pack((batch.pixel_values,), batch.tokens)), (batch.labels, scale)).backward()
             for name, weight in stage.model.named_parameters():
                 if weight.grad is not None:
                     sums[name] += weight.grad

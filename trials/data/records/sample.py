@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from trials.errors import DataError
 
 Ints: TypeAlias = NDArray[np.int64]
+NO_GRIDS: Ints = np.zeros((0, 0), dtype=np.int64)
+"""Of images of which a family says nothing, [0, 0]."""
 Image: TypeAlias = Path | bytes
 """A file, or the content of one."""
 
@@ -69,8 +71,12 @@ class Encoded:
     """[tokens]"""
     labels: Ints
     """[tokens], not shifted: the token itself where it is a target, else -100."""
+    positions: Ints
+    """[P, tokens] (see `PackTokens`)"""
     pixel_values: NDArray[np.float32] | None
     """[units, *unit_shape]; None for a sample without images, and where pixels were not asked for."""
+    grids: Ints
+    """[images, G] (see `PackTokens`); empty where there are no pixels."""
 
 
 class Measurer(Protocol):
@@ -103,7 +109,7 @@ class Encoder(Measurer, Protocol):
         """Shape of one vision unit: (3, height, width) for a tile."""
 
     def encode(self, sample: Sample, *, pixels: bool) -> Encoded:
-        """Return the sample's tokens and labels, and its pixels when `pixels`.
+        """Return the sample's tokens and labels, and its pixels with their positions when `pixels`.
 
         Raise DataError like `measure`, and for an image that cannot be read.
         """

@@ -10,19 +10,22 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
 
 from trials.data.records.images import image_pixels, image_size
-from trials.data.records.sample import IGNORED, IMAGE, Encoded, Ints, Lengths, Sample, kept_tokens
+from trials.data.records.sample import IGNORED, IMAGE, NO_GRIDS, Encoded, Ints, Lengths, Sample, kept_tokens
+from trials.data.tokens import PackTokens
 from trials.errors import ModelError
 from trials.model.decoder import language_runner
-from trials.model.family import VisionModules
+from trials.model.family import Images, VisionModules
+from trials.model.features import place_features
 from trials.model.heads import check_heads
 from trials.model.inputs.digest import model_digest
 from trials.model.inputs.preprocessing import load_image_processor, load_tokenizer
+from trials.model.positions import counted_positions as positions
 from trials.model.shrunk import VOCABULARY, narrow, shorten
 from trials.model.skeleton import load_config
+from trials.model.tiles import model_inputs, vision_runner
 
 __all__ = [
     "AUTO_MODEL",
@@ -32,11 +35,14 @@ __all__ = [
     "encoder",
     "join_text",
     "language_runner",
+    "model_inputs",
+    "positions",
     "random_images",
     "shrink_vision",
+    "takes",
     "unit_flops",
-    "vision_layer",
     "vision_modules",
+    "vision_runner",
 ]
 
 # --- data side ----------------------------------------------------------------------------------------------------
@@ -138,7 +144,9 @@ class Encoder:
         return Encoded(
             input_ids=input_ids,
             labels=np.where(is_target, input_ids, IGNORED),
+            positions=np.arange(len(input_ids))[None],
             pixel_values=self._pixels(sample) if pixels and sample.images else None,
+            grids=NO_GRIDS,
         )
 
     def blank(self, lengths: Lengths, *, pixels: bool) -> Encoded:
@@ -148,7 +156,9 @@ class Encoder:
         return Encoded(
             input_ids=input_ids,
             labels=np.full_like(input_ids, IGNORED),
+            positions=np.arange(len(input_ids))[None],
             pixel_values=np.zeros(shape, dtype=np.float32) if pixels and lengths.vision_units else None,
+            grids=NO_GRIDS,
         )
 
     def _tokens(self, sample: Sample, tiles: Sequence[int]) -> tuple[Ints, NDArray[np.bool_]]:
@@ -259,6 +269,11 @@ OTHER_FORMS = {
 }
 
 
+def takes(config: PretrainedConfig) -> bool:
+    """Return whether this is InternVL."""
+    return bool(config.model_type == "internvl")
+
+
 def check(config: PretrainedConfig) -> None:
     """Raise ModelError for another feature layer than the last, and for sizes that do not divide."""
     if config.vision_feature_layer != -1:
@@ -301,10 +316,11 @@ def unit_flops(config: PretrainedConfig, *, tower: int, projector: int) -> float
     return float(2 * tower * inside + attention + 2 * projector * outside)
 
 
-def random_images(config: PretrainedConfig, units: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (pixels [tiles, 3, height, width], context tokens)."""
+def random_images(config: PretrainedConfig, units: int) -> Images:
+    """Return tiles [units, 3, height, width] and their context tokens."""
     pixels = torch.randn(units, config.vision_config.num_channels, *config.vision_config.image_size)
-    return pixels, torch.full((units * _tile_tokens(config)[1],), config.image_token_id)
+    context = torch.full((units * _tile_tokens(config)[1],), config.image_token_id)
+    return Images(pixels=pixels, grids=torch.from_numpy(NO_GRIDS), input_ids=context)
 
 
 def vision_modules(model: PreTrainedModel) -> VisionModules:
@@ -317,24 +333,15 @@ def vision_modules(model: PreTrainedModel) -> VisionModules:
     )
 
 
-def embed_vision(model: PreTrainedModel, pixels: torch.Tensor) -> torch.Tensor:
+def embed_vision(model: PreTrainedModel, pixels: torch.Tensor, tokens: PackTokens) -> torch.Tensor:  # noqa: ARG001
     """Return vision states [tiles, patches + 1, hidden] of pixels [tiles, 3, height, width]."""
     states: torch.Tensor = model.model.vision_tower.embeddings(pixels.to(model.dtype))
     return states
 
 
-def vision_layer(layer: nn.Module, states: torch.Tensor) -> torch.Tensor:
-    """Return vision states [tiles, patches + 1, hidden] after one layer."""
-    output: torch.Tensor = layer(states)
-    return output
-
-
-def join_text(model: PreTrainedModel, states: torch.Tensor, input_ids: torch.Tensor) -> torch.Tensor:
+def join_text(model: PreTrainedModel, states: Sequence[torch.Tensor], tokens: PackTokens) -> Sequence[torch.Tensor]:
     """Return language states [1, T, hidden], in which each context token is the next projected feature."""
-    text = model.get_input_embeddings()(input_ids)
-    is_image = (input_ids == model.config.image_token_id).unsqueeze(-1)
-    joined: torch.Tensor = text.masked_scatter(is_image, _project(model, states).to(text.dtype))
-    return joined.unsqueeze(0)
+    return (place_features(model, _project(model, states[0]), tokens),)
 
 
 def _project(model: PreTrainedModel, states: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,7 @@ from transformers import PretrainedConfig
 from trials.data.records.sample import Encoder, Measurer
 from trials.errors import ModelError
 from trials.job import DataSection, ModelSection
-from trials.model.family import is_supported, load_family
+from trials.model.family import find_family, load_family
 from trials.model.inputs import chat
 from trials.model.refusal import refusing
 from trials.model.skeleton import load_config
@@ -26,7 +26,7 @@ def load_measurer(model: ModelSection, data: DataSection) -> Measurer:
     Raise ModelError for a model whose processor cannot count an image's tokens.
     """
     config = load_config(model.path, trust_remote_code=model.trust_remote_code)
-    if is_supported(config):
+    if find_family(config):
         return load_encoder(model, data)
     return chat.measurer(model.path, model.trust_remote_code, token_limit(data, config))
 

@@ -72,7 +72,7 @@ def _one_of_each(request: Request, device: torch.device) -> StageModule:
     )
     stage = StageModule(skeleton, one_of_each)
     draw_weights(stage.model, stage.paths, request.job.training.seed, device)
-    draw_buffers(stage.model, stage.chain.rotary, device)
+    draw_buffers(stage.model, stage.chain.buffers, device)
     return stage
 
 

@@ -8,7 +8,9 @@ from functools import partial
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from trials.data.records.sample import NO_GRIDS
 from trials.layer_costs import LayerKind
+from trials.model.family import join_samples
 from trials.model.stage import StageModule, pack_loss
 from trials.tasks.request import Profile
 
@@ -42,13 +44,20 @@ def probes(stage: StageModule, task: Profile, device: torch.device) -> Iterator[
 
 
 def _vision_probes(stage: StageModule, units: int, text_tokens: int, device: torch.device) -> Iterator[Probe]:
-    family, model = stage.family, stage.model
-    run = partial(family.vision_layer, model.get_submodule(stage.chain.vision_layers[stage.cut.vision.start]))
-    pixels, images = (tensor.to(device) for tensor in family.random_images(model.config, units))
-    states = family.embed_vision(model, pixels).detach()
-    ids = torch.cat((images, torch.zeros(text_tokens, dtype=torch.long, device=device)))
+    family, model, number = stage.family, stage.model, stage.cut.vision.start
+    images = family.random_images(model.config, units)
+    ids = torch.cat((images.input_ids, torch.zeros(text_tokens, dtype=torch.long)))
+    pixels, tokens = images.pixels.to(device), join_samples(family, model.config, [(ids, images.grids)]).to(device)
+    states = family.embed_vision(model, pixels, tokens).detach()
+    runner = family.vision_runner(model, states, tokens)
+    run = partial(runner, model.get_submodule(stage.chain.vision_layers[number]), number)
+    # The projector takes the states of some layers as well; any of the right shape will do.
+    kept = (states,) * len(stage.chain.kept)
     yield Probe(
-        layer="vision_embedding", units=units, states=pixels, run=lambda pixels: family.embed_vision(model, pixels)
+        layer="vision_embedding",
+        units=units,
+        states=pixels,
+        run=lambda pixels: family.embed_vision(model, pixels, tokens),
     )
     yield Probe(
         layer="vision",
@@ -63,13 +72,15 @@ def _vision_probes(stage: StageModule, units: int, text_tokens: int, device: tor
         units=units,
         tokens=len(ids),
         states=states,
-        run=lambda states: family.join_text(model, states, ids),
+        run=lambda states: family.join_text(model, (states, *kept), tokens)[0],
     )
 
 
 def _language_probes(stage: StageModule, samples: int, length: int, device: torch.device) -> Iterator[Probe]:
     model, tokens = stage.model, samples * length
-    positions = torch.arange(length, device=device).repeat(samples)
+    ids = torch.zeros(length, dtype=torch.long)
+    nothing = torch.from_numpy(NO_GRIDS)
+    pack = join_samples(stage.family, model.config, [(ids, nothing)] * samples).to(device)
     states = torch.randn(1, tokens, model.config.get_text_config().hidden_size, device=device, dtype=model.dtype)
     target = (torch.zeros(tokens, dtype=torch.long, device=device), torch.ones((), device=device))
     recomputing, double = _with_language(stage, recomputed=1), _with_language(stage, layers=2)
@@ -78,9 +89,9 @@ def _language_probes(stage: StageModule, samples: int, length: int, device: torc
         tokens=tokens,
         squares=samples * length**2,
         states=states,
-        run=lambda states: stage.language(states, positions),
-        recomputed=lambda states: recomputing.language(states, positions),
-        twice=lambda states: double.language(states, positions),
+        run=lambda states: stage.language((states,), pack)[0],
+        recomputed=lambda states: recomputing.language((states,), pack)[0],
+        twice=lambda states: double.language((states,), pack)[0],
     )
     yield Probe(layer="head", tokens=tokens, states=states, run=lambda states: pack_loss(stage.head(states), target))
 

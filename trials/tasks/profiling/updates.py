@@ -10,6 +10,7 @@ from trials.data.loader import MicroBatch
 from trials.engine.engine import OPTIMIZER, build_engine
 from trials.engine.memory import GRADIENT_BYTES
 from trials.engine.stopwatch import Stopwatch
+from trials.model.family import join_samples
 from trials.model.stage import StageModule
 from trials.plan import Layout, Padded, Plan
 from trials.plan import Stage as PlanStage
@@ -60,12 +61,11 @@ def _optimizer_seconds(stage: StageModule, repeats: int) -> float:
 def _engine_seconds(request: Request, layout: Layout, stage: StageModule, repeats: int) -> float:
     plan = Plan(packing=Padded(samples=1), layout=layout, stages=(PlanStage(vision=1, language=1),))
     # Only the optimizer's step is timed, so one vision unit without text is enough.
-    pixels, input_ids = stage.family.random_images(stage.model.config, 1)
+    images = stage.family.random_images(stage.model.config, 1)
     batch = MicroBatch(
-        pixel_values=pixels,
-        input_ids=input_ids,
-        position_ids=torch.arange(len(input_ids)),
-        labels=torch.zeros_like(input_ids),
+        pixel_values=images.pixels,
+        tokens=join_samples(stage.family, stage.model.config, [(images.input_ids, images.grids)]),
+        labels=torch.zeros_like(images.input_ids),
     )
     device = next(stage.parameters()).device
     where = layout.grid.coordinates(comm.get_rank())

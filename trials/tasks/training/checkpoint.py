@@ -16,6 +16,7 @@ from transformers import AutoTokenizer
 from trials.engine.state import PARTS, WEIGHT
 from trials.errors import TrialsError
 from trials.model.conversion import stored_form
+from trials.model.paths import tensors_at
 from trials.tasks.session import Session
 from trials.tasks.training.output import (
     RECORD_FILE,
@@ -112,9 +113,9 @@ def save_model(session: Session, folder: Path, record: TrainingRecord, steps: in
     }
     # The buffers that belong to a model folder, such as a router's correction bias.
     for path in session.engine.stage.paths:
-        for name, tensor in model.get_submodule(path).state_dict(keep_vars=True).items():
+        for name, tensor in tensors_at(model, path).items():
             if not isinstance(tensor, nn.Parameter):
-                tensors[f"{path}.{name}"] = tensor.to("cpu", copy=True)
+                tensors[name] = tensor.to("cpu", copy=True)
     weights = stored_form(model, tensors)
     with _writing(session, folder, record) as partial:
         if session.coordinates.data_rank == 0:

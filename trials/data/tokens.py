@@ -1,0 +1,66 @@
+"""The tokens of a pack with its samples and images, also as the one tensor that travels between stages."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+_PARTS = 5
+"""Ids, positions, lengths, grids, shapes of the states."""
+_DIMENSIONS, _UNUSED = 4, -1
+"""Most dimensions of a state, and what fills up the shape of one with fewer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PackTokens:
+    """The T tokens of a pack. A sample starts where `lengths` says: positions may restart or repeat inside it."""
+
+    input_ids: torch.Tensor
+    """int64 [T]"""
+    positions: torch.Tensor
+    """int64 [P, T]. P is 1, or 3 where positions are (time, height, width); from 0 in each sample."""
+    lengths: tuple[int, ...]
+    """Tokens of each sample, its padding included; their sum is T."""
+    grids: torch.Tensor
+    """int64 [images, G], on the CPU: what the family says of each image. G is 0 where images are tiles of one size."""
+
+    def to(self, device: torch.device) -> "PackTokens":
+        """Return the same with ids and positions on `device`."""
+        return replace(self, input_ids=self.input_ids.to(device), positions=self.positions.to(device))
+
+
+def pack(states: Sequence[torch.Tensor], tokens: PackTokens) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (floats, integers): all that a stage needs, as DeepSpeed sends it.
+
+    A single state keeps its shape. Several are flattened into one tensor: DeepSpeed wants a gradient for each float
+    tensor that it sends, and as many of them for each pack.
+    """
+    device = tokens.input_ids.device
+    shapes = [[*state.shape, *(_UNUSED,) * (_DIMENSIONS - state.dim())] for state in states]
+    described = (torch.tensor([tokens.lengths]), tokens.grids, torch.tensor(shapes))
+    parts = (tokens.input_ids[None], tokens.positions, *(part.to(device) for part in described))
+    sizes = torch.tensor([size for part in parts for size in part.shape], device=device)
+    integers = torch.cat([sizes, *(part.flatten() for part in parts)])
+    floats = states[0] if len(states) == 1 else torch.cat([state.flatten() for state in states])
+    return floats, integers
+
+
+def unpack(floats: torch.Tensor, integers: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], PackTokens]:
+    """Return the states and the tokens of which `pack` made two tensors."""
+    on_host = integers.cpu()  # once for each pack and stage: shapes and lengths steer the host
+    ids, positions, *_ = _parts(integers, on_host)
+    _, _, lengths, grids, shapes = _parts(on_host, on_host)
+    tokens = PackTokens(input_ids=ids[0], positions=positions, lengths=tuple(lengths[0].tolist()), grids=grids)
+    if len(shapes) == 1:
+        return (floats,), tokens
+    every = [[size for size in shape if size != _UNUSED] for shape in shapes.tolist()]
+    states = floats.split([math.prod(shape) for shape in every])
+    return tuple(state.view(shape) for state, shape in zip(states, every, strict=True)), tokens
+
+
+def _parts(integers: torch.Tensor, on_host: torch.Tensor) -> list[torch.Tensor]:
+    """Return the five matrices that follow their sizes in `integers`."""
+    sizes = on_host[: 2 * _PARTS].view(_PARTS, 2).tolist()
+    values = integers[2 * _PARTS :].split([rows * columns for rows, columns in sizes])
+    return [part.view(size) for part, size in zip(values, sizes, strict=True)]

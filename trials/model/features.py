@@ -1,0 +1,22 @@
+"""Projected image features in the language model."""
+
+import torch
+from transformers import PreTrainedModel
+
+from trials.data.tokens import PackTokens
+
+
+def place_features(model: PreTrainedModel, features: torch.Tensor, tokens: PackTokens) -> torch.Tensor:
+    """Return language states [1, T, hidden]: embedded text, with features [features, hidden] for the image tokens."""
+    text = model.get_input_embeddings()(tokens.input_ids)
+    is_image = (tokens.input_ids == model.config.image_token_id).unsqueeze(-1)
+    joined: torch.Tensor = text.masked_scatter(is_image, features.to(text.dtype))
+    return joined.unsqueeze(0)
+
+
+def add_features(
+    model: PreTrainedModel, states: torch.Tensor, features: torch.Tensor, tokens: PackTokens
+) -> torch.Tensor:
+    """Return language states [1, T, hidden] with features [features, hidden] added to those of the image tokens."""
+    images = torch.nonzero(tokens.input_ids == model.config.image_token_id).flatten()
+    return states.index_add(1, images, features[None, : len(images)].to(states.dtype))

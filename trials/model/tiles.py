@@ -1,0 +1,26 @@
+"""What families whose images are tiles of one size share."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from trials.data.tokens import PackTokens
+from trials.model.family import Images, LayerRunner
+
+
+def model_inputs(config: PretrainedConfig, input_ids: torch.Tensor, images: Images | None) -> dict[str, Any]:  # noqa: ARG001
+    """Implement `Family.model_inputs` for models that take tiles [tiles, 3, height, width]."""
+    return {"input_ids": input_ids[None], "pixel_values": images.pixels if images else None}
+
+
+def vision_runner(model: PreTrainedModel, states: torch.Tensor, tokens: PackTokens) -> LayerRunner:  # noqa: ARG001
+    """Implement `Family.vision_runner` for towers in which each tile attends to itself."""
+
+    def run(layer: nn.Module, number: int, states: torch.Tensor) -> torch.Tensor:  # noqa: ARG001
+        output = layer(states)
+        result: torch.Tensor = output[0] if isinstance(output, tuple) else output
+        return result
+
+    return run
