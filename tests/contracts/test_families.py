@@ -1,8 +1,8 @@
 """What every model family promises, each shown on a tiny model of its own."""
 
-import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,25 +26,18 @@ from trials.model.skeleton import Skeleton, build_skeleton, load_config
 from trials.model.stage import StageModule
 from trials.model.weights import draw_buffers, draw_weights
 
-GENERATOR = Path(__file__).parents[2] / "examples" / "tiny-internvl" / "generate.py"
 CPU = torch.device("cpu")
 UNITS = 3
 
 
-def make_internvl(folder: Path) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(GENERATOR.parent))
-        importlib.import_module(GENERATOR.stem).make_model(folder, ["A circle and a square."])
+TINY: plugins.Plugins[Any] = plugins.Plugins("tests.tiny_models")
+"""Modules that write folders with a tiny model's configuration, tokenizer and processor; a family may have several."""
 
 
-TINY: dict[str, Callable[[Path], None]] = {"internvl": make_internvl}
-"""Of each family, what writes a folder with a tiny model's configuration, tokenizer and processor."""
-
-
-@pytest.fixture(scope="module", params=plugins.names(FAMILIES))
+@pytest.fixture(scope="module", params=plugins.names(TINY))
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     model: Path = tmp_path_factory.mktemp(request.param)
-    TINY[request.param](model)
+    plugins.load(TINY, request.param).make(model)
     return model
 
 
@@ -113,6 +106,10 @@ def sample(tmp_path: Path) -> Sample:
 
 
 # --- the module and its configuration ---
+
+
+def test_every_family_has_a_tiny_model() -> None:
+    assert {name for name, _ in plugins.each(FAMILIES)} <= set(plugins.names(TINY))
 
 
 def test_one_family_takes_the_configuration(config: PretrainedConfig, family: Family) -> None:
@@ -229,7 +226,7 @@ def test_image_tokens_take_the_features_and_other_tokens_their_embedding(
     config: PretrainedConfig, family: Family, stage: StageModule
 ) -> None:
     images = family.random_images(config, UNITS)
-    tokens = tokens_of(family, config, images, before=[1, 2], behind=[3])
+    tokens = tokens_of(family, config, images, before=[1, 2], behind=[0])
     ids = tokens.input_ids
     states = family.embed_vision(stage.model, images.pixels, tokens).detach().requires_grad_()
     joined, *_ = family.join_text(stage.model, (states,) * (1 + len(stage.chain.kept)), tokens)

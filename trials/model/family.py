@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from trials import plugins
-from trials.data.records.sample import Encoder, Ints
+from trials.data.records.sample import NO_GRIDS, Encoder, Ints
 from trials.data.tokens import PackTokens
 from trials.errors import ModelError
 
@@ -142,7 +142,7 @@ def join_samples(
         input_ids=torch.cat(ids),
         positions=torch.from_numpy(np.concatenate(positions, axis=1)),
         lengths=tuple(len(each) for each in ids),
-        grids=torch.cat(grids),
+        grids=torch.cat([each for each in grids if len(each)] or [torch.from_numpy(NO_GRIDS)]),
     )
 
 

@@ -103,7 +103,8 @@ def save_model(folder: Path, model_type: str, **changes: Any) -> Path:
         folder
     )
     getattr(transformers, name)(**options).save_pretrained(folder)
-    transformers.AutoConfig.for_model(model_type).save_pretrained(folder)
+    image_token = tokenizer.token_to_id(model["image"])
+    transformers.AutoConfig.for_model(model_type, image_token_id=image_token).save_pretrained(folder)
     (folder / "processor_config.json").write_text(json.dumps(model["settings"]))
     (folder / "chat_template.jinja").write_text(model["chat"])
     return folder

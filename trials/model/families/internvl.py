@@ -21,7 +21,7 @@ from trials.model.family import Images, VisionModules
 from trials.model.features import place_features
 from trials.model.heads import check_heads
 from trials.model.inputs.digest import model_digest
-from trials.model.inputs.preprocessing import load_image_processor, load_tokenizer
+from trials.model.inputs.preprocessing import check_vocabulary, load_image_processor, load_tokenizer
 from trials.model.positions import counted_positions as positions
 from trials.model.shrunk import VOCABULARY, narrow, shorten
 from trials.model.skeleton import load_config
@@ -103,7 +103,7 @@ class Encoder:
         # Features replace the model's image token, so that the encoder must write the same one.
         if self._context != config.image_token_id:
             raise ModelError(f"the tokenizer's image token is {self._context}, the model's is {config.image_token_id}")
-        _check_vocabulary(config, tokenizer)
+        check_vocabulary(config, tokenizer)
         self._unit_shape = _tile_shape(config, images)
         _check_processor(images, self._options(1))
         own = {self._image_start, self._context, self._image_end, self._turn_start, self._turn_end}
@@ -232,15 +232,6 @@ def _tile_shape(config: Any, images: Any) -> tuple[int, int, int]:
             f"the image processor makes tiles of {made} pixels but the model takes {taken}; correct `size`"
         )
     return 3, *made
-
-
-def _check_vocabulary(config: Any, tokenizer: Any) -> None:
-    size, largest = config.get_text_config().vocab_size, max(tokenizer.get_vocab().values())
-    if largest >= size:
-        raise ModelError(
-            f"the tokenizer has the token {largest} but the model's vocab_size is {size}; take the tokenizer that the "
-            "model was saved with"
-        )
 
 
 def _check_processor(images: Any, options: dict[str, Any]) -> None:

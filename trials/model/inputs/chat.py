@@ -1,7 +1,8 @@
 """Lengths of conversations for any image-text-to-text model: its chat template, its tokenizer, its processor."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice, zip_longest
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 from jinja2 import TemplateError
 from numpy.typing import NDArray
 
-from trials.data.records.sample import IMAGE, Lengths, Sample, Turn, kept_tokens
+from trials.data.records.sample import IMAGE, Ints, Lengths, Sample, Turn, kept_tokens
 from trials.errors import DataError, ModelError
 from trials.model.inputs.digest import model_digest
 from trials.model.inputs.processor import ImageCount, count_images, load_processor
@@ -32,6 +33,30 @@ def measurer(model_path: str, trust_remote_code: bool = False, max_tokens: int |
     with refusing(f"the processor of model {model_path} cannot be used", "save it there with save_pretrained"):
         digest = model_digest(ChatMeasurer, config, processor.tokenizer, processor, max_tokens)
         return ChatMeasurer(processor, digest, max_tokens, again)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Tokenised:
+    """A conversation as tokens, in which each image is one token that stands for several."""
+
+    ids: Ints
+    """[tokens]"""
+    is_target: NDArray[np.bool_]
+    """[tokens]"""
+    is_image: NDArray[np.bool_]
+    """[tokens]"""
+    ends: Ints
+    """[tokens]: length of the sample up to the end of each token, its images in full."""
+    counts: tuple[ImageCount, ...]
+    """Of each image."""
+    kept: int
+    """Length of the sample after the cut."""
+
+    def expanded(self, values: NDArray[Any], of_images: Sequence[Sequence[int]]) -> NDArray[Any]:
+        """Return a value for each token of the sample: `values` of the text, and `of_images` in each image's place."""
+        parts = np.split(values, np.flatnonzero(self.is_image))
+        inserted = [piece for image, part in zip(of_images, parts[1:], strict=True) for piece in (image, part[1:])]
+        return np.concatenate([parts[0], *inserted]).astype(values.dtype)
 
 
 class ChatMeasurer:
@@ -69,10 +94,24 @@ class ChatMeasurer:
         return self._digest
 
     @property
+    def processor(self) -> Any:
+        """The model's own processor, without the part for videos."""
+        return self._processor
+
+    @property
     def max_tokens(self) -> int | None:
         return self._max_tokens
 
     def measure(self, sample: Sample, image_sizes: tuple[tuple[int, int], ...]) -> Lengths:
+        text = self.tokens_of(sample, image_sizes)
+        return Lengths(
+            vision_units=sum(count.units for count in text.counts),
+            text_tokens=text.kept,
+            target_tokens=int(np.count_nonzero(text.is_target & (text.ends <= text.kept))),
+        )
+
+    def tokens_of(self, sample: Sample, image_sizes: tuple[tuple[int, int], ...]) -> "Tokenised":
+        """Return the tokens of a conversation with images of these sizes. Raise DataError as `measure` does."""
         counts = count_images(self._processor, image_sizes)
         try:
             text = self._rendered(sample.turns)
@@ -84,9 +123,9 @@ class ChatMeasurer:
                 f"the conversation spells {self._processor.image_token} {shown} times for {len(counts)} images; take "
                 "it out of the text"
             )
-        return self._lengths(text, targets, counts)
+        return self._tokenised(text, targets, counts)
 
-    def _lengths(self, text: str, targets: list[tuple[int, int]], counts: tuple[ImageCount, ...]) -> Lengths:
+    def _tokenised(self, text: str, targets: list[tuple[int, int]], counts: tuple[ImageCount, ...]) -> "Tokenised":
         first = self._tokenizer.bos_token
         tokens = self._tokenizer(
             # A template may have written the token that begins every text, which the tokenizer would add again.
@@ -95,16 +134,18 @@ class ChatMeasurer:
             return_offsets_mapping=True,
             verbose=False,
         )
-        is_image = np.array(tokens["input_ids"]) == self._processor.image_token_id
-        width = np.ones(len(is_image), dtype=np.int64)
+        ids = np.array(tokens["input_ids"], dtype=np.int64)
+        is_image = ids == self._processor.image_token_id
+        width = np.ones(len(ids), dtype=np.int64)
         width[is_image] = [count.tokens for count in counts]
         ends = np.cumsum(width)
-        kept = kept_tokens(int(width.sum()), int(ends[is_image].max(initial=0)), self._max_tokens)
-        is_target = _within(np.array(tokens["offset_mapping"]), targets)
-        return Lengths(
-            vision_units=sum(count.units for count in counts),
-            text_tokens=kept,
-            target_tokens=int(np.count_nonzero(is_target & (ends <= kept))),
+        return Tokenised(
+            ids=ids,
+            is_target=_within(np.array(tokens["offset_mapping"]), targets),
+            is_image=is_image,
+            ends=ends,
+            counts=counts,
+            kept=kept_tokens(int(width.sum()), int(ends[is_image].max(initial=0)), self._max_tokens),
         )
 
     def _target_spans(self, turns: tuple[Turn, ...], text: str) -> Iterator[tuple[int, int]]:

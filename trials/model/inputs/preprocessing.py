@@ -4,6 +4,7 @@ from typing import Any
 
 from transformers import AutoImageProcessor, AutoTokenizer
 
+from trials.errors import ModelError
 from trials.model.refusal import refusing
 
 _SAVE = "save it there with save_pretrained"
@@ -20,3 +21,13 @@ def load_image_processor(path: str, *, trust_remote_code: bool) -> Any:
     with refusing(f"the image processor of model {path} cannot be loaded", _SAVE):
         # The other backend resizes differently, and which one is there would depend on the machine.
         return AutoImageProcessor.from_pretrained(path, backend="pil", trust_remote_code=trust_remote_code)
+
+
+def check_vocabulary(config: Any, tokenizer: Any) -> None:
+    """Raise ModelError for a tokenizer with tokens that the model does not have."""
+    size, largest = config.get_text_config().vocab_size, max(tokenizer.get_vocab().values())
+    if largest >= size:
+        raise ModelError(
+            f"the tokenizer has the token {largest} but the model's vocab_size is {size}; take the tokenizer that the "
+            "model was saved with"
+        )

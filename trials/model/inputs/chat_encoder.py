@@ -1,0 +1,130 @@
+"""Samples as a model's own chat template, tokenizer and processor make them."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers import PretrainedConfig
+
+from trials.data.records.images import image_pixels, image_size
+from trials.data.records.sample import IGNORED, NO_GRIDS, Encoded, Ints, Lengths, Sample
+from trials.errors import ModelError
+from trials.model.inputs.chat import ChatMeasurer, measurer
+from trials.model.inputs.preprocessing import check_vocabulary
+from trials.model.refusal import refusing
+from trials.model.skeleton import load_config
+
+Positions: TypeAlias = Callable[[PretrainedConfig, Ints, Ints], Ints]
+"""`Family.positions`"""
+
+
+class ImageInputs(Protocol):
+    """A family's images: what stands for them in the text, and what the vision tower takes."""
+
+    @property
+    def unit_shape(self) -> tuple[int, ...]:
+        """Shape of one vision unit."""
+
+    def tokens(self, size: tuple[int, int], count: int) -> list[int]:
+        """Return the `count` tokens that stand for an image of (height, width) in a sample."""
+
+    def pixels(self, images: Sequence[NDArray[np.uint8]]) -> tuple[NDArray[np.float32], Ints]:
+        """Return (pixels [units, *unit_shape], grids [images, G]) of one sample's images [height, width, 3]."""
+
+    def blank(self, units: int) -> tuple[list[int], Ints]:
+        """Return (tokens, grids) of images with `units` units in all, whose pixels are zeros."""
+
+
+def chat_encoder(
+    model_path: str,
+    trust_remote_code: bool,
+    max_tokens: int | None,
+    *,
+    inputs: Callable[[PretrainedConfig, Any], ImageInputs],
+    positions: Positions,
+) -> "ChatEncoder":
+    """Return the encoder of a model folder; `inputs` is called with its configuration and its processor.
+
+    Raise ModelError where the folder's processor, tokenizer or chat template is not enough.
+    """
+    config = load_config(model_path, trust_remote_code=trust_remote_code)
+    measuring = measurer(model_path, trust_remote_code, max_tokens)
+    with refusing(f"the processor of model {model_path} cannot be used", "save it there with save_pretrained"):
+        return ChatEncoder(config, measuring, inputs(config, measuring.processor), positions)
+
+
+class ChatEncoder:
+    """Conversations as the model's chat template writes them, with the tokens and pixels of their images."""
+
+    def __init__(
+        self, config: PretrainedConfig, measuring: ChatMeasurer, inputs: ImageInputs, positions: Positions
+    ) -> None:
+        """Raise ModelError where the tokenizer and the configuration disagree."""
+        self._config = config
+        self._measurer = measuring
+        self._inputs = inputs
+        self._positions = positions
+        processor, tokenizer = measuring.processor, measuring.processor.tokenizer
+        if processor.image_token_id != config.image_token_id:
+            raise ModelError(
+                f"the tokenizer's image token is {processor.image_token_id}, the model's is {config.image_token_id}"
+            )
+        check_vocabulary(config, tokenizer)
+        ids = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
+        self._pad_token_id = next(int(each) for each in ids if each is not None)
+
+    @property
+    def digest(self) -> str:
+        return self._measurer.digest
+
+    @property
+    def max_tokens(self) -> int | None:
+        return self._measurer.max_tokens
+
+    @property
+    def pad_token_id(self) -> int:
+        return self._pad_token_id
+
+    @property
+    def unit_shape(self) -> tuple[int, ...]:
+        return self._inputs.unit_shape
+
+    def measure(self, sample: Sample, image_sizes: tuple[tuple[int, int], ...]) -> Lengths:
+        return self._measurer.measure(sample, image_sizes)
+
+    def encode(self, sample: Sample, *, pixels: bool) -> Encoded:
+        sizes = tuple(image_size(image) for image in sample.images)
+        text = self._measurer.tokens_of(sample, sizes)
+        shown = [self._inputs.tokens(size, count.tokens) for size, count in zip(sizes, text.counts, strict=True)]
+        input_ids = text.expanded(text.ids, shown)[: text.kept]
+        is_target = text.expanded(text.is_target, [[False] * len(each) for each in shown])[: text.kept]
+        units, grids = None, NO_GRIDS
+        if pixels and sample.images:
+            units, grids = self._inputs.pixels([image_pixels(image) for image in sample.images])
+        return Encoded(
+            input_ids=input_ids,
+            labels=np.where(is_target, input_ids, IGNORED),
+            positions=self._placed(input_ids, grids, pixels=pixels),
+            pixel_values=units,
+            grids=grids,
+        )
+
+    def blank(self, lengths: Lengths, *, pixels: bool) -> Encoded:
+        shown, grids = self._inputs.blank(lengths.vision_units) if lengths.vision_units else ([], NO_GRIDS)
+        shown = shown[: lengths.text_tokens]
+        padding = [self.pad_token_id] * (lengths.text_tokens - len(shown))
+        input_ids = np.array([*shown, *padding], dtype=np.int64)
+        has_pixels = pixels and lengths.vision_units > 0
+        shape = (lengths.vision_units, *self.unit_shape)
+        return Encoded(
+            input_ids=input_ids,
+            labels=np.full_like(input_ids, IGNORED),
+            positions=self._placed(input_ids, grids, pixels=pixels),
+            pixel_values=np.zeros(shape, dtype=np.float32) if has_pixels else None,
+            grids=grids if has_pixels else NO_GRIDS,
+        )
+
+    def _placed(self, input_ids: Ints, grids: Ints, *, pixels: bool) -> Ints:
+        # Grids come with the pixels; the stage of the labels needs no positions.
+        return self._positions(self._config, input_ids, grids) if pixels else np.arange(len(input_ids))[None]
