@@ -99,8 +99,7 @@ class Bench:
         known = self.store.answers(study.workload_fingerprint) if self.remembers else ()
         with ExitStack() as stack:
             agent = stack.enter_context(Agent(self.store))
-            with self.store.exclusive():
-                optuna = stack.enter_context(database(self.store.optuna_url))
+            optuna = stack.enter_context(database(self.store.optuna_url, self.store.exclusive()))
             search = Search(
                 settings=found,
                 ledger=StudyLedger(self.store, Spool(self.folder / "spool"), study, agent, known),

@@ -50,14 +50,10 @@ class Timeline:
         return edges, kept
 
 
-def typical_step(prediction: Prediction) -> int:
-    """Return the step nearest to the means of seconds and samples."""
-    return int(np.argmin(prediction.step_distances))
-
-
 def timeline(predictor: Predictor, plan: Plan, prediction: Prediction) -> Timeline:
     """Return a typical step of the plan, on its slowest data rank."""
-    step, sizes, parts = typical_step(prediction), predictor.sizes(plan.packing, plan.layout), Parts.of(cut(plan))
+    step = int(np.argmin(prediction.step_distances))
+    sizes, parts = predictor.sizes(plan.packing, plan.layout), Parts.of(cut(plan))
     packs = sizes.epoch.rows(step).T
     seconds, update = predictor.pack_seconds(parts, sizes), predictor.update_seconds(plan.layout, parts)
     times = seconds.loaded_forward[packs], seconds.backward[packs], seconds.sends[packs]

@@ -60,11 +60,11 @@ class Executor:
             for candidate in candidates:
                 if candidate is not None:
                     self._start(candidate, slots, runners[0])
-                elif not slots.are_busy:
+                elif not slots.running:
                     time.sleep(LOOK_SECONDS)  # other agents run trials of this study
-                self._collect(slots, wait_for_one=candidate is None or slots.are_full)
+                self._collect(slots, wait_for_one=candidate is None or slots.running == len(runners))
                 self.catch_up()
-            while slots.are_busy:
+            while slots.running:
                 self._collect(slots, wait_for_one=True)
 
     def catch_up(self) -> None:

@@ -5,8 +5,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 
-from optuna.storages import BaseStorage
-
 from autotune.errors import JobError, NoFeasiblePlan
 from autotune.search.assembly import assemble
 from autotune.search.execution.ledger import Listener, StudyLedger, duration_seconds
@@ -66,7 +64,7 @@ class Tuner:
         is_fresh = bool(study.settings[_FRESH])
         known = () if is_fresh else self._store.answers(self._fingerprint)
         ledger = StudyLedger(self._store, self._bench.spool, study, self._agent, known)
-        with self._rank_pools(study) as pools, self._optuna_storage() as optuna:
+        with self._rank_pools(study) as pools, database(self._store.optuna_url, self._store.exclusive()) as optuna:
             search = assemble(
                 self._bench,
                 study,
@@ -102,13 +100,6 @@ class Tuner:
             return differing <= {_FRESH, *_OF_AN_AGENT}
 
         return self._store.join_study(self._fingerprint, settings, seed, is_same)
-
-    @contextmanager
-    def _optuna_storage(self) -> Iterator[BaseStorage]:
-        with ExitStack() as stack:
-            with self._store.exclusive():  # tables are created when they are missing
-                storage = stack.enter_context(database(self._store.optuna_url))
-            yield storage
 
     @contextmanager
     def _rank_pools(self, study: StudyRecord) -> Iterator[list[WarmPool]]:

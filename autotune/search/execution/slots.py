@@ -36,14 +36,9 @@ class TrialSlots(Generic[T, R]):
         self._threads.shutdown()
 
     @property
-    def are_busy(self) -> bool:
-        """Whether any task runs."""
-        return bool(self._running)
-
-    @property
-    def are_full(self) -> bool:
-        """Whether a task runs on every runner."""
-        return len(self._running) == len(self._runners)
+    def running(self) -> int:
+        """Number of tasks that run, at most one for each runner."""
+        return len(self._running)
 
     def start(self, key: T, task: Callable[[Runner, Callable[[], None]], R]) -> None:
         """Start the task on the first free runner; there must be one. `key` comes back with its result.

@@ -10,11 +10,13 @@ Student's t with 4 degrees of freedom, by re-weighting, so that a trial that is 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from itertools import product
 
 import numpy as np
 
 from autotune.predict.costs import Array
+from autotune.predict.predictor import Predictor
 from autotune.search.learning.calibrated import CalibratedPredictor
 from storage.records import FinishedTrial
 from trials import plugins
@@ -103,7 +105,7 @@ class Surrogate:
         self._trials: list[FinishedTrial] = []
         self._fitted: dict[float, list[_Fit]] = {}
         """Fits by the additional width of a plan's independent part."""
-        self._known_coordinates: dict[str, Array] = {}
+        self._coordinates = cache(partial(_coordinates, predictor.base))
 
     def learn(self, trial: FinishedTrial) -> None:
         """Learn from a trial that was measured; others are ignored."""
@@ -216,12 +218,6 @@ class Surrogate:
             if share
         ]
 
-    def _coordinates(self, plan: Plan) -> Array:
-        if plan.id not in self._known_coordinates:
-            sizes = self._predictor.base.sizes(plan.packing, plan.layout)
-            self._known_coordinates[plan.id] = _coordinates_of(plan, sizes.epoch.micro_batches, sizes.mean[0])
-        return self._known_coordinates[plan.id]
-
 
 def _seconds(trial: FinishedTrial) -> float:
     return trial.result.epoch_seconds or math.nan
@@ -262,9 +258,9 @@ def _weighted(
     return _Fit(widths=widths, probability=probability, inverse=inverse, weights=weights, slowness=slowness)
 
 
-def _coordinates_of(plan: Plan, micro_batches: int, mean: Array) -> Array:
+def _coordinates(predictor: Predictor, plan: Plan) -> Array:
     """Return the coordinates of a plan; plans at a distance of 1 have little in common."""
-    packing, stages = plan.packing, plan.stages
+    packing, stages, sizes = plan.packing, plan.stages, predictor.sizes(plan.packing, plan.layout)
     slack = (0.0, 0.0)
     if isinstance(packing, Packed):
         slack = 1 - packing.qv_min / max(packing.qv, 1), 1 - packing.qt_min / packing.qt
@@ -278,9 +274,9 @@ def _coordinates_of(plan: Plan, micro_batches: int, mean: Array) -> Array:
             0.5 * plan.layout.zero,
             isinstance(packing, Packed),
             *(_PACKER * (isinstance(packing, Packed) and packing.packer == name) for name in _PACKER_NAMES),
-            math.log2(micro_batches) / 2,
-            math.log(mean[0]) / 2,
-            math.log(mean[1]) / 2,
+            math.log2(sizes.epoch.micro_batches) / 2,
+            math.log(sizes.mean[0, 0]) / 2,
+            math.log(sizes.mean[0, 1]) / 2,
             *slack,
             *(4 * share),
             sum(stage.recompute_vision for stage in stages) / max(vision, 1),

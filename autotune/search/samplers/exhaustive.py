@@ -26,6 +26,6 @@ class _Exhaustive(PointSampler):
 
     @override
     def sample_relative(self, study: Study, trial: FrozenTrial, search_space: Distributions) -> dict[str, Any]:
-        left = (plan for plan in self._plans if not self._advisor.has_tried(plan))
+        left = (plan for plan in self._plans if plan not in self._advisor.tried)
         points = (self.space.point(plan) for plan in chain(left, self.space.starts))
         return next(point for point in points if point is not None)

@@ -68,7 +68,8 @@ class Advisor:
         self._limits = limits
         self._settings = settings
         self._trials: list[FinishedTrial] = []
-        self._tried: set[Plan] = set()
+        self.tried: set[Plan] = set()
+        """Plans that need not be tried again."""
         self._transient_failures: Counter[Plan] = Counter()
         self._failed: set[Plan] = set()
         self._measured: tuple[Plan, ...] = ()
@@ -104,9 +105,9 @@ class Advisor:
         self._trials.append(trial)
         self._transient_failures[trial.plan] += not is_conclusive(trial)
         if is_conclusive(trial) or self._transient_failures[trial.plan] >= MOST_TRANSIENT_FAILURES:
-            self._tried.add(trial.plan)
+            self.tried.add(trial.plan)
         completed = dict.fromkeys(each.plan for each in ranked(self._trials))
-        self._failed = self._tried.difference(completed)
+        self._failed = self.tried.difference(completed)
         self._measured = tuple(filter(self.space.allows, completed))
         match trial.result.outcome:
             case Completed(measurement=measurement):
@@ -119,10 +120,6 @@ class Advisor:
         self._solve = self._solvers()
         self._weight_shift = 0
         self._proposed.clear()
-
-    def has_tried(self, plan: Plan) -> bool:
-        """Return whether the plan need not be tried again."""
-        return plan in self._tried
 
     def next_weight(self) -> bool:
         """Switch to the next scalarization weight; return False when all were used since the last trial."""
@@ -215,7 +212,7 @@ class Advisor:
             best.setdefault((plan.packing, plan.layout), plan)
         for plan in list(best.values())[:_AROUND]:
             found |= dict.fromkeys(self._climbed(plan))
-        fitting = (plan for plan in found if plan not in self._tried and self.may_fit(plan))
+        fitting = (plan for plan in found if plan not in self.tried and self.may_fit(plan))
         pointed = (plan for plan in self._ordered(tuple(fitting)) if self.space.point(plan) is not None)
         return [plan for plan, _ in zip(pointed, range(_COMPARED), strict=False)]
 

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import count
 
@@ -65,10 +65,10 @@ def judge(outcome: Outcome, epoch_seconds: float | None, predicted_seconds: floa
 
 
 @contextmanager
-def database(url: str) -> Iterator[BaseStorage]:
-    """Open Optuna's tables in a database, and create missing ones, which no other process may do meanwhile."""
+def database(url: str, exclusive: AbstractContextManager[None] | None = None) -> Iterator[BaseStorage]:
+    """Open Optuna's tables in a database. Missing ones are created under `exclusive`, a lock of the database."""
     connect = {"connect_args": {"timeout": _LOCK_SECONDS}} if url.startswith("sqlite") else {"pool_pre_ping": True}
-    with _errors():
+    with exclusive or nullcontext(), _errors():
         try:
             storage = RDBStorage(url, engine_kwargs=connect)
         except RuntimeError as error:  # another version of Optuna made the tables

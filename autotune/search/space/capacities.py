@@ -94,7 +94,10 @@ class _Lattice:
             return
         centre, share = samples * self._units, np.linspace(*_NEIGHBOURHOOD, _LOOKED_AT)
         around = np.unique(np.maximum(np.rint(centre * share), 1).astype(int)).tolist()
-        fills = [self._with_images_alone(qv) for qv in around]
+        # Samples with images alone; qt is what the longest of their packs needs.
+        shown = _chosen(self._sizes, self._sizes.units > 0)
+        packed = [_Fill.of(shown, qv, _up((qv + 1) * self._longest)) for qv in around]
+        fills = [replace(fill, qt=_up(fill.token_quantile(1))) for fill in packed]
         most = max(fill.units_share for fill in fills)
         nearly = (fill for fill in fills if fill.units_share >= most - _NEARLY)
         best = min(nearly, key=lambda fill: abs(fill.qv - centre))
@@ -106,12 +109,6 @@ class _Lattice:
         # Twice the mean units bind in hardly any pack.
         loose = max(best.qv, round(2 * centre))
         yield Capacity(qv=loose, qt=mean_tokens, reason=f"text fills, {samples:g} samples on average")
-
-    def _with_images_alone(self, qv: int) -> "_Fill":
-        """Pack the samples with images, and take the qt that holds the longest of these packs."""
-        shown = _chosen(self._sizes, self._sizes.units > 0)
-        fill = _Fill.of(shown, qv, _up((qv + 1) * self._longest))
-        return replace(fill, qt=_up(fill.token_quantile(1)))
 
     def _fill(self, qv: int, qt: int) -> "_Fill":
         return _Fill.of(self._sizes, qv, qt)

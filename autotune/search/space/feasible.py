@@ -53,25 +53,23 @@ def feasible_space(workload: Workload, solver: Solver, *, remedy: str, wanted: S
 
 def _layouts(workload: Workload, wanted: SpaceSection) -> list[Layout]:
     model, devices = workload.model, workload.hardware.devices
+    layers = model.vision_layers + model.language_layers
     possible = {layout_name(layout): layout for layout in layouts(model, devices)}
     names = possible if wanted.layouts is None else wanted.layouts
     if unknown := [name for name in names if name not in possible]:
         raise JobError(
             f"search.space.layouts: {unknown[0]!r} is none of the layouts of {devices} devices and a model of "
-            f"{model.vision_layers + model.language_layers} layers in {model.dtype}: {', '.join(possible)}"
+            f"{layers} layers in {model.dtype}: {', '.join(possible)}"
         )
     chosen = [possible[name] for name in names]
-    return chosen if wanted.split is None else _of_stages(workload, chosen, wanted.split)
-
-
-def _of_stages(workload: Workload, chosen: Sequence[Layout], split: Sequence[int]) -> list[Layout]:
-    layers = workload.model.vision_layers + workload.model.language_layers
-    if sum(split) != layers:
-        raise JobError(f"search.space.split: the stages hold {sum(split)} layers but the model has {layers}")
-    found = [layout for layout in chosen if layout.pipeline == len(split)]
+    if wanted.split is None:
+        return chosen
+    if sum(wanted.split) != layers:
+        raise JobError(f"search.space.split: the stages hold {sum(wanted.split)} layers but the model has {layers}")
+    found = [layout for layout in chosen if layout.pipeline == len(wanted.split)]
     if not found:
         raise JobError(
-            f"search.space.split: it has {len(split)} stages, but no layout has: {_names(chosen)}; "
+            f"search.space.split: it has {len(wanted.split)} stages, but no layout has: {_names(chosen)}; "
             "give a split for one of them, or another number of devices"
         )
     return found

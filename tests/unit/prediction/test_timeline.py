@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from autotune.forecast.gantt import WIDTH, gantt
-from autotune.predict.timeline import Timeline, timeline, typical_step
+from autotune.predict.timeline import Timeline, timeline
 from tests.search_values import COSTS, predictor_of
 from tests.training_values import plan_of
 from trials.layer_costs import LinkCost
@@ -25,7 +25,7 @@ def timeline_of(plan: Plan) -> Timeline:
 def test_the_timeline_is_that_of_a_step_of_the_prediction(plan: Plan) -> None:
     found, prediction = timeline_of(plan), PREDICTOR.predict(plan)
     assert found.seconds == pytest.approx(prediction.step_seconds[found.step])
-    assert found.step == typical_step(prediction)
+    assert found.step == np.argmin(prediction.step_distances)
     middle = np.abs(prediction.step_seconds / prediction.step_seconds.mean() - 1)
     assert middle[found.step] <= np.median(middle)
     assert 0 <= found.data_rank < plan.layout.data

@@ -147,10 +147,10 @@ def test_a_transient_failure_is_tried_once_more_and_memory_that_others_took_bars
     crash = finished(plan, OUTCOMES["crash"])
     taken = ran_out(plan, stage=0)
     advisor.learn(replace(taken, result=replace(taken.result, contamination="others")))
-    assert not advisor.has_tried(plan)
+    assert plan not in advisor.tried
     assert advisor.may_fit(plan)
     advisor.learn(crash)
-    assert advisor.has_tried(plan)
+    assert plan in advisor.tried
     advisor.learn(taken)
     assert not advisor.may_fit(plan)
 
