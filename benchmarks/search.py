@@ -124,16 +124,16 @@ def search(
     )
     ours.explore()
     standings = ours.confirm()
-    verdict = standings.verdict()
-    plan = standings.entries[verdict.winner].plan
+    winner = standings.winner()
+    plan = standings.entries[winner.number].plan
     fastest = min(standings.compared, key=lambda number: launcher.epoch_seconds(standings.entries[number].plan))
     return Found(
         regrets=tuple(regrets),
         plan=plan,
         seconds=launcher.epoch_seconds(plan),
-        confidence=verdict.confidence,
-        is_fastest=fastest == verdict.winner,
-        is_named=fastest in (verdict.winner, *verdict.ties),
+        confidence=winner.confidence,
+        is_fastest=fastest == winner.number,
+        is_named=fastest in (winner.number, *winner.ties),
         trials=len(ledger.trials),
         state=calibrated.state,
     )

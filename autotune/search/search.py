@@ -253,7 +253,7 @@ class Search:
                 if len(counted) <= number:
                     yield Candidate(plan=plan, role=Role.CONFIRM)
             now = self._standings()
-            is_sure = not now.repeated or now.verdict().loss <= SMALL_LOSS
+            is_sure = not now.repeated or now.winner().loss <= SMALL_LOSS
             if is_sure or not self._budget.has_time(FINALISTS):
                 return
 

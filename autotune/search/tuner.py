@@ -142,22 +142,22 @@ class Tuner:
     def _best_plan(self, study: StudyRecord, ledger: StudyLedger, standings: Standings) -> BestPlan:
         if not standings.repeated:
             raise NoFeasiblePlan("every plan ran out of memory when it was repeated; raise hardware.memory_limit")
-        verdict = standings.verdict()
-        winner = standings.entries[verdict.winner]
+        winner = standings.winner()
+        fastest = standings.entries[winner.number]
         samples = self._workload.data.samples
-        speed = samples / winner.epoch_seconds
+        speed = samples / fastest.epoch_seconds
         return BestPlan(
-            plan=winner.plan,
+            plan=fastest.plan,
             workload=self._workload,
             study_id=study.id,
-            epoch_seconds=winner.epoch_seconds,
-            epoch_seconds_error=winner.epoch_seconds_error,
+            epoch_seconds=fastest.epoch_seconds,
+            epoch_seconds_error=fastest.epoch_seconds_error,
             samples_per_second=speed,
-            samples_per_second_error=speed * winner.epoch_seconds_error / winner.epoch_seconds,
-            baselines=standings.compare(verdict.winner, samples),
+            samples_per_second_error=speed * fastest.epoch_seconds_error / fastest.epoch_seconds,
+            baselines=standings.compare(winner.number, samples),
             search_seconds=sum(map(duration_seconds, ledger.trials)),
             pareto=pareto(standings, ledger.everything(), samples, self._job.search.objectives),
-            confidence=verdict.confidence,
-            ties=tuple(standings.entries[number].plan.id for number in verdict.ties),
+            confidence=winner.confidence,
+            ties=tuple(standings.entries[number].plan.id for number in winner.ties),
             created=datetime.now(UTC),
         )

@@ -51,10 +51,10 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Verdict:
+class Winner:
     """The fastest of the compared plans."""
 
-    winner: int
+    number: int
     """Position of the plan that is most probably fastest."""
     confidence: float | None
     """Probability that no other is faster; None without another."""
@@ -109,7 +109,7 @@ class Standings:
         baselines = self._best_baselines(range(len(self.entries))).values()
         return tuple(dict.fromkeys((*self.contenders(most), *(self.entries[number].plan for number in baselines))))
 
-    def verdict(self) -> Verdict:
+    def winner(self) -> Winner:
         """Return the winner of the compared plans, by draws from the posterior that are the same for the same trials.
 
         With disturbed trials, which the posterior may explain away, the probability by the measurements alone counts
@@ -126,8 +126,8 @@ class Standings:
             sure = min(sure, float((again.argmin(axis=1) == winner).mean()))
             slower = np.minimum(slower, (again > again[:, [winner]]).mean(axis=0))
         ties = [numbers[other] for other in range(len(numbers)) if other != winner and slower[other] < SURE]
-        return Verdict(
-            winner=numbers[winner],
+        return Winner(
+            number=numbers[winner],
             confidence=sure if len(numbers) > 1 else None,
             ties=tuple(ties),
             loss=float((drawn[:, winner] - drawn.min(axis=1)).mean()),

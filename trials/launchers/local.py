@@ -11,7 +11,7 @@ from trials.launchers.commands import rank_environments
 from trials.launchers.processes import Processes
 from trials.tasks.answer import Answer, begun_path, read_report, report_path
 from trials.tasks.request import Request, write_request
-from trials.tasks.steering import TimedStep, Verdict, step_path, verdict_path
+from trials.tasks.steering import StepVerdict, TimedStep, step_path, verdict_path
 
 
 class LocalLauncher:
@@ -67,7 +67,7 @@ class LocalRanks:
         return step.seconds
 
     def decide(self, *, go_on: bool) -> None:
-        wire.write(verdict_path(self._request, self._steps), Verdict(go_on=go_on))
+        wire.write(verdict_path(self._request, self._steps), StepVerdict(go_on=go_on))
 
     def answers(self) -> dict[int, Answer]:
         found = {rank: read_report(self._request, rank) for rank in range(self._world_size)}

@@ -19,7 +19,7 @@ class TimedStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class StepVerdict:
     """The agent's answer to a step."""
 
     go_on: bool
@@ -35,8 +35,8 @@ def verdict_path(folder: Path, number: int) -> Path:
     return folder / f"verdict-{number}.json"
 
 
-def await_verdict(folder: Path, number: int) -> Verdict:
+def await_verdict(folder: Path, number: int) -> StepVerdict:
     """Wait for the answer to step `number` and return it. A rank whose agent has ended is killed: see `fork_server`."""
-    while (verdict := wire.read(Verdict, verdict_path(folder, number))) is None:
+    while (verdict := wire.read(StepVerdict, verdict_path(folder, number))) is None:
         time.sleep(_POLL_SECONDS)
     return verdict

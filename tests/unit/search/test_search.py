@@ -46,7 +46,7 @@ def roles(trials: list[FinishedTrial]) -> list[str]:
 
 def fastest(bench: Bench) -> Standing:
     """The winner as the tuner finds it."""
-    return bench.standings.entries[bench.standings.verdict().winner]
+    return bench.standings.entries[bench.standings.winner().number]
 
 
 def spent(trials: list[FinishedTrial]) -> int:

@@ -126,32 +126,32 @@ def test_a_plan_has_the_roles_of_all_its_trials() -> None:
     assert standing.roles == {Role.DEFAULT, Role.CONFIRM}
 
 
-# --- the verdict ---
+# --- the winner ---
 
 
 def test_a_clear_winner_is_sure_and_has_no_ties() -> None:
-    found = standings_with(90, 100, 101).verdict()
-    assert (found.winner, found.ties) == (0, ())
+    found = standings_with(90, 100, 101).winner()
+    assert (found.number, found.ties) == (0, ())
     assert found.confidence is not None
     assert found.confidence > 0.999
     assert found.loss < SMALL_LOSS
 
 
 def test_two_equal_plans_tie() -> None:
-    found = standings_with(100, 100, 120).verdict()
-    assert {found.winner, *found.ties} == {0, 1}
+    found = standings_with(100, 100, 120).winner()
+    assert {found.number, *found.ties} == {0, 1}
     assert found.confidence == pytest.approx(0.5, abs=0.05)
 
 
 def test_the_loss_is_what_the_fastest_plan_is_expected_to_be_faster() -> None:
     """Of two equal independent normal variables: their difference has the error e, and E max(0, d) = e / sqrt(2 pi)."""
     error = 0.01 * math.sqrt(2)
-    assert standings_with(100, 100).verdict().loss == pytest.approx(error / math.sqrt(2 * math.pi), rel=0.1)
+    assert standings_with(100, 100).winner().loss == pytest.approx(error / math.sqrt(2 * math.pi), rel=0.1)
 
 
 def test_a_plan_that_may_be_faster_though_its_repeat_failed_does_not_win_but_makes_unsure() -> None:
-    found = standings_with(99, 100, 130, trials=(1, 2, 2)).verdict()
-    assert (found.winner, found.ties) == (1, (0,))
+    found = standings_with(99, 100, 130, trials=(1, 2, 2)).winner()
+    assert (found.number, found.ties) == (1, (0,))
     assert found.confidence is not None
     assert found.confidence < 0.5
     assert found.loss > SMALL_LOSS
@@ -162,26 +162,26 @@ def test_a_plan_that_was_not_asked_for_is_compared_with_and_does_not_win() -> No
     first, *others = found.entries
     barred = replace(found, entries=(replace(first, may_win=False), *others))
     assert numbers(barred.contenders(3)) == [1, 2]
-    verdict = barred.verdict()
-    assert {verdict.winner, *verdict.ties} == {1, 2}
-    assert [each.gain for each in barred.compare(verdict.winner, samples=1)] == [pytest.approx(0.9, rel=0.02)]
+    winner = barred.winner()
+    assert {winner.number, *winner.ties} == {1, 2}
+    assert [each.gain for each in barred.compare(winner.number, samples=1)] == [pytest.approx(0.9, rel=0.02)]
 
 
-def test_a_common_error_makes_nobody_unsure() -> None:
+def test_an_error_that_all_plans_share_leaves_the_winner_certain() -> None:
     alike = standings_with(99, 100)
     common = replace(alike, posterior=replace(alike.posterior, covariance=np.full((2, 2), 0.01) + 1e-8 * np.eye(2)))
-    found = common.verdict()
+    found = common.winner()
     assert found.confidence is not None
     assert found.confidence > 0.999
 
 
 def test_one_plan_alone_wins_without_a_confidence() -> None:
-    found = standings_with(90).verdict()
-    assert (found.winner, found.confidence, found.ties, found.loss) == (0, None, (), 0.0)
+    found = standings_with(90).winner()
+    assert (found.number, found.confidence, found.ties, found.loss) == (0, None, (), 0.0)
 
 
-def test_the_same_trials_give_the_same_verdict() -> None:
-    first, second = (standings_with(99, 100).verdict() for _ in range(2))
+def test_the_same_trials_give_the_same_winner() -> None:
+    first, second = (standings_with(99, 100).winner() for _ in range(2))
     assert (first.confidence, first.loss) == (second.confidence, second.loss)
 
 
@@ -192,13 +192,13 @@ def test_interleaved_trials_of_equal_plans_tie_and_of_unequal_ones_do_not() -> N
     equal = standings_after(
         *(trial(plan, by * wobble) for wobble in wobbles for plan, by in ((fast, 1.0), (slow, ratio)))
     )
-    found = equal.verdict()
-    assert found.ties == (1 - found.winner,)
+    found = equal.winner()
+    assert found.ties == (1 - found.number,)
     unequal = standings_after(
         *(trial(plan, by * wobble) for wobble in wobbles for plan, by in ((fast, 1.0), (slow, 1.1 * ratio)))
     )
     assert unequal.entries[0].plan == fast
-    assert unequal.verdict().ties == ()
+    assert unequal.winner().ties == ()
 
 
 def scattered(*, is_disturbed: bool, baseline: float) -> list[FinishedTrial]:
@@ -235,7 +235,7 @@ def test_disturbed_trials_leave_a_winner_less_sure() -> None:
     ratio = PREDICTOR.epoch_seconds(fast) / PREDICTOR.epoch_seconds(slow)
     wobbles = (1.001, 0.999, 1.0, 1.001)
     trials = [trial(plan, by * wobble) for wobble in wobbles for plan, by in ((fast, 1.0), (slow, 1.05 * ratio))]
-    alone, others = standings_after(*trials).verdict(), standings_after(*map(disturbed, trials)).verdict()
+    alone, others = standings_after(*trials).winner(), standings_after(*map(disturbed, trials)).winner()
     assert alone.confidence is not None
     assert others.confidence is not None
     assert alone.confidence > 0.97
