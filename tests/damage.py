@@ -1,4 +1,4 @@
-"""Files of results, and what may befall them. Run as a module, it fills the small disk that it is given."""
+"""Damage to database files. Run as a module, it fills the small disk that it is given."""
 
 import json
 import os
@@ -27,7 +27,7 @@ _LOOKING = ("plans", "plans --here", "studies", "studies tiny", f"show {packed_p
 
 
 def filled(path: Path, trials: int = 40) -> Store:
-    """A database with a finished study and a started one, still open: its last rows may stand in its log alone."""
+    """Provide an open database with a finished and a started study; its last rows may be only in the log."""
     store = open_store(f"sqlite:///{path}")
     study = store.create_study(store.add_workload(WORKLOAD), {}, seed=0).id
     for qv in range(trials):
@@ -70,7 +70,7 @@ DAMAGES: dict[str, Callable[[bytes, random.Random], bytes]] = {
 
 
 def damaged(folder: Path, kind: str, dice: random.Random) -> Path:
-    """A file with one kind of damage, in an empty folder."""
+    """Write a file with one kind of damage to an empty folder."""
     whole, path = folder / "whole.db", folder / "store.db"
     with filled(whole, trials=dice.randrange(1, 40)) as store:
         if kind != MISSING_LOG:
@@ -81,7 +81,7 @@ def damaged(folder: Path, kind: str, dice: random.Random) -> Path:
 
 
 def judged(path: Path) -> list[str]:
-    """What is wrong with how the commands take a damaged file: a traceback, or a silent overwrite.
+    """Return what the commands do wrong with a damaged file: a traceback, or a silent overwrite.
 
     Queries and checks may work, or exit with one message; only a repair may change what stands in the file, and it
     keeps a copy of every byte.
@@ -109,7 +109,7 @@ def judged(path: Path) -> list[str]:
 
 
 def _is_empty(path: Path) -> bool:
-    """Whether SQLite sees a sound file without tables: all that was written stood in the log that is gone."""
+    """Return whether SQLite sees a valid file without tables: all rows were in the log that is gone."""
     try:
         with closing(sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True)) as file:
             return bool(file.execute("SELECT count(*) = 0 FROM sqlite_master").fetchone()[0])
@@ -119,14 +119,14 @@ def _is_empty(path: Path) -> bool:
 
 def _run(arguments: list[str], url: str) -> list[str]:
     answer = CliRunner().invoke(main, [*arguments, "--db", url])
-    told = f"{' '.join(arguments)}: {answer.output[-300:]}"
+    description = f"{' '.join(arguments)}: {answer.output[-300:]}"
     if answer.exception is not None and not isinstance(answer.exception, SystemExit):
-        return [f"{told}: {answer.exception!r}"]
-    return [] if answer.exit_code in (0, 1, 2, 3, 4, 5) and "Traceback" not in answer.output else [told]
+        return [f"{description}: {answer.exception!r}"]
+    return [] if answer.exit_code in (0, 1, 2, 3, 4, 5) and "Traceback" not in answer.output else [description]
 
 
 def on_a_small_disk(folder: Path, *, rounds: int) -> list[str]:
-    """What goes wrong on a disk of 2 MiB that is full, at another moment in each round.
+    """Return what goes wrong on a disk of 2 MiB that gets full at a different moment in each round.
 
     It is mounted in a namespace of its own, which needs the rights of root there; raises PermissionError without.
     """
@@ -146,7 +146,7 @@ def _environment(root: Path) -> dict[str, str]:
 
 
 def _fill_up(disk: Path, rounds: int) -> list[str]:
-    """In each round the disk gets full after some more bytes: while a database is made, taken into or recorded in."""
+    """Let the disk get full after more bytes in each round: while a database is created, imported into or written."""
     wrong = list[str]()
     bundle = _bundle()
     for number in range(rounds):
@@ -171,7 +171,7 @@ def _fill_up(disk: Path, rounds: int) -> list[str]:
 
 @contextmanager
 def _ballast(disk: Path, leave: int) -> Iterator[None]:
-    """Takes all space but so many bytes."""
+    """Fill the disk except for this number of bytes."""
     ballast = disk / "ballast"
     with ballast.open("wb", buffering=0) as file:
         try:
@@ -186,7 +186,7 @@ def _ballast(disk: Path, leave: int) -> Iterator[None]:
 
 
 def _bundle() -> Path:
-    """What another database has, on another disk."""
+    """Return a bundle of another database, on another disk."""
     folder = Path(tempfile.mkdtemp())
     with filled(folder / "there.db") as store:
         studies = [study.id for study in store.studies() if study.finished]

@@ -54,7 +54,7 @@ def write_records(path: Path, *records: object) -> Path:
 
 
 def file_of(path: Path, **changes: Any) -> AnnotationFile:
-    """How the InternVL reader is told of a file."""
+    """Return the file's description for the InternVL reader."""
     return AnnotationFile(**{"path": path, "images": path.parent, "format": "internvl", "repeat": 1.0, **changes})
 
 

@@ -1,6 +1,6 @@
 """Damaged and hostile model folders, each used by a process of its own whose time and memory are limited.
 
-Run as a module with a sound model folder, it prints what became of each of CASES, or of so many random damages.
+Run as a module with a valid model folder, it prints how each of CASES, or each random damage, ended.
 """
 
 import json
@@ -38,16 +38,16 @@ ODD_VALUES: tuple[Any, ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How the use of one folder ended."""
+    """The end of the use of one folder."""
 
-    told: list[str]
+    messages: list[str]
     """Messages of the ModelErrors."""
     raised: list[str]
     """Errors of any other kind."""
     peak_bytes: int
     seconds: float
     died: bool
-    """Without an answer: out of time, or by a signal."""
+    """Whether it ended without an answer: after the time limit, or by a signal."""
 
 
 def config(**values: Any) -> Spoil:
@@ -161,7 +161,7 @@ CASES: dict[str, tuple[Spoil, str]] = {
 
 
 def endings(model: Path, damages: int | None = None) -> dict[str, Ending]:
-    """What became of each of CASES, or of so many random damages, of a copy of this model folder."""
+    """Return how the use of a copy of this model folder ended, for each of CASES or for random damage."""
     command = [
         sys.executable,
         "-P",
@@ -176,7 +176,7 @@ def endings(model: Path, damages: int | None = None) -> dict[str, Ending]:
 
 
 def damaged(seed: int) -> Spoil:
-    """Gives one to three random values of a random file an odd value."""
+    """Replace one to three random values of a random file by odd ones."""
     dice = random.Random(seed)
 
     def spoil(folder: Path) -> None:
@@ -191,7 +191,7 @@ def damaged(seed: int) -> Spoil:
 
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Containers with each of their keys; long ones are a vocabulary, of which some are enough."""
+    """Return (container, key) pairs; of long containers, which are vocabularies, only some."""
     keys = list(value) if isinstance(value, dict) else list(range(len(value)))
     for key in keys[:30]:
         yield value, key
@@ -215,9 +215,13 @@ def _ending(model: Path, spoil: Spoil) -> Ending:
         with os.fdopen(reader, "rb") as answer:
             found = answer.read()
         _, _, usage = os.wait4(process, 0)
-    told, raised = json.loads(found) if found else ([], [])
+    messages, raised = json.loads(found) if found else ([], [])
     return Ending(
-        told=told, raised=raised, peak_bytes=usage.ru_maxrss << 10, seconds=time.monotonic() - begun, died=not found
+        messages=messages,
+        raised=raised,
+        peak_bytes=usage.ru_maxrss << 10,
+        seconds=time.monotonic() - begun,
+        died=not found,
     )
 
 
@@ -228,7 +232,7 @@ def _limit() -> None:
 
 
 def _uses(folder: Path) -> tuple[list[str], list[str]]:
-    told, raised = [], []
+    messages, raised = [], []
     section = ModelSection(path=str(folder), weights="random")
     for use in (
         lambda: model_shape(section),
@@ -238,10 +242,10 @@ def _uses(folder: Path) -> tuple[list[str], list[str]]:
         try:
             use()
         except ModelError as error:
-            told.append(str(error))
+            messages.append(str(error))
         except BaseException as error:
             raised.append(f"{type(error).__name__}: {error}")
-    return told, raised
+    return messages, raised
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ class Words:
 
 
 class Slow(Words):
-    """Gives everybody time to interrupt it."""
+    """Takes long enough to be interrupted."""
 
     def measure(self, sample: Sample, image_sizes: tuple[tuple[int, int], ...]) -> Lengths:
         if parent_process() is not None:

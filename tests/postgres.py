@@ -20,7 +20,7 @@ _SERVE_UNTIL_STDIN_CLOSES = '"$@" & server=$!; read -r _; kill -INT $server; wai
 
 @contextmanager
 def server(*, durable: bool = False) -> Iterator[str]:
-    """URL of a database from which others can be created. Raises RuntimeError when there is no PostgreSQL at all.
+    """URL of a database from which others can be created. Raises RuntimeError when there is no PostgreSQL.
 
     One that we start waits for the disk only when it is to be `durable`.
     """
@@ -37,7 +37,7 @@ def server(*, durable: bool = False) -> Iterator[str]:
 
 @contextmanager
 def database(server_url: str) -> Iterator[str]:
-    """URL of a new, empty database that is dropped afterwards, whoever is still connected to it."""
+    """Provide the URL of a new, empty database, which is dropped afterwards, connections or not."""
     name = f"autotune_test_{uuid4().hex}"
     with psycopg.connect(server_url, autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name}")

@@ -1,4 +1,4 @@
-"""Processes that tests start and look at, on machines that may be busy."""
+"""Processes that tests start and inspect, on machines that may be busy."""
 
 import time
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 
 WAIT_SECONDS = 60.0
-"""What takes longer never comes."""
+"""Seconds after which a test gives up."""
 
 
 def wait_for(happened: Callable[[], object]) -> None:
@@ -22,7 +22,7 @@ def wait_for_file(folder: Path, pattern: str) -> None:
 
 
 def has_ended(process: psutil.Process) -> bool:
-    """Also when nobody has asked yet how it ended."""
+    """Return whether it has ended; a zombie has, too."""
     try:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -30,12 +30,12 @@ def has_ended(process: psutil.Process) -> bool:
 
 
 def children(pid: int | None = None) -> list[psutil.Process]:
-    """Those of a process, by default this one, that run, and theirs."""
+    """Return the running descendants of a process, by default of this one."""
     return [child for child in psutil.Process(pid).children(recursive=True) if not has_ended(child)]
 
 
 def ranks(pid: int | None = None) -> list[psutil.Process]:
-    """Those that a process, by default this one, has started, in order; not what they started themselves."""
+    """Return the ranks that a process, by default this one, has started, in order, without their children."""
     named = [child for child in children(pid) if child.name().startswith("rank ")]
     return sorted((each for each in named if each.parent() not in named), key=psutil.Process.name)
 

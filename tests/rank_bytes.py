@@ -1,4 +1,4 @@
-"""One of several ranks, as a program: trains two steps of each request and prints the bytes that its model then takes.
+"""A rank as a program: trains two steps of each request and prints the bytes that its model takes.
 
 Counted are the storages of weights, gradients and optimizer states, after the passes of the second step and before its
 update. Buffers for communication are left out.
@@ -25,7 +25,7 @@ from trials.tasks.session import Session, open_session
 
 
 class Scales(Stopwatch):
-    """Weighs a session whenever its update begins."""
+    """Measures a session at the beginning of each update."""
 
     def __init__(self, session: Session) -> None:
         super().__init__(torch.device("cpu"))
@@ -85,7 +85,7 @@ def weigh(file: Path) -> dict[str, int]:
 
 
 def whole_bytes(session: Session) -> int:
-    """Of the weights that ZeRO 3 leaves whole on every rank, because they are small."""
+    """Return the bytes of the small weights that ZeRO 3 leaves whole on every rank."""
     parameters = [each for each in session.engine.stage.parameters() if hasattr(each, "ds_numel")]
     return sum(each.nbytes for each in parameters)
 

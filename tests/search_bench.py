@@ -41,13 +41,13 @@ EMPTY = Standings(entries=(), posterior=NOTHING, measured=NOTHING)
 
 @dataclass
 class Bench:
-    """Runs searches in one folder, as one process after another would."""
+    """Runs searches in one folder, like consecutive processes."""
 
     folder: Path
     store: Store
-    told: list[tuple[FinishedTrial, bool]] = dataclasses.field(default_factory=list)
+    reported: list[tuple[FinishedTrial, bool]] = dataclasses.field(default_factory=list)
     learnt: list[int] = dataclasses.field(default_factory=list)
-    """From how many trials each search learnt."""
+    """Number of trials from which each search learned."""
     remembers: bool = True
     """Whether trials of other studies count."""
     current_plan: Plan | None = None
@@ -68,14 +68,14 @@ class Bench:
         axes: Axes | None = None,
         **settings: object,
     ) -> Ledger:
-        """One whole search, with a trial on each of `pools` at the same time; its ledger."""
+        """Run a whole search, with a trial on each of `pools` at the same time, and return its ledger."""
         with self._begun(study, pools, memory, axes, settings) as search:
             self.standings = search.confirm()
             self.learnt.append(search.predictor.trials)
             return search.ledger
 
     def explore(self, study: StudyRecord, *pools: SimulatedLauncher, **settings: object) -> Ledger:
-        """A search up to the repetitions."""
+        """Run a search up to the repetitions."""
         with self._begun(study, pools, MEMORY, None, settings) as search:
             return search.ledger
 
@@ -119,7 +119,7 @@ class Bench:
             yield search
 
     def _listen(self, trial: FinishedTrial, known: bool) -> None:
-        self.told.append((trial, known))
+        self.reported.append((trial, known))
         self.listener(trial, known)
 
     def record(self, study: StudyRecord, outcome: Outcome, seconds: float) -> TrialResult:

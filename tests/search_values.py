@@ -56,7 +56,7 @@ NO_LOADING = LoadCost()
 
 
 def costs_of(*layers: LayerCost, loading: LoadCost = NO_LOADING) -> LayerCosts:
-    """In the order of KINDS."""
+    """Return costs of layers in the order of KINDS."""
     return LayerCosts(
         layers=tuple(zip(KINDS, layers, strict=True)),
         loading=loading,
@@ -78,7 +78,7 @@ COSTS = costs_of(
 
 
 def keeping(factor: float) -> LayerCosts:
-    """Layers that keep so many times what was profiled."""
+    """Return costs of layers that keep a multiple of the profiled bytes."""
     layers = tuple(
         (kind, replace(cost, kept_bytes=times(cost.kept_bytes, factor), output_bytes=times(cost.output_bytes, factor)))
         for kind, cost in COSTS.layers
@@ -115,7 +115,7 @@ layer_costs = st.builds(
     ),
     st.lists(st.floats(1, 4), min_size=len(KINDS), max_size=len(KINDS)),
 )
-"""Layers in other proportions; what each keeps is never less than what it hands on."""
+"""Layers in other proportions; each keeps at least what it outputs."""
 
 
 def epoch_of(index: DatasetIndex = INDEX, batch: int = BATCH) -> EpochOf:
@@ -173,7 +173,7 @@ def workload_of(memory_limit_bytes: int = 1 << 40, devices: int = 2, dtype: str 
 
 
 def prepared_of(folder: Path, memory_limit_bytes: int = 1 << 40, **search: object) -> Prepared:
-    """The workload with a job, as if it had been looked at."""
+    """Return the workload with a job, as after `prepare`."""
     return Prepared(
         job=job_of(folder, folder, search=search, training={"global_batch_samples": BATCH}),
         workload=workload_of(memory_limit_bytes),
@@ -186,7 +186,7 @@ def prepared_of(folder: Path, memory_limit_bytes: int = 1 << 40, **search: objec
 def finished(
     plan: Plan, outcome: Outcome, number: int = 0, role: str = "sampled", seconds: float = 0.0, **fields: float
 ) -> FinishedTrial:
-    """A trial that ended so, started after so many seconds; `fields` are `epoch_seconds` and its error."""
+    """Return a trial with this outcome, started after `seconds`; `fields` are `epoch_seconds` and its error."""
     started = storage_values.NOON + timedelta(seconds=seconds)
     result = TrialResult(
         trial_id=f"{number:032x}",
@@ -208,12 +208,12 @@ def finished(
 
 
 def completed(plan: Plan, epoch_seconds: float, error: float = 0.0, role: str = "sampled") -> FinishedTrial:
-    """A trial that measured so long an epoch."""
+    """Return a completed outcome that measured this epoch time."""
     return finished(plan, storage_values.completed(), role=role, epoch_seconds=epoch_seconds, epoch_seconds_error=error)
 
 
 def padded_plan(number: int) -> Plan:
-    """A plan of its own for each number."""
+    """Return a different plan for each number."""
     return replace(storage_values.PADDED_PLAN, packing=Padded(samples=number))
 
 
@@ -224,6 +224,6 @@ def runner_of(
     predictor: Predictor | None = None,
     **search: object,
 ) -> Runner:
-    """On a machine that nobody else uses; `predictor` is what the runner believes."""
+    """Return a runner on a machine without other users; it predicts with `predictor`."""
     calibrated = CalibratedPredictor(predictor or predictor_of())
     return Runner(prepared_of(folder, memory_limit_bytes, **search), calibrated, launcher, watch=Undisturbed)

@@ -1,4 +1,4 @@
-"""A machine that only calculates: the same search on it takes milliseconds, with noise, drift and faults at will."""
+"""A simulated machine with adjustable noise, drift and faults, on which a search takes milliseconds."""
 
 import math
 from collections.abc import Callable, Generator, Iterable, Mapping
@@ -35,24 +35,24 @@ _STUDY = "0" * 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Behaviour:
-    """How far the machine is from its own mean."""
+    """Noise, drift and faults of a simulated machine."""
 
     noise: float = 0.01
     """Standard deviation of a step, as a share."""
     drift: float = 0.0
     """Standard deviation of the machine's slowness over time, as a share."""
     drift_seconds: float = 120.0
-    """After which its slowness is mostly another."""
+    """Seconds after which the slowness is mostly uncorrelated."""
     plan_width: float = 0.0
-    """Standard deviation of what no prediction knows of a plan, as a share."""
+    """Standard deviation of a plan's error of prediction, as a share."""
     crash_share: float = 0.0
-    """Of trials that fail for no reason of their plan's."""
+    """Share of trials that fail independently of their plan."""
     start_seconds: float = 1.0
-    """Of a trial, before its first step."""
+    """Seconds of a trial before its first step."""
 
 
 class SimulatedLauncher:
-    """Answers trials as ranks on such a machine would: as a launcher, and in place of a whole `WarmPool`."""
+    """Answers trials like ranks on such a machine; usable as a launcher, and in place of a `WarmPool`."""
 
     def __init__(
         self,
@@ -76,15 +76,15 @@ class SimulatedLauncher:
         self.epoch_seconds = cache(self._epoch_seconds)
 
     def clock(self) -> float:
-        """Simulated seconds since the beginning."""
+        """Return the simulated seconds since the beginning."""
         return self._seconds
 
     def now(self) -> datetime:
-        """The same as a time."""
+        """Return the simulated time."""
         return _BEGINNING + timedelta(seconds=self._seconds)
 
     def _epoch_seconds(self, plan: Plan) -> float:
-        """What an epoch truly takes, without noise and drift."""
+        """Return the true epoch time, without noise and drift."""
         return self._truth.epoch_seconds(plan) * self._factor(plan)
 
     @property
@@ -102,7 +102,7 @@ class SimulatedLauncher:
         on_wait: Callable[[], None] = lambda: None,
         on_step: Callable[[float], bool] | None = None,
     ) -> Answers | Cause:
-        """As `WarmPool.ask`, but nothing is waited for; only trials are understood."""
+        """Answer like `WarmPool.ask`, at once; only trials are supported."""
         del timeout_seconds, on_wait
         course, go_on = self.course(request), None
         while True:
@@ -114,7 +114,7 @@ class SimulatedLauncher:
             go_on = on_step is None or on_step(seconds)
 
     def course(self, request: Request) -> Generator[float, bool | None, Answers | Cause]:
-        """The seconds of each timed step, until that is answered with False; then what came of the trial."""
+        """Yield the seconds of each timed step, until the answer is False; return the outcome."""
         plan, task = request.plan, request.task
         assert isinstance(task, Trial)
         self.asked.append(plan)
@@ -167,7 +167,7 @@ class SimulatedLauncher:
         return measured
 
     def _pass(self, seconds: float) -> None:
-        """Time goes on, and the machine changes."""
+        """Advance the clock and the drift of the machine."""
         behaviour = self._behaviour
         self._seconds += seconds
         kept = math.exp(-seconds / behaviour.drift_seconds)
@@ -203,7 +203,7 @@ def _report(stage: StageMeasurement, seconds: list[float], samples: int) -> Tria
 
 
 class SimulatedRanks:
-    """Ranks that have their answer as soon as they are given a request."""
+    """Ranks that have their answer at once."""
 
     def __init__(self, machine: SimulatedLauncher) -> None:
         self._machine = machine
@@ -251,7 +251,7 @@ class SimulatedRanks:
 
 
 def _answers(outcome: Answers | Cause) -> dict[int, Answer]:
-    """By rank; none where the ranks never answer."""
+    """Return the answers by rank; none if the ranks never answer."""
     reports: dict[int, Report]
     match outcome:
         case Answers():
@@ -265,7 +265,7 @@ def _answers(outcome: Answers | Cause) -> dict[int, Answer]:
 
 
 class Undisturbed:
-    """Of a simulated machine, which nobody else uses."""
+    """Conditions of a simulated machine without other users."""
 
     def __init__(self, _: Hardware) -> None:
         """On any hardware."""
@@ -284,7 +284,7 @@ class Undisturbed:
 
 
 class SimulatedLedger(KnownTrials):
-    """In memory, at the machine's own time."""
+    """A ledger in memory, on the clock of the simulated machine."""
 
     def __init__(self, launcher: SimulatedLauncher, known: Iterable[FinishedTrial] = ()) -> None:
         """`known` are trials of other studies on the same workload."""

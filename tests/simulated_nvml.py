@@ -1,4 +1,4 @@
-"""NVIDIA's library where the machine has none: what is simulated is pynvml, never our own code."""
+"""A simulation of pynvml for machines without NVIDIA's library."""
 
 from collections.abc import Callable
 from types import SimpleNamespace

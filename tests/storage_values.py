@@ -190,7 +190,7 @@ def best_of(study_id: str, **fields: Any) -> BestPlan:
 
 
 def concluded(store: Store, best: BestPlan, lessons: str = "{}") -> BestPlan:
-    """Ends the study of a winner, as an agent that leads it does."""
+    """Conclude the study of a winner, like the agent that leads it."""
     agent = store.add_agent("a host", "1 1").id
     store.lead_study(best.study_id, agent)
     assert store.conclude_study(best, lessons, agent)

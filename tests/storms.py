@@ -47,48 +47,48 @@ def context() -> "multiprocessing.context.ForkServerContext":
 
 @dataclass(kw_only=True)
 class Storm:
-    """What was left behind; every list is to be empty."""
+    """What is left after a storm; every list must be empty."""
 
     trials: int = 0
-    """That were acknowledged."""
+    """Trials that were acknowledged."""
     kills: int = 0
     kills_in_commits: int = 0
-    """So many of them fell while the database committed what the process had written."""
+    """Kills that came during a commit."""
     lost: list[str] = field(default_factory=list)
-    """Acknowledged results that the database does not have, or has otherwise."""
+    """Acknowledged results that are missing or different in the database."""
     doubled: list[str] = field(default_factory=list)
     """Plans with more than one result."""
     running: list[str] = field(default_factory=list)
-    """Trials that still run though nobody is left."""
+    """Trials that are still open although no process is left."""
     failed: list[str] = field(default_factory=list)
-    """Processes that ended otherwise than by a kill or by their own will: what they said."""
+    """Output of processes that failed by themselves."""
     wrong: list[str] = field(default_factory=list)
     """What a check of the database finds."""
     seconds_to_settle: float = 0.0
-    """Until nothing ran any more, for the next command."""
+    """Seconds that the next command takes until no trial is open."""
 
     def is_harmless(self) -> bool:
         return not (self.lost or self.doubled or self.running or self.failed or self.wrong)
 
 
 def storm(url: str, folder: Path, *, processes: int, trials: int, kills: int, wandering_clocks: bool = False) -> Storm:
-    """So many processes record so many trials each; so many times one of them is killed, and starts anew."""
-    dice, told = random.Random(0), Storm()
+    """Let each process record trials while processes are killed `kills` times and restarted."""
+    dice, report = random.Random(0), Storm()
     workers = _Workers([_Work(url, folder, number, trials, wandering_clocks) for number in range(processes)])
     while workers.alive:
         time.sleep(dice.uniform(0, 2 * _pause(processes)))
-        if told.kills < kills:
-            victim = workers.committing() if told.kills % 2 else None
+        if report.kills < kills:
+            victim = workers.committing() if report.kills % 2 else None
             (victim or dice.choice(list(workers.alive.values()))).kill()
-            told.kills += 1
+            report.kills += 1
         for work, code in workers.ended():
             if code == -signal.SIGKILL:
-                told.kills_in_commits += workers.commits[work.number]
+                report.kills_in_commits += workers.commits[work.number]
                 workers.begin(work)
             elif code != 0:
-                told.failed.append(_log(folder, work.number).read_text())
-    _judge(told, url, folder, processes)
-    return told
+                report.failed.append(_log(folder, work.number).read_text())
+    _judge(report, url, folder, processes)
+    return report
 
 
 class _Work(NamedTuple):
@@ -103,7 +103,7 @@ class _Workers:
     def __init__(self, works: list[_Work]) -> None:
         self.alive: dict[_Work, BaseProcess] = {}
         self.commits = context().RawArray("b", len(works))
-        """Of each worker: whether what it wrote is being committed."""
+        """By worker: whether it is in a commit."""
         for work in works:
             self.begin(work)
 
@@ -113,7 +113,7 @@ class _Workers:
         self.alive[work].start()
 
     def committing(self) -> BaseProcess | None:
-        """One that commits just now; None when there is none for a while."""
+        """Return a worker that is in a commit; None if there is none for a while."""
         end = time.monotonic() + 1.0
         while time.monotonic() < end:
             for work, process in self.alive.items():
@@ -122,7 +122,7 @@ class _Workers:
         return None
 
     def ended(self) -> Iterator[tuple[_Work, int | None]]:
-        """Those that run no more, with their exit codes."""
+        """Return the workers that have ended, with their exit codes."""
         for work, process in list(self.alive.items()):
             if not process.is_alive():
                 del self.alive[work]
@@ -130,7 +130,7 @@ class _Workers:
 
 
 def _pause(processes: int) -> float:
-    """Seconds between two kills, so that a process lives long enough to do something."""
+    """Return the seconds between two kills, in which a process can do some work."""
     return 1.5 / processes
 
 
@@ -157,7 +157,7 @@ def _work(work: _Work, commits: "ctypes.Array[ctypes.c_byte]") -> None:
 
 
 def _mark_commits(mark: Callable[[bool], None]) -> None:
-    """Marks, for this process, the time during which a transaction that wrote is committed."""
+    """Mark when this process commits a transaction that wrote."""
     commit: Callable[[DefaultDialect, PoolProxiedConnection], None] = DefaultDialect.do_commit
     writes = False
 
@@ -207,35 +207,35 @@ def _log(folder: Path, number: int) -> Path:
     return folder / f"log-{number}"
 
 
-def _judge(told: Storm, url: str, folder: Path, processes: int) -> None:
+def _judge(report: Storm, url: str, folder: Path, processes: int) -> None:
     began = time.monotonic()
     with open_store(url) as store, Agent(store) as agent:
         own = _ledger(store, folder, agent)
         while own.open and time.monotonic() < began + _GATE_SECONDS:
             time.sleep(0.1)
             own.catch_up()
-        told.seconds_to_settle = time.monotonic() - began
+        report.seconds_to_settle = time.monotonic() - began
         study = store.latest_study(WORKLOAD.fingerprint)
         assert study is not None
         stored = {trial.id: trial for trial in store.trials(study.id)}
-        told.running = [key for key, trial in stored.items() if isinstance(trial, RunningTrial)]
-        told.wrong = [str(problem) for problem in store.problems()]
+        report.running = [key for key, trial in stored.items() if isinstance(trial, RunningTrial)]
+        report.wrong = [str(problem) for problem in store.problems()]
     finished = [trial for trial in stored.values() if isinstance(trial, FinishedTrial)]
     plans = [trial.plan.id for trial in finished]
-    told.doubled = [plan for plan in set(plans) if plans.count(plan) > 1]
+    report.doubled = [plan for plan in set(plans) if plans.count(plan) > 1]
     for number in range(processes):
         for line in (folder / f"acks-{number}").read_text().splitlines(keepends=True):
             if not line.endswith("\n"):  # a kill cut it off: nothing was acknowledged
                 continue
-            told.trials += 1
+            report.trials += 1
             result = wire.decode(TrialResult, line)
             trial = stored.get(result.trial_id)
             if not isinstance(trial, FinishedTrial) or trial.result != result:
-                told.lost.append(result.trial_id)
+                report.lost.append(result.trial_id)
 
 
 def race(url: str, folder: Path, *, processes: int) -> list[str]:
-    """Opens the database, Optuna's tables included, in so many processes at one moment; what those that fail say."""
+    """Open the database with Optuna's tables in several processes at once; return the messages of those that fail."""
     start = context()
     gate = start.Barrier(processes, timeout=_GATE_SECONDS)
     openers = [start.Process(target=_open, args=(url, folder, number, gate)) for number in range(processes)]

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for the values that cross a process, file or database border."""
+"""Hypothesis strategies for values that are sent to processes or stored in files and databases."""
 
 from pathlib import Path
 from typing import Literal
@@ -45,7 +45,7 @@ def _stage(draw: st.DrawFn, vision: int, language: int) -> Stage:
 
 @st.composite
 def plans(draw: st.DrawFn) -> Plan:
-    """Plans that hold: vision stages, at most one stage of both kinds, language stages."""
+    """Valid plans: vision stages, at most one stage of both kinds, language stages."""
     layers = st.integers(1, 8)
     vision = draw(st.lists(layers.map(lambda count: (count, 0)), max_size=2))
     language = draw(st.lists(layers.map(lambda count: (0, count)), max_size=2))

@@ -28,7 +28,7 @@ def job_of(example: Path, output: Path, **changes: dict[str, Any]) -> Job:
 
 
 def variant_of(example: Path, folder: Path, change: Callable[[dict[str, Any]], None]) -> Path:
-    """The example with another model: one whose configuration was changed."""
+    """Return the example with a changed configuration of its model."""
     shutil.copytree(example / "model", folder / "model")
     (folder / "data").symlink_to(example / "data")
     file = folder / "model" / "config.json"
@@ -39,7 +39,7 @@ def variant_of(example: Path, folder: Path, change: Callable[[dict[str, Any]], N
 
 
 def prepared_of(example: Path, folder: Path, **changes: dict[str, Any]) -> Prepared:
-    """The job after a look at model, data and machine, with its files in `folder`."""
+    """Return the prepared job, with its files in `folder`."""
     return prepare(job_of(example, folder / "output", **changes), folder)
 
 

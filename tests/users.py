@@ -1,4 +1,4 @@
-"""A user at the command line: a job to spoil, and commands that must refuse."""
+"""A user of the command line: a job file to spoil, and commands that must be refused."""
 
 import re
 from pathlib import Path

@@ -232,7 +232,7 @@ def changed(table: str, old: str, new: str) -> Callable[[list[str]], list[str]]:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "told"),
+    ("spoil", "message"),
     [
         (lambda lines: lines[:-1], "without its checksum"),
         (lambda lines: [*lines[:-1], lines[-1][:20]], "no JSON object"),
@@ -277,11 +277,11 @@ def changed(table: str, old: str, new: str) -> Callable[[list[str]], list[str]]:
     ],
 )
 def test_a_bundle_that_is_not_whole_is_refused_and_nothing_is_stored(
-    store: Store, tmp_path: Path, foreign_lines: tuple[str, ...], spoil: Callable[[list[str]], list[str]], told: str
+    store: Store, tmp_path: Path, foreign_lines: tuple[str, ...], spoil: Callable[[list[str]], list[str]], message: str
 ) -> None:
     bundle = tmp_path / "bundle.jsonl"
     bundle.write_text("".join(spoil(list(foreign_lines))))
-    with pytest.raises(BadBundle, match=told):
+    with pytest.raises(BadBundle, match=message):
         store.import_bundle(bundle)
     assert not store.studies()
     assert not store.best_plans()

@@ -66,10 +66,10 @@ def test_what_is_wrong_is_found_and_mended_after_a_copy(
     store: Store, database_url: str, engine: Engine, name: str
 ) -> None:
     study = filled(store)
-    spoil, told = SPOILS[name]
+    spoil, message = SPOILS[name]
     with engine.begin() as connection:
         assert connection.execute(text(spoil)).rowcount >= 1
-    assert any(told in str(problem) for problem in store.problems()), list(map(str, store.problems()))
+    assert any(message in str(problem) for problem in store.problems()), list(map(str, store.problems()))
     store.close()
     engine.dispose()
     done = repair(database_url)

@@ -1,4 +1,4 @@
-"""The store beside a plain model of it, under whatever sequence of calls."""
+"""The store, compared with a simple model of it, under random sequences of calls."""
 
 from dataclasses import dataclass, field, replace
 from datetime import timedelta

@@ -6,11 +6,11 @@ from tests.storms import race, storm
 
 
 def test_no_kill_loses_or_doubles_a_result(database_url: str, tmp_path: Path) -> None:
-    told = storm(database_url, tmp_path, processes=6, trials=8, kills=12)
-    assert told.is_harmless(), told
-    assert told.trials == 48
-    assert told.kills >= 6
-    assert told.kills_in_commits >= 1
+    report = storm(database_url, tmp_path, processes=6, trials=8, kills=12)
+    assert report.is_harmless(), report
+    assert report.trials == 48
+    assert report.kills >= 6
+    assert report.kills_in_commits >= 1
 
 
 def test_processes_that_open_one_new_database_at_once_all_succeed(database_url: str, tmp_path: Path) -> None:

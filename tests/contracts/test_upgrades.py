@@ -79,7 +79,7 @@ def test_the_names_of_the_revisions_files_are_the_revisions_that_alembic_runs() 
 
 
 UNKNOWN = changed("model.config_digest", "path:c0ffee")
-"""The workload of these databases after their upgrade: what the model is cannot be told from a digest of its path."""
+"""The workload of these databases after their upgrade: a digest of its path does not say what the model is."""
 
 
 def check_contents(store: Store, workload: Workload) -> None:

@@ -1,1 +1,1 @@
-"""Valid files, what may be wrong with them, and how the program takes or refuses them."""
+"""Valid files, damage to them, and how the program accepts or refuses the result."""

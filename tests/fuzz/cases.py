@@ -1,4 +1,4 @@
-"""One case: a specimen with some faults, which its kind, seed and number determine."""
+"""One case: a valid file with some faults, determined by kind, seed and number."""
 
 import os
 import shutil
@@ -17,11 +17,11 @@ from trials.errors import TrialsError
 
 _MOST_FAULTS = 4
 _PIPED: tuple[Kind, ...] = ("jobs", "plans")
-"""Where a shell may hand over a pipe, and it is waited for."""
+"""Entries for which a shell may pass a pipe, which is then read."""
 _SOUND = 10
-"""Cases without a fault: as many as a kind has specimens, or more."""
+"""Cases without a fault: at least the number of specimens of a kind."""
 _WITH_OPTIONS: tuple[Kind, ...] = ("lengths", "annotations", "profiles")
-"""Given with options that may not fit them."""
+"""Kinds that are passed with options that may not fit them."""
 _SEALED = 0.8
 """Share of the bundles whose checksum is made to fit again."""
 _OURS = tuple(f"/{name}/" for name in ("autotune", "storage", "trials"))
@@ -29,13 +29,13 @@ _OURS = tuple(f"/{name}/" for name in ("autotune", "storage", "trials"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """Names its files completely."""
+    """Kind, seed and number, which determine the files."""
 
     kind: Kind
     seed: int
     number: int
     left_out: frozenset[int] = frozenset()
-    """Of its faults, counted from 0: a case is made smaller by leaving some out."""
+    """Faults to leave out, counted from 0, which makes a case smaller."""
 
     def __str__(self) -> str:
         without = f" without {sorted(self.left_out)}" if self.left_out else ""
@@ -46,25 +46,25 @@ class Case:
 
     @property
     def faults(self) -> int:
-        """How many there are, with those left out. The first cases of each kind have none."""
+        """Number of faults, including those that are left out. The first cases of each kind have none."""
         return min(self.number // _SOUND, self.dice("faults").choice([1, 1, 1, 2, 2, _MOST_FAULTS]))
 
     def files(self, specimens: list[Files]) -> tuple[Files, list[str]]:
-        """The files, and their faults in words."""
+        """Return the files, and a description of each fault."""
         specials = [each for each in Special if each is not Special.PIPE or self.kind not in _PIPED]
-        files, told = specimens[self.number % len(specimens)], []
+        files, described = specimens[self.number % len(specimens)], []
         for number in range(self.faults):
             if number not in self.left_out:
                 files, what = mutated(files, self.dice(number), specials)
-                told.append(what)
+                described.append(what)
         if self.kind == "bundles" and self.dice("seal").random() < _SEALED:
             files = {
                 name: sealed(content) if isinstance(content, bytes) else content for name, content in files.items()
             }
-        return files, told
+        return files, described
 
     def smaller(self) -> Iterator["Case"]:
-        """Each with one fault less."""
+        """Yield the cases with one fault less."""
         for number in range(self.faults):
             if number not in self.left_out and len(self.left_out) + 1 < self.faults:
                 left_out = self.left_out | {number}
@@ -72,7 +72,7 @@ class Case:
 
 
 def judged(case: Case, entries: Entries, specimens: list[Files], folder: Path) -> tuple[str, str]:
-    """("taken", ""), ("refused", the message), or ("fault", what went wrong and where)."""
+    """Return ("taken", ""), ("refused", message), or ("fault", error and its place)."""
     verdict, why = _given(case, entries, specimens, folder)
     if verdict == "refused" and case.faults == 0 and case.kind not in _WITH_OPTIONS:
         return "fault", f"the specimen itself is refused: {why}"
@@ -114,7 +114,7 @@ def write(files: Files, folder: Path) -> None:
 
 
 def _where(error: BaseException) -> str:
-    """The error, and where in our code it came from."""
+    """Return the error and the place in this project's code that it came from."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_ours(frame.filename)]
     at = f"{Path(frames[-1].filename).name}:{frames[-1].lineno} {frames[-1].name}" if frames else "tests"
     message = " ".join(ascii(str(error))[1:-1].split())

@@ -1,4 +1,4 @@
-"""Files as trees of JSON values, written back byte for byte, faults included."""
+"""Files as trees of JSON values, which are written back byte by byte, faults included."""
 
 import json
 from collections.abc import Callable
@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 from trials import strict_yaml
 
 HEADER_BYTES = 8
-"""Of the length that a safetensors file begins with."""
+"""Bytes of the length at the beginning of a safetensors file."""
 
 
 class Raw(NamedTuple):
-    """Text that stands in the document as it is, such as a number that no float holds."""
+    """Literal text of the document, such as a number that no float can hold."""
 
     text: str
 
@@ -23,14 +23,14 @@ class Section(list[tuple[str, Any]]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """One tree of a file, and how the file is written with another tree in its place."""
+    """One tree of a file, and a function that writes the file with another tree in its place."""
 
     root: Any
     written: Callable[[Any], bytes]
 
 
 def documents(name: str, content: bytes) -> list[Document]:
-    """Every tree in a file: one, or one for each line; none where it holds no JSON or YAML."""
+    """Return every tree in a file: one, or one for each line; none if it is neither JSON nor YAML."""
     if name.endswith(".jsonl"):
         return _of_lines(content.splitlines(keepends=True))
     try:
@@ -47,7 +47,7 @@ def documents(name: str, content: bytes) -> list[Document]:
 
 
 def text_of(node: Any) -> str:
-    """JSON, with keys given twice, and with text that is no JSON."""
+    """Return JSON text, which may give a key twice and hold literal text."""
     match node:
         case Raw(text):
             return text

@@ -1,4 +1,4 @@
-"""What the program is given the files of each kind to do, without ranks, and what must hold after that."""
+"""What the program does with the files of each kind, without ranks, and what must hold afterwards."""
 
 import json
 import os
@@ -39,7 +39,7 @@ from trials.plan import Plan
 from trials.tasks.training.progress import Progress, ProgressReader, append_step, drop_steps_after
 
 _UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""What moves the cursor of a terminal or worse; a new line and a tab do not count."""
+"""Control characters of a terminal, except newline and tab."""
 _EXIT_CODES = range(7)
 _PACK_OPTIONS: tuple[tuple[str, list[str]], ...] = (
     ("--qv", ["0", "4", "12", "2147483647"]),
@@ -49,21 +49,21 @@ _PACK_OPTIONS: tuple[tuple[str, list[str]], ...] = (
     ("--data-parallel", ["1", "3", "65536"]),
 )
 _MOST_BYTES = 16 << 20
-"""Of a file whose content is compared."""
+"""Most bytes of a file whose content is compared."""
 _FORMATS = ("auto", "auto", "auto", "internvl", "lengths", "llama-factory", "messages", "swift")
 _LOOKING = (["db", "check"], ["studies"], ["plans"], ["plans", "--here"], ["doctor"])
-"""Commands that must work whatever was stored."""
+"""Commands that must work with any stored data."""
 
 
 class Entries:
-    """Gives a case to the program. Raises an error of ours for one that is refused, and anything else for a fault."""
+    """Pass a case to the program. A refusal raises an error of this project; any other exception is a fault."""
 
     def __init__(self, specimens: Specimens) -> None:
         self.specimens = specimens
         self._plan = read_plan(specimens.folder / PLAN)
 
     def of(self, kind: Kind) -> Callable[[Path, Random], bool]:
-        """Called with a folder that holds the files alone; tells whether they were taken."""
+        """Return a function that uses the files in a folder and returns whether they were accepted."""
         found: Callable[[Path, Random], bool] = getattr(self, f"_{kind}")
         return found
 
@@ -100,7 +100,7 @@ class Entries:
         return True
 
     def _annotations(self, case: Path, dice: Random) -> bool:
-        """Everything is read twice, as indexing and training do."""
+        """Read everything twice, as indexing and training do."""
         source = Source(path=max(case.iterdir(), default=case / "absent.jsonl"), format=dice.choice(_FORMATS))
         for file in formats.resolve(source, case):
             for chunk in formats.chunks(file):
@@ -170,7 +170,7 @@ class Entries:
         return _run(dice, "doctor", case / JOB, "--db", self._database(case, "empty.db"))
 
     def _progress(self, case: Path, dice: Random) -> bool:
-        """One part of the file is there before the training, the other comes while it is followed."""
+        """Part of the file exists before the training; the rest is appended while it is followed."""
         path = case / "progress.jsonl"
         if not path.is_file():
             return False  # a training makes its output itself
@@ -205,7 +205,7 @@ class Entries:
 
 
 def _searched(job: Job, url: str) -> bool:
-    """What a search does before its first trial."""
+    """Do what a search does before its first trial."""
     with workbench(job, url) as bench:
         Tuner(bench, lambda _trial, _known: None, lambda _text: None)
         work = bench.prepared.workload
@@ -223,7 +223,7 @@ def _searched(job: Job, url: str) -> bool:
 
 
 def _unharmed(look: Callable[[], None]) -> None:
-    """What stands in the file is no reason to end a training, be it refused ever so well."""
+    """Return whether it was read; no content of the file may end a training, not even by a clear error."""
     try:
         look()
     except TrialsError as error:
@@ -231,19 +231,19 @@ def _unharmed(look: Callable[[], None]) -> None:
 
 
 def _only(folder: Path) -> Path:
-    """The file in it, or one that is not there."""
+    """Return the only file in the folder, or a path that does not exist."""
     return next(folder.iterdir(), folder / "absent.json")
 
 
 def _run(dice: Random, *arguments: object) -> bool:
-    """Whether the command succeeds. Raises what ends it with a traceback, and AssertionError for a bad message."""
+    """Return whether the command succeeds. Raise its exception, or AssertionError for a bad message."""
     as_json = dice.random() < 0.5
     answer = CliRunner().invoke(main, [*map(str, arguments), *(["--json"] if as_json else [])])
     match answer.exc_info:
         case (_, BaseException() as error, TracebackType()) if not isinstance(error, SystemExit):
             raise error
     assert answer.exit_code in _EXIT_CODES, f"exit code {answer.exit_code}"
-    assert not (found := _UNSEEN.search(answer.output)), f"{found and found[0]!r} in what is told: {answer.output!r}"
+    assert not (found := _UNSEEN.search(answer.output)), f"{found and found[0]!r} in the output: {answer.output!r}"
     if answer.exit_code == 0:
         if as_json:
             json.loads(answer.stdout, parse_constant=partial(_refuse, "no number of JSON"))

@@ -1,4 +1,4 @@
-"""Many cases in several processes, and what is told of them."""
+"""Runs many cases in several processes, and summarizes the results."""
 
 import json
 import os
@@ -25,22 +25,22 @@ SHARES: dict[Kind, int] = {
     "models": 10,
     "progress": 13,
 }
-"""Of every hundred cases. Annotations, which are read at once, come on top."""
+"""Cases per hundred. Annotations, which are read quickly, are added to them."""
 _MEMORY = Path("/dev/shm")  # where no disk is waited for
 _ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """Something that the program should have refused, and did otherwise with."""
+    """Input that the program should have refused, but handled in another way."""
 
     kind: str
     case: str
-    """Of those with this fault, the first, with as few mutations as show it."""
+    """The first case with this fault, with as few mutations as possible."""
     mutations: tuple[str, ...]
     why: str
     cases: int
-    """How many have it."""
+    """Number of cases with this fault."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,24 +53,24 @@ class Tally:
     refused: int
     faults: tuple[Fault, ...]
     seconds: float
-    """Of the processor, for all cases."""
+    """CPU seconds of all cases."""
     most_seconds: float
     """For one."""
     most_mebibytes: float
-    """By which a process grew in one case."""
+    """Memory by which a process grew in one case."""
 
 
 def fuzz(
     cases: int, seed: int, *, processes: int = 1, limits: Limits = LIMITS, shares: Mapping[Kind, int] = SHARES
 ) -> list[Tally]:
-    """So many cases of all kinds together, by their shares; the same for the same seed."""
+    """Run `cases` cases of all kinds, in fixed shares; equal seeds give equal cases."""
     counts = {kind: cases * share // 100 for kind, share in shares.items()}
     parts = [
         {kind: list(range(first, count, processes)) for kind, count in counts.items()} for first in range(processes)
     ]
     with ThreadPoolExecutor(processes) as pool:
-        told = [line for lines in pool.map(lambda part: _served(part, seed, limits), parts) for line in lines]
-    return [_tally(kind, [line for line in told if line["kind"] == kind]) for kind in counts]
+        results = [line for lines in pool.map(lambda part: _served(part, seed, limits), parts) for line in lines]
+    return [_tally(kind, [line for line in results if line["kind"] == kind]) for kind in counts]
 
 
 def _served(numbers: Mapping[Kind, list[int]], seed: int, limits: Limits) -> list[dict[str, Any]]:
@@ -89,7 +89,7 @@ def _served(numbers: Mapping[Kind, list[int]], seed: int, limits: Limits) -> lis
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """A home and a cache of its own, no network, no accelerator, and one thread: the process is forked."""
+    """Return variables for an own home and cache, no network, no accelerator, and one thread: the process forks."""
     inherited = {name: value for name, value in os.environ.items() if name != "AUTOTUNE_DB_URL"}
     homes = {name: str(folder / "home") for name in ("HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME")}
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
@@ -104,20 +104,20 @@ def _environment(folder: Path) -> dict[str, str]:
     }
 
 
-def _tally(kind: str, told: list[dict[str, Any]]) -> Tally:
+def _tally(kind: str, results: list[dict[str, Any]]) -> Tally:
     found: dict[str, list[dict[str, Any]]] = {}
-    for line in told:
+    for line in results:
         if line["verdict"] == "fault":
             found.setdefault(line["signature"], []).append(line)
     return Tally(
         kind=kind,
-        cases=len(told),
-        taken=sum(line["verdict"] == "taken" for line in told),
-        refused=sum(line["verdict"] == "refused" for line in told),
+        cases=len(results),
+        taken=sum(line["verdict"] == "taken" for line in results),
+        refused=sum(line["verdict"] == "refused" for line in results),
         faults=tuple(_fault(kind, lines) for lines in found.values()),
-        seconds=sum(line["seconds"] for line in told),
-        most_seconds=max((line["seconds"] for line in told), default=0.0),
-        most_mebibytes=max((line["mebibytes"] for line in told), default=0.0),
+        seconds=sum(line["seconds"] for line in results),
+        most_seconds=max((line["seconds"] for line in results), default=0.0),
+        most_mebibytes=max((line["mebibytes"] for line in results), default=0.0),
     )
 
 

@@ -1,4 +1,4 @@
-"""What may be wrong with a file: its values, its keys, its lines, its bytes, and that it is none."""
+"""Damage to a file: to values, keys, lines or bytes, or something else in its place."""
 
 import copy
 import hashlib
@@ -13,7 +13,7 @@ from tests.fuzz.documents import Document, Raw, Section, documents
 
 
 class Special(Enum):
-    """What may stand where a file belongs."""
+    """Something other than a regular file."""
 
     ABSENT = "nothing"
     FOLDER = "a folder"
@@ -25,11 +25,11 @@ class Special(Enum):
 
 Content: TypeAlias = bytes | Special
 Files: TypeAlias = Mapping[str, Content]
-"""By path in the folder of a case."""
+"""Contents by path in the folder of a case."""
 Change: TypeAlias = Callable[[bytes, Random], bytes]
 
 _NEAR = 0.4
-"""Share of the values that become another one of their type, which more is done with before it is refused, if ever."""
+"""Share of values that keep their type, because these get further before they are refused."""
 DEEP = 100_000
 _NUMBERS: tuple[Any, ...] = (
     *(0, -1, 1, 5, 0.5, -0.0, 2**31 - 1, 2**31, 2**53 + 1, 2**63 - 1, 2**63, 2**64, 10**9, 10**18, 10**400),
@@ -51,11 +51,11 @@ YAML = (
     "\n".join([" {a0: &a0 [0,0,0,0,0,0,0,0]", *(f", a{n}: &a{n} [{f'*a{n - 1},' * 8}]" for n in range(1, 12)), "}"]),
     *("[" * 20_000, "{a: " * 20_000, "- " * 20_000, "\t", "# " + "x" * 70_000),
 )
-"""What stands behind a key in YAML."""
+"""The separator after a key in YAML."""
 
 
 def mutated(files: Files, dice: Random, specials: Sequence[Special]) -> tuple[Files, str]:
-    """The files with one fault more, and the fault in words."""
+    """Return the files with one more fault, and a description of the fault."""
     name = dice.choice(sorted(files))
     content = files[name]
     if isinstance(content, Special):
@@ -74,7 +74,7 @@ def mutated(files: Files, dice: Random, specials: Sequence[Special]) -> tuple[Fi
 
 
 def sealed(bundle: bytes) -> bytes:
-    """With another last line, which counts the rows and holds the checksum of all lines before it."""
+    """Return the bundle with a new last line, which holds the row counts and the checksum of all other lines."""
     *lines, _ = bundle.splitlines(keepends=True) or [b""]
     end = {"rows": len(lines) - 1, "sha256": hashlib.sha256(b"".join(lines)).hexdigest()}
     return b"".join((*lines, json.dumps(end).encode() + b"\n"))
@@ -92,7 +92,7 @@ def _in_tree(document: Document, dice: Random) -> tuple[bytes, str]:
 
 
 def _somewhere(root: list[Any], dice: Random) -> tuple[list[Any], int, str]:
-    """(the list or section that holds a value, its number there, its place), as likely near the top as below."""
+    """Return (container of a random value, its index, its place); all depths are equally likely."""
     holder, key, place = root, 0, ""
     while True:
         value = holder[key][1] if isinstance(holder, Section) else holder[key]
@@ -121,7 +121,7 @@ def _any(dice: Random) -> Any:
 
 
 def _near(holder: list[Any], key: int, dice: Random, root: list[Any]) -> str:
-    """Another value of the same type."""
+    """Return another value of the same type."""
     value = _value(holder, key)
     if isinstance(value, str | int | float) and dice.random() < 0.5:
         value = dice.choice(_TEXTS if isinstance(value, str) else _NUMBERS)

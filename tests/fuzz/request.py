@@ -1,10 +1,10 @@
-"""What a worker is asked for. Nothing heavy is imported here: who asks runs no case itself."""
+"""Requests to a worker. The parent process imports this, so it imports nothing heavy."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 ANSWERS = "answers.jsonl"
-"""In the folder of a worker: the verdict on each case."""
+"""File in a worker's folder with the result of each case."""
 Kind: TypeAlias = Literal[
     "jobs", "plans", "lengths", "annotations", "results", "bundles", "profiles", "models", "progress"
 ]
@@ -15,7 +15,7 @@ class Limits:
     """Of one case."""
 
     seconds: float
-    """By the clock."""
+    """Wall-clock seconds of a case."""
     cpu_seconds: float
     mebibytes: int
-    """Beyond what the process held before the case."""
+    """Memory in addition to what the process held before the case."""

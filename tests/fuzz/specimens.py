@@ -1,4 +1,4 @@
-"""Valid files of every kind, as the program and its example write them, in a folder of their own."""
+"""Valid files of every kind, written by the program and its example."""
 
 import importlib
 import json
@@ -49,7 +49,7 @@ _RECORDS: tuple[dict[str, Any], ...] = (
     {"instruction": "Say", "input": "ho", "output": "Ho.", "history": [], "images": [{"bytes": None, "path": "a.png"}]},
     {"vit_num": 3, "token_num": 700, "image_flags": 1},
 )
-"""One of each format beside the example's."""
+"""One of each format that the example does not have."""
 _MIXTURES = {
     "meta.json": {"one": {"annotation": "a.jsonl", "root": ".", "repeat_time": 0.5, "max_dynamic_patch": 6}},
     "registry.json": {"one": {"annotation_path": "a.jsonl", "data_path": ""}},
@@ -60,14 +60,14 @@ _PLAN = plan_of("2+0r1,0", "0+2r0,2", packing=Packed(qv=9, qt=512, qv_min=8, qt_
 
 
 class Specimens:
-    """A job on a tiny model, what a database knows of it, and one file of each kind that goes with them."""
+    """A job on a tiny model, its database, and one valid file of each kind."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     @classmethod
     def make(cls, folder: Path) -> "Specimens":
-        """Writes the model, the data, the job and what is known of it."""
+        """Write the model, the data, the job and its database."""
         made = cls(folder)
         sys.path.insert(0, str(_EXAMPLE))
         importlib.import_module("generate").generate(folder / "example", _SAMPLES)
@@ -100,7 +100,7 @@ class Specimens:
         return prepare(self.job, self.folder / "prepared")
 
     def of(self, kind: str) -> list[Files]:
-        """One specimen or more."""
+        """Yield the specimens of a kind."""
         return list(getattr(self, f"_{kind}")())
 
     def _jobs(self) -> Iterator[Files]:
@@ -152,7 +152,7 @@ def _smaller(config: dict[str, Any]) -> None:
 
 
 def _full(job: Job) -> dict[str, Any]:
-    """A job that says everything."""
+    """Return a job with every key."""
     document = job.model_dump(mode="json")
     document["model"] |= {"path": MODEL, "weights": "pretrained", "dtype": "float32"}
     source = {"path": f"{DATA}/train.jsonl", "images": DATA, "format": "internvl", "repeat": 1.5, "sampling": "75%"}
@@ -179,7 +179,7 @@ def _full(job: Job) -> dict[str, Any]:
 
 
 def _studied(store: Store, prepared: Prepared) -> str:
-    """A finished study on the job with one of everything, and a training."""
+    """Store a finished study on the job, with a trial of every outcome, and a training."""
     study = store.create_study(store.add_workload(prepared.workload), {"trials": 5}, seed=7).id
     for qv, (name, outcome) in enumerate(OUTCOMES.items(), 1):
         store.finish_trial(result_of(store.start_trial(study, _plan(qv), name, {"qv": qv}).id, outcome))
@@ -196,7 +196,7 @@ def _studied(store: Store, prepared: Prepared) -> str:
 
 
 def _leave_results(store: Store, prepared: Prepared, folder: Path) -> None:
-    """Of trials and of a training that the store takes for running."""
+    """Leave results in the spool of trials, and of a training, that are open in the store."""
     study, spool = store.create_study(store.add_workload(prepared.workload), {}, seed=8).id, Spool(folder)
     for qv, outcome in enumerate(OUTCOMES.values(), 1):
         spool.put(result_of(store.start_trial(study, _plan(qv), "sampled").id, outcome))

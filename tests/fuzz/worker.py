@@ -1,4 +1,4 @@
-"""Serves cases in processes that are replaced when one hangs, dies or grows: `python -m tests.fuzz.worker`.
+"""Runs cases in processes that are replaced when they hang, die or grow: `python -m tests.fuzz.worker`.
 
 Everything is imported once; each process is a fork of this one. It reads one JSON object from stdin, with the `seed`,
 the `cases` (their numbers by kind), the `limits` and a `folder`, in which it writes a JSON line for each case.
@@ -25,20 +25,20 @@ from tests.fuzz.specimens import Specimens
 
 _MEBI = 1 << 20
 _GRACE_SECONDS = 10.0
-"""After which a process that should have ended itself is killed."""
+"""Seconds after which a process that should have ended is killed."""
 _FORGET_PEAK = "5"  # proc(5): resets VmHWM to VmRSS
 _FRAME = re.compile(r'File "(.*)", line (\d+) in (\S+)')
 
 
 @dataclass(slots=True, kw_only=True)
 class Server:
-    """One process after the other, each with the cases that are left."""
+    """Starts one process after another, each for the remaining cases."""
 
     limits: Limits
     folder: Path
 
     def serve(self, cases: list[Case]) -> Iterator[dict[str, Any]]:
-        """The verdict on each case."""
+        """Yield the result of each case."""
         done = 0
         while done < len(cases):
             for verdict in self._fork(cases[done:]):
@@ -46,7 +46,7 @@ class Server:
                 done += 1
 
     def _fork(self, cases: list[Case]) -> Iterator[dict[str, Any]]:
-        """Of as many cases as one process survives, and one more."""
+        """Yield the results of the cases that one process survives, and of the next one."""
         reading, writing = os.pipe()
         log = self.folder / "log"
         process = os.fork()
@@ -97,7 +97,7 @@ def _child(cases: list[Case], folder: Path, limits: Limits, writing: int, log: P
 
 
 def _limit_memory(limits: Limits) -> None:
-    """Of what is written to alone: files that are mapped take none."""
+    """Limit the private memory; mapped files do not count."""
     held = int(re.search(r"VmData:\s+(\d+)", Path("/proc/self/status").read_text())[1]) << 10  # type: ignore[index]
     most = held + 2 * limits.mebibytes * _MEBI
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
@@ -108,7 +108,7 @@ def _resident_mebibytes() -> float:
 
 
 def _peak_mebibytes() -> float:
-    """Return the most that this process has held since its peak was forgotten."""
+    """Return the peak memory of this process since the peak was reset."""
     return _status_mebibytes("VmHWM")
 
 
@@ -118,7 +118,7 @@ def _status_mebibytes(name: str) -> float:
 
 
 def _death(status: int, log: Path) -> str:
-    """How a process ended, and what it did then, from faulthandler's words."""
+    """Return how a process ended, and where it was, from faulthandler's output."""
     frames = list(_FRAME.finditer(log.read_text(errors="replace")))
     ours = next((frame for frame in frames if is_ours(frame[1])), None)
     at = f" at {Path(ours[1]).name}:{ours[2]} {ours[3]}" if ours else ""
@@ -131,7 +131,7 @@ def _death(status: int, log: Path) -> str:
 
 
 def _make(folder: Path) -> None:
-    """In a process of its own: this one is to be forked, and so must have no threads."""
+    """Make the specimens in another process, because this one forks and must have no threads."""
     process = os.fork()
     if process == 0:
         try:
@@ -167,12 +167,12 @@ def main() -> None:
 
 
 def signature(why: str) -> str:
-    """Faults of one signature are taken for the same: error and place."""
+    """Return error and place; faults with equal signatures count as one."""
     return re.sub(r"\d+(\.\d+)? (s|MiB)\b", "N", why.partition(": ")[0] if " at " in why else why)[:120]
 
 
 def _smallest(server: Server, case: Case, wanted: str) -> dict[str, Any]:
-    """A case with as few mutations as show the same fault."""
+    """Return the case with as few mutations as possible that shows the same fault."""
     for smaller in case.smaller():
         (verdict,) = server.serve([smaller])
         if verdict["verdict"] == "fault" and signature(verdict["why"]) == wanted:

@@ -1,4 +1,4 @@
-"""The example's model, a part of its data and what profiling tells of it, made once for all integration tests."""
+"""The example's model, a part of its data and its profile, made once for all integration tests."""
 
 import shutil
 import signal
@@ -22,7 +22,7 @@ from trials.run.pool import WarmPool
 
 @pytest.fixture(scope="session")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPool]:
-    """Two ranks that all tests share; the folder's space is part of the test."""
+    """Two ranks that all tests share; the space in the folder's name is part of the test."""
     with WarmPool(LocalLauncher(tmp_path_factory.mktemp("a pool"), 2, "cpu")) as pool:
         yield pool
 
@@ -45,7 +45,7 @@ def profile_store(tmp_path_factory: pytest.TempPathFactory, prepared: Prepared) 
 def costs(
     prepared: Prepared, profile_store: Store, pool: WarmPool, tmp_path_factory: pytest.TempPathFactory
 ) -> LayerCosts:
-    """Profiled after the profile of an older version was found in the store."""
+    """Costs profiled after the store held a profile of an older version."""
     work = prepared.workload
     keys = (work.hardware.fingerprint, work.model.fingerprint, work.software)
     profile_store.save_layer_profile(*keys, '{"layers": [0.1]}')
@@ -54,7 +54,7 @@ def costs(
 
 @pytest.fixture(scope="session")
 def give_profile(prepared: Prepared, costs: LayerCosts) -> Callable[..., None]:
-    """Leaves the profile in a user's database, so that tuning begins with its first trial.
+    """Store the profile in a user's database, so that tuning begins with its first trial.
 
     It holds for the example and its variants: what was measured is one layer of each kind.
     """
@@ -74,7 +74,7 @@ def give_profile(prepared: Prepared, costs: LayerCosts) -> Callable[..., None]:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A user's home of the test's own; its data folder is made by whatever keeps something."""
+    """A home folder for the test; the data folder in it is created on first use."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home" / "data"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home" / "cache"))
@@ -95,7 +95,7 @@ def model(example: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def heard_interrupts() -> Iterator[None]:
-    """Ctrl-C reaches what is started, also where a shell runs the tests in the background and so ignores it."""
+    """Let Ctrl-C reach child processes, even if a background shell ignores it for the tests."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

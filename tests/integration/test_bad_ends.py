@@ -1,4 +1,4 @@
-"""Readers that leave, interrupts, and faults that show only when ranks run."""
+"""Closed outputs, interrupts, and errors that appear only when ranks run."""
 
 import json
 import os
@@ -28,7 +28,7 @@ BAD_LINES = (b'{"id": 1, ', {"id": 2}, record("<image>What?", "A box.", image="g
 pytestmark = pytest.mark.usefixtures("home")
 
 
-# --- output that nobody takes ---
+# --- output that is not read ---
 
 
 def start(*arguments: str | Path, stdout: int = subprocess.PIPE) -> "subprocess.Popen[str]":
@@ -46,15 +46,15 @@ def test_a_reader_that_has_seen_enough_is_no_error_to_talk_about() -> None:
     os.close(read)
     process = start("plans", "--json", stdout=write)
     os.close(write)
-    _, told = process.communicate(timeout=60)
-    assert (process.returncode, told) == (1, "")
+    _, message = process.communicate(timeout=60)
+    assert (process.returncode, message) == (1, "")
 
 
-def test_a_full_disk_behind_stdout_is_told() -> None:
+def test_a_full_disk_behind_stdout_is_reported() -> None:
     with open("/dev/full", "w") as full:  # noqa: PTH123 - a device
         process = start("plans", "--json", stdout=full.fileno())
-        _, told = process.communicate(timeout=60)
-    assert told == "Error: the result cannot be written to stdout: No space left on device; write it elsewhere\n"
+        _, message = process.communicate(timeout=60)
+    assert message == "Error: the result cannot be written to stdout: No space left on device; write it elsewhere\n"
     assert process.returncode == 1
 
 
@@ -62,7 +62,7 @@ def test_a_full_disk_behind_stdout_is_told() -> None:
 
 
 class Tunings:
-    """One job that is tuned again and again in one data folder."""
+    """One job that is tuned repeatedly in one data folder."""
 
     def __init__(self, example: Path, folder: Path) -> None:
         self.job = JobFile(example, folder)
@@ -83,14 +83,14 @@ def tunings(shallow: Path, tmp_path_factory: pytest.TempPathFactory, give_profil
     return tunings
 
 
-def stop(process: "subprocess.Popen[str]", number: int, *, told: str, group: bool) -> tuple[str, str]:
-    """Sends the signal once a line with `told` has come and the ranks run; (told before, told after)."""
+def stop(process: "subprocess.Popen[str]", number: int, *, awaited: str, group: bool) -> tuple[str, str]:
+    """Send the signal after a line with `awaited`, when the ranks run; return (lines before, lines after)."""
     assert process.stderr is not None
     before = []
     try:
         for line in process.stderr:
             before.append(line)
-            if told in line:
+            if awaited in line:
                 break
         wait_for(lambda: len(children(process.pid)) >= 2)
         ranks = children(process.pid)
@@ -107,20 +107,20 @@ def test_an_interrupted_tuning_leaves_no_process_and_goes_on_next_time(
     tunings: Tunings, monkeypatch: pytest.MonkeyPatch, heard_interrupts: None
 ) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tunings.data))
-    told_of_trials = []
-    for number, told, group, code in (
+    reported_trials = []
+    for number, awaited, group, code in (
         (signal.SIGINT, "  trial ", True, 130),
         (signal.SIGTERM, "40 samples", False, 143),
         (signal.SIGINT, "  trial ", False, 130),
     ):
         process = start("tune", tunings.job.path, "--json")
-        before, after = stop(process, number, told=told, group=group)
+        before, after = stop(process, number, awaited=awaited, group=group)
         assert process.returncode == code, before + after
-        told_of_trials += re.findall(r"^ +trial (\d+)  (\S+)", before, flags=re.MULTILINE)
+        reported_trials += re.findall(r"^ +trial (\d+)  (\S+)", before, flags=re.MULTILINE)
         assert "WARNING: 3 of 43 dataset lines are skipped" in before
         assert after.splitlines()[-1] == "Interrupted; what was measured is kept."
         assert "Traceback" not in after
-    (first, role), (second, next_role) = told_of_trials
+    (first, role), (second, next_role) = reported_trials
     assert first == "0"
     assert int(second) > 0
     assert {role, next_role} <= {"predicted", "default", "default-no-recompute"}
@@ -129,10 +129,10 @@ def test_an_interrupted_tuning_leaves_no_process_and_goes_on_next_time(
 @pytest.mark.ranks
 def test_a_limit_below_the_leanest_plan_exits_with_3(tunings: Tunings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tunings.data))
-    code, told = refusal("tune", tunings.job.spoil(hardware__memory_limit="1MiB"))
+    code, message = refusal("tune", tunings.job.spoil(hardware__memory_limit="1MiB"))
     assert code == 3
-    assert "no plan fits 1 MiB per rank: the leanest layout" in told
-    assert "raise hardware.memory_limit" in told
+    assert "no plan fits 1 MiB per rank: the leanest layout" in message
+    assert "raise hardware.memory_limit" in message
 
 
 @pytest.fixture
@@ -149,13 +149,13 @@ def plan(example: Path, tmp_path: Path) -> Plan:
 def test_a_launch_onto_results_of_something_else_is_refused_and_leaves_them(job: JobFile, plan: Plan) -> None:
     checkpoint = job.output / "checkpoint-3"
     checkpoint.mkdir(parents=True)
-    code, told = refusal("launch", job.path, "--steps", "2")
+    code, message = refusal("launch", job.path, "--steps", "2")
     assert (code, list(job.output.iterdir())) == (2, [checkpoint])
-    assert "holds checkpoint-3, which no training of autotune wrote; name an empty or a new folder" in told
+    assert "holds checkpoint-3, which no training of autotune wrote; name an empty or a new folder" in message
     (checkpoint / "state.json").write_text(json.dumps({"steps": 3, "plan": "of-another", "data": "0123"}))
-    code, told = refusal("launch", job.path, "--steps", "2")
+    code, message = refusal("launch", job.path, "--steps", "2")
     assert code == 2
-    assert f"holds checkpoint-3 of plan of-another and data 0123, not of plan {plan.id} and data" in told
+    assert f"holds checkpoint-3 of plan of-another and data 0123, not of plan {plan.id} and data" in message
     with open_store() as store:
         assert not store.launches(plan.id)
 
@@ -168,9 +168,9 @@ def test_the_end_of_a_launch_waits_for_the_database(job: JobFile, plan: Plan, mo
     job.spoil(training__learning_rate=1e30)
     with monkeypatch.context() as patch:
         patch.setattr(Store, "finish_launch", away)
-        code, told = refusal("launch", job.path, "--steps", "4")
+        code, message = refusal("launch", job.path, "--steps", "4")
     assert code == 1
-    assert "the loss of a step is nan; lower training.learning_rate" in told
+    assert "the loss of a step is nan; lower training.learning_rate" in message
     with open_store() as store:
         (running,) = store.launches(plan.id)
         assert running.result is None

@@ -39,14 +39,14 @@ pytestmark = pytest.mark.usefixtures("home")
     ],
 )
 @pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
-def test_wrong_usage_is_told_and_exits_with_2(
+def test_wrong_usage_is_reported_and_exits_with_2(
     job: JobFile, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str, as_json: bool
 ) -> None:
     monkeypatch.chdir(job.path.parent)
     given = [str(job.path) if argument == "JOB" else argument for argument in arguments]
-    code, told = refusal(*given, *(["--json"] if as_json else []))
+    code, reported = refusal(*given, *(["--json"] if as_json else []))
     assert code == 2
-    assert message in told
+    assert message in reported
     assert not job.output.exists()
 
 
@@ -68,22 +68,22 @@ def test_wrong_usage_is_told_and_exits_with_2(
 def test_a_job_that_asks_for_the_impossible_exits_with_2(
     job: JobFile, changes: dict[str, object], message: str, home: Path
 ) -> None:
-    code, told = refusal("tune", job.spoil(**changes))
+    code, reported = refusal("tune", job.spoil(**changes))
     assert code == 2
-    assert message in told
+    assert message in reported
     assert not job.output.exists()
     assert "sampler" in message or not databases(home)
 
 
 @pytest.mark.parametrize("command", ["run", "launch"])
 @pytest.mark.parametrize("output", ["a file", "a file/below", "/proc/output"])
-def test_an_output_that_cannot_be_written_is_told_before_anything_is_measured(
+def test_an_output_that_cannot_be_written_is_reported_before_anything_is_measured(
     job: JobFile, tmp_path: Path, home: Path, command: str, output: str
 ) -> None:
     (tmp_path / "a file").touch()
-    code, told = refusal(command, job.spoil(training__output=str(tmp_path / output)))
+    code, reported = refusal(command, job.spoil(training__output=str(tmp_path / output)))
     assert code == 2
-    assert f"training.output {tmp_path / output} cannot be written (" in told
+    assert f"training.output {tmp_path / output} cannot be written (" in reported
     assert not home.exists()
 
 
@@ -104,23 +104,23 @@ def test_a_database_that_cannot_be_opened_exits_with_4(
 ) -> None:
     (tmp_path / "a file").touch()
     arguments = [command, job.spoil()] if command == "tune" else [command]
-    code, told = refusal(*arguments, "--db", f"sqlite:///{tmp_path / place}")
+    code, reported = refusal(*arguments, "--db", f"sqlite:///{tmp_path / place}")
     assert code == 4
-    assert remedy in told
+    assert remedy in reported
 
 
 def test_an_empty_url_is_refused_while_an_empty_variable_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUTOTUNE_DB_URL", "")
     assert CliRunner().invoke(main, ["plans"]).exit_code == 0
-    code, told = refusal("plans", "--db", "")
-    assert (code, told) == (2, "the database URL is empty; use sqlite:///FILE or postgresql://USER@HOST/DATABASE")
+    code, reported = refusal("plans", "--db", "")
+    assert (code, reported) == (2, "the database URL is empty; use sqlite:///FILE or postgresql://USER@HOST/DATABASE")
 
 
-def test_a_data_folder_that_cannot_be_written_is_told(job: JobFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_data_folder_that_cannot_be_written_is_reported(job: JobFile, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(job.path))
-    code, told = refusal("tune", job.path, "--db", f"sqlite:///{job.path.parent / 'own.db'}")
+    code, reported = refusal("tune", job.path, "--db", f"sqlite:///{job.path.parent / 'own.db'}")
     assert code == 1
-    assert f"cannot write {job.path / 'autotune'} (" in told
+    assert f"cannot write {job.path / 'autotune'} (" in reported
     assert not databases(job.path.parent)
 
 
@@ -128,19 +128,19 @@ def test_devices_in_use_exit_with_6(job: JobFile, home: Path) -> None:
     lock = lock_file()
     lock.parent.mkdir(parents=True)
     with FileLock(lock):
-        code, told = refusal("run", job.path, "--json")
+        code, reported = refusal("run", job.path, "--json")
     assert code == 6
-    assert f"another autotune process uses the devices of this machine (it holds {lock}); wait for it" in told
+    assert f"another autotune process uses the devices of this machine (it holds {lock}); wait for it" in reported
     assert not databases(home)
 
 
 def test_a_job_without_a_known_plan_exits_with_3(job: JobFile) -> None:
-    code, told = refusal("launch", job.path, "--dry-run", "--json")
+    code, reported = refusal("launch", job.path, "--dry-run", "--json")
     assert code == 3
-    assert "no plan is known for this job here; run `autotune tune`" in told
-    code, told = refusal("launch", job.path, "--plan", "abc")
+    assert "no plan is known for this job here; run `autotune tune`" in reported
+    code, reported = refusal("launch", job.path, "--plan", "abc")
     assert code == 2
-    assert "no plan begins with 'abc'; no study has tried a plan yet; run a search first" in told
+    assert "no plan begins with 'abc'; no study has tried a plan yet; run a search first" in reported
 
 
 def test_a_job_without_a_plan_of_its_own_names_the_nearest_that_may_run(job: JobFile, tmp_path: Path) -> None:
@@ -150,10 +150,11 @@ def test_a_job_without_a_plan_of_its_own_names_the_nearest_that_may_run(job: Job
     with open_store() as store:
         study = store.create_study(store.add_workload(other), {}, seed=0)
         concluded(store, best_of(study.id, workload=other))
-    code, told = refusal("launch", job.path, "--dry-run")
+    code, reported = refusal("launch", job.path, "--dry-run")
     assert code == 3
     assert (
-        f"or train with the nearest by `--plan {packed_plan().id}`, which was not measured here: memory_limit" in told
+        f"or train with the nearest by `--plan {packed_plan().id}`, which was not measured here: memory_limit"
+        in reported
     )
 
 
@@ -162,15 +163,15 @@ def test_an_id_that_several_plans_share_asks_for_more_digits() -> None:
         for qv in (9, 10):
             study = store.create_study(store.add_workload(WORKLOAD), {}, seed=0)
             concluded(store, best_of(study.id, plan=packed_plan(qv)))
-    code, told = refusal("show", "")
+    code, reported = refusal("show", "")
     assert code == 2
-    assert told.startswith("several plans begin with ''")
-    code, told = refusal("show", "none")
+    assert reported.startswith("several plans begin with ''")
+    code, reported = refusal("show", "none")
     assert code == 2
-    assert all(packed_plan(qv).id in told for qv in (9, 10))
+    assert all(packed_plan(qv).id in reported for qv in (9, 10))
 
 
-def test_a_profile_that_cannot_be_written_is_told_before_anything_is_measured(tmp_path: Path) -> None:
-    code, told = refusal("profile", "no-job.yaml", "--out", tmp_path / "costs.txt")
+def test_a_profile_that_cannot_be_written_is_reported_before_anything_is_measured(tmp_path: Path) -> None:
+    code, reported = refusal("profile", "no-job.yaml", "--out", tmp_path / "costs.txt")
     assert code == 2
-    assert "give a name that ends in .json" in told
+    assert "give a name that ends in .json" in reported

@@ -25,7 +25,7 @@ finally:
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
-    """Of a user whose database holds three studies with their winners, and who has no accelerator."""
+    """Environment of a user with three studies and their winners, and without an accelerator."""
     folder = tmp_path_factory.mktemp("a user")
     url = f"sqlite:///{folder}/known.db"
     with open_store(url) as store:
@@ -79,5 +79,5 @@ def test_completion_imports_neither_a_training_library_nor_the_database(
 
 
 def test_a_warning_on_this_machine_is_given_once_for_all_plans(environment: Mapping[str, str], tmp_path: Path) -> None:
-    _, told = modules_of(environment, tmp_path, "plans")
-    assert told.count(f"{CORES + 1} ranks share {CORES} CPU cores") == 1
+    _, errors = modules_of(environment, tmp_path, "plans")
+    assert errors.count(f"{CORES + 1} ranks share {CORES} CPU cores") == 1

@@ -42,7 +42,7 @@ LONG = "x" * 300
         (f"plans --db sqlite:///{LONG[:250]}", 4),
     ],
 )
-def test_a_name_that_is_too_long_is_told(
+def test_a_name_that_is_too_long_is_reported(
     job: JobFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, code: int
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -52,7 +52,7 @@ def test_a_name_that_is_too_long_is_told(
 
 @pytest.mark.usefixtures("home")
 @pytest.mark.parametrize(
-    ("changes", "code", "told"),
+    ("changes", "code", "expected"),
     [
         ({"model__path": LONG}, 2, "File name too long"),
         ({"data__sources": [{"path": LONG}]}, 1, "File name too long"),
@@ -66,15 +66,15 @@ def test_a_name_that_is_too_long_is_told(
         ({"search__space": {"split": [12, 8], "recompute": [[1, 1]]}}, 2, "counts for 1 stages but split has 2"),
     ],
 )
-def test_a_job_with_a_name_or_a_shape_that_cannot_be_is_told(
-    job: JobFile, changes: dict[str, object], code: int, told: str
+def test_a_job_with_an_impossible_name_or_shape_is_refused(
+    job: JobFile, changes: dict[str, object], code: int, expected: str
 ) -> None:
     found, message = refusal("launch" if "training__output" in changes else "tune", job.spoil(**changes))
-    assert (found, told in message) == (code, True), message
+    assert (found, expected in message) == (code, True), message
 
 
 @pytest.mark.usefixtures("home")
-def test_repeats_that_leave_no_sample_are_told(job: JobFile, example: Path) -> None:
+def test_repeats_that_leave_no_sample_are_refused(job: JobFile, example: Path) -> None:
     source = {"path": str(example / "data" / "train.jsonl"), "repeat": 0.001}
     code, message = refusal("pack", job.spoil(data__sources=[source]))
     assert (code, "raise `repeat` of the sources" in message) == (1, True), message
@@ -82,7 +82,7 @@ def test_repeats_that_leave_no_sample_are_told(job: JobFile, example: Path) -> N
 
 @pytest.mark.usefixtures("home")
 @pytest.mark.parametrize(
-    ("command", "place", "code", "told"),
+    ("command", "place", "code", "expected"),
     [
         ("tune", "ranks", 1, "a part of the path is a file"),
         ("profile", "ranks", 1, "a part of the path is a file"),
@@ -90,18 +90,18 @@ def test_repeats_that_leave_no_sample_are_told(job: JobFile, example: Path) -> N
         ("tune", "", 1, "cannot write"),
     ],
 )
-def test_a_file_in_the_place_of_a_work_folder_is_told(
-    job: JobFile, command: str, place: str, code: int, told: str
+def test_a_file_in_the_place_of_a_work_folder_is_reported(
+    job: JobFile, command: str, place: str, code: int, expected: str
 ) -> None:
     path = work_folder(None) / place
     path.parent.mkdir(parents=True)
     path.touch()
     found, message = refusal(command, job.path)
-    assert (found, told in message, str(path) in message) == (code, True, True), message
+    assert (found, expected in message, str(path) in message) == (code, True, True), message
 
 
 @pytest.mark.usefixtures("home")
-def test_a_limit_on_the_size_of_files_is_told(job: JobFile) -> None:
+def test_a_limit_on_the_size_of_files_is_reported(job: JobFile) -> None:
     def limited() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 

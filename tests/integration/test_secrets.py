@@ -72,22 +72,22 @@ def guarded_url(postgres_server: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_no_command_shows_the_password_of_its_database(guarded_url: str, home: Path, command: list[str]) -> None:
-    told = said(*command, "--db", guarded_url)
-    assert CANARY not in told
-    assert told
+    output = said(*command, "--db", guarded_url)
+    assert CANARY not in output
+    assert output
 
 
 @pytest.mark.parametrize("url", WRONG)
 def test_no_refusal_shows_a_password(home: Path, url: str) -> None:
     for command in (["plans"], ["doctor"], ["db", "repair"]):
-        told = said(*command, "--db", url)
-        assert CANARY not in told
-        assert "Error: " in told
+        output = said(*command, "--db", url)
+        assert CANARY not in output
+        assert "Error: " in output
 
 
 def test_no_file_holds_the_password(guarded_url: str, job: JobFile, home: Path) -> None:
-    told = said("launch", str(job.path), "--plan", packed_plan().id, "--dry-run", "--db", guarded_url)
-    assert CANARY not in told
+    output = said("launch", str(job.path), "--plan", packed_plan().id, "--dry-run", "--db", guarded_url)
+    assert CANARY not in output
     files = [path for path in home.rglob("*") if path.is_file()]
     assert files
     assert not [path for path in files if CANARY.encode() in path.read_bytes()]

@@ -1,4 +1,4 @@
-"""Names of others on a terminal: nothing in them is obeyed."""
+"""Escape sequences in imported names have no effect on a terminal."""
 
 import json
 import logging
@@ -20,7 +20,7 @@ SHOWN = r"\x1b]0;pwned\x07\x1b[31m\x9b2J\u202e\x7f"
 
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
-    """What another database exported, whose names, reasons and source hold escape sequences."""
+    """A bundle of another database, with escape sequences in names, reasons and source."""
     model = replace(WORKLOAD.model, name=f"model{ESCAPES}")
     hardware = replace(WORKLOAD.hardware, device_name=f"device{ESCAPES}")
     workload = replace(WORKLOAD, model=model, hardware=hardware)
@@ -37,13 +37,13 @@ def bundle(tmp_path: Path) -> Path:
 @pytest.mark.usefixtures("home")
 def test_escape_sequences_of_an_imported_bundle_are_shown_and_never_obeyed(bundle: Path) -> None:
     plan = packed_plan().id
-    told = ""
+    output = ""
     for command in (["db", "import", str(bundle)], ["plans"], ["studies"], ["studies", "model"], ["show", plan]):
         answer = CliRunner().invoke(main, command)
         assert answer.exit_code == 0, answer.output
         assert not set(answer.output) & set("\x1b\x07\x9b\u202e\x7f"), command
-        told += answer.output
-    assert all(f"{name}{SHOWN}" in told for name in ("model", "device", "role", "host"))
+        output += answer.output
+    assert all(f"{name}{SHOWN}" in output for name in ("model", "device", "role", "host"))
     document = json.loads(CliRunner().invoke(main, ["plans", "--json"]).stdout)
     assert document["plans"][0]["workload"]["model"]["name"] == f"model{ESCAPES}"
 

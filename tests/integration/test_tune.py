@@ -38,12 +38,12 @@ ELSEWHERE = (
 
 
 class User:
-    """Someone with a job and a data folder of their own, in which the layers' profile is known."""
+    """A user with a job and a data folder that holds the profile of the layers."""
 
     def __init__(
         self, example: Path, folder: Path, devices: int = 2, *, host: str | None = None, **search: Any
     ) -> None:
-        """On this machine, or on one that calls itself otherwise."""
+        """Use this machine, or one with another name."""
         self._program = ["-m", "autotune"] if host is None else ["-c", ELSEWHERE, host]
         job = job_of(
             example,
@@ -81,7 +81,7 @@ class User:
             )
 
     def run(self, *arguments: str) -> tuple[dict[str, Any], str]:
-        """(the JSON document, what was told meanwhile)."""
+        """Return (JSON document on stdout, text on stderr)."""
         with self.environment():
             answer = CliRunner().invoke(main, [*arguments, "--json"])
         assert answer.exit_code == 0, answer.stderr
@@ -100,7 +100,7 @@ FINISHED = """
 
 @pytest.fixture(scope="module")
 def user(shallow: Path, tmp_path_factory: pytest.TempPathFactory, give_profile: Callable[..., None]) -> User:
-    """A user who has tuned once; the tests below go on from there, in their order."""
+    """A user who has tuned once; the tests below continue from there, in order."""
     user = User(shallow, tmp_path_factory.mktemp("user"))
     give_profile(user.url, example=shallow)
     user.first, _ = user.run("tune", str(user.job))
@@ -119,9 +119,9 @@ def test_the_baselines_are_tried_and_the_winner_is_compared_with_them(user: User
 
 def test_tuning_again_starts_no_trial(user: User) -> None:
     before = user.rows(FINISHED)
-    again, told = user.run("tune", str(user.job))
+    again, output = user.run("tune", str(user.job))
     assert user.rows(FINISHED) == before
-    assert "trial" not in told
+    assert "trial" not in output
     assert again["id"] == user.first["id"] in {plan for _, plan, _, _ in before}
 
 
@@ -155,7 +155,7 @@ def test_plans_and_show_answer_from_the_database(user: User) -> None:
     assert shown["trials"][0]["result"]["outcome"]["measurement"]["stages"]
 
 
-def test_the_optuna_study_beside_holds_the_same_trials(user: User) -> None:
+def test_the_optuna_study_holds_the_same_trials(user: User) -> None:
     names = {name for (name,) in user.rows("SELECT name FROM autotune_study")}
     assert {name for (name,) in user.rows("SELECT study_name FROM studies")} == names
     states = Counter(state for (state,) in user.rows("SELECT state FROM trials"))
@@ -165,11 +165,11 @@ def test_the_optuna_study_beside_holds_the_same_trials(user: User) -> None:
 
 
 def test_launch_trains_with_the_best_plan_and_compares_the_speed(user: User) -> None:
-    launched, told = user.run("launch", str(user.job))
+    launched, output = user.run("launch", str(user.job))
     assert launched["finished"]
     assert (user.output / "model" / "model.safetensors.index.json").is_file()
     assert launched["samples_per_second"] > 0 < launched["predicted_samples_per_second"]
-    assert f"step {launched['steps']}/{launched['steps']}" in told
+    assert f"step {launched['steps']}/{launched['steps']}" in output
     shown, _ = user.run("show", launched["plan"])
     assert shown["launches"][0]["result"]["status"] == "finished"
 
@@ -192,18 +192,18 @@ def test_a_tuning_that_is_killed_at_any_moment_loses_nothing(
     user = User(shallow, tmp_path, trials=3)
     give_profile(user.url, example=shallow)
     process = user.start("tune", str(user.job))
-    told = until_a_trial_is_told(process)
+    output = read_until_first_trial(process)
     time.sleep(random.uniform(0, 2))
     ranks = children(process.pid)
     process.send_signal(signal.SIGKILL)
-    told += process.communicate()[1]
+    output += process.communicate()[1]
     wait_for_the_end(ranks)
     user.run("tune", str(user.job))
     finished = user.rows(FINISHED)
     assert len(user.rows("SELECT id FROM autotune_study")) == 1
     searched = Counter(plan for _, plan, role, kind in finished if role != "confirm" and kind == "completed")
     assert set(searched.values()) == {1}
-    acknowledged = {int(line.split()[1]) for line in told.splitlines() if line.strip().startswith("trial ")}
+    acknowledged = {int(line.split()[1]) for line in output.splitlines() if line.strip().startswith("trial ")}
     kept = {number for (number,) in user.rows("SELECT number FROM autotune_trial WHERE status = 'finished'")}
     assert acknowledged
     assert acknowledged <= kept
@@ -230,13 +230,13 @@ def test_trials_run_side_by_side_each_on_a_device_of_its_own(
 def test_agents_on_two_machines_share_a_search_and_outlive_each_other(
     example: Path, tmp_path: Path, give_profile: Callable[..., None], postgres_server: str
 ) -> None:
-    """Three on one PostgreSQL database, as on hosts with data folders of their own; one is killed."""
+    """Three agents on one PostgreSQL database, with separate data folders like hosts; one is killed."""
     with postgres.database(postgres_server) as url:
         give_profile(url, 1)
         names = ("one", "other", "killed")
         users = [User(example, tmp_path / name, devices=1, host=name, trials=6) for name in names]
         first, second, third = (user.start("tune", str(user.job), "--db", url, "--json") for user in users)
-        until_a_trial_is_told(third)
+        read_until_first_trial(third)
         third.send_signal(signal.SIGKILL)
         third.communicate()
         documents = [json.loads(process.communicate(timeout=200)[0]) for process in (first, second)]
@@ -252,12 +252,12 @@ def test_agents_on_two_machines_share_a_search_and_outlive_each_other(
     assert set(plans.values()) == {1}
 
 
-def until_a_trial_is_told(process: "subprocess.Popen[str]") -> str:
-    """What is told up to and with the first trial of this run."""
+def read_until_first_trial(process: "subprocess.Popen[str]") -> str:
+    """Return stderr up to and including the first trial of this run."""
     assert process.stderr is not None
-    told = ""
+    output = ""
     for line in process.stderr:
-        told += line
+        output += line
         if line.strip().startswith("trial "):
-            return told
-    raise AssertionError(f"the tuning ended by itself:\n{told}")
+            return output
+    raise AssertionError(f"the tuning ended by itself:\n{output}")

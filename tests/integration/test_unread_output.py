@@ -1,4 +1,4 @@
-"""Commands whose output nobody takes finish their work first."""
+"""Commands whose output is not read finish their work first."""
 
 import json
 import subprocess
@@ -32,7 +32,7 @@ def autotune(*arguments: str, redirect: str) -> "subprocess.CompletedProcess[str
     )
 
 
-def test_a_closed_stdout_is_told() -> None:
+def test_a_closed_stdout_is_reported() -> None:
     done = autotune("plans", redirect=">&-")
     assert done.stderr == "Error: the result cannot be written to stdout: it is closed; write it elsewhere\n"
     assert done.returncode == 1
@@ -40,7 +40,7 @@ def test_a_closed_stdout_is_told() -> None:
 
 @pytest.fixture
 def user(shallow: Path, tmp_path: Path, give_profile: Callable[..., None]) -> JobFile:
-    """One whose database knows a plan for the job."""
+    """Provide a user whose database holds a plan for the job."""
     job = JobFile(shallow, tmp_path)
     job.spoil(search={"trials": 1, "time_limit": "20s", "timed_steps": 1, "warmup_steps": 0})
     workload = prepared_of(shallow, tmp_path / "work").workload
@@ -53,7 +53,7 @@ def user(shallow: Path, tmp_path: Path, give_profile: Callable[..., None]) -> Jo
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("command", ["launch", "tune", "profile"])
-def test_work_goes_on_when_the_reader_of_its_progress_leaves(user: JobFile, command: str) -> None:
+def test_work_continues_when_the_reader_of_its_progress_leaves(user: JobFile, command: str) -> None:
     extra = {"launch": ["--steps", "2"], "tune": ["--fresh"], "profile": ["--fresh"]}[command]
     done = autotune(command, str(user.path), "--json", *extra, redirect="2> >(head -1 >&2)")
     assert (done.returncode, done.stderr) == (0, "Looking at the model, the data and the hardware\n")
@@ -61,7 +61,7 @@ def test_work_goes_on_when_the_reader_of_its_progress_leaves(user: JobFile, comm
 
 
 @pytest.mark.ranks
-def test_run_trains_to_the_end_before_it_says_that_stdout_takes_nothing(user: JobFile) -> None:
+def test_run_trains_to_the_end_before_it_reports_a_closed_stdout(user: JobFile) -> None:
     done = autotune("run", str(user.path), redirect=">/dev/full")
     assert done.returncode == 1
     assert done.stderr.endswith(

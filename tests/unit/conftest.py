@@ -14,7 +14,7 @@ from tests.search_bench import Bench
 
 @pytest.fixture(scope="session")
 def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file with all tables, Optuna's too."""
+    """A database file with all tables, Optuna's included."""
     path = tmp_path_factory.mktemp("empty") / "store.db"
     with open_store(f"sqlite:///{path}") as store, database(store.optuna_url):
         pass

@@ -1,4 +1,4 @@
-"""What was going on beside a trial. Real processes on the real processor; NVIDIA's library is simulated."""
+"""Conditions during a trial, with real processes on the real CPU; NVIDIA's library is simulated."""
 
 import resource
 import subprocess
@@ -49,7 +49,7 @@ def look(
     slowdowns: tuple[str, ...] = (),
     energy: float | None = None,
 ) -> Look:
-    """Ours are the processes 1 and 2."""
+    """Return a sample in which 1 and 2 are the own processes."""
     activity = Activity(pids=frozenset(pids), slowdowns=frozenset(slowdowns), energy_joules=energy)
     return Look(seconds=seconds, busy_seconds=busy, own_seconds=own, own_pids=frozenset({1, 2}), activity=activity)
 
@@ -59,12 +59,12 @@ def test_what_others_use_is_what_is_left_of_the_busy_time() -> None:
     assert (found.disturbing_cpu, found.own_cpu) == (3 / 4, 1.0)
 
 
-def test_a_process_that_takes_its_time_along_makes_nobody_else_busy() -> None:
+def test_the_time_of_an_own_process_that_ends_is_not_counted_as_disturbing() -> None:
     found = conditions_of([look(0, own=500), look(2, busy=3, own=503), look(3, busy=4, own=3), look(4, busy=6, own=5)])
     assert found.disturbing_cpu == pytest.approx(1 / 4)
 
 
-def test_nobody_uses_less_than_nothing() -> None:
+def test_disturbing_cpu_time_is_never_negative() -> None:
     assert conditions_of([look(), look(2, busy=1.9, own=2)]).disturbing_cpu == 0
 
 
@@ -118,14 +118,14 @@ def test_on_a_cpu_others_count_when_they_take_cores_from_ranks(
 @pytest.mark.parametrize(
     ("own", "disturbing", "disturbed"), [(2.0, 12.0, False), (2.0, 13.0, True), (15.9, 0.1, False), (15.0, 1.0, True)]
 )
-def test_beside_accelerators_others_count_when_nearly_all_cores_are_busy(
+def test_with_accelerators_other_processes_count_when_nearly_all_cores_are_busy(
     own: float, disturbing: float, disturbed: bool
 ) -> None:
     reason = disturbance(replace(QUIET, own_cpu=own, disturbing_cpu=disturbing), GPU)
     assert (reason is not None) is disturbed
 
 
-def test_every_reason_is_told() -> None:
+def test_every_reason_is_named() -> None:
     disturbed = replace(QUIET, disturbing_cpu=1.31, disturbing_gpu=True, throttled=("power brake", "thermal"))
     assert disturbance(disturbed, CPU) == (
         "other processes used 1.3 of 2 cores; another process computed on the devices; "
@@ -133,8 +133,8 @@ def test_every_reason_is_told() -> None:
     )
 
 
-def test_a_busy_process_is_foreign_to_all_but_its_own_family() -> None:
-    """Two watches at once, so that whatever else this machine does is the same for both."""
+def test_a_busy_process_is_disturbing_unless_it_is_an_own_process() -> None:
+    """Two watches at the same time see the same other load."""
     with child(SLEEP) as idle, child(SPIN) as busy:
         inside, outside = MachineWatch(CPU), MachineWatch(CPU, root=idle.pid)
         before, began = cpu_seconds(busy), time.monotonic()
@@ -150,7 +150,7 @@ def test_a_busy_process_is_foreign_to_all_but_its_own_family() -> None:
     assert (ours.disturbing_gpu, ours.throttled, ours.energy_joules) == (False, (), None)
 
 
-def test_children_that_end_meanwhile_are_ours() -> None:
+def test_children_that_end_meanwhile_count_as_own_processes() -> None:
     watch, before, began = MachineWatch(CPU), resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime, time.monotonic()
     with watch:
         for _ in range(3):

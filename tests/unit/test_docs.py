@@ -1,4 +1,4 @@
-"""What the documentation names exists, and what exists is in it."""
+"""The documentation matches the code."""
 
 import json
 import re
@@ -40,7 +40,7 @@ documents = pytest.mark.parametrize("document", DOCS, ids=lambda path: path.name
 
 
 def spans(document: Path) -> list[str]:
-    """Inline code of a document."""
+    """Return the inline code of a document."""
     text = re.sub(r"^```.*?^```", "", document.read_text(), flags=re.MULTILINE | re.DOTALL)
     return re.findall(r"`([^`\n]+)`", text)
 
@@ -109,7 +109,7 @@ def subclasses(kind: type[Exception]) -> set[type[Exception]]:
 
 
 def commands(group: click.Group = main, prefix: str = "") -> dict[str, click.Command]:
-    """Every command, those of groups with the group's name before theirs."""
+    """Return every command; those of groups begin with the group's name."""
     found: dict[str, click.Command] = {}
     for name, command in group.commands.items():
         found |= commands(command, f"{prefix}{name} ") if isinstance(command, click.Group) else {prefix + name: command}
@@ -242,7 +242,7 @@ def test_links_lead_to_files_and_headings(document: Path) -> None:
 
 
 @documents
-def test_names_that_stand_beside_a_file_stand_in_it(document: Path) -> None:
+def test_names_that_are_listed_for_a_file_are_defined_in_it(document: Path) -> None:
     for file, names, _ in rows(document, "file", "functions", "what happens"):
         source = (ROOT / file.strip("`")).read_text()
         assert_defines(source, names, file)

@@ -206,7 +206,7 @@ def linked(*rows: str) -> tuple[Accelerator, ...]:
         (("- NV4 -", "NV4 - -", "- - -"), None, None),
     ],
 )
-def test_the_slowest_connection_and_that_of_every_pair_are_told(
+def test_the_slowest_connection_and_that_of_every_pair_are_returned(
     rows: tuple[str, ...], link: str | None, topology: str | None
 ) -> None:
     hardware = choose(None, machine=MACHINE, found=linked(*rows))

@@ -183,7 +183,7 @@ def test_a_long_value_is_shortened(job_file: Path) -> None:
     assert len(refusal(job_file, MINIMAL + f"hardware: {{devices: {'x' * 9999}}}")) < len(str(job_file)) + 200
 
 
-def test_a_missing_file_a_folder_and_a_dataset_are_told_apart(tmp_path: Path, job_file: Path) -> None:
+def test_a_missing_file_a_folder_and_a_dataset_have_messages_of_their_own(tmp_path: Path, job_file: Path) -> None:
     with pytest.raises(JobError, match="no such file"):
         load_job(tmp_path / "other.yaml")
     with pytest.raises(JobError, match="is a folder"):

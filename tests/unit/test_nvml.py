@@ -42,7 +42,7 @@ def test_devices_that_cannot_be_read_are_not_used(
     assert "GPU is lost" in caplog.text
 
 
-def test_what_devices_do_is_told_of_all_together(two_devices: pytest.MonkeyPatch) -> None:
+def test_the_activity_of_several_devices_is_combined(two_devices: pytest.MonkeyPatch) -> None:
     def processes(handle: str) -> list[SimpleNamespace]:
         return [SimpleNamespace(pid=7), SimpleNamespace(pid=10 + int(handle))]
 
@@ -107,7 +107,7 @@ def test_the_devices_of_this_machine_have_memory_and_a_name() -> None:
         assert one.name
 
 
-def test_the_connection_of_two_devices_is_told_as_by_nvidia_smi(two_devices: pytest.MonkeyPatch) -> None:
+def test_connections_of_devices_are_named_as_by_nvidia_smi(two_devices: pytest.MonkeyPatch) -> None:
     two_devices.setattr(pynvml, "nvmlDeviceGetP2PStatus", lambda one, other, capability: pynvml.NVML_P2P_STATUS_OK)
     two_devices.setattr(pynvml, "nvmlDeviceGetNvLinkState", lambda handle, number: int(number < 18))
     first, second = accelerators()

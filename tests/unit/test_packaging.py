@@ -46,7 +46,7 @@ def test_the_command_line_answers_without_heavy_imports(tmp_path: Path) -> None:
     assert not {"torch", "deepspeed", "transformers", "optuna", "sqlalchemy", "numpy", "pydantic"} & modules.keys()
 
 
-def test_the_license_is_told_and_shipped(installed: Distribution) -> None:
+def test_the_license_is_declared_and_shipped(installed: Distribution) -> None:
     assert installed.metadata["License-Expression"] == "MIT"
     assert (ROOT / "LICENSE").read_text().startswith("MIT License")
 

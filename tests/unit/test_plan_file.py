@@ -69,7 +69,7 @@ def test_what_is_no_plan_is_refused(tmp_path: Path, content: bytes, reason: str)
         read_plan(path)
 
 
-def test_a_missing_file_is_told_and_an_id_is_no_file(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported_and_an_id_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(PredictError, match=r"No such file.*give a file such as"):
         read_plan(tmp_path / "plan.yaml")
     assert not is_plan_file("5b3868bf")

@@ -26,7 +26,7 @@ def test_a_winner_without_a_rival_claims_nothing() -> None:
     assert "probability" not in best_text(best(confidence=None, ties=()))
 
 
-def test_the_cost_of_the_search_stands_beside_what_it_saves() -> None:
+def test_the_cost_of_the_search_is_compared_with_what_it_saves() -> None:
     """1000 samples an epoch: 125 s with the best baseline, 100 s with the winner."""
     text = best_text(best(search_seconds=50.0))
     assert "trials took 50 s; an epoch is 25 s shorter than with baseline-b: paid back in 2.0 epochs" in text

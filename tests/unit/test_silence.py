@@ -1,4 +1,4 @@
-"""A training that stands still is told of on stderr: with processes that are stopped, and a clock that is not."""
+"""Warnings about a training that stands still: stopped processes, and a clock that runs on."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ from tests.processes import wait_for
 
 @pytest.fixture
 def ranks() -> Iterator[list[psutil.Process]]:
-    """One that waits and one that computes."""
+    """Provide one rank that waits and one that computes."""
     scripts = ("import time; time.sleep(600)", "while True: pass")
     processes = [subprocess.Popen([sys.executable, "-c", script]) for script in scripts]
     yield [psutil.Process(process.pid) for process in processes]
@@ -31,7 +31,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def watch(quiet: Silence, ranks: list[psutil.Process], caplog: pytest.LogCaptureFixture, text: str) -> str:
-    """Looks until a warning with that text has come, and returns it."""
+    """Look until a warning with that text appears, and return it."""
 
     def found() -> str | None:
         quiet.look([rank.pid for rank in ranks])
@@ -42,7 +42,7 @@ def watch(quiet: Silence, ranks: list[psutil.Process], caplog: pytest.LogCapture
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_silence_names_what_each_rank_does_and_its_end_is_told(
+def test_a_silence_is_reported_with_what_each_rank_does_and_so_is_its_end(
     ranks: list[psutil.Process], caplog: pytest.LogCaptureFixture
 ) -> None:
     quiet = Silence()
@@ -57,7 +57,7 @@ def test_a_silence_names_what_each_rank_does_and_its_end_is_told(
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_stopped_rank_is_told_once_and_that_it_goes_on(
+def test_a_stopped_rank_is_reported_once_and_so_is_its_return(
     ranks: list[psutil.Process], caplog: pytest.LogCaptureFixture
 ) -> None:
     quiet = Silence()
@@ -69,7 +69,7 @@ def test_a_stopped_rank_is_told_once_and_that_it_goes_on(
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_steady_training_is_told_nothing_of(ranks: list[psutil.Process], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_steady_training_causes_no_report(ranks: list[psutil.Process], caplog: pytest.LogCaptureFixture) -> None:
     quiet = Silence()
     for _ in range(20):
         quiet.step(0.06)

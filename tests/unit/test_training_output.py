@@ -1,4 +1,4 @@
-"""What a training may do in its output folder: nothing of anybody else's is changed or removed."""
+"""What a training may do in its output folder: files of others are never changed or removed."""
 
 import json
 import os
@@ -96,7 +96,7 @@ def test_only_files_that_a_checkpoint_lists_are_removed(tmp_path: Path) -> None:
     assert names(linked) == ["evaluation.txt", "stage-0.safetensors", "state.json"]
 
 
-def test_what_stands_where_a_checkpoint_belongs_gets_another_name(tmp_path: Path) -> None:
+def test_a_file_in_the_place_of_a_checkpoint_is_renamed(tmp_path: Path) -> None:
     opened = open_output(tmp_path, SETTINGS)
     (tmp_path / "checkpoint-2").mkdir()
     (tmp_path / "checkpoint-2" / "theirs").touch()
@@ -114,7 +114,7 @@ def cut(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "message"),
     [
         (lambda folder: zero(folder / "stage-0.safetensors"), "stage-0.safetensors has changed since it was written"),
         (lambda folder: cut(folder / "stage-0.safetensors"), "stage-0.safetensors has 16 bytes instead of 17"),
@@ -124,8 +124,8 @@ def cut(file: Path) -> None:
     ],
     ids=["zeroed", "cut", "missing", "state zeroed", "state missing"],
 )
-def test_a_broken_checkpoint_is_passed_over_for_the_one_before(
-    damage: object, told: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_a_broken_checkpoint_is_skipped_and_the_previous_one_is_used(
+    damage: object, message: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert callable(damage)
     opened = open_output(tmp_path, SETTINGS)
@@ -134,7 +134,7 @@ def test_a_broken_checkpoint_is_passed_over_for_the_one_before(
         append_step(tmp_path / PROGRESS_FILE, Progress(step=steps, of=6, loss=1, seconds=1, samples=8))
     damage(tmp_path / "checkpoint-4")
     assert open_output(tmp_path, SETTINGS).steps == 2
-    assert told in caplog.text
+    assert message in caplog.text
     assert "so checkpoint-4 is not used" in caplog.text
     steps_left = [json.loads(line)["step"] for line in (tmp_path / PROGRESS_FILE).read_text().splitlines()]
     assert steps_left == [2]
@@ -172,7 +172,7 @@ def test_what_a_killed_process_was_writing_is_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"seed": 7}, "belongs to a training with seed 0, not 7; name another folder"),
         ({"global_batch_samples": 16}, "global_batch_samples 8, not 16"),
@@ -180,14 +180,14 @@ def test_what_a_killed_process_was_writing_is_removed(tmp_path: Path) -> None:
         ({"plan": "x", "dtype": "bfloat16"}, "plan 945b356dd79b0367, not x; dtype float32, not bfloat16"),
     ],
 )
-def test_a_training_is_not_resumed_with_other_settings(change: dict[str, Any], told: str, tmp_path: Path) -> None:
+def test_a_training_is_not_resumed_with_other_settings(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     open_output(tmp_path, SETTINGS)
-    with pytest.raises(OutputTaken, match=told):
+    with pytest.raises(OutputTaken, match=message):
         open_output(tmp_path, replace(SETTINGS, **change))
     open_output(tmp_path, SETTINGS)
 
 
-def test_a_training_goes_on_with_another_learning_rate_and_says_so(
+def test_a_training_continues_with_another_learning_rate_and_warns(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     open_output(tmp_path, SETTINGS)
@@ -215,7 +215,7 @@ def test_a_checkpoint_of_version_0_1_0_is_resumed_with_its_plan_and_data(
 # --- progress ---
 
 
-def test_foreign_and_torn_lines_of_the_progress_file_are_passed_over(
+def test_foreign_and_torn_lines_of_the_progress_file_are_skipped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / PROGRESS_FILE
@@ -268,7 +268,7 @@ def inputs(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("output", "told"),
+    ("output", "message"),
     [
         (".", "holds the model"),
         ("model", "is inside the model's folder"),
@@ -278,11 +278,11 @@ def inputs(tmp_path: Path) -> Path:
         ("pictures", "holds the images in "),
     ],
 )
-def test_an_output_that_overlaps_with_an_input_is_refused(output: str, told: str, inputs: Path) -> None:
+def test_an_output_that_overlaps_with_an_input_is_refused(output: str, message: str, inputs: Path) -> None:
     (inputs / "link").symlink_to("model")
     (inputs / "pictures" / "of-cats").mkdir(parents=True)
     sources = [{"path": str(inputs / "data" / "train.jsonl"), "images": str(inputs / "pictures" / "of-cats")}]
-    with pytest.raises(JobError, match=told):
+    with pytest.raises(JobError, match=message):
         check_output(job_of(inputs, inputs / output, data={"sources": sources}))
 
 

@@ -1,4 +1,4 @@
-"""Datasets and models that cannot be used are told by file and line or by name, before anything runs."""
+"""Unusable datasets and models are reported by file and line, or by name, before anything runs."""
 
 import json
 import os
@@ -55,15 +55,15 @@ pytestmark = pytest.mark.usefixtures("home")
     ],
     ids=["missing", "empty", "no format", "only bad", "no image", "no JSON", "no conversations", "lengths"],
 )
-def test_data_that_cannot_be_used_is_told_with_file_and_line(
+def test_unusable_data_is_reported_with_file_and_line(
     job: JobFile, tmp_path: Path, lines: tuple[object, ...] | None, changes: dict[str, object], message: str
 ) -> None:
     path = tmp_path / "train.jsonl"
     if lines is not None:
         write_records(path, *lines)
-    code, told = refusal("tune", job.spoil(data__sources=[{"path": str(path)}], **changes))
+    code, reported = refusal("tune", job.spoil(data__sources=[{"path": str(path)}], **changes))
     assert code == 1
-    assert message.format(path=path, folder=tmp_path) in told
+    assert message.format(path=path, folder=tmp_path) in reported
     assert lines is not None or not databases(tmp_path)
 
 
@@ -82,8 +82,8 @@ def test_bad_lines_are_skipped_with_a_warning_and_a_small_dataset_is_warned_of(
 
 def test_the_data_of_a_second_command_is_known(job: JobFile, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(2):  # a search that is refused when the data has been read
-        code, told = refusal("tune", job.spoil(search__sampler="nope"))
-        assert (code, "'nope' is not one of the samplers" in told) == (2, True)
+        code, reported = refusal("tune", job.spoil(search__sampler="nope"))
+        assert (code, "'nope' is not one of the samplers" in reported) == (2, True)
         monkeypatch.setattr(measuring, "measure", None)
     assert [path.suffix for path in (home / "cache" / "autotune" / "lengths").iterdir()] == [".npz"]
 
@@ -131,13 +131,13 @@ def set_config(folder: Path, **values: object) -> None:
     ],
     ids=["folder", "config", "JSON", "type", "unknown", "unsupported", "value", "layers", "code", "form", "tokenizer"],
 )
-def test_a_model_that_cannot_be_used_is_told_and_makes_no_database(
+def test_an_unusable_model_is_reported_and_no_database_is_created(
     job: JobFile, model: Path, home: Path, spoil: Callable[[Path], object], message: str
 ) -> None:
     spoil(model)
-    code, told = refusal("tune", job.spoil(model__path=str(model)))
+    code, reported = refusal("tune", job.spoil(model__path=str(model)))
     assert code == 1
-    assert message in told
+    assert message in reported
     assert not databases(home)
 
 
@@ -220,10 +220,10 @@ def save_index(folder: Path, document: object) -> None:
         "shape",
     ],
 )
-def test_weights_that_do_not_fit_are_told_before_a_rank_starts(
+def test_weights_that_do_not_fit_are_reported_before_a_rank_starts(
     job: JobFile, model: Path, spoil: Callable[[Path], object], message: str
 ) -> None:
     spoil(model)
-    code, told = refusal("tune", job.spoil(model__path=str(model), model__weights="pretrained"))
+    code, reported = refusal("tune", job.spoil(model__path=str(model), model__weights="pretrained"))
     assert code == 1
-    assert message in told
+    assert message in reported

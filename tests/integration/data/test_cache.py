@@ -1,4 +1,4 @@
-"""Indexing a dataset again reads what was measured before, and measures what has changed."""
+"""Indexing a dataset again uses cached lengths, and measures only what has changed."""
 
 import os
 from collections.abc import Iterator
@@ -159,7 +159,7 @@ def damages(content: bytes) -> Iterator[bytes]:
         yield content[:position] + bytes([content[position] ^ 0xFF]) + content[position + 1 :]
 
 
-def test_a_damaged_cache_is_never_believed_and_is_written_again(folder: Path) -> None:
+def test_a_damaged_cache_is_not_used_and_is_written_again(folder: Path) -> None:
     whole, _ = index_again(folder)
     path = cached(folder)[0]
     content = path.read_bytes()
@@ -211,11 +211,11 @@ def test_a_cache_that_cannot_be_written_is_a_warning(folder: Path, caplog: pytes
 
 def test_progress_grows_to_the_end(folder: Path) -> None:
     for known in (False, True):
-        told: list[Reading] = []
+        readings: list[Reading] = []
         data = DataSection.model_validate({"sources": [{"path": "a.jsonl"}]})
-        build_index(data, Words(), folder, told.append, cache=folder / "cache")
-        assert [reading.records for reading in told] == sorted(reading.records for reading in told)
-        assert told[-1] == Reading(records=RECORDS, share=1.0)
-        shares = [reading.share for reading in told if reading.share is not None]
+        build_index(data, Words(), folder, readings.append, cache=folder / "cache")
+        assert [reading.records for reading in readings] == sorted(reading.records for reading in readings)
+        assert readings[-1] == Reading(records=RECORDS, share=1.0)
+        shares = [reading.share for reading in readings if reading.share is not None]
         assert shares == sorted(shares)
-        assert (told[0].records, told[0].share) == (2 if known else 0, None)
+        assert (readings[0].records, readings[0].share) == (2 if known else 0, None)

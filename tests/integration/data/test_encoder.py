@@ -101,7 +101,7 @@ def test_measured_lengths_are_the_encoded_ones_whatever_the_text_spells(
 
 
 def chat(tokenizer: Any, sample: Sample, tiles: list[int]) -> str:
-    """What the model's own chat template makes of the sample, images put in."""
+    """Return the text of the model's own chat template for the sample, with image tokens."""
     messages = [{"role": turn.role, "content": turn.text} for turn in sample.turns]
     text: str = tokenizer.apply_chat_template(messages, tokenize=False)
     for count in tiles:

@@ -43,11 +43,11 @@ def index_lines(folder: Path, encoder: Encoder, *lines: object, **changes: objec
 
 
 def test_the_example_is_indexed_without_a_fault(example: Path, encoder: Encoder) -> None:
-    told: list[Reading] = []
+    readings: list[Reading] = []
     data = DataSection(sources=(Source(path=Path("data/train.jsonl")),))
-    index, report = build_index(data, encoder, example, told.append)
+    index, report = build_index(data, encoder, example, readings.append)
     assert (len(index), report.records, report.bad, report.wrong_sizes) == (48, 48, 0, 0)
-    assert told[-1] == Reading(records=48, share=1.0)
+    assert readings[-1] == Reading(records=48, share=1.0)
     assert index.record.tolist() == list(range(48))
     assert {0, 1, 3, 5} <= set(index.vision_units.tolist())
     assert (index.target_tokens > 0).all()
@@ -132,7 +132,7 @@ def test_bad_lines_are_listed_up_to_a_bound_and_counted_in_full(
     assert (len(report.bad_lines), report.bad) == (3, 5)
 
 
-def test_the_image_file_tells_its_size_where_the_record_is_wrong(folder: Path, encoder: Encoder) -> None:
+def test_the_size_of_the_image_file_counts_where_the_record_is_wrong(folder: Path, encoder: Encoder) -> None:
     lines = [{**PICTURE, **size} for size in ({}, {"width": 120, "height": 60}, {"width": 60, "height": 60})]
     index, report = index_lines(folder, encoder, *lines)
     assert index.vision_units.tolist() == [3, 3, 3]
@@ -151,7 +151,7 @@ def test_sources_keep_their_order_formats_and_repeats(folder: Path, encoder: Enc
 
 
 def test_jobs_with_other_data_leave_each_others_index_alone(example: Path, tmp_path: Path) -> None:
-    """Ranks read theirs at every trial, while another agent of the same database prepares its own."""
+    """Ranks read their index at every trial, while another agent of the same database prepares its own."""
     whole = prepared_of(example, tmp_path)
     first_ten = {"path": str(example / "data" / "train.jsonl"), "sampling": "first:10"}
     half = prepared_of(example, tmp_path, data={"sources": [first_ten]})
@@ -169,10 +169,10 @@ def test_a_missing_file_of_a_meta_file_ends_indexing_before_it_begins(folder: Pa
     write_records(folder / "a.jsonl", GOOD)
     meta = {"one": {"annotation": "a.jsonl"}, "two": {"annotation": "no.jsonl"}}
     (folder / "meta.json").write_text(json.dumps(meta))
-    told: list[Reading] = []
+    readings: list[Reading] = []
     with pytest.raises(DataError, match=r"no\.jsonl does not exist"):
-        build_index(DataSection(sources=(Source(path=Path("meta.json")),)), encoder, folder, told.append)
-    assert not told
+        build_index(DataSection(sources=(Source(path=Path("meta.json")),)), encoder, folder, readings.append)
+    assert not readings
 
 
 # --- cutting ---

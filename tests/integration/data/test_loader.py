@@ -108,12 +108,12 @@ def test_an_empty_pack_carries_one_pad_token_that_is_no_target(encoder: Encoder,
     assert batch.pixel_values.shape == (1, 3, 56, 56)
 
 
-def test_pixels_are_left_out_where_nobody_needs_them(encoder: Encoder) -> None:
+def test_pixels_are_left_out_where_no_stage_needs_them(encoder: Encoder) -> None:
     assert join(encoder, encoded(1, 2, tiles=2), pixels=False).pixel_values is None
 
 
 @pytest.mark.parametrize("packing", [PACKED, Padded(samples=3)])
-def test_micro_batches_have_the_sizes_that_the_epoch_foretells(
+def test_micro_batches_have_the_sizes_that_the_epoch_predicts(
     index: DatasetIndex, encoder: Encoder, packing: Packing
 ) -> None:
     epoch = epoch_of(index, packing, ranks=3)
@@ -195,7 +195,7 @@ def resize(folder: Path) -> None:
 
 
 def damage(folder: Path) -> None:
-    """Keeps the size and the end, so that only decoding shows it."""
+    """Damage the picture but keep its size and end, so that only decoding finds it."""
     content = (folder / "a.png").read_bytes()
     (folder / "a.png").write_bytes(content[:50] + bytes(len(content) - 70) + content[-20:])
 

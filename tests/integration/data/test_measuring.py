@@ -1,4 +1,4 @@
-"""Measuring in several processes gives what one gives, and leaves no process behind, however it ends."""
+"""Measuring in several processes gives the same results as in one, and leaves no process behind."""
 
 import multiprocessing
 import os
@@ -48,7 +48,7 @@ def index(folder: Path, measurer: Measurer, workers: int, **changes: Any) -> tup
     return build_index(data, measurer, folder, workers=workers)
 
 
-def test_several_processes_find_what_one_finds_in_the_same_order(folder: Path, example: Path) -> None:
+def test_several_processes_give_the_results_of_one_in_the_same_order(folder: Path, example: Path) -> None:
     encoder = internvl.encoder(str(example / "model"))
     (alone, report), (together, reports) = (index(folder, encoder, workers) for workers in (1, 2))
     assert_equal(alone, together)
@@ -131,7 +131,7 @@ def test_no_process_outlives_the_one_that_reads(
     time.sleep(delay)
     started = children(process.pid)
     stop(process)
-    _, told = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=20)
     assert process.returncode == code
-    assert "Traceback" not in told
+    assert "Traceback" not in errors
     wait_for_the_end(started)

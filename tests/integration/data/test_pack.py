@@ -68,16 +68,16 @@ def test_the_table_names_choices_metrics_units_oversize_samples_and_bad_lines(tm
     path = write_lengths(tmp_path / "lengths.json", [(1, 100), (2, 5000), (0, -7), (1, 300)] * 8)
     answer = CliRunner().invoke(main, ["pack", str(path), "--qv", "4", "--qt", "800", "--data-parallel", "2"])
     assert answer.exit_code == 0, answer.stderr
-    told = answer.stdout
-    assert re.search(r"packs of Qv 4, Qt 800 \(Q'v 4, Q't 672; (isf|best-fit|cutting-stock)\): as asked for", told)
-    assert "Cost model: OmniBal's InternViT-6B + InternLM2-20B" in told
-    assert "dist ratio, vision" in told
-    assert "of text tokens" in told
-    assert "8 of 24 samples are above Qv 4, Qt 800; each has a pack of its own:" in told
-    assert f"  {path}:" in told
-    assert "2 vision units, 5000 text tokens\n" in told
-    assert "  and 3 more" in told
-    assert "8 of 32 records cannot be used:" in told
+    output = answer.stdout
+    assert re.search(r"packs of Qv 4, Qt 800 \(Q'v 4, Q't 672; (isf|best-fit|cutting-stock)\): as asked for", output)
+    assert "Cost model: OmniBal's InternViT-6B + InternLM2-20B" in output
+    assert "dist ratio, vision" in output
+    assert "of text tokens" in output
+    assert "8 of 24 samples are above Qv 4, Qt 800; each has a pack of its own:" in output
+    assert f"  {path}:" in output
+    assert "2 vision units, 5000 text tokens\n" in output
+    assert "  and 3 more" in output
+    assert "8 of 32 records cannot be used:" in output
 
 
 def test_without_capacities_a_candidate_of_least_cost_is_taken(lengths: Path) -> None:
@@ -155,20 +155,20 @@ def test_lengths_are_cut_to_the_context_of_a_model(tmp_path: Path, example: Path
     assert sorted(line["text_tokens"] for line in lines(out)) == [100, longest]
     assert found["cut"] == {"max_tokens": longest, "samples": 1}
     asked = [str(part) for part in ("pack", path, "--qv", "1", "--qt", "99999", *wanted)]
-    told = CliRunner().invoke(main, asked).stdout
-    assert f"1 of 2 samples have {longest:,} tokens: longer ones were cut to that:\n  {path}:1" in told
+    output = CliRunner().invoke(main, asked).stdout
+    assert f"1 of 2 samples have {longest:,} tokens: longer ones were cut to that:\n  {path}:1" in output
 
 
 @pytest.mark.usefixtures("home")
-def test_images_of_another_size_than_their_records_say_are_told(job: JobFile, example: Path, tmp_path: Path) -> None:
+def test_images_of_another_size_than_recorded_are_reported(job: JobFile, example: Path, tmp_path: Path) -> None:
     records = [json.loads(line) for line in (example / "data" / "train.jsonl").read_text().splitlines()]
     shown = next(record for record in records if isinstance(record.get("image"), str))
     path = write_records(tmp_path / "data.jsonl", {**shown, "width": 7, "height": 7})
     job.spoil(data={"sources": [{"path": str(path), "images": str(example / "data")}]})
     asked = ("--qv", "9", "--qt", "999", "--data-parallel", "1")
     assert document(job.path, *asked)["wrong_sizes"] == 1
-    told = CliRunner().invoke(main, ["pack", str(job.path), *asked]).stdout
-    assert "1 images have another size than their record says; the file's is used" in told
+    output = CliRunner().invoke(main, ["pack", str(job.path), *asked]).stdout
+    assert "1 images have another size than their record says; the file's is used" in output
 
 
 def test_the_choices_for_oversize_are_the_jobs() -> None:
@@ -221,12 +221,12 @@ def test_an_input_is_not_overwrite_lengths(job: JobFile, example: Path, lengths:
     copy = shutil.copy(lengths, tmp_path / "copy.jsonl")
     for source, out in ((job.path, data), (copy, tmp_path / "data" / ".." / "copy.jsonl")):
         content = out.read_bytes()
-        code, told = refusal("pack", source, "--qv", "9", "--qt", "3000", "--out", out)
+        code, output = refusal("pack", source, "--qv", "9", "--qt", "3000", "--out", out)
         assert (code, out.read_bytes()) == (2, content)
-        assert "is an input of this command and is not overwritten; name another file" in told
+        assert "is an input of this command and is not overwritten; name another file" in output
 
 
-def test_a_file_that_stands_there_is_replaced_when_the_packs_are_made(lengths: Path, tmp_path: Path) -> None:
+def test_an_existing_file_is_replaced_by_the_new_packs(lengths: Path, tmp_path: Path) -> None:
     out = tmp_path / "packs.jsonl"
     out.write_text("kept\n")
     refusal("pack", lengths, "--qv", "1", "--qt", "10", "--oversize", "skip", "--out", out)
@@ -253,11 +253,11 @@ def test_the_training_reads_the_packs_of_the_file(job: JobFile, tmp_path: Path) 
         oversize=settings.data.oversize,
     )
     tokens = dict(zip(index.record.tolist(), index.text_tokens.tolist(), strict=True))
-    told = lines(out)
+    output = lines(out)
     for rank in range(2):
         steps = range(epoch.steps)
         batches = list(micro_batches(index, epoch, steps, rank, encoder, pixels=False, workers=0, on_error="fail"))
-        of_rank = [line for line in told if line["rank"] == rank]
+        of_rank = [line for line in output if line["rank"] == rank]
         assert [len(batch.tokens.input_ids) for batch in batches] == [line["text_tokens"] for line in of_rank]
         for batch, line in zip(batches, of_rank, strict=True):
             assert list(batch.tokens.lengths) == [tokens[sample] for sample in line["samples"]]
@@ -269,7 +269,7 @@ def test_the_training_reads_the_packs_of_the_file(job: JobFile, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("suffix", "beginning"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")], ids=str
 )
-def test_a_plot_is_drawn_in_the_kind_that_its_name_tells(
+def test_the_suffix_of_the_file_decides_the_format_of_the_plot(
     lengths: Path, tmp_path: Path, suffix: str, beginning: bytes
 ) -> None:
     picture = tmp_path / f"balance{suffix}"

@@ -53,9 +53,9 @@ def test_wrong_usage_exits_with_2(
     Path("a.csv").touch()
     Path("folder.jsonl").mkdir()
     places = {"LENGTHS": str(lengths), "JOB": str(job.path)}
-    code, told = refusal("pack", *(places.get(argument, argument) for argument in arguments))
+    code, reported = refusal("pack", *(places.get(argument, argument) for argument in arguments))
     assert code == 2
-    assert message in told
+    assert message in reported
     assert not list(lengths.parent.glob("*partial*"))
 
 
@@ -78,13 +78,13 @@ CONVERSATION = {"conversations": [{"from": "human", "value": "What?"}, {"from": 
         ([{"vit_num": -1, "token_num": 10}], 1, "lengths.json:1: `vit_num` is -1; expected a whole number"),
     ],
 )
-def test_a_file_without_lengths_is_told(tmp_path: Path, content: object, code: int, message: str) -> None:
+def test_a_file_without_lengths_is_refused(tmp_path: Path, content: object, code: int, message: str) -> None:
     path = tmp_path / "lengths.json"
     path.write_text("" if content is None else json.dumps(content))
-    found, told = refusal("pack", path)
+    found, reported = refusal("pack", path)
     assert found == code
-    assert str(tmp_path) in told
-    assert message in told
+    assert str(tmp_path) in reported
+    assert message in reported
 
 
 @pytest.mark.parametrize(
@@ -94,21 +94,21 @@ def test_a_file_without_lengths_is_told(tmp_path: Path, content: object, code: i
         ("fail", "are above the pack's qv=9 qt=40, as in 300 samples; raise the capacities"),
     ],
 )
-def test_capacities_below_every_sample_are_told(lengths: Path, rule: str, message: str) -> None:
-    code, told = refusal("pack", lengths, "--qv", "9", "--qt", "40", "--oversize", rule)
+def test_capacities_below_every_sample_are_refused(lengths: Path, rule: str, message: str) -> None:
+    code, reported = refusal("pack", lengths, "--qv", "9", "--qt", "40", "--oversize", rule)
     assert code == 1
-    assert message in told
+    assert message in reported
 
 
 @pytest.mark.parametrize(
     ("module", "option", "extra"),
     [("matplotlib", ("--plot", "plot.png"), "plot"), ("pyarrow.parquet", ("--out", "packs.parquet"), "tables")],
 )
-def test_a_library_that_is_not_installed_is_told_first(
+def test_a_library_that_is_not_installed_is_reported_first(
     lengths: Path, monkeypatch: pytest.MonkeyPatch, module: str, option: tuple[str, str], extra: str
 ) -> None:
     monkeypatch.chdir(lengths.parent)
     monkeypatch.setitem(sys.modules, module, None)
-    code, told = refusal("pack", lengths, *option)
+    code, reported = refusal("pack", lengths, *option)
     assert code == 2
-    assert f"pip install 'vlm-autotune[{extra}]'" in told
+    assert f"pip install 'vlm-autotune[{extra}]'" in reported

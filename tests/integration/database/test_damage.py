@@ -1,4 +1,4 @@
-"""Damaged files and full disks: one clear message, and nothing that was acknowledged is lost or overwritten."""
+"""Damaged files and full disks: one clear message, and no acknowledged result is lost or overwritten."""
 
 import os
 import random
@@ -20,14 +20,14 @@ from tests.storage_values import WORKLOAD
 
 
 @pytest.mark.parametrize("kind", DAMAGES)
-def test_a_damaged_file_is_told_and_never_overwritten(tmp_path: Path, kind: str) -> None:
+def test_a_damaged_file_is_reported_and_never_overwritten(tmp_path: Path, kind: str) -> None:
     for seed in (1, 7):
         folder = tmp_path / f"{seed}"
         folder.mkdir()
         assert judged(damaged(folder, kind, random.Random(seed))) == []
 
 
-def test_a_file_whose_log_alone_is_left_is_not_begun_anew(tmp_path: Path) -> None:
+def test_a_database_of_which_only_the_log_is_left_is_not_created_again(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     path.with_name("store.db-wal").write_bytes(b"results")
     with pytest.raises(DatabaseDamaged, match=r"put the file back"):
@@ -74,7 +74,7 @@ def test_a_full_disk_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None
         pytest.skip(f"no disk can be mounted here: {error}")
 
 
-def test_an_emptied_file_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_emptied_file_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "store.db"
     filled(path, trials=1).close()
     path.write_bytes(b"")

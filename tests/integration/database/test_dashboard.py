@@ -24,7 +24,7 @@ START_SECONDS, RENDER_MILLISECONDS = 60.0, 20_000
 
 @contextmanager
 def dashboard(url: str) -> Iterator[str]:
-    """Its address, as a user starts it."""
+    """Start the dashboard like a user, and provide its address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -58,7 +58,7 @@ def ask(address: str) -> Any:
 
 
 def rendered(address: str, folder: Path) -> str:
-    """What a person would see, as the browser's document."""
+    """Return the document that the browser shows."""
     assert CHROMIUM
     command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
     command += ["--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-quic"]

@@ -58,7 +58,7 @@ def text(*arguments: str | Path) -> str:
     return answer.stdout
 
 
-def test_where_no_plan_holds_here_the_nearest_are_told_with_what_differs(store: Store) -> None:
+def test_where_no_plan_holds_here_the_nearest_are_listed_with_their_differences(store: Store) -> None:
     plans = document("plans", "--here")["plans"]
     assert [plan["validity"]["verdict"] for plan in plans] == ["invalid", "invalid"]
     assert [plan["distance"] for plan in plans] == sorted(plan["distance"] for plan in plans)
@@ -107,7 +107,7 @@ def test_plans_like_a_job_are_compared_with_all_of_it(store: Store, job: JobFile
     assert not job.output.exists()
 
 
-def test_a_plan_that_a_training_uses_is_told_with_its_process(store: Store) -> None:
+def test_a_plan_that_a_training_uses_is_listed_with_its_process(store: Store) -> None:
     ours = agents.process(os.getpid())
     assert ours is not None
     assert document("plans", "--in-use")["plans"] == []
@@ -123,15 +123,15 @@ def test_a_plan_that_a_training_uses_is_told_with_its_process(store: Store) -> N
     assert f"{PLAN} is in use: {place}" in text("plans")
 
 
-def test_studies_are_listed_and_one_tells_its_history(store: Store) -> None:
+def test_studies_are_listed_and_one_is_shown_with_its_trials(store: Store) -> None:
     studies = document("studies")["studies"]
     assert [study["settings"]["name"] for study in studies] == ["h100", "a100"]
     assert {study["best"]["id"] for study in studies} == {PLAN}
     history = document("studies", studies[0]["name"])
     assert [trial["role"] for trial in history["trials"]] == ["default", "sampled"]
-    told = text("studies", studies[0]["id"][:8])
-    assert "given up" in told
-    assert f"Plan {PLAN}" in told
+    output = text("studies", studies[0]["id"][:8])
+    assert "given up" in output
+    assert f"Plan {PLAN}" in output
     assert document("studies", "--top", "1")["studies"] == studies[:1]
     code, refused = refusal("studies", "no-such")
     assert (code, "autotune studies" in refused) == (2, True)
@@ -151,14 +151,14 @@ def test_a_history_names_the_plan_of_each_trial_and_any_of_them_can_be_shown(sto
     ]
     shown = document("show", tie.id)
     assert (shown["id"], shown["won"], len(shown["trials"])) == (tie.id, False, 2)
-    told = text("show", tie.id[:8])
-    assert f"In study {study.name} this plan may be as fast as the winner, {PLAN}; measured in 2 runs" in told
-    assert told.count("epoch 1234.5 s") == 2
+    output = text("show", tie.id[:8])
+    assert f"In study {study.name} this plan may be as fast as the winner, {PLAN}; measured in 2 runs" in output
+    assert output.count("epoch 1234.5 s") == 2
     assert "no run of it was completed: failed: out of memory on stage 1" in text("show", failed.id)
     assert document("show", PLAN)["won"]
 
 
-def test_the_doctor_tells_what_needs_care_and_the_data_of_a_job(store: Store, job: JobFile) -> None:
+def test_the_doctor_reports_problems_and_the_data_of_a_job(store: Store, job: JobFile) -> None:
     assert document("doctor")["findings"] == []
     assert document("doctor")["database"]["name"] == str(default_url())
     dead = store.add_agent(agents.machine(), "1 1").id
@@ -167,8 +167,8 @@ def test_the_doctor_tells_what_needs_care_and_the_data_of_a_job(store: Store, jo
     store.start_launch(packed_plan(), WORKLOAD.fingerprint, None, dead)
     found = document("doctor", job.path)
     assert found["data"]["samples"] > 0
-    told = " ".join(finding["what"] for finding in found["findings"])
-    assert all(part in told for part in ("died without ending its work", f"trial 0 of {study.name}", "has no end"))
+    output = " ".join(finding["what"] for finding in found["findings"])
+    assert all(part in output for part in ("died without ending its work", f"trial 0 of {study.name}", "has no end"))
     assert "problem  " in text("doctor")
 
 
@@ -190,7 +190,7 @@ def test_databases_are_named_by_their_urls_and_copies_by_what_they_are(store: St
     assert re.fullmatch(r"Repaired\. Copy from before the repair: \S+\.before-repair-\w+, .*\n", repaired)
 
 
-def test_who_was_not_heard_of_for_long_is_told(store: Store) -> None:
+def test_the_doctor_reports_agents_that_have_been_silent_for_long(store: Store) -> None:
     agent = store.add_agent("far-away boot", "12 3").id
     store.start_launch(packed_plan(), WORKLOAD.fingerprint, None, agent)
     assert document("doctor")["findings"] == []
@@ -224,7 +224,7 @@ SPOILED = (
 
 
 @pytest.mark.parametrize("spoil", SPOILED)
-def test_rows_of_nonsense_are_a_message_for_every_command(store: Store, spoil: str) -> None:
+def test_every_command_reports_invalid_rows_in_one_message(store: Store, spoil: str) -> None:
     study = store.studies()[0].id
     store.close()
     with sqlite3.connect(default_url().removeprefix("sqlite:///")) as connection:
@@ -243,8 +243,8 @@ def test_rows_of_nonsense_are_a_message_for_every_command(store: Store, spoil: s
     "arguments", [["studies", "\udcff"], ["show", "\udcff"], ["db", "export", "--study", "\udcff"]], ids=" ".join
 )
 def test_a_name_that_is_no_text_is_unknown(store: Store, arguments: list[str]) -> None:
-    code, told = refusal(*arguments)
-    assert (code, "is no text" in told) == (2, True), told
+    code, output = refusal(*arguments)
+    assert (code, "is no text" in output) == (2, True), output
 
 
 def test_a_name_that_no_file_can_have_is_refused(store: Store, tmp_path: Path) -> None:
@@ -254,9 +254,9 @@ def test_a_name_that_no_file_can_have_is_refused(store: Store, tmp_path: Path) -
         ["db", "repair", "--db", f"sqlite:///{long}.db"],
         ["db", "export", "--hardware", "a100", "--out", f"{long}.jsonl"],
     ):
-        code, told = refusal(*arguments)
+        code, output = refusal(*arguments)
         assert code in (1, 2, 4)
-        assert "name too long" in told.lower()
+        assert "name too long" in output.lower()
 
 
 def test_numbers_beyond_the_database_are_refused(store: Store) -> None:
@@ -266,7 +266,7 @@ def test_numbers_beyond_the_database_are_refused(store: Store) -> None:
         assert "--top" in answer.output
 
 
-def test_results_that_wait_are_told_by_the_doctor(store: Store, home: Path) -> None:
+def test_the_doctor_reports_results_that_wait_in_the_spool(store: Store, home: Path) -> None:
     folder = work_folder(default_url()) / "spool"
     Spool(folder).put(result_of("0" * 32))
     (folder / "x.bad").touch()
@@ -290,7 +290,7 @@ def test_a_bundle_goes_from_one_database_to_another(store: Store, tmp_path: Path
 
 
 def test_exports_and_imports_that_cannot_be_done_are_refused(store: Store, tmp_path: Path) -> None:
-    for arguments, expected, told in (
+    for arguments, expected, output in (
         (["db", "export", "--hardware", "no-such"], 1, "no finished study ran on 'no-such'"),
         (["db", "export", "--study", "no-such"], 2, "begins with 'no-such'"),
         (["db", "export", "--study", "tiny"], 2, "several studies begin with 'tiny'"),
@@ -298,7 +298,7 @@ def test_exports_and_imports_that_cannot_be_done_are_refused(store: Store, tmp_p
         (["db", "repair", "--db", f"sqlite:///{tmp_path / 'none.db'}"], 4, "no database"),
     ):
         code, refused = refusal(*arguments)
-        assert (code, told in refused) == (expected, True), refused
+        assert (code, output in refused) == (expected, True), refused
     assert CliRunner().invoke(main, ["db", "export"]).exit_code == 2
 
 

@@ -32,7 +32,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 @contextmanager
 def foreign_lock(path: Path) -> Iterator[None]:
-    """Another program, such as a backup, that keeps everyone else from writing."""
+    """Hold a lock like another program, such as a backup, that blocks all writes."""
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
         yield

@@ -1,4 +1,4 @@
-"""A file of results that others use, replace, link to or lock while it is opened and repaired."""
+"""A database file that others use, replace, link to or lock while it is opened and repaired."""
 
 import os
 import shutil
@@ -29,7 +29,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def record(store: Store, qv: int) -> None:
-    """One more result, in a study of its own."""
+    """Store one more result, in a new study."""
     study = store.create_study(store.add_workload(WORKLOAD), {}, seed=0)
     store.finish_trial(result_of(store.start_trial(study.id, packed_plan(qv), "sampled").id))
 
@@ -64,14 +64,14 @@ def test_what_is_written_during_a_repair_ends_it_and_stays(path: Path, monkeypat
 
 
 def test_who_waits_for_a_file_that_is_replaced_does_not_write_into_the_old_one(path: Path) -> None:
-    told: list[str] = []
+    messages: list[str] = []
     new = path.with_name("new.db")
 
     def write(store: Store) -> None:
         try:
             record(store, 50)
         except DatabaseUnavailable as error:
-            told.append(str(error))
+            messages.append(str(error))
 
     with open_store(of_file(path)) as store, closing(sqlite3.connect(path, isolation_level=None)) as holder:
         holder.execute("BEGIN IMMEDIATE")
@@ -82,13 +82,13 @@ def test_who_waits_for_a_file_that_is_replaced_does_not_write_into_the_old_one(p
         new.replace(path)
         holder.execute("COMMIT")
         thread.join()
-        assert len(told) == 1
-        assert "it was replaced meanwhile" in told[0]
+        assert len(messages) == 1
+        assert "it was replaced meanwhile" in messages[0]
         record(store, 51)
         assert len(store.answers(WORKLOAD.fingerprint)) == 4
 
 
-def test_a_file_that_is_gone_is_told_and_not_begun_anew(path: Path) -> None:
+def test_a_deleted_database_file_is_reported_and_not_created_again(path: Path) -> None:
     with open_store(of_file(path)) as store:
         record(store, 50)
         path.unlink()
@@ -130,7 +130,7 @@ def test_a_file_of_any_name_is_named_by_its_url_and_repaired(tmp_path: Path, nam
 
 @pytest.fixture
 def rollback(path: Path) -> Path:
-    """A file whose locks lie on itself, not on its log."""
+    """A database in rollback mode, whose locks are on the file instead of the log."""
     with closing(sqlite3.connect(path)) as file:
         file.execute("PRAGMA journal_mode = DELETE")
     return path

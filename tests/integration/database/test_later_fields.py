@@ -73,7 +73,7 @@ print(json.dumps(seen))
 
 
 def add_field(path: Path, line: str, only: tuple[str, ...] | None = None) -> None:
-    """Adds a last field to each dataclass of a module."""
+    """Add a last field to each dataclass of a module."""
     lines, tree = path.read_text().splitlines(), ast.parse(path.read_text())
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and (only is None or node.name in only)]
     for node in reversed(classes):

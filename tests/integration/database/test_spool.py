@@ -1,4 +1,4 @@
-"""Results that wait on disk: nothing that was put is ever lost."""
+"""Results that wait in the spool are never lost."""
 
 import errno
 import logging

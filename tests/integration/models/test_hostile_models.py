@@ -17,8 +17,8 @@ def found(example: Path) -> dict[str, Ending]:
 
 
 def is_bounded(ending: Ending) -> bool:
-    """Told in one line each, if at all."""
-    is_short = all("\n" not in message and len(message) < 1000 for message in ending.told)
+    """Check that each message is short and has one line, and that time and memory are bounded."""
+    is_short = all("\n" not in message and len(message) < 1000 for message in ending.messages)
     return is_short and not ending.died and not ending.raised and ending.peak_bytes < MOST_BYTES
 
 
@@ -26,10 +26,10 @@ def is_bounded(ending: Ending) -> bool:
 def test_a_hostile_model_folder_is_refused_in_one_line(found: dict[str, Ending], name: str) -> None:
     ending = found[name]
     assert is_bounded(ending), ending
-    assert any(re.search(CASES[name][1], message) for message in ending.told), ending
+    assert any(re.search(CASES[name][1], message) for message in ending.messages), ending
 
 
-def test_random_damage_of_a_model_folder_is_told_or_does_no_harm(example: Path) -> None:
+def test_random_damage_of_a_model_folder_is_refused_or_harmless(example: Path) -> None:
     harmed = {seed: ending for seed, ending in endings(example / "model", 25).items() if not is_bounded(ending)}
     assert not harmed
 

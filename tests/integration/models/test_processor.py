@@ -80,6 +80,8 @@ MODELS: dict[str, dict[str, Any]] = {
         "image": "<IMG_CONTEXT>",
     },
 }
+AROUND = {"llava": 1, "llava_next": 1, "llava_onevision": 1, "qwen2_5_vl": 2, "glm4v": 2}
+"""Tokens that a template writes around an image."""
 SPECIAL = {
     "image_token": "<image>",
     "video_token": "<video>",
@@ -155,13 +157,11 @@ def test_tokens_and_units_are_those_of_really_processed_images(saved: Callable[[
     processor = load_processor(str(folder), load_config(str(folder)), trust_remote_code=False)
     measurer = chat.measurer(str(folder))
     text = measurer.measure(question(0), ()).text_tokens
-    told = (
-        1 if "llava" in name else 2 if name in ("qwen2_5_vl", "glm4v") else 0
-    )  # what the template writes around an image
+    extra = AROUND.get(name, 0)
     seen = set()
     for size in random_sizes(1, 45):
         lengths = measurer.measure(question(1), (size,))
-        assert (lengths.text_tokens - text - told, lengths.vision_units) == processed(processor, (size,)), size
+        assert (lengths.text_tokens - text - extra, lengths.vision_units) == processed(processor, (size,)), size
         seen.add(lengths.vision_units)
     assert len(seen) > 3 or name == "llava"
 
@@ -173,12 +173,12 @@ def test_several_images_of_a_sample_are_counted_as_they_are_processed(saved: Cal
     measurer = chat.measurer(str(folder))
     sizes = ((40, 90), (200, 50), (10, 12))
     lengths, alone = measurer.measure(question(3), sizes), measurer.measure(question(0), ())
-    told = 3 if "llava" in name else 6 if name in ("qwen2_5_vl", "glm4v") else 0
+    extra = 3 * AROUND.get(name, 0)
     if name == "llava_next":  # really processed alone: in one sample they are padded to the most crops
         tokens, units = np.sum([processed(processor, (size,)) for size in sizes], axis=0)
     else:
         tokens, units = processed(processor, sizes)
-    assert (lengths.text_tokens - alone.text_tokens - told, lengths.vision_units) == (tokens, units)
+    assert (lengths.text_tokens - alone.text_tokens - extra, lengths.vision_units) == (tokens, units)
 
 
 # --- conversations ---
@@ -226,7 +226,7 @@ def test_targets_are_what_the_assistant_adds_to_the_prompt(saved: Callable[[str]
     assert measurer.measure(talk(TALK[1]), SIZES).target_tokens == 0
 
 
-def test_a_template_that_rewrites_earlier_turns_still_tells_targets(tmp_path: Path) -> None:
+def test_targets_are_found_with_a_template_that_rewrites_earlier_turns(tmp_path: Path) -> None:
     forgetful = (
         "{% for message in messages %}{% if loop.last or message['role'] == 'user' %}{{ message['role'] }}: "
         + ("{{ message['content'] }}\n{% endif %}{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}")
@@ -285,7 +285,7 @@ def test_another_process_gets_the_same_measurer(saved: Callable[[str], Path]) ->
     assert copy.measure(question(1), ((40, 90),)) == measurer.measure(question(1), ((40, 90),))
 
 
-def test_the_digest_tells_what_lengths_depend_on(tmp_path: Path) -> None:
+def test_the_digest_covers_what_lengths_depend_on(tmp_path: Path) -> None:
     def digest(name: str = "qwen2_5_vl", limit: int | None = None, **changes: Any) -> str:
         return chat.measurer(str(save_model(tmp_path, name, **changes)), False, limit).digest
 
@@ -305,7 +305,7 @@ def test_the_digest_tells_what_lengths_depend_on(tmp_path: Path) -> None:
         ("qwen2_5_vl", {"chat": "{% for m in messages %}{{ m['role'] }}{% endfor %}"}, "does not show an image as"),
     ],
 )
-def test_a_model_whose_processor_tells_no_lengths_is_refused(
+def test_a_model_whose_processor_gives_no_lengths_is_refused(
     tmp_path: Path, name: str, changes: dict[str, Any], message: str
 ) -> None:
     save_model(tmp_path, name if name in MODELS else "llava", **changes)

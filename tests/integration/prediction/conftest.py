@@ -27,7 +27,7 @@ def costs(job: JobFile) -> LayerCosts:
 
 @pytest.fixture
 def profiled(job: JobFile, costs: LayerCosts) -> ProfiledCosts:
-    """Of the example's model, on devices that are not here."""
+    """Profile of the example's model on devices that are not here."""
     return ProfiledCosts(
         hardware=replace(WORKLOAD.hardware, devices=2),
         model=model_shape(load_job(job.path).model),

@@ -1,4 +1,4 @@
-"""`autotune predict`: what it tells of plans without running them."""
+"""`autotune predict`: forecasts of plans without running them."""
 
 import json
 import re
@@ -67,14 +67,14 @@ def test_the_text_shows_parts_memory_and_a_chart_of_100_columns(
     arguments = ["predict", str(job.path), "--device-profile", str(profile), "--plan", str(plan(PLAN))]
     answer = CliRunner().invoke(main, arguments)
     assert answer.exit_code == 0, answer.stderr
-    told = answer.stdout
-    assert f"Plan {PLAN.id}\n  pipeline 2 x data 1" in told
-    assert re.search(r"epoch \d+\.\d \+- \d+\.\d s in \d+ steps, \d+\.\d samples/s, idle \d+\.\d%", told)
-    assert re.search(r"^stage imbalance +\d+\.\d\d +\d+\.\d% ", told, re.MULTILINE)
-    assert re.search(r"^0 +8v\+0l +2v\+0l +\d+\.\d% +\d+ ", told, re.MULTILINE)
-    chart = re.findall(r"^stage [01] \|[0-9A-J.#]+\|$", told, re.MULTILINE)
+    output = answer.stdout
+    assert f"Plan {PLAN.id}\n  pipeline 2 x data 1" in output
+    assert re.search(r"epoch \d+\.\d \+- \d+\.\d s in \d+ steps, \d+\.\d samples/s, idle \d+\.\d%", output)
+    assert re.search(r"^stage imbalance +\d+\.\d\d +\d+\.\d% ", output, re.MULTILINE)
+    assert re.search(r"^0 +8v\+0l +2v\+0l +\d+\.\d% +\d+ ", output, re.MULTILINE)
+    chart = re.findall(r"^stage [01] \|[0-9A-J.#]+\|$", output, re.MULTILINE)
     assert list(map(len, chart)) == [100, 100]
-    assert "A typical step" in told
+    assert "A typical step" in output
 
 
 def test_without_a_plan_the_best_solved_ones_are_ranked_and_fit(job: JobFile, profile: Path) -> None:
@@ -105,7 +105,7 @@ def test_a_stored_profile_of_these_devices_is_found_and_more_devices_are_extrapo
     assert memory.startswith("a memory limit of 1024 GiB, above the ")
 
 
-def test_a_profile_file_tells_of_its_own_devices_as_a_stored_profile_does(
+def test_a_profile_file_describes_its_devices_like_a_stored_profile(
     job: JobFile, profile: Path, plan: Callable[[Plan], Path]
 ) -> None:
     job.spoil(hardware={})
@@ -164,9 +164,9 @@ def test_a_plan_that_does_not_fit_or_misses_the_batch_is_marked(
     whole = Packed(qv=500, qt=50_000, qv_min=500, qt_min=50_000)
     file = plan(replace(PLAN, packing=whole))
     arguments = ["predict", str(job.path), "--device-profile", str(profile), "--plan", str(file)]
-    told = CliRunner().invoke(main, arguments).stdout
-    assert "DOES NOT FIT" in told
-    assert "MISSES THE BATCH" in told
+    output = CliRunner().invoke(main, arguments).stdout
+    assert "DOES NOT FIT" in output
+    assert "MISSES THE BATCH" in output
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg"])
@@ -198,12 +198,12 @@ def test_trials_correct_what_is_predicted_and_narrow_its_error(
     assert alone["parts"]["beside_schedule"] == pytest.approx(0, abs=1e-6)
     assert corrected["parts"]["beside_schedule"] != pytest.approx(0, abs=1e-6)
     assert sum(corrected["parts"].values()) == pytest.approx(corrected["epoch_seconds"])
-    told = CliRunner().invoke(main, ["predict", str(job.path), "--plan", str(plan(PLAN))]).stdout
-    assert f"Corrected by {len(OTHERS)} trials" in told
-    assert re.search(r"epoch \d+\.\d \+- \d+\.\d s in", told)
+    output = CliRunner().invoke(main, ["predict", str(job.path), "--plan", str(plan(PLAN))]).stdout
+    assert f"Corrected by {len(OTHERS)} trials" in output
+    assert re.search(r"epoch \d+\.\d \+- \d+\.\d s in", output)
 
 
-def test_trials_with_other_software_or_beside_a_profile_file_teach_nothing(
+def test_trials_with_other_software_or_a_profile_file_correct_nothing(
     job: JobFile, costs: LayerCosts, profile: Path, trials: Trials, plan: Callable[[Plan], Path]
 ) -> None:
     store_profile(job, costs)

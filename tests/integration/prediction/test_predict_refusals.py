@@ -22,9 +22,9 @@ def test_a_plan_of_another_model_or_for_more_devices_or_packs_is_refused(
     job: JobFile, profile: Path, plan: Callable[[Plan], Path]
 ) -> None:
     def refused(spoilt: Plan, *options: str) -> str:
-        code, told = refusal("predict", job.path, "--device-profile", profile, "--plan", plan(spoilt), *options)
+        code, message = refusal("predict", job.path, "--device-profile", profile, "--plan", plan(spoilt), *options)
         assert code == 2
-        return told
+        return message
 
     assert "hold 7 language layers but the model has 8; add 1" in refused(plan_of("8+0", "4+7", packing=PACKED))
     too_many = plan_of(*["1+0"] * 12, *["0+1"] * 9, packing=PACKED)
@@ -76,11 +76,11 @@ def test_a_profile_that_no_measurement_gives_or_of_another_model_is_refused(
     before = profile.read_text()
     profile.write_text(spoil(before))
     assert profile.read_text() != before
-    code, told = refusal("predict", job.path, "--device-profile", profile)
+    code, message = refusal("predict", job.path, "--device-profile", profile)
     assert code == 2
-    assert str(profile) in told
-    assert reason in told
-    assert "`autotune profile JOB --out`" in told
+    assert str(profile) in message
+    assert reason in message
+    assert "`autotune profile JOB --out`" in message
 
 
 def test_a_profile_that_is_no_text_or_not_there_is_refused(job: JobFile, tmp_path: Path) -> None:
@@ -90,9 +90,9 @@ def test_a_profile_that_is_no_text_or_not_there_is_refused(job: JobFile, tmp_pat
         ("none.json", "No such file"),
         (".", "no profile of"),
     ):
-        code, told = refusal("predict", job.path, "--device-profile", tmp_path / name)
+        code, message = refusal("predict", job.path, "--device-profile", tmp_path / name)
         assert code in (2, 3)
-        assert reason in told
+        assert reason in message
 
 
 def test_a_profile_without_end_is_refused(job: JobFile, tmp_path: Path) -> None:
@@ -101,53 +101,53 @@ def test_a_profile_without_end_is_refused(job: JobFile, tmp_path: Path) -> None:
     with (tmp_path / "large.json").open("wb") as file:
         file.truncate(1 << 30)
     for name, reason in (("pipe", "a named pipe"), ("zeros", "a device"), ("large", "larger than 1 MiB")):
-        code, told = refusal("predict", job.path, "--device-profile", tmp_path / f"{name}.json")
+        code, message = refusal("predict", job.path, "--device-profile", tmp_path / f"{name}.json")
         assert code == 2
-        assert reason in told
+        assert reason in message
 
 
 def test_a_profile_of_other_devices_another_dtype_or_none_is_refused(job: JobFile, costs: LayerCosts) -> None:
-    code, told = refusal("predict", job.path)
+    code, message = refusal("predict", job.path)
     assert code == 3
-    assert "no profile of the layers is stored for" in told
-    assert "`autotune profile JOB` or `autotune tune JOB`" in told
+    assert "no profile of the layers is stored for" in message
+    assert "`autotune profile JOB` or `autotune tune JOB`" in message
     store_profile(job, costs, device_name="NVIDIA A100-SXM4-80GB", accelerator="cuda")
-    code, told = refusal("predict", job.path)
+    code, message = refusal("predict", job.path)
     assert code == 3
-    assert "profiles are stored for NVIDIA A100-SXM4-80GB" in told
+    assert "profiles are stored for NVIDIA A100-SXM4-80GB" in message
     assert refusal("predict", job.path, "--device-profile", "H100")[0] == 3
     job.spoil(model__dtype="bfloat16")
-    code, told = refusal("predict", job.path, "--device-profile", "a100")
+    code, message = refusal("predict", job.path, "--device-profile", "a100")
     assert code == 2
     assert (
         "in bfloat16 were not profiled on devices called 'a100', only those of model with dtype float32, not bfloat16"
-        in told
+        in message
     )
 
 
 def test_a_plan_without_packs_is_refused(job: JobFile, profile: Path, plan: Callable[[Plan], Path]) -> None:
     job.spoil(data__oversize="skip")
     nothing = replace(PLAN, packing=Packed(qv=0, qt=1, qv_min=0, qt_min=0))
-    code, told = refusal("predict", job.path, "--device-profile", profile, "--plan", plan(nothing))
+    code, message = refusal("predict", job.path, "--device-profile", profile, "--plan", plan(nothing))
     assert code == 2
-    assert "the plan cannot pack the data: every sample is above qv=0 qt=1 and skipped; raise them" in told
+    assert "the plan cannot pack the data: every sample is above qv=0 qt=1 and skipped; raise them" in message
 
 
 def test_a_stored_profile_of_another_version_is_refused(job: JobFile, costs: LayerCosts) -> None:
     store_profile(job, costs, document='{"layers": []}')
-    code, told = refusal("predict", job.path)
+    code, message = refusal("predict", job.path)
     assert code == 3
-    assert "cannot be read" in told
-    assert "measure it again with `autotune profile JOB`" in told
+    assert "cannot be read" in message
+    assert "measure it again with `autotune profile JOB`" in message
 
 
 def test_no_plan_fits_too_little_memory(job: JobFile, profile: Path) -> None:
-    code, told = refusal("predict", job.path, "--device-profile", profile, "--memory", "1MiB")
+    code, message = refusal("predict", job.path, "--device-profile", profile, "--memory", "1MiB")
     assert code == 3
-    assert re.search(r"no plan fits 1 MiB per rank: .* give more --memory or --devices", told)
+    assert re.search(r"no plan fits 1 MiB per rank: .* give more --memory or --devices", message)
 
 
 @pytest.mark.parametrize("arguments", [("--memory", "80 bananas"), ("--memory", "0GiB"), ("--devices", "0")])
 def test_wrong_options_are_refused_before_anything_is_read(tmp_path: Path, arguments: tuple[str, str]) -> None:
-    code, told = refusal("predict", tmp_path / "none.yaml", *arguments)
-    assert (code, "Invalid value" in told) == (2, True)
+    code, message = refusal("predict", tmp_path / "none.yaml", *arguments)
+    assert (code, "Invalid value" in message) == (2, True)

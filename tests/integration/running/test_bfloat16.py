@@ -30,7 +30,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 def small_packs(*stages: str, data: int = 1, zero: ZeroStage = 1) -> Plan:
-    """Of one sample each: as many micro-batches as there are samples."""
+    """Packs of one sample each, so there are as many micro-batches as samples."""
     return plan_of(*stages, data=data, zero=zero, packing=Padded(samples=1))
 
 
@@ -55,7 +55,7 @@ def tied(shallow: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
-    """As many as a rank has: threads share out a sum."""
+    """Use one thread, like a rank: the order of a sum depends on the number of threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -78,7 +78,7 @@ def test_gradients_on_four_ranks_are_a_float32_sum_over_micro_batches_data_ranks
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("plan", TWO_RANKS.values(), ids=TWO_RANKS)
-def test_a_training_that_goes_on_has_the_states_of_one_that_never_stopped(
+def test_a_resumed_training_has_the_states_of_an_uninterrupted_one(
     plan: Plan, dtype: str, shallow: Path, pool: WarmPool, tmp_path: Path
 ) -> None:
     whole, parts = (prepared(shallow, tmp_path / name, samples=4, dtype=dtype) for name in ("whole", "parts"))
@@ -128,7 +128,7 @@ def check(plan: Plan, prepared: Prepared, pool: WarmPool) -> None:
         error += float((found[f"exp_avg:{name}"] / ADAM_SHARE - gradient).square().sum())
         total += float(gradient.square().sum())
     assert total > 0
-    assert error <= (1e-3) ** 2 * total  # a bfloat16 sum of so many is off by 0.4 % at least
+    assert error <= (1e-3) ** 2 * total  # a bfloat16 sum of this many terms is off by 0.4 % at least
 
 
 def summed_gradients(prepared: Prepared, plan: Plan) -> Tensors:

@@ -1,4 +1,4 @@
-"""Weights, gradients and optimizer states take the bytes that the prediction counts with."""
+"""Weights, gradients and optimizer states take the predicted bytes."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def test_every_zero_stage_holds_its_static_bytes(shallow: Path, tmp_path: Path) 
 
 
 def weighed_by_two_ranks(files: list[Path], folder: Path) -> list[list[str]]:
-    """What each rank prints."""
+    """Return what each rank prints."""
     outputs = [folder / f"rank-{rank}.txt" for rank in (0, 1)]
     ranks = []
     for rank, output in enumerate(outputs):

@@ -1,4 +1,4 @@
-"""The process that ranks are forked from: when it cannot start, when it is killed, and what forked ranks find."""
+"""The fork server: when it cannot start, when it is killed, and what forked ranks find."""
 
 import os
 import sys
@@ -22,7 +22,7 @@ TRIAL = Trial(warmup_steps=(), timed_steps=(0, 1))
 
 
 def servers() -> list[psutil.Process]:
-    """Those of this process, without the ranks that they have forked."""
+    """Return the fork servers of this process, without their ranks."""
     return [
         child for child in children() if child.ppid() == os.getpid() and "trials.run.fork_server" in child.cmdline()
     ]
@@ -30,7 +30,7 @@ def servers() -> list[psutil.Process]:
 
 @pytest.fixture
 def own_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test's ranks come from a server of their own: it is chosen by the number of threads."""
+    """Use another fork server for this test, chosen by the number of threads."""
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
 
 

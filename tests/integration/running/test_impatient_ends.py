@@ -1,4 +1,4 @@
-"""A training whose ranks are stopped, and whose user does not wait for its end."""
+"""A training whose ranks are stopped, and that is interrupted more than once."""
 
 import signal
 import subprocess
@@ -22,7 +22,7 @@ PLAN = plan_of("3+0", "1+2")
 
 @pytest.fixture
 def training(shallow: Path, tmp_path: Path) -> JobFile:
-    """A long one, with a plan that is known."""
+    """Provide a job with a long training and a known plan."""
     job = JobFile(shallow, tmp_path)
     job.spoil(training__epochs=500)
     workload = prepared_of(shallow, tmp_path / "work", training={"epochs": 500}).workload
@@ -32,8 +32,8 @@ def training(shallow: Path, tmp_path: Path) -> JobFile:
     return job
 
 
-def told(stderr: IO[str] | None, text: str) -> list[str]:
-    """Lines up to the one with `text`."""
+def read_until(stderr: IO[str] | None, text: str) -> list[str]:
+    """Return the lines up to the one with `text`."""
     assert stderr is not None
     lines: list[str] = []
     for line in stderr:
@@ -57,15 +57,15 @@ def test_more_signals_break_off_no_clean_up(training: JobFile, signals: tuple[si
     quiet, heard = subprocess.DEVNULL, subprocess.PIPE
     with subprocess.Popen(command, stdout=quiet, stderr=heard, text=True, start_new_session=True) as process:
         try:
-            told(process.stderr, "  step 1/")
+            read_until(process.stderr, "  step 1/")
             started = children(process.pid)
             _, stopped = ranks(process.pid)
             stopped.suspend()
-            warned = told(process.stderr, "has been stopped")
+            warned = read_until(process.stderr, "has been stopped")
             assert warned[-1].startswith("WARNING: rank 1 has been stopped since ")
             assert warned[-1].endswith(f"; resume it with `kill -CONT {stopped.pid}`\n")
             stopped.resume()
-            told(process.stderr, "WARNING: rank 1 continues; it was stopped for ")
+            read_until(process.stderr, "WARNING: rank 1 continues; it was stopped for ")
             first, *others = signals
             process.send_signal(first)
             while process.poll() is None:

@@ -1,4 +1,4 @@
-"""Ranks on their own: what they listen on, what they know, and that they end with their agent."""
+"""Ranks without a trial: where they listen, what their environment holds, and that they end with their agent."""
 
 import ipaddress
 import os

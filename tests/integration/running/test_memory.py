@@ -1,4 +1,4 @@
-"""What the memory meter counts, and what the prediction makes of it."""
+"""What the memory meter counts, compared with the prediction."""
 
 import pytest
 import torch

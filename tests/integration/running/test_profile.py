@@ -1,4 +1,4 @@
-"""Profiling the layers for real, and what is stored of it."""
+"""Real profiling of the layers, and what is stored."""
 
 import json
 from datetime import UTC, datetime, timedelta

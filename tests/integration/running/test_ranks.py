@@ -1,4 +1,4 @@
-"""Rank processes: what they answer, how they fail, and that none stays behind."""
+"""Rank processes: their answers, their failures, and that none is left over."""
 
 import os
 import re
@@ -123,7 +123,7 @@ def test_a_killed_rank_is_a_crash_that_is_not_blamed_on_a_neighbour(prepared: Pr
     ids=["start", "work", "wait for a verdict"],
 )
 def test_ranks_end_when_their_agent_is_killed(prepared: Prepared, tmp_path: Path, moment: str, expected: int) -> None:
-    """With the server that forks them, which is alone until it has imported what they need."""
+    """Together with the fork server, which is alone until it has imported what they need."""
     request = tmp_path / "request.json"
     request.write_text(wire.encode(prepared.request(PIPELINE, LONG)))
     script = (

@@ -23,7 +23,7 @@ WAIT_SECONDS = 1.0
 
 
 class Agent:
-    """Hears steps and has enough after some of them."""
+    """Receives steps, and ends the trial after some of them."""
 
     def __init__(self, enough: int) -> None:
         self.heard: list[float] = []

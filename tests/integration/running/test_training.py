@@ -1,4 +1,4 @@
-"""The full training: checkpoints, exact resume, and a final model for everybody."""
+"""The full training: checkpoints, exact resume, and a final model that transformers reads."""
 
 import json
 import shutil
@@ -40,7 +40,7 @@ def train(pool: WarmPool, prepared: Prepared, plan: Plan, max_steps: int | None 
 
 
 def losses(prepared: Prepared) -> dict[int, float]:
-    """By step, each of which the progress file names once."""
+    """Return the losses by step; the progress file holds each step once."""
     lines = (prepared.job.training.output / PROGRESS_FILE).read_text().splitlines()
     records = list(map(json.loads, lines))
     found = {record["step"]: record["loss"] for record in records}

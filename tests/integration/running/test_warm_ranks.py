@@ -1,4 +1,4 @@
-"""Ranks that serve one plan after another: what they hold on to, and whether it changes what they compute."""
+"""Ranks that serve one plan after another: what they keep, and that their results do not change."""
 
 import logging
 from pathlib import Path
@@ -39,7 +39,7 @@ def reports(answer: object) -> list[TrialReport]:
 
 
 def footprints(folder: Path) -> list[list[Footprint]]:
-    """Of both ranks, for each request."""
+    """Return the footprints of both ranks for each request."""
     requests = sorted(folder.glob("request-*"), key=lambda path: int(path.name.split("-")[1]))
     answers = [[read_report(request, rank) for rank in range(2)] for request in requests]
     return [[answer.footprint for answer in both if answer is not None] for both in answers]
@@ -58,7 +58,7 @@ def test_plans_of_all_layouts_leave_nothing_behind_on_warm_ranks(prepared: Prepa
 def test_warm_and_fresh_ranks_give_the_same_losses(
     prepared: Prepared, pool: WarmPool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The step times are only told, with `--log-cli-level=info`: they depend on what else the machine does."""
+    """Step times are only logged (`--log-cli-level=info`), because other load changes them."""
     caplog.set_level(logging.INFO, logger=__name__)
     pool.ask(prepared.request(PLANS[2], SHORT), 120)
     losses = []

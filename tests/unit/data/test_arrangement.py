@@ -21,13 +21,13 @@ def arranged(
 
 
 def uneven(packs: int) -> tuple[Floats, Ints]:
-    """Costs of packs that are alike in nothing, and 1 to 9 samples for each."""
+    """Random costs of packs, with 1 to 9 samples each."""
     random = np.random.default_rng(0)
     return random.random((packs, 3)) * (1, 1, 0), random.integers(1, 10, packs)
 
 
 def waiting(costs: Floats, rows: Ints) -> Floats:
-    """Share of the ranks' time that they wait for the costliest pack of the row: in vision, and in language."""
+    """Return the share of time in which ranks wait for the costliest pack of the row: for vision, and for language."""
     of_rows = costs[rows][..., :2]
     share: Floats = 1 - of_rows.sum(axis=(0, 1)) / (rows.shape[1] * of_rows.max(axis=1).sum(axis=0))
     return share

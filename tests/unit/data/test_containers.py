@@ -120,7 +120,7 @@ def test_behind_a_fault_in_a_list_the_next_element_goes_on(
     assert reason in fault
 
 
-def test_a_byte_that_is_not_utf_8_costs_one_element_of_a_list(tmp_path: Path) -> None:
+def test_a_byte_that_is_not_utf_8_loses_one_element_of_a_list(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_bytes(b'[\n  {"a": 1},\n  {"b": "\xff"},\n  {"c": 3}\n]')
     found = read_all(path)
@@ -186,7 +186,7 @@ def test_a_list_on_one_line_may_be_cut_off(tmp_path: Path, content: str) -> None
     assert len(found) == (4 if "c" in content else 3)
 
 
-def test_packed_samples_are_told_line_by_line(tmp_path: Path) -> None:
+def test_packed_samples_are_reported_line_by_line(tmp_path: Path) -> None:
     path = write_records(tmp_path / "a.jsonl", [{"a": 1}, {"b": 2}], [{"c": 3}])
     assert lines(read_all(path)) == [1, 2]
     assert set(values(read_all(path))) == {

@@ -105,7 +105,7 @@ def test_empty_packs_are_added_where_no_pack_can_be_halved() -> None:
 
 
 def idle_share(epoch: Epoch) -> float:
-    """Share of the ranks' time that they wait for the slowest of their step."""
+    """Return the share of time in which ranks wait for the slowest one of their step."""
     cost = epoch.pack_sizes().cost(WEIGHTS)
     load = np.stack([cost[epoch.rows(number)].sum(axis=0) for number in range(epoch.steps)])
     return float(1 - load.mean(axis=1).sum() / load.max(axis=1).sum())

@@ -38,7 +38,7 @@ def test_processes_that_save_one_index_at_the_same_time_leave_it_whole(tmp_path:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_the_content_digest_changes_with_where_a_sample_stands() -> None:
+def test_the_content_digest_changes_with_the_position_of_a_sample() -> None:
     index = index_of([(1, 2), (3, 4)])
     moved = replace(index, offset=index.offset + 1)
     assert moved.digest == index.digest

@@ -64,7 +64,7 @@ def test_ratios_are_those_of_the_papers() -> None:
     assert found.pad_ratio == 0.0
 
 
-def test_padding_is_told_as_a_share_of_the_tokens_that_are_computed() -> None:
+def test_padding_is_given_as_a_share_of_the_tokens_that_are_computed() -> None:
     found = balance(epoch_of([[0, 1], [2, 4]], [[3], []], packing=Padded(samples=2)), WEIGHTS)
     assert found.pad_ratio == pytest.approx(1 - 110 / (2 * 20 + 2 * 30 + 40))
     assert (found.relaxation_missed, found.vision_fill, found.text_fill) == (None, None, None)
@@ -115,7 +115,7 @@ def test_ratios_and_shares_stay_within_0_and_1(rows: list[tuple[int, int]], rank
 # --- packs and steps ---
 
 
-def test_packs_below_both_relaxed_capacities_are_told() -> None:
+def test_packs_below_both_relaxed_capacities_are_reported() -> None:
     found = balance(epoch_of([[0, 1], [2]], [[3], [4]]), WEIGHTS)
     assert found.relaxation_missed == 1 / 4  # the first alone: 2 units, 30 tokens
     assert found.samples_per_pack == Spread(mean=5 / 4, least=1, most=2)
@@ -137,7 +137,7 @@ def test_oversize_samples_are_counted_and_do_not_count_as_fill() -> None:
     assert found.vision_fill == pytest.approx((2 + 3) / 2 / 3)
 
 
-def test_skipped_samples_are_told() -> None:
+def test_skipped_samples_are_reported() -> None:
     packing = Packed(qv=3, qt=30, qv_min=3, qt_min=30)
     epoch = build_epoch(
         index_of(ROWS),

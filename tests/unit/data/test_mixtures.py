@@ -81,7 +81,7 @@ def test_nothing_that_a_mixture_lists_is_lost_silently(folder: Path, meta: objec
 
 
 @pytest.mark.parametrize("around", ["\ufeff{}", "\x0c{}\x0c", "{}\u2028", "\n {} \x85"])
-def test_white_space_around_a_mixture_means_nothing(folder: Path, around: str) -> None:
+def test_white_space_around_a_mixture_is_ignored(folder: Path, around: str) -> None:
     (file,) = expand(folder / "meta.json", around.replace("{}", '{"a": {"annotation": "a.jsonl"}}'))
     assert file.path == folder / "a.jsonl"
 

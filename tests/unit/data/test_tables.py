@@ -75,7 +75,7 @@ def test_chunks_of_a_table_follow_the_size_of_its_rows(
     assert digests[0] == table.digest(path, Chunk(start=0, end=parts[0].end, line=1))
 
 
-def test_a_table_that_changes_is_read_anew(tmp_path: Path, dataset: Any) -> None:
+def test_a_table_that_has_changed_is_read_again(tmp_path: Path, dataset: Any) -> None:
     path = tmp_path / "a.parquet"
     dataset.to_parquet(path)
     assert len(read_all(path)) == 10

@@ -1,4 +1,4 @@
-"""Values that cannot contradict themselves, and come back from JSON as they were."""
+"""Values that cannot contradict themselves, and that survive JSON."""
 
 from dataclasses import replace
 from datetime import UTC, datetime

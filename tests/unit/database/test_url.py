@@ -1,4 +1,4 @@
-"""Database URLs: what is accepted, and what people see of them."""
+"""Database URLs: which are accepted, and what messages show of them."""
 
 from pathlib import Path
 

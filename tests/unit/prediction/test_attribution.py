@@ -1,4 +1,4 @@
-"""Each part of a step's time on a case that is made for it, and all of them on random ones."""
+"""Each part of a step's time on a suitable case, and all of them on random ones."""
 
 from dataclasses import fields
 
@@ -33,7 +33,7 @@ def update(stages: int, reduction: float = 0.0, optimizer: float = 0.0) -> Updat
 
 
 def parts(packs: list[list[int]], seconds: PackSeconds, after: UpdateSeconds | None = None) -> dict[str, float]:
-    """Of one step of packs [micro-batches, data ranks]."""
+    """Return the parts of the time of one step of packs [micro-batches, data ranks]."""
     breakdown, _ = attribute(np.array([packs]), seconds, after or update(seconds.forward.shape[1]))
     return breakdown.totals
 

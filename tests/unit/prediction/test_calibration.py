@@ -1,4 +1,4 @@
-"""Factors and their errors, from observations that are drawn with known ones."""
+"""Factors and their errors, from observations drawn with known factors."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +34,7 @@ TRUTH = (1.3, 0.8, 1.1, 1.2, 1.5, 1.4, 1.0, 0.9, 0.05)
 
 
 def drawn(count: int, noise: float = 0.01, truth: tuple[float, ...] = TRUTH, seed: int = 0) -> list[Observation]:
-    """Steps of random parts, as this truth makes them."""
+    """Return steps of random parts with the times of these true factors."""
     random = np.random.default_rng(seed)
     found = []
     for _ in range(count):
@@ -45,7 +45,7 @@ def drawn(count: int, noise: float = 0.01, truth: tuple[float, ...] = TRUTH, see
 
 
 def errors(calibration: Calibration, count: int = 50) -> list[float]:
-    """Relative errors on steps that were not learned from."""
+    """Return relative errors on other steps."""
     return [abs(calibration.seconds(o.features)[0] / o.seconds - 1) for o in drawn(count, noise=0.0, seed=99)]
 
 
@@ -55,7 +55,7 @@ def stage_bytes(static: float, kept: float) -> StageBytes:
 
 
 def measured(plan: Plan, folder: Path, predictor: Predictor) -> Measurement:
-    """A run on ranks for which `predictor` is the truth."""
+    """Return a measurement on ranks whose true times are those of `predictor`."""
     run = runner_of(folder, SimulatedLauncher(predictor), predictor=PREDICTOR, timed_steps=2).run(plan)
     assert isinstance(run.outcome, Completed)
     return run.outcome.measurement
@@ -148,7 +148,7 @@ def test_measured_peaks_correct_the_bytes_and_narrow_their_interval() -> None:
 
 
 def kept_more(factor: float, static: float = 40.0, kept: float = 80.0) -> Peak:
-    """A stage that keeps so many times what is predicted."""
+    """A stage that keeps `factor` times the predicted bytes."""
     return Peak(predicted=stage_bytes(static * MEBI, kept * MEBI), measured=(static + factor * kept) * MEBI)
 
 

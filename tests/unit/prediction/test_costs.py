@@ -54,7 +54,7 @@ def load_seconds(pixels: bool, units: int, tokens: int) -> float:
 
 
 def reports_of(costs: LayerCosts, noise: float, ranks: int = 2) -> list[ProfileReport]:
-    """What ranks report of layers with these costs, with relative noise."""
+    """Return reports of ranks with these layer costs and relative noise."""
     random = np.random.default_rng(0)
 
     def factors() -> tuple[float, float]:

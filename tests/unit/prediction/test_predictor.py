@@ -32,7 +32,7 @@ def stage_plans(draw: st.DrawFn) -> Plan:
 
 
 def live_bytes(costs: LayerCosts, part: Cut, packs: np.ndarray) -> float:
-    """Most that is live at once when the first of `packs` has its backward pass while the others wait for theirs.
+    """Return the peak bytes in the backward pass of the first of `packs` while the others wait for theirs.
 
     Goes through the chain from its end, layer by layer, freeing what has had its backward pass.
     """
@@ -210,7 +210,7 @@ def linked(costs: LayerCosts, latency: float, per_byte: float) -> LayerCosts:
 
 @pytest.mark.parametrize(("ends", "bytes_of_pack"), [(("3+0", "2+4"), 3e4), (("5+0", "0+4"), 700.0)])
 def test_a_stage_sends_what_its_last_layer_hands_on(ends: tuple[str, ...], bytes_of_pack: float) -> None:
-    """A vision layer hands on 3e4 bytes a unit, the projector, which goes with the last of them, 700 a token."""
+    """A vision layer outputs 3e4 bytes per unit; the projector, on the stage of the last one, 700 per token."""
     slow = linked(costs_of(*(replace(cost, forward_seconds=(0, 0, 0, 0)) for _, cost in COSTS.layers)), 0.25, 1e-6)
     predictor = predictor_of(slow)
     plan = plan_of(*ends, packing=PACKED)

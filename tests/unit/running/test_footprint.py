@@ -1,4 +1,4 @@
-"""Which ranks are seen to leak."""
+"""Detection of leaking ranks."""
 
 from dataclasses import replace
 

@@ -10,7 +10,7 @@ GRIDS = st.builds(Grid, pipeline=st.integers(1, 12), data=st.integers(1, 12))
 
 
 @given(GRIDS, st.data())
-def test_a_rank_stands_where_the_groups_of_its_coordinates_meet(grid: Grid, data: st.DataObject) -> None:
+def test_a_rank_is_in_the_groups_of_its_coordinates(grid: Grid, data: st.DataObject) -> None:
     rank = data.draw(st.integers(0, grid.world_size - 1))
     where = grid.coordinates(rank)
     assert grid.stage_ranks(where.stage)[where.data_rank] == rank

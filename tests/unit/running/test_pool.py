@@ -1,4 +1,4 @@
-"""When the pool starts new ranks: with processes that answer like ranks, and train nothing."""
+"""When the pool starts new ranks, with processes that answer like ranks but do not train."""
 
 import logging
 import os
@@ -109,7 +109,7 @@ def test_ranks_serve_as_many_requests_as_they_are_given(
     assert processes(tmp_path, 3, requests_per_start=requests_per_start) == served_by
 
 
-def test_ranks_that_leak_are_told_of_and_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_ranks_that_leak_are_reported_and_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert processes(tmp_path, 5, leaked=12) == [0, 0, 0, 1, 1]
     (record,) = caplog.records

@@ -1,4 +1,4 @@
-"""How far a reading has come is told on stderr, as the user wants it."""
+"""Progress of reading data, on stderr."""
 
 import sys
 from io import StringIO
@@ -16,7 +16,7 @@ class Terminal(StringIO):
         return True
 
 
-def told(options: Options, monkeypatch: pytest.MonkeyPatch, stream: StringIO) -> str:
+def progress_text(options: Options, monkeypatch: pytest.MonkeyPatch, stream: StringIO) -> str:
     monkeypatch.setattr(sys, "stderr", stream)
     with reading_progress(options) as tell:
         assert not stream.getvalue()
@@ -31,7 +31,7 @@ def options(*, quiet: bool = False) -> Options:
 
 def test_a_terminal_shows_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("TERM", "xterm")
-    text = told(options(), monkeypatch, Terminal())
+    text = progress_text(options(), monkeypatch, Terminal())
     assert "Reading the data" in text
     assert "23,456 records" in text
     assert "50%" in text
@@ -39,9 +39,9 @@ def test_a_terminal_shows_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 
 
 def test_a_pipe_gets_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert not told(options(), monkeypatch, StringIO())
+    assert not progress_text(options(), monkeypatch, StringIO())
     monkeypatch.setattr(progress, "_EVERY_SECONDS", 0.0)
-    first, second = told(options(), monkeypatch, StringIO()).splitlines()
+    first, second = progress_text(options(), monkeypatch, StringIO()).splitlines()
     assert first.startswith("  1000 records read, ")
     assert second.startswith("  23456 records read, ")
     assert second.endswith("/s, 50%")
@@ -49,6 +49,6 @@ def test_a_pipe_gets_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys
 
 
 @pytest.mark.parametrize("stream", [Terminal(), StringIO()], ids=["terminal", "pipe"])
-def test_quiet_tells_nothing(monkeypatch: pytest.MonkeyPatch, stream: StringIO) -> None:
+def test_quiet_prints_nothing(monkeypatch: pytest.MonkeyPatch, stream: StringIO) -> None:
     monkeypatch.setattr(progress, "_EVERY_SECONDS", 0.0)
-    assert not told(options(quiet=True), monkeypatch, stream)
+    assert not progress_text(options(quiet=True), monkeypatch, stream)

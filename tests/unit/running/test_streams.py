@@ -1,4 +1,4 @@
-"""What is told on stderr ends no work, whatever has become of its reader."""
+"""A closed or blocked stderr ends no work."""
 
 import os
 import subprocess
@@ -48,7 +48,7 @@ def python(script: str, *arguments: str | Path, redirect: str) -> "subprocess.Co
 @pytest.mark.parametrize(
     "redirect", ["2>&-", "2>/dev/full", "2> >(exec true)"], ids=["closed", "full disk", "reader left"]
 )
-def test_work_goes_on_when_stderr_takes_nothing(redirect: str) -> None:
+def test_work_continues_when_stderr_is_closed_or_full(redirect: str) -> None:
     done = python(TELL, redirect=redirect)
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 

@@ -25,7 +25,7 @@ def test_a_plan_survives_the_way_through_json(plan: Plan) -> None:
 
 
 @given(strategies.packings())
-def test_a_packing_is_told_apart_by_its_kind(packing: Packing) -> None:
+def test_the_kind_of_a_packing_is_decoded_from_its_json(packing: Packing) -> None:
     assert wire.decode(Packing, wire.encode(packing, Packing)) == packing
 
 

@@ -1,4 +1,4 @@
-"""What is proposed next, on machines that only calculate."""
+"""Proposals of the advisor, on simulated machines."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -56,7 +56,7 @@ def proposed(advisor: Advisor) -> Proposal:
 
 
 def measured(plan: Plan, factor: float = 1.0) -> FinishedTrial:
-    """A trial without noise that took so many times what is predicted."""
+    """Return a trial without noise that took `factor` times the predicted time."""
     launcher = SimulatedLauncher(PREDICTOR, Behaviour(noise=0.0), factor_of=lambda _: factor)
     result = runner_of(Path(), launcher, AMPLE, PREDICTOR, timed_steps=2).run(plan)
     assert result.epoch_seconds is not None
@@ -64,7 +64,7 @@ def measured(plan: Plan, factor: float = 1.0) -> FinishedTrial:
 
 
 def ran_out(plan: Plan, stage: int) -> FinishedTrial:
-    """Of memory, by so little that predictions stay as they are."""
+    """Return a trial that ran out of memory by a tiny amount, so that predictions do not change."""
     return finished(plan, Failed(cause=OutOfMemory(stage=stage, rank=stage, needed_bytes=2, limit_bytes=1)))
 
 
@@ -156,7 +156,7 @@ def test_a_transient_failure_is_tried_once_more_and_memory_that_others_took_bars
 
 
 def test_a_stage_with_the_projector_and_one_without_cannot_be_compared() -> None:
-    """Though that holds as many layers and more: what embeds the text may be most of it."""
+    """Even if the other stage holds more layers: the text embedding may take most of the memory."""
     layout = Layout(pipeline=3, data=1, zero=0)
     advisor = advisor_of(layouts=(layout,))
     packing = advisor.space.starts[0].packing
@@ -169,7 +169,7 @@ def test_a_stage_with_the_projector_and_one_without_cannot_be_compared() -> None
     assert advisor.may_fit(other)
 
 
-def test_with_several_objectives_all_weights_are_looked_at_before_the_search_ends() -> None:
+def test_with_several_objectives_all_weights_are_tried_before_the_search_ends() -> None:
     space = Space(axes_of(), solver_of(AMPLE, PREDICTOR))
     settings = SETTINGS.model_copy(update={"objectives": ("time", "memory")})
     advisor = Advisor(space, CalibratedPredictor(PREDICTOR), limits_of(AMPLE), settings)
@@ -217,7 +217,7 @@ def test_the_best_plan_is_one_that_was_measured() -> None:
 
 
 def slower(factors: Mapping[str, float]) -> Predictor:
-    """The truth of a machine on which layers of these kinds take so many times what was profiled."""
+    """Return the costs of a machine on which these kinds of layers take a multiple of the profiled time."""
     layers = tuple(
         (
             kind,
@@ -235,7 +235,7 @@ def slower(factors: Mapping[str, float]) -> Predictor:
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """What so many proposals in a row found on a machine."""
+    """Results of consecutive proposals on one machine."""
 
     launcher: SimulatedLauncher
     tried: tuple[Plan, ...]
@@ -260,7 +260,7 @@ def tune(folder: Path, truth: Predictor, trials: int, behaviour: Behaviour) -> T
 
 
 def best_seconds(truth: Predictor, launcher: SimulatedLauncher) -> float:
-    """Of the plans that the solver finds who knows the truth, and of all around them."""
+    """Return the least true time of the plans that a solver with the true costs finds, and of their neighbours."""
     space = Space(axes_of(), solver_of(AMPLE, truth))
     known = sorted(space.starts, key=launcher.epoch_seconds)[:5]
     return min(map(launcher.epoch_seconds, chain(space.starts, *map(space.neighbours, known))))
@@ -276,7 +276,7 @@ def test_a_profile_that_is_wrong_in_one_kind_of_layer_is_corrected_within_10_tri
 
 
 def test_where_the_profile_is_wrong_about_memory_the_space_follows_the_trials(tmp_path: Path) -> None:
-    """Layers keep a fifth less than profiled, so that plans can be trained that the profile rules out."""
+    """Layers keep a fifth less than profiled, so some plans fit although the profile rules them out."""
     limit = round(1.3 * solver_of(1, PREDICTOR).least_bytes(Padded(samples=2), Layout(pipeline=1, data=2, zero=0)))
     advisor, truth = advisor_of(limit), predictor_of(keeping(0.8))
     before = set(advisor.space.starts)
@@ -293,7 +293,7 @@ def test_where_the_profile_is_wrong_about_memory_the_space_follows_the_trials(tm
 
 
 def test_where_the_profile_is_wrong_about_the_time_of_some_layers_the_space_follows_the_trials(tmp_path: Path) -> None:
-    """Language layers take four times as long: all splits of the profile leave their stages behind."""
+    """Language layers take four times as long, so every split of the profile is uneven."""
     advisor, truth = advisor_of(AMPLE), slower({"language": 4.0})
     before = set(advisor.space.starts)
     plan = next(start for start in advisor.space.starts if start.layout.pipeline == 2)
@@ -305,8 +305,8 @@ def test_where_the_profile_is_wrong_about_the_time_of_some_layers_the_space_foll
     assert min(map(truth.epoch_seconds, after)) < 0.97 * fastest
 
 
-def test_of_a_layout_that_is_predicted_worst_plans_are_split_anew_all_the_same() -> None:
-    """It may be behind only because its splits were made for wrong times."""
+def test_the_layout_that_is_predicted_worst_gets_newly_solved_splits_too() -> None:
+    """Its prediction may be bad only because its splits were solved for wrong times."""
     advisor = advisor_of(AMPLE)
     starts = [start for start in advisor.space.starts if start.layout.pipeline == 1]
     many = [replace(starts[0], packing=Padded(samples=samples)) for samples in range(1, 12)]

@@ -81,7 +81,7 @@ def test_a_uniform_split_is_deepspeeds(devices: int) -> None:
 
 
 @pytest.mark.parametrize("devices", [2, 4, 8])
-def test_omnibal_starts_at_the_balanced_forward_split_and_goes_on_to_its_neighbours(devices: int) -> None:
+def test_omnibal_starts_at_the_balanced_forward_split_and_continues_with_its_neighbours(devices: int) -> None:
     anchor, *neighbours = omnibal_of(workload_of(devices=devices))
     assert ends_of(anchor) == solver_of(1, PREDICTOR).forward_boundaries(anchor.packing, anchor.layout)
     moves = [tuple(new - old for old, new in zip(ends_of(anchor), ends_of(plan), strict=True)) for plan in neighbours]

@@ -33,7 +33,7 @@ def test_vision_capacities_are_sums_that_the_data_fills() -> None:
     assert images[10].reason == "images fill 100% of packs, most often 5+5"
 
 
-def test_a_text_capacity_beside_full_images_holds_the_longest_of_their_packs() -> None:
+def test_the_text_capacity_for_full_images_holds_the_longest_of_their_packs() -> None:
     """A profile rounds lengths up to multiples of 64: twice 320."""
     data = data_of(*[(5, 100)] * 20, *[(5, 300)] * 20)
     full = [pair for pair in capacities(data, 2, hold_all=False) if pair.qv == 10 and "images fill" in pair.reason]

@@ -1,4 +1,4 @@
-"""Which plans a job may name as the present one."""
+"""Plans that a job may name as its current plan."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +31,7 @@ def test_a_job_that_names_none_has_none(tmp_path: Path) -> None:
     assert current_plan(prepared_of(tmp_path)) is None
 
 
-def test_the_plan_of_the_file_is_the_present_one(tmp_path: Path) -> None:
+def test_the_plan_of_the_file_is_the_current_plan(tmp_path: Path) -> None:
     assert current_plan(naming(tmp_path, PLAN)) == PLAN
 
 

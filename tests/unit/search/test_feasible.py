@@ -1,4 +1,4 @@
-"""What of the space that a job asks for can be searched, and what is said of what cannot."""
+"""The part of the requested space that can be searched, and messages about the rest."""
 
 import math
 import re
@@ -33,7 +33,7 @@ def pairs(space: Space) -> set[tuple[int, int]]:
     return {(p.packing.qv, p.packing.qt) for p in space.starts if isinstance(p.packing, Packed)}
 
 
-def test_without_wishes_everything_that_the_devices_and_the_data_offer_is_searched() -> None:
+def test_without_a_space_in_the_job_everything_that_the_devices_and_the_data_offer_is_searched() -> None:
     workload = workload_of(devices=2)
     space = space_of(workload)
     assert {layout_name(plan.layout) for plan in space.starts} == {"p1-d2-z0", "p1-d2-z1", "p2-d1-z0"}
@@ -64,7 +64,7 @@ def test_a_split_has_as_many_stages_as_some_layout() -> None:
         space_of(workload_of(), split=(3, 3, 3))
 
 
-def test_a_split_chooses_the_layouts_of_so_many_stages() -> None:
+def test_a_split_chooses_the_layouts_with_its_number_of_stages() -> None:
     assert {plan.layout.pipeline for plan in space_of(workload_of(), split=(5, 4)).starts} == {2}
 
 

@@ -39,7 +39,7 @@ def test_what_a_run_gave_is_recorded_whole(tmp_path: Path) -> None:
     )
 
 
-def test_a_result_that_was_put_is_kept_though_nobody_finished_its_trial(tmp_path: Path) -> None:
+def test_a_result_that_was_put_is_kept_even_if_its_trial_was_not_finished(tmp_path: Path) -> None:
     with open_store(f"sqlite:///{tmp_path / 'tuning.db'}") as store:
         study, spool = store.create_study(store.add_workload(WORKLOAD), {}, seed=0), Spool(tmp_path / "spool")
         with Agent(store) as agent:
@@ -85,7 +85,7 @@ def test_a_measurement_that_cannot_be_kept_is_a_failed_trial(tmp_path: Path) -> 
         assert len(store.trials(study.id)) == 2
 
 
-def test_a_result_that_another_lane_stored_is_told_once(tmp_path: Path) -> None:
+def test_a_result_that_another_trial_slot_stored_is_reported_once(tmp_path: Path) -> None:
     with open_store(f"sqlite:///{tmp_path / 'tuning.db'}") as store:
         study, spool = store.create_study(store.add_workload(WORKLOAD), {}, seed=0), Spool(tmp_path / "spool")
         with Agent(store) as agent:

@@ -14,7 +14,7 @@ SAMPLES = 100
 
 
 def standings_with(*entries: tuple[float, int]) -> Standings:
-    """Plans of so many (epoch seconds, peak bytes), numbered from 1."""
+    """Return standings of plans with these (epoch seconds, peak bytes), numbered from 1."""
     standings = tuple(
         Standing(
             plan=padded_plan(number),

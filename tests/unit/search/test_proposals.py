@@ -41,7 +41,7 @@ def open_proposals(folder: Path, sampler: str = "tpe", seed: int = 0) -> Proposa
 
 
 def stored(folder: Path) -> list[FrozenTrial]:
-    """What any Optuna program would see."""
+    """Return the trials that any Optuna program sees."""
     return optuna.load_study(study_name="study", storage=url_of(folder)).get_trials()
 
 
@@ -50,7 +50,7 @@ def judged(trial: FinishedTrial) -> Judgement:
 
 
 def trial(number: int, kind: str = "completed", plan: Plan | None = None) -> FinishedTrial:
-    """Of the plan of that number in the space, or of another one."""
+    """Return a trial of the plan with that number in the space, or of another plan."""
     values: dict[str, Any] = {"epoch_seconds": 100.0 + number} if kind == "completed" else {}
     return finished(plan or PLANS[number], OUTCOMES[kind], number, **values)
 
@@ -69,33 +69,37 @@ def test_a_plan_that_did_not_fit_by_a_hair_violates_its_constraint_all_the_same(
     assert (judge(outcome, None, 90.0).violation or 0.0) > 0
 
 
-def test_a_plan_that_was_not_worth_a_run_violates_a_constraint_more_than_one_that_nearly_fitted() -> None:
+def test_a_rejected_plan_violates_the_constraint_more_than_one_that_nearly_fits() -> None:
     rejected = judge(OUTCOMES["rejected"], None, 90.0)
     assert (rejected.state, rejected.value) == (TrialState.COMPLETE, 90.0)
     assert (rejected.violation or 0.0) > (TOO_LARGE.violation or 0.0)
 
 
 @pytest.mark.parametrize("kind", ["crash", "timeout"])
-def test_what_says_nothing_of_the_plan_is_a_failure_without_a_value(kind: str) -> None:
+def test_an_outcome_that_does_not_depend_on_the_plan_is_a_failure_without_a_value(kind: str) -> None:
     assert judge(OUTCOMES[kind], None, 90.0) == Judgement.nothing()
 
 
-def test_a_suggestion_is_a_point_of_the_space_and_open_until_it_is_told(tmp_path: Path) -> None:
+def test_a_suggestion_is_a_point_of_the_space_and_open_until_tell(tmp_path: Path) -> None:
     proposals = open_proposals(tmp_path)
     suggestion = proposals.suggest()
     assert set(suggestion.params) == set(SPACE.distributions)
     assert [found.state for found in stored(tmp_path)] == [TrialState.RUNNING]
     proposals.tell(suggestion, "a" * 32, "sampled", GOOD)
-    (told,) = stored(tmp_path)
-    assert (told.state, told.value, dict(told.constraints)) == (TrialState.COMPLETE, 100.0, {"0": 0.0})
-    assert told.user_attrs == {"trial_id": "a" * 32, "role": "sampled"}
+    (stored_trial,) = stored(tmp_path)
+    assert (stored_trial.state, stored_trial.value, dict(stored_trial.constraints)) == (
+        TrialState.COMPLETE,
+        100.0,
+        {"0": 0.0},
+    )
+    assert stored_trial.user_attrs == {"trial_id": "a" * 32, "role": "sampled"}
 
 
-def test_a_suggestion_without_a_plan_becomes_a_failure_without_a_trial_of_ours(tmp_path: Path) -> None:
+def test_a_suggestion_without_a_plan_becomes_a_failure_without_a_stored_trial(tmp_path: Path) -> None:
     proposals = open_proposals(tmp_path)
     proposals.tell(proposals.suggest(), None, "sampled", Judgement.nothing())
-    (told,) = stored(tmp_path)
-    assert (told.state, told.user_attrs) == (TrialState.FAIL, {"role": "sampled"})
+    (stored_trial,) = stored(tmp_path)
+    assert (stored_trial.state, stored_trial.user_attrs) == (TrialState.FAIL, {"role": "sampled"})
 
 
 def test_an_infeasible_plan_is_stored_with_its_violation(tmp_path: Path) -> None:
@@ -183,7 +187,7 @@ def test_an_unknown_sampler_is_refused_with_the_names_that_exist(tmp_path: Path)
 # --- Optuna's tables that cannot be used ---
 
 
-def test_a_study_of_another_space_is_told_with_the_remedy(tmp_path: Path) -> None:
+def test_a_study_of_another_space_is_refused_with_the_remedy(tmp_path: Path) -> None:
     open_proposals(tmp_path).add(trial(0), GOOD)
     other = Space(axes_of(packers=("isf",)), solver_of(1 << 50, PREDICTOR))
     advisor = Advisor(other, CalibratedPredictor(PREDICTOR), limits_of(1 << 50), SearchSection())
@@ -191,7 +195,7 @@ def test_a_study_of_another_space_is_told_with_the_remedy(tmp_path: Path) -> Non
         Proposals(storage, "study", "tpe", SamplerContext(space=other, advisor=advisor, seed=0))
 
 
-def test_tables_of_another_optuna_are_told(tmp_path: Path) -> None:
+def test_tables_of_another_version_of_optuna_are_refused(tmp_path: Path) -> None:
     open_proposals(tmp_path)
     with sqlite3.connect(tmp_path / "study.db") as connection:
         connection.execute("UPDATE alembic_version SET version_num = 'v9.9.9.a'")
@@ -201,16 +205,16 @@ def test_tables_of_another_optuna_are_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("table", ["studies", "trials"])
-def test_lost_tables_are_told_without_the_statement_that_missed_them(tmp_path: Path, table: str) -> None:
+def test_lost_tables_are_reported_without_the_sql_statement(tmp_path: Path, table: str) -> None:
     proposals = open_proposals(tmp_path)
     with sqlite3.connect(tmp_path / "study.db") as connection:
         connection.execute(f"DROP TABLE {table}")
-    with pytest.raises(DatabaseUnavailable, match=f"no such table: {table}") as told:
+    with pytest.raises(DatabaseUnavailable, match=f"no such table: {table}") as caught:
         proposals.suggest()
-    assert "SELECT" not in str(told.value)
+    assert "SELECT" not in str(caught.value)
 
 
-def test_a_file_that_is_no_database_is_told(tmp_path: Path) -> None:
+def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / "study.db").write_bytes(b"remember the milk\n" * 500)
     with pytest.raises(DatabaseUnavailable, match="not a database"), database(url_of(tmp_path)):
         pass

@@ -7,7 +7,7 @@ from autotune.search.sampling.pruner import TO_BEAT, ClearlyWorse
 
 
 def ends(steps: Sequence[float], to_beat: float | None = 100.0) -> bool:
-    """Whether a trial ends after these steps."""
+    """Return whether a trial is pruned after these steps."""
     trial = optuna.create_study(pruner=ClearlyWorse()).ask()
     trial.set_user_attr(TO_BEAT, to_beat)
     for number, seconds in enumerate(steps):

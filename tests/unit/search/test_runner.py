@@ -26,7 +26,7 @@ PREDICTOR = predictor_of()
 
 
 class Recorder(SimulatedLauncher):
-    """Keeps the tasks that it was given."""
+    """Records the tasks that it is given."""
 
     tasks: tuple[Trial, ...] = ()
 
@@ -166,7 +166,7 @@ def test_memory_is_only_taken_by_who_computes_on_the_devices(tmp_path: Path, dis
     assert disturbance_with(Timeout(seconds=5)) is not None
 
 
-def test_on_a_machine_that_is_never_left_alone_only_the_first_trial_is_run_again(tmp_path: Path) -> None:
+def test_on_a_machine_that_is_always_disturbed_only_the_first_trial_is_run_again(tmp_path: Path) -> None:
     class Shared(Undisturbed):
         @property
         def conditions(self) -> Conditions:
@@ -179,7 +179,7 @@ def test_on_a_machine_that_is_never_left_alone_only_the_first_trial_is_run_again
 
 
 def steps_of(folder: Path, noise: float, **search: Any) -> int:
-    """How many steps a trial timed on a machine of that noise."""
+    """Return the number of steps that a trial timed on a machine with that noise."""
     launcher = SimulatedLauncher(PREDICTOR, Behaviour(noise=noise))
     outcome = runner_of(folder, launcher, **search).run(PLAN).outcome
     assert isinstance(outcome, Completed)
@@ -194,11 +194,11 @@ def test_a_trial_times_fewer_steps_once_their_mean_is_sure(tmp_path: Path) -> No
 
 
 def test_a_trial_that_need_not_go_on_is_shortened(tmp_path: Path) -> None:
-    told: list[float] = []
+    estimates: list[float] = []
 
     def steps(seconds: float) -> bool:
-        told.append(seconds)
-        return len(told) < 2
+        estimates.append(seconds)
+        return len(estimates) < 2
 
     launcher = SimulatedLauncher(PREDICTOR, factor_of=lambda _: 1.5)
     result = runner_of(tmp_path, launcher, timed_steps=8, step_error=0.0).run(PLAN, steps)
@@ -206,7 +206,7 @@ def test_a_trial_that_need_not_go_on_is_shortened(tmp_path: Path) -> None:
     assert result.outcome.shortened
     assert len(result.outcome.measurement.step_seconds) == len(result.outcome.measurement.steps) == 2
     whole = 1.5 * PREDICTOR.epoch_seconds(PLAN)
-    assert told == pytest.approx([whole, whole], rel=0.05)
+    assert estimates == pytest.approx([whole, whole], rel=0.05)
     assert result.epoch_seconds == pytest.approx(whole, rel=0.05)
 
 
@@ -286,7 +286,7 @@ def test_a_plan_that_misses_the_global_batch_is_rejected(tmp_path: Path) -> None
     assert reason == "its steps miss the global batch by 25%"
 
 
-def test_a_plan_certainly_above_the_memory_is_rejected_and_one_that_is_near_is_left_to_the_run(tmp_path: Path) -> None:
+def test_a_plan_certainly_above_the_memory_is_rejected_and_one_near_the_limit_is_run(tmp_path: Path) -> None:
     stages = CalibratedPredictor(PREDICTOR).predict(PLAN).stage_memory
     fullest = max(range(2), key=lambda stage: stages[stage].low)
     limit = round(stages[fullest].low) - MEBI

@@ -1,4 +1,4 @@
-"""What every sampler has in common: it suggests plans that can be trained, and nothing else."""
+"""Every sampler suggests plans that can be trained, and nothing else."""
 
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ def study_of(name: str, seed: int = 0, advisor: Advisor | None = None) -> optuna
 
 
 def suggested(name: str, count: int = 5, seed: int = 0) -> list[dict[str, Any]]:
-    """The points of trials that end as they are predicted to, one after another."""
+    """Return the points of consecutive trials that end as predicted."""
     study, found = study_of(name, seed), []
     for _ in range(count):
         trial = study.ask(SPACE.distributions)
@@ -73,7 +73,7 @@ def test_another_seed_suggests_something_else(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["gp", "tpe"])
-def test_optunas_samplers_choose_all_parameters_together_beside_trials_that_have_none(name: str) -> None:
+def test_optunas_samplers_choose_all_parameters_together_when_some_trials_have_none(name: str) -> None:
     """Baselines are no points of the space."""
     study = study_of(name)
     study.add_trial(optuna.trial.create_trial(value=1.0, params={}, distributions={}))
@@ -98,7 +98,7 @@ def test_open_trials_of_the_model_have_plans_of_their_own() -> None:
     assert len(set(plans)) == 5
 
 
-def test_the_model_suggests_a_plan_of_the_space_though_a_baseline_is_best_and_nothing_is_left() -> None:
+def test_the_model_suggests_a_plan_of_the_space_even_if_a_baseline_is_best_and_none_is_left() -> None:
     two_stages = (Layout(pipeline=2, data=1, zero=0),)
     space = Space(axes_of(layouts=two_stages, boundaries=(5, 9), recompute="all", capacities=((9, 480),)), SOLVER)
     assert space.starts

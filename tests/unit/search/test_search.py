@@ -1,4 +1,4 @@
-"""Whole searches on a real database, with ranks that only calculate."""
+"""Whole searches on a real database, with simulated ranks."""
 
 import dataclasses
 from collections import Counter
@@ -37,7 +37,7 @@ ALWAYS = (Role.DEFAULT, Role.DEFAULT_NO_RECOMPUTE, Role.OMNIBAL)
 
 
 class Killed(BaseException):
-    """Stands for the end of the process in the middle of a trial."""
+    """Simulates the end of the process in the middle of a trial."""
 
 
 def roles(trials: list[FinishedTrial]) -> list[str]:
@@ -45,12 +45,12 @@ def roles(trials: list[FinishedTrial]) -> list[str]:
 
 
 def fastest(bench: Bench) -> Standing:
-    """The winner as the tuner finds it."""
+    """Return the winner that the tuner would store."""
     return bench.standings.entries[bench.standings.winner().number]
 
 
 def spent(trials: list[FinishedTrial]) -> int:
-    """Trials that count against the budget."""
+    """Return the trials that count against the budget."""
     return len([trial for trial in trials if ran(trial) and trial.role != Role.CONFIRM])
 
 
@@ -68,7 +68,7 @@ def test_a_search_runs_predicted_plans_baselines_and_sampled_plans_and_repeats_t
     assert found[found.index(Role.DEFAULT) : found.index(Role.SAMPLED)] == list(ALWAYS)
     assert set(found[found.index(Role.SAMPLED) : found.index(Role.CONFIRM)]) <= {Role.SAMPLED, Role.REFERENCE}
     assert set(found[found.index(Role.CONFIRM) :]) == {Role.CONFIRM}
-    assert ledger.trials == bench.stored(study) == [trial for trial, known in bench.told if not known]
+    assert ledger.trials == bench.stored(study) == [trial for trial, known in bench.reported if not known]
     assert [trial.plan for trial in ledger.trials if ran(trial)] == pool.asked
 
 
@@ -81,7 +81,7 @@ def test_finalists_are_repeated_in_turns_after_everything_else(bench: Bench) -> 
     assert of_baselines >= set(ALWAYS)
 
 
-def test_the_plan_that_is_really_fastest_wins_though_another_was_predicted(bench: Bench) -> None:
+def test_the_plan_that_is_measured_fastest_wins_even_if_another_was_predicted(bench: Bench) -> None:
     def slow_packs(plan: Plan) -> float:
         return 1.0 if plan.layout.pipeline == 1 and isinstance(plan.packing, Packed) else 2.0
 
@@ -104,12 +104,12 @@ def test_nothing_that_is_answered_is_run_again(bench: Bench) -> None:
 def test_a_second_study_learns_from_the_first_and_runs_only_what_is_new(bench: Bench) -> None:
     first, second, pool = bench.study(), bench.study(), SimulatedLauncher(PREDICTOR)
     old = bench.search(first, SimulatedLauncher(PREDICTOR)).trials
-    bench.told.clear()
+    bench.reported.clear()
     new = bench.search(second, pool, trials=3).trials
     assert spent(new) == 3
     answered = {trial.plan.id for trial in old}
     assert not answered & {trial.plan.id for trial in new if trial.role != Role.CONFIRM}
-    known = [trial for trial, was_known in bench.told if was_known]
+    known = [trial for trial, was_known in bench.reported if was_known]
     assert len(known) >= 4
     assert [trial.id for trial in known] == [trial.id for trial in old[: len(known)]]
     ours = optuna.load_study(study_name=second.name, storage=bench.store.optuna_url).get_trials()
@@ -129,7 +129,7 @@ def test_every_answer_is_in_the_optuna_study_once(bench: Bench) -> None:
     assert not any(each.state == TrialState.RUNNING for each in found)
 
 
-def test_a_plan_that_ran_out_of_memory_is_told_as_infeasible_and_does_not_win(bench: Bench) -> None:
+def test_a_plan_that_ran_out_of_memory_is_infeasible_for_optuna_and_does_not_win(bench: Bench) -> None:
     def cause(plan: Plan) -> Cause | None:
         return TOO_LARGE if plan.layout.pipeline == 1 else None
 
@@ -139,10 +139,10 @@ def test_a_plan_that_ran_out_of_memory_is_told_as_infeasible_and_does_not_win(be
     assert Role.PREDICTED in roles(failed)
     found = optuna.load_study(study_name=study.name, storage=bench.store.optuna_url).get_trials()
     for trial in failed:
-        told = [each for each in found if each.user_attrs.get("trial_id") == trial.id]
-        assert [dict(each.constraints) for each in told] == [{"0": pytest.approx(0.2)}]
+        recorded = [each for each in found if each.user_attrs.get("trial_id") == trial.id]
+        assert [dict(each.constraints) for each in recorded] == [{"0": pytest.approx(0.2)}]
         # Corrected by the trials before it, whose noise is 1 %.
-        assert told[0].value == pytest.approx(PREDICTOR.predict(trial.plan).epoch_seconds, rel=0.02)
+        assert recorded[0].value == pytest.approx(PREDICTOR.predict(trial.plan).epoch_seconds, rel=0.02)
     assert {standing.plan.layout.pipeline for standing in bench.standings.entries} == {2}
 
 
@@ -197,7 +197,7 @@ def test_time_for_the_repetitions_is_left(bench: Bench) -> None:
 
 
 class Dying(SimulatedLauncher):
-    """Is killed at its so manieth trial."""
+    """Is killed at trial number `last`."""
 
     def __init__(self, last: int) -> None:
         super().__init__(PREDICTOR, cause_of=self._die)
@@ -237,7 +237,7 @@ def test_a_result_that_was_only_spooled_when_the_process_died_is_used(bench: Ben
     assert roles(ledger.trials)[:2] == [Role.DEFAULT, Role.DEFAULT_NO_RECOMPUTE]
 
 
-def test_the_present_plan_of_another_search_is_none_of_this_one(bench: Bench) -> None:
+def test_the_current_plan_of_another_search_is_not_that_of_this_one(bench: Bench) -> None:
     bench.current_plan = Plan(
         packing=Padded(samples=2),
         layout=Layout(pipeline=2, data=1, zero=0),
@@ -330,7 +330,7 @@ def test_confirmation_goes_on_while_no_plan_is_surely_the_fastest(
     assert max(confirmed.values()) == 3
 
 
-# --- beside the proposals ---
+# --- besides the proposals ---
 
 
 @pytest.mark.usefixtures("unsatisfied")
@@ -359,8 +359,8 @@ def test_a_trial_that_is_clearly_worse_is_pruned_and_does_not_rank(bench: Bench)
     assert shortened
     assert {trial.role for trial in shortened.values()} == {Role.SAMPLED}
     found = optuna.load_study(study_name=study.name, storage=bench.store.optuna_url).get_trials()
-    told = [each for each in found if each.user_attrs.get("trial_id") in shortened]
-    assert {each.state for each in told} == {TrialState.PRUNED}
+    recorded = [each for each in found if each.user_attrs.get("trial_id") in shortened]
+    assert {each.state for each in recorded} == {TrialState.PRUNED}
     whole = {trial.plan for trial in ledger.trials if not is_shortened(trial)}
     assert {standing.plan for standing in bench.standings.entries} <= whole
 

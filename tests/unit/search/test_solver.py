@@ -34,7 +34,7 @@ shapes = st.tuples(st.integers(1, 4), st.integers(1, 3)).filter(lambda layers: s
 
 @st.composite
 def problems(draw: st.DrawFn, most_stages: int = 3) -> tuple[Predictor, Limits, Packing, Layout]:
-    """Layers in random proportions, few or many micro-batches, and from too little memory to enough for every plan."""
+    """Random layer costs, few or many micro-batches, and memory from too little to enough for every plan."""
     vision, language = draw(shapes)
     layout = Layout(
         pipeline=draw(st.integers(1, min(most_stages, vision + language))),
@@ -50,7 +50,7 @@ def problems(draw: st.DrawFn, most_stages: int = 3) -> tuple[Predictor, Limits, 
 
 
 def _uneven(costs: LayerCosts, factors: list[tuple[float, float, float]]) -> LayerCosts:
-    """With shares of its own for what each kind of layer takes to recompute, needs for a moment, and keeps but once."""
+    """Return costs whose recompute, transient and once-kept shares differ between kinds of layers."""
     layers = tuple(
         (
             kind,
@@ -82,14 +82,14 @@ def stage_of(limits: Limits, start: int, end: int) -> Stage:
 
 
 class BruteForce:
-    """Every split, and in it every pair of recompute counts of every stage."""
+    """Tries every split, with every pair of recompute counts of every stage."""
 
     def __init__(self, predictor: Predictor, limits: Limits, packing: Packing, layout: Layout) -> None:
         self._predictor, self._limits, self._packing, self._layout = predictor, limits, packing, layout
         self._sizes = predictor.sizes(packing, layout)
 
     def plans(self) -> list[tuple[float, Plan]]:
-        """(seconds of a step, plan) of all that fit and no stage of which could recompute fewer layers of a kind."""
+        """Return (seconds of a step, plan) of all plans that fit and of which no stage could recompute fewer layers."""
         found = []
         for ends in splits(self._limits.layers, self._layout.pipeline):
             found += [(self._seconds(chosen), self._plan(chosen)) for chosen in product(*self._options(ends))]
@@ -133,7 +133,7 @@ def _is_less(one: Stage, other: Stage) -> bool:
 
 
 def mean_seconds(predictor: Predictor, parts: Parts, mean: Array) -> Array:
-    """Of the mean pack on each stage."""
+    """Return the seconds of the mean pack on each stage."""
     forward, backward = predictor.pass_seconds(parts, mean)
     seconds: Array = (predictor.load_seconds(parts, mean) + forward + backward)[0]
     return seconds
@@ -207,7 +207,7 @@ def test_the_fewest_recomputed_layers_are_taken_vision_layers_first(
 
 
 def _recomputing(packing: Packing, layout: Layout, bare: list[Stage], count: int) -> Plan:
-    """So many layers of every stage, or all that it has."""
+    """Recompute this number of layers of every stage, or all that it has."""
     vision = [min(count, stage.vision) for stage in bare]
     language = [min(count - of_vision, stage.language) for of_vision, stage in zip(vision, bare, strict=True)]
     stages = (
@@ -246,7 +246,7 @@ def test_with_memory_to_spare_nothing_is_recomputed_and_without_nothing_fits() -
     assert recomputed[1] == [0, 0]
 
 
-def test_without_enough_memory_little_is_weighed_beside_the_leanest_stages() -> None:
+def test_with_too_little_memory_few_stages_are_evaluated() -> None:
     least = Solver(predictor_of(), limits_of(1, 40, 40)).least_bytes(PACKED, PIPELINE)
     weighed = {}
     for name, limit in (("too little", least * 0.9), ("enough", least * 1.02)):
@@ -299,7 +299,7 @@ def closed_form_best(solver: Solver, packing: Packing, layout: Layout) -> Plan |
     return next(iter(solver.solutions(packing, layout, Wanted(count=1, within=1.0))), None)
 
 
-def test_the_plan_is_the_fastest_on_real_packs_of_many_that_are_good_on_the_mean_pack() -> None:
+def test_the_plan_is_the_fastest_on_real_packs_among_many_that_are_good_on_the_mean_pack() -> None:
     predictor = predictor_of(index=index_of(random_rows(90, seed=3)))
     solver = solver_of(1 << 50, predictor)
     layout = Layout(pipeline=3, data=2, zero=1)
@@ -320,7 +320,7 @@ def test_the_same_problem_has_the_same_solution(problem: tuple[Predictor, Limits
     assert again.solutions(packing, layout) == Solver(predictor, limits).solutions(packing, layout)
 
 
-def test_the_forward_split_takes_no_account_of_memory_or_of_the_backward_pass() -> None:
+def test_the_forward_split_ignores_memory_and_the_backward_pass() -> None:
     predictor = predictor_of()
     packing, layout = Padded(samples=4), Layout(pipeline=3, data=1, zero=0)
     limits = limits_of(1)

@@ -215,7 +215,7 @@ def test_a_layout_without_a_stage_ignores_its_parameters() -> None:
     assert AMPLE.plan({**point, "boundary_1": 2, "recompute_language_3": 2}) == AMPLE.plan(point)
 
 
-def test_a_shifted_split_recomputes_what_its_own_memory_asks() -> None:
+def test_a_shifted_split_recomputes_what_its_own_memory_requires() -> None:
     shifted = TIGHT.plan({**point_of(TIGHT, TWO), "boundary_0": -1})
     assert shifted == TIGHT_SOLVER.fit(shifted.packing, shifted.layout, ends_of(shifted))
 
@@ -243,7 +243,7 @@ def test_a_given_count_of_recomputed_layers_is_kept() -> None:
 
 
 def test_a_point_means_the_same_plan_after_the_solver_has_changed() -> None:
-    """Where both can be trained: importances and other samplers read the points of the whole study."""
+    """If both can be trained, since importances and other samplers read the points of the whole study."""
     space = Space(axes_of(), TIGHT_SOLVER)
     before = {plan: space.point(plan) for plan in (*space.starts, *space.neighbours(space.starts[0]))}
     space.renew(AMPLE_SOLVER)

@@ -13,7 +13,7 @@ COUNT = 12
 
 @st.composite
 def chains(draw: st.DrawFn) -> tuple[list[Choices], int]:
-    """Few layers, and small whole numbers as times, so that there are ties; some cuts have no choice, some several."""
+    """Few layers with small integer times, so that there are ties; some cuts have no choice, some several."""
     layers = draw(st.integers(1, 6))
     stages = []
     for _ in range(draw(st.integers(1, min(layers, 3)))):

@@ -1,4 +1,4 @@
-"""What is known of plans after trials on a machine that is noisy, slows down and is disturbed."""
+"""The posterior after trials on a machine that is noisy, slows down and is disturbed."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -26,7 +26,7 @@ EVERY_SECONDS = 20.0
 def trials_of(
     plans: Iterable[Plan], factor: Callable[[Plan, int], float], noise: float = 0.005, seed: int = 0
 ) -> list[FinishedTrial]:
-    """One after another; `factor` is by how much the trial of that number is slower than predicted."""
+    """Return consecutive trials; `factor` gives how much slower than predicted each one is."""
     random = np.random.default_rng(seed)
     found = []
     for number, plan in enumerate(plans):
@@ -97,7 +97,7 @@ def test_a_difference_of_plans_is_within_two_errors_19_times_of_20(own: float) -
     assert np.mean(within) >= 0.88  # of pairs that share plans
 
 
-def test_the_machine_that_is_slow_now_is_told() -> None:
+def test_a_machine_that_is_slow_now_is_recognised() -> None:
     order = PLANS * 4
     slow = surrogate_after(trials_of(order, lambda _, number: 1.2 if number >= 6 else 1.0))
     assert slow.slowness == pytest.approx(1.2, abs=0.12)

@@ -32,7 +32,7 @@ SECONDS = 20
 
 
 class Meeting(SimulatedLauncher):
-    """Answers when all who share the barrier were asked, as long as there is something for each of them."""
+    """Answers when every runner that shares the barrier was asked, while there are enough trials for all."""
 
     def __init__(self, barrier: Barrier) -> None:
         super().__init__(PREDICTOR)
@@ -83,7 +83,7 @@ def test_no_more_trials_run_than_the_budget(bench: Bench, monkeypatch: pytest.Mo
 
 
 class Stopped(BaseException):
-    """Stands for Ctrl-C."""
+    """Simulates Ctrl-C."""
 
 
 def test_a_trial_on_other_devices_is_given_up_when_the_search_ends(bench: Bench) -> None:
@@ -122,7 +122,7 @@ def test_a_trial_on_other_devices_is_given_up_when_the_search_ends(bench: Bench)
 
 
 def test_agents_share_one_study(database_url: str, tmp_path: Path) -> None:
-    """Two at once: no plan twice, one budget, and every trial of both in the Optuna study once."""
+    """Two at the same time: no plan runs twice, the budget is shared, and Optuna's study has each trial once."""
     with ExitStack() as stack:
         benches = []
         for name in ("one", "other"):
@@ -150,8 +150,8 @@ def test_agents_share_one_study(database_url: str, tmp_path: Path) -> None:
         assert benches[0].store.running_trials(study.id) == ()
         with database(benches[0].store.optuna_url) as storage:
             found = optuna.load_study(study_name=study.name, storage=storage).get_trials()
-        told = [each.user_attrs["trial_id"] for each in found if "trial_id" in each.user_attrs]
-        assert sorted(told) == sorted(trial.id for trial in trials if trial.role not in REPEATS)
+        recorded = [each.user_attrs["trial_id"] for each in found if "trial_id" in each.user_attrs]
+        assert sorted(recorded) == sorted(trial.id for trial in trials if trial.role not in REPEATS)
         assert not any(each.state == TrialState.RUNNING for each in found)
 
 
@@ -208,8 +208,8 @@ def test_what_a_dead_agent_left_is_run_by_the_other(bench: Bench) -> None:
     assert left.id not in {trial.id for trial in ledger.trials}
 
 
-def test_what_an_agent_left_that_died_meanwhile_is_closed_and_run(bench: Bench) -> None:
-    """Optuna's own trial of it too: a plan that seems to run is never suggested again."""
+def test_open_trials_of_an_agent_that_died_are_closed_and_run_again(bench: Bench) -> None:
+    """Optuna's trial is closed as well, since a plan that seems to run is never suggested again."""
     study = bench.study()
     other = bench.store.add_agent("another host", "1 1")
     left: list[RunningTrial] = []

@@ -42,7 +42,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def keep(store: Store, workload: Workload, plan: Plan, lessons: str = "{}") -> None:
-    """A finished study on that workload, which the plan won."""
+    """Store a finished study on that workload with this winner."""
     study = store.create_study(store.add_workload(workload), {}, seed=0)
     concluded(store, best_of(study.id, plan=plan, workload=workload), lessons)
 
@@ -53,7 +53,7 @@ def bigger(workload: Workload) -> Workload:
     return replace(workload, model=model)
 
 
-def test_the_winner_of_a_like_workload_is_inherited(store: Store) -> None:
+def test_the_winner_of_a_similar_workload_is_inherited(store: Store) -> None:
     keep(store, replace(workload_of(), global_batch_samples=17), PLAN)
     assert inherited_plans(store, workload_of(), SPACE, SOLVER) == [PLAN]
 
@@ -88,7 +88,7 @@ def test_a_plan_for_another_number_of_devices_is_not_moved() -> None:
     assert moved(PLAN, workload_of(devices=4), SOLVER) is None
 
 
-def test_lessons_carry_what_one_search_learnt_to_the_next(store: Store, tmp_path: Path) -> None:
+def test_the_calibration_state_of_one_search_is_used_by_the_next(store: Store, tmp_path: Path) -> None:
     slower = predictor_of(scaled(COSTS, (1.5, 0.8, 1, 1, 1, 1, 1, 1)))
     launcher, first = SimulatedLauncher(slower), CalibratedPredictor(PREDICTOR)
     runner = runner_of(tmp_path, launcher, predictor=PREDICTOR)
@@ -102,7 +102,7 @@ def test_lessons_carry_what_one_search_learnt_to_the_next(store: Store, tmp_path
     assert second.relative_error(PLAN) > first.relative_error(PLAN)
 
 
-def test_lessons_of_another_kind_of_model_or_form_count_as_none(store: Store) -> None:
+def test_a_calibration_state_of_another_kind_of_model_or_format_is_not_used(store: Store) -> None:
     assert inherited_calibration(store, workload_of()) is None
     keep(store, replace(workload_of(), model=replace(workload_of().model, dtype="bfloat16")), PLAN, "{}")
     assert inherited_calibration(store, workload_of()) is None

@@ -26,7 +26,7 @@ SHORTENED = replace(measured(), shortened=True)
 def standings_with(
     *seconds: float, error: float = 0.01, roles: tuple[str, ...] = (), trials: tuple[int, ...] = ()
 ) -> Standings:
-    """Plans of so many seconds, the fastest first, whose errors are independent."""
+    """Return standings of plans with these seconds, fastest first, with independent errors."""
     standings = [
         Standing(
             plan=padded_plan(number + 1),
@@ -55,7 +55,7 @@ def standings_after(*trials: FinishedTrial) -> Standings:
 
 
 def trial(plan: Plan, factor: float, number: int = 0, role: str = "sampled") -> FinishedTrial:
-    """So many times what is predicted."""
+    """Return a completed trial that took `factor` times the predicted time."""
     seconds = factor * PREDICTOR.epoch_seconds(plan)
     made = completed(plan, seconds, 0.005 * seconds, role)
     return replace(made, number=number)
@@ -149,7 +149,7 @@ def test_the_loss_is_what_the_fastest_plan_is_expected_to_be_faster() -> None:
     assert standings_with(100, 100).winner().loss == pytest.approx(error / math.sqrt(2 * math.pi), rel=0.1)
 
 
-def test_a_plan_that_may_be_faster_though_its_repeat_failed_does_not_win_but_makes_unsure() -> None:
+def test_a_plan_whose_repeat_failed_does_not_win_but_lowers_the_confidence() -> None:
     found = standings_with(99, 100, 130, trials=(1, 2, 2)).winner()
     assert (found.number, found.ties) == (1, (0,))
     assert found.confidence is not None
@@ -218,7 +218,7 @@ def scattered(*, is_disturbed: bool, baseline: float) -> list[FinishedTrial]:
 
 
 @pytest.mark.parametrize("is_disturbed", [False, True])
-def test_a_plan_that_ran_twice_stands_between_its_measurements_though_it_was_predicted_otherwise(
+def test_the_estimate_of_a_plan_that_ran_twice_is_between_its_measurements_whatever_was_predicted(
     is_disturbed: bool,
 ) -> None:
     trials = scattered(is_disturbed=is_disturbed, baseline=0.7)
