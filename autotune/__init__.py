@@ -11,5 +11,5 @@ for _name in ("storage", "trials"):  # common names, which a folder of the user'
     if _found != [str(_HOME / _name)]:
         raise ImportError(
             f"autotune needs its own package {_name!r} in {_HOME}, but Python finds {', '.join(_found) or 'none'}; "
-            "take the folder around that out of PYTHONPATH, rename it, or start autotune in another folder"
+            "remove the folder that contains it from PYTHONPATH, rename it, or start autotune in another folder"
         )

@@ -20,7 +20,7 @@ def check_architecture(settings: ModelSection, config_digest: str, folder: Path,
     A model with code of its own is compared each time: that code may have changed. Raises what `check_parity` raises.
     """
     if settings.trust_remote_code:
-        tell("Comparing a small copy of the model with transformers; its own code is compared each time")
+        tell("Comparing a small copy of the model with transformers; a model with its own code is compared each time")
         parity.check_parity(settings)
         return
     # A change of the model code in this project requires another comparison.

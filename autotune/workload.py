@@ -133,4 +133,4 @@ def _warn_of_bad_data(report: IndexReport) -> None:
     if report.cut:
         _log.warning("%d samples have %d tokens: longer ones are cut to that", report.cut, report.max_tokens)
     if report.wrong_sizes:
-        _log.warning("%d images have another size than their record says; the file's is used", report.wrong_sizes)
+        _log.warning("%d images have another size than recorded; the size in the file is used", report.wrong_sizes)

@@ -58,7 +58,7 @@ class DataSection(_Section):
     @classmethod
     def _only_to_truncate(cls, max_tokens: int | None, info: ValidationInfo) -> int | None:
         if max_tokens is not None and info.data.get("oversize", "truncate") != "truncate":
-            raise ValueError("only means something with `oversize: truncate`; set that, or take max_tokens out")
+            raise ValueError("only means something with `oversize: truncate`; set that, or remove max_tokens")
         return max_tokens
 
 

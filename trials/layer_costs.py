@@ -147,4 +147,4 @@ def check_measured(measured: object) -> None:
         value = getattr(measured, field.name)
         for number in value if isinstance(value, tuple) else (value,):
             if isinstance(number, int | float) and not (math.isfinite(number) and number >= 0):
-                raise ValueError(f"{field.name} is {number}, which no measurement gives")
+                raise ValueError(f"{field.name} is {number}, which cannot be a measured value")

@@ -146,7 +146,7 @@ class Plan:
         """
         if dtype == "bfloat16" and self.layout.zero == 0:
             raise InvalidPlan(
-                "bfloat16 weights are not trained with ZeRO 0, which has no float32 copy of them; use ZeRO 1"
+                "bfloat16 weights cannot be trained with ZeRO 0, which keeps no float32 copy of them; use ZeRO 1"
             )
         for kind, have, want in (
             ("vision", sum(stage.vision for stage in self.stages), vision_layers),

@@ -129,10 +129,10 @@ def profile(options: Options, job: Path, out: Path | None, fresh: bool) -> None:
     "memory_limit_bytes",
     type=_Size(),
     metavar="SIZE",
-    help="Limit per rank, such as 80GiB. Default: the job's.",
+    help="Memory limit per rank, such as 80GiB. Default: the job's.",
 )
 @click.option(
-    "--device-profile", metavar="NAME|FILE", help="Part of a hardware's name, or a profile file. Default: this machine."
+    "--device-profile", metavar="NAME|FILE", help="Part of a device name, or a profile file. Default: this machine."
 )
 @click.option("--top", type=_SIZE, default=5, help="Number of plans to show, best first; with --plan only that one.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw a typical step into this .png, .svg or .pdf file.")
@@ -155,7 +155,7 @@ def predict(options: Options, job: Path, plan: str | None, top: int, plot: Path 
 @click.option(
     "--data-parallel",
     type=click.IntRange(min=1, max=1 << 16),
-    help="Ranks with data of their own. Default: the job's, or 8.",
+    help="Number of data-parallel ranks. Default: the job's, or 8.",
 )
 @click.option("--global-batch", type=_SIZE, help="Samples of a step. Default: the job's, or 128.")
 @click.option(
@@ -194,7 +194,7 @@ def pack(
 )
 @click.option("--hardware", metavar="NAME", help="Only plans for devices with NAME in their name.")
 @click.option("--model", metavar="NAME", help="Only plans for models with NAME in their name.")
-@click.option("--verdict", type=click.Choice(["valid", "re-measure", "invalid"]), help="Only plans of this verdict.")
+@click.option("--verdict", type=click.Choice(["valid", "re-measure", "invalid"]), help="Only plans with this verdict.")
 @click.option("--in-use", is_flag=True, help="Only plans that a running training uses.")
 @click.option(
     "--sort",

@@ -87,7 +87,7 @@ def _database_findings(store: Store) -> Iterator[Finding]:
         if living(launch, agents) is None:
             yield Finding(
                 what=f"the training with plan {launch.plan_id}, begun {launch.started:%Y-%m-%d %H:%M} UTC, has no "
-                "end, and its process is gone",
+                "recorded end, and its process is gone",
                 remedy="`autotune launch` with its job continues from its last checkpoint",
             )
 

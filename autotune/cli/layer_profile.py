@@ -20,7 +20,7 @@ def profile_job(options: Options, path: Path, *, out: Path | None, fresh: bool) 
         output_file.check_output_file(out, (".json",))
         output_file.check_no_input(out, (path,))
     job = load_job(path)
-    options.tell("Looking at the model, the data and the hardware")
+    options.tell("Inspecting the model, the data and the hardware")
     with (
         reading_progress(options) as progress,
         workbench(job, options.database_url(job.database), progress, options.tell) as bench,

@@ -31,7 +31,7 @@ def predict_job(
         with open_store(options.database_url(job.database)) as store:
             store.adopt_model(shape, path_digest(job.model))
             cluster = cluster_of_store(job, shape, store, cluster_options)
-    options.tell("Looking at the data")
+    options.tell("Reading the data")
     with reading_progress(options) as progress:
         forecaster = Forecaster(job, shape, cluster, progress)
     if cluster_options.profile_file is None:

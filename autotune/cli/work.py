@@ -74,7 +74,7 @@ def run_job(options: Options, path: Path) -> None:
 
 @contextmanager
 def _open(options: Options, job: Job) -> Iterator[Workbench]:
-    options.tell("Looking at the model, the data and the hardware")
+    options.tell("Inspecting the model, the data and the hardware")
     with ExitStack() as stack:
         # The progress bar ends when the data are read; the workbench stays open.
         with reading_progress(options) as progress:

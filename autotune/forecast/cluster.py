@@ -132,7 +132,7 @@ def _extrapolated(profiled: ProfiledCosts, devices: int, memory: int, usual: int
         link, reduction = profiled.costs.link, profiled.costs.reduce_seconds_per_byte
         times = {"sends": link.latency_seconds + link.seconds_per_byte, "reductions": reduction}
         if missing := [what for what, seconds in times.items() if not seconds]:
-            yield f"{' and '.join(missing)} are taken as free: one device was profiled"
+            yield f"{' and '.join(missing)} are assumed to take no time: only one device was profiled"
     if memory > usual:
         yield f"a memory limit of {_gibi(memory)}, above the {_gibi(usual)} that these devices leave"
     changed = [

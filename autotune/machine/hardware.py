@@ -101,7 +101,7 @@ def _accelerated(devices: int | None, machine: Machine, found: Sequence[Accelera
     if ranks * groups > len(found):
         raise HardwareError(
             f"{_asked(ranks, groups)} but {len(found)} accelerators are visible, {ranks * groups - len(found)} too "
-            f"few; {_lower(len(found), groups)}, or look at CUDA_VISIBLE_DEVICES"
+            f"few; {_lower(len(found), groups)}, or check CUDA_VISIBLE_DEVICES"
         )
     used = found[: ranks * groups]
     link, topology = _connections(used[:ranks])

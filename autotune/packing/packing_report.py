@@ -136,7 +136,7 @@ def _problems(found: Balanced) -> Iterator[str]:
         rows = np.flatnonzero(index.text_tokens == report.max_tokens)[:_SHOWN]
         yield _listed(f"{title}: longer ones were cut to that", [index.where(int(row)) for row in rows], report.cut)
     if report.wrong_sizes:
-        yield f"{_count(report.wrong_sizes)} images have another size than their record says; the file's is used"
+        yield f"{_count(report.wrong_sizes)} images have another size than recorded; the size in the file is used"
     if report.bad:
         title = f"{_count(report.bad)} of {_count(report.records)} records cannot be used"
         yield _listed(title, [str(line) for line in report.bad_lines[:_SHOWN]], report.bad)

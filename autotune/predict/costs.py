@@ -49,7 +49,9 @@ def fit_costs(reports: Sequence[ProfileReport]) -> LayerCosts:
         for measured in (*reports, *timings, *loads, *(update for report in reports for update in report.updates)):
             check_measured(measured)
     except ValueError as error:
-        raise ProfileError(f"the layers were timed wrongly: {error}; profile again on an idle machine") from error
+        raise ProfileError(
+            f"the measured layer costs cannot be used: {error}; profile again on an idle machine"
+        ) from error
     parameters = dict(reports[0].parameters)
     layers = {kind: _fit_layer([t for t in timings if t.layer == kind], kind, parameters[kind]) for kind in KINDS}
     return LayerCosts(

@@ -261,7 +261,7 @@ def changed(table: str, old: str, new: str) -> Callable[[list[str]], list[str]]:
         (changed("outcome", "9000", f"{10**30}"), "is no whole number of 64 bits"),
         (changed("outcome", "[0.5,", "[0.0,"), "timed steps of more than 0 s"),
         (changed("outcome", '"epoch_seconds": 1234.5', '"epoch_seconds": null'), "no estimate of epoch_seconds"),
-        (changed("layer_profile", "0.125", "-0.125"), "forward_seconds is -0.125, which no measurement gives"),
+        (changed("layer_profile", "0.125", "-0.125"), "forward_seconds is -0.125, which cannot be a measured value"),
         (changed("layer_profile", "0.125", "1e999"), "Input should be a finite number"),
         (changed("layer_profile", "vision_embedding", "vision"), "there are no costs of vision_embedding"),
         (changed("plan", '"autotune_plan"', '"autotune_agent"'), "names no table"),

@@ -56,7 +56,7 @@ def user(shallow: Path, tmp_path: Path, give_profile: Callable[..., None]) -> Jo
 def test_work_continues_when_the_reader_of_its_progress_leaves(user: JobFile, command: str) -> None:
     extra = {"launch": ["--steps", "2"], "tune": ["--fresh"], "profile": ["--fresh"]}[command]
     done = autotune(command, str(user.path), "--json", *extra, redirect="2> >(head -1 >&2)")
-    assert (done.returncode, done.stderr) == (0, "Looking at the model, the data and the hardware\n")
+    assert (done.returncode, done.stderr) == (0, "Inspecting the model, the data and the hardware\n")
     assert json.loads(done.stdout)
 
 

@@ -19,4 +19,4 @@ def test_a_folder_that_hides_a_package_of_autotune_is_named(tmp_path: Path, name
     last = ended.stderr.splitlines()[-1]
     assert ended.returncode == 1
     assert f"needs its own package {name!r} in {HOME}, but Python finds {tmp_path / name}" in last
-    assert "take the folder around that out of PYTHONPATH" in last
+    assert "remove the folder that contains it from PYTHONPATH" in last

@@ -98,7 +98,7 @@ def test_every_problem_is_listed_with_its_line(job_file: Path) -> None:
         ("epochs: 2", "epochs: unknown key; did you mean training.epochs?"),
         (
             "  max_tokens: 9\n  oversize: skip",
-            "data.max_tokens: only means something with `oversize: truncate`; set that, or take max_tokens out",
+            "data.max_tokens: only means something with `oversize: truncate`; set that, or remove max_tokens",
         ),
         ("xyz: 2", "xyz: unknown key; known here: model, data"),
         ("hardware: {devices: true}", "hardware.devices: must be a whole number, not true"),

@@ -192,8 +192,8 @@ def test_a_training_continues_with_another_learning_rate_and_warns(
 ) -> None:
     open_output(tmp_path, SETTINGS)
     open_output(tmp_path, replace(SETTINGS, learning_rate=5e-4, epochs=2))
-    assert "the training goes on with learning_rate 0.0005; it was 0.001 before" in caplog.text
-    assert "the training goes on with epochs 2; it was 1 before" in caplog.text
+    assert "the training continues with learning_rate 0.0005; it was 0.001 before" in caplog.text
+    assert "the training continues with epochs 2; it was 1 before" in caplog.text
 
 
 def test_a_checkpoint_of_version_0_1_0_is_resumed_with_its_plan_and_data(

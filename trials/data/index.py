@@ -125,7 +125,7 @@ def profile(index: DatasetIndex) -> DataProfile:
     units, tokens, repeats = index.vision_units, index.text_tokens, index.repeats
     samples = float(repeats.sum())
     if round(samples) < 1:
-        raise DataError(f"an epoch of {samples:.3g} samples trains nothing; raise `repeat` of the sources")
+        raise DataError(f"an epoch of {samples:.3g} samples trains on nothing; raise `repeat` of the sources")
     return DataProfile(
         samples=round(samples),
         text_only_samples=round(float(repeats[units == 0].sum())),

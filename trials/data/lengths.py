@@ -97,7 +97,7 @@ class _Work:
 
     def _measured(self, sample: Sample) -> Lengths:
         if self.measurer is None:
-            raise DataError("a conversation has lengths for one model only; give a job file, which names the model")
+            raise DataError("the lengths of a conversation depend on the model; give a job file, which names it")
         sizes = tuple(self._size(image) for image in sample.images)
         lengths = self.measurer.measure(sample, sizes)
         if lengths.target_tokens == 0:

@@ -58,7 +58,7 @@ def micro_batches(
         if batch.faults and on_error == "fail":
             raise DataError(batch.faults[0])
         for fault in batch.faults:
-            logger.warning("%s; a blank sample takes its place", fault)
+            logger.warning("%s; a blank sample is used instead", fault)
         yield batch
 
 

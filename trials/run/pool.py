@@ -127,7 +127,7 @@ class WarmPool:
         for rank, (before, now) in leaking.items():
             _log.warning(
                 "rank %d leaks: %d descriptors, %d threads, %d MiB and %d MiB on its device after its first request, "
-                "%d, %d, %d and %d after %d; new ranks take over",
+                "%d, %d, %d and %d after %d; the ranks are replaced",
                 rank,
                 *(before.descriptors, before.threads, before.resident_bytes >> 20, before.device_bytes >> 20),
                 *(now.descriptors, now.threads, now.resident_bytes >> 20, now.device_bytes >> 20),

@@ -64,7 +64,9 @@ def profile_layers(prepared: Prepared, pool: Pool, logs: Path) -> LayerCosts:
             prepared.job.search.trial_timeout,
         )
     except WireError as error:  # a time that is no number has no JSON
-        raise ProfileError(f"the layers were timed wrongly: {error}; profile again on an idle machine") from error
+        raise ProfileError(
+            f"the measured layer costs cannot be used: {error}; profile again on an idle machine"
+        ) from error
     if not isinstance(answer, Answers):
         raise TrialsKeepFailing(f"the layers could not be profiled: {with_remedy(answer)}; logs are in {logs}")
     reports = [report for report in answer.reports if isinstance(report, ProfileReport)]
@@ -72,7 +74,7 @@ def profile_layers(prepared: Prepared, pool: Pool, logs: Path) -> LayerCosts:
     if costs.noisy_kinds:
         _log.warning(
             "the times of these layers differ by more than %.0f%% between repeats, after three rounds: %s; predictions "
-            "are less sure until trials correct them; `autotune profile --fresh` measures again",
+            "are less certain until trials correct them; `autotune profile --fresh` measures again",
             NOISE_LIMIT * 100,
             ", ".join(f"{kind} ({costs[kind].noise:.0%})" for kind in costs.noisy_kinds),
         )

@@ -117,8 +117,8 @@ class Proposals:
                     check_distribution_compatibility(trial.distributions.get(name, values), values)
                 except ValueError:
                     raise JobError(
-                        f"this search was begun with other values of {name}, as of another profile or other packers; "
-                        "begin anew with --fresh, which keeps all trials"
+                        f"this search was started with other values of {name}, as after another profile or with other "
+                        "packers; start a new one with --fresh, which keeps all trials"
                     ) from None
 
     @_errors()

@@ -58,7 +58,7 @@ def _layouts(workload: Workload, wanted: SpaceSection) -> list[Layout]:
     names = possible if wanted.layouts is None else wanted.layouts
     if unknown := [name for name in names if name not in possible]:
         raise JobError(
-            f"search.space.layouts: {unknown[0]!r} is none of the layouts of {devices} devices and a model of "
+            f"search.space.layouts: {unknown[0]!r} is not a layout of {devices} devices and a model of "
             f"{layers} layers in {model.dtype}: {', '.join(possible)}"
         )
     chosen = [possible[name] for name in names]
@@ -139,7 +139,7 @@ def _fitting(workload: Workload, solver: Solver, chosen: Sequence[Layout], remed
         raise NoFeasiblePlan(
             f"no plan fits {limit / _MEBI:.0f} MiB per rank: the leanest layout, {layout_name(layout)} with everything "
             f"recomputed, needs about {_mebi(needed)} MiB on stage {stage}, {_mebi(needed) - limit // _MEBI} MiB "
-            f"more than there is; {remedy}{_or_devices(workload, solver)}"
+            f"more than available; {remedy}{_or_devices(workload, solver)}"
         )
     return fitting
 
@@ -189,7 +189,7 @@ def _nothing_left(workload: Workload, axes: Axes, space: Space, remedy: str) -> 
     return (
         f"no plan of the search space that keeps {batch} within 10 % fits {limit / _MEBI:.0f} MiB per rank: "
         f"{searched}; the leanest, {layout_name(layout)} with qv {packing.qv} and qt {packing.qt}, needs about "
-        f"{_mebi(needed)} MiB on stage {stage}, {_mebi(needed) - limit // _MEBI} MiB more than there is; {remedy}, "
+        f"{_mebi(needed)} MiB on stage {stage}, {_mebi(needed) - limit // _MEBI} MiB more than available; {remedy}, "
         "or widen search.space"
     )
 

@@ -216,7 +216,9 @@ def test_files_of_lengths_need_no_model(folder: Path) -> None:
 
 def test_a_conversation_without_a_model_has_no_lengths(folder: Path) -> None:
     write_records(folder / "a.jsonl", GOOD)
-    with pytest.raises(DataError, match=r"a\.jsonl:1: a conversation has lengths for one model only; give a job file"):
+    with pytest.raises(
+        DataError, match=r"a\.jsonl:1: the lengths of a conversation depend on the model; give a job file"
+    ):
         build_index(DataSection(sources=(Source(path=Path("a.jsonl")),)), None, folder)
 
 

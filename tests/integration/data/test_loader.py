@@ -230,7 +230,7 @@ def test_a_sample_that_cannot_be_used_any_more_becomes_a_blank_of_its_lengths(
     learnt = int((after.labels != IGNORED).sum())
     assert learnt == index.target_tokens[1] < int((before.labels != IGNORED).sum())
     assert len(after.faults) == len(caplog.messages) == 1
-    assert re.match(rf"{changing}/a\.jsonl:1: .*; a blank sample takes its place$", caplog.messages[0])
+    assert re.match(rf"{changing}/a\.jsonl:1: .*; a blank sample is used instead$", caplog.messages[0])
     if pixels:
         assert after.pixel_values is not None
         assert before.pixel_values is not None

@@ -168,7 +168,7 @@ def test_images_of_another_size_than_recorded_are_reported(job: JobFile, example
     asked = ("--qv", "9", "--qt", "999", "--data-parallel", "1")
     assert document(job.path, *asked)["wrong_sizes"] == 1
     output = CliRunner().invoke(main, ["pack", str(job.path), *asked]).stdout
-    assert "1 images have another size than their record says; the file's is used" in output
+    assert "1 images have another size than recorded; the size in the file is used" in output
 
 
 def test_the_choices_for_oversize_are_the_jobs() -> None:

@@ -168,7 +168,9 @@ def test_the_doctor_reports_problems_and_the_data_of_a_job(store: Store, job: Jo
     found = document("doctor", job.path)
     assert found["data"]["samples"] > 0
     output = " ".join(finding["what"] for finding in found["findings"])
-    assert all(part in output for part in ("died without ending its work", f"trial 0 of {study.name}", "has no end"))
+    assert all(
+        part in output for part in ("died without ending its work", f"trial 0 of {study.name}", "has no recorded end")
+    )
     assert "problem  " in text("doctor")
 
 

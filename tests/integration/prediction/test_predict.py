@@ -148,7 +148,7 @@ def test_hardware_that_is_not_here_is_found_by_a_part_of_its_name(
     free = replace(costs, link=LinkCost(latency_seconds=0, seconds_per_byte=0), reduce_seconds_per_byte=0.0)
     store_profile(job, free, device_name="NVIDIA H100 80GB HBM3", accelerator="cuda", devices=1)
     found = predicted(job.path, "--plan", plan(PLAN), "--device-profile", "h100")
-    assert found["extrapolated"] == ["sends and reductions are taken as free: one device was profiled"]
+    assert found["extrapolated"] == ["sends and reductions are assumed to take no time: only one device was profiled"]
 
 
 def test_a_known_plan_is_named_by_the_beginning_of_its_id(job: JobFile, profile: Path) -> None:

@@ -46,7 +46,10 @@ def test_a_plan_of_another_model_or_for_more_devices_or_packs_is_refused(
             lambda text: re.sub(r'(?<="seconds_per_parameter":)[^}]+', "1e308", text),
             "costs.updates.0.seconds_per_parameter: Input should be less than or equal to 1000000000000000, not 1e+308",
         ),
-        (lambda text: text.replace("0.001,", "-0.001,", 1), "forward_seconds is -0.001, which no measurement gives"),
+        (
+            lambda text: text.replace("0.001,", "-0.001,", 1),
+            "forward_seconds is -0.001, which cannot be a measured value",
+        ),
         (lambda text: text.replace('"float32"', '"bfloat16"'), "model with dtype bfloat16, not float32"),
         (lambda text: text.replace('_layers":12', '_layers":45'), "model with vision_layers 45, not 12"),
         (lambda text: re.sub(r',\["head",\{.*?\}\]', "", text), "there are no costs of head"),

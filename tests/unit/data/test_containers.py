@@ -173,7 +173,7 @@ def test_a_list_whose_rest_cannot_be_found_is_refused(tmp_path: Path, content: s
     with pytest.raises(DataError) as caught:
         read_all(path)
     assert message in str(caught.value)
-    assert "nothing behind byte" in str(caught.value)
+    assert "nothing after byte" in str(caught.value)
 
 
 @pytest.mark.parametrize("content", ['[{"a": 1}, {"b": 2}', '[{"a": 1},\n{"b": 2}, ', '[{"a": 1}, {"b": 2}, {"c'])

@@ -181,5 +181,5 @@ def test_the_random_part_of_a_repeat_depends_on_the_seed_and_not_on_the_epoch() 
 
 def test_an_epoch_without_samples_is_refused() -> None:
     index = index_of([(1, 1)], repeats=(0.1,))
-    with pytest.raises(DataError, match="the epoch shows no sample; raise `repeat`"):
+    with pytest.raises(DataError, match="the epoch contains no sample; raise `repeat`"):
         build_packs(index, epoch_order(index, 0, 0), Padded(samples=2), 0, "fail")

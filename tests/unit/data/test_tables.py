@@ -117,7 +117,7 @@ def test_a_folder_of_splits_asks_for_one(tmp_path: Path, datasets: Any, dataset:
     datasets.DatasetDict({"train": dataset, "test": dataset}).save_to_disk(tmp_path / "both")
     with pytest.raises(DataError, match="name the folder of one of them: test, train"):
         read_all(tmp_path / "both")
-    with pytest.raises(DataError, match="a folder that `save_to_disk` did not write; name the files in it"):
+    with pytest.raises(DataError, match="a folder that `save_to_disk` did not write; list the files in it"):
         read_all(tmp_path)
     assert len(read_all(tmp_path / "both" / "train")) == 10
 

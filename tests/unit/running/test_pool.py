@@ -114,7 +114,7 @@ def test_ranks_that_leak_are_reported_and_replaced(tmp_path: Path, caplog: pytes
         assert processes(tmp_path, 5, leaked=12) == [0, 0, 0, 1, 1]
     (record,) = caplog.records
     assert "rank 0 leaks" in record.getMessage()
-    assert "after 3; new ranks" in record.getMessage()
+    assert "after 3; the ranks are replaced" in record.getMessage()
 
 
 def test_a_little_growth_is_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -50,7 +50,7 @@ def test_a_given_capacity_goes_with_each_of_the_other() -> None:
 
 
 def test_a_layout_that_cannot_be_is_refused_with_those_that_can() -> None:
-    with pytest.raises(JobError, match=r"'p3-d1-z0' is none of .* float32: p1-d2-z0, p1-d2-z1, p2-d1-z0"):
+    with pytest.raises(JobError, match=r"'p3-d1-z0' is not a layout of .* float32: p1-d2-z0, p1-d2-z1, p2-d1-z0"):
         space_of(workload_of(), layouts=("p3-d1-z0",))
 
 
@@ -153,7 +153,7 @@ def test_where_no_layout_fits_the_leanest_one_is_named_with_its_stage_and_what_i
         space_of(workload_of(limit))
     needed = math.ceil(least / HEADROOM / MEBI)
     missing = needed - limit // MEBI
-    assert f"needs about {needed} MiB on stage {stage}, {missing} MiB more than there is; {REMEDY}" in str(found.value)
+    assert f"needs about {needed} MiB on stage {stage}, {missing} MiB more than available; {REMEDY}" in str(found.value)
     more = re.search(r", or give (\d+) devices$", str(found.value))
     assert more
     pipeline = Layout(pipeline=int(more[1]), data=1, zero=0)
@@ -185,9 +185,9 @@ def test_where_the_space_keeps_what_would_fit_out_the_leanest_is_named_and_what_
 ) -> None:
     layouts = ("p2-d1-z0",)
     workload = workload_of(round(1.04 * solver_of(1, PREDICTOR).least_bytes(Padded(samples=1), TWO_STAGES)))
-    with pytest.raises(NoFeasiblePlan, match=r"on stage \d, \d+ MiB more than there is") as found:
+    with pytest.raises(NoFeasiblePlan, match=r"on stage \d, \d+ MiB more than available") as found:
         space_of(workload, layouts=layouts, qv=(12,), qt=(480,), **wanted)
-    missing = re.search(r"(\d+) MiB more than there is", str(found.value))
+    missing = re.search(r"(\d+) MiB more than available", str(found.value))
     assert missing
     enough = replace(workload, memory_limit_bytes=workload.memory_limit_bytes + (int(missing[1]) + 1) * MEBI)
     assert space_of(enough, layouts=layouts, qv=(12,), qt=(480,), **wanted).starts

@@ -94,8 +94,8 @@ def _ends(path: Path, start: Place, separator: str | None) -> Iterator[Place]:
         for number, span in enumerate(_spans(window, separator)):
             if span.fault:
                 raise DataError(
-                    f"{path}:{span.begin[1]}: {span.fault}; nothing behind byte {span.begin[0]} can be read, because "
-                    "the records have no lines of their own; correct the file, or write it as JSON Lines"
+                    f"{path}:{span.begin[1]}: {span.fault}; nothing after byte {span.begin[0]} can be read, because "
+                    "the records are not on separate lines; correct the file, or write it as JSON Lines"
                 )
             if number:
                 yield span.begin

@@ -88,7 +88,7 @@ def _table(path: Path) -> Any:
             splits = ", ".join(sorted(part.name for part in path.iterdir() if part.is_dir()))
             raise DataError(f"{path} holds several splits; name the folder of one of them: {splits}") from error
         raise DataError(
-            f"{path} is a folder that `save_to_disk` did not write; name the files in it as sources of their own"
+            f"{path} is a folder that `save_to_disk` did not write; list the files in it as separate sources"
         ) from error
     return _opened(path, found.st_mtime_ns, found.st_size)
 

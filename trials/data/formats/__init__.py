@@ -70,7 +70,7 @@ def resolve(source: Source, base: Path) -> tuple[AnnotationFile, ...]:
     if mixture:
         return tuple(_listed(source, entry, mixture.format) for entry in mixture.entries)
     if source.names is not None:
-        raise DataError(f"{path} is no mixture file, so `names` selects nothing in it; take `names` out of the source")
+        raise DataError(f"{path} is no mixture file, so `names` selects nothing in it; remove `names` from the source")
     return (_listed(source, Entry(path=path, images=images), None),)
 
 
@@ -120,7 +120,7 @@ def detect(path: Path, container: str) -> str:
     if len(found) == 1:
         return found[0]
     if not looked_at:
-        raise DataError(f"annotation file {path} is empty; write the dataset again, or take it out of data.sources")
+        raise DataError(f"annotation file {path} is empty; write the dataset again, or remove it from data.sources")
     what = f"looks like {' and '.join(found)}" if found else f"is in no format known here{_seen(looked_at[0])}"
     choices = ", ".join(found or plugins.names(FORMATS))
     raise DataError(f"annotation file {path} {what}; set `format` of this source to one of: {choices}")

@@ -113,7 +113,7 @@ def _entry(kind: MixtureKind, path: Path, images: Path, listed: dict[str, Any], 
     entry = kind.entry(Listing(where=where, folder=path.parent, images=images, values=listed[key]))
     if share:
         if entry.sampling != "all":
-            raise DataError(f"{where}: has the sampling {entry.sampling} already; take the percentage out of `names`")
+            raise DataError(f"{where}: has the sampling {entry.sampling} already; remove the percentage from `names`")
         entry = replace(entry, sampling=f"random:{share[2]}%")
     if not re.fullmatch(PATTERN, entry.sampling):
         raise DataError(

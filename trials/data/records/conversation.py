@@ -36,7 +36,7 @@ def sample(record: Record, columns: Columns, root: Path) -> Sample:
     """Return the record's conversation; image names are relative to `root`. Raise RecordError."""
     for key in columns.unsupported:
         if record.get(key):
-            raise RecordError(f"`{key}` is not supported; {_REMEDIES.get(key, 'take it out, or leave the record out')}")
+            raise RecordError(f"`{key}` is not supported; {_REMEDIES.get(key, 'remove it, or leave the record out')}")
     turns = _chat(record, columns, root) if isinstance(columns, Chat) else _pairs(record, columns)
     said: list[_Said] = []
     if columns.system and record.get(columns.system):
@@ -68,7 +68,7 @@ def _turn(turn: object, where: str, columns: Chat, root: Path) -> _Said:
             raise RecordError(f"{where} has `{key}`, which is not supported; write the call as its text")
     for key in _WEIGHTS:
         if turn.get(key) is not None and not turn[key]:
-            raise RecordError(f"{where} is kept out of the loss by `{key}`, which is not supported; take the key out")
+            raise RecordError(f"{where} is kept out of the loss by `{key}`, which is not supported; remove the key")
     content = turn.get(columns.text)
     if isinstance(content, list):
         return _parts(content, role, where, root)
@@ -116,7 +116,7 @@ def _parts(parts: list[Any], role: Role, where: str, root: Path) -> _Said:
     if role == "user":
         return _Said(role=role, text="".join(texts), shown=tuple(shown))
     if any(part["type"] != "text" for part in parts):
-        raise RecordError(f"{where} shows an image, which only a user's turn can")
+        raise RecordError(f"{where} contains an image, but only turns of the user may")
     return _Said(role=role, text="".join(texts))
 
 
@@ -157,9 +157,9 @@ def _pair(pair: object, where: str, columns: Pairs) -> Iterator[_Said]:
 
 def _text(value: object, what: str) -> str:
     if not isinstance(value, str):
-        raise RecordError(f"{what} is no text but {'null' if value is None else repr(value)[:40]}")
+        raise RecordError(f"{what} is not a text but {'null' if value is None else repr(value)[:40]}")
     if not is_unicode(value):
-        raise RecordError(f"{what} holds half of a surrogate pair, which is no character")
+        raise RecordError(f"{what} holds half of a surrogate pair, which is not a character")
     return value
 
 

@@ -36,7 +36,7 @@ def images_of(record: Record, keys: tuple[str, ...], root: Path) -> Images:
     if not used:
         return Images()
     if len(used) > 1:
-        raise RecordError(f"images stand under {' and '.join(f'`{key}`' for key in used)}; keep one")
+        raise RecordError(f"images are given under {' and '.join(f'`{key}`' for key in used)}; keep one")
     return _images(record, used[0], root)
 
 
@@ -70,7 +70,7 @@ def image_of(value: object, what: str, root: Path) -> Image:
             return _from_data_url(value, what)
         case str() if value and is_unicode(value):
             return _file(value, what, root)
-    raise RecordError(f"{what} holds something that is no file name and no image")
+    raise RecordError(f"{what} is neither a file name nor an image")
 
 
 def is_unicode(text: str) -> bool:
@@ -88,7 +88,7 @@ def _file(name: str, what: str, root: Path) -> Path:
     elif _SCHEME.match(name):
         raise RecordError(f"{what} is the URL {name[:80]}, which is not fetched; download it and name the file")
     if "\0" in name:
-        raise RecordError(f"{what} holds a null character, so it is no file name")
+        raise RecordError(f"{what} holds a null character, so it is not a file name")
     return root / name
 
 

@@ -146,7 +146,7 @@ def _check_settings(folder: Path, then: Settings, now: Settings) -> None:
             "name another folder, or go back to those settings"
         )
     for name, (old, new) in changed.items():
-        _log.warning("%s: the training goes on with %s %s; it was %s before", folder, name, new, old)
+        _log.warning("%s: the training continues with %s %s; it was %s before", folder, name, new, old)
 
 
 def _read(kind: type[wire.T], path: Path) -> wire.T | None:
@@ -185,7 +185,7 @@ def _whole_checkpoints(folder: Path, record: TrainingRecord) -> Iterator[int]:
         if state is None:
             _log.warning("%s cannot be read, so %s is not used", each / STATE_FILE, each.name)
         elif state.training not in (record.id, None) or each != checkpoint_folder(folder, state.steps):
-            _log.warning("%s is of another training or step, so it is not used", each)
+            _log.warning("%s belongs to another training or step, so it is not used", each)
         elif fault := _fault(each, state):
             _log.warning("%s, so %s is not used", fault, each.name)
         else:
