@@ -1,4 +1,4 @@
-"""The database under kills, races, locks, full disks, damage and wandering clocks, and how fast it answers.
+"""The database under kills, races, locks, full disks, damage and unsteady clocks, and how fast it answers.
 
     python -m benchmarks.database [--part storm race lock clock disk damage speed] [--scale 1.0]
 
@@ -32,7 +32,7 @@ from storage.queries import codec
 from storage.spool import Spool
 from storage.store import Store, open_store
 from tests import postgres
-from tests.damage import DAMAGES, damaged, judged, on_a_small_disk
+from tests.damage import DAMAGES, damaged, mishandled, on_a_small_disk
 from tests.storage_values import NOON, WORKLOAD, best_of, completed, packed_plan, result_of
 from tests.storms import Storm, race, storm
 from trials import wire
@@ -145,7 +145,7 @@ def _clocks(folder: Path, server: str, scale: float) -> Iterator[dict[str, Any]]
     for kind in SIZES:
         with _place(kind, folder, server) as (url, place):
             size, trials = max(2, round(8 * scale)), max(5, round(25 * scale))
-            done = storm(url, place, processes=size, trials=trials, kills=round(20 * scale), wandering_clocks=True)
+            done = storm(url, place, processes=size, trials=trials, kills=round(20 * scale), unsteady_clocks=True)
             yield _told(kind, done, size * trials)
 
 
@@ -164,7 +164,7 @@ def _damages(folder: Path, _: str, scale: float) -> Iterator[dict[str, Any]]:
         for seed in range(seeds):
             place = folder / f"{kind} {seed}"
             place.mkdir()
-            faults += judged(damaged(place, kind, random.Random(seed)))
+            faults += mishandled(damaged(place, kind, random.Random(seed)))
             shutil.rmtree(place)
         yield {"damage": kind, "files": seeds, "faults": len(faults), "first_fault": faults[0] if faults else None}
 

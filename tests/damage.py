@@ -80,7 +80,7 @@ def damaged(folder: Path, kind: str, dice: random.Random) -> Path:
     return path
 
 
-def judged(path: Path) -> list[str]:
+def mishandled(path: Path) -> list[str]:
     """Return what the commands do wrong with a damaged file: a traceback, or a silent overwrite.
 
     Queries and checks may work, or exit with one message; only a repair may change what stands in the file, and it
@@ -152,7 +152,7 @@ def _fill_up(disk: Path, rounds: int) -> list[str]:
     for number in range(rounds):
         url, spool = f"sqlite:///{disk}/{number}/store.db", disk / f"{number}" / "spool"
         acknowledged = list[str]()
-        with _ballast(disk, leave=number * 24 * 1024):
+        with _fill_all_but(disk, leave=number * 24 * 1024):
             try:
                 _record(url, spool, bundle, acknowledged)
             except StorageError as error:
@@ -170,7 +170,7 @@ def _fill_up(disk: Path, rounds: int) -> list[str]:
 
 
 @contextmanager
-def _ballast(disk: Path, leave: int) -> Iterator[None]:
+def _fill_all_but(disk: Path, leave: int) -> Iterator[None]:
     """Fill the disk except for this number of bytes."""
     ballast = disk / "ballast"
     with ballast.open("wb", buffering=0) as file:

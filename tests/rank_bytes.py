@@ -24,7 +24,7 @@ from trials.tasks.request import Request
 from trials.tasks.session import Session, open_session
 
 
-class Scales(Stopwatch):
+class _HeldBytesProbe(Stopwatch):
     """Measures a session at the beginning of each update."""
 
     def __init__(self, session: Session) -> None:
@@ -67,21 +67,21 @@ def _tensors(value: Any, seen: set[int]) -> Iterator[torch.Tensor]:
         yield from _tensors(each, seen)
 
 
-def weigh(file: Path) -> dict[str, int]:
+def measured_bytes(file: Path) -> dict[str, int]:
     request = wire.decode(Request, file.read_text())
     rank = int(os.environ["RANK"])
     with (
         process_group(rank, rank, request.plan.layout.world_size, f"file://{file}.meeting") as device,
         open_session(request, rank, device) as session,
     ):
-        scales = Scales(session)
-        session.engine.stopwatch = scales
+        probe = _HeldBytesProbe(session)
+        session.engine.stopwatch = probe
         epoch = session.epoch(0)
         with closing(session.batches(epoch, [0, 1])) as batches:
             for number in (0, 1):
                 session.step(batches, epoch.step(number))
         expected = module_static_bytes(session.engine.stage, request.plan.layout)
-        return {"held": scales.held_bytes, "expected": expected, "whole": whole_bytes(session)}
+        return {"held": probe.held_bytes, "expected": expected, "whole": whole_bytes(session)}
 
 
 def whole_bytes(session: Session) -> int:
@@ -93,4 +93,4 @@ def whole_bytes(session: Session) -> int:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     for argument in sys.argv[1:]:
-        sys.stdout.write(json.dumps(weigh(Path(argument))) + "\n")
+        sys.stdout.write(json.dumps(measured_bytes(Path(argument))) + "\n")

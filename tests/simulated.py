@@ -104,16 +104,16 @@ class SimulatedLauncher:
     ) -> Answers | Cause:
         """Answer like `WarmPool.ask`, at once; only trials are supported."""
         del timeout_seconds, on_wait
-        course, go_on = self.course(request), None
+        steps_and_outcome, go_on = self.steps_and_outcome(request), None
         while True:
             try:
-                seconds = course.send(go_on)
+                seconds = steps_and_outcome.send(go_on)
             except StopIteration as end:
                 outcome: Answers | Cause = end.value
                 return outcome
             go_on = on_step is None or on_step(seconds)
 
-    def course(self, request: Request) -> Generator[float, bool | None, Answers | Cause]:
+    def steps_and_outcome(self, request: Request) -> Generator[float, bool | None, Answers | Cause]:
         """Yield the seconds of each timed step, until the answer is False; return the outcome."""
         plan, task = request.plan, request.task
         assert isinstance(task, Trial)
@@ -218,7 +218,7 @@ class SimulatedRanks:
     def send(self, request: Request) -> None:
         assert isinstance(request.task, Trial)
         self._answers = {}
-        self._course = self._machine.course(request)
+        self._course = self._machine.steps_and_outcome(request)
         self._go_on(None)
         while self._step is not None and not request.task.steered:
             self._go_on(True)

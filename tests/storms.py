@@ -71,10 +71,10 @@ class Storm:
         return not (self.lost or self.doubled or self.running or self.failed or self.wrong)
 
 
-def storm(url: str, folder: Path, *, processes: int, trials: int, kills: int, wandering_clocks: bool = False) -> Storm:
+def storm(url: str, folder: Path, *, processes: int, trials: int, kills: int, unsteady_clocks: bool = False) -> Storm:
     """Let each process record trials while processes are killed `kills` times and restarted."""
     dice, report = random.Random(0), Storm()
-    workers = _Workers([_Work(url, folder, number, trials, wandering_clocks) for number in range(processes)])
+    workers = _Workers([_Work(url, folder, number, trials, unsteady_clocks) for number in range(processes)])
     while workers.alive:
         time.sleep(dice.uniform(0, 2 * _pause(processes)))
         if report.kills < kills:
@@ -87,7 +87,7 @@ def storm(url: str, folder: Path, *, processes: int, trials: int, kills: int, wa
                 workers.begin(work)
             elif code != 0:
                 report.failed.append(_log(folder, work.number).read_text())
-    _judge(report, url, folder, processes)
+    _inspect(report, url, folder, processes)
     return report
 
 
@@ -96,7 +96,7 @@ class _Work(NamedTuple):
     folder: Path
     number: int
     trials: int
-    wandering_clock: bool
+    unsteady_clock: bool
 
 
 class _Workers:
@@ -135,11 +135,11 @@ def _pause(processes: int) -> float:
 
 
 def _work(work: _Work, commits: "ctypes.Array[ctypes.c_byte]") -> None:
-    url, folder, number, trials, wandering_clock = work
+    url, folder, number, trials, unsteady_clock = work
     _mark_commits(lambda during: commits.__setitem__(number, during))
-    if wandering_clock:
+    if unsteady_clock:
         for module in _WITH_CLOCKS:
-            vars(module)["datetime"] = _Wandering
+            vars(module)["datetime"] = _UnsteadyClock
     try:
         with open_store(url) as store, Agent(store) as agent, _acks(folder, number) as acknowledge:
             own = _ledger(store, folder, agent)
@@ -174,11 +174,11 @@ def _mark_commits(mark: Callable[[bool], None]) -> None:
     DefaultDialect.do_commit = marked  # type: ignore[method-assign]
 
 
-class _Wandering(datetime):
+class _UnsteadyClock(datetime):
     """A clock that is set back and forth by an hour."""
 
     @classmethod
-    def now(cls, tz: tzinfo | None = None) -> "_Wandering":
+    def now(cls, tz: tzinfo | None = None) -> "_UnsteadyClock":
         moved = datetime.now(tz) + timedelta(hours=random.choice((-1, 0, 1)))
         return cls.fromisoformat(moved.isoformat())
 
@@ -207,7 +207,7 @@ def _log(folder: Path, number: int) -> Path:
     return folder / f"log-{number}"
 
 
-def _judge(report: Storm, url: str, folder: Path, processes: int) -> None:
+def _inspect(report: Storm, url: str, folder: Path, processes: int) -> None:
     began = time.monotonic()
     with open_store(url) as store, Agent(store) as agent:
         own = _ledger(store, folder, agent)

@@ -71,7 +71,7 @@ class Case:
                 yield Case(kind=self.kind, seed=self.seed, number=self.number, left_out=left_out)
 
 
-def judged(case: Case, entries: Entries, specimens: list[Files], folder: Path) -> tuple[str, str]:
+def run_case(case: Case, entries: Entries, specimens: list[Files], folder: Path) -> tuple[str, str]:
     """Return ("taken", ""), ("refused", message), or ("fault", error and its place)."""
     verdict, why = _given(case, entries, specimens, folder)
     if verdict == "refused" and case.faults == 0 and case.kind not in _WITH_OPTIONS:

@@ -126,7 +126,7 @@ class Entries:
         left = {each.name: each.read_bytes() for each in folder.iterdir() if before is not None}
         assert before is None or stored or before in left.values(), f"the result is lost: {before!r}, {left}"
         if stored:
-            self._looked_at(url, dice)
+            self._check_lookups(url, dice)
         return bool(stored)
 
     def _bundles(self, case: Path, dice: Random) -> bool:
@@ -135,7 +135,7 @@ class Entries:
         if not _run(dice, "db", "import", case / "bundle.jsonl", "--db", url):
             assert _content(case / "store.db") == before, "a bundle that is refused leaves rows"
             return False
-        self._looked_at(url, dice)
+        self._check_lookups(url, dice)
         with open_store(url) as store:
             studies = store.studies()
             again = case / "again.jsonl"
@@ -181,17 +181,17 @@ class Entries:
         reader = ProgressReader(path, lambda _: None)
         for end in (cuts[1], len(content)):
             path.write_bytes(content[:end])
-            _unharmed(reader.look)
+            _check_harmless(reader.look)
         last = Progress(step=7, of=9, loss=0.5, seconds=0.25, samples=16)
         append_step(path, last)
-        _unharmed(reader.look)
+        _check_harmless(reader.look)
         assert reader.seen[-1] == last, "a step behind what is no step is lost"
         assert reader.training_samples_per_second is None or reader.training_samples_per_second > 0
         drop_steps_after(path, 6)
         assert wire.encode(last).encode() not in path.read_bytes(), "a step that is trained again stays"
         return True
 
-    def _looked_at(self, url: str, dice: Random) -> None:
+    def _check_lookups(self, url: str, dice: Random) -> None:
         command = dice.choice(_LOOKING)
         assert _run(dice, *command, "--db", url), f"{' '.join(command)} fails after it"
 
@@ -222,8 +222,8 @@ def _searched(job: Job, url: str) -> bool:
     return True
 
 
-def _unharmed(look: Callable[[], None]) -> None:
-    """Return whether it was read; no content of the file may end a training, not even by a clear error."""
+def _check_harmless(look: Callable[[], None]) -> None:
+    """Read the file; no content may end a training, not even by a clear error."""
     try:
         look()
     except TrialsError as error:

@@ -68,7 +68,7 @@ def mutated(files: Files, dice: Random, specials: Sequence[Special]) -> tuple[Fi
         changed, what = _in_tree(dice.choice(found), dice)
         return {**files, name: changed}, f"{name}: {what}"
     if name.endswith(".yaml") and dice.random() < 0.5:
-        return {**files, name: _behind_a_key(content, dice)}, f"{name}: hostile YAML"
+        return {**files, name: _with_hostile_value(content, dice)}, f"{name}: hostile YAML"
     what = dice.choice(sorted(_OF_BYTES))
     return {**files, name: _OF_BYTES[what](content, dice)}, f"{name}: {what}"
 
@@ -85,13 +85,13 @@ def sealed(bundle: bytes) -> bytes:
 
 def _in_tree(document: Document, dice: Random) -> tuple[bytes, str]:
     root = copy.deepcopy([document.root])  # in a list, so that it has a place itself
-    holder, key, place = _somewhere(root, dice)
+    holder, key, place = _random_place(root, dice)
     what = "changed to" if dice.random() < _NEAR else dice.choice(sorted(_OF_TREES))
     detail = _OF_TREES[what](holder, key, dice, root)
     return document.written(root[0] if root else None), f"{place or 'all of it'}: {what}{detail}"
 
 
-def _somewhere(root: list[Any], dice: Random) -> tuple[list[Any], int, str]:
+def _random_place(root: list[Any], dice: Random) -> tuple[list[Any], int, str]:
     """Return (container of a random value, its index, its place); all depths are equally likely."""
     holder, key, place = root, 0, ""
     while True:
@@ -120,7 +120,7 @@ def _any(dice: Random) -> Any:
     return dice.choice(dice.choice([_NUMBERS, _TEXTS, _OTHERS]))
 
 
-def _near(holder: list[Any], key: int, dice: Random, root: list[Any]) -> str:
+def _of_same_type(holder: list[Any], key: int, dice: Random, root: list[Any]) -> str:
     """Return another value of the same type."""
     value = _value(holder, key)
     if isinstance(value, str | int | float) and dice.random() < 0.5:
@@ -156,7 +156,7 @@ def _often(holder: list[Any], key: int, dice: Random, root: list[Any]) -> str:
 
 def _elsewhere(holder: list[Any], key: int, dice: Random, root: list[Any]) -> str:
     value = copy.deepcopy(_value(holder, key))
-    other, at, place = _somewhere(root, dice)
+    other, at, place = _random_place(root, dice)
     _put(other, at, value)
     return f" {place}"
 
@@ -183,7 +183,7 @@ def _shown(value: Any) -> str:
 
 _OF_TREES: dict[str, Callable[[list[Any], int, Random, list[Any]], str]] = {
     "replaced by": _hostile,
-    "changed to": _near,
+    "changed to": _of_same_type,
     "removed": _remove,
     "given twice": _twice,
     "repeated": _often,
@@ -241,7 +241,7 @@ def _with_one_twice(lines: list[bytes], dice: Random) -> list[bytes]:
     return [*lines, dice.choice(lines)] if lines else []
 
 
-def _behind_a_key(content: bytes, dice: Random) -> bytes:
+def _with_hostile_value(content: bytes, dice: Random) -> bytes:
     lines = content.decode(errors="replace").splitlines()
     at = dice.randrange(len(lines) + 1)
     before, colon, _ = (lines[at] if at < len(lines) else "new:").partition(":")

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tests.fuzz.cases import Case, is_ours, judged
+from tests.fuzz.cases import Case, is_ours, run_case
 from tests.fuzz.entries import Entries
 from tests.fuzz.request import ANSWERS, Limits
 from tests.fuzz.specimens import Specimens
@@ -65,7 +65,12 @@ class Server:
                 os.kill(process, signal.SIGKILL)
         _, status = os.waitpid(process, 0)
         if answered < len(cases) and not (os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0):
-            yield {"verdict": "fault", "why": _death(status, log), "seconds": self.limits.seconds, "mebibytes": 0.0}
+            yield {
+                "verdict": "fault",
+                "why": _death_of(status, log),
+                "seconds": self.limits.seconds,
+                "mebibytes": 0.0,
+            }
 
 
 def _child(cases: list[Case], folder: Path, limits: Limits, writing: int, log: Path) -> NoReturn:
@@ -82,7 +87,7 @@ def _child(cases: list[Case], folder: Path, limits: Limits, writing: int, log: P
             before = _resident_mebibytes()
             Path("/proc/self/clear_refs").write_text(_FORGET_PEAK)
             begun = time.process_time()
-            verdict, why = judged(case, entries, files[case.kind], folder)
+            verdict, why = run_case(case, entries, files[case.kind], folder)
             seconds, grown = time.process_time() - begun, _peak_mebibytes() - before
             faulthandler.cancel_dump_traceback_later()
             if seconds > limits.cpu_seconds:
@@ -117,7 +122,7 @@ def _status_mebibytes(name: str) -> float:
     return int(line.split()[1]) / 1024
 
 
-def _death(status: int, log: Path) -> str:
+def _death_of(status: int, log: Path) -> str:
     """Return how a process ended, and where it was, from faulthandler's output."""
     frames = list(_FRAME.finditer(log.read_text(errors="replace")))
     ours = next((frame for frame in frames if is_ours(frame[1])), None)

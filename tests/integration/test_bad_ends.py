@@ -162,12 +162,12 @@ def test_a_launch_onto_results_of_something_else_is_refused_and_leaves_them(job:
 
 @pytest.mark.ranks
 def test_the_end_of_a_launch_waits_for_the_database(job: JobFile, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    def away(*_: object) -> None:
+    def unavailable(*_: object) -> None:
         raise DatabaseUnavailable("it is away")
 
     job.spoil(training__learning_rate=1e30)
     with monkeypatch.context() as patch:
-        patch.setattr(Store, "finish_launch", away)
+        patch.setattr(Store, "finish_launch", unavailable)
         code, message = refusal("launch", job.path, "--steps", "4")
     assert code == 1
     assert "the loss of a step is nan; lower training.learning_rate" in message

@@ -15,7 +15,7 @@ from autotune.cli import main
 from storage.errors import DatabaseDamaged, DatabaseUnavailable, StorageError
 from storage.store import open_store
 from storage.upkeep.repair import repair
-from tests.damage import DAMAGES, PAGE, damaged, filled, judged, on_a_small_disk
+from tests.damage import DAMAGES, PAGE, damaged, filled, mishandled, on_a_small_disk
 from tests.storage_values import WORKLOAD
 
 
@@ -24,7 +24,7 @@ def test_a_damaged_file_is_reported_and_never_overwritten(tmp_path: Path, kind: 
     for seed in (1, 7):
         folder = tmp_path / f"{seed}"
         folder.mkdir()
-        assert judged(damaged(folder, kind, random.Random(seed))) == []
+        assert mishandled(damaged(folder, kind, random.Random(seed))) == []
 
 
 def test_a_database_of_which_only_the_log_is_left_is_not_created_again(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def test_every_zero_stage_holds_its_static_bytes(shallow: Path, tmp_path: Path) 
         prepared = prepared_of(shallow, folder, model={"dtype": dtype}, training={"global_batch_samples": 2})
         files.append(folder / "request.json")
         files[-1].write_text(wire.encode(prepared.request(plan, Training(output=folder))))
-    for lines in weighed_by_two_ranks(files, tmp_path):
+    for lines in bytes_on_two_ranks(files, tmp_path):
         assert len(lines) == len(CASES)
         for (dtype, plan), line in zip(CASES, lines, strict=True):
             sizes = json.loads(line)
@@ -39,7 +39,7 @@ def test_every_zero_stage_holds_its_static_bytes(shallow: Path, tmp_path: Path) 
             assert 0 <= sizes["held"] - sizes["whole"] - sizes["expected"] <= 0.04 * sizes["expected"], (dtype, plan)
 
 
-def weighed_by_two_ranks(files: list[Path], folder: Path) -> list[list[str]]:
+def bytes_on_two_ranks(files: list[Path], folder: Path) -> list[list[str]]:
     """Return what each rank prints."""
     outputs = [folder / f"rank-{rank}.txt" for rank in (0, 1)]
     ranks = []

@@ -33,7 +33,7 @@ DEEPSEEK: dict[str, Any] = {
 """DeepSeek-V3 in small: latent attention, one dense layer, then layers with experts."""
 
 
-class Unwanted:
+class NeverAsked:
     def ask(self, *_: object, **__: object) -> Answers:
         raise AssertionError("nothing is to be measured")
 
@@ -41,7 +41,7 @@ class Unwanted:
 def test_a_stored_profile_of_another_form_is_measured_again_and_the_new_one_kept(
     costs: LayerCosts, prepared: Prepared, profile_store: Store
 ) -> None:
-    assert layer_costs(prepared, profile_store, Unwanted(), Path()) == costs
+    assert layer_costs(prepared, profile_store, NeverAsked(), Path()) == costs
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -31,7 +31,7 @@ SECONDS = 20
 """More than a simulated trial can take."""
 
 
-class Meeting(SimulatedLauncher):
+class Together(SimulatedLauncher):
     """Answers when every runner that shares the barrier was asked, while there are enough trials for all."""
 
     def __init__(self, barrier: Barrier) -> None:
@@ -50,7 +50,7 @@ class Meeting(SimulatedLauncher):
 
 def test_groups_of_devices_run_trials_at_the_same_time(bench: Bench) -> None:
     barrier = Barrier(2)
-    one, other = Meeting(barrier), Meeting(barrier)
+    one, other = Together(barrier), Together(barrier)
 
     def listen(trial: FinishedTrial, _: bool) -> None:
         if trial.number >= 4:
@@ -129,7 +129,7 @@ def test_agents_share_one_study(database_url: str, tmp_path: Path) -> None:
             (tmp_path / name).mkdir()
             benches.append(Bench(tmp_path / name, stack.enter_context(open_store(database_url))))
         study, barrier = benches[0].study(), Barrier(2)
-        launchers = [Meeting(barrier), Meeting(barrier)]
+        launchers = [Together(barrier), Together(barrier)]
         for bench in benches:
             bench.listener = lambda trial, _: barrier.abort() if trial.number >= 4 else None
         with ThreadPoolExecutor(2) as threads:
