@@ -24,8 +24,9 @@ import psutil
 from sqlalchemy import create_engine, insert, text
 
 from benchmarks.result import Check, at_least, at_most, finish
+from storage.database import rows
 from storage.database.engine import Database
-from storage.database.tables import FINISHED, BestPlanRow, OutcomeRow, StageMeasurementRow, StudyRow, TrialRow
+from storage.database.tables import BEST_PLAN, FINISHED, OUTCOME, STAGE_MEASUREMENT, STUDY, TRIAL
 from storage.database.url import parse
 from storage.nearness import fields_of
 from storage.queries import codec
@@ -188,12 +189,12 @@ def _fill(url: str, store: Store, count: int) -> list[Workload]:
         store.start_trial(studies[0], plan, "sampled")
     database = Database(parse(url), 60.0)
     queried = codec.queried(completed())
-    with database.session(write=True) as session:
-        session.execute(text("DELETE FROM autotune_trial"))
+    with database.transaction(write=True) as connection:
+        connection.execute(text("DELETE FROM autotune_trial"))
         for study, work in zip(studies, workloads, strict=True):
             ids = [f"{study[:24]}{number:08x}" for number in range(len(plans))]
-            session.execute(
-                insert(TrialRow),
+            connection.execute(
+                insert(TRIAL),
                 [
                     {
                         "id": key,
@@ -210,17 +211,16 @@ def _fill(url: str, store: Store, count: int) -> list[Workload]:
                 ],
             )
             outcome = {"kind": "completed", "epoch_seconds": 100.0, "epoch_seconds_error": 1.0, "document": document}
-            session.execute(insert(OutcomeRow), [{"trial_id": key, **outcome, **queried} for key in ids])
+            connection.execute(insert(OUTCOME), [{"trial_id": key, **outcome, **queried} for key in ids])
             ranks = [codec.columns(stage) for stage in completed().measurement.stages]
-            session.execute(
-                insert(StageMeasurementRow),
+            connection.execute(
+                insert(STAGE_MEASUREMENT),
                 [{"trial_id": key, "rank": rank, **values} for key in ids for rank, values in enumerate(ranks)],
             )
-            winner = codec.best_plan_row(best_of(study, workload=work))
-            session.execute(insert(BestPlanRow), [codec.row_values(winner)])
-            session.get_one(StudyRow, study).finished = NOON
-    with database.session() as session:
-        session.execute(text("ANALYZE"))
+            connection.execute(insert(BEST_PLAN).values(codec.best_plan_row(best_of(study, workload=work))))
+            rows.change(connection, STUDY, study, finished=NOON)
+    with database.transaction() as connection:
+        connection.execute(text("ANALYZE"))
     database.close()
     return workloads
 

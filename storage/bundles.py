@@ -19,55 +19,55 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
-from sqlalchemy import JSON, Column, Select, inspect, select, tuple_, union
+from sqlalchemy import JSON, Column, Connection, Select, Table, delete, insert, select, tuple_, union
 from sqlalchemy.exc import DataError, IntegrityError
-from sqlalchemy.orm import Session
 
+from storage.database import rows
+from storage.database.rows import Row
 from storage.database.tables import (
     ABANDONED,
+    AGENT,
+    ATTEMPT,
+    BEST_PLAN,
+    BUNDLE,
+    DATA_PROFILE,
     FINISHED,
+    HARDWARE,
+    LAUNCH,
+    LAYER_PROFILE,
+    MODEL,
+    OUTCOME,
+    PLAN,
+    PROVENANCE,
     RUNNING,
-    AgentRow,
-    AttemptRow,
-    Base,
-    BestPlanRow,
-    BundleRow,
-    DataProfileRow,
-    HardwareRow,
-    LaunchRow,
-    LayerProfileRow,
-    ModelRow,
-    OutcomeRow,
-    PlanRow,
-    ProvenanceRow,
-    StageMeasurementRow,
-    StudyRow,
-    TrialRow,
+    STAGE_MEASUREMENT,
+    STUDY,
+    TRIAL,
+    WORKLOAD,
     UtcDateTime,
-    WorkloadRow,
 )
 from storage.errors import BadBundle
 from storage.old_keys import OldKeys
-from storage.queries import codec, provenance
-from storage.upkeep.health import problem_of, problems_of_studies
+from storage.queries import provenance
+from storage.upkeep.health import problem_of, problems_of_studies, read
 from trials.wire import WHOLE
 from trials.workload import PATH_DIGEST
 
 FORMAT, VERSION, READABLE = "autotune-bundle", 2, (1, 2)
-_KINDS: tuple[type[Base], ...] = (
-    HardwareRow,
-    ModelRow,
-    DataProfileRow,
-    WorkloadRow,
-    LayerProfileRow,
-    PlanRow,
-    StudyRow,
-    TrialRow,
-    OutcomeRow,
-    AttemptRow,
-    StageMeasurementRow,
-    BestPlanRow,
-    LaunchRow,
+_TABLES: tuple[Table, ...] = (
+    HARDWARE,
+    MODEL,
+    DATA_PROFILE,
+    WORKLOAD,
+    LAYER_PROFILE,
+    PLAN,
+    STUDY,
+    TRIAL,
+    OUTCOME,
+    ATTEMPT,
+    STAGE_MEASUREMENT,
+    BEST_PLAN,
+    LAUNCH,
 )
 """Tables in an order in which rows follow those that they refer to."""
 _MOST_OF_A_LINE = 32 << 20
@@ -86,16 +86,16 @@ class Imported:
     """Rows that were stored already."""
 
 
-def lines(session: Session, studies: Sequence[str], source: str) -> Iterator[str]:
+def lines(connection: Connection, studies: Sequence[str], source: str) -> Iterator[str]:
     """Yield the lines of a bundle of finished studies. `source` names this database for readers."""
     header = {"format": FORMAT, "version": VERSION, "source": source, "exported": datetime.now(UTC).isoformat()}
     digest, count = hashlib.sha256(), 0
-    rows = (
-        {"table": kind.__tablename__, "row": _document(row)}
-        for kind, query in _queries(studies).items()
-        for row in session.scalars(query.execution_options(yield_per=_ROWS_AT_ONCE))
+    documents = (
+        {"table": table.name, "row": _document(table, row)}
+        for table, query in _queries(studies).items()
+        for row in connection.execute(query.execution_options(yield_per=_ROWS_AT_ONCE)).mappings()
     )
-    for document in itertools.chain((header,), rows):
+    for document in itertools.chain((header,), documents):
         line = f"{json.dumps(document)}\n"
         digest.update(line.encode())
         count += 1
@@ -103,43 +103,44 @@ def lines(session: Session, studies: Sequence[str], source: str) -> Iterator[str
     yield f"{json.dumps({'rows': count - 1, 'sha256': digest.hexdigest()})}\n"
 
 
-def _queries(ids: Sequence[str]) -> dict[type[Base], Select[Any]]:
-    """Return the query for the rows of each table that belong to the studies, in the order of `_KINDS`."""
-    of_workloads = select(StudyRow.workload_fingerprint).where(StudyRow.id.in_(ids))
-    workloads = select(WorkloadRow).where(WorkloadRow.fingerprint.in_(of_workloads))
+def _queries(ids: Sequence[str]) -> dict[Table, Select[Any]]:
+    """Return the query for the rows of each table that belong to the studies, in the order of `_TABLES`."""
+    of_workloads = select(STUDY.c.workload_fingerprint).where(STUDY.c.id.in_(ids))
+    workloads = select(WORKLOAD).where(WORKLOAD.c.fingerprint.in_(of_workloads))
 
-    def of_workload(kind: type[Base], key: Any, reference: Any) -> Select[Any]:
-        return select(kind).where(key.in_(workloads.with_only_columns(reference))).order_by(key)
+    def of_workload(table: Table, reference: Column[Any]) -> Select[Any]:
+        key = table.c.fingerprint
+        return select(table).where(key.in_(workloads.with_only_columns(reference))).order_by(key)
 
-    trials = select(TrialRow).where(TrialRow.study_id.in_(ids))
-    of_trials = trials.with_only_columns(TrialRow.id)
-    launches = select(LaunchRow).where(LaunchRow.workload_fingerprint.in_(of_workloads), LaunchRow.status != RUNNING)
-    best = select(BestPlanRow).where(BestPlanRow.study_id.in_(ids))
+    trials = select(TRIAL).where(TRIAL.c.study_id.in_(ids))
+    of_trials = trials.with_only_columns(TRIAL.c.id)
+    launches = select(LAUNCH).where(LAUNCH.c.workload_fingerprint.in_(of_workloads), LAUNCH.c.status != RUNNING)
+    best = select(BEST_PLAN).where(BEST_PLAN.c.study_id.in_(ids))
     plans = [
         query.with_only_columns(plan_id)
-        for query, plan_id in ((trials, TrialRow.plan_id), (launches, LaunchRow.plan_id), (best, BestPlanRow.plan_id))
+        for query, plan_id in ((trials, TRIAL.c.plan_id), (launches, LAUNCH.c.plan_id), (best, BEST_PLAN.c.plan_id))
     ]
     return {
-        HardwareRow: of_workload(HardwareRow, HardwareRow.fingerprint, WorkloadRow.hardware_fingerprint),
-        ModelRow: of_workload(ModelRow, ModelRow.fingerprint, WorkloadRow.model_fingerprint),
-        DataProfileRow: of_workload(DataProfileRow, DataProfileRow.fingerprint, WorkloadRow.data_fingerprint),
-        WorkloadRow: workloads.order_by(WorkloadRow.fingerprint),
-        LayerProfileRow: select(LayerProfileRow)
+        HARDWARE: of_workload(HARDWARE, WORKLOAD.c.hardware_fingerprint),
+        MODEL: of_workload(MODEL, WORKLOAD.c.model_fingerprint),
+        DATA_PROFILE: of_workload(DATA_PROFILE, WORKLOAD.c.data_fingerprint),
+        WORKLOAD: workloads.order_by(WORKLOAD.c.fingerprint),
+        LAYER_PROFILE: select(LAYER_PROFILE)
         .join(
-            WorkloadRow,
-            (WorkloadRow.hardware_fingerprint == LayerProfileRow.hardware_fingerprint)
-            & (WorkloadRow.model_fingerprint == LayerProfileRow.model_fingerprint),
+            WORKLOAD,
+            (WORKLOAD.c.hardware_fingerprint == LAYER_PROFILE.c.hardware_fingerprint)
+            & (WORKLOAD.c.model_fingerprint == LAYER_PROFILE.c.model_fingerprint),
         )
-        .where(WorkloadRow.fingerprint.in_(of_workloads))
+        .where(WORKLOAD.c.fingerprint.in_(of_workloads))
         .distinct(),
-        PlanRow: select(PlanRow).where(PlanRow.id.in_(union(*plans))).order_by(PlanRow.id),
-        StudyRow: select(StudyRow).where(StudyRow.id.in_(ids)).order_by(StudyRow.started),
-        TrialRow: trials.order_by(TrialRow.study_id, TrialRow.number),
-        OutcomeRow: select(OutcomeRow).where(OutcomeRow.trial_id.in_(of_trials)),
-        AttemptRow: select(AttemptRow).where(AttemptRow.trial_id.in_(of_trials)),
-        StageMeasurementRow: select(StageMeasurementRow).where(StageMeasurementRow.trial_id.in_(of_trials)),
-        BestPlanRow: best,
-        LaunchRow: launches.order_by(LaunchRow.started),
+        PLAN: select(PLAN).where(PLAN.c.id.in_(union(*plans))).order_by(PLAN.c.id),
+        STUDY: select(STUDY).where(STUDY.c.id.in_(ids)).order_by(STUDY.c.started),
+        TRIAL: trials.order_by(TRIAL.c.study_id, TRIAL.c.number),
+        OUTCOME: select(OUTCOME).where(OUTCOME.c.trial_id.in_(of_trials)),
+        ATTEMPT: select(ATTEMPT).where(ATTEMPT.c.trial_id.in_(of_trials)),
+        STAGE_MEASUREMENT: select(STAGE_MEASUREMENT).where(STAGE_MEASUREMENT.c.trial_id.in_(of_trials)),
+        BEST_PLAN: best,
+        LAUNCH: launches.order_by(LAUNCH.c.started),
     }
 
 
@@ -187,129 +188,124 @@ def check(text: Iterable[str]) -> str:
     return digest.hexdigest()
 
 
-def take_in(session: Session, text: Iterable[str], digest: str) -> Imported:
+def take_in(connection: Connection, text: Iterable[str], digest: str) -> Imported:
     """Store the rows of a checked bundle that this database lacks. Raises BadBundle."""
     numbered = enumerate(text, 1)
     header = _parsed(next(numbered)[1], 1)
-    bundle = BundleRow(
-        digest=digest,
-        source=header["source"],
-        exported=_time(header["exported"]),
-        imported=datetime.now(UTC),
-    )
-    if session.get(BundleRow, digest) is None:
-        session.add(bundle)
-        session.flush()
+    bundle = {
+        "digest": digest,
+        "source": header["source"],
+        "exported": _time(header["exported"]),
+        "imported": datetime.now(UTC),
+    }
+    rows.ensure(connection, BUNDLE, bundle)
     old_keys = OldKeys() if header["version"] == 1 else None
-    count, fresh = _stored(session, numbered, digest, old_keys)
-    for kind, keys in fresh.items():
-        for row in _read(session, kind, keys):
-            if (what := problem_of(row)) is not None:
-                raise BadBundle(f"the bundle's {row.__tablename__} {provenance.key_of(row)} {what}; export it again")
-    for problem in problems_of_studies(session, [key for (key,) in fresh[StudyRow]]):
-        raise BadBundle(f"the bundle is incomplete: {problem}; export it again")
+    count, fresh = _stored(connection, numbered, digest, old_keys)
+    for table, keys in fresh.items():
+        for row in _read(connection, table, keys):
+            if (what := problem_of(table, row)) is not None:
+                name = rows.text_of(rows.key_of(table, row))
+                raise BadBundle(f"the bundle's {table.name} {name} {what}; export it again")
+    if found := list(problems_of_studies(connection, [key for (key,) in fresh[STUDY]])):
+        raise BadBundle(f"the bundle is incomplete: {found[0]}; export it again")
     new = sum(map(len, fresh.values()))
     return Imported(source=header["source"], new=new, known=count - new)
 
 
-def _read(session: Session, kind: type[Base], keys: Sequence[tuple[Any, ...]]) -> Iterator[Base]:
+def _read(connection: Connection, table: Table, keys: Sequence[tuple[Any, ...]]) -> Iterator[Row]:
     """Read the rows back from the database."""
     for first in range(0, len(keys), _ROWS_AT_ONCE):
         some = keys[first : first + _ROWS_AT_ONCE]
-        yield from session.scalars(select(kind).where(tuple_(*inspect(kind).primary_key).in_(some)))
-        session.expunge_all()
+        yield from read(connection, table, rows.whole(table).where(tuple_(*table.primary_key).in_(some)))
 
 
 def _stored(
-    session: Session, numbered: Iterable[tuple[int, str]], digest: str, old_keys: OldKeys | None
-) -> tuple[int, dict[type[Base], list[tuple[Any, ...]]]]:
+    connection: Connection, numbered: Iterable[tuple[int, str]], digest: str, old_keys: OldKeys | None
+) -> tuple[int, dict[Table, list[tuple[Any, ...]]]]:
     """Store the rows, and return (number of rows in the bundle, primary keys of the new ones)."""
-    kinds = {kind.__tablename__: kind for kind in _KINDS}
-    count, fresh = 0, {kind: list[tuple[Any, ...]]() for kind in _KINDS}
+    tables = {table.name: table for table in _TABLES}
+    count, fresh = 0, {table: list[tuple[Any, ...]]() for table in _TABLES}
     for number, line in numbered:
         document = _parsed(line, number)
         if "sha256" in document:
             break
-        kind = kinds.get(str(document.get("table")))
-        if kind is None:
+        table = tables.get(str(document.get("table")))
+        if table is None:
             raise BadBundle(f"line {number} of the bundle names no table that can be imported; export it again")
         count += 1
-        row = _row(kind, document.get("row"), number)
+        row = _row(table, document.get("row"), number)
         if old_keys is not None:
-            old_keys.replace(row)
-        if _merged(session, row, number):
-            session.merge(ProvenanceRow(kind=row.__tablename__, key=provenance.key_of(row), bundle_digest=digest))
-            fresh[kind].append(tuple(inspect(kind).primary_key_from_instance(row)))
-        if count % _ROWS_AT_ONCE == 0:  # the session would keep every row in memory
-            session.flush()
-            session.expunge_all()
-    session.flush()
-    session.expunge_all()
+            row = old_keys.replaced(table, row)
+        key = tuple(row[column.name] for column in table.primary_key)
+        if _merged(connection, table, key, row, number):
+            connection.execute(delete(PROVENANCE).where(provenance.is_of(table, key)))  # of a row that was lost
+            origin = {"kind": table.name, "key": rows.text_of(key), "bundle_digest": digest}
+            connection.execute(insert(PROVENANCE).values(origin))
+            fresh[table].append(key)
     return count, fresh
 
 
-def _merged(session: Session, row: Base, number: int) -> bool:
+def _merged(connection: Connection, table: Table, key: tuple[Any, ...], row: Row, number: int) -> bool:
     """Add the row if it is new. A stored row stays, except a trial whose end only the bundle knows."""
-    kind = type(row)
-    stored = session.get(kind, inspect(kind).primary_key_from_instance(row))
+    stored = connection.execute(select(table).where(rows.has_key(table, key))).mappings().one_or_none()
     if stored is None:
         try:
-            session.add(row)
-            session.flush()
+            connection.execute(insert(table).values(row))
         except (IntegrityError, DataError) as error:
             raise BadBundle(
-                f"line {number} of the bundle, of {kind.__tablename__}, refers to a row that is missing, contradicts "
+                f"line {number} of the bundle, of {table.name}, refers to a row that is missing, contradicts "
                 "one that is stored, or holds a value that cannot be stored; export it again"
             ) from error
         return True
-    if isinstance(stored, TrialRow) and isinstance(row, TrialRow) and stored.status != row.status:
-        if row.status == FINISHED:
-            stored.status, stored.finished, stored.given_up = row.status, row.finished, row.given_up
-    elif _differs(session, stored, row):
+    if table is TRIAL and stored["status"] != row["status"]:
+        if row["status"] == FINISHED:
+            end = {name: row.get(name) for name in ("status", "finished", "given_up")}
+            rows.change(connection, TRIAL, row["id"], **end)
+    elif _differs(connection, table, stored, row):
         raise BadBundle(
-            f"line {number} of the bundle contradicts the {kind.__tablename__} {provenance.key_of(row)} that is "
-            "stored; what is stored stays"
+            f"line {number} of the bundle contradicts the {table.name} {rows.text_of(key)} that is stored; what is "
+            "stored stays"
         )
     return False
 
 
-def _differs(session: Session, stored: Base, row: Base) -> bool:
+def _differs(connection: Connection, table: Table, stored: Row, row: Row) -> bool:
     """Return whether the two rows contradict each other.
 
     One may identify its model only by path, and a bundle of an older version lacks later columns.
     """
-    if isinstance(row, LayerProfileRow):
+    if table is LAYER_PROFILE:
         return False
-    ours, theirs = _document(stored), _document(row)
-    names = {name for name in ours if name in vars(row) and ours[name] != theirs[name]}
-    if isinstance(row, ModelRow):
+    ours, theirs = _document(table, stored), _document(table, row)
+    names = {name for name in theirs if ours[name] != theirs[name]}
+    if table is MODEL:
         names.discard("name")
     if "workload_fingerprint" in names:
-        models = (session.get_one(WorkloadRow, each["workload_fingerprint"]).model for each in (ours, theirs))
-        if any(model.config_digest.startswith(PATH_DIGEST) for model in models):
+        workloads = [each["workload_fingerprint"] for each in (ours, theirs)]
+        digests = select(MODEL.c.config_digest).join(WORKLOAD).where(WORKLOAD.c.fingerprint.in_(workloads))
+        if any(digest.startswith(PATH_DIGEST) for digest in connection.scalars(digests)):
             names.remove("workload_fingerprint")
     return bool(names)
 
 
-def _document(row: Base) -> dict[str, Any]:
+def _document(table: Table, row: Row) -> dict[str, Any]:
     """Return the row as JSON values without references to agents; a running trial counts as abandoned."""
-    local = {column.key for column in inspect(type(row)).columns if _is_local(column)}
-    values = {name: value for name, value in codec.row_values(row).items() if name not in local}
-    if isinstance(row, TrialRow) and row.status == RUNNING:
-        values |= {"status": ABANDONED, "finished": row.started}
+    values = {name: value for name, value in row.items() if not _is_local(table.c[name])}
+    if table is TRIAL and row["status"] == RUNNING:
+        values |= {"status": ABANDONED, "finished": row["started"]}
     return {name: value.isoformat() if isinstance(value, datetime) else value for name, value in values.items()}
 
 
-def _row(kind: type[Base], document: Any, number: int) -> Base:
-    columns = {column.key: column for column in inspect(kind).columns if not _is_local(column)}
+def _row(table: Table, document: Any, number: int) -> dict[str, Any]:
+    columns = {column.name: column for column in table.columns if not _is_local(column)}
     later = {name for name, column in columns.items() if column.nullable or column.server_default is not None}
     if not isinstance(document, dict) or not columns.keys() - later <= document.keys() <= columns.keys():
         names = set(columns).symmetric_difference(document if isinstance(document, dict) else {})
         raise BadBundle(
-            f"line {number} of the bundle does not have the columns of {kind.__tablename__}: "
+            f"line {number} of the bundle does not have the columns of {table.name}: "
             f"{', '.join(sorted(names)) or 'none'}; export it again with this version"
         )
-    return kind(**{name: _value(columns[name], value, number) for name, value in document.items()})
+    return {name: _value(columns[name], value, number) for name, value in document.items()}
 
 
 def _value(column: Column[Any], value: Any, number: int) -> Any:
@@ -323,17 +319,17 @@ def _value(column: Column[Any], value: Any, number: int) -> Any:
     if wanted is float and type(value) is int:
         return float(value)
     if type(value) is not wanted:
-        raise BadBundle(f"line {number} of the bundle: {column.key} is no {wanted.__name__}; export it again")
+        raise BadBundle(f"line {number} of the bundle: {column.name} is no {wanted.__name__}; export it again")
     if wanted is int and value not in WHOLE:
         raise BadBundle(
-            f"line {number} of the bundle: {column.key} is {value}, which cannot be stored; export it again"
+            f"line {number} of the bundle: {column.name} is {value}, which cannot be stored; export it again"
         )
     return value
 
 
 def _is_local(column: Column[Any]) -> bool:
     """Return whether the column refers to an agent."""
-    return any(key.column.table.name == AgentRow.__tablename__ for key in column.foreign_keys)
+    return any(key.column.table.name == AGENT.name for key in column.foreign_keys)
 
 
 def _time(value: Any) -> datetime:

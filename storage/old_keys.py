@@ -3,14 +3,15 @@
 from collections.abc import Mapping
 from typing import Any
 
-from storage.database.tables import Base, DataProfileRow, HardwareRow, ModelRow, WorkloadRow
+from sqlalchemy import Table
+
+from storage.database.tables import DATA_PROFILE, HARDWARE, MODEL, WORKLOAD
 from storage.migrations.versions import r0003_models as revision
-from storage.queries.codec import row_values
 
 _PARTS = {
-    HardwareRow.__tablename__: "hardware_fingerprint",
-    ModelRow.__tablename__: "model_fingerprint",
-    DataProfileRow.__tablename__: "data_fingerprint",
+    HARDWARE: "hardware_fingerprint",
+    MODEL: "model_fingerprint",
+    DATA_PROFILE: "data_fingerprint",
 }
 
 
@@ -23,26 +24,29 @@ class OldKeys:
         self._parts: dict[tuple[str, str], Mapping[str, Any]] = {}
         """Hardware, models and data of the workloads, by the same key."""
 
-    def replace(self, row: Base) -> None:
-        """Change the row. A row whose key does not match its content keeps it, and is refused later."""
-        values, reference = row_values(row), _PARTS.get(row.__tablename__)
+    def replaced(self, table: Table, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the row with present keys; it keeps a key that does not match its content, and is refused later."""
+        given: dict[str, Any] = {column.name: row.get(column.name) for column in table.columns}
+        new = dict(row)
+        reference = _PARTS.get(table)
         if reference is not None:
-            self._parts[reference, values["fingerprint"]] = values
-        if isinstance(row, ModelRow) and revision.is_old(values):
-            new = revision.marked(values)
-            self._new["model_fingerprint", row.fingerprint] = new["fingerprint"]
-            row.fingerprint, row.config_digest = new["fingerprint"], new["config_digest"]
-        if isinstance(row, WorkloadRow):
-            self._replace_workload(row, values)
+            self._parts[reference, given["fingerprint"]] = given
+        if table is MODEL and revision.is_old(given):
+            marked = revision.marked(given)
+            new |= {name: marked[name] for name in ("fingerprint", "config_digest")}
+            self._new["model_fingerprint", given["fingerprint"]] = new["fingerprint"]
+        if table is WORKLOAD:
+            new["fingerprint"] = self._workload_key(given)
         for name in ("model_fingerprint", "workload_fingerprint"):
-            if name in values:
-                setattr(row, name, self._new.get((name, values[name]), values[name]))
+            if name in given:
+                new[name] = self._new.get((name, given[name]), given[name])
+        return new
 
-    def _replace_workload(self, row: WorkloadRow, values: Mapping[str, Any]) -> None:
-        hardware, model, data = (self._parts.get((name, values[name])) for name in _PARTS.values())
-        if not (hardware and model and data):
-            return
-        if revision.old_workload_key(values, model, hardware, data) == row.fingerprint:
-            new = revision.workload_key(values, revision.marked(model), hardware, data)
-            self._new["workload_fingerprint", row.fingerprint] = new
-            row.fingerprint = new
+    def _workload_key(self, given: Mapping[str, Any]) -> str:
+        old: str = given["fingerprint"]
+        hardware, model, data = (self._parts.get((name, given[name])) for name in _PARTS.values())
+        if not (hardware and model and data) or revision.old_workload_key(given, model, hardware, data) != old:
+            return old
+        new = revision.workload_key(given, revision.marked(model), hardware, data)
+        self._new["workload_fingerprint", old] = new
+        return new

@@ -101,72 +101,72 @@ class Store:
 
     def add_workload(self, workload: Workload) -> str:
         """Store the workload unless it is stored already, and return its fingerprint."""
-        with self._database.session(write=True) as session:
-            return workloads.add(session, workload)
+        with self._database.transaction(write=True) as connection:
+            return workloads.add(connection, workload)
 
     def adopt_model(self, model: ModelShape, path_digest: str) -> None:
         """Assign to `model` what an older version stored under a digest that includes the path of the model folder.
 
         Studies, plans, launches and layer profiles of that entry then belong to `model`.
         """
-        with self._database.session(write=True) as session:
-            workloads.adopt_model(session, model, path_digest)
+        with self._database.transaction(write=True) as connection:
+            workloads.adopt_model(connection, model, path_digest)
 
     def workload(self, fingerprint: str) -> Workload:
-        with self._database.session() as session:
-            return workloads.get(session, fingerprint)
+        with self._database.transaction() as connection:
+            return workloads.get(connection, fingerprint)
 
     def layer_profile(
         self, hardware_fingerprint: str, model_fingerprint: str, software: Software
     ) -> LayerProfile | None:
         """Return the profile of exactly this hardware, model and software, or None."""
-        with self._database.session() as session:
-            return workloads.layer_profile(session, hardware_fingerprint, model_fingerprint, software)
+        with self._database.transaction() as connection:
+            return workloads.layer_profile(connection, hardware_fingerprint, model_fingerprint, software)
 
     def layer_profiles(self, *, hardware_name: str | None = None) -> tuple[LayerProfile, ...]:
         """Return the profiles, newest first, optionally only those whose device name contains `hardware_name`."""
-        with self._database.session() as session:
-            return workloads.layer_profiles(session, hardware_name)
+        with self._database.transaction() as connection:
+            return workloads.layer_profiles(connection, hardware_name)
 
     def save_layer_profile(
         self, hardware_fingerprint: str, model_fingerprint: str, software: Software, document: str
     ) -> None:
         """Store a JSON text, replacing an earlier one. Hardware and model must belong to a stored workload."""
-        with self._database.session(write=True) as session:
-            workloads.save_layer_profile(session, hardware_fingerprint, model_fingerprint, software, document)
+        with self._database.transaction(write=True) as connection:
+            workloads.save_layer_profile(connection, hardware_fingerprint, model_fingerprint, software, document)
 
     def add_agent(self, machine: str, process: str) -> AgentRecord:
         """Register a process that will run trials; `AgentRecord` describes the arguments."""
-        with self._database.session(write=True) as session:
-            return agents.add(session, machine, process)
+        with self._database.transaction(write=True) as connection:
+            return agents.add(connection, machine, process)
 
     def beat(self, agent_id: str) -> Mapping[str, AgentRecord]:
         """Record a heartbeat of the agent, and return all agents that have not ended, by id, including itself."""
-        with self._database.session(write=True) as session:
-            return agents.beat(session, agent_id)
+        with self._database.transaction(write=True) as connection:
+            return agents.beat(connection, agent_id)
 
     def agents(self) -> Mapping[str, AgentRecord]:
         """Return all agents that have not ended, by id."""
-        with self._database.session() as session:
-            return agents.present(session)
+        with self._database.transaction() as connection:
+            return agents.present(connection)
 
     def take_resources(self, agent_id: str, resources: Collection[str], gone: Collection[str] = ()) -> None:
         """Lease all resources to the agent until it ends, or none of them. End holders whose ids are in `gone`.
 
         Raises ResourceHeld if another agent holds one, and Superseded if the agent itself was ended.
         """
-        with self._database.session(write=True) as session:
-            agents.take(session, agent_id, resources, gone)
+        with self._database.transaction(write=True) as connection:
+            agents.take(connection, agent_id, resources, gone)
 
     def end_agent(self, agent_id: str) -> None:
         """End the agent and release its leases. Later calls have no effect."""
-        with self._database.session(write=True) as session:
-            agents.end(session, agent_id)
+        with self._database.transaction(write=True) as connection:
+            agents.end(connection, agent_id)
 
     def create_study(self, workload_fingerprint: str, settings: Mapping[str, object], seed: int) -> StudyRecord:
         """Create a study that starts now; `settings` are JSON values."""
-        with self._database.session(write=True) as session:
-            return studies.create(session, workload_fingerprint, settings, seed)
+        with self._database.transaction(write=True) as connection:
+            return studies.create(connection, workload_fingerprint, settings, seed)
 
     def join_study(
         self,
@@ -179,48 +179,48 @@ class Store:
 
         If several processes call this at once, one of them creates the study and all return it.
         """
-        with self._database.session(write=True) as session:
-            return studies.join(session, workload_fingerprint, settings, seed, same)
+        with self._database.transaction(write=True) as connection:
+            return studies.join(connection, workload_fingerprint, settings, seed, same)
 
     def study(self, study_id: str) -> StudyRecord:
-        with self._database.session() as session:
-            return studies.get(session, study_id)
+        with self._database.transaction() as connection:
+            return studies.get(connection, study_id)
 
     def lead_study(self, study_id: str, agent_id: str, instead_of: str | None = None) -> None:
         """Make the agent the leader, which concludes the study, if there is none or it is `instead_of`."""
-        with self._database.session(write=True) as session:
-            agents.lead(session, study_id, agent_id, instead_of)
+        with self._database.transaction(write=True) as connection:
+            agents.lead(connection, study_id, agent_id, instead_of)
 
     def conclude_study(self, best: BestPlan, lessons: str, agent_id: str) -> bool:
         """Finish a study with its winner and calibration state (JSON), if it is unfinished and led by the agent.
 
         Otherwise return False and store nothing.
         """
-        with self._database.session(write=True) as session:
-            if not studies.conclude(session, best.study_id, lessons, agent_id):
+        with self._database.transaction(write=True) as connection:
+            if not studies.conclude(connection, best.study_id, lessons, agent_id):
                 return False
-            plans.save(session, best)
+            plans.save(connection, best)
             return True
 
     def latest_study(self, workload_fingerprint: str) -> StudyRecord | None:
         """Return the newest study of the workload, finished or not."""
-        with self._database.session() as session:
-            return studies.latest(session, workload_fingerprint)
+        with self._database.transaction() as connection:
+            return studies.latest(connection, workload_fingerprint)
 
     def studies(self, *, model_name: str | None = None, limit: int | None = None) -> tuple[StudyRecord, ...]:
         """Return the studies, newest first, optionally those whose model name contains `model_name`."""
-        with self._database.session() as session:
-            return studies.listed(session, model_name, limit)
+        with self._database.transaction() as connection:
+            return studies.listed(connection, model_name, limit)
 
     def find_study(self, name: str) -> StudyRecord:
         """Return the study whose name or id begins with `name`. Raises UnknownRecord and AmbiguousId."""
-        with self._database.session() as session:
-            return studies.find(session, name)
+        with self._database.transaction() as connection:
+            return studies.find(connection, name)
 
     def lessons(self, workload: Workload) -> str | None:
         """Return the calibration state of the last finished study with this model family, dtype and kind of device."""
-        with self._database.session() as session:
-            return studies.lessons(session, workload)
+        with self._database.transaction() as connection:
+            return studies.lessons(connection, workload)
 
     def start_trial(
         self,
@@ -234,8 +234,8 @@ class Store:
 
         Raises Superseded if the agent has ended.
         """
-        with self._database.session(write=True) as session:
-            return studies.start_trial(session, study_id, plan, role, parameters, agent_id=agent_id)
+        with self._database.transaction(write=True) as connection:
+            return studies.start_trial(connection, study_id, plan, role, parameters, agent_id=agent_id)
 
     def claim_trial(
         self,
@@ -248,46 +248,46 @@ class Store:
         finished: int = 0,
     ) -> RunningTrial | None:
         """Start a trial, unless one of the plan runs in the study or more than `finished` of them are finished."""
-        with self._database.session(write=True) as session:
-            if studies.is_taken(session, study_id, plan, finished):
+        with self._database.transaction(write=True) as connection:
+            if studies.is_taken(connection, study_id, plan, finished):
                 return None
-            return studies.start_trial(session, study_id, plan, role, parameters, agent_id=agent_id)
+            return studies.start_trial(connection, study_id, plan, role, parameters, agent_id=agent_id)
 
     def finish_trial(self, result: TrialResult) -> None:
         """Store a result, also of an abandoned trial. It never changes; storing the same one again has no effect.
 
         Raises AlreadyFinished if the trial has a different result.
         """
-        with self._database.session(write=True) as session:
-            studies.finish_trial(session, result)
+        with self._database.transaction(write=True) as connection:
+            studies.finish_trial(connection, result)
 
     def abandon_trial(self, trial_id: str) -> None:
         """Mark a running trial, whose process is gone, as abandoned; a finished trial stays finished."""
-        with self._database.session(write=True) as session:
-            studies.abandon_trial(session, trial_id)
+        with self._database.transaction(write=True) as connection:
+            studies.abandon_trial(connection, trial_id)
 
     def running_trials(self, study_id: str | None = None) -> tuple[RunningTrial, ...]:
         """Return the running trials of all studies or of one, in order of start. Empty for an unknown study."""
-        with self._database.session() as session:
-            return studies.running(session, study_id)
+        with self._database.transaction() as connection:
+            return studies.running(connection, study_id)
 
     def trials(self, study_id: str) -> tuple[RunningTrial | AbandonedTrial | FinishedTrial, ...]:
         """Return the trials of a study in order of number. Empty for an unknown study."""
-        with self._database.session() as session:
-            return studies.trials(session, study_id)
+        with self._database.transaction() as connection:
+            return studies.trials(connection, study_id)
 
     def answers(self, workload_fingerprint: str) -> tuple[FinishedTrial, ...]:
         """Return the finished trials of all studies on exactly this workload, oldest first; they need no second run."""
-        with self._database.session() as session:
-            return studies.answers(session, workload_fingerprint)
+        with self._database.transaction() as connection:
+            return studies.answers(connection, workload_fingerprint)
 
     def comparable_trials(self, workload: Workload) -> tuple[FinishedTrial, ...]:
         """Return the finished trials, oldest first, whose measurements are informative for this workload.
 
         Only the name of the model, the number of devices, the rest of the machine and the memory limit may differ.
         """
-        with self._database.session() as session:
-            return studies.comparable(session, workload)
+        with self._database.transaction() as connection:
+            return studies.comparable(connection, workload)
 
     def best_plans(
         self,
@@ -308,8 +308,8 @@ class Store:
             model_name=model_name,
             workload_fingerprint=workload_fingerprint,
         )
-        with self._database.session() as session:
-            return plans.listed(session, wanted, limit)
+        with self._database.transaction() as connection:
+            return plans.listed(connection, wanted, limit)
 
     def nearest_plans(
         self, now: Fields, *, hardware_name: str | None = None, model_name: str | None = None, limit: int = 10
@@ -318,18 +318,18 @@ class Store:
 
         At equal distance the fastest comes first. `storage.nearness` defines the distance.
         """
-        with self._database.session() as session:
-            return plans.nearest(session, now, Wanted(hardware_name=hardware_name, model_name=model_name), limit)
+        with self._database.transaction() as connection:
+            return plans.nearest(connection, now, Wanted(hardware_name=hardware_name, model_name=model_name), limit)
 
     def last_winner(self, workload_fingerprint: str) -> BestPlan | None:
         """Return the winner of the newest study on exactly this workload, without imported ones, or None."""
-        with self._database.session() as session:
-            return plans.last(session, workload_fingerprint)
+        with self._database.transaction() as connection:
+            return plans.last(connection, workload_fingerprint)
 
     def winner(self, study_id: str) -> BestPlan | None:
         """Return the winner of the study, or None while there is none."""
-        with self._database.session() as session:
-            return plans.of_study(session, study_id)
+        with self._database.transaction() as connection:
+            return plans.of_study(connection, study_id)
 
     def find_plan(self, id_prefix: str, now: Workload | None = None) -> TriedPlan:
         """Return the tried plan whose id begins with `id_prefix`, with its record in one study.
@@ -337,8 +337,8 @@ class Store:
         Of several studies, prefer the most valid one for the workload `now`, then one that the plan won, then local
         studies to imported ones, then the newest. Raises UnknownPlan, with the nearest ids, and AmbiguousId.
         """
-        with self._database.session() as session:
-            return tried.find(session, id_prefix, now)
+        with self._database.transaction() as connection:
+            return tried.find(connection, id_prefix, now)
 
     def start_launch(
         self,
@@ -348,23 +348,23 @@ class Store:
         agent_id: str | None = None,
     ) -> LaunchRecord:
         """Record the start of a full training."""
-        with self._database.session(write=True) as session:
-            return launches.start(session, plan, workload_fingerprint, predicted_samples_per_second, agent_id)
+        with self._database.transaction(write=True) as connection:
+            return launches.start(connection, plan, workload_fingerprint, predicted_samples_per_second, agent_id)
 
     def finish_launch(self, result: LaunchResult) -> None:
         """Record the end of a training; again has no effect. Raises AlreadyFinished for a different end."""
-        with self._database.session(write=True) as session:
-            launches.finish(session, result)
+        with self._database.transaction(write=True) as connection:
+            launches.finish(connection, result)
 
     def running_launches(self) -> tuple[LaunchRecord, ...]:
         """Return the trainings without a recorded end, oldest first; their agents show whether they still run."""
-        with self._database.session() as session:
-            return launches.running(session)
+        with self._database.transaction() as connection:
+            return launches.running(connection)
 
     def launches(self, plan_id: str) -> tuple[LaunchRecord, ...]:
         """Return all trainings with the plan, oldest first. Empty for an unknown plan."""
-        with self._database.session() as session:
-            return launches.of_plan(session, plan_id)
+        with self._database.transaction() as connection:
+            return launches.of_plan(connection, plan_id)
 
     def export_studies(self, study_ids: Sequence[str], source: str) -> Iterator[str]:
         """Yield the lines of a bundle with the studies; `source` names this database for readers.
@@ -373,10 +373,10 @@ class Store:
         """
         from storage import bundles  # noqa: PLC0415 - look-ups do without
 
-        with self._database.session(snapshot=True) as session:
+        with self._database.transaction(snapshot=True) as connection:
             for study_id in study_ids:
-                studies.check_finished(session, study_id)
-            yield from bundles.lines(session, study_ids, source)
+                studies.check_finished(connection, study_id)
+            yield from bundles.lines(connection, study_ids, source)
 
     def import_bundle(self, path: Path) -> "Imported":
         """Store the rows of a bundle that this database lacks, with their provenance; a second import has no effect.
@@ -387,12 +387,12 @@ class Store:
 
         with bundles.opened(path) as text:
             digest = bundles.check(text)
-        with self.exclusive(), bundles.opened(path) as text, self._database.session(write=True) as session:
-            return bundles.take_in(session, text, digest)
+        with self.exclusive(), bundles.opened(path) as text, self._database.transaction(write=True) as connection:
+            return bundles.take_in(connection, text, digest)
 
     def problems(self) -> "tuple[Problem, ...]":
         """Read the whole database, and return everything in it that no version of this software writes."""
         from storage.upkeep import health  # noqa: PLC0415 - look-ups do without
 
-        with self._database.session(snapshot=True) as session:
-            return tuple(health.problems(session))
+        with self._database.transaction(snapshot=True) as connection:
+            return tuple(health.problems(connection))

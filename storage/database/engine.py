@@ -1,4 +1,4 @@
-"""Connections to SQLite and PostgreSQL, and the session in which every query runs."""
+"""Connections to SQLite and PostgreSQL, and the transaction in which every query runs."""
 
 import errno
 import os
@@ -11,7 +11,6 @@ from typing import Any
 from sqlalchemy import Connection, Engine, create_engine, event, exc
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, ProgrammingError, StatementError
-from sqlalchemy.orm import Session
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from storage.database.filesystem import shared_filesystem
@@ -77,20 +76,16 @@ class Database:
         self._snapshots = self.engine.execution_options(isolation_level="REPEATABLE READ") if is_server else self.engine
 
     @contextmanager
-    def session(self, *, write: bool = False, snapshot: bool = False) -> Iterator[Session]:
+    def transaction(self, *, write: bool = False, snapshot: bool = False) -> Iterator[Connection]:
         """Run one transaction, committed at the end and rolled back by an exception.
 
         With `write`, take the write lock of SQLite at once: taken later, it fails instead of waiting if another
         process has written in between. With `snapshot`, all reads see the same state. Raises DatabaseUnavailable,
         DatabaseDamaged for an unreadable row, and NotStorable for a number that no column can hold.
         """
-        with (
-            self.errors(),
-            self._damage(),  # around the commit too, which writes what was added
-            Session(self._writing if write else self._snapshots if snapshot else self.engine) as session,
-            session.begin(),
-        ):
-            yield session
+        engine = self._writing if write else self._snapshots if snapshot else self.engine
+        with self.errors(), self._damage(), engine.begin() as connection:
+            yield connection
 
     @contextmanager
     def _damage(self) -> Iterator[None]:

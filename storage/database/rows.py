@@ -1,59 +1,91 @@
 """Rows by key, safe against concurrent writers, and the readable rows of a result."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
 
-from sqlalchemy import inspect
+from sqlalchemy import ColumnElement, Connection, Select, Table, and_, insert, select, update
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import Session
 
 from storage.database.engine import UNREADABLE
-from storage.database.tables import Base
+from storage.database.tables import JOINED
 from storage.errors import UnknownRecord
 
-R = TypeVar("R", bound=Base)
 V = TypeVar("V")
+Row: TypeAlias = Mapping[Any, Any]
+"""Values by column, of one table or of the tables that a query joins; of a single table also by name."""
 _logger = logging.getLogger(__name__)
 
 
-def ensure(session: Session, row: R) -> R:
-    """Add `row`, or return the stored row with its key, which another process may have added meanwhile."""
-    key = inspect(type(row)).primary_key_from_instance(row)
-    found = session.get(type(row), key)
-    if found is not None:
-        return found
+def whole(table: Table) -> Select[Any]:
+    """Select the rows of the table, joined with those that belong to its values."""
+    return select(JOINED.get(table, table))
+
+
+def key_of(table: Table, row: Row) -> tuple[Any, ...]:
+    """Return the values of the primary key."""
+    return tuple(row[column] for column in table.primary_key)
+
+
+def text_of(key: Iterable[Any]) -> str:
+    """Return a primary key as one text, for messages and as the key of its provenance."""
+    return "/".join(map(str, key))
+
+
+def has_key(table: Table, key: Iterable[Any]) -> ColumnElement[bool]:
+    """Return the condition that a row has this primary key."""
+    return and_(*(column == value for column, value in zip(table.primary_key, key, strict=True)))
+
+
+def ensure(connection: Connection, table: Table, values: Mapping[str, Any]) -> None:
+    """Insert the row unless its key is stored, by another process meanwhile perhaps."""
+    key = [values[column.name] for column in table.primary_key]
+    stored = select(*table.primary_key).where(has_key(table, key))
+    if connection.execute(stored).first() is not None:
+        return
     try:
         # After an error PostgreSQL refuses every statement but the rollback, here to a savepoint.
-        with session.begin_nested():
-            session.add(row)
+        with connection.begin_nested():
+            connection.execute(insert(table).values(values))
     except IntegrityError:
-        return session.get_one(type(row), key)
-    return row
+        if connection.execute(stored).first() is None:
+            raise
 
 
-def get(session: Session, kind: type[R], key: str, *, lock: bool = False) -> R:
+def add(connection: Connection, table: Table, values: Sequence[Mapping[str, Any]]) -> None:
+    """Insert rows with the same columns."""
+    if values:  # SQLAlchemy takes an empty list for one row of defaults
+        connection.execute(insert(table), values)
+
+
+def get(connection: Connection, table: Table, key: str, *, lock: bool = False) -> Row:
     """Return the row with `key`; `lock` keeps other writers away from it until the transaction ends.
 
     Raises UnknownRecord.
     """
-    row = session.get(kind, key, with_for_update={"of": kind} if lock else None)
+    query = select(table) if lock else whole(table)
+    query = query.where(has_key(table, [key]))
+    row = connection.execute(query.with_for_update(of=table) if lock else query).mappings().one_or_none()
     if row is None:
-        what = kind.__tablename__.removeprefix("autotune_").replace("_", " ")
+        what = table.name.removeprefix("autotune_").replace("_", " ")
         raise UnknownRecord(f"this database has no {what} {key!r}; is it the right database?")
     return row
 
 
-def readable(found: Iterable[R], value: Callable[[R], V]) -> Iterator[V]:
+def change(connection: Connection, table: Table, key: str, **values: Any) -> None:
+    """Set columns of the row with `key`."""
+    connection.execute(update(table).where(has_key(table, [key])).values(values))
+
+
+def readable(table: Table, found: Iterable[Row], value: Callable[[Row], V]) -> Iterator[V]:
     """Yield the values of the readable rows and log the others: one bad row must not hide the good ones."""
     for row in found:
         try:
             yield value(row)
         except UNREADABLE as error:
-            key = "/".join(map(str, inspect(type(row)).primary_key_from_instance(row)))
             _logger.warning(
                 "left out %s %s, which cannot be read (%s); run `autotune db check`, then `autotune db repair`",
-                row.__tablename__,
-                key,
+                table.name,
+                text_of(key_of(table, row)),
                 error,
             )

@@ -4,24 +4,28 @@ JSON columns hold only what no query filters by. Documents of `trials.wire` are 
 """
 
 import math
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from sqlalchemy import (
     JSON,
     BigInteger,
     CheckConstraint,
+    Column,
     DateTime,
     Dialect,
     Double,
     ForeignKey,
+    FromClause,
     MetaData,
+    Table,
     Text,
     TypeDecorator,
     UniqueConstraint,
     text,
 )
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
 from trials.wire import WHOLE
 
@@ -80,275 +84,263 @@ class Finite(TypeDecorator[float]):
         return value
 
 
-class Base(DeclarativeBase):
-    metadata = MetaData(
-        # Migrations can only change constraints by name, and each database would choose names of its own.
-        naming_convention={
-            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
-            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
-            "ck": "ck_%(table_name)s_%(constraint_name)s",
-            "fk": "fk_%(table_name)s_%(column_0_N_name)s",
-            "pk": "pk_%(table_name)s",
-        }
-    )
-    type_annotation_map = {str: Text, int: Whole, float: Finite, datetime: UtcDateTime}  # noqa: RUF012
+METADATA = MetaData(
+    # Migrations can only change constraints by name, and each database would choose names of its own.
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+_required = partial(Column, nullable=False)
 
+HARDWARE = Table(
+    "autotune_hardware",
+    METADATA,
+    Column("fingerprint", Text, primary_key=True),
+    _required("accelerator", Text),
+    _required("device_name", Text),
+    _required("devices", Whole),
+    _required("device_memory_bytes", Whole),
+    Column("compute_capability", Text),
+    Column("driver", Text),
+    _required("cpu_name", Text),
+    _required("cpu_cores", Whole),
+    _required("ram_bytes", Whole),
+    _required("nodes", Whole, server_default=text("1")),
+    Column("link", Text),
+    Column("topology", Text),
+)
 
-class HardwareRow(Base):
-    __tablename__ = "autotune_hardware"
+MODEL = Table(
+    "autotune_model",
+    METADATA,
+    Column("fingerprint", Text, primary_key=True),
+    _required("name", Text),
+    _required("family", Text),
+    _required("dtype", Text),
+    _required("vision_layers", Whole),
+    _required("language_layers", Whole),
+    _required("parameters", Whole),
+    _required("unit_flops", Finite),
+    _required("token_flops", Finite),
+    _required("square_flops", Finite),
+    _required("config_digest", Text),
+    Column("gradient_dtype", Text),
+)
 
-    fingerprint: Mapped[str] = mapped_column(primary_key=True)
-    accelerator: Mapped[str]
-    device_name: Mapped[str]
-    devices: Mapped[int]
-    device_memory_bytes: Mapped[int]
-    compute_capability: Mapped[str | None]
-    driver: Mapped[str | None]
-    cpu_name: Mapped[str]
-    cpu_cores: Mapped[int]
-    ram_bytes: Mapped[int]
-    nodes: Mapped[int] = mapped_column(server_default=text("1"))
-    link: Mapped[str | None]
-    topology: Mapped[str | None]
+DATA_PROFILE = Table(
+    "autotune_data_profile",
+    METADATA,
+    Column("fingerprint", Text, primary_key=True),
+    _required("samples", Whole),
+    _required("text_only_samples", Whole),
+    _required("vision_units", Whole),
+    _required("text_tokens", Whole),
+    _required("longest_text_tokens", Whole),
+    _required("most_vision_units", Whole),
+    _required("histogram", JSON),
+    _required("lengths_digest", Text),
+)
 
+WORKLOAD = Table(
+    "autotune_workload",
+    METADATA,
+    Column("fingerprint", Text, primary_key=True),
+    _required("hardware_fingerprint", Text, ForeignKey(HARDWARE.c.fingerprint), index=True),
+    _required("model_fingerprint", Text, ForeignKey(MODEL.c.fingerprint), index=True),
+    _required("data_fingerprint", Text, ForeignKey(DATA_PROFILE.c.fingerprint)),
+    _required("python", Text),
+    _required("torch", Text),
+    _required("deepspeed", Text),
+    _required("transformers", Text),
+    _required("oversize", Text),
+    _required("global_batch_samples", Whole),
+    _required("memory_limit_bytes", Whole),
+)
 
-class ModelRow(Base):
-    __tablename__ = "autotune_model"
+AGENT = Table(
+    "autotune_agent",
+    METADATA,
+    Column("id", Text, primary_key=True),
+    _required("machine", Text),
+    _required("process", Text),
+    _required("started", UtcDateTime),
+    _required("beats", Whole),
+    Column("heard", UtcDateTime),  # time of the last heartbeat, by the clock of the database
+    Column("ended", UtcDateTime),
+)
 
-    fingerprint: Mapped[str] = mapped_column(primary_key=True)
-    name: Mapped[str]
-    family: Mapped[str]
-    dtype: Mapped[str]
-    vision_layers: Mapped[int]
-    language_layers: Mapped[int]
-    parameters: Mapped[int]
-    unit_flops: Mapped[float]
-    token_flops: Mapped[float]
-    square_flops: Mapped[float]
-    config_digest: Mapped[str]
-    gradient_dtype: Mapped[str | None]
+LEASE = Table(
+    "autotune_lease",
+    METADATA,
+    Column("resource", Text, primary_key=True),
+    _required("agent_id", Text, ForeignKey(AGENT.c.id), index=True),
+)
 
+STUDY = Table(
+    "autotune_study",
+    METADATA,
+    Column("id", Text, primary_key=True),
+    _required("name", Text, unique=True),
+    _required("workload_fingerprint", Text, ForeignKey(WORKLOAD.c.fingerprint), index=True),
+    _required("seed", Whole),
+    _required("settings", JSON),
+    _required("started", UtcDateTime),
+    Column("finished", UtcDateTime),
+    Column("lessons", Text),
+    Column("leader_id", Text, ForeignKey(AGENT.c.id)),
+)
 
-class DataProfileRow(Base):
-    __tablename__ = "autotune_data_profile"
+PLAN = Table(
+    "autotune_plan",
+    METADATA,
+    Column("id", Text, primary_key=True),
+    _required("pipeline", Whole),
+    _required("data", Whole),
+    _required("zero", Whole),
+    Column("qv", Whole),
+    Column("qt", Whole),
+    _required("document", Text),
+)
 
-    fingerprint: Mapped[str] = mapped_column(primary_key=True)
-    samples: Mapped[int]
-    text_only_samples: Mapped[int]
-    vision_units: Mapped[int]
-    text_tokens: Mapped[int]
-    longest_text_tokens: Mapped[int]
-    most_vision_units: Mapped[int]
-    histogram: Mapped[list[list[int]]] = mapped_column(JSON)
-    lengths_digest: Mapped[str]
+TRIAL = Table(
+    "autotune_trial",
+    METADATA,
+    Column("id", Text, primary_key=True),
+    _required("study_id", Text, ForeignKey(STUDY.c.id)),
+    Column("agent_id", Text, ForeignKey(AGENT.c.id)),
+    _required("number", Whole),
+    _required("plan_id", Text, ForeignKey(PLAN.c.id), index=True),
+    _required("role", Text),
+    _required("parameters", JSON),
+    _required("status", Text),
+    _required("started", UtcDateTime),
+    Column("finished", UtcDateTime),
+    Column("given_up", UtcDateTime),
+    UniqueConstraint("study_id", "number"),
+    CheckConstraint("status IN ('running', 'finished', 'abandoned')", name="status"),
+    CheckConstraint("(status = 'running') = (finished IS NULL)", name="finished"),
+)
 
+OUTCOME = Table(
+    "autotune_outcome",
+    METADATA,
+    Column("trial_id", Text, ForeignKey(TRIAL.c.id), primary_key=True),
+    _required("kind", Text),
+    Column("samples_per_second", Finite),
+    Column("epoch_seconds", Finite),
+    Column("epoch_seconds_error", Finite),
+    Column("peak_bytes", Whole),
+    Column("contamination", Text),
+    Column("energy_joules", Finite),
+    Column("seconds", Finite),
+    Column("failure_kind", Text),
+    Column("failure_detail", Text),
+    Column("failure_stage", Whole),
+    _required("document", Text),
+)
 
-class WorkloadRow(Base):
-    __tablename__ = "autotune_workload"
+ATTEMPT = Table(
+    "autotune_attempt",
+    METADATA,
+    Column("trial_id", Text, ForeignKey(TRIAL.c.id), primary_key=True),
+    Column("number", Whole, primary_key=True, autoincrement=False),
+    _required("kind", Text),
+    Column("epoch_seconds", Finite),
+    _required("contamination", Text),
+    _required("document", Text),
+)
+"""A disturbed run, which was repeated; the run that counts is the outcome."""
 
-    fingerprint: Mapped[str] = mapped_column(primary_key=True)
-    hardware_fingerprint: Mapped[str] = mapped_column(ForeignKey(HardwareRow.fingerprint), index=True)
-    model_fingerprint: Mapped[str] = mapped_column(ForeignKey(ModelRow.fingerprint), index=True)
-    data_fingerprint: Mapped[str] = mapped_column(ForeignKey(DataProfileRow.fingerprint))
-    python: Mapped[str]
-    torch: Mapped[str]
-    deepspeed: Mapped[str]
-    transformers: Mapped[str]
-    oversize: Mapped[str]
-    global_batch_samples: Mapped[int]
-    memory_limit_bytes: Mapped[int]
+STAGE_MEASUREMENT = Table(
+    "autotune_stage_measurement",
+    METADATA,
+    Column("trial_id", Text, ForeignKey(TRIAL.c.id), primary_key=True),
+    Column("rank", Whole, primary_key=True, autoincrement=False),
+    _required("stage", Whole),
+    _required("data_rank", Whole),
+    _required("load_seconds", Finite),
+    _required("forward_seconds", Finite),
+    _required("backward_seconds", Finite),
+    _required("optimizer_seconds", Finite),
+    _required("idle_seconds", Finite),
+    _required("peak_bytes", Whole),
+    _required("static_bytes", Whole),
+)
 
-    hardware: Mapped[HardwareRow] = relationship(lazy="joined", innerjoin=True)
-    model: Mapped[ModelRow] = relationship(lazy="joined", innerjoin=True)
-    data: Mapped[DataProfileRow] = relationship(lazy="joined", innerjoin=True)
+LAYER_PROFILE = Table(
+    "autotune_layer_profile",
+    METADATA,
+    Column("hardware_fingerprint", Text, ForeignKey(HARDWARE.c.fingerprint), primary_key=True),
+    Column("model_fingerprint", Text, ForeignKey(MODEL.c.fingerprint), primary_key=True),
+    Column("python", Text, primary_key=True),
+    Column("torch", Text, primary_key=True),
+    Column("deepspeed", Text, primary_key=True),
+    Column("transformers", Text, primary_key=True),
+    _required("created", UtcDateTime),
+    _required("document", Text),
+)
 
+BEST_PLAN = Table(
+    "autotune_best_plan",
+    METADATA,
+    Column("study_id", Text, ForeignKey(STUDY.c.id), primary_key=True),
+    _required("plan_id", Text, ForeignKey(PLAN.c.id), index=True),
+    _required("workload_fingerprint", Text, ForeignKey(WORKLOAD.c.fingerprint), index=True),
+    _required("epoch_seconds", Finite),
+    _required("epoch_seconds_error", Finite),
+    _required("samples_per_second", Finite),
+    _required("samples_per_second_error", Finite),
+    _required("baselines", Text),
+    _required("created", UtcDateTime),
+    _required("search_seconds", Finite),
+    Column("confidence", Finite),
+    _required("ties", Text),
+    _required("pareto", Text),
+)
 
-class AgentRow(Base):
-    __tablename__ = "autotune_agent"
+LAUNCH = Table(
+    "autotune_launch",
+    METADATA,
+    Column("id", Text, primary_key=True),
+    _required("plan_id", Text, ForeignKey(PLAN.c.id), index=True),
+    _required("workload_fingerprint", Text, ForeignKey(WORKLOAD.c.fingerprint), index=True),
+    _required("started", UtcDateTime),
+    Column("predicted_samples_per_second", Finite),
+    _required("status", Text),
+    Column("finished", UtcDateTime),
+    Column("steps", Whole),
+    Column("samples_per_second", Finite),
+    Column("agent_id", Text, ForeignKey(AGENT.c.id)),
+    CheckConstraint("status IN ('running', 'finished', 'failed', 'interrupted')", name="status"),
+    CheckConstraint("(status = 'running') = (finished IS NULL)", name="finished"),
+)
 
-    id: Mapped[str] = mapped_column(primary_key=True)
-    machine: Mapped[str]
-    process: Mapped[str]
-    started: Mapped[datetime]
-    beats: Mapped[int]
-    heard: Mapped[datetime | None]
-    """Time of the last heartbeat, by the clock of the database."""
-    ended: Mapped[datetime | None]
+BUNDLE = Table(
+    "autotune_bundle",
+    METADATA,
+    Column("digest", Text, primary_key=True),
+    _required("source", Text),
+    _required("exported", UtcDateTime),
+    _required("imported", UtcDateTime),
+)
 
+PROVENANCE = Table(
+    "autotune_provenance",
+    METADATA,
+    Column("kind", Text, primary_key=True),
+    Column("key", Text, primary_key=True),
+    _required("bundle_digest", Text, ForeignKey(BUNDLE.c.digest), index=True),
+)
+"""The bundle that a row was imported with; rows without an entry are local."""
 
-class LeaseRow(Base):
-    __tablename__ = "autotune_lease"
-
-    resource: Mapped[str] = mapped_column(primary_key=True)
-    agent_id: Mapped[str] = mapped_column(ForeignKey(AgentRow.id), index=True)
-
-
-class StudyRow(Base):
-    __tablename__ = "autotune_study"
-
-    id: Mapped[str] = mapped_column(primary_key=True)
-    name: Mapped[str] = mapped_column(unique=True)
-    workload_fingerprint: Mapped[str] = mapped_column(ForeignKey(WorkloadRow.fingerprint), index=True)
-    seed: Mapped[int]
-    settings: Mapped[dict[str, Any]] = mapped_column(JSON)
-    started: Mapped[datetime]
-    finished: Mapped[datetime | None]
-    lessons: Mapped[str | None]
-    leader_id: Mapped[str | None] = mapped_column(ForeignKey(AgentRow.id))
-
-
-class PlanRow(Base):
-    __tablename__ = "autotune_plan"
-
-    id: Mapped[str] = mapped_column(primary_key=True)
-    pipeline: Mapped[int]
-    data: Mapped[int]
-    zero: Mapped[int]
-    qv: Mapped[int | None]
-    qt: Mapped[int | None]
-    document: Mapped[str]
-
-
-class TrialRow(Base):
-    __tablename__ = "autotune_trial"
-    __table_args__ = (
-        UniqueConstraint("study_id", "number"),
-        CheckConstraint("status IN ('running', 'finished', 'abandoned')", name="status"),
-        CheckConstraint("(status = 'running') = (finished IS NULL)", name="finished"),
-    )
-
-    id: Mapped[str] = mapped_column(primary_key=True)
-    study_id: Mapped[str] = mapped_column(ForeignKey(StudyRow.id))
-    agent_id: Mapped[str | None] = mapped_column(ForeignKey(AgentRow.id))
-    number: Mapped[int]
-    plan_id: Mapped[str] = mapped_column(ForeignKey(PlanRow.id), index=True)
-    role: Mapped[str]
-    parameters: Mapped[dict[str, Any]] = mapped_column(JSON)
-    status: Mapped[str]
-    started: Mapped[datetime]
-    finished: Mapped[datetime | None]
-    given_up: Mapped[datetime | None]
-
-    # Not joined by default: after a wait for the lock of a trial, PostgreSQL reads that row anew, but no joined row.
-    plan: Mapped[PlanRow] = relationship()
-    outcome: Mapped["OutcomeRow | None"] = relationship()
-    attempts: Mapped[list["AttemptRow"]] = relationship(lazy="selectin", order_by="AttemptRow.number")
-
-
-class OutcomeRow(Base):
-    __tablename__ = "autotune_outcome"
-
-    trial_id: Mapped[str] = mapped_column(ForeignKey(TrialRow.id), primary_key=True)
-    kind: Mapped[str]
-    samples_per_second: Mapped[float | None]
-    epoch_seconds: Mapped[float | None]
-    epoch_seconds_error: Mapped[float | None]
-    peak_bytes: Mapped[int | None]
-    contamination: Mapped[str | None]
-    energy_joules: Mapped[float | None]
-    seconds: Mapped[float | None]
-    failure_kind: Mapped[str | None]
-    failure_detail: Mapped[str | None]
-    failure_stage: Mapped[int | None]
-    document: Mapped[str]
-
-
-class AttemptRow(Base):
-    """A disturbed run, which was repeated; the run that counts is the outcome."""
-
-    __tablename__ = "autotune_attempt"
-
-    trial_id: Mapped[str] = mapped_column(ForeignKey(TrialRow.id), primary_key=True)
-    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    kind: Mapped[str]
-    epoch_seconds: Mapped[float | None]
-    contamination: Mapped[str]
-    document: Mapped[str]
-
-
-class StageMeasurementRow(Base):
-    __tablename__ = "autotune_stage_measurement"
-
-    trial_id: Mapped[str] = mapped_column(ForeignKey(TrialRow.id), primary_key=True)
-    rank: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    stage: Mapped[int]
-    data_rank: Mapped[int]
-    load_seconds: Mapped[float]
-    forward_seconds: Mapped[float]
-    backward_seconds: Mapped[float]
-    optimizer_seconds: Mapped[float]
-    idle_seconds: Mapped[float]
-    peak_bytes: Mapped[int]
-    static_bytes: Mapped[int]
-
-
-class LayerProfileRow(Base):
-    __tablename__ = "autotune_layer_profile"
-
-    hardware_fingerprint: Mapped[str] = mapped_column(ForeignKey(HardwareRow.fingerprint), primary_key=True)
-    model_fingerprint: Mapped[str] = mapped_column(ForeignKey(ModelRow.fingerprint), primary_key=True)
-    python: Mapped[str] = mapped_column(primary_key=True)
-    torch: Mapped[str] = mapped_column(primary_key=True)
-    deepspeed: Mapped[str] = mapped_column(primary_key=True)
-    transformers: Mapped[str] = mapped_column(primary_key=True)
-    created: Mapped[datetime]
-    document: Mapped[str]
-
-
-class BestPlanRow(Base):
-    __tablename__ = "autotune_best_plan"
-
-    study_id: Mapped[str] = mapped_column(ForeignKey(StudyRow.id), primary_key=True)
-    plan_id: Mapped[str] = mapped_column(ForeignKey(PlanRow.id), index=True)
-    workload_fingerprint: Mapped[str] = mapped_column(ForeignKey(WorkloadRow.fingerprint), index=True)
-    epoch_seconds: Mapped[float]
-    epoch_seconds_error: Mapped[float]
-    samples_per_second: Mapped[float]
-    samples_per_second_error: Mapped[float]
-    baselines: Mapped[str]
-    created: Mapped[datetime]
-    search_seconds: Mapped[float]
-    confidence: Mapped[float | None]
-    ties: Mapped[str]
-    pareto: Mapped[str]
-
-    plan: Mapped[PlanRow] = relationship(lazy="joined", innerjoin=True)
-    workload: Mapped[WorkloadRow] = relationship(lazy="joined", innerjoin=True)
-
-
-class LaunchRow(Base):
-    __tablename__ = "autotune_launch"
-    __table_args__ = (
-        CheckConstraint("status IN ('running', 'finished', 'failed', 'interrupted')", name="status"),
-        CheckConstraint("(status = 'running') = (finished IS NULL)", name="finished"),
-    )
-
-    id: Mapped[str] = mapped_column(primary_key=True)
-    plan_id: Mapped[str] = mapped_column(ForeignKey(PlanRow.id), index=True)
-    workload_fingerprint: Mapped[str] = mapped_column(ForeignKey(WorkloadRow.fingerprint), index=True)
-    started: Mapped[datetime]
-    predicted_samples_per_second: Mapped[float | None]
-    status: Mapped[str]
-    finished: Mapped[datetime | None]
-    steps: Mapped[int | None]
-    samples_per_second: Mapped[float | None]
-    agent_id: Mapped[str | None] = mapped_column(ForeignKey(AgentRow.id))
-
-
-class BundleRow(Base):
-    __tablename__ = "autotune_bundle"
-
-    digest: Mapped[str] = mapped_column(primary_key=True)
-    source: Mapped[str]
-    exported: Mapped[datetime]
-    imported: Mapped[datetime]
-
-
-class ProvenanceRow(Base):
-    """The bundle that a row was imported with; rows without an entry are local."""
-
-    __tablename__ = "autotune_provenance"
-
-    kind: Mapped[str] = mapped_column(primary_key=True)
-    key: Mapped[str] = mapped_column(primary_key=True)
-    bundle_digest: Mapped[str] = mapped_column(ForeignKey(BundleRow.digest), index=True)
+JOINED: Mapping[Table, FromClause] = {
+    WORKLOAD: WORKLOAD.join(HARDWARE).join(MODEL).join(DATA_PROFILE),
+    # Outer joins, so that `autotune db check` sees a trial without its plan as well.
+    TRIAL: TRIAL.outerjoin(PLAN).outerjoin(OUTCOME),
+    BEST_PLAN: BEST_PLAN.join(PLAN).join(WORKLOAD).join(HARDWARE).join(MODEL).join(DATA_PROFILE),
+}
+"""Tables whose values are read from several tables, with their joins."""

@@ -2,11 +2,11 @@
 
 from alembic import context
 
-from storage.database.tables import Base
+from storage.database.tables import METADATA
 
 context.configure(
     connection=context.config.attributes["connection"],
-    target_metadata=Base.metadata,  # for its naming convention
+    target_metadata=METADATA,  # for its naming convention
     version_table=context.config.attributes["version_table"],
 )
 context.run_migrations()

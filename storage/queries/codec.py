@@ -1,27 +1,27 @@
 """Conversion of rows to values and back."""
 
 from dataclasses import fields
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, TypeVar, cast
 
-from sqlalchemy import inspect
+from sqlalchemy import Table
 
+from storage.database.rows import Row
 from storage.database.tables import (
     ABANDONED,
+    ATTEMPT,
+    BEST_PLAN,
+    BUNDLE,
+    DATA_PROFILE,
+    HARDWARE,
+    LAUNCH,
+    LAYER_PROFILE,
+    MODEL,
+    OUTCOME,
+    PLAN,
     RUNNING,
-    AttemptRow,
-    Base,
-    BestPlanRow,
-    DataProfileRow,
-    HardwareRow,
-    LaunchRow,
-    LayerProfileRow,
-    ModelRow,
-    OutcomeRow,
-    PlanRow,
-    StageMeasurementRow,
-    StudyRow,
-    TrialRow,
-    WorkloadRow,
+    STUDY,
+    TRIAL,
+    WORKLOAD,
 )
 from storage.errors import NotStorable
 from storage.records import (
@@ -61,78 +61,69 @@ def columns(value: Any) -> dict[str, Any]:
     return {field.name: getattr(value, field.name) for field in fields(value)}
 
 
-def row_values(row: Base) -> dict[str, Any]:
-    """Return the values of a row by the names of its columns."""
-    return {column.key: getattr(row, column.key) for column in inspect(type(row)).columns}
-
-
-def workload_row(value: Workload) -> WorkloadRow:
-    return WorkloadRow(
-        fingerprint=value.fingerprint,
-        hardware_fingerprint=value.hardware.fingerprint,
-        model_fingerprint=value.model.fingerprint,
-        data_fingerprint=value.data.fingerprint,
-        oversize=value.oversize,
-        global_batch_samples=value.global_batch_samples,
-        memory_limit_bytes=value.memory_limit_bytes,
+def workload_row(value: Workload) -> dict[str, Any]:
+    return {
+        "fingerprint": value.fingerprint,
+        "hardware_fingerprint": value.hardware.fingerprint,
+        "model_fingerprint": value.model.fingerprint,
+        "data_fingerprint": value.data.fingerprint,
+        "oversize": value.oversize,
+        "global_batch_samples": value.global_batch_samples,
+        "memory_limit_bytes": value.memory_limit_bytes,
         **columns(value.software),
-    )
+    }
 
 
-def hardware(row: HardwareRow) -> Hardware:
-    return _value(Hardware, row)
+def hardware(row: Row) -> Hardware:
+    return _value(Hardware, HARDWARE, row)
 
 
-def model(row: ModelRow) -> ModelShape:
-    return _value(ModelShape, row)
+def model(row: Row) -> ModelShape:
+    return _value(ModelShape, MODEL, row)
 
 
-def data(row: DataProfileRow) -> DataProfile:
-    return _value(DataProfile, row, histogram=histogram(row.histogram))
+def data(row: Row) -> DataProfile:
+    return _value(DataProfile, DATA_PROFILE, row, histogram=histogram(row[DATA_PROFILE.c.histogram]))
 
 
 def histogram(buckets: list[list[int]]) -> Histogram:
     return tuple(cast(tuple[int, int, int], tuple(bucket)) for bucket in buckets)
 
 
-def workload(row: WorkloadRow) -> Workload:
+def workload(row: Row) -> Workload:
     return Workload(
-        model=model(row.model),
-        data=data(row.data),
-        hardware=hardware(row.hardware),
-        software=_value(Software, row),
-        oversize=row.oversize,
-        global_batch_samples=row.global_batch_samples,
-        memory_limit_bytes=row.memory_limit_bytes,
+        model=model(row),
+        data=data(row),
+        hardware=hardware(row),
+        software=_value(Software, WORKLOAD, row),
+        oversize=row[WORKLOAD.c.oversize],
+        global_batch_samples=row[WORKLOAD.c.global_batch_samples],
+        memory_limit_bytes=row[WORKLOAD.c.memory_limit_bytes],
     )
 
 
-def layer_profile(row: LayerProfileRow, of_hardware: HardwareRow, of_model: ModelRow) -> LayerProfile:
-    given = {"hardware": hardware(of_hardware), "model": model(of_model), "software": _value(Software, row)}
-    return _value(LayerProfile, row, **given)
+def layer_profile(row: Row) -> LayerProfile:
+    given = {"hardware": hardware(row), "model": model(row), "software": _value(Software, LAYER_PROFILE, row)}
+    return _value(LayerProfile, LAYER_PROFILE, row, **given)
 
 
-def study(row: StudyRow, imported_from: str | None = None) -> StudyRecord:
-    return _value(StudyRecord, row, imported_from=imported_from)
+def study(row: Row) -> StudyRecord:
+    return _value(StudyRecord, STUDY, row, imported_from=row.get(BUNDLE.c.source))
 
 
-def plan_row(value: Plan) -> PlanRow:
+def plan_row(value: Plan) -> dict[str, Any]:
     packed = value.packing if isinstance(value.packing, Packed) else None
-    return PlanRow(
-        id=value.id,
-        document=value.document,
-        qv=packed and packed.qv,
-        qt=packed and packed.qt,
+    return {
+        "id": value.id,
+        "document": value.document,
+        "qv": packed and packed.qv,
+        "qt": packed and packed.qt,
         **columns(value.layout),
-    )
+    }
 
 
-def plan(row: PlanRow) -> Plan:
-    return wire.decode(Plan, row.document)
-
-
-def outcome(row: OutcomeRow) -> Outcome:
-    return outcome_of(row.document)
+def plan(row: Row) -> Plan:
+    return wire.decode(Plan, row[PLAN.c.document])
 
 
 def outcome_of(document: str) -> Outcome:
@@ -140,101 +131,84 @@ def outcome_of(document: str) -> Outcome:
     return found
 
 
-def outcome_row(result: TrialResult) -> OutcomeRow:
-    return OutcomeRow(
-        trial_id=result.trial_id,
-        kind=result.outcome.kind,
-        epoch_seconds=result.epoch_seconds,
-        epoch_seconds_error=result.epoch_seconds_error,
-        contamination=result.contamination,
-        energy_joules=result.energy_joules,
-        seconds=result.seconds,
-        document=_encoded(result.outcome, Outcome),
+def outcome_row(result: TrialResult) -> dict[str, Any]:
+    return {
+        "trial_id": result.trial_id,
+        "kind": result.outcome.kind,
+        "epoch_seconds": result.epoch_seconds,
+        "epoch_seconds_error": result.epoch_seconds_error,
+        "contamination": result.contamination,
+        "energy_joules": result.energy_joules,
+        "seconds": result.seconds,
+        "document": _encoded(result.outcome, Outcome),
         **queried(result.outcome),
-    )
+    }
 
 
-def attempt_rows(result: TrialResult) -> list[AttemptRow]:
+def attempt_rows(result: TrialResult) -> list[dict[str, Any]]:
     return [
-        AttemptRow(
-            trial_id=result.trial_id,
-            number=number,
-            kind=run.outcome.kind,
-            epoch_seconds=run.epoch_seconds,
-            contamination=run.contamination,
-            document=_encoded(run.outcome, Outcome),
-        )
+        {
+            "trial_id": result.trial_id,
+            "number": number,
+            "kind": run.outcome.kind,
+            "epoch_seconds": run.epoch_seconds,
+            "contamination": run.contamination,
+            "document": _encoded(run.outcome, Outcome),
+        }
         for number, run in enumerate(result.disturbed)
     ]
 
 
-def stage_rows(trial_id: str, outcome: Outcome) -> list[StageMeasurementRow]:
+def stage_rows(trial_id: str, outcome: Outcome) -> list[dict[str, Any]]:
     if not isinstance(outcome, Completed):
         return []
     stages = enumerate(outcome.measurement.stages)
-    return [StageMeasurementRow(trial_id=trial_id, rank=rank, **columns(stage)) for rank, stage in stages]
+    return [{"trial_id": trial_id, "rank": rank, **columns(stage)} for rank, stage in stages]
 
 
-def trial(row: TrialRow) -> RunningTrial | AbandonedTrial | FinishedTrial:
-    common: dict[str, Any] = {
-        "id": row.id,
-        "study_id": row.study_id,
-        "number": row.number,
-        "plan": plan(row.plan),
-        "role": row.role,
-        "parameters": row.parameters,
-        "started": row.started,
-        "agent_id": row.agent_id,
-    }
-    if row.status == RUNNING:
-        return RunningTrial(**common)
-    if row.status == ABANDONED:
-        return AbandonedTrial(**common, abandoned=_present(row.finished))
-    return FinishedTrial(**common, result=result(row, _present(row.outcome)), given_up=row.given_up)
+def trial(row: Row) -> RunningTrial | AbandonedTrial | FinishedTrial:
+    """Return the trial of a row that has its attempts by `ATTEMPT` (`storage.queries.studies.whole_trials`)."""
+    status, finished = row[TRIAL.c.status], row[TRIAL.c.finished]
+    if status == RUNNING:
+        return _value(RunningTrial, TRIAL, row, plan=plan(row))
+    if status == ABANDONED:
+        return _value(AbandonedTrial, TRIAL, row, plan=plan(row), abandoned=_present(finished))
+    return _value(FinishedTrial, TRIAL, row, plan=plan(row), result=result(row))
 
 
-def result(row: TrialRow, counts: OutcomeRow) -> TrialResult:
-    return TrialResult(
-        trial_id=row.id,
-        outcome=outcome(counts),
-        epoch_seconds=counts.epoch_seconds,
-        epoch_seconds_error=counts.epoch_seconds_error,
-        finished=_present(row.finished),
-        contamination=counts.contamination,
-        energy_joules=counts.energy_joules,
-        seconds=counts.seconds,
-        disturbed=tuple(
-            DisturbedRun(
-                outcome=outcome_of(run.document),
-                epoch_seconds=run.epoch_seconds,
-                contamination=run.contamination,
-            )
-            for run in row.attempts
+def result(row: Row) -> TrialResult:
+    """Return the result of the same row. Raises AssertionError if it has none."""
+    given = {
+        "trial_id": _present(row[OUTCOME.c.trial_id]),
+        "outcome": outcome_of(row[OUTCOME.c.document]),
+        "finished": _present(row[TRIAL.c.finished]),
+        "disturbed": tuple(
+            _value(DisturbedRun, ATTEMPT, run, outcome=outcome_of(run[ATTEMPT.c.document])) for run in row[ATTEMPT]
         ),
-    )
+    }
+    return _value(TrialResult, OUTCOME, row, **given)
 
 
-def best_plan_row(value: BestPlan) -> BestPlanRow:
+def best_plan_row(value: BestPlan) -> dict[str, Any]:
     documents = {name: _encoded(getattr(value, name), kind) for name, kind in _DOCUMENTS.items()}
     replaced = {"plan", "workload", "imported_from", *documents}
     kept = {name: column for name, column in columns(value).items() if name not in replaced}
-    return BestPlanRow(plan_id=value.plan.id, workload_fingerprint=value.workload.fingerprint, **documents, **kept)
+    return {"plan_id": value.plan.id, "workload_fingerprint": value.workload.fingerprint, **documents, **kept}
 
 
-def best_plan(row: BestPlanRow, imported_from: str | None) -> BestPlan:
-    documents = {name: wire.decode(kind, getattr(row, name)) for name, kind in _DOCUMENTS.items()}
-    given = {"plan": plan(row.plan), "workload": workload(row.workload), "imported_from": imported_from}
-    return _value(BestPlan, row, **given, **documents)
+def best_plan(row: Row) -> BestPlan:
+    documents = {name: wire.decode(kind, row[BEST_PLAN.c[name]]) for name, kind in _DOCUMENTS.items()}
+    given = {"plan": plan(row), "workload": workload(row), "imported_from": row.get(BUNDLE.c.source)}
+    return _value(BestPlan, BEST_PLAN, row, **given, **documents)
 
 
-def launch(row: LaunchRow) -> LaunchRecord:
-    ended = None if row.status == RUNNING else launch_result(row)
-    return _value(LaunchRecord, row, result=ended)
+def launch(row: Row) -> LaunchRecord:
+    ended = None if row[LAUNCH.c.status] == RUNNING else launch_result(row)
+    return _value(LaunchRecord, LAUNCH, row, result=ended)
 
 
-def launch_result(row: LaunchRow) -> LaunchResult:
-    status = cast(Literal["finished", "failed", "interrupted"], row.status)
-    return _value(LaunchResult, row, launch_id=row.id, status=status)
+def launch_result(row: Row) -> LaunchResult:
+    return _value(LaunchResult, LAUNCH, row, launch_id=row[LAUNCH.c.id])
 
 
 def _encoded(value: object, kind: Any = None) -> str:
@@ -244,9 +218,10 @@ def _encoded(value: object, kind: Any = None) -> str:
         raise NotStorable(f"nothing was stored: {error}") from error
 
 
-def _value(kind: type[V], row: Base, **given: object) -> V:
+def _value(kind: type[V], table: Table, row: Row, **given: object) -> V:
+    """Return a dataclass with the values of the columns that have the names of its fields."""
     names = (field.name for field in fields(cast(Any, kind)))
-    return kind(**{name: given[name] if name in given else getattr(row, name) for name in names})
+    return kind(**{name: given[name] if name in given else row[table.c[name]] for name in names})
 
 
 def queried(outcome: Outcome) -> dict[str, Any]:

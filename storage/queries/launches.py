@@ -1,13 +1,13 @@
 """Full trainings that were started with a plan."""
 
 from datetime import UTC, datetime
+from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import select
-from sqlalchemy.orm import Session
+from sqlalchemy import Connection, insert, select
 
 from storage.database import rows
-from storage.database.tables import RUNNING, LaunchRow, WorkloadRow
+from storage.database.tables import LAUNCH, PLAN, RUNNING, WORKLOAD
 from storage.errors import AlreadyFinished
 from storage.queries import agents, codec
 from storage.records import LaunchRecord, LaunchResult
@@ -15,42 +15,44 @@ from trials.plan import Plan
 
 
 def start(
-    session: Session,
+    connection: Connection,
     plan: Plan,
     workload_fingerprint: str,
     predicted_samples_per_second: float | None,
     agent_id: str | None,
 ) -> LaunchRecord:
-    agents.check(session, agent_id)
-    row = LaunchRow(
-        id=uuid4().hex,
-        plan_id=rows.ensure(session, codec.plan_row(plan)).id,
-        workload_fingerprint=rows.get(session, WorkloadRow, workload_fingerprint).fingerprint,
-        started=datetime.now(UTC),
-        predicted_samples_per_second=predicted_samples_per_second,
-        status=RUNNING,
-        agent_id=agent_id,
-    )
-    session.add(row)
-    session.flush()  # so that an unknown agent is refused here
-    return codec.launch(row)
+    agents.check(connection, agent_id)
+    rows.ensure(connection, PLAN, codec.plan_row(plan))
+    rows.get(connection, WORKLOAD, workload_fingerprint)
+    values: dict[str, Any] = {
+        "id": uuid4().hex,
+        "plan_id": plan.id,
+        "workload_fingerprint": workload_fingerprint,
+        "started": datetime.now(UTC),
+        "predicted_samples_per_second": predicted_samples_per_second,
+        "agent_id": agent_id,
+    }
+    connection.execute(insert(LAUNCH).values(**values, status=RUNNING))
+    return LaunchRecord(**values, result=None)
 
 
-def finish(session: Session, result: LaunchResult) -> None:
-    row = rows.get(session, LaunchRow, result.launch_id, lock=True)
-    if row.status != RUNNING:
+def finish(connection: Connection, result: LaunchResult) -> None:
+    row = rows.get(connection, LAUNCH, result.launch_id, lock=True)
+    if row["status"] != RUNNING:
         if codec.launch_result(row) != result:
-            raise AlreadyFinished(f"launch {row.id} already ended as {row.status}, which stays; start a new launch")
+            raise AlreadyFinished(
+                f"launch {result.launch_id} already ended as {row['status']}, which stays; start a new launch"
+            )
         return
-    row.status, row.steps, row.samples_per_second = result.status, result.steps, result.samples_per_second
-    row.finished = result.finished
+    end = codec.columns(result)
+    rows.change(connection, LAUNCH, end.pop("launch_id"), **end)
 
 
-def running(session: Session) -> tuple[LaunchRecord, ...]:
-    query = select(LaunchRow).where(LaunchRow.status == RUNNING).order_by(LaunchRow.started, LaunchRow.id)
-    return tuple(rows.readable(session.scalars(query), codec.launch))
+def running(connection: Connection) -> tuple[LaunchRecord, ...]:
+    query = select(LAUNCH).where(LAUNCH.c.status == RUNNING).order_by(LAUNCH.c.started, LAUNCH.c.id)
+    return tuple(rows.readable(LAUNCH, connection.execute(query).mappings(), codec.launch))
 
 
-def of_plan(session: Session, plan_id: str) -> tuple[LaunchRecord, ...]:
-    query = select(LaunchRow).where(LaunchRow.plan_id == plan_id).order_by(LaunchRow.started, LaunchRow.id)
-    return tuple(rows.readable(session.scalars(query), codec.launch))
+def of_plan(connection: Connection, plan_id: str) -> tuple[LaunchRecord, ...]:
+    query = select(LAUNCH).where(LAUNCH.c.plan_id == plan_id).order_by(LAUNCH.c.started, LAUNCH.c.id)
+    return tuple(rows.readable(LAUNCH, connection.execute(query).mappings(), codec.launch))

@@ -1,36 +1,29 @@
 """Provenance of imported rows."""
 
+from collections.abc import Iterable
 from typing import Any
 
-from sqlalchemy import Select, and_, exists, inspect, select
-from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
-from sqlalchemy.sql.elements import ColumnElement
+from sqlalchemy import Column, ColumnElement, Select, Table, and_, exists, select
 
-from storage.database.tables import Base, BundleRow, ProvenanceRow, StudyRow
-
-_STUDY = StudyRow.__tablename__
+from storage.database import rows
+from storage.database.tables import BUNDLE, PROVENANCE, STUDY
 
 
-def of(session: Session, row: Base) -> ProvenanceRow | None:
-    """Return the provenance of an imported row; None for a local one."""
-    return session.get(ProvenanceRow, (row.__tablename__, key_of(row)))
+def is_of(table: Table, key: Iterable[Any]) -> ColumnElement[bool]:
+    """Return the condition that an entry is the provenance of the row with this primary key."""
+    return and_(PROVENANCE.c.kind == table.name, PROVENANCE.c.key == rows.text_of(key))
 
 
-def key_of(row: Base) -> str:
-    """Return the values of the primary key as one text."""
-    return "/".join(str(value) for value in inspect(type(row)).primary_key_from_instance(row))
-
-
-def is_foreign(study_id: InstrumentedAttribute[str]) -> ColumnElement[bool]:
+def is_foreign(study_id: Column[Any]) -> ColumnElement[bool]:
     """Return the condition that the study was imported."""
-    of_study = aliased(ProvenanceRow)  # a query may join the table for itself
-    return exists(select(of_study.key).where(of_study.kind == _STUDY, of_study.key == study_id))
+    of_study = PROVENANCE.alias()  # a query may join the table for itself
+    return exists(select(of_study.c.key).where(of_study.c.kind == STUDY.name, of_study.c.key == study_id))
 
 
-def with_source(query: Select[Any], study_id: InstrumentedAttribute[str]) -> Select[Any]:
+def with_source(query: Select[Any], study_id: Column[Any]) -> Select[Any]:
     """Add a column to the query: the database that the study was imported from, or NULL."""
     return (
-        query.add_columns(BundleRow.source)
-        .outerjoin(ProvenanceRow, and_(ProvenanceRow.kind == _STUDY, ProvenanceRow.key == study_id))
-        .outerjoin(BundleRow, BundleRow.digest == ProvenanceRow.bundle_digest)
+        query.add_columns(BUNDLE.c.source)
+        .outerjoin(PROVENANCE, and_(PROVENANCE.c.kind == STUDY.name, PROVENANCE.c.key == study_id))
+        .outerjoin(BUNDLE, BUNDLE.c.digest == PROVENANCE.c.bundle_digest)
     )

@@ -5,11 +5,23 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import Select, func, or_, select
-from sqlalchemy.orm import Session, joinedload
+from sqlalchemy import Connection, Select, func, insert, or_, select
 
 from storage.database import rows
-from storage.database.tables import ABANDONED, FINISHED, RUNNING, HardwareRow, ModelRow, StudyRow, TrialRow, WorkloadRow
+from storage.database.tables import (
+    ABANDONED,
+    ATTEMPT,
+    FINISHED,
+    HARDWARE,
+    MODEL,
+    OUTCOME,
+    PLAN,
+    RUNNING,
+    STAGE_MEASUREMENT,
+    STUDY,
+    TRIAL,
+    WORKLOAD,
+)
 from storage.errors import AlreadyFinished, AmbiguousId, UnfinishedStudy, UnknownRecord
 from storage.queries import agents, codec, provenance
 from storage.records import AbandonedTrial, FinishedTrial, RunningTrial, StudyRecord, TrialResult
@@ -17,61 +29,62 @@ from trials.plan import Plan
 from trials.workload import Workload
 
 _SHOWN = 5
-WHOLE_TRIAL = (joinedload(TrialRow.plan), joinedload(TrialRow.outcome))
-"""Options of queries for many trials, which would otherwise need two more queries for each."""
+_ROWS_AT_ONCE = 500
 
 
-def create(session: Session, workload_fingerprint: str, settings: Mapping[str, object], seed: int) -> StudyRecord:
-    model = rows.get(session, WorkloadRow, workload_fingerprint, lock=True).model
-    last = session.scalar(
-        select(func.max(StudyRow.started)).where(StudyRow.workload_fingerprint == workload_fingerprint)
+def create(connection: Connection, workload_fingerprint: str, settings: Mapping[str, object], seed: int) -> StudyRecord:
+    rows.get(connection, WORKLOAD, workload_fingerprint, lock=True)
+    model_name = connection.scalar(
+        select(MODEL.c.name).join(WORKLOAD).where(WORKLOAD.c.fingerprint == workload_fingerprint)
+    )
+    last = connection.scalar(
+        select(func.max(STUDY.c.started)).where(STUDY.c.workload_fingerprint == workload_fingerprint)
     )
     now = datetime.now(UTC)
     identity = uuid4().hex
-    row = StudyRow(
+    study = StudyRecord(
         id=identity,
-        name=f"{model.name}-{identity[:8]}",
+        name=f"{model_name}-{identity[:8]}",
         workload_fingerprint=workload_fingerprint,
         seed=seed,
         settings=dict(settings),
         started=now if last is None else max(now, last + timedelta(microseconds=1)),  # clocks are set back
+        finished=None,
     )
-    session.add(row)
-    session.flush()
-    return codec.study(row)
+    values = codec.columns(study)
+    del values["imported_from"]
+    connection.execute(insert(STUDY).values(values))
+    return study
 
 
 def join(
-    session: Session,
+    connection: Connection,
     workload_fingerprint: str,
     settings: Mapping[str, object],
     seed: int,
     same: Callable[[StudyRecord], bool],
 ) -> StudyRecord:
-    rows.get(session, WorkloadRow, workload_fingerprint, lock=True)  # so that no two processes create one
-    found = map(codec.study, session.scalars(_own(workload_fingerprint)))
+    rows.get(connection, WORKLOAD, workload_fingerprint, lock=True)  # so that no two processes create one
+    found = map(codec.study, connection.execute(_own(workload_fingerprint)).mappings())
     going_on = (study for number, study in enumerate(found) if number == 0 or study.finished is None)
-    return next(filter(same, going_on), None) or create(session, workload_fingerprint, settings, seed)
+    return next(filter(same, going_on), None) or create(connection, workload_fingerprint, settings, seed)
 
 
-def get(session: Session, study_id: str) -> StudyRecord:
-    rows.get(session, StudyRow, study_id)
-    row, source = session.execute(_sourced(select(StudyRow).where(StudyRow.id == study_id))).one()
-    return codec.study(row, source)
+def get(connection: Connection, study_id: str) -> StudyRecord:
+    rows.get(connection, STUDY, study_id)
+    return codec.study(connection.execute(_sourced(select(STUDY).where(STUDY.c.id == study_id))).mappings().one())
 
 
-def listed(session: Session, model_name: str | None, limit: int | None) -> tuple[StudyRecord, ...]:
-    query = (
-        select(StudyRow).join(WorkloadRow).join(ModelRow).order_by(StudyRow.started.desc(), StudyRow.id).limit(limit)
-    )
+def listed(connection: Connection, model_name: str | None, limit: int | None) -> tuple[StudyRecord, ...]:
+    query = select(STUDY).join(WORKLOAD).join(MODEL).order_by(STUDY.c.started.desc(), STUDY.c.id).limit(limit)
     if model_name is not None:
-        query = query.where(ModelRow.name.icontains(model_name, autoescape=True))
-    return _records(session, query)
+        query = query.where(MODEL.c.name.icontains(model_name, autoescape=True))
+    return _records(connection, query)
 
 
-def find(session: Session, name: str) -> StudyRecord:
-    named = or_(StudyRow.name.istartswith(name, autoescape=True), StudyRow.id.startswith(name.lower(), autoescape=True))
-    found = _records(session, select(StudyRow).where(named).order_by(StudyRow.name).limit(_SHOWN))
+def find(connection: Connection, name: str) -> StudyRecord:
+    named = or_(STUDY.c.name.istartswith(name, autoescape=True), STUDY.c.id.startswith(name.lower(), autoescape=True))
+    found = _records(connection, select(STUDY).where(named).order_by(STUDY.c.name).limit(_SHOWN))
     if not found:
         raise UnknownRecord(f"no study has a name or id that begins with {name!r}; `autotune studies` lists them")
     if len(found) > 1:
@@ -81,45 +94,45 @@ def find(session: Session, name: str) -> StudyRecord:
     return found[0]
 
 
-def check_finished(session: Session, study_id: str) -> None:
-    row = rows.get(session, StudyRow, study_id)
-    if row.finished is None:
-        raise UnfinishedStudy(f"study {row.name} has no winner yet; run `autotune tune` until its end first")
+def check_finished(connection: Connection, study_id: str) -> None:
+    row = rows.get(connection, STUDY, study_id)
+    if row["finished"] is None:
+        raise UnfinishedStudy(f"study {row['name']} has no winner yet; run `autotune tune` until its end first")
 
 
-def latest(session: Session, workload_fingerprint: str) -> StudyRecord | None:
-    row = session.scalars(_own(workload_fingerprint).limit(1)).one_or_none()
+def latest(connection: Connection, workload_fingerprint: str) -> StudyRecord | None:
+    row = connection.execute(_own(workload_fingerprint).limit(1)).mappings().one_or_none()
     return None if row is None else codec.study(row)
 
 
-def _own(workload_fingerprint: str) -> Select[StudyRow]:
+def _own(workload_fingerprint: str) -> Select[Any]:
     """Select the local studies of a workload, newest first."""
-    query = select(StudyRow).where(
-        StudyRow.workload_fingerprint == workload_fingerprint, ~provenance.is_foreign(StudyRow.id)
+    query = select(STUDY).where(
+        STUDY.c.workload_fingerprint == workload_fingerprint, ~provenance.is_foreign(STUDY.c.id)
     )
-    return query.order_by(StudyRow.started.desc())
+    return query.order_by(STUDY.c.started.desc())
 
 
-def conclude(session: Session, study_id: str, lessons: str, agent_id: str) -> bool:
+def conclude(connection: Connection, study_id: str, lessons: str, agent_id: str) -> bool:
     """Finish the study, and return True, if it is unfinished and this agent leads it."""
-    row = rows.get(session, StudyRow, study_id, lock=True)
-    if row.finished is not None or row.leader_id != agent_id:
+    row = rows.get(connection, STUDY, study_id, lock=True)
+    if row["finished"] is not None or row["leader_id"] != agent_id:
         return False
-    row.finished, row.lessons = datetime.now(UTC), lessons
+    rows.change(connection, STUDY, study_id, finished=datetime.now(UTC), lessons=lessons)
     return True
 
 
-def lessons(session: Session, workload: Workload) -> str | None:
+def lessons(connection: Connection, workload: Workload) -> str | None:
     like = {"family": workload.model.family, "dtype": workload.model.dtype}
-    query = select(StudyRow.lessons).join(WorkloadRow).join(HardwareRow).join(ModelRow)
-    for table, values in ((ModelRow, like), (HardwareRow, workload.hardware.kind)):
-        query = query.where(*(getattr(table, name) == value for name, value in values.items()))
-    ours_first = provenance.is_foreign(StudyRow.id), StudyRow.finished.desc()
-    return session.scalar(query.where(StudyRow.lessons.is_not(None)).order_by(*ours_first).limit(1))
+    query = select(STUDY.c.lessons).select_from(STUDY.join(WORKLOAD).join(HARDWARE).join(MODEL))
+    for table, values in ((MODEL, like), (HARDWARE, workload.hardware.kind)):
+        query = query.where(*(table.c[name] == value for name, value in values.items()))
+    ours_first = provenance.is_foreign(STUDY.c.id), STUDY.c.finished.desc()
+    return connection.scalar(query.where(STUDY.c.lessons.is_not(None)).order_by(*ours_first).limit(1))
 
 
 def start_trial(
-    session: Session,
+    connection: Connection,
     study_id: str,
     plan: Plan,
     role: str,
@@ -127,82 +140,77 @@ def start_trial(
     *,
     agent_id: str | None,
 ) -> RunningTrial:
-    rows.get(session, StudyRow, study_id, lock=True)  # so that no two trials take the same number
-    agents.check(session, agent_id)
-    highest = session.scalar(select(func.max(TrialRow.number)).where(TrialRow.study_id == study_id))
-    row = TrialRow(
+    rows.get(connection, STUDY, study_id, lock=True)  # so that no two trials take the same number
+    agents.check(connection, agent_id)
+    highest = connection.scalar(select(func.max(TRIAL.c.number)).where(TRIAL.c.study_id == study_id))
+    rows.ensure(connection, PLAN, codec.plan_row(plan))
+    trial = RunningTrial(
         id=uuid4().hex,
         study_id=study_id,
-        agent_id=agent_id,
         number=0 if highest is None else highest + 1,
-        plan_id=rows.ensure(session, codec.plan_row(plan)).id,
-        role=role,
-        parameters=dict(parameters),
-        status=RUNNING,
-        started=datetime.now(UTC),
-    )
-    session.add(row)
-    return RunningTrial(
-        id=row.id,
-        study_id=study_id,
-        number=row.number,
         plan=plan,
         role=role,
         parameters=dict(parameters),
-        started=row.started,
+        started=datetime.now(UTC),
         agent_id=agent_id,
     )
+    values = codec.columns(trial)
+    del values["plan"]
+    connection.execute(insert(TRIAL).values(**values, plan_id=plan.id, status=RUNNING))
+    return trial
 
 
-def is_taken(session: Session, study_id: str, plan: Plan, known: int) -> bool:
+def is_taken(connection: Connection, study_id: str, plan: Plan, known: int) -> bool:
     """Return whether a trial of the plan runs, or more than `known` are finished.
 
     Locks the study, so that the answer holds until the transaction ends.
     """
-    rows.get(session, StudyRow, study_id, lock=True)
-    of_plan = select(TrialRow.status).where(TrialRow.study_id == study_id, TrialRow.plan_id == plan.id)
-    found = session.scalars(of_plan).all()
+    rows.get(connection, STUDY, study_id, lock=True)
+    of_plan = select(TRIAL.c.status).where(TRIAL.c.study_id == study_id, TRIAL.c.plan_id == plan.id)
+    found = connection.scalars(of_plan).all()
     return RUNNING in found or found.count(FINISHED) > known
 
 
-def finish_trial(session: Session, result: TrialResult) -> None:
-    row = rows.get(session, TrialRow, result.trial_id, lock=True)
-    if row.outcome is not None:
-        if codec.result(row, row.outcome) != result:
-            raise AlreadyFinished(f"trial {row.id} already has another result, which stays; start a new trial")
+def finish_trial(connection: Connection, result: TrialResult) -> None:
+    row = rows.get(connection, TRIAL, result.trial_id, lock=True)
+    # Read after the wait for the lock: PostgreSQL then reads the locked row anew, but no row that is joined with it.
+    (stored,) = whole_trials(connection, rows.whole(TRIAL).where(TRIAL.c.id == result.trial_id))
+    if stored[OUTCOME.c.trial_id] is not None:
+        if codec.result(stored) != result:
+            raise AlreadyFinished(f"trial {result.trial_id} already has another result, which stays; start a new trial")
         return
-    if row.status == ABANDONED:
-        row.given_up = row.finished
-    row.status, row.finished = FINISHED, result.finished
-    session.add(codec.outcome_row(result))
-    session.add_all(codec.attempt_rows(result))
-    session.add_all(codec.stage_rows(result.trial_id, result.outcome))
+    given_up = row["finished"] if row["status"] == ABANDONED else row["given_up"]
+    rows.change(connection, TRIAL, result.trial_id, status=FINISHED, finished=result.finished, given_up=given_up)
+    rows.add(connection, OUTCOME, [codec.outcome_row(result)])
+    rows.add(connection, ATTEMPT, codec.attempt_rows(result))
+    rows.add(connection, STAGE_MEASUREMENT, codec.stage_rows(result.trial_id, result.outcome))
 
 
-def abandon_trial(session: Session, trial_id: str) -> None:
-    row = rows.get(session, TrialRow, trial_id, lock=True)
-    if row.status == RUNNING:
-        row.status, row.finished = ABANDONED, datetime.now(UTC)
+def abandon_trial(connection: Connection, trial_id: str) -> None:
+    row = rows.get(connection, TRIAL, trial_id, lock=True)
+    if row["status"] == RUNNING:
+        rows.change(connection, TRIAL, trial_id, status=ABANDONED, finished=datetime.now(UTC))
 
 
-def running(session: Session, study_id: str | None) -> tuple[RunningTrial, ...]:
-    query = _trials().where(TrialRow.status == RUNNING).order_by(TrialRow.started, TrialRow.number)
+def running(connection: Connection, study_id: str | None) -> tuple[RunningTrial, ...]:
+    query = rows.whole(TRIAL).where(TRIAL.c.status == RUNNING).order_by(TRIAL.c.started, TRIAL.c.number)
     if study_id is not None:
-        query = query.where(TrialRow.study_id == study_id)
-    return tuple(trial for trial in _readable(session, query) if isinstance(trial, RunningTrial))
+        query = query.where(TRIAL.c.study_id == study_id)
+    return tuple(trial for trial in _readable(connection, query) if isinstance(trial, RunningTrial))
 
 
-def trials(session: Session, study_id: str) -> tuple[RunningTrial | AbandonedTrial | FinishedTrial, ...]:
-    query = _trials().where(TrialRow.study_id == study_id).order_by(TrialRow.number)
-    return tuple(_readable(session, query))
+def trials(connection: Connection, study_id: str) -> tuple[RunningTrial | AbandonedTrial | FinishedTrial, ...]:
+    query = rows.whole(TRIAL).where(TRIAL.c.study_id == study_id).order_by(TRIAL.c.number)
+    return tuple(_readable(connection, query))
 
 
-def answers(session: Session, workload_fingerprint: str) -> tuple[FinishedTrial, ...]:
-    of_workload = StudyRow.workload_fingerprint == workload_fingerprint
-    return _finished(session, _trials().join(StudyRow).where(of_workload, ~provenance.is_foreign(StudyRow.id)))
+def answers(connection: Connection, workload_fingerprint: str) -> tuple[FinishedTrial, ...]:
+    of_workload = STUDY.c.workload_fingerprint == workload_fingerprint
+    query = rows.whole(TRIAL).join(STUDY, STUDY.c.id == TRIAL.c.study_id)
+    return _finished(connection, query.where(of_workload, ~provenance.is_foreign(STUDY.c.id)))
 
 
-def comparable(session: Session, workload: Workload) -> tuple[FinishedTrial, ...]:
+def comparable(connection: Connection, workload: Workload) -> tuple[FinishedTrial, ...]:
     model = codec.columns(workload.model)
     del model["name"]
     settings = {
@@ -211,30 +219,43 @@ def comparable(session: Session, workload: Workload) -> tuple[FinishedTrial, ...
         "global_batch_samples": workload.global_batch_samples,
         **codec.columns(workload.software),
     }
-    query = _trials().join(StudyRow).join(WorkloadRow).join(HardwareRow).join(ModelRow)
-    for table, values in ((ModelRow, model), (HardwareRow, workload.hardware.kind), (WorkloadRow, settings)):
-        query = query.where(*(getattr(table, name) == value for name, value in values.items()))
-    return _finished(session, query.where(~provenance.is_foreign(StudyRow.id)))
+    query = (
+        rows.whole(TRIAL)
+        .join(STUDY, STUDY.c.id == TRIAL.c.study_id)
+        .join(WORKLOAD, WORKLOAD.c.fingerprint == STUDY.c.workload_fingerprint)
+        .join(HARDWARE, HARDWARE.c.fingerprint == WORKLOAD.c.hardware_fingerprint)
+        .join(MODEL, MODEL.c.fingerprint == WORKLOAD.c.model_fingerprint)
+    )
+    for table, values in ((MODEL, model), (HARDWARE, workload.hardware.kind), (WORKLOAD, settings)):
+        query = query.where(*(table.c[name] == value for name, value in values.items()))
+    return _finished(connection, query.where(~provenance.is_foreign(STUDY.c.id)))
 
 
-def _finished(session: Session, query: Select[TrialRow]) -> tuple[FinishedTrial, ...]:
+def _finished(connection: Connection, query: Select[Any]) -> tuple[FinishedTrial, ...]:
     """Return the finished trials of a query, oldest first."""
-    query = query.where(TrialRow.status == FINISHED).order_by(TrialRow.finished, TrialRow.id)
-    return tuple(trial for trial in _readable(session, query) if isinstance(trial, FinishedTrial))
+    query = query.where(TRIAL.c.status == FINISHED).order_by(TRIAL.c.finished, TRIAL.c.id)
+    return tuple(trial for trial in _readable(connection, query) if isinstance(trial, FinishedTrial))
 
 
-def _readable(session: Session, query: Select[TrialRow]) -> Iterator[RunningTrial | AbandonedTrial | FinishedTrial]:
-    return rows.readable(session.scalars(query), codec.trial)
+def _readable(connection: Connection, query: Select[Any]) -> Iterator[RunningTrial | AbandonedTrial | FinishedTrial]:
+    return rows.readable(TRIAL, whole_trials(connection, query), codec.trial)
 
 
-def _records(session: Session, query: Select[StudyRow]) -> tuple[StudyRecord, ...]:
-    sources = dict(map(tuple, session.execute(_sourced(query))))
-    return tuple(rows.readable(sources, lambda row: codec.study(row, sources[row])))
+def whole_trials(connection: Connection, query: Select[Any]) -> Iterator[rows.Row]:
+    """Yield the rows of a query for whole trials, each with the rows of its attempts by `ATTEMPT`."""
+    columns = tuple(query.selected_columns)
+    for part in connection.execute(query).partitions(_ROWS_AT_ONCE):
+        found = [dict(zip(columns, row, strict=True)) for row in part]
+        attempts: dict[str, list[rows.Row]] = {row[TRIAL.c.id]: [] for row in found}
+        of_trials = select(ATTEMPT).where(ATTEMPT.c.trial_id.in_(attempts)).order_by(ATTEMPT.c.number)
+        for attempt in connection.execute(of_trials).mappings():
+            attempts[attempt[ATTEMPT.c.trial_id]].append(attempt)
+        yield from ({**row, ATTEMPT: attempts[row[TRIAL.c.id]]} for row in found)
 
 
-def _sourced(query: Select[StudyRow]) -> Select[Any]:
-    return provenance.with_source(query, StudyRow.id)
+def _records(connection: Connection, query: Select[Any]) -> tuple[StudyRecord, ...]:
+    return tuple(rows.readable(STUDY, connection.execute(_sourced(query)).mappings(), codec.study))
 
 
-def _trials() -> Select[TrialRow]:
-    return select(TrialRow).options(*WHOLE_TRIAL)
+def _sourced(query: Select[Any]) -> Select[Any]:
+    return provenance.with_source(query, STUDY.c.id)

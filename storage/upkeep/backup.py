@@ -6,8 +6,7 @@ from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 
-from sqlalchemy import inspect, text
-from sqlalchemy.orm import Session
+from sqlalchemy import Connection, inspect, text
 
 from storage.database.url import sqlite_path
 from trials.whole_file import sync
@@ -15,22 +14,22 @@ from trials.whole_file import sync
 _PREFIX = "autotune_"
 
 
-def back_up(session: Session, revision: str) -> str:
-    """Copy the tables, while the session holds the write lock, and return where the copy is, for messages.
+def back_up(connection: Connection, revision: str) -> str:
+    """Copy the tables, while the connection holds the write lock, and return where the copy is, for messages.
 
     The copy of a SQLite file is a file in the same folder. In PostgreSQL the tables of autotune are copied into a
-    new schema, in the transaction of the session.
+    new schema, in the transaction of the connection.
     """
-    path = sqlite_path(session.get_bind().engine.url)
+    path = sqlite_path(connection.engine.url)
     name = f"{revision}_{stamp()}"
     if path is not None:
         return str(copy_file(path, path.with_name(f"{path.name}.backup-{name}")))
     schema = f"{_PREFIX}backup_{name}"
-    session.execute(text(f"CREATE SCHEMA {schema}"))
-    for table in inspect(session.connection()).get_table_names():
+    connection.execute(text(f"CREATE SCHEMA {schema}"))
+    for table in inspect(connection).get_table_names():
         if table.startswith(_PREFIX):
             # Only the rows: their keys and constraints follow from the revision.
-            session.execute(text(f"CREATE TABLE {schema}.{table} AS TABLE {table}"))
+            connection.execute(text(f"CREATE TABLE {schema}.{table} AS TABLE {table}"))
     return f"the schema {schema}"
 
 

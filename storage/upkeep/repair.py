@@ -14,29 +14,31 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import JSON, Table, delete, inspect, select, text
+from sqlalchemy import JSON, Connection, Table, delete, inspect, select, text
 from sqlalchemy.exc import IntegrityError, StatementError
-from sqlalchemy.orm import Session
 
-from storage.database import url
+from storage.database import rows, url
 from storage.database.engine import LOCK_TIMEOUT_SECONDS, UNREADABLE, Database
+from storage.database.rows import Row
 from storage.database.tables import (
     ABANDONED,
+    AGENT,
+    BEST_PLAN,
+    BUNDLE,
     FINISHED,
-    AgentRow,
-    Base,
-    BestPlanRow,
-    BundleRow,
-    LeaseRow,
-    ProvenanceRow,
-    StageMeasurementRow,
-    StudyRow,
-    TrialRow,
+    LEASE,
+    METADATA,
+    OUTCOME,
+    PROVENANCE,
+    STAGE_MEASUREMENT,
+    STUDY,
+    TRIAL,
     UtcDateTime,
 )
 from storage.errors import DatabaseDamaged, DatabaseUnavailable
 from storage.migrations.versions import r0003_models
 from storage.queries import codec
+from storage.queries.studies import whole_trials
 from storage.upkeep import schema
 from storage.upkeep.backup import back_up, stamp
 from storage.upkeep.health import ROW_CHECKS, bad_rows
@@ -94,13 +96,13 @@ def repair(
 
 def _repair_server(database: Database) -> Repaired:
     schema.check_known(database)
-    with database.session(write=True) as session:
-        there = inspect(session.connection()).get_table_names()
-        names = ", ".join(table.name for table in Base.metadata.sorted_tables if table.name in there)
-        session.execute(text(f"LOCK TABLE {names} IN SHARE ROW EXCLUSIVE MODE"))
-        kept_as = back_up(session, "repair")
-        schema.upgrade(session)
-        return Repaired(kept_as=kept_as, read={}, dropped=_mend(session))
+    with database.transaction(write=True) as connection:
+        there = inspect(connection).get_table_names()
+        names = ", ".join(table.name for table in METADATA.sorted_tables if table.name in there)
+        connection.execute(text(f"LOCK TABLE {names} IN SHARE ROW EXCLUSIVE MODE"))
+        kept_as = back_up(connection, "repair")
+        schema.upgrade(connection)
+        return Repaired(kept_as=kept_as, read={}, dropped=_mend(connection))
 
 
 def _repair_file(database: Database, path: Path, check: Callable[[], None]) -> Repaired:
@@ -174,10 +176,10 @@ def _rebuild(database: Database, kept: Path, made: Path) -> tuple[Counter[str], 
     new = Database(url.parse(url.of_file(made)), database.lock_timeout_seconds)
     try:
         schema.prepare(new)
-        with closing(sqlite3.connect(kept)) as old, new.session(write=True) as session:
+        with closing(sqlite3.connect(kept)) as old, new.transaction(write=True) as connection:
             # Python would refuse a whole row for one damaged byte of text.
             old.text_factory = lambda raw: raw.decode(errors="replace")
-            tables = [table for table in Base.metadata.sorted_tables if _is_there(old, table)]
+            tables = [table for table in METADATA.sorted_tables if _is_there(old, table)]
             if not tables:
                 raise DatabaseDamaged(
                     f"nothing can be read of {url.masked(database.url)}, which is left unchanged; restore it "
@@ -186,9 +188,9 @@ def _rebuild(database: Database, kept: Path, made: Path) -> tuple[Counter[str], 
             for table in tables:
                 for row in _rows(old, table):
                     read[table.name] += 1
-                    dropped[table.name] += not _inserted(session, table, row)
-            r0003_models.rekey(session.connection(), Base.metadata.tables)  # rows that an older version wrote
-            dropped.update(_mend(session))
+                    dropped[table.name] += not _inserted(connection, table, row)
+            r0003_models.rekey(connection, METADATA.tables)  # rows that an older version wrote
+            dropped.update(_mend(connection))
         with new.errors(), new.engine.connect() as connection:
             # The file is moved without its log.
             connection.connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -249,35 +251,35 @@ def _row(
     return found[0], dict(zip(names, found[1:], strict=True))
 
 
-def _inserted(session: Session, table: Table, row: Mapping[str, Any]) -> bool:
+def _inserted(connection: Connection, table: Table, row: Mapping[str, Any]) -> bool:
     """Insert the row, and return whether its columns, value types and references are valid."""
     try:
         values = {column.name: _value(column.type, row[column.name]) for column in table.columns if column.name in row}
     except UNREADABLE:
         return False
-    if any(_stored(session, table, reading) for reading in _readings(table, values)):
+    if any(_stored(connection, table, reading) for reading in _readings(table, values)):
         return True
-    if table.name == ProvenanceRow.__tablename__:  # what came from elsewhere must not look like ours
+    if table.name == PROVENANCE.name:  # what came from elsewhere must not look like ours
         lost = {"source": "a bundle that was lost", "exported": _NEVER, "imported": _NEVER}
-        _stored(session, inspect(BundleRow).local_table, {"digest": values["bundle_digest"], **lost})
-        return _stored(session, table, values)
+        _stored(connection, BUNDLE, {"digest": values["bundle_digest"], **lost})
+        return _stored(connection, table, values)
     return False
 
 
 def _readings(table: Table, values: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Yield the row as it is, then with references to agents cleared, then, for a trial, with a consistent status."""
     yield values
-    agents = [key.parent.name for key in table.foreign_keys if key.column.table.name == AgentRow.__tablename__]
+    agents = [key.parent.name for key in table.foreign_keys if key.column.table.name == AGENT.name]
     if agents:
         yield (values := {**values, **dict.fromkeys(agents)})
-    if table.name == TrialRow.__tablename__:  # whether it is finished will follow from its outcome
+    if table.name == TRIAL.name:  # whether it is finished will follow from its outcome
         yield {**values, "status": ABANDONED, "finished": values.get("finished") or values.get("started")}
 
 
-def _stored(session: Session, table: Any, values: Mapping[str, Any]) -> bool:
+def _stored(connection: Connection, table: Any, values: Mapping[str, Any]) -> bool:
     try:
-        with session.begin_nested():
-            session.execute(table.insert().values(values))
+        with connection.begin_nested():
+            connection.execute(table.insert().values(values))
     except (IntegrityError, *UNREADABLE):
         return False
     except StatementError as error:
@@ -298,81 +300,80 @@ def _value(kind: Any, value: Any) -> Any:
     return kind.python_type(value)
 
 
-def _mend(session: Session) -> Counter[str]:
+def _mend(connection: Connection) -> Counter[str]:
     """Drop inconsistent rows, restore derived values, and return the number of dropped rows by table."""
     dropped = Counter[str]()
-    for kind in ROW_CHECKS.keys() - {TrialRow}:
-        dropped += _without_bad(session, kind)
-    for trial in session.scalars(select(TrialRow)).all():
-        _mend_trial(session, trial)
-    session.flush()
-    dropped += _without_bad(session, TrialRow)
-    for study in session.scalars(select(StudyRow)).all():
-        best = session.get(BestPlanRow, study.id)
-        if best is not None and best.workload_fingerprint != study.workload_fingerprint:
-            dropped += _drop(session, BestPlanRow, (study.id,))
-        _mend_study(session, study)
-    ended = select(AgentRow.id).where(AgentRow.ended.is_not(None))
-    session.execute(delete(LeaseRow).where(LeaseRow.agent_id.in_(ended)))
-    _forget_lost(session)
+    for table in ROW_CHECKS.keys() - {TRIAL}:
+        dropped += _without_bad(connection, table)
+    for trial in list(whole_trials(connection, rows.whole(TRIAL))):
+        _mend_trial(connection, trial)
+    dropped += _without_bad(connection, TRIAL)
+    for study in connection.execute(select(STUDY)).mappings().all():
+        dropped += _mend_study(connection, study)
+    ended = select(AGENT.c.id).where(AGENT.c.ended.is_not(None))
+    connection.execute(delete(LEASE).where(LEASE.c.agent_id.in_(ended)))
+    _forget_lost(connection)
     return dropped
 
 
-def _forget_lost(session: Session) -> None:
+def _forget_lost(connection: Connection) -> None:
     """Drop the provenance of missing rows, so that a later import brings them back as new ones."""
-    kinds = {mapper.class_.__tablename__: mapper for mapper in Base.registry.mappers}
-    for name in session.scalars(select(ProvenanceRow.kind).distinct()).all():
-        of_kind = delete(ProvenanceRow).where(ProvenanceRow.kind == name)
-        known = session.execute(select(*kinds[name].primary_key)).all() if name in kinds else []
-        keys = {"/".join(map(str, key)) for key in known}
-        for key in session.scalars(select(ProvenanceRow.key).where(ProvenanceRow.kind == name)).all():
+    for name in connection.scalars(select(PROVENANCE.c.kind).distinct()).all():
+        of_kind = delete(PROVENANCE).where(PROVENANCE.c.kind == name)
+        table = METADATA.tables.get(name)
+        known = [] if table is None else connection.execute(select(*table.primary_key)).all()
+        keys = set(map(rows.text_of, known))
+        for key in connection.scalars(select(PROVENANCE.c.key).where(PROVENANCE.c.kind == name)).all():
             if key not in keys:
-                session.execute(of_kind.where(ProvenanceRow.key == key))
+                connection.execute(of_kind.where(PROVENANCE.c.key == key))
 
 
-def _without_bad(session: Session, kind: type[Base]) -> Counter[str]:
+def _without_bad(connection: Connection, table: Table) -> Counter[str]:
     dropped = Counter[str]()
-    for key, _ in list(bad_rows(session, kind)):
-        dropped += _drop(session, kind, key)
+    for key, _ in list(bad_rows(connection, table)):
+        dropped += _drop(connection, table, key)
     return dropped
 
 
-def _drop(session: Session, kind: type[Base], key: tuple[Any, ...]) -> Counter[str]:
+def _drop(connection: Connection, table: Table, key: tuple[Any, ...]) -> Counter[str]:
     """Delete a row and all rows that refer to it, and return their number by table."""
-    session.expire_all()
-    dropped = Counter({kind.__tablename__: 1})
-    for mapper in Base.registry.mappers:
-        for column in mapper.columns:
-            if all(reference.column.table.name != kind.__tablename__ for reference in column.foreign_keys):
+    dropped = Counter({table.name: 1})
+    for other in METADATA.tables.values():
+        for reference in other.foreign_keys:
+            if reference.column.table is not table:
                 continue
-            owners = select(*mapper.primary_key).where(column == key[0])
-            for owner in session.execute(owners).all():
-                dropped += _drop(session, mapper.class_, tuple(owner))
-    matches = (column == value for column, value in zip(inspect(kind).primary_key, key, strict=True))
-    session.execute(delete(kind).where(*matches))
+            owners = select(*other.primary_key).where(reference.parent == key[0])
+            for owner in connection.execute(owners).all():
+                dropped += _drop(connection, other, tuple(owner))
+    connection.execute(delete(table).where(rows.has_key(table, key)))
     return dropped
 
 
-def _mend_trial(session: Session, trial: TrialRow) -> None:
+def _mend_trial(connection: Connection, trial: Row) -> None:
     """Derive the status from the outcome, and the measurements of the ranks from its document."""
-    if trial.outcome is None:
-        if trial.status == FINISHED:
-            trial.status = ABANDONED
+    key, status = trial[TRIAL.c.id], trial[TRIAL.c.status]
+    if trial[OUTCOME.c.trial_id] is None:
+        if status == FINISHED:
+            rows.change(connection, TRIAL, key, status=ABANDONED)
         return
-    trial.status, trial.finished = FINISHED, trial.finished or trial.started
-    session.execute(delete(StageMeasurementRow).where(StageMeasurementRow.trial_id == trial.id))
-    session.add_all(codec.stage_rows(trial.id, codec.outcome(trial.outcome)))
+    rows.change(connection, TRIAL, key, status=FINISHED, finished=trial[TRIAL.c.finished] or trial[TRIAL.c.started])
+    connection.execute(delete(STAGE_MEASUREMENT).where(STAGE_MEASUREMENT.c.trial_id == key))
+    found = codec.outcome_of(trial[OUTCOME.c.document])
+    rows.add(connection, STAGE_MEASUREMENT, codec.stage_rows(key, found))
 
 
-def _mend_study(session: Session, study: StudyRow) -> None:
-    """Number the trials without gaps, and derive the end of the study from its winner."""
-    trials = session.scalars(select(TrialRow).where(TrialRow.study_id == study.id).order_by(TrialRow.number)).all()
-    for number, trial in enumerate(trials):
-        if trial.number != number:
-            trial.number = number
-            session.flush()  # one after the other: two of one number are refused
-    best = session.get(BestPlanRow, study.id)
-    if best is None and study.finished is not None:
-        study.finished = study.lessons = study.leader_id = None
-    elif best is not None and study.finished is None:
-        study.finished = best.created
+def _mend_study(connection: Connection, study: Row) -> Counter[str]:
+    """Number the trials without gaps, drop a winner of another workload, and derive the end from the winner."""
+    key, dropped = study[STUDY.c.id], Counter[str]()
+    trials = select(TRIAL.c.id, TRIAL.c.number).where(TRIAL.c.study_id == key).order_by(TRIAL.c.number)
+    for number, (trial, stored) in enumerate(connection.execute(trials).all()):
+        if stored != number:
+            rows.change(connection, TRIAL, trial, number=number)
+    best = connection.execute(select(BEST_PLAN).where(BEST_PLAN.c.study_id == key)).mappings().one_or_none()
+    if best is not None and best[BEST_PLAN.c.workload_fingerprint] != study[STUDY.c.workload_fingerprint]:
+        dropped, best = _drop(connection, BEST_PLAN, (key,)), None
+    if best is None and study[STUDY.c.finished] is not None:
+        rows.change(connection, STUDY, key, finished=None, lessons=None, leader_id=None)
+    elif best is not None and study[STUDY.c.finished] is None:
+        rows.change(connection, STUDY, key, finished=best[BEST_PLAN.c.created])
+    return dropped

@@ -5,9 +5,7 @@ import pkgutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import filelock
 from sqlalchemy import Connection, column, inspect, select, table, text
-from sqlalchemy.orm import Session
 
 from storage.database.engine import Database, lock_path
 from storage.database.url import masked, sqlite_path
@@ -36,24 +34,24 @@ def prepare(database: Database) -> None:
             # Once, since the mode stays in the file: a newer database is not touched, a converted one respected.
             with database.errors(), database.engine.connect() as connection:
                 connection.connection.cursor().execute("PRAGMA journal_mode = WAL")
-        with database.session(write=True) as session:
-            old = _revision(session)
+        with database.transaction(write=True) as connection:
+            old = _revision(connection)
             if old is None and path is not None and not is_new:
                 _log.warning("%s was empty and is set up again", masked(database.url))
             if old is not None:
-                kept = back_up(session, old)
+                kept = back_up(connection, old)
                 _log.warning("upgrading %s; a backup is kept as %s", masked(database.url), kept)
-            upgrade(session)
+            upgrade(connection)
 
 
-def upgrade(session: Session, revision: str = "head") -> None:
+def upgrade(connection: Connection, revision: str = "head") -> None:
     """Upgrade the tables to a revision. The caller holds the lock."""
     from alembic import command  # noqa: PLC0415 - most commands find current tables, and Alembic takes 0.2 s to import
     from alembic.config import Config  # noqa: PLC0415
 
     config = Config()
     config.set_main_option("script_location", "storage:migrations")
-    config.attributes.update(connection=session.connection(), version_table=VERSION_TABLE)
+    config.attributes.update(connection=connection, version_table=VERSION_TABLE)
     command.upgrade(config, revision)
 
 
@@ -67,7 +65,9 @@ def lock(database: Database) -> Iterator[None]:
                 connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": _ADVISORY_LOCK})
             yield
         return
-    file = filelock.FileLock(lock_path(path), timeout=database.lock_timeout_seconds, mode=0o600)
+    from filelock import FileLock  # noqa: PLC0415 - look-ups find current tables, and need no lock
+
+    file = FileLock(lock_path(path), timeout=database.lock_timeout_seconds, mode=0o600)
     with database.errors():
         file.acquire()
     try:
@@ -90,25 +90,25 @@ def _connection(database: Database) -> Iterator[Connection]:
 
 def check_known(database: Database) -> None:
     """Raises DatabaseTooNew when a newer version made the tables, and DatabaseUnavailable when there are none."""
-    with database.session() as session:
-        if _checked_revision(database, session) is None:
+    with database.transaction() as connection:
+        if _checked_revision(database, connection) is None:
             raise DatabaseUnavailable(f"{masked(database.url)} has no tables of autotune; name another database")
 
 
 def revision(database: Database) -> str | None:
     """Return the revision of the tables, or None if there are none."""
-    with database.session() as session:
-        return _revision(session)
+    with database.transaction() as connection:
+        return _revision(connection)
 
 
 def _is_current(database: Database) -> bool:
-    with database.session() as session:
-        return _checked_revision(database, session) == known_revisions()[-1]
+    with database.transaction() as connection:
+        return _checked_revision(database, connection) == known_revisions()[-1]
 
 
-def _checked_revision(database: Database, session: Session) -> str | None:
+def _checked_revision(database: Database, connection: Connection) -> str | None:
     """Raises DatabaseTooNew."""
-    found, known = _revision(session), known_revisions()
+    found, known = _revision(connection), known_revisions()
     if found is not None and found not in known:
         raise DatabaseTooNew(
             f"{masked(database.url)} was made by a newer version (tables {found}, this version knows "
@@ -122,7 +122,7 @@ def known_revisions() -> tuple[str, ...]:
     return tuple(sorted(module.name[1:5] for module in pkgutil.iter_modules(versions.__path__)))
 
 
-def _revision(session: Session) -> str | None:
-    if not inspect(session.connection()).has_table(VERSION_TABLE):
+def _revision(connection: Connection) -> str | None:
+    if not inspect(connection).has_table(VERSION_TABLE):
         return None
-    return session.scalar(select(column("version_num")).select_from(table(VERSION_TABLE)))
+    return connection.scalar(select(column("version_num")).select_from(table(VERSION_TABLE)))

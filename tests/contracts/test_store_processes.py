@@ -7,7 +7,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Engine, inspect, text
 
-from storage.database.tables import Base
+from storage.database.tables import METADATA
 from storage.database.url import parse
 from storage.errors import DatabaseTooNew, DatabaseUnavailable
 from storage.store import Store, open_store
@@ -28,7 +28,7 @@ def test_the_migrated_tables_are_the_declared_ones(store: Store, engine: Engine)
         context = MigrationContext.configure(
             connection, opts={"version_table": VERSION_TABLE, "compare_server_default": True}
         )
-        assert compare_metadata(context, Base.metadata) == []
+        assert compare_metadata(context, METADATA) == []
 
 
 def test_a_creation_that_fails_halfway_leaves_nothing_and_can_be_repeated(database_url: str, engine: Engine) -> None:

@@ -44,15 +44,15 @@ def old_database(request: pytest.FixtureRequest, database_url: str) -> str:
 
 def _copy_to_server(frozen: Path, url: str) -> None:
     database = Database(parse(url), 60.0)
-    with database.session(write=True) as session:
-        schema.upgrade(session, frozen.stem)
+    with database.transaction(write=True) as connection:
+        schema.upgrade(connection, frozen.stem)
     source = create_engine(f"sqlite:///{frozen}")
     tables = MetaData()
     tables.reflect(database.engine, only=lambda name, _: name.startswith("autotune_") and name != VERSION_TABLE)
-    with source.connect() as old, database.session(write=True) as session:
+    with source.connect() as old, database.transaction(write=True) as connection:
         for table in tables.sorted_tables:
             for row in old.execute(table.select()).mappings():
-                session.execute(table.insert().values(dict(row)))
+                connection.execute(table.insert().values(dict(row)))
     source.dispose()
     database.close()
 

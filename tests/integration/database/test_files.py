@@ -61,9 +61,9 @@ def test_commits_are_durable_and_readers_do_not_block(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     open_store(f"sqlite:///{path}").close()
     database = Database(parse(f"sqlite:///{path}"), 60.0)
-    with database.session() as session:
+    with database.transaction() as connection:
         settings = {
-            name: session.scalar(text(f"PRAGMA {name}"))
+            name: connection.scalar(text(f"PRAGMA {name}"))
             for name in ("journal_mode", "synchronous", "busy_timeout", "foreign_keys")
         }
     database.close()
@@ -76,14 +76,14 @@ def test_an_error_rolls_the_whole_transaction_back(tmp_path: Path) -> None:
     database = Database(parse(f"sqlite:///{path}"), 60.0)
 
     def fail_halfway() -> None:
-        with database.session(write=True) as session:
-            session.execute(text("DELETE FROM autotune_alembic_version"))
+        with database.transaction(write=True) as connection:
+            connection.execute(text("DELETE FROM autotune_alembic_version"))
             raise FileExistsError
 
     with pytest.raises(DatabaseUnavailable):
         fail_halfway()
-    with database.session() as session:
-        assert session.scalar(text("SELECT count(*) FROM autotune_alembic_version")) == 1
+    with database.transaction() as connection:
+        assert connection.scalar(text("SELECT count(*) FROM autotune_alembic_version")) == 1
     database.close()
 
 

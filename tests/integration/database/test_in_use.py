@@ -138,8 +138,8 @@ def rollback(path: Path) -> Path:
 
 def test_opening_a_file_again_drops_no_lock_of_the_process(rollback: Path) -> None:
     other = "import sqlite3, sys; sqlite3.connect(sys.argv[1], 0, isolation_level=None).execute('BEGIN IMMEDIATE')"
-    with open_store(of_file(rollback)) as store, store._database.session(write=True) as session:
-        session.execute(text("SELECT 1"))
+    with open_store(of_file(rollback)) as store, store._database.transaction(write=True) as connection:
+        connection.execute(text("SELECT 1"))
         with pytest.raises(DatabaseUnavailable):
             open_store(f"sqlite:///{rollback}/store.db")
         open_store(of_file(rollback)).close()

@@ -19,13 +19,13 @@ ASSETS = ROOT / "tests" / "assets"
 TYPES = ("trials/plan.py", "trials/workload.py", "trials/outcome.py")
 RECORDS = ("Baseline", "ParetoPlan")
 COLUMNS = {
-    "HardwareRow": "hardware",
-    "ModelRow": "modelshape",
-    "DataProfileRow": "dataprofile",
-    "WorkloadRow": "software",
-    "LayerProfileRow": "software",
-    "PlanRow": "layout",
-    "StageMeasurementRow": "stagemeasurement",
+    "HARDWARE": "hardware",
+    "MODEL": "modelshape",
+    "DATA_PROFILE": "dataprofile",
+    "WORKLOAD": "software",
+    "LAYER_PROFILE": "software",
+    "PLAN": "layout",
+    "STAGE_MEASUREMENT": "stagemeasurement",
 }
 MIGRATION = """
 import sqlalchemy as sa
@@ -81,8 +81,23 @@ def add_field(path: Path, line: str, only: tuple[str, ...] | None = None) -> Non
         after = node.body[places[-1] + 1 : places[-1] + 2]
         is_told = bool(after) and isinstance(after[0], ast.Expr)
         end = (after[0] if is_told else node.body[places[-1]]).end_lineno
-        lines.insert(end or 0, f"    {line.format(name=COLUMNS.get(node.name, node.name.lower()))}")
+        lines.insert(end or 0, f"    {line.format(name=node.name.lower())}")
     path.write_text("\n".join(lines))
+
+
+def add_columns(path: Path) -> list[tuple[str, str]]:
+    """Adds a last column to each table of `COLUMNS`; returns (table, column)."""
+    lines, added = path.read_text().splitlines(), []
+    for node in reversed(ast.parse(path.read_text()).body):
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(args=[ast.Constant(value=str(table)), *_])):
+                if name in COLUMNS:
+                    added.append((table, f"later_{COLUMNS[name]}"))
+                    line = f'Column("{added[-1][1]}", Whole, nullable=False, server_default=text("0")),'
+                    lines.insert((node.end_lineno or 0) - 1, f"    {line}")
+    path.write_text("\n".join(lines))
+    assert len(added) == len(COLUMNS)
+    return added
 
 
 @pytest.fixture
@@ -93,14 +108,7 @@ def later(tmp_path: Path) -> Path:
     for name in TYPES:
         add_field(tmp_path / "later" / name, "later_{name}: int = 0")
     add_field(tmp_path / "later" / "storage" / "records.py", "later_{name}: int = 0", RECORDS)
-    tables = tmp_path / "later" / "storage" / "database" / "tables.py"
-    add_field(tables, 'later_{name}: Mapped[int] = mapped_column(server_default=text("0"))', tuple(COLUMNS))
-    names = {
-        node.name: ast.literal_eval(node.body[0].value)
-        for node in ast.parse(tables.read_text()).body
-        if isinstance(node, ast.ClassDef) and isinstance(node.body[0], ast.Assign) and node.name in COLUMNS
-    }
-    columns = [(table, f"later_{COLUMNS[name]}") for name, table in names.items()]
+    columns = add_columns(tmp_path / "later" / "storage" / "database" / "tables.py")
     versions = tmp_path / "later" / "storage" / "migrations" / "versions"
     head = max(path.stem[1:5] for path in versions.glob("r*.py"))
     (versions / "r9999_later.py").write_text(MIGRATION.format(head=head, columns=columns))
