@@ -36,7 +36,11 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int | Non
         widths[widest] -= 1
     folded = []
     for row in (header, *rows):
-        entries = [textwrap.wrap(entry, max(width, 1)) for entry, width in zip(row, widths, strict=True)]
+        entries = [
+            # Most entries fit, and to wrap them would take most of the time of a large table.
+            [entry] if entry and entry.isprintable() and len(entry) <= width else textwrap.wrap(entry, max(width, 1))
+            for entry, width in zip(row, widths, strict=True)
+        ]
         folded.append(
             [
                 _GAP.join(f"{part:<{width}}" for part, width in zip(parts, widths, strict=True)).rstrip()

@@ -17,8 +17,10 @@
 Fields that are not listed mean `re-measure`, so that a new field cannot make a stale plan look valid.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
+from typing import Any, cast
 
 from trials.workload import PATH_DIGEST, Workload
 
@@ -74,16 +76,26 @@ def validity(then: Workload, now: Workload, *, imported_from: str | None = None)
 
     An imported measurement is at best `re-measure`: it was not taken on these very devices.
     """
-    before, after = leaves(then), leaves(now)
     changes = tuple(
-        Change(field=field, then=before[field], now=after[field], verdict=_verdict(field, before[field]))
-        for field in before
-        if before[field] != after[field]
+        Change(field=field, then=before, now=after, verdict=_verdict(field, before))
+        for field, before, after in _differing(then, now)
     )
     if imported_from is not None:
         changes += (Change(field=_ELSEWHERE, then=imported_from, now="this database", verdict=Verdict.REMEASURE),)
     worst = max((change.verdict for change in changes), key=list(Verdict).index, default=Verdict.VALID)
     return Validity(verdict=worst, changes=changes)
+
+
+def _differing(then: object, now: object, prefix: str = "") -> Iterator[tuple[str, object, object]]:
+    """Yield (dotted field, value then, value now) for the values that differ in two dataclasses of one type."""
+    for field in fields(cast(Any, then)):
+        before, after = getattr(then, field.name), getattr(now, field.name)
+        if before == after:
+            continue
+        if is_dataclass(before):
+            yield from _differing(before, after, f"{prefix}{field.name}.")
+        else:
+            yield f"{prefix}{field.name}", before, after
 
 
 def _verdict(field: str, then: object) -> Verdict:

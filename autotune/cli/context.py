@@ -49,7 +49,7 @@ class Options:
         if not self.quiet:
             click.echo(visible(text), err=True)
 
-    def give(self, document: Mapping[str, Any], text: Callable[[], str]) -> None:
+    def give(self, document: Callable[[], Mapping[str, Any]], text: Callable[[], str]) -> None:
         """Print the result as JSON or text. Raises AutotuneError for NaN in JSON, or when stdout cannot be written."""
         if sys.stdout is None:  # click would print nothing, without an error
             raise AutotuneError("the result cannot be written to stdout: it is closed; write it elsewhere")
@@ -57,7 +57,7 @@ class Options:
             result = visible(text())
         else:
             try:
-                result = json.dumps(document, indent=2, allow_nan=False)
+                result = json.dumps(document(), indent=2, allow_nan=False)
             except ValueError as error:  # JSON has no numbers that are not finite
                 raise AutotuneError(
                     f"the result cannot be written as JSON ({error}); run the command without --json"

@@ -31,5 +31,5 @@ def pack_data(options: Options, path: Path, wanted: PackOptions, *, out: Path | 
     written = {"packs": out and str(out), "plot": picture and str(picture)}
     lines = "\n".join(f"Wrote the {name} to {file}" for name, file in written.items() if file)
     options.give(
-        {**pack_document(found), "files": written}, lambda: "\n\n".join(filter(None, (pack_text(found), lines)))
+        lambda: {**pack_document(found), "files": written}, lambda: "\n\n".join(filter(None, (pack_text(found), lines)))
     )

@@ -23,7 +23,7 @@ _SHOWN = 20
 def upgrade_database(options: Options) -> None:
     with open_store(options.database_url()) as store:
         revision, shown = store.revision, store.masked_url
-    options.give({"revision": revision}, lambda: f"{shown} has the tables of revision {revision}.")
+    options.give(lambda: {"revision": revision}, lambda: f"{shown} has the tables of revision {revision}.")
 
 
 def check_database(options: Options) -> None:
@@ -32,7 +32,9 @@ def check_database(options: Options) -> None:
         found = list(store.problems())
     lines = [str(problem) for problem in found]
     text = "\n".join((*lines[:_SHOWN], *([f"... {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else [])))
-    options.give({"problems": [wire.to_document(problem) for problem in found]}, lambda: text or "No problems found.")
+    options.give(
+        lambda: {"problems": [wire.to_document(problem) for problem in found]}, lambda: text or "No problems found."
+    )
     if found:
         raise DatabaseFaulty(f"problems found: {len(found)}; `autotune db repair` copies the database, then repairs it")
 
@@ -44,7 +46,7 @@ def repair_database(options: Options) -> None:
     dropped = "; ".join(f"{count} of {table}" for table, count in done.dropped.items()) or "nothing"
     read = f", {sum(done.read.values())} rows were read" if done.read else ""
     options.give(
-        wire.to_document(done),
+        lambda: wire.to_document(done),
         lambda: f"Repaired. Copy from before the repair: {done.kept_as}{read}. Rows dropped: {dropped}.",
     )
 
@@ -68,7 +70,7 @@ def export_bundle(options: Options, names: Sequence[str], *, hardware: str | Non
         with output_file.whole(out) as partial, partial.open("w", encoding="utf-8", newline="\n") as file:
             file.writelines(store.export_studies(tuple(ids), _name(store)))
     options.give(
-        {"studies": list(ids), "file": str(out)},
+        lambda: {"studies": list(ids), "file": str(out)},
         lambda: f"Wrote {len(ids)} {'study' if len(ids) == 1 else 'studies'} to {out}",
     )
 
@@ -77,7 +79,7 @@ def import_bundle(options: Options, bundle: Path) -> None:
     with open_store(options.database_url()) as store:
         done = store.import_bundle(bundle)
     options.give(
-        wire.to_document(done),
+        lambda: wire.to_document(done),
         lambda: (
             f"Imported {done.new} rows from {done.source}; {done.known} were here already. Imported plans were "
             "measured elsewhere: run `autotune tune` to measure them here."

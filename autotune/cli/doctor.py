@@ -57,7 +57,7 @@ def examine(options: Options, path: Path | None) -> None:
         "data": data,
         "findings": [asdict(finding) for finding in findings],
     }
-    options.give(document, lambda: _text(hardware, database, data, findings))
+    options.give(lambda: document, lambda: _text(hardware, database, data, findings))
     if problem:
         raise problem
 

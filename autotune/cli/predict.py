@@ -48,7 +48,7 @@ def predict_job(
     if picture:
         plot(found[0], picture)
         options.tell(f"Wrote the plot to {picture}")
-    options.give(forecast_document(forecaster, found), lambda: forecast_text(forecaster, found))
+    options.give(lambda: forecast_document(forecaster, found), lambda: forecast_text(forecaster, found))
 
 
 def _plan(options: Options, job: Job, text: str) -> Plan:

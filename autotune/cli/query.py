@@ -1,7 +1,6 @@
 """The commands that only read the database: plans, studies and show."""
 
 import logging
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -77,9 +76,11 @@ def list_plans(options: Options, wanted: PlanFilter) -> None:
     if wanted.sort:
         found.sort(key=_SORTS[wanted.sort])
     found = found[: wanted.top]
-    document = {"plans": [_document(known) for known in found]}
     nothing = "No plan is known" + (" for this hardware" if wanted.here else "") + "; run `autotune tune JOB`."
-    options.give(document, lambda: study_report.plans_text(found) if found else nothing)
+    options.give(
+        lambda: {"plans": [_document(known) for known in found]},
+        lambda: study_report.plans_text(found) if found else nothing,
+    )
 
 
 def _nearest_plans(store: Store, wanted: PlanFilter, now: Workload | None) -> list[Known]:
@@ -111,8 +112,10 @@ def list_studies(options: Options, *, model: str | None, top: int | None) -> Non
             for study in store.studies(model_name=model, limit=top)
             for best in (winners.get(study.id),)
         ]
-    document = {"studies": [study_report.study_document(*each) for each in found]}
-    options.give(document, lambda: study_report.studies_text(found))
+    options.give(
+        lambda: {"studies": [study_report.study_document(*each) for each in found]},
+        lambda: study_report.studies_text(found),
+    )
 
 
 def show_study(options: Options, name: str) -> None:
@@ -125,8 +128,10 @@ def show_study(options: Options, name: str) -> None:
             _log.warning("the winner of %s is left out: %s", study.name, error)
             winner = None
     found = study, work, winner
-    document = {**study_report.study_document(*found), "trials": [wire.to_document(trial) for trial in trials]}
-    options.give(document, lambda: study_report.study_text(*found, trials))
+    options.give(
+        lambda: {**study_report.study_document(*found), "trials": [wire.to_document(trial) for trial in trials]},
+        lambda: study_report.study_text(*found, trials),
+    )
 
 
 def show_plan(options: Options, plan: str) -> None:
@@ -135,13 +140,15 @@ def show_plan(options: Options, plan: str) -> None:
         launches = store.launches(tried.plan.id)
         used = _uses(store).get(tried.plan.id, ())
     holds, known = holds_here(tried, _hardware_here), known_text(tried)
-    document = {
-        **study_report.tried_document(tried),
-        "known": known,
-        **_state(holds, used),
-        "launches": [wire.to_document(launch) for launch in launches],
-    }
-    options.give(document, lambda: study_report.show_text(tried, known, holds, launches, used))
+    options.give(
+        lambda: {
+            **study_report.tried_document(tried),
+            "known": known,
+            **_state(holds, used),
+            "launches": [wire.to_document(launch) for launch in launches],
+        },
+        lambda: study_report.show_text(tried, known, holds, launches, used),
+    )
 
 
 def holds_here(best: BestPlan | TriedPlan, hardware: Callable[[int], Hardware]) -> Validity:
@@ -173,6 +180,8 @@ def outline_of(path: Path) -> "tuple[Job, Outline]":
 
 def workload_of(options: Options, job: "Job", outline: "Outline") -> Workload:
     """Read the data of the job, without taking its devices or opening a database."""
+    import tempfile
+
     from autotune.workload import read_data
 
     with tempfile.TemporaryDirectory() as folder, reading_progress(options) as progress:

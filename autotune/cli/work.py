@@ -34,7 +34,7 @@ def tune_job(options: Options, path: Path, *, trials: int | None, time_limit: fl
     with _open(options, job) as bench:
         best = _tune(options, bench, fresh=fresh)
         ran = bench.store.trials(best.study_id)
-    options.give(study_report.best_document(best), lambda: study_report.best_text(best, ran))
+    options.give(lambda: study_report.best_document(best), lambda: study_report.best_text(best, ran))
 
 
 def launch_job(options: Options, path: Path, *, plan_id: str | None, steps: int | None, dry_run: bool) -> None:
@@ -48,10 +48,10 @@ def launch_job(options: Options, path: Path, *, plan_id: str | None, steps: int 
             accelerator = prepared.workload.hardware.accelerator
             commands = worker_commands(chosen.plan.layout.world_size, accelerator, folder)
             document = {"commands": [{"argv": list(c.argv), "environment": dict(c.environment)} for c in commands]}
-            options.give(document, lambda: "\n".join(command.shell() for command in commands))
+            options.give(lambda: document, lambda: "\n".join(command.shell() for command in commands))
             return
         launched = _launch(options, bench, chosen, steps)
-    options.give(_launch_document(chosen, launched), lambda: _launch_text(chosen, launched))
+    options.give(lambda: _launch_document(chosen, launched), lambda: _launch_text(chosen, launched))
 
 
 def run_job(options: Options, path: Path) -> None:
@@ -67,7 +67,7 @@ def run_job(options: Options, path: Path) -> None:
         chosen = of_winner(best)
         launched = _launch(options, bench, chosen, None)
     options.give(
-        {"best": study_report.best_document(best), "launch": _launch_document(chosen, launched)},
+        lambda: {"best": study_report.best_document(best), "launch": _launch_document(chosen, launched)},
         lambda: _launch_text(chosen, launched),
     )
 

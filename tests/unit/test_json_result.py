@@ -13,5 +13,5 @@ def test_a_result_with_a_number_that_json_does_not_have_is_an_error(
     number: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(AutotuneError, match=r"the result cannot be written as JSON .*; run the command without --json"):
-        OPTIONS.give({"seconds": [number]}, lambda: "")
+        OPTIONS.give(lambda: {"seconds": [number]}, lambda: "")
     assert capsys.readouterr().out == ""

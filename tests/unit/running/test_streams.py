@@ -20,7 +20,7 @@ def command(options):
         warnings.warn("a warning")
         Console(stderr=True).print("a line of rich's")
         print("x" * 100_000, file=sys.stderr)
-    options.give({}, lambda: "done")
+    options.give(lambda: {}, lambda: "done")
     print("left for the flush at exit", end="", file=sys.stderr)
 
 command(as_json=False, db=None, verbose=0, quiet=False)
