@@ -114,7 +114,7 @@ class ChatMeasurer:
         """Return the tokens of a conversation with images of these sizes. Raise DataError as `measure` does."""
         counts = count_images(self._processor, image_sizes)
         try:
-            text = self._rendered(sample.turns)
+            text = self.rendered(sample.turns)
             targets = list(self._target_spans(sample.turns, text))
         except _REFUSALS as error:
             raise DataError(f"the model's chat template refuses the conversation: {error}") from error
@@ -152,12 +152,13 @@ class ChatMeasurer:
         """Yield the (start, end) of the assistant's turns in the whole text."""
         for number, turn in enumerate(turns):
             if turn.role == "assistant":
-                prompt = self._rendered(turns[:number], asks=True)
-                answered = text if number + 1 == len(turns) else self._rendered(turns[: number + 1])
+                prompt = self.rendered(turns[:number], asks=True)
+                answered = text if number + 1 == len(turns) else self.rendered(turns[: number + 1])
                 # A template may write an earlier turn otherwise than it did while that turn was the last.
                 yield _common(prompt, text), _common(answered, text)
 
-    def _rendered(self, turns: tuple[Turn, ...], *, asks: bool = False, in_parts: bool | None = None) -> str:
+    def rendered(self, turns: tuple[Turn, ...], *, asks: bool = False, in_parts: bool | None = None) -> str:
+        """Return the conversation as the chat template writes it; `asks` adds what begins the assistant's answer."""
         in_parts = self._in_parts if in_parts is None else in_parts
         messages = [{"role": turn.role, "content": self._content(turn, in_parts)} for turn in turns]
         text: str = self._tokenizer.apply_chat_template(
@@ -174,7 +175,7 @@ class ChatMeasurer:
         """Return whether the template wants contents as lists of parts, as most do, or as texts."""
         for in_parts in (True, False):
             try:
-                text = self._rendered(_PROBE, in_parts=in_parts)
+                text = self.rendered(_PROBE, in_parts=in_parts)
             except _REFUSALS:
                 continue
             if text.count(self._processor.image_token) == 1 and text.count("Hello") == text.count("World") == 1:

@@ -62,7 +62,7 @@ class ChatEncoder:
     ) -> None:
         """Raise ModelError where the tokenizer and the configuration disagree."""
         self._config = config
-        self._measurer = measuring
+        self.measurer = measuring
         self._inputs = inputs
         self._positions = positions
         processor, tokenizer = measuring.processor, measuring.processor.tokenizer
@@ -76,11 +76,11 @@ class ChatEncoder:
 
     @property
     def digest(self) -> str:
-        return self._measurer.digest
+        return self.measurer.digest
 
     @property
     def max_tokens(self) -> int | None:
-        return self._measurer.max_tokens
+        return self.measurer.max_tokens
 
     @property
     def pad_token_id(self) -> int:
@@ -91,11 +91,11 @@ class ChatEncoder:
         return self._inputs.unit_shape
 
     def measure(self, sample: Sample, image_sizes: tuple[tuple[int, int], ...]) -> Lengths:
-        return self._measurer.measure(sample, image_sizes)
+        return self.measurer.measure(sample, image_sizes)
 
     def encode(self, sample: Sample, *, pixels: bool) -> Encoded:
         sizes = tuple(image_size(image) for image in sample.images)
-        text = self._measurer.tokens_of(sample, sizes)
+        text = self.measurer.tokens_of(sample, sizes)
         shown = [self._inputs.tokens(size, count.tokens) for size, count in zip(sizes, text.counts, strict=True)]
         input_ids = text.expanded(text.ids, shown)[: text.kept]
         is_target = text.expanded(text.is_target, [[False] * len(each) for each in shown])[: text.kept]

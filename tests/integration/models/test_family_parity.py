@@ -1,0 +1,223 @@
+"""Stages of every family compute what transformers computes from its own processor's inputs, sample by sample."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.nn.functional import cross_entropy
+from transformers import PretrainedConfig, PreTrainedModel
+
+from trials import plugins
+from trials.data.loader import MicroBatch, collate
+from trials.data.records.images import image_pixels
+from trials.data.records.sample import IMAGE, Encoded, Encoder, Sample, Turn
+from trials.data.tokens import pack
+from trials.errors import DataError
+from trials.model.cut import cut
+from trials.model.family import Family, Images, load_family
+from trials.model.inputs.chat_encoder import ChatEncoder
+from trials.model.paths import parameters_at
+from trials.model.skeleton import build_skeleton, load_config
+from trials.model.stage import StageModule, pack_loss
+from trials.model.weights import draw_buffers, draw_weights
+from trials.plan import Layout, Padded, Plan, Stage
+
+TINY: plugins.Plugins[Any] = plugins.Plugins("tests.tiny_models")
+CPU = torch.device("cpu")
+SHAPES = {"wide": (30, 150), "tall": (120, 25), "square": (42, 42), "large": (90, 130), "small": (9, 14)}
+PACKS = (
+    (("wide", "large"), (), ("square",)),
+    ((), ()),  # as a data rank has it that got no image
+    (("small",), ("tall", "square", "wide")),
+)
+"""The images of each sample of each pack."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A tiny model with weights, and samples for it."""
+
+    folder: Path
+    config: PretrainedConfig
+    family: Family
+    encoder: Encoder
+    model: PreTrainedModel
+    packs: tuple[tuple[Sample, ...], ...]
+
+    @cached_property
+    def layers(self) -> tuple[int, int]:
+        chain = build_skeleton(self.config, torch.float32).chain
+        return len(chain.vision_layers), len(chain.language_layers)
+
+    @cached_property
+    def reference(self) -> dict[str, torch.Tensor]:
+        """Gradients of the sum of all targets' losses, by parameter, and the `loss` itself."""
+        total = torch.zeros(())
+        for sample in (sample for samples in self.packs for sample in samples):
+            encoded = self.encoder.encode(sample, pixels=True)
+            logits = self.model(**self._inputs(sample, encoded)).logits[0]
+            loss = cross_entropy(logits[:-1], torch.from_numpy(encoded.labels)[1:], reduction="sum")
+            loss.backward()
+            total += loss.detach()
+        return {"loss": total} | {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
+
+    def _inputs(self, sample: Sample, encoded: Encoded) -> dict[str, Any]:
+        """What the model's own processor makes of the sample, where it can be built here."""
+        ids = torch.from_numpy(encoded.input_ids)
+        if not isinstance(self.encoder, ChatEncoder):
+            shown = encoded.pixel_values is not None
+            images = Images(
+                pixels=torch.from_numpy(encoded.pixel_values) if encoded.pixel_values is not None else torch.empty(0),
+                grids=torch.from_numpy(encoded.grids),
+                input_ids=ids,
+            )
+            return self.family.model_inputs(self.config, ids, images if shown else None)
+        processor = self.encoder.measurer.processor
+        pictures = [Image.fromarray(image_pixels(image)) for image in sample.images]
+        text = self.encoder.measurer.rendered(sample.turns)
+        made = processor(images=pictures or None, text=[text], return_tensors="pt")
+        assert made["input_ids"][0].tolist() == encoded.input_ids.tolist()
+        return dict(made)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads of small layers wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module", params=plugins.names(TINY))
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    folder: Path = tmp_path_factory.mktemp(request.param)
+    plugins.load(TINY, request.param).make(folder)
+    config = load_config(str(folder))
+    family = load_family(config)
+    for name, (height, width) in SHAPES.items():
+        noise = np.random.default_rng(len(name)).integers(0, 255, (height, width, 3), dtype=np.uint8)
+        Image.fromarray(noise).save(folder / f"{name}.png")
+    packs = tuple(tuple(sample_of(folder, names) for names in samples) for samples in PACKS)
+    return Case(folder, config, family, family.encoder(str(folder)), plain_model(config, family), packs)
+
+
+def sample_of(folder: Path, names: Sequence[str]) -> Sample:
+    text = f"Compare {IMAGE.join([''] * (len(names) + 1))} with a circle" if names else "What is red?"
+    turns = (
+        Turn(role="user", text=text),
+        Turn(role="assistant", text=f"It is {', '.join(names) or 'nothing'}."),
+        Turn(role="user", text="Why?"),
+        Turn(role="assistant", text="So it is."),
+    )
+    images = tuple(folder / f"{name}.png" for name in names)
+    return Sample(turns=turns, images=images, image_sizes=(None,) * len(images))
+
+
+def plain_model(config: PretrainedConfig, family: Family) -> PreTrainedModel:
+    """transformers' own model, with weights that let attention and norms show."""
+    model: PreTrainedModel = family.AUTO_MODEL.from_config(config, dtype=torch.float32, attn_implementation="eager")
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            scale = 0.2 if parameter.dim() < 2 else 1.5 / parameter[0].numel() ** 0.5
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=scale)
+    model.train()
+    return model
+
+
+def batches(case: Case, *, padded: bool) -> list[MicroBatch]:
+    return [
+        collate([case.encoder.encode(each, pixels=True) for each in samples], case.encoder, pixels=True, padded=padded)
+        for samples in case.packs
+    ]
+
+
+def plans(vision: int, language: int) -> dict[str, tuple[bool, tuple[Stage, ...]]]:
+    """(padded, stages): splits inside both towers; nothing, some and all recomputed."""
+    half, middle = vision // 2, language // 2
+    return {
+        "one stage": (False, (Stage(vision=vision, language=language),)),
+        "inside the vision tower": (
+            False,
+            (
+                Stage(vision=half, language=0, recompute_vision=half // 2),
+                Stage(vision=vision - half, language=language, recompute_vision=1, recompute_language=1),
+            ),
+        ),
+        "inside both towers, all recomputed, padded": (
+            True,
+            (
+                Stage(vision=half, language=0, recompute_vision=half),
+                Stage(
+                    vision=vision - half,
+                    language=middle,
+                    recompute_vision=vision - half,
+                    recompute_language=middle,
+                ),
+                Stage(vision=0, language=language - middle, recompute_language=language - middle),
+            ),
+        ),
+        "behind the first language layer, padded": (
+            True,
+            (Stage(vision=vision, language=1), Stage(vision=0, language=language - 1)),
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", plans(4, 4))
+def test_stages_give_the_loss_and_gradients_of_the_samples_one_by_one(name: str, case: Case) -> None:
+    padded, stages = plans(*case.layers)[name]
+    plan = Plan(packing=Padded(samples=1), layout=Layout(pipeline=len(stages), data=1, zero=0), stages=stages)
+    modules = [stage_of(case, plan, number) for number in range(len(stages))]
+    loss = torch.zeros(())
+    for batch in batches(case, padded=padded):
+        assert batch.pixel_values is not None
+        state: Any = pack((batch.pixel_values,), batch.tokens)
+        for module in modules:
+            state = module(state)
+        part = pack_loss(state, (batch.labels, torch.ones(())))
+        part.backward()
+        loss += part.detach()
+    found: dict[str, torch.Tensor] = {"loss": loss}
+    for module in modules:
+        for key, parameter in module.model.named_parameters():
+            if parameter.grad is not None:
+                name_of = module.tied.get(key, key)
+                found[name_of] = found.get(name_of, torch.zeros(())) + parameter.grad
+    compare(found, case.reference)
+
+
+def stage_of(case: Case, plan: Plan, number: int) -> StageModule:
+    stage = StageModule(build_skeleton(case.config, torch.float32), cut(plan)[number])
+    draw_weights(stage.model, stage.paths, 0, CPU)
+    draw_buffers(stage.model, stage.chain.buffers, CPU)
+    weights = case.model.state_dict()
+    with torch.no_grad():
+        for path in stage.paths:
+            for name, parameter in parameters_at(stage.model, path):
+                parameter.copy_(weights[name])
+    stage.tie()
+    return stage.train()
+
+
+def compare(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    every = torch.stack([torch.linalg.vector_norm(each) for each in expected.values()]).norm()
+    assert {name for name, each in expected.items() if each.any()} <= found.keys()
+    for name, value in expected.items():
+        difference = torch.linalg.vector_norm(found.get(name, torch.zeros(())) - value)
+        assert difference <= 1e-4 * torch.linalg.vector_norm(value) + 1e-6 * every, name
+
+
+def test_a_text_that_spells_the_image_token_is_refused(case: Case) -> None:
+    if isinstance(case.encoder, ChatEncoder):
+        token = case.encoder.measurer.processor.image_token
+        turns = (Turn(role="user", text=f"What is {token}?"), Turn(role="assistant", text="A token."))
+        with pytest.raises(DataError, match="spells"):
+            case.encoder.encode(Sample(turns=turns, images=(), image_sizes=()), pixels=False)
