@@ -1,6 +1,7 @@
 """The databases that tests run on, SQLite files and a real PostgreSQL, and the example's model and data."""
 
 import importlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,9 @@ from typing import Any
 import pytest
 
 from tests import postgres
+
+# Several tests and ranks run at the same time, and threads of OpenMP that wait for each other take a whole core each.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 GENERATOR = Path(__file__).parents[1] / "examples" / "tiny-internvl" / "generate.py"
 
