@@ -36,11 +36,14 @@ def server(*, durable: bool = False) -> Iterator[str]:
 
 
 @contextmanager
-def database(server_url: str) -> Iterator[str]:
-    """Provide the URL of a new, empty database, which is dropped afterwards, connections or not."""
+def database(server_url: str, template: str = "template1") -> Iterator[str]:
+    """URL of a new database that is dropped afterwards, even while it has connections.
+
+    It is a copy of the database named `template`, which must have none; by default it is empty.
+    """
     name = f"autotune_test_{uuid4().hex}"
     with psycopg.connect(server_url, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
+        connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
         try:
             head, _, query = server_url.partition("?")
             yield f"{head.rpartition('/')[0]}/{name}" + (f"?{query}" if query else "")

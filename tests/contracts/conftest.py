@@ -1,12 +1,47 @@
 """Every contract of the store is checked on SQLite and on a real PostgreSQL."""
 
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine, create_engine
 
 from storage.database.url import parse
 from storage.store import Store, open_store
+from tests import postgres
+
+
+@pytest.fixture(scope="session")
+def sqlite_tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with all tables."""
+    path = tmp_path_factory.mktemp("tables") / "store.db"
+    with open_store(f"sqlite:///{path}"):
+        return path
+
+
+@pytest.fixture(scope="session")
+def postgres_tables(postgres_server: str) -> Iterator[str]:
+    """Name of a database with all tables."""
+    with postgres.database(postgres_server) as url:
+        with open_store(url):
+            pass
+        yield str(parse(url).database)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """URL of a database with all tables for tests that use `store`; without any, as for a new user, for the others."""
+    has_tables = "store" in request.fixturenames
+    if request.param == "sqlite":
+        path = tmp_path / "store.db"
+        if has_tables:
+            shutil.copy(request.getfixturevalue("sqlite_tables"), path)
+        yield f"sqlite:///{path}"
+        return
+    template = request.getfixturevalue("postgres_tables") if has_tables else "template1"
+    with postgres.database(request.getfixturevalue("postgres_server"), template) as url:
+        yield url
 
 
 @pytest.fixture
