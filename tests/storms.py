@@ -114,11 +114,13 @@ class _Workers:
 
     def committing(self) -> BaseProcess | None:
         """Return a worker that is in a commit; None if there is none for a while."""
-        end = time.monotonic() + 1.0
-        while time.monotonic() < end:
+        # On a busy machine a worker needs seconds to start.
+        end = time.monotonic() + 60.0
+        while time.monotonic() < end and any(process.is_alive() for process in self.alive.values()):
             for work, process in self.alive.items():
                 if self.commits[work.number]:
                     return process
+            time.sleep(1e-4)
         return None
 
     def ended(self) -> Iterator[tuple[_Work, int | None]]:
