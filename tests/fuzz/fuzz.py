@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.fuzz.request import ANSWERS, Kind, Limits
 
-LIMITS = Limits(seconds=60.0, cpu_seconds=20.0, mebibytes=512)
+LIMITS = Limits(seconds=300.0, cpu_seconds=20.0, mebibytes=512)
 SHARES: dict[Kind, int] = {
     "jobs": 15,
     "plans": 13,

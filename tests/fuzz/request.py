@@ -15,7 +15,7 @@ class Limits:
     """Of one case."""
 
     seconds: float
-    """Wall-clock seconds of a case."""
+    """Wall-clock seconds of a case; on a busy machine only one that waits for ever reaches them."""
     cpu_seconds: float
     mebibytes: int
     """Memory in addition to what the process held before the case."""
