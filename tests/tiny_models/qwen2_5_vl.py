@@ -1,6 +1,6 @@
 """Qwen2.5-VL: windows of 2 x 2 merged patches in all vision layers but one."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,15 @@ CHAT = CHATML.replace("SHOWN", "<|vision_start|><|image_pad|><|vision_end|>")
 
 
 def make(folder: Path) -> None:
+    save_patched(folder, _config)
+
+
+def save_patched(folder: Path, config: Callable[[Mapping[str, int]], Mapping[str, Any]]) -> None:
+    """Write a model whose images are patches of 7 x 7 pixels, merged by 2 x 2; see `save`."""
     images = Qwen2VLImageProcessorPil(
         patch_size=7, merge_size=2, size={"shortest_edge": 14 * 14, "longest_edge": 14 * 14 * 40}
     )
-    save(folder, config=_config, images=images, special=SPECIAL, chat=CHAT)
+    save(folder, config=config, images=images, special=SPECIAL, chat=CHAT)
 
 
 def _config(ids: Mapping[str, int]) -> Mapping[str, Any]:

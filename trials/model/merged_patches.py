@@ -1,4 +1,4 @@
-"""What families share whose vision units are merged patches of images in their own resolution, as in Qwen2-VL.
+"""What families share whose vision units are merged patches of images in their own resolution: Qwen2-VL and later.
 
 A grid is (frames, height, width) in patches. The projector merges squares of `spatial_merge_size` x
 `spatial_merge_size` patches into one token each; such a square is one vision unit.
@@ -11,13 +11,26 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import PretrainedConfig
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.vision_utils import get_vision_attention_seqlens, get_vision_position_ids
 
-from trials.data.records.sample import Ints
+from trials.data.records.sample import Encoder, Ints
+from trials.data.tokens import PackTokens
 from trials.errors import ModelError
-from trials.model.family import Images
+from trials.model.family import Images, LayerRunner, VisionModules
+from trials.model.heads import check_heads
+from trials.model.inputs.chat_encoder import chat_encoder
+from trials.model.shrunk import VOCABULARY
 
 _LARGEST_PATCH = 1_024
+
+# --- data ---------------------------------------------------------------------------------------------------------
+
+
+def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | None = None) -> Encoder:
+    """Implement `Family.encoder` with the model's chat template, tokenizer and processor."""
+    return chat_encoder(model_path, trust_remote_code, max_tokens, inputs=PatchInputs, positions=positions)
 
 
 class PatchInputs:
@@ -52,6 +65,9 @@ class PatchInputs:
         return [self._image_token] * units, np.array([[1, self._merge, self._merge * units]], dtype=np.int64)
 
 
+# --- the configuration --------------------------------------------------------------------------------------------
+
+
 def unit_shape(config: PretrainedConfig) -> tuple[int, int]:
     """(patches, channels x frames x height x width of a patch)"""
     vision = config.vision_config
@@ -69,7 +85,10 @@ def check_patches(config: PretrainedConfig) -> None:
     sizes = {name: getattr(vision, name) for name in ("patch_size", "temporal_patch_size", "spatial_merge_size")}
     for name, size in sizes.items():
         if not 1 <= size <= _LARGEST_PATCH:
-            raise ModelError(f"{name} is {size}; correct it in the vision_config of config.json, to 1 at least")
+            raise ModelError(
+                f"{name} is {size}; correct it in the vision_config of config.json to a number from 1 to "
+                f"{_LARGEST_PATCH}"
+            )
     if vision.in_channels != 3:
         raise ModelError(f"in_channels is {vision.in_channels}, but images have 3; correct it in config.json")
     vocabulary = config.get_text_config().vocab_size
@@ -79,6 +98,45 @@ def check_patches(config: PretrainedConfig) -> None:
                 f"{name} is {getattr(config, name)} but the language model has {vocabulary} tokens; correct {name} or "
                 "vocab_size in config.json"
             )
+
+
+def check_towers(config: PretrainedConfig, *, width: str = "hidden_size", output: str = "out_hidden_size") -> None:
+    """Raise ModelError for heads that do not divide their tower, and for features that the language model cannot take.
+
+    `width` and `output` name the settings of the vision tower's width and of that of its features.
+    """
+    vision, text = config.vision_config, config.get_text_config()
+    check_heads(text, "language")
+    for name in ("depth", "num_heads"):
+        if getattr(vision, name) < 1:
+            raise ModelError(f"{name} is {getattr(vision, name)}; correct it in the vision_config of config.json")
+    if getattr(vision, width) % (4 * vision.num_heads):
+        raise ModelError(
+            f"the vision model has {vision.num_heads} heads for a {width} of {getattr(vision, width)}, which must be a "
+            f"multiple of four times the heads; correct num_heads or {width} in config.json"
+        )
+    if getattr(vision, output) != text.hidden_size:
+        raise ModelError(
+            f"{output} of the vision model is {getattr(vision, output)} but the language model's hidden_size is "
+            f"{text.hidden_size}; correct one of them in config.json"
+        )
+
+
+def check_sections(config: PretrainedConfig) -> None:
+    """Raise ModelError where the frequencies of a head are not those of time, height and width together."""
+    text = config.get_text_config()
+    half = (getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads) // 2
+    sections = text.rope_parameters.get("mrope_section")
+    if sections is not None and (not isinstance(sections, list) or sum(sections) != half):
+        raise ModelError(
+            f"mrope_section is {sections}, which must be a list of numbers that add up to {half}, half the width of a "
+            "head; correct it in config.json"
+        )
+
+
+def unit_flops(config: PretrainedConfig, *, tower: int, projector: int) -> float:
+    """Count 2 operations for each parameter and patch; attention, which depends on the size of images, is left out."""
+    return float(2 * tower * config.vision_config.spatial_merge_size**2 + 2 * projector)
 
 
 def random_images(config: PretrainedConfig, units: int) -> Images:
@@ -131,7 +189,48 @@ def model_inputs(config: PretrainedConfig, input_ids: torch.Tensor, images: Imag
     return inputs
 
 
-def shrink_tokens(settings: dict[str, Any], vocabulary: int) -> None:
-    """Give the tokens around images ids of their own at the end of a small vocabulary, in place."""
+def shrink_patches(
+    settings: dict[str, Any], layers: int, *, width: str = "hidden_size", output: str = "out_hidden_size"
+) -> None:
+    """Leave `layers` layers and two heads, and give the tokens around images ids of a small vocabulary, in place.
+
+    `width` and `output` are those of `check_towers`.
+    """
+    vision = settings["vision_config"]
+    before = vision["num_heads"]
+    heads = min(2, before)
+    vision.update({"depth": layers, "num_heads": heads, width: heads * (vision[width] // before)})
+    vision[output] = settings["text_config"]["hidden_size"]
+    if "intermediate_size" in vision:
+        vision["intermediate_size"] = min(128, vision["intermediate_size"])
     names = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
-    settings.update({name: vocabulary - 1 - number for number, name in enumerate(names)})
+    settings.update({name: VOCABULARY - 1 - number for number, name in enumerate(names)})
+
+
+# --- the model ----------------------------------------------------------------------------------------------------
+
+
+def vision_modules(model: PreTrainedModel) -> VisionModules:
+    """Return the tower in parts."""
+    tower = model.model.visual
+    return VisionModules(embedding=(tower.patch_embed,), layers=tuple(tower.blocks), projector=(tower.merger,))
+
+
+def embed_patches(model: PreTrainedModel, pixels: torch.Tensor) -> torch.Tensor:
+    """Return states [patches, hidden] of pixels [units, merged patches, values]."""
+    states: torch.Tensor = model.model.visual.patch_embed(pixels.flatten(0, 1).to(model.dtype))
+    return states
+
+
+def vision_runner(model: PreTrainedModel, states: torch.Tensor, tokens: PackTokens) -> LayerRunner:
+    """Implement `Family.vision_runner` for towers in which the patches of an image attend to each other."""
+    tower = model.model.visual
+    grids = tokens.grids.to(states.device)
+    rotary = tower.rotary_pos_emb(states, get_vision_position_ids(grids, tower.spatial_merge_size))
+    images, _ = get_vision_attention_seqlens(grids, tower.config)
+
+    def run(layer: nn.Module, number: int, states: torch.Tensor) -> torch.Tensor:  # noqa: ARG001
+        result: torch.Tensor = layer(states, cu_seqlens=images, position_embeddings=rotary)
+        return result
+
+    return run

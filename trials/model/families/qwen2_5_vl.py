@@ -12,23 +12,24 @@ from transformers.vision_utils import (
     get_vision_window_index,
 )
 
-from trials.data.records.sample import Encoder
 from trials.data.tokens import PackTokens
 from trials.errors import ModelError
 from trials.model.decoder import language_runner
-from trials.model.family import LayerRunner, VisionModules
+from trials.model.family import LayerRunner
 from trials.model.features import place_features
-from trials.model.heads import check_heads
-from trials.model.inputs.chat_encoder import chat_encoder
 from trials.model.merged_patches import (
-    PatchInputs,
     check_patches,
+    check_sections,
+    check_towers,
+    embed_patches,
+    encoder,
     model_inputs,
     positions,
     random_images,
-    shrink_tokens,
+    shrink_patches,
+    vision_modules,
 )
-from trials.model.shrunk import VOCABULARY
+from trials.model.merged_patches import unit_flops as patch_flops
 
 __all__ = [
     "AUTO_MODEL",
@@ -61,66 +62,35 @@ def check(config: PretrainedConfig) -> None:
     """Raise ModelError for sizes that do not divide."""
     vision = config.vision_config
     check_patches(config)
-    check_heads(config.get_text_config(), "language")
-    if vision.hidden_size % (4 * vision.num_heads):
-        raise ModelError(
-            f"the vision model has {vision.num_heads} heads for a hidden_size of {vision.hidden_size}, which must be a "
-            "multiple of four times the heads; correct num_heads or hidden_size in config.json"
-        )
+    check_towers(config)
+    check_sections(config)
     if vision.window_size < vision.patch_size * vision.spatial_merge_size:
         raise ModelError(
             f"window_size {vision.window_size} is below a merged patch of {vision.patch_size} x "
             f"{vision.spatial_merge_size} pixels; correct it in config.json"
-        )
-    if vision.out_hidden_size != config.get_text_config().hidden_size:
-        raise ModelError(
-            f"out_hidden_size is {vision.out_hidden_size} but the language model's hidden_size is "
-            f"{config.get_text_config().hidden_size}; correct one of them in config.json"
         )
 
 
 def unit_flops(config: PretrainedConfig, *, tower: int, projector: int) -> float:
     """Count 2 operations for each parameter and patch, and attention inside windows (Megatron-LM, appendix)."""
     vision = config.vision_config
-    inside = vision.spatial_merge_size**2
-    attention = 4 * vision.depth * inside * (vision.window_size // vision.patch_size) ** 2 * vision.hidden_size
-    return float(2 * tower * inside + attention + 2 * projector)
+    window = (vision.window_size // vision.patch_size) ** 2
+    attention: int = 4 * vision.depth * vision.spatial_merge_size**2 * window * vision.hidden_size
+    return patch_flops(config, tower=tower, projector=projector) + attention
 
 
 def shrink_vision(settings: dict[str, Any], layers: int) -> None:
-    """Leave `layers` layers, at least one with windows of one merged patch and one without, and two heads."""
+    """Leave `layers` layers, the last of them without windows, which hold one merged patch."""
+    shrink_patches(settings, layers)
     vision = settings["vision_config"]
-    width = vision["hidden_size"] // vision["num_heads"]
-    heads = min(2, vision["num_heads"])
-    vision.update(
-        depth=layers,
-        num_heads=heads,
-        hidden_size=heads * width,
-        intermediate_size=min(128, vision["intermediate_size"]),
-        out_hidden_size=settings["text_config"]["hidden_size"],
-        fullatt_block_indexes=[layers - 1],
-        window_size=vision["patch_size"] * vision["spatial_merge_size"],
-    )
-    shrink_tokens(settings, VOCABULARY)
-
-
-def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | None = None) -> Encoder:
-    """Return the encoder of a model folder, which cuts samples to `max_tokens`."""
-    return chat_encoder(model_path, trust_remote_code, max_tokens, inputs=PatchInputs, positions=positions)
-
-
-def vision_modules(model: PreTrainedModel) -> VisionModules:
-    """Return the tower in parts."""
-    tower = model.model.visual
-    return VisionModules(embedding=(tower.patch_embed,), layers=tuple(tower.blocks), projector=(tower.merger,))
+    vision.update(fullatt_block_indexes=[layers - 1], window_size=vision["patch_size"] * vision["spatial_merge_size"])
 
 
 def embed_vision(model: PreTrainedModel, pixels: torch.Tensor, tokens: PackTokens) -> torch.Tensor:
     """Return vision states [patches, hidden] of pixels [units, merged patches, values], window by window."""
     tower = model.model.visual
-    states: torch.Tensor = tower.patch_embed(pixels.flatten(0, 1).to(model.dtype))
     order, _ = _windows(tower, tokens)
-    return _reordered(tower, states, order)
+    return _reordered(tower, embed_patches(model, pixels), order)
 
 
 def vision_runner(model: PreTrainedModel, states: torch.Tensor, tokens: PackTokens) -> LayerRunner:

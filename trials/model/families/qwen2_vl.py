@@ -1,0 +1,73 @@
+"""Qwen2-VL: native resolution, with attention inside each image in all vision layers."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
+
+from trials.data.tokens import PackTokens
+from trials.model.decoder import language_runner
+from trials.model.features import place_features
+from trials.model.merged_patches import (
+    check_patches,
+    check_sections,
+    check_towers,
+    embed_patches,
+    encoder,
+    model_inputs,
+    positions,
+    random_images,
+    shrink_patches,
+    unit_flops,
+    vision_modules,
+    vision_runner,
+)
+
+__all__ = [
+    "AUTO_MODEL",
+    "OTHER_FORMS",
+    "check",
+    "embed_vision",
+    "encoder",
+    "join_text",
+    "language_runner",
+    "model_inputs",
+    "positions",
+    "random_images",
+    "shrink_vision",
+    "takes",
+    "unit_flops",
+    "vision_modules",
+    "vision_runner",
+]
+
+AUTO_MODEL = AutoModelForImageTextToText
+OTHER_FORMS: dict[str, str] = {}
+
+
+def takes(config: PretrainedConfig) -> bool:
+    """Return whether this is Qwen2-VL."""
+    return bool(config.model_type == "qwen2_vl")
+
+
+def check(config: PretrainedConfig) -> None:
+    """Raise ModelError for sizes that do not divide."""
+    check_patches(config)
+    check_towers(config, width="embed_dim", output="hidden_size")
+    check_sections(config)
+
+
+def shrink_vision(settings: dict[str, Any], layers: int) -> None:
+    """Leave `layers` layers with two heads."""
+    shrink_patches(settings, layers, width="embed_dim", output="hidden_size")
+
+
+def embed_vision(model: PreTrainedModel, pixels: torch.Tensor, tokens: PackTokens) -> torch.Tensor:  # noqa: ARG001
+    """Return vision states [patches, hidden] of pixels [units, merged patches, values]."""
+    return embed_patches(model, pixels)
+
+
+def join_text(model: PreTrainedModel, states: Sequence[torch.Tensor], tokens: PackTokens) -> Sequence[torch.Tensor]:
+    """Return language states [1, T, hidden], in which each image token is the next merged patch."""
+    return (place_features(model, model.model.visual.merger(states[0]), tokens),)
