@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 from transformers import PretrainedConfig
 
 from trials import plugins
@@ -16,6 +17,7 @@ from trials.data.records.images import image_size
 from trials.data.records.sample import IGNORED, IMAGE, NO_GRIDS, Encoder, Lengths, Sample, Turn
 from trials.data.tokens import PackTokens
 from trials.job import ModelSection
+from trials.model.conversion import stored_form
 from trials.model.cut import Cut
 from trials.model.family import FAMILIES, Family, Images, join_samples, load_family
 from trials.model.parity import check_parity
@@ -24,7 +26,9 @@ from trials.model.shape import model_shape
 from trials.model.shrunk import VOCABULARY, shrunk
 from trials.model.skeleton import Skeleton, build_skeleton, load_config
 from trials.model.stage import StageModule
-from trials.model.weights import draw_buffers, draw_weights
+from trials.model.weights import WeightFiles, draw_buffers, draw_weights, read_weights
+from trials.tasks.profiling.probes import probes
+from trials.tasks.request import Profile
 
 CPU = torch.device("cpu")
 UNITS = 3
@@ -273,3 +277,28 @@ def test_a_model_is_described_with_the_layers_of_its_chain(folder: Path, skeleto
     chain = skeleton.chain
     assert (shape.vision_layers, shape.language_layers) == (len(chain.vision_layers), len(chain.language_layers))
     assert min(shape.unit_flops, shape.token_flops, shape.square_flops) > 0
+
+
+def test_the_probe_of_the_projector_runs_all_of_it(stage: StageModule) -> None:
+    task = Profile(unit_counts=(UNITS,), sample_shapes=(), zero_stages=(), repeats=1)
+    probe = next(each for each in probes(stage, task, CPU) if each.layer == "projector")
+    projector = [p for path in stage.chain.projector[:-1] for _, p in parameters_at(stage.model, path)]
+    gradients = torch.autograd.grad(probe.run(probe.states).sum(), projector)
+    assert all(gradient.any() for gradient in gradients)
+
+
+def test_weights_are_read_and_saved_as_transformers_does(
+    folder: Path, config: PretrainedConfig, family: Family, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    expected = family.AUTO_MODEL.from_config(config, dtype=torch.float32)
+    expected.save_pretrained(tmp_path)
+    skeleton = build_skeleton(config, torch.float32)
+    files = WeightFiles(tmp_path, skeleton)
+    files.check()
+    read_weights(skeleton.model, (*skeleton.chain.parts, *skeleton.chain.unused), files, CPU)
+    kept = {name: value for name, value in skeleton.model.state_dict().items() if name not in skeleton.tied}
+    save_file(stored_form(skeleton.model, kept), tmp_path / "model.safetensors", metadata={"format": "pt"})
+    again, report = family.AUTO_MODEL.from_pretrained(tmp_path, dtype=torch.float32, output_loading_info=True)
+    assert not any(report.values()), report
+    assert all(torch.equal(again.state_dict()[name], value) for name, value in expected.state_dict().items())

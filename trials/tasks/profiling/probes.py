@@ -9,6 +9,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from trials.data.records.sample import NO_GRIDS
+from trials.data.tokens import pack
 from trials.layer_costs import LayerKind
 from trials.model.family import join_samples
 from trials.model.stage import StageModule, pack_loss
@@ -72,7 +73,8 @@ def _vision_probes(stage: StageModule, units: int, text_tokens: int, device: tor
         units=units,
         tokens=len(ids),
         states=states,
-        run=lambda states: family.join_text(model, (states, *kept), tokens)[0],
+        # With the features for later layers, as a stage that ends here sends them.
+        run=lambda states: pack(family.join_text(model, (states, *kept), tokens), tokens)[0],
     )
 
 
@@ -80,7 +82,7 @@ def _language_probes(stage: StageModule, samples: int, length: int, device: torc
     model, tokens = stage.model, samples * length
     ids = torch.zeros(length, dtype=torch.long)
     nothing = torch.from_numpy(NO_GRIDS)
-    pack = join_samples(stage.family, model.config, [(ids, nothing)] * samples).to(device)
+    joined = join_samples(stage.family, model.config, [(ids, nothing)] * samples).to(device)
     states = torch.randn(1, tokens, model.config.get_text_config().hidden_size, device=device, dtype=model.dtype)
     target = (torch.zeros(tokens, dtype=torch.long, device=device), torch.ones((), device=device))
     recomputing, double = _with_language(stage, recomputed=1), _with_language(stage, layers=2)
@@ -89,9 +91,9 @@ def _language_probes(stage: StageModule, samples: int, length: int, device: torc
         tokens=tokens,
         squares=samples * length**2,
         states=states,
-        run=lambda states: stage.language((states,), pack)[0],
-        recomputed=lambda states: recomputing.language((states,), pack)[0],
-        twice=lambda states: double.language((states,), pack)[0],
+        run=lambda states: stage.language((states,), joined)[0],
+        recomputed=lambda states: recomputing.language((states,), joined)[0],
+        twice=lambda states: double.language((states,), joined)[0],
     )
     yield Probe(layer="head", tokens=tokens, states=states, run=lambda states: pack_loss(stage.head(states), target))
 
