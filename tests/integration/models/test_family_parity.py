@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -61,13 +62,13 @@ class Case:
         total = torch.zeros(())
         for sample in (sample for samples in self.packs for sample in samples):
             encoded = self.encoder.encode(sample, pixels=True)
-            logits = self.model(**self._inputs(sample, encoded)).logits[0]
+            logits = self.model(**self.inputs(sample, encoded)).logits[0]
             loss = cross_entropy(logits[:-1], torch.from_numpy(encoded.labels)[1:], reduction="sum")
             loss.backward()
             total += loss.detach()
         return {"loss": total} | {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
 
-    def _inputs(self, sample: Sample, encoded: Encoded) -> dict[str, Any]:
+    def inputs(self, sample: Sample, encoded: Encoded) -> dict[str, Any]:
         """What the model's own processor makes of the sample, where it can be built here."""
         ids = torch.from_numpy(encoded.input_ids)
         if not isinstance(self.encoder, ChatEncoder):
@@ -174,6 +175,37 @@ def plans(vision: int, language: int) -> dict[str, tuple[bool, tuple[Stage, ...]
 @pytest.mark.parametrize("name", plans(4, 4))
 def test_stages_give_the_loss_and_gradients_of_the_samples_one_by_one(name: str, case: Case) -> None:
     padded, stages = plans(*case.layers)[name]
+    check(case, stages, padded=padded)
+
+
+@pytest.mark.parametrize("again", ["none", "some", "all"])
+def test_two_stages_give_the_same_wherever_they_part(again: str, case: Case) -> None:
+    total = sum(case.layers)
+    # Behind every layer of most models; behind some of the example's twenty, which take longer.
+    for boundary in range(1, total, max(1, total // 5)):
+        check(case, parted(case.layers, [boundary], again), padded=False)
+
+
+@pytest.mark.parametrize("again", ["none", "all"])
+def test_stages_of_one_layer_each_give_the_same(again: str, case: Case) -> None:
+    check(case, parted(case.layers, range(1, sum(case.layers)), again), padded=True)
+
+
+def parted(layers: tuple[int, int], boundaries: Sequence[int], again: str) -> tuple[Stage, ...]:
+    """Stages that part behind these numbers of layers, counted through both towers."""
+    stages = []
+    for start, end in pairwise([0, *boundaries, sum(layers)]):
+        vision = max(0, min(end, layers[0]) - start)
+        language = end - start - vision
+        recomputed = [{"none": 0, "some": count // 2, "all": count}[again] for count in (vision, language)]
+        stages.append(
+            Stage(vision=vision, language=language, recompute_vision=recomputed[0], recompute_language=recomputed[1])
+        )
+    return tuple(stages)
+
+
+def check(case: Case, stages: tuple[Stage, ...], *, padded: bool) -> None:
+    """Compare the packs' loss and gradients under a plan with those of the samples one by one."""
     plan = Plan(packing=Padded(samples=1), layout=Layout(pipeline=len(stages), data=1, zero=0), stages=stages)
     modules = [stage_of(case, plan, number) for number in range(len(stages))]
     loss = torch.zeros(())
@@ -213,6 +245,15 @@ def compare(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -
     for name, value in expected.items():
         difference = torch.linalg.vector_norm(found.get(name, torch.zeros(())) - value)
         assert difference <= 1e-4 * torch.linalg.vector_norm(value) + 1e-6 * every, name
+
+
+def test_patches_and_grids_are_those_of_the_models_own_processor(case: Case) -> None:
+    for sample in (sample for samples in case.packs for sample in samples if sample.images):
+        encoded = case.encoder.encode(sample, pixels=True)
+        made = case.inputs(sample, encoded)
+        if "image_grid_thw" in made and encoded.pixel_values is not None:
+            assert np.array_equal(encoded.grids, made["image_grid_thw"])
+            assert np.array_equal(encoded.pixel_values.reshape(made["pixel_values"].shape), made["pixel_values"])
 
 
 def test_a_text_that_spells_the_image_token_is_refused(case: Case) -> None:

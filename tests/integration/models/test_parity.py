@@ -14,11 +14,12 @@ from transformers import AutoModelForImageTextToText
 
 from autotune.workload import Prepared
 from tests.saved_models import saved_model
+from tests.tiny_models import qwen3_vl
 from tests.training_values import plan_of, prepared_of, variant_of
 from trials.data.loader import encode
 from trials.job import ModelSection
 from trials.launchers.local import LocalLauncher
-from trials.model.families import internvl
+from trials.model.family import Images, load_family
 from trials.model.skeleton import build_skeleton, load_config
 from trials.model.weights import draw_buffers, draw_weights
 from trials.plan import Packed, Padded, Plan
@@ -105,6 +106,22 @@ def test_weights_that_transformers_saved_give_its_own_loss_and_gradients(
     check(plan_of("9+0", "3+8"), prepared_of(example, tmp_path, model=model), pool)
 
 
+@pytest.mark.parametrize(
+    "plan",
+    [
+        plan_of("2+0r1,0", "2+4", packing=Padded(samples=4)),
+        plan_of("4+1r2,1", "0+3r0,3", packing=Packed(qv=200, qt=2000, qv_min=0, qt_min=0)),
+        plan_of("4+4r1,1", data=2, packing=Packed(qv=60, qt=900, qv_min=0, qt_min=0)),
+    ],
+    ids=["split between kept vision layers", "split between layers with features", "data parallel"],
+)
+def test_states_and_features_of_inner_vision_layers_travel_between_ranks(
+    plan: Plan, example: Path, pool: WarmPool, tmp_path: Path
+) -> None:
+    qwen3_vl.make(tmp_path / "model")
+    check(plan, prepared_of(example, tmp_path, model={"path": str(tmp_path / "model")}), pool)
+
+
 def check(plan: Plan, prepared: Prepared, pool: WarmPool) -> None:
     """Trains one step under the plan, and compares with the samples one by one through the Hugging Face model."""
     output = prepared.job.training.output
@@ -124,13 +141,18 @@ def reference(prepared: Prepared, plan: Plan) -> tuple[float, dict[str, torch.Te
     """The step's mean loss and its gradients, from each sample's own forward and backward pass."""
     settings = prepared.job.model
     model = plain_model(settings, prepared.job.training.seed)
-    encoder = internvl.encoder(settings.path)
+    config = load_config(settings.path)
+    family = load_family(config)
+    encoder = family.encoder(settings.path)
     step = prepared.epoch(plan.packing, plan.layout.data).step(0)
     total = 0.0
     for row in (row for packs in step.packs for pack in packs for row in pack):
         sample = encode(prepared.index, int(row), encoder, pixels=True)
-        pixels = None if sample.pixel_values is None else torch.from_numpy(sample.pixel_values)
-        logits = model(input_ids=torch.from_numpy(sample.input_ids)[None], pixel_values=pixels).logits[0]
+        input_ids, grids = torch.from_numpy(sample.input_ids), torch.from_numpy(sample.grids)
+        images = None
+        if sample.pixel_values is not None:
+            images = Images(pixels=torch.from_numpy(sample.pixel_values), grids=grids, input_ids=input_ids)
+        logits = model(**family.model_inputs(config, input_ids, images)).logits[0]
         targets = torch.from_numpy(sample.labels)[1:]
         loss = cross_entropy(logits[:-1], targets, reduction="sum") / step.target_tokens
         loss.backward()
