@@ -1,8 +1,15 @@
 """Mixtures of experts in a language model, as its configuration describes them."""
 
+import re
+from collections.abc import Iterable
 from typing import Any
 
+from torch import nn
+
 from trials.errors import ModelError
+from trials.model.paths import parameters_at
+
+_OF_ALL_EXPERTS = re.compile(r"\.experts\.[a-z]")
 
 
 def check_experts(text: Any) -> None:
@@ -19,3 +26,17 @@ def check_experts(text: Any) -> None:
             f"num_experts_per_tok is {chosen} but a layer has {experts} experts; correct it in config.json to a number "
             f"from 1 to {experts}"
         )
+
+
+def count_used_parameters(model: nn.Module, paths: Iterable[str], text: Any) -> float:
+    """Return the number of parameters under some paths that a token meets: of a layer's experts, those chosen for it.
+
+    transformers keeps the experts of a layer as one tensor [experts, ...] each.
+    """
+    chosen = getattr(text, "num_experts_per_tok", None)
+    used = 0.0
+    for path in paths:
+        for name, parameter in parameters_at(model, path):
+            share = min(1.0, chosen / len(parameter)) if chosen and _OF_ALL_EXPERTS.search(name) else 1.0
+            used += share * parameter.numel()
+    return used

@@ -6,6 +6,7 @@ import torch
 
 from trials.data.epoch import CostWeights
 from trials.job import ModelSection
+from trials.model.experts import count_used_parameters
 from trials.model.identity import config_digest
 from trials.model.skeleton import build_skeleton, count_parameters, load_config
 from trials.model.weights import WeightFiles
@@ -15,7 +16,7 @@ from trials.workload import GRADIENT_DTYPE, ModelShape
 def model_shape(settings: ModelSection) -> ModelShape:
     """Describe the model of a job. Raise ModelError when it, or its weights, cannot be used.
 
-    A matrix of n parameters costs 2 n operations per token (Megatron-LM, appendix).
+    A matrix of n parameters costs 2 n operations per token (Megatron-LM, appendix); of experts those that are chosen.
     """
     config = load_config(settings.path, trust_remote_code=settings.trust_remote_code)
     skeleton = build_skeleton(config, getattr(torch, settings.dtype))
@@ -23,14 +24,11 @@ def model_shape(settings: ModelSection) -> ModelShape:
         WeightFiles(Path(settings.path), skeleton).check()
     chain, language_layers = skeleton.chain, len(skeleton.chain.language_layers)
     # The word embedding, last of the projector's paths, is a table: looking up costs no operations.
-    tower, projector, language = (
+    tower, projector = (
         count_parameters(skeleton.model, paths)
-        for paths in (
-            (*chain.vision_embedding, *chain.vision_layers),
-            chain.projector[:-1],
-            (*chain.language_layers, *chain.head),
-        )
+        for paths in ((*chain.vision_embedding, *chain.vision_layers), chain.projector[:-1])
     )
+    language = count_used_parameters(skeleton.model, (*chain.language_layers, *chain.head), config.get_text_config())
     return ModelShape(
         name=Path(settings.path).name,
         family=config.model_type,
@@ -39,7 +37,7 @@ def model_shape(settings: ModelSection) -> ModelShape:
         language_layers=language_layers,
         parameters=sum(parameter.numel() for parameter in skeleton.model.parameters()),
         unit_flops=skeleton.family.unit_flops(config, tower=tower, projector=projector),
-        token_flops=float(2 * language),
+        token_flops=2 * language,
         square_flops=float(2 * language_layers * config.get_text_config().hidden_size),
         config_digest=config_digest(config),
         gradient_dtype=None if settings.dtype == GRADIENT_DTYPE else GRADIENT_DTYPE,
