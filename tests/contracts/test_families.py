@@ -15,7 +15,7 @@ from trials import plugins
 from trials.data.loader import collate
 from trials.data.records.images import image_size
 from trials.data.records.sample import IGNORED, IMAGE, NO_GRIDS, Encoder, Lengths, Sample, Turn
-from trials.data.tokens import PackTokens
+from trials.data.tokens import PackTokens, pack
 from trials.job import ModelSection
 from trials.model.conversion import stored_form
 from trials.model.cut import Cut
@@ -27,6 +27,7 @@ from trials.model.shrunk import VOCABULARY, shrunk
 from trials.model.skeleton import Skeleton, build_skeleton, load_config
 from trials.model.stage import StageModule
 from trials.model.weights import WeightFiles, draw_buffers, draw_weights, read_weights
+from trials.tasks.profiling.layer_profile import one_of_each
 from trials.tasks.profiling.probes import probes
 from trials.tasks.request import Profile
 
@@ -285,6 +286,14 @@ def test_the_probe_of_the_projector_runs_all_of_it(stage: StageModule) -> None:
     projector = [p for path in stage.chain.projector[:-1] for _, p in parameters_at(stage.model, path)]
     gradients = torch.autograd.grad(probe.run(probe.states).sum(), projector)
     assert all(gradient.any() for gradient in gradients)
+
+
+def test_one_layer_of_each_kind_runs_as_a_whole_model(config: PretrainedConfig, family: Family, folder: Path) -> None:
+    stage = one_of_each(ModelSection(path=str(folder), weights="random", dtype="float32"), 0, CPU)
+    images = family.random_images(config, UNITS)
+    tokens = tokens_of(family, config, images, behind=[0])
+    logits = stage(pack((images.pixels,), tokens))
+    assert logits.shape == (len(tokens.input_ids), config.get_text_config().vocab_size)
 
 
 def test_weights_are_read_and_saved_as_transformers_does(

@@ -69,8 +69,7 @@ class StageModule(nn.Module):
         for place, number in enumerate(self.cut.vision):
             run = partial(runner, self.model.get_submodule(self.chain.vision_layers[number]), number)
             current = _recomputed(run, current) if place < self.cut.recompute_vision else run(current)
-            if number in self.chain.kept:
-                kept.append(current)
+            kept += [current] * self.chain.kept.count(number)
         return (current, *kept)
 
     def language(self, states: Sequence[torch.Tensor], tokens: PackTokens) -> tuple[torch.Tensor, ...]:

@@ -2,13 +2,15 @@
 
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeAlias
 
 import torch
 
 from trials.engine.memory import SavedTensorMeter
 from trials.engine.stopwatch import Stopwatch
+from trials.job import ModelSection
 from trials.layer_costs import NOISE_LIMIT, LayerKind
 from trials.model.cut import Cut
 from trials.model.layer_kinds import usual_layer
@@ -30,7 +32,8 @@ Times: TypeAlias = tuple[float, float, float]
 
 def run_profile(request: Request, task: Profile, device: torch.device) -> ProfileReport:
     """Time every kind of layer at the sizes of `task`, on this rank's device."""
-    stage = _one_of_each(request, device)
+    build = partial(one_of_each, request.job.model, request.job.training.seed, device)
+    stage = build()
     link = time_link(device)
     reduction = time_reduction(device, task.repeats)
     profiler = _Profiler(stage, device, task.repeats)
@@ -46,22 +49,21 @@ def run_profile(request: Request, task: Profile, device: torch.device) -> Profil
         timings=profiler.timings(tuple(probes(stage, task, device))),
         loads=time_loading(request, task.repeats),
         parameters=tuple((kind, count_parameters(stage.model, paths)) for kind, paths in paths_by_kind.items()),
-        updates=time_updates(request, task, lambda: _one_of_each(request, device), reduction),
+        updates=time_updates(request, task, build, reduction),
         reduce_seconds_per_byte=reduction,
         link_latency_seconds=link[0],
         link_seconds_per_byte=link[1],
     )
 
 
-def _one_of_each(request: Request, device: torch.device) -> StageModule:
+def one_of_each(settings: ModelSection, seed: int, device: torch.device) -> StageModule:
     """Return one layer of each kind; of layers that differ, the most frequent kind stands for all."""
-    settings = request.job.model
     config = load_config(settings.path, trust_remote_code=settings.trust_remote_code)
     skeleton = build_skeleton(config, getattr(torch, settings.dtype))
     vision, language = (
         usual_layer(skeleton.modules(paths)) for paths in (skeleton.chain.vision_layers, skeleton.chain.language_layers)
     )
-    one_of_each = Cut(
+    cut = Cut(
         vision=range(vision, vision + 1),
         language=range(language, language + 1),
         recompute_vision=0,
@@ -70,8 +72,10 @@ def _one_of_each(request: Request, device: torch.device) -> StageModule:
         projects=True,
         heads=True,
     )
-    stage = StageModule(skeleton, one_of_each)
-    draw_weights(stage.model, stage.paths, request.job.training.seed, device)
+    stage = StageModule(skeleton, cut)
+    # The projector may take the states of several layers; those of the only one stand for all.
+    stage.chain = replace(stage.chain, kept=(vision,) * len(stage.chain.kept))
+    draw_weights(stage.model, stage.paths, seed, device)
     draw_buffers(stage.model, stage.chain.buffers, device)
     return stage
 
