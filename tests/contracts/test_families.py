@@ -85,6 +85,10 @@ def stage(config: PretrainedConfig) -> StageModule:
     )
     draw_weights(stage.model, stage.paths, 0, CPU)
     draw_buffers(stage.model, stage.chain.buffers, CPU)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in stage.parameters():  # Gemma 3's projection begins with zeros, which would hide the images.
+            parameter.add_(torch.randn_like(parameter), alpha=0.02)
     return stage.eval()
 
 
@@ -271,6 +275,19 @@ def test_a_sample_of_a_pack_sees_nothing_of_the_others(config: PretrainedConfig,
 
 def test_stages_compute_what_transformers_computes(folder: Path) -> None:
     check_parity(ModelSection(path=str(folder), weights="random"))
+
+
+def test_the_weights_that_transformers_saves_are_read_whole(
+    config: PretrainedConfig, family: Family, tmp_path: Path
+) -> None:
+    plain = family.AUTO_MODEL.from_config(config, dtype=torch.float32)
+    plain.save_pretrained(tmp_path)
+    whole = build_skeleton(config, torch.float32)
+    files = WeightFiles(tmp_path, whole)
+    files.check()
+    read_weights(whole.model, (*whole.chain.parts, *whole.chain.unused), files, CPU)
+    wanted = plain.state_dict()
+    assert all(torch.equal(parameter, wanted[name]) for name, parameter in whole.model.named_parameters())
 
 
 def test_a_model_is_described_with_the_layers_of_its_chain(folder: Path, skeleton: Skeleton) -> None:

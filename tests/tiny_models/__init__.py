@@ -20,7 +20,10 @@ TEXT = {
     "num_key_value_heads": 2, "max_position_embeddings": 4096, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0,
 }  # fmt: skip
 """Settings of a language model; add `model_type` and `vocab_size`."""
-_CORPUS = ["What is in the picture? A red circle is in the picture. Compare them: both are green. Be brief."]
+_CORPUS = [
+    "What is in the picture? A red circle is in the picture. Compare them: both are green. Be brief.",
+    "First.\n\nSecond.\n\n\nThird.",
+]
 
 
 def save(

@@ -14,7 +14,7 @@ class SampleMasks:
     """What each token of a pack may attend to in its sample; made once for a pack, for each window."""
 
     def __init__(self, lengths: tuple[int, ...], blocks: torch.Tensor | None = None) -> None:
-        """`lengths` are those of the samples. Tokens of one of `blocks` see each other, too.
+        """`lengths` are those of the samples. Tokens of one of `blocks` see each other, too, inside the window.
 
         `blocks` [T] holds the number of a token's block, or -1 for a token that only sees what is before it.
         """
@@ -39,10 +39,10 @@ def _mask(length: int, window: int | None, blocks: torch.Tensor | None, device: 
     place = torch.arange(length, device=device)
     distance = place[:, None] - place
     visible = distance >= 0
-    if window is not None:
-        visible &= distance < window
     if blocks is not None:
         visible |= (blocks[:, None] == blocks) & (blocks >= 0)
+    if window is not None:
+        visible &= distance < window
     return visible
 
 

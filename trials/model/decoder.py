@@ -4,13 +4,19 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from trials.data.tokens import PackTokens
 from trials.model.attention import SampleMasks
 from trials.model.family import LayerRunner
 
 
-def language_runner(rotary: Any, states: torch.Tensor, tokens: PackTokens) -> LayerRunner:
+def language_runner(
+    model: PreTrainedModel,  # noqa: ARG001 (the Protocol has it)
+    rotary: Any,
+    states: torch.Tensor,
+    tokens: PackTokens,
+) -> LayerRunner:
     """Implement `Family.language_runner` for causal attention."""
     return decoder_runner(rotary, states, tokens, SampleMasks(tokens.lengths))
 

@@ -124,7 +124,9 @@ class Family(Protocol):
         nothing. Each further tensor [features, hidden] is added behind one language layer, the first behind the first.
         """
 
-    def language_runner(self, rotary: nn.Module, states: torch.Tensor, tokens: PackTokens) -> LayerRunner:
+    def language_runner(
+        self, model: PreTrainedModel, rotary: nn.Module, states: torch.Tensor, tokens: PackTokens
+    ) -> LayerRunner:
         """Return what runs the language layers of one pack, with all that they share computed once.
 
         `rotary` is the module of `Chain.rotary`, and `states` [1, T, hidden] are those of the first layer to run. A

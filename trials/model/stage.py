@@ -75,7 +75,8 @@ class StageModule(nn.Module):
     def language(self, states: Sequence[torch.Tensor], tokens: PackTokens) -> tuple[torch.Tensor, ...]:
         """Return language states [1, T, hidden] after this stage's layers, then what later layers add to images."""
         current, *features = states
-        runner = self.family.language_runner(self.model.get_submodule(self.chain.rotary), current, tokens)
+        rotary = self.model.get_submodule(self.chain.rotary)
+        runner = self.family.language_runner(self.model, rotary, current, tokens)
         for place, number in enumerate(self.cut.language):
             run = partial(runner, self.model.get_submodule(self.chain.language_layers[number]), number)
             current = _recomputed(run, current) if place < self.cut.recompute_language else run(current)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from trials.data.records.sample import IMAGE, Ints, Lengths, Sample, Turn, kept_tokens
 from trials.errors import DataError, ModelError
 from trials.model.inputs.digest import model_digest
-from trials.model.inputs.processor import ImageCount, count_images, load_processor
+from trials.model.inputs.processor import ImageCount, count_images, load_processor, placeholder
 from trials.model.refusal import refusing
 from trials.model.skeleton import load_config
 
@@ -84,6 +84,10 @@ class ChatMeasurer:
             raise ModelError(
                 f"{processor.image_token} is no token of its own; add it to the tokenizer as the model's processor does"
             )
+        # Gemma 3 has one token in the place of an image, and others in the places of its features.
+        names = self._tokenizer.convert_ids_to_tokens(processor.image_token_ids)
+        self._image_tokens = tuple(dict.fromkeys((processor.image_token, *names)))
+        self._placeholder = placeholder(processor)
         self._in_parts = self._takes_parts()
 
     def __reduce__(self) -> tuple[Callable[[], "ChatMeasurer"], tuple[()]]:
@@ -114,15 +118,16 @@ class ChatMeasurer:
         """Return the tokens of a conversation with images of these sizes. Raise DataError as `measure` does."""
         counts = count_images(self._processor, image_sizes)
         try:
-            text = self.rendered(sample.turns)
+            text = self._spaced(sample.turns)
             targets = list(self._target_spans(sample.turns, text))
         except _REFUSALS as error:
             raise DataError(f"the model's chat template refuses the conversation: {error}") from error
-        if (shown := text.count(self._processor.image_token)) != len(counts):
-            raise DataError(
-                f"the conversation spells {self._processor.image_token} {shown} times for {len(counts)} images; take "
-                "it out of the text"
-            )
+        for token in self._image_tokens:
+            expected = len(counts) if token == self._processor.image_token else 0
+            if (shown := text.count(token)) != expected:
+                raise DataError(
+                    f"the conversation spells {token} {shown} times for {expected} images; take it out of the text"
+                )
         return self._tokenised(text, targets, counts)
 
     def _tokenised(self, text: str, targets: list[tuple[int, int]], counts: tuple[ImageCount, ...]) -> "Tokenised":
@@ -152,8 +157,8 @@ class ChatMeasurer:
         """Yield the (start, end) of the assistant's turns in the whole text."""
         for number, turn in enumerate(turns):
             if turn.role == "assistant":
-                prompt = self.rendered(turns[:number], asks=True)
-                answered = text if number + 1 == len(turns) else self.rendered(turns[: number + 1])
+                prompt = self._spaced(turns[:number], asks=True)
+                answered = text if number + 1 == len(turns) else self._spaced(turns[: number + 1])
                 # A template may write an earlier turn otherwise than it did while that turn was the last.
                 yield _common(prompt, text), _common(answered, text)
 
@@ -165,6 +170,10 @@ class ChatMeasurer:
             messages, chat_template=self._template, tokenize=False, add_generation_prompt=asks
         )
         return text
+
+    def _spaced(self, turns: tuple[Turn, ...], *, asks: bool = False) -> str:
+        """Return the conversation with the white space that the processor adds around images."""
+        return self.rendered(turns, asks=asks).replace(self._processor.image_token, self._placeholder)
 
     def _content(self, turn: Turn, in_parts: bool) -> str | list[dict[str, str]]:
         if turn.role == "user" and not in_parts:

@@ -66,9 +66,11 @@ class ChatEncoder:
         self._inputs = inputs
         self._positions = positions
         processor, tokenizer = measuring.processor, measuring.processor.tokenizer
-        if processor.image_token_id != config.image_token_id:
+        shown = processor.image_token_ids
+        if config.image_token_id not in shown:
             raise ModelError(
-                f"the tokenizer's image token is {processor.image_token_id}, the model's is {config.image_token_id}"
+                f"the tokenizer's image token is {', '.join(map(str, shown))}, the model's is {config.image_token_id}; "
+                "correct the image token's id in config.json, or take the tokenizer that the model was saved with"
             )
         check_vocabulary(config, tokenizer)
         ids = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)

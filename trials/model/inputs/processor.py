@@ -11,6 +11,7 @@ from transformers.image_processing_utils import select_best_resolution
 from transformers.utils.import_utils import DummyObject
 
 from trials.errors import DataError, ModelError
+from trials.model.inputs.corrected import CORRECTED
 from trials.model.inputs.preprocessing import load_image_processor, load_tokenizer
 from trials.model.refusal import INSTALL, refusing
 
@@ -50,7 +51,7 @@ def _kind(config: PretrainedConfig) -> Any:
 
     A processor for videos needs torchvision, and is of no use here.
     """
-    found: Any = PROCESSOR_MAPPING.get(type(config), None)
+    found: Any = CORRECTED.get(config.model_type) or PROCESSOR_MAPPING.get(type(config), None)
     if isinstance(found, DummyObject):  # what transformers shows in place of a class whose packages are missing
         packages = " and ".join(sorted(found._backends))
         raise ModelError(
@@ -70,6 +71,16 @@ def _kind(config: PretrainedConfig) -> Any:
 
     WithoutVideos.__name__ = found.__name__
     return WithoutVideos
+
+
+def placeholder(processor: Any) -> str:
+    """Return the text that stands for an image: the image token, with the white space that the processor adds to it.
+
+    White space is tokenised with the text around it.
+    """
+    written = getattr(processor, "full_image_sequence", processor.image_token)
+    start, end = (len(written) - len(stripped) for stripped in (written.lstrip(), written.rstrip()))
+    return f"{written[:start]}{processor.image_token}{written[len(written) - end :]}"
 
 
 def count_images(processor: Any, sizes: tuple[tuple[int, int], ...]) -> tuple[ImageCount, ...]:

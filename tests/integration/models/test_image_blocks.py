@@ -1,0 +1,63 @@
+"""The tokens of one of Gemma 3's images attend to each other as in transformers, and to no other sample."""
+
+import pytest
+import torch
+from transformers import Gemma3TextConfig
+from transformers.models.gemma3.modeling_gemma3 import create_masks_for_vision_model, get_block_sequence_ids_for_mask
+
+from trials.model.attention import SampleMasks
+from trials.model.families.gemma3 import image_blocks
+
+CPU = torch.device("cpu")
+SAMPLES = {
+    "one image": "ttiiiitt",
+    "two images with marks between them": "tiiiitttiiiitt",
+    "two images that touch": "tiiiiiiiitt",
+    "images at both ends": "iiitiii",
+    "images alone": "iiii",
+    "text alone": "ttttttt",
+}
+"""t is a token of text, i one of an image."""
+
+
+def places_of(samples: str) -> torch.Tensor:
+    return torch.tensor([each == "i" for each in samples])
+
+
+def expected(sample: str, window: int | None) -> torch.Tensor:
+    """The mask of transformers for one sample, [tokens, tokens]."""
+    types = places_of(sample).long()[None]
+    config = Gemma3TextConfig(sliding_window=window or 1)
+    config._attn_implementation = "eager"
+    masks = create_masks_for_vision_model(
+        config=config,
+        inputs_embeds=torch.zeros(1, len(sample), 8),
+        attention_mask=None,
+        past_key_values=None,
+        position_ids=None,
+        block_sequence_ids=get_block_sequence_ids_for_mask(types),
+    )
+    visible: torch.Tensor = masks["full_attention" if window is None else "sliding_attention"][0, 0] == 0
+    return visible
+
+
+@pytest.mark.parametrize("window", [None, 1, 2, 3, 6, 50])
+def test_each_sample_of_a_pack_has_the_mask_that_transformers_makes_for_it_alone(window: int | None) -> None:
+    samples = list(SAMPLES.values())
+    blocks = image_blocks(places_of("".join(samples)))
+    masks = SampleMasks(tuple(map(len, samples)), blocks).of(window, CPU)
+    for sample, mask in zip(samples, masks, strict=True):
+        found = torch.ones(len(sample), len(sample)).tril().bool() if mask is None else mask
+        assert torch.equal(found, expected(sample, window)), sample
+
+
+def test_images_with_marks_between_them_are_two_blocks() -> None:
+    assert image_blocks(places_of("tiittiit")).tolist() == [-1, 0, 0, -1, -1, 1, 1, -1]
+
+
+def test_a_sample_without_images_stays_causal() -> None:
+    samples = (SAMPLES["one image"], SAMPLES["text alone"])
+    blocks = image_blocks(places_of("".join(samples)))
+    with_image, without = SampleMasks(tuple(map(len, samples)), blocks).of(None, CPU)
+    assert with_image is not None
+    assert without is None
