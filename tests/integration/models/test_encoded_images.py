@@ -1,0 +1,136 @@
+"""A family's encoder gives the tokens and pixels that the model's own processor makes of the same images."""
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
+
+from tests.tiny_models import gemma3, idefics3, qwen2_5_vl, smolvlm
+from trials.data.records.sample import IMAGE, Encoder, Sample, Turn
+from trials.errors import DataError
+from trials.model.family import load_family
+from trials.model.inputs import chat
+from trials.model.inputs.processor import load_processor
+from trials.model.inputs.split_images import SplitImages, split_images
+from trials.model.skeleton import load_config
+
+MODELS = {"gemma3": gemma3, "idefics3": idefics3, "smolvlm": smolvlm, "qwen2_5_vl": qwen2_5_vl}
+SHAPES = [(40, 90), (54, 54), (18, 18), (10, 300), (300, 11), (1, 1), (37, 35), (54, 19), (640, 480)]
+"""(height, width)"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    for name, module in MODELS.items():
+        module.make(tmp_path_factory.getbasetemp() / f"tiny-{name}")
+    return lambda name: tmp_path_factory.getbasetemp() / f"tiny-{name}"
+
+
+def encoder_of(folder: Path, max_tokens: int | None = None) -> Encoder:
+    return load_family(load_config(str(folder))).encoder(str(folder), max_tokens=max_tokens)
+
+
+def conversation(folder: Path, shapes: list[tuple[int, int]], text: str = "{}\nWhat is {}?\n\n{}{}") -> Sample:
+    random = np.random.default_rng(0)
+    shown = [IMAGE] * len(shapes) + [""] * (text.count("{}") - len(shapes))
+    images = tuple(folder / f"{number}.png" for number in range(len(shapes)))
+    for path, shape in zip(images, shapes, strict=True):
+        Image.fromarray(random.integers(0, 256, (*shape, 3), dtype=np.uint8)).save(path)
+    turns = (
+        Turn(role="user", text=text.format(*shown)),
+        Turn(role="assistant", text="\n A red circle.\n\n\n"),
+    )
+    return Sample(turns=turns, images=images, image_sizes=(None,) * len(images))
+
+
+def processed(folder: Path, sample: Sample) -> Any:
+    """What the real processor makes of the sample."""
+    processor = load_processor(str(folder), load_config(str(folder)), trust_remote_code=False)
+    messages = [{"role": turn.role, "content": list(chat._parts(turn))} for turn in sample.turns]
+    text = processor.tokenizer.apply_chat_template(messages, chat_template=processor.chat_template, tokenize=False)
+    pictures = [[Image.open(str(path)) for path in sample.images]] if sample.images else None
+    return processor(images=pictures, text=[text], return_tensors="np")
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "shapes", [*([shape] for shape in SHAPES[:5]), [], SHAPES[:2], SHAPES[5:9], SHAPES[3:6]], ids=str
+)
+def test_tokens_pixels_and_grids_are_those_of_the_real_processor(
+    folder: Callable[[str], Path], tmp_path: Path, name: str, shapes: list[tuple[int, int]]
+) -> None:
+    if name == "qwen2_5_vl":
+        shapes = [shape for shape in shapes if max(shape) < 100 * min(shape)]
+    sample = conversation(tmp_path, shapes)
+    expected, encoder = processed(folder(name), sample), encoder_of(folder(name))
+    encoded = encoder.encode(sample, pixels=True)
+    assert encoded.input_ids.tolist() == expected["input_ids"][0].tolist()
+    if shapes:
+        assert encoded.pixel_values is not None
+        assert np.array_equal(encoded.pixel_values.ravel(), np.asarray(expected["pixel_values"]).ravel())
+    if "image_grid_thw" in expected:
+        assert np.array_equal(encoded.grids, expected["image_grid_thw"])
+    lengths = encoder.measure(sample, tuple(shapes))
+    units = len(encoded.pixel_values) if encoded.pixel_values is not None else 0
+    assert (lengths.vision_units, lengths.text_tokens) == (units, len(encoded.input_ids))
+
+
+def test_counts_are_those_of_really_split_images(folder: Callable[[str], Path]) -> None:
+    processor = load_processor(str(folder("idefics3")), load_config(str(folder("idefics3"))), trust_remote_code=False)
+    split, random, seen = split_images(processor), np.random.default_rng(1), set()
+    for size in np.exp(random.uniform(0, np.log(300), size=(150, 2))).astype(int).tolist():
+        image = np.zeros((*size, 3), dtype=np.uint8)
+        found = processor.image_processor([image], return_row_col_info=True, input_data_format="channels_last")
+        assert split.layout(tuple(size)) == (found["rows"][0][0], found["cols"][0][0]), size
+        seen.add(split.layout(tuple(size)))
+    assert len(seen) > 4
+
+
+def test_no_mask_of_pixels_is_needed(folder: Callable[[str], Path]) -> None:
+    for name in ("idefics3", "smolvlm"):
+        processor = load_processor(str(folder(name)), load_config(str(folder(name))), trust_remote_code=False)
+        for size in SHAPES:
+            image = np.zeros((*size, 3), dtype=np.uint8)
+            made = processor.image_processor([image], input_data_format="channels_last", return_tensors="np")
+            assert made["pixel_attention_mask"].all()
+
+
+def test_the_text_between_tiles_is_that_of_smolvlm(folder: Callable[[str], Path]) -> None:
+    processor = load_processor(str(folder("idefics3")), load_config(str(folder("idefics3"))), trust_remote_code=False)
+    split: SplitImages = split_images(processor)
+    around, whole, image = split.marks
+    for size in SHAPES:
+        text = get_image_prompt_string(*split.layout(size), 4, around, image, whole)
+        assert split.tokens(size, 4) == processor.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def test_text_that_spells_a_feature_of_gemma_is_an_error_of_the_data(
+    folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    sample = conversation(tmp_path, [(40, 90)], "{} <image_soft_token>")
+    with pytest.raises(DataError, match="spells <image_soft_token> 1 times for 0 images; take it out"):
+        encoder_of(folder("gemma3")).encode(sample, pixels=False)
+
+
+@pytest.mark.parametrize("name", ["gemma3", "idefics3"])
+def test_an_image_is_never_cut(folder: Callable[[str], Path], tmp_path: Path, name: str) -> None:
+    sample = conversation(tmp_path, [(54, 54)], "{}")
+    whole = encoder_of(folder(name)).encode(sample, pixels=False).input_ids
+    last = int(np.flatnonzero(whole == load_config(str(folder(name))).image_token_id)[-1])
+    cut = encoder_of(folder(name), last + 2).encode(sample, pixels=False).input_ids
+    assert cut.tolist() == whole[: last + 2].tolist()
+    with pytest.raises(DataError, match="its images end at token"):
+        encoder_of(folder(name), last + 1).encode(sample, pixels=False)
+
+
+@pytest.mark.parametrize("name", ["gemma3", "idefics3", "smolvlm"])
+def test_another_process_gets_the_same_encoder(folder: Callable[[str], Path], tmp_path: Path, name: str) -> None:
+    encoder, sample = encoder_of(folder(name)), conversation(tmp_path, SHAPES[:2])
+    copy = pickle.loads(pickle.dumps(encoder))
+    assert copy.digest == encoder.digest
+    assert copy.measure(sample, tuple(SHAPES[:2])) == encoder.measure(sample, tuple(SHAPES[:2]))
