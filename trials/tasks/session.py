@@ -1,10 +1,11 @@
 """Sessions: the engine, data and memory meter of one rank for one request, built and closed together."""
 
 import math
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 
@@ -18,10 +19,14 @@ from trials.errors import TrialsError
 from trials.grid import RankCoordinates
 from trials.model.cut import cut
 from trials.model.inputs.encoders import load_encoder
-from trials.model.skeleton import build_skeleton, load_config
+from trials.model.paths import tensors_at
+from trials.model.skeleton import Skeleton, build_skeleton, load_config
 from trials.model.stage import StageModule
 from trials.model.weights import WeightFiles, draw_buffers, draw_weights, read_weights
 from trials.tasks.request import Request
+
+WeightSource: TypeAlias = Callable[[Sequence[str], torch.device], None]
+"""Allocates the parts of a model at some paths on a device, and fills them."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -96,21 +101,34 @@ def open_session(request: Request, rank: int, device: torch.device) -> Iterator[
 
 def build_stage(request: Request, number: int, device: torch.device) -> StageModule:
     """Build stage `number` of the plan with its weights, on `device`."""
-    settings = request.job.model
-    config = load_config(settings.path, trust_remote_code=settings.trust_remote_code)
-    skeleton = build_skeleton(config, getattr(torch, settings.dtype))
+    skeleton, fill = _skeleton(request)
     request.plan.check(
         vision_layers=len(skeleton.chain.vision_layers),
         language_layers=len(skeleton.chain.language_layers),
-        dtype=settings.dtype,
+        dtype=request.job.model.dtype,
     )
-    # Names in the files depend on the whole model, which the stage cuts.
-    files = WeightFiles(Path(settings.path), skeleton) if settings.weights == "pretrained" else None
     stage = StageModule(skeleton, cut(request.plan)[number])
-    if files is None:
-        draw_weights(stage.model, stage.paths, request.job.training.seed, device)
-    else:
-        read_weights(stage.model, stage.paths, files, device)
+    fill(stage.paths, device)
     draw_buffers(stage.model, stage.chain.buffers, device)
     stage.tie()
     return stage
+
+
+def unused_tensors(request: Request) -> dict[str, torch.Tensor]:
+    """Return the weights that no stage holds by their names, on the CPU, as the training found them."""
+    skeleton, fill = _skeleton(request)
+    fill(skeleton.chain.unused, torch.device("cpu"))
+    return {name: tensor for path in skeleton.chain.unused for name, tensor in tensors_at(skeleton.model, path).items()}
+
+
+def _skeleton(request: Request) -> tuple[Skeleton, WeightSource]:
+    """Return the job's model without weights, and where they come from."""
+    settings = request.job.model
+    config = load_config(settings.path, trust_remote_code=settings.trust_remote_code)
+    skeleton = build_skeleton(config, getattr(torch, settings.dtype))
+    model, seed = skeleton.model, request.job.training.seed
+    if settings.weights == "random":
+        return skeleton, lambda paths, device: draw_weights(model, paths, seed, device)
+    # Names in the files depend on the whole model, which a stage cuts.
+    files = WeightFiles(Path(settings.path), skeleton)
+    return skeleton, lambda paths, device: read_weights(model, paths, files, device)

@@ -3,10 +3,11 @@
 `_get_num_multimodal_tokens` is a private name of transformers, which other engines build on too. It is used here alone.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import PROCESSOR_MAPPING, PretrainedConfig
+from transformers import PROCESSOR_MAPPING, LlavaProcessor, PretrainedConfig
 from transformers.image_processing_utils import select_best_resolution
 from transformers.utils.import_utils import DummyObject
 
@@ -92,14 +93,30 @@ def count_images(processor: Any, sizes: tuple[tuple[int, int], ...]) -> tuple[Im
     return tuple(_count(processor, size) for size in sizes)
 
 
+def check_counts(processor: Any, features: Mapping[tuple[int, int], int]) -> None:
+    """Raise ModelError where the tokens of an image of (height, width) are not its `features` in the model."""
+    for (height, width), expected in features.items():
+        (count,) = count_images(processor, ((height, width),))
+        if count.tokens != expected:
+            raise ModelError(
+                f"the processor shows an image of {width} x {height} pixels as {count.tokens} tokens but the model "
+                f"makes {expected} features of it; correct processor_config.json, where sizes and "
+                "vision_feature_select_strategy must be those of config.json"
+            )
+
+
 def _count(processor: Any, size: tuple[int, int]) -> ImageCount:
+    images, options = processor.image_processor, {}
+    if isinstance(processor, LlavaProcessor) and not images.crop_size:
+        # It counts by the size of crops, which the image processors of SigLIP do not have.
+        options["crop_size"] = {"height": images.size.height, "width": images.size.width}
     try:
-        found = getattr(processor, _COUNT)(image_sizes=[size])
+        found = getattr(processor, _COUNT)(image_sizes=[size], **options)
     except (ValueError, ArithmeticError) as error:
         height, width = size
         raise DataError(f"the model's processor refuses an image of {width} x {height} pixels: {error}") from error
     (tokens,), (patches,) = found.num_image_tokens, found.num_image_patches
-    return ImageCount(tokens=int(tokens), units=_units(processor.image_processor, size, int(patches)))
+    return ImageCount(tokens=int(tokens), units=_units(images, size, int(patches)))
 
 
 def _units(images: Any, size: tuple[int, int], patches: int) -> int:

@@ -17,7 +17,7 @@ from trials.engine.state import PARTS, WEIGHT
 from trials.errors import TrialsError
 from trials.model.conversion import stored_form
 from trials.model.paths import tensors_at
-from trials.tasks.session import Session
+from trials.tasks.session import Session, unused_tensors
 from trials.tasks.training.output import (
     RECORD_FILE,
     STATE_FILE,
@@ -116,6 +116,8 @@ def save_model(session: Session, folder: Path, record: TrainingRecord, steps: in
         for name, tensor in tensors_at(model, path).items():
             if not isinstance(tensor, nn.Parameter):
                 tensors[name] = tensor.to("cpu", copy=True)
+    if session.coordinates.rank == 0:
+        tensors |= unused_tensors(session.request)
     weights = stored_form(model, tensors)
     with _writing(session, folder, record) as partial:
         if session.coordinates.data_rank == 0:

@@ -1,0 +1,127 @@
+"""LLaVA-1.5: one tile for each image."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
+
+from trials.data.records.sample import NO_GRIDS, Encoder, Ints
+from trials.data.tokens import PackTokens
+from trials.errors import ModelError
+from trials.model.clip_towers import (
+    check_preparation,
+    check_prepared_pixels,
+    check_tile,
+    check_tower,
+    embed_vision,
+    project,
+    shrink_tower,
+    tile_features,
+    unit_flops,
+    vision_modules,
+    vision_runner,
+)
+from trials.model.decoder import language_runner
+from trials.model.family import Images
+from trials.model.features import place_features
+from trials.model.inputs.chat_encoder import chat_encoder
+from trials.model.inputs.processor import check_counts
+from trials.model.positions import counted_positions as positions
+from trials.model.tiles import model_inputs
+
+__all__ = [
+    "AUTO_MODEL",
+    "OTHER_FORMS",
+    "check",
+    "embed_vision",
+    "encoder",
+    "join_text",
+    "language_runner",
+    "model_inputs",
+    "positions",
+    "random_images",
+    "shrink_vision",
+    "takes",
+    "unit_flops",
+    "vision_modules",
+    "vision_runner",
+]
+
+AUTO_MODEL = AutoModelForImageTextToText
+OTHER_FORMS = {
+    "llava_llama": "it is LLaVA in the form of its own code; give the Hugging Face form, of model_type 'llava' or "
+    "'llava_next', which is published under names that begin with llava-hf, such as llava-hf/llava-1.5-7b-hf"
+}
+
+
+def takes(config: PretrainedConfig) -> bool:
+    """Return whether this is LLaVA-1.5."""
+    return bool(config.model_type == "llava")
+
+
+def check(config: PretrainedConfig) -> None:
+    """Raise ModelError for another tower than CLIP's and SigLIP's, and for tiles without a feature."""
+    check_tower(config)
+    if not tile_features(config):
+        raise ModelError(
+            "a tile has one patch, which vision_feature_select_strategy 'default' leaves out; set it to 'full', or "
+            "correct patch_size in the vision_config of config.json"
+        )
+
+
+def random_images(config: PretrainedConfig, units: int) -> Images:
+    """Return tiles [units, 3, height, width] and their image tokens."""
+    side = config.vision_config.image_size
+    ids = torch.full((units * tile_features(config),), config.image_token_id)
+    return Images(pixels=torch.randn(units, 3, side, side), grids=torch.from_numpy(NO_GRIDS), input_ids=ids)
+
+
+def shrink_vision(settings: dict[str, Any], layers: int) -> None:
+    """Leave the tower `layers` layers with at most two heads, and tiles of four patches."""
+    shrink_tower(settings, layers, side=2)
+
+
+def join_text(model: PreTrainedModel, states: Sequence[torch.Tensor], tokens: PackTokens) -> Sequence[torch.Tensor]:
+    """Return language states [1, T, hidden], in which each image token is the next projected feature."""
+    return (place_features(model, project(model, states).flatten(0, 1), tokens),)
+
+
+def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | None = None) -> Encoder:
+    """Return the encoder of a model folder, which cuts samples to `max_tokens`."""
+    return chat_encoder(model_path, trust_remote_code, max_tokens, inputs=_TileInputs, positions=positions)
+
+
+class _TileInputs:
+    """Implements `ImageInputs` (trials/model/inputs/chat_encoder.py)."""
+
+    def __init__(self, config: PretrainedConfig, processor: Any) -> None:
+        """Raise ModelError for a processor whose tiles or tokens are not those of the model."""
+        self._processor = processor.image_processor
+        self._image_token: int = config.image_token_id
+        self._features = tile_features(config)
+        side = config.vision_config.image_size
+        self.unit_shape = (3, side, side)
+        check_preparation(self._processor)
+        made, _ = self.pixels([np.zeros((5, 7, 3), dtype=np.uint8)])
+        check_tile(config, made)
+        check_counts(processor, {(5, 7): self._features})
+
+    def tokens(self, size: tuple[int, int], count: int) -> list[int]:  # noqa: ARG002 (the Protocol has it)
+        """Return `count` image tokens."""
+        return [self._image_token] * count
+
+    def pixels(self, images: Sequence[NDArray[np.uint8]]) -> tuple[NDArray[np.float32], Ints]:
+        """Return (tiles [images, 3, height, width], no grids)."""
+        for height, width, _ in (image.shape for image in images):
+            # Resized by its shorter edge before it is cropped.
+            longer = max(height, width) / min(height, width)
+            check_prepared_pixels((height, width), self.unit_shape[1] ** 2 * longer)
+        made = self._processor(list(images), input_data_format="channels_last", return_tensors="np")
+        return np.asarray(made["pixel_values"], dtype=np.float32), NO_GRIDS
+
+    def blank(self, units: int) -> tuple[list[int], Ints]:
+        """Return the tokens of `units` images."""
+        return [self._image_token] * (units * self._features), NO_GRIDS
