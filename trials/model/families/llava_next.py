@@ -1,0 +1,103 @@
+"""LLaVA-NeXT (LLaVA-1.6): each image whole and in crops, with a learned feature behind each row of patches."""
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from transformers import AutoModelForImageTextToText, LlavaNextModel, PretrainedConfig, PreTrainedModel
+
+from trials.data.records.sample import Encoder
+from trials.data.tokens import PackTokens
+from trials.model import crops
+from trials.model.clip_towers import embed_vision, project, shrink_tower, unit_flops, vision_modules, vision_runner
+from trials.model.decoder import language_runner
+from trials.model.family import Images
+from trials.model.features import place_features
+from trials.model.inputs.chat_encoder import chat_encoder
+from trials.model.positions import counted_positions as positions
+
+__all__ = [
+    "AUTO_MODEL",
+    "OTHER_FORMS",
+    "check",
+    "embed_vision",
+    "encoder",
+    "join_text",
+    "language_runner",
+    "model_inputs",
+    "positions",
+    "random_images",
+    "shrink_vision",
+    "takes",
+    "unit_flops",
+    "vision_modules",
+    "vision_runner",
+]
+
+AUTO_MODEL = AutoModelForImageTextToText
+OTHER_FORMS = {
+    "llava_mistral": "it is LLaVA-NeXT in the form of its own code; give the Hugging Face form, of model_type "
+    "'llava_next', which is published under names that begin with llava-hf, such as llava-hf/llava-v1.6-mistral-7b-hf"
+}
+_SIDE = 4
+"""Patches in a row of a crop of the shrunk model: with fewer, no row of padding is taken off."""
+
+
+def takes(config: PretrainedConfig) -> bool:
+    """Return whether this is LLaVA-NeXT."""
+    return bool(config.model_type == "llava_next")
+
+
+def check(config: PretrainedConfig) -> None:
+    """Raise ModelError for another tower than CLIP's and SigLIP's, and for crops that cannot be joined."""
+    crops.check_crops(config)
+
+
+def random_images(config: PretrainedConfig, units: int) -> Images:
+    """Return images cut into crops, and whole ones for what is left of the units."""
+    return crops.random_images(config, units, _pack, crops_several=True)
+
+
+def model_inputs(config: PretrainedConfig, input_ids: torch.Tensor, images: Images | None) -> dict[str, Any]:  # noqa: ARG001
+    """Return what the model takes; it cuts every image, so that it takes none of one unit."""
+    inputs: dict[str, Any] = {"input_ids": input_ids[None]}
+    if images:
+        inputs |= {"pixel_values": images.pixels, "image_sizes": images.grids[:, 1:]}
+    return inputs
+
+
+def shrink_vision(settings: dict[str, Any], layers: int) -> None:
+    """Leave the tower `layers` layers with at most two heads, and resolutions of one, two and four small crops."""
+    shrink_tower(settings, layers, _SIDE)
+    tile = settings["vision_config"]["image_size"]
+    settings["image_grid_pinpoints"] = [[tile, tile], [tile, 2 * tile], [2 * tile, tile], [2 * tile, 2 * tile]]
+
+
+def join_text(model: PreTrainedModel, states: Sequence[torch.Tensor], tokens: PackTokens) -> Sequence[torch.Tensor]:
+    """Return language states [1, T, hidden], in which each image token is the next feature or end of a row."""
+    features = crops.shown_features(
+        _pack, model.config, project(model, states), model.model.image_newline, tokens.grids
+    )
+    return (place_features(model, features, tokens),)
+
+
+def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | None = None) -> Encoder:
+    """Return the encoder of a model folder, which cuts samples to `max_tokens`."""
+    return chat_encoder(model_path, trust_remote_code, max_tokens, inputs=_crop_inputs, positions=positions)
+
+
+def _crop_inputs(config: PretrainedConfig, processor: Any) -> crops.CropInputs:
+    return crops.CropInputs(config, processor, pack=_pack, crops_several=True)
+
+
+def _pack(
+    config: PretrainedConfig, features: list[torch.Tensor], sizes: list[crops.Size], newline: torch.Tensor
+) -> Sequence[torch.Tensor]:
+    """Implement `crops.Packer`: the model's own function needs nothing of a model but its configuration."""
+    model: Any = SimpleNamespace(config=config)
+    packed: Sequence[torch.Tensor]
+    packed, _ = LlavaNextModel.pack_image_features(
+        model, features, sizes, config.vision_feature_select_strategy, newline
+    )
+    return packed
