@@ -1,0 +1,125 @@
+"""LLaVA-OneVision: a single image whole and in crops, several images whole, with a learned feature as line end."""
+
+import re
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from transformers import AutoModelForImageTextToText, LlavaOnevisionModel, PretrainedConfig, PreTrainedModel
+
+from trials.data.records.sample import Encoder
+from trials.data.tokens import PackTokens
+from trials.errors import ModelError
+from trials.model import crops
+from trials.model.clip_towers import embed_vision, project, shrink_tower, unit_flops, vision_modules, vision_runner
+from trials.model.decoder import language_runner
+from trials.model.family import Images
+from trials.model.features import place_features
+from trials.model.inputs.chat_encoder import chat_encoder
+from trials.model.positions import counted_positions as positions
+
+__all__ = [
+    "AUTO_MODEL",
+    "OTHER_FORMS",
+    "check",
+    "embed_vision",
+    "encoder",
+    "join_text",
+    "language_runner",
+    "model_inputs",
+    "positions",
+    "random_images",
+    "shrink_vision",
+    "takes",
+    "unit_flops",
+    "vision_modules",
+    "vision_runner",
+]
+
+AUTO_MODEL = AutoModelForImageTextToText
+OTHER_FORMS = {
+    "llava_qwen": "it is LLaVA-OneVision in the form of its own code; give the Hugging Face form, of model_type "
+    "'llava_onevision', which is published under names that end in -hf, such as llava-hf/llava-onevision-qwen2-7b-ov-hf"
+}
+_SIDE = 4
+"""Patches in a row of a crop of the shrunk model: with fewer, no row of padding is taken off."""
+_ASPECT = re.compile(r"anyres_max_([1-9][0-9]{0,3})")
+
+
+def takes(config: PretrainedConfig) -> bool:
+    """Return whether this is LLaVA-OneVision."""
+    return bool(config.model_type == "llava_onevision")
+
+
+def check(config: PretrainedConfig) -> None:
+    """Raise ModelError for another tower than CLIP's and SigLIP's, and for crops that cannot be joined."""
+    crops.check_crops(config)
+    found = _ASPECT.fullmatch(config.vision_aspect_ratio)
+    if found is None:
+        raise ModelError(
+            f"vision_aspect_ratio is {config.vision_aspect_ratio[:60]!r}, which must be anyres_max_ with the most "
+            "crops whose features are kept, such as anyres_max_9; correct it in config.json"
+        )
+    # The features of a longer row would be scaled down to a height of 0.
+    longest = int(found[1]) * crops.patches_per_side(config) * config.vision_config.image_size
+    if any(max(each) > longest for each in config.image_grid_pinpoints):
+        raise ModelError(
+            f"image_grid_pinpoints has a resolution longer than the {longest} pixels that can be scaled down with "
+            f"vision_aspect_ratio {config.vision_aspect_ratio}; correct one of them in config.json"
+        )
+
+
+def random_images(config: PretrainedConfig, units: int) -> Images:
+    """Return one image cut into crops, or several whole ones where no image has so many units."""
+    return crops.random_images(config, units, _pack, crops_several=False)
+
+
+def model_inputs(config: PretrainedConfig, input_ids: torch.Tensor, images: Images | None) -> dict[str, Any]:  # noqa: ARG001
+    """Return what the model takes; it cuts a single image, so that it takes none of one unit."""
+    inputs: dict[str, Any] = {"input_ids": input_ids[None]}
+    if images:
+        inputs |= {
+            "pixel_values": images.pixels,
+            "image_sizes": images.grids[:, 1:],
+            "batch_num_images": torch.tensor([len(images.grids)]),
+        }
+    return inputs
+
+
+def shrink_vision(settings: dict[str, Any], layers: int) -> None:
+    """Leave the tower `layers` layers with at most two heads, and resolutions of two and four small crops.
+
+    Four are scaled down to two.
+    """
+    shrink_tower(settings, layers, _SIDE)
+    tile = settings["vision_config"]["image_size"]
+    settings["image_grid_pinpoints"] = [[tile, 2 * tile], [2 * tile, tile], [2 * tile, 2 * tile]]
+    settings["vision_aspect_ratio"] = "anyres_max_2"
+
+
+def join_text(model: PreTrainedModel, states: Sequence[torch.Tensor], tokens: PackTokens) -> Sequence[torch.Tensor]:
+    """Return language states [1, T, hidden], in which each image token is the next feature or end of a row."""
+    features = crops.shown_features(
+        _pack, model.config, project(model, states), model.model.image_newline, tokens.grids
+    )
+    return (place_features(model, features, tokens),)
+
+
+def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | None = None) -> Encoder:
+    """Return the encoder of a model folder, which cuts samples to `max_tokens`."""
+    return chat_encoder(model_path, trust_remote_code, max_tokens, inputs=_crop_inputs, positions=positions)
+
+
+def _crop_inputs(config: PretrainedConfig, processor: Any) -> crops.CropInputs:
+    return crops.CropInputs(config, processor, pack=_pack, crops_several=False)
+
+
+def _pack(
+    config: PretrainedConfig, features: list[torch.Tensor], sizes: list[crops.Size], newline: torch.Tensor
+) -> Sequence[torch.Tensor]:
+    """Implement `crops.Packer`: the model's own function needs nothing of a model but its configuration."""
+    model: Any = SimpleNamespace(config=config)
+    packed: Sequence[torch.Tensor]
+    packed, _ = LlavaOnevisionModel.pack_image_features(model, features, sizes, newline, config.vision_aspect_ratio)
+    return packed
