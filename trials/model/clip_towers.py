@@ -21,8 +21,8 @@ from trials.model.heads import check_heads
 from trials.model.shrunk import VOCABULARY, narrow, shorten
 
 _TOWERS = ("clip_vision_model", "siglip_vision_model")
-_LARGEST_TILE = 4_480
-"""Ten times the published towers'."""
+_LARGEST_TILE, _MOST_PATCHES = 4_480, 256
+"""Pixels and patches of a tile in a row; published towers have up to 896 and 64."""
 
 
 def check_tower(config: PretrainedConfig) -> None:
@@ -51,6 +51,11 @@ def _check_sizes(vision: Any) -> None:
         raise ModelError(
             f"tiles of image_size {tile} cannot be cut into patches of patch_size {patch}; correct them in the "
             f"vision_config of config.json, to whole numbers up to {_LARGEST_TILE}"
+        )
+    if tile // patch > _MOST_PATCHES:
+        raise ModelError(
+            f"tiles of image_size {tile} have {tile // patch} patches of patch_size {patch} in a row, more than the "
+            f"{_MOST_PATCHES} that are taken; correct one of them in the vision_config of config.json"
         )
     if vision.num_channels != 3:
         raise ModelError(f"num_channels is {vision.num_channels}, but images have 3; correct it in config.json")

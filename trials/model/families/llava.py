@@ -99,6 +99,7 @@ class _TileInputs:
 
     def __init__(self, config: PretrainedConfig, processor: Any) -> None:
         """Raise ModelError for a processor whose tiles or tokens are not those of the model."""
+        check(config)
         self._processor = processor.image_processor
         self._image_token: int = config.image_token_id
         self._features = tile_features(config)

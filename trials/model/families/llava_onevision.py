@@ -112,6 +112,7 @@ def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | 
 
 
 def _crop_inputs(config: PretrainedConfig, processor: Any) -> crops.CropInputs:
+    check(config)
     return crops.CropInputs(config, processor, pack=_pack, crops_several=False)
 
 
