@@ -52,12 +52,11 @@ def drawn(folder: Path, sizes: Sequence[tuple[int, int]]) -> Sample:
 
 @pytest.mark.parametrize("sizes", [*((size,) for size in SIZES), SIZES[4:7], SIZES[:4]], ids=str)
 def test_tokens_and_pixels_are_those_of_the_real_processor(
-    encoder: Encoder, processor: Any, tmp_path: Path, sizes: Sequence[tuple[int, int]]
+    folder: Path, encoder: Encoder, processor: Any, tmp_path: Path, sizes: Sequence[tuple[int, int]]
 ) -> None:
     sample = drawn(tmp_path, sizes)
     encoded = encoder.encode(sample, pixels=True)
-    messages = [{"role": turn.role, "content": list(chat._parts(turn))} for turn in sample.turns]
-    text = processor.apply_chat_template(messages, tokenize=False)
+    text = chat.measurer(str(folder)).rendered(sample.turns)
     found = processor(images=[[Image.open(path) for path in sample.images]], text=[text], return_tensors="np")
     assert np.array_equal(encoded.input_ids, found["input_ids"][0])
     assert encoded.pixel_values is not None

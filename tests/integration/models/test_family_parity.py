@@ -17,7 +17,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from trials import plugins
 from trials.data.loader import MicroBatch, collate
 from trials.data.records.images import image_pixels
-from trials.data.records.sample import IMAGE, Encoded, Encoder, Sample, Turn
+from trials.data.records.sample import IMAGE, Encoded, Encoder, Lengths, Sample, Turn
 from trials.data.tokens import pack
 from trials.errors import DataError
 from trials.model.cut import cut
@@ -57,6 +57,20 @@ class Case:
         return len(chain.vision_layers), len(chain.language_layers)
 
     @cached_property
+    def names(self) -> set[str]:
+        """The parameters that are trained."""
+        skeleton = build_skeleton(self.config, torch.float32)
+        return {
+            skeleton.tied.get(name, name)
+            for path in skeleton.chain.parts
+            for name, _ in parameters_at(skeleton.model, path)
+        }
+
+    @property
+    def image_token(self) -> int:
+        return int(self.config.image_token_id)
+
+    @cached_property
     def reference(self) -> dict[str, torch.Tensor]:
         """Gradients of the sum of all targets' losses, by parameter, and the `loss` itself."""
         total = torch.zeros(())
@@ -82,7 +96,8 @@ class Case:
         processor = self.encoder.measurer.processor
         pictures = [Image.fromarray(image_pixels(image)) for image in sample.images]
         text = self.encoder.measurer.rendered(sample.turns)
-        made = processor(images=pictures or None, text=[text], return_tensors="pt")
+        # As one sample's: LLaVA-OneVision takes the images of a plain list as those of one sample each.
+        made = processor(images=[pictures] if pictures else None, text=[text], return_tensors="pt")
         assert made["input_ids"][0].tolist() == encoded.input_ids.tolist()
         return dict(made)
 
@@ -133,11 +148,18 @@ def plain_model(config: PretrainedConfig, family: Family) -> PreTrainedModel:
     return model
 
 
-def batches(case: Case, *, padded: bool) -> list[MicroBatch]:
-    return [
-        collate([case.encoder.encode(each, pixels=True) for each in samples], case.encoder, pixels=True, padded=padded)
-        for samples in case.packs
-    ]
+def batches(case: Case, *, padded: bool, with_blanks: bool = False) -> list[MicroBatch]:
+    """The packs; `with_blanks` puts a blank sample of the same lengths before each sample."""
+    encoded = [[case.encoder.encode(sample, pixels=True) for sample in samples] for samples in case.packs]
+    if with_blanks:
+        encoded = [[each for sample in samples for each in (blank_of(case, sample), sample)] for samples in encoded]
+    return [collate(samples, case.encoder, pixels=True, padded=padded) for samples in encoded]
+
+
+def blank_of(case: Case, encoded: Encoded) -> Encoded:
+    units = 0 if encoded.pixel_values is None else len(encoded.pixel_values)
+    lengths = Lengths(vision_units=units, text_tokens=len(encoded.input_ids), target_tokens=0)
+    return case.encoder.blank(lengths, pixels=True)
 
 
 def plans(vision: int, language: int) -> dict[str, tuple[bool, tuple[Stage, ...]]]:
@@ -207,9 +229,32 @@ def parted(layers: tuple[int, int], boundaries: Sequence[int], again: str) -> tu
 def check(case: Case, stages: tuple[Stage, ...], *, padded: bool) -> None:
     """Compare the packs' loss and gradients under a plan with those of the samples one by one."""
     plan = Plan(packing=Padded(samples=1), layout=Layout(pipeline=len(stages), data=1, zero=0), stages=stages)
-    modules = [stage_of(case, plan, number) for number in range(len(stages))]
+    compare(gradients_of(case, plan, batches(case, padded=padded)), case.reference)
+
+
+def test_a_blank_sample_changes_nothing_for_the_samples_behind_it(case: Case) -> None:
+    found = gradients_of(case, one_stage(case), batches(case, padded=False, with_blanks=True))
+    compare(found, case.reference)
+
+
+def test_a_pack_without_images_has_a_gradient_for_every_parameter(case: Case) -> None:
+    # Data ranks that add up their gradients must have the same ones.
+    text = [batch for batch in batches(case, padded=False) if not (batch.tokens.input_ids == case.image_token).any()]
+    assert text
+    assert gradients_of(case, one_stage(case), text).keys() - {"loss"} == case.names
+
+
+def one_stage(case: Case) -> Plan:
+    vision, language = case.layers
+    stages = (Stage(vision=vision, language=language),)
+    return Plan(packing=Padded(samples=1), layout=Layout(pipeline=1, data=1, zero=0), stages=stages)
+
+
+def gradients_of(case: Case, plan: Plan, packs: Sequence[MicroBatch]) -> dict[str, torch.Tensor]:
+    """Gradients by parameter, and the `loss`, of packs that go through the stages of a plan."""
+    modules = [stage_of(case, plan, number) for number in range(len(plan.stages))]
     loss = torch.zeros(())
-    for batch in batches(case, padded=padded):
+    for batch in packs:
         assert batch.pixel_values is not None
         state: Any = pack((batch.pixel_values,), batch.tokens)
         for module in modules:
@@ -223,7 +268,7 @@ def check(case: Case, stages: tuple[Stage, ...], *, padded: bool) -> None:
             if parameter.grad is not None:
                 name_of = module.tied.get(key, key)
                 found[name_of] = found.get(name_of, torch.zeros(())) + parameter.grad
-    compare(found, case.reference)
+    return found
 
 
 def stage_of(case: Case, plan: Plan, number: int) -> StageModule:
