@@ -15,8 +15,9 @@ from autotune.machine.hardware import probe_hardware, software
 from autotune.search.execution.profiling import layer_costs
 from autotune.workload import Prepared
 from storage.store import Store, open_store
+from tests.contracts.test_families import TINY
 from tests.training_values import job_of, prepared_of, variant_of
-from trials import wire
+from trials import plugins, wire
 from trials.layer_costs import KINDS, LayerCosts, LayerKind
 from trials.model.shape import model_shape
 from trials.model.skeleton import build_skeleton, count_parameters, load_config
@@ -91,6 +92,21 @@ def test_dense_layers_before_experts_are_profiled_as_one_of_the_experts(
     assert dense != experts[0] == experts[1] == costs["language"].parameters
     assert costs["language"].bytes_error < 1e-6
     assert len(costs.updates) == 3
+
+
+def test_a_tower_whose_states_behind_several_layers_are_taken_is_profiled(
+    shallow: Path, pool: WarmPool, tmp_path: Path
+) -> None:
+    plugins.load(TINY, "llava-siglip").make(tmp_path / "model")
+    prepared = prepared_of(shallow, tmp_path, model={"path": str(tmp_path / "model")})
+    with open_store(f"sqlite:///{tmp_path}/autotune.db") as store:
+        store.add_workload(prepared.workload)
+        costs = layer_costs(prepared, store, pool, tmp_path)
+    skeleton = build_skeleton(load_config(prepared.job.model.path), torch.float32)
+    assert len(skeleton.chain.kept) == 2
+    sizes = {count_parameters(skeleton.model, [path]) for path in skeleton.chain.vision_layers}
+    assert sizes == {costs["vision"].parameters}
+    assert costs["projector"].parameters == count_parameters(skeleton.model, skeleton.chain.projector)
 
 
 def test_profile_on_one_rank_prints_and_writes_the_costs(example: Path, tmp_path: Path, home: Path) -> None:
