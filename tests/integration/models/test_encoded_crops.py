@@ -11,6 +11,7 @@ from PIL import Image
 from tests.contracts.test_families import TINY
 from trials import plugins
 from trials.data.records.sample import IMAGE, Encoder, Sample, Turn
+from trials.errors import DataError
 from trials.model.family import load_family
 from trials.model.inputs import chat
 from trials.model.inputs.processor import load_processor
@@ -69,3 +70,17 @@ def test_tokens_and_pixels_are_those_of_the_real_processor(
     for mine, own in zip(units, found["pixel_values"], strict=True):
         assert np.array_equal(mine, own[: len(mine)])
         assert not own[len(mine) :].any()  # the processor fills up to the most crops
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [("llava", ((1, 240_000),)), ("llava-onevision", ((1, 14_000), (28, 28)))],
+    ids=["resized by its shorter side", "padded to a square"],
+)
+def test_an_image_whose_preparation_takes_too_much_memory_is_an_error_of_the_data(
+    name: str, sizes: Sequence[tuple[int, int]], tmp_path: Path
+) -> None:
+    plugins.load(TINY, name).make(tmp_path)
+    encoder = load_family(load_config(str(tmp_path))).encoder(str(tmp_path))
+    with pytest.raises(DataError, match=r"image of \d+ x 1 pixels would be prepared as one of \d+ pixels, more than"):
+        encoder.encode(drawn(tmp_path, sizes), pixels=True)
