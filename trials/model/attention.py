@@ -13,17 +13,21 @@ PACKED_ATTENTION = "autotune_packed"
 class SampleMasks:
     """What each token of a pack may attend to in its sample; made once for a pack, for each window."""
 
-    def __init__(self, lengths: tuple[int, ...], blocks: torch.Tensor | None = None) -> None:
+    def __init__(self, lengths: tuple[int, ...], blocks: torch.Tensor | None = None, *, causal: bool = True) -> None:
         """`lengths` are those of the samples. Tokens of one of `blocks` see each other, too, inside the window.
 
-        `blocks` [T] holds the number of a token's block, or -1 for a token that only sees what is before it.
+        `blocks` [T] holds the number of a token's block, or -1 for a token that only sees what is before it. Where
+        attention is not `causal`, tokens see all of their sample.
         """
         self.lengths = lengths
+        self.causal = causal
         self._blocks = blocks
         self._masks: dict[int | None, list[torch.Tensor | None]] = {}
 
     def of(self, window: int | None, device: torch.device) -> list[torch.Tensor | None]:
-        """Return a mask [length, length] for each sample, True where a token may look; None where it is causal."""
+        """Return a mask [length, length] for each sample, True where a token may look; None where it needs none."""
+        if not self.causal:
+            return [None] * len(self.lengths)
         if window not in self._masks:
             blocks = self._blocks.split(self.lengths) if self._blocks is not None else [None] * len(self.lengths)
             self._masks[window] = [
@@ -67,7 +71,14 @@ def packed_attention(
     parts = zip(*(tensor.split(samples.lengths, dim=2) for tensor in (query, key, value)), strict=True)
     blocks = [
         scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=mask is None, scale=scaling, enable_gqa=True
+            q,
+            k,
+            v,
+            attn_mask=mask,
+            dropout_p=dropout,
+            is_causal=samples.causal and mask is None,
+            scale=scaling,
+            enable_gqa=True,
         )
         for (q, k, v), mask in zip(parts, samples.of(window, query.device), strict=True)
     ]

@@ -316,9 +316,9 @@ def test_a_model_whose_processor_gives_no_lengths_is_refused(
 
 @pytest.mark.skipif(importlib.util.find_spec("torchvision") is not None, reason="torchvision is installed")
 def test_a_processor_whose_package_is_missing_is_refused_with_the_package(tmp_path: Path) -> None:
-    transformers.AutoConfig.for_model("mistral3").save_pretrained(tmp_path)
+    transformers.AutoConfig.for_model("omdet-turbo").save_pretrained(tmp_path)
     with pytest.raises(
-        ModelError, match="PixtralProcessor, needs the package torchvision, which is not installed; inst"
+        ModelError, match="OmDetTurboProcessor, needs the package torchvision, which is not installed; inst"
     ):
         chat.measurer(str(tmp_path))
 

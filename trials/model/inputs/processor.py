@@ -13,11 +13,14 @@ from transformers.utils.import_utils import DummyObject
 
 from trials.errors import DataError, ModelError
 from trials.model.inputs.corrected import CORRECTED
+from trials.model.inputs.pixtral import PixtralProcessor
 from trials.model.inputs.preprocessing import load_image_processor, load_tokenizer
 from trials.model.refusal import INSTALL, refusing
 
 _COUNT = "_get_num_multimodal_tokens"
 _PROBE = (336, 448)
+_OWN = {"PixtralProcessor": PixtralProcessor}
+"""Processors of the package, by the name of those that they stand for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +56,7 @@ def _kind(config: PretrainedConfig) -> Any:
     A processor for videos needs torchvision, and is of no use here.
     """
     found: Any = CORRECTED.get(config.model_type) or PROCESSOR_MAPPING.get(type(config), None)
+    found = _OWN.get(getattr(found, "__name__", ""), found)
     if isinstance(found, DummyObject):  # what transformers shows in place of a class whose packages are missing
         packages = " and ".join(sorted(found._backends))
         raise ModelError(

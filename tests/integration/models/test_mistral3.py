@@ -1,0 +1,202 @@
+"""Mistral 3: what the real processor makes of images, splits inside the tower, and configurations that are refused."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers.models.pixtral import image_processing_pil_pixtral
+
+from tests.tiny_models import TEXT, mistral3
+from tests.training_values import plan_of
+from trials.data.records.sample import IMAGE, Sample, Turn
+from trials.errors import DataError, ModelError
+from trials.job import ModelSection
+from trials.model import parity, pixtral_tower
+from trials.model.families import mistral3 as family
+from trials.model.family import Images
+from trials.model.inputs.preprocessing import load_image_processor, load_tokenizer
+from trials.model.skeleton import build_skeleton, load_config
+
+SIZES = ((60, 130), (7, 7), (300, 50), (1, 1), (84, 84), (90, 400), (13, 27))
+"""(height, width)"""
+YARN = {
+    "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 8, "beta_fast": 32.0,
+    "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+}  # fmt: skip
+_PARTS = load_image_processor, load_tokenizer
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    mistral3.make(tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def real(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The processor of transformers. It imports the backend of torchvision, for one function that PIL's has, too."""
+    module = "transformers.models.pixtral.image_processing_pixtral"
+    monkeypatch.setitem(sys.modules, module, image_processing_pil_pixtral)
+    kind = importlib.import_module("transformers.models.pixtral.processing_pixtral").PixtralProcessor
+    image_processor, tokenizer = (load(str(folder), trust_remote_code=False) for load in _PARTS)
+    return kind(image_processor, tokenizer, patch_size=7, spatial_merge_size=2)
+
+
+def sample_of(folder: Path, sizes: tuple[tuple[int, int], ...]) -> Sample:
+    random = np.random.default_rng(0)
+    images = []
+    for number, size in enumerate(sizes):
+        images.append(folder / f"{number}.png")
+        Image.fromarray(random.integers(0, 256, (*size, 3), dtype=np.uint8)).save(images[-1])
+    turns = (
+        Turn(role="user", text=f"Compare {' with '.join([IMAGE] * len(sizes))}."),
+        Turn(role="assistant", text="Both are green."),
+    )
+    return Sample(turns=turns, images=tuple(images), image_sizes=(None,) * len(sizes))
+
+
+@pytest.mark.parametrize("sizes", [*((size,) for size in SIZES), SIZES, ()], ids=str)
+def test_a_sample_is_encoded_as_the_real_processor_does(
+    folder: Path, real: Any, tmp_path: Path, sizes: tuple[tuple[int, int], ...]
+) -> None:
+    sample = sample_of(tmp_path, sizes)
+    encoded = family.encoder(str(folder)).encode(sample, pixels=True)
+    messages = [{"role": turn.role, "content": turn.text.replace(IMAGE, "[IMG]")} for turn in sample.turns]
+    text = real.tokenizer.apply_chat_template(messages, tokenize=False)
+    images = [Image.open(str(path)) for path in sample.images]
+    expected = real(text=[text], images=[images] if images else None)
+    assert encoded.input_ids.tolist() == expected["input_ids"][0].tolist()
+    if images:
+        shown = Images(
+            pixels=torch.from_numpy(encoded.pixel_values),
+            grids=torch.from_numpy(encoded.grids),
+            input_ids=torch.zeros(0),
+        )
+        inputs = family.model_inputs(load_config(str(folder)), torch.from_numpy(encoded.input_ids), shown)
+        assert inputs["image_sizes"].tolist() == expected["image_sizes"].tolist()
+        assert torch.equal(inputs["pixel_values"], expected["pixel_values"])
+
+
+def test_an_image_that_would_vanish_is_an_error_of_the_data(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="refuses an image of 500 x 1 pixels: shrunk to 84 pixels it would have a side"):
+        family.encoder(str(folder)).encode(sample_of(tmp_path, ((1, 500),)), pixels=True)
+
+
+PLANS = {
+    "split in the tower": (-1, ["1+0r1,0", "3+4r1,0"]),
+    "split in both": ([-1], ["2+0", "2+1r2,1", "0+3r0,1"]),
+    "split between the two": (4, ["4+0r4,0", "0+4r0,4"]),
+    "split in the tower, a layer unused": (3, ["1+0", "2+4r1,4"]),
+    "split in the tower, two layers unused": (-3, ["1+0r1,0", "1+2", "0+2"]),
+}
+"""vision_feature_layer, and the stages"""
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_splits_inside_both_towers_compute_what_transformers_computes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    chosen, stages = PLANS[name]
+    mistral3.make(folder, vision_feature_layer=chosen)
+    compare(folder, monkeypatch, stages)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        {"model_type": "mistral", "sliding_window": 4},
+        {"model_type": "ministral3", "rope_parameters": YARN},
+        {"model_type": "llama"},
+    ],
+    ids=lambda text: text["model_type"],
+)
+def test_every_language_model_that_it_comes_with_is_computed_alike(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, text: dict[str, Any]
+) -> None:
+    vocabulary = load_config(str(folder)).get_text_config().vocab_size
+    mistral3.make(folder, text_config={**TEXT, "head_dim": 16, "vocab_size": vocabulary, **text})
+    parity.check_parity(ModelSection(path=str(folder), weights="random"))
+    compare(folder, monkeypatch, ["2+0", "2+2", "0+2"])
+
+
+def compare(folder: Path, monkeypatch: pytest.MonkeyPatch, stages: list[str]) -> None:
+    """Compare all layers of the tiny model, split like this, with transformers' own model."""
+    monkeypatch.setattr(parity, "shrunk", lambda config: config)
+    monkeypatch.setattr(parity, "_GAIN", 1.0)  # attention of 8 layers far from uniform amplifies rounding errors
+    monkeypatch.setattr(parity, "_plans", lambda _: (plan_of(*stages),))
+    parity.check_parity(ModelSection(path=str(folder), weights="random"))
+
+
+def test_features_of_another_layer_are_seen(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pixtral_tower, "layers_used", lambda _: 3)
+    with pytest.raises(ModelError, match="differently here than by transformers"):
+        compare(folder, monkeypatch, ["3+4"])
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "no such layer": ({"vision_feature_layer": 5}, "vision_feature_layer 5 is not supported; it must be one of the 4"),
+    "before all layers": ({"vision_feature_layer": -5}, "vision_feature_layer -5 is not supported"),
+    "the embedding": ({"vision_feature_layer": 0}, "vision_feature_layer 0 is not supported"),
+    "several layers": ({"vision_feature_layer": [-2, -1]}, r"vision_feature_layer \[-2, -1\] is not supported"),
+    "no layer": ({"vision_feature_layer": []}, r"vision_feature_layer \[\] is not supported"),
+    "no merge": ({"spatial_merge_size": 0}, "spatial_merge_size is 0; correct it in config.json to 1 to 64"),
+    "large merge": ({"spatial_merge_size": 10_000}, "spatial_merge_size is 10000"),
+    "image token": ({"image_token_index": 10_000}, "image_token_index is 10000 but the language model has"),
+    "heads": ({"vision_config": {"num_attention_heads": 3}}, "has 3 attention heads of head_dim 8 for a hidden_size"),
+    "width": ({"vision_config": {"head_dim": 2, "num_attention_heads": 16}}, "with head_dim a multiple of 4"),
+    "patches": ({"vision_config": {"patch_size": [7, 7]}}, r"patch_size is \[7, 7\]; correct it in the vision_config"),
+    "channels": ({"vision_config": {"num_channels": 1}}, "num_channels is 1, but images have 3"),
+    "tower": ({"vision_config": {"model_type": "siglip_vision_model"}}, "'siglip_vision_model' is not supported in"),
+    "positions": (
+        {"vision_config": {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}},
+        "mistral3' cannot be built: .*axial",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_configuration_that_does_not_fit_is_refused_before_it_is_built(tmp_path: Path, name: str) -> None:
+    changes, message = BAD[name]
+    vision = changes.get("vision_config")
+    if vision:
+        changes = {"vision_config": {"model_type": "pixtral", **mistral3.VISION, **vision}}
+    mistral3.make(tmp_path, **changes)
+    with pytest.raises(ModelError, match=message):
+        build_skeleton(load_config(str(tmp_path)), torch.float32)
+
+
+PROCESSORS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "patches": ("processor_config.json", {"patch_size": 14}, r"makes patches of \(size, merged\) \(14, 2\) but"),
+    "merged": ("processor_config.json", {"spatial_merge_size": 1}, r"\(7, 1\) but the model takes \(7, 2\)"),
+    "no resizing": (
+        "preprocessor_config.json",
+        {"do_resize": False},
+        r"makes \(3, 5, 7\) numbers of an image of 5 x 7",
+    ),
+    "no scale": (
+        "preprocessor_config.json",
+        {"image_std": [0, 0, 0]},
+        "cannot be used: RuntimeWarning: divide by zero",
+    ),
+    "tokens": ("processor_config.json", {"image_break_token": "[ROW]"}, r"the tokenizer has no \[ROW\]; take the"),
+    "no edge": (
+        "preprocessor_config.json",
+        {"size": {"longest_edge": 0}},
+        "processor of model .* cannot be loaded and",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_a_processor_that_does_not_fit_is_refused(folder: Path, name: str) -> None:
+    file, changes, message = PROCESSORS[name]
+    settings = json.loads((folder / file).read_text())
+    (folder / file).write_text(json.dumps({**settings, **changes}))
+    with pytest.raises(ModelError, match=message):
+        family.encoder(str(folder))

@@ -1,0 +1,102 @@
+"""Mistral 3: the Pixtral tower, whose patches are merged before the projector."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
+
+from trials.data.records.sample import Encoder
+from trials.data.tokens import PackTokens
+from trials.errors import ModelError
+from trials.model import pixtral_tower
+from trials.model.decoder import language_runner
+from trials.model.family import Images, VisionModules
+from trials.model.features import place_features
+from trials.model.heads import check_heads
+from trials.model.inputs.chat_encoder import chat_encoder
+from trials.model.inputs.pixtral import PixtralInputs
+from trials.model.pixtral_tower import embed_vision, model_inputs, vision_runner
+from trials.model.positions import counted_positions as positions
+
+__all__ = [
+    "AUTO_MODEL",
+    "OTHER_FORMS",
+    "check",
+    "embed_vision",
+    "encoder",
+    "join_text",
+    "language_runner",
+    "model_inputs",
+    "positions",
+    "random_images",
+    "shrink_vision",
+    "takes",
+    "unit_flops",
+    "vision_modules",
+    "vision_runner",
+]
+
+AUTO_MODEL = AutoModelForImageTextToText
+OTHER_FORMS: dict[str, str] = {}
+_MOST_MERGED = 64
+"""Largest side of a square of merged patches; the published models have 2."""
+
+
+def takes(config: PretrainedConfig) -> bool:
+    """Return whether this is Mistral 3."""
+    return bool(config.model_type == "mistral3")
+
+
+def check(config: PretrainedConfig) -> None:
+    """Raise ModelError for another tower than Pixtral's, and for sizes that do not divide."""
+    if config.vision_config.model_type != "pixtral":
+        raise ModelError(
+            f"the vision model type {config.vision_config.model_type!r} is not supported in Mistral 3; use a model "
+            "with 'pixtral'"
+        )
+    if not 1 <= config.spatial_merge_size <= _MOST_MERGED:
+        raise ModelError(
+            f"spatial_merge_size is {config.spatial_merge_size}; correct it in config.json to 1 to {_MOST_MERGED}"
+        )
+    pixtral_tower.check_tower(config)
+    check_heads(config.get_text_config(), "language")
+
+
+def unit_flops(config: PretrainedConfig, *, tower: int, projector: int) -> float:
+    """Count the operations of one merged patch."""
+    return pixtral_tower.unit_flops(config, merged=config.spatial_merge_size**2, tower=tower, projector=projector)
+
+
+def random_images(config: PretrainedConfig, units: int) -> Images:
+    """Return a square image and one in a row, and their tokens."""
+    return pixtral_tower.random_images(config, units, side=config.spatial_merge_size)
+
+
+def shrink_vision(settings: dict[str, Any], layers: int) -> None:
+    """Leave the tower `layers` layers that run, and at most two heads."""
+    pixtral_tower.shrink_tower(settings, layers)
+
+
+def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | None = None) -> Encoder:
+    """Return the encoder of a model folder, which cuts samples to `max_tokens`."""
+    return chat_encoder(model_path, trust_remote_code, max_tokens, inputs=PixtralInputs, positions=positions)
+
+
+def vision_modules(model: PreTrainedModel) -> VisionModules:
+    """Return the tower in parts; layers behind the one whose features are taken are unused."""
+    tower, used = model.model.vision_tower, pixtral_tower.layers_used(model.config)
+    return VisionModules(
+        embedding=(tower.patch_conv, tower.ln_pre),
+        layers=tuple(tower.transformer.layers[:used]),
+        projector=(model.model.multi_modal_projector,),
+        unused=tuple(tower.transformer.layers[used:]),
+    )
+
+
+def join_text(model: PreTrainedModel, states: Sequence[torch.Tensor], tokens: PackTokens) -> Sequence[torch.Tensor]:
+    """Return language states [1, T, hidden], in which each image token is the next merged patch."""
+    size = model.config.vision_config.patch_size
+    pixels = [(rows * size, columns * size) for rows, columns in tokens.grids.tolist()]
+    features = model.model.multi_modal_projector(states[0], pixels)
+    return (place_features(model, features, tokens),)
