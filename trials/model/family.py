@@ -13,6 +13,7 @@ from trials import plugins
 from trials.data.records.sample import NO_GRIDS, Encoder, Ints
 from trials.data.tokens import PackTokens
 from trials.errors import ModelError
+from trials.model.unsupported import reason
 
 LayerRunner: TypeAlias = Callable[[nn.Module, int, torch.Tensor], torch.Tensor]
 """(a layer, its number in its tower, states) -> states of the same shape. May run twice, for recomputation."""
@@ -157,11 +158,13 @@ def find_family(config: PretrainedConfig) -> Family | None:
 
 
 def load_family(config: PretrainedConfig) -> Family:
-    """Return the family of a configuration. Raise ModelError with those that exist."""
+    """Return the family of a configuration. Raise ModelError with the reason where it is known, and what exists."""
     family = find_family(config)
     if family is None:
         known = ", ".join(name.replace("-", "_") for name in plugins.names(FAMILIES))
-        raise ModelError(f"model type {config.model_type!r} is not supported; supported are: {known}")
+        why = reason(config)
+        because = f": {why}" if why else ""
+        raise ModelError(f"model type {config.model_type!r} is not supported{because}; supported are: {known}")
     return family
 
 

@@ -21,6 +21,7 @@ from trials.model.family import Family, check_form, load_family
 from trials.model.folder import CONFIG, check_folder, check_settings
 from trials.model.paths import parameters_at
 from trials.model.refusal import reason, refusing
+from trials.model.unsupported import check_code, check_losses
 
 _MOST_PARAMETERS = 10**14
 """Fifty times those of the largest published models."""
@@ -84,6 +85,7 @@ def load_config(path: str, *, trust_remote_code: bool = False) -> PretrainedConf
             check_folder(Path(path))
         settings = check_settings(Path(path, CONFIG) if is_folder else Path(str(cached_file(path, CONFIG))))
         check_form(settings.get("model_type"))
+        check_code(settings)
         config: PretrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     return config
 
@@ -97,6 +99,7 @@ def build_skeleton(config: PretrainedConfig, dtype: torch.dtype) -> Skeleton:
     family = load_family(config)
     with refusing(f"a model of type {config.model_type!r} cannot be built", _CORRECT):
         family.check(config)
+        check_losses(config)
         with torch.device("meta"):
             # A copy, because the attention is set in the model's configuration.
             model = family.AUTO_MODEL.from_config(copy.deepcopy(config), dtype=dtype)

@@ -109,7 +109,7 @@ def set_config(folder: Path, **values: object) -> None:
         (lambda folder: set_config(folder, model_type="martian"), "has model type `martian` but Transformers does not"),
         (
             lambda folder: set_config(folder, model_type="bert"),
-            "model type 'bert' is not supported; supported are: int",
+            "model type 'bert' is not supported; supported are: ",
         ),
         (
             lambda folder: set_config(folder, text_config={"num_hidden_layers": "eight"}),
@@ -121,7 +121,7 @@ def set_config(folder: Path, **values: object) -> None:
         ),
         (
             lambda folder: set_config(folder, model_type="own", auto_map={"AutoConfig": "own.Config"}),
-            "it runs code of its own; read that code, then set model.trust_remote_code: true",
+            r"model_type 'own' is not supported: its code comes with the model (auto_map) and can be of any structure",
         ),
         (
             lambda folder: set_config(folder, model_type="internvl_chat", auto_map={"AutoConfig": "own.Config"}),

@@ -26,6 +26,12 @@ LLAMA3 = {
 }  # fmt: skip
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 LONG = {"rope_type": "longrope", "short_factor": [1.0] * 16, "long_factor": [float(each) for each in range(1, 17)]}
+LATENT = {
+    "num_key_value_heads": 8, "q_lora_rank": 32, "kv_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16,
+    "v_head_dim": 32, "n_routed_experts": 8, "num_experts_per_tok": 2, "first_k_dense_replace": 1,
+    "moe_intermediate_size": 64,
+}  # fmt: skip
+"""Latent attention, and experts behind a dense layer"""
 EQUAL: dict[str, dict[str, Any]] = {
     "qwen2": {"model_type": "qwen2"},
     "qwen2, tied": {"model_type": "qwen2", "tied": True},
@@ -35,7 +41,38 @@ EQUAL: dict[str, dict[str, Any]] = {
         "model_type": "qwen2", "use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 3,
     },
     "qwen3": {"model_type": "qwen3", "head_dim": 64},
+    "qwen2 with experts": {
+        "model_type": "qwen2_moe", "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128,
+        "shared_expert_intermediate_size": 128,
+    },
     "qwen3 with experts": {"model_type": "qwen3_moe", "num_experts": 64, "num_experts_per_tok": 8},
+    "qwen3, experts behind a dense layer": {
+        "model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2, "mlp_only_layers": [0],
+    },
+    "mixtral": {"model_type": "mixtral", "num_local_experts": 8},
+    "deepseek 2": {"model_type": "deepseek_v2", **LATENT},
+    "deepseek 3": {"model_type": "deepseek_v3", **LATENT, "n_group": 2, "topk_group": 1},
+    "granite with experts": {"model_type": "granitemoe", "num_local_experts": 8},
+    "granite with shared experts": {
+        "model_type": "granitemoeshared", "num_local_experts": 8, "shared_intermediate_size": 64,
+    },
+    "olmo with experts": {"model_type": "olmoe", "num_experts": 8, "num_experts_per_tok": 2},
+    "flex olmo": {"model_type": "flex_olmo", "num_experts": 8, "num_experts_per_tok": 2},
+    "ernie 4.5 with experts": {
+        "model_type": "ernie4_5_moe", "moe_num_experts": 8, "moe_k": 2, "moe_intermediate_size": 64,
+        "moe_layer_start_index": 1,
+    },
+    "glm 4 with experts": {
+        "model_type": "glm4_moe", "n_routed_experts": 8, "num_experts_per_tok": 2, "first_k_dense_replace": 1,
+        "moe_intermediate_size": 64,
+    },
+    "phi 3.5 with experts": {"model_type": "phimoe", "num_local_experts": 8},
+    "dots 1": {
+        "model_type": "dots1", "head_dim": 32, "n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2,
+        "first_k_dense_replace": 1, "moe_intermediate_size": 64,
+    },
+    "hunyuan with experts": {"model_type": "hunyuan_v1_moe", "head_dim": 32, "num_experts": 8, "moe_topk": 2},
+    "minimax m2": {"model_type": "minimax_m2", "num_local_experts": 8, "num_experts_per_tok": 2},
     "llama": {"model_type": "llama"},
     "mistral, a window": {"model_type": "mistral", "sliding_window": 4096},
     "gemma 3, a window and positions of its own in some layers": {"model_type": "gemma3_text", "head_dim": 32},
@@ -43,6 +80,8 @@ EQUAL: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 DIFFERENT: dict[str, dict[str, Any]] = {
     "multipliers": {"model_type": "granite", "embedding_multiplier": 12.0, "residual_multiplier": 0.22},
+    "multipliers, with experts": {"model_type": "granitemoe", "num_local_experts": 8, "embedding_multiplier": 12.0},
+    "chunked attention": {"model_type": "llama4_text", "num_local_experts": 4, "intermediate_size_mlp": 128},
     "attention sinks": {"model_type": "gpt_oss", "num_local_experts": 8},
     "linear attention": {"model_type": "minimax"},
     "masks of its own": {"model_type": "doge"},
@@ -54,6 +93,11 @@ DIFFERENT: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 LIMITS: dict[str, tuple[dict[str, Any], str]] = {
+    "no rotary positions": ({"model_type": "jamba"}, "language model 'jamba' has no norm and no rotary_emb; use one"),
+    "a loss of the router": (
+        {"model_type": "mixtral", "num_local_experts": 8, "output_router_logits": True},
+        "output_router_logits asks for an auxiliary loss of the experts' router, .* set output_router_logits to false",
+    ),
     "other attention": ({"model_type": "nemotron"}, "'nemotron' cannot be run in stages: TypeError: packed_attention"),
 }
 

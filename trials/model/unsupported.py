@@ -1,0 +1,88 @@
+"""Why models of a configuration cannot be cut into stages, as far as the configuration shows it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import CONFIG_MAPPING, PretrainedConfig
+
+from trials.errors import ModelError
+
+_CROSS_ATTENTION = ("cross_attention_layers", "cross_layer_interval", "add_cross_attention")
+_RESAMPLERS = ("qformer_config", "perceiver_config", "latent_query_num", "projector_patch_to_query_dict")
+_RECURRENT = frozenset(("linear_attention", "conv", "mamba", "recurrent"))
+"""Types of layers that carry a state from token to token."""
+_SECTIONS = {
+    "thinker_config": "it consists of several models that call each other (thinker_config)",
+    "dit_config": "it consists of several models that call each other (dit_config)",
+    "audio_config": "it has an audio tower (audio_config), and no sample has sound",
+    "protein_encoder_config": "it is made for proteins (protein_encoder_config), and samples hold images",
+    "vq_config": "its images become tokens of a VQ model (vq_config), which is trained apart from it",
+    "high_res_vision_config": "it has a second vision tower (high_res_vision_config), and a chain of layers has one",
+    "video_seq_length": "it is made for videos (video_seq_length), which samples do not hold",
+}
+
+
+def reason(config: PretrainedConfig) -> str | None:
+    """Return why no family takes models of this structure; None where the configuration does not show it."""
+    # One of an encoder and a decoder may have two text configurations.
+    is_two = getattr(config, "is_encoder_decoder", False)
+    text = config if is_two else config.get_text_config()
+    if is_two or getattr(text, "is_encoder_decoder", False):
+        return "it is an encoder and a decoder, and every decoder layer needs the encoder's states"
+    return _of_language(text) or _of_parts(config)
+
+
+def _of_language(text: PretrainedConfig) -> str | None:
+    """Return what cannot be in a pack that passes through stages."""
+    cross = _first(text, _CROSS_ATTENTION)
+    if cross:
+        return f"cross-attention layers between its language layers ({cross}) need the image states at every depth"
+    if getattr(text, "use_bidirectional_attention", None) is True:
+        return (
+            "a prompt's tokens attend to each other (use_bidirectional_attention), and a pack does not say which "
+            "tokens are the prompt"
+        )
+    recurrent = _RECURRENT.intersection(getattr(text, "layer_types", None) or ())
+    if recurrent:
+        return f"layers of type {min(recurrent)!r} carry a state over the tokens, and so over the samples of a pack"
+    return None
+
+
+def _of_parts(config: PretrainedConfig) -> str | None:
+    """Return what stands beside one vision tower, a projector and a language model, or in their place."""
+    section = _first(config, tuple(_SECTIONS))
+    if section:
+        return _SECTIONS[section]
+    resampler = _first(config, _RESAMPLERS)
+    if resampler:
+        return f"a resampler with attention ({resampler}) lies between its vision tower and its language model"
+    if getattr(getattr(config, "vision_config", None), "model_type", None) == "timm_wrapper":
+        return "its vision tower is one of timm (timm_wrapper), whose layers have no common interface"
+    return None
+
+
+def check_code(settings: Mapping[str, Any]) -> None:
+    """Raise ModelError for a model of an unknown type whose code comes with it.
+
+    transformers would ask to trust that code, which does not help: it can be of any structure.
+    """
+    model_type = settings.get("model_type")
+    if settings.get("auto_map") and isinstance(model_type, str) and model_type not in CONFIG_MAPPING:
+        raise ModelError(
+            f"model_type {model_type!r} is not supported: its code comes with the model (auto_map) and can be of any "
+            "structure; use a model whose code is in transformers, such as one whose name ends in -hf"
+        )
+
+
+def check_losses(config: PretrainedConfig) -> None:
+    """Raise ModelError for a loss of the experts' router, which transformers' text models add to the cross-entropy."""
+    if any(getattr(each, "output_router_logits", False) for each in (config, config.get_text_config())):
+        raise ModelError(
+            "output_router_logits asks for an auxiliary loss of the experts' router, which is not supported: the loss "
+            "is the cross-entropy of the targets alone; set output_router_logits to false in config.json"
+        )
+
+
+def _first(config: PretrainedConfig, names: tuple[str, ...]) -> str | None:
+    """Return the first of the settings that the configuration has."""
+    return next((name for name in names if getattr(config, name, None)), None)
