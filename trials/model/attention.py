@@ -60,14 +60,14 @@ def packed_attention(
     samples: SampleMasks,
     scaling: float | None = None,
     dropout: float = 0.0,
-    sliding_window: int | None = None,
-    **_: Any,
+    **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """Compute attention of query [1, heads, T, d] to key and value [1, kv heads, T, d] inside each of `samples`.
 
     One call per sample: the work is the sum of the squared lengths, not the square of their sum.
     """
-    window = sliding_window or getattr(module, "sliding_window", None)  # models hand it over in either way
+    # EXAONE hands over None for its layers without a window, and names the window of the others in all of them.
+    window = options["sliding_window"] if "sliding_window" in options else getattr(module, "sliding_window", None)
     parts = zip(*(tensor.split(samples.lengths, dim=2) for tensor in (query, key, value)), strict=True)
     blocks = [
         scaled_dot_product_attention(

@@ -76,6 +76,8 @@ EQUAL: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama"},
     "mistral, a window": {"model_type": "mistral", "sliding_window": 4096},
     "gemma 3, a window and positions of its own in some layers": {"model_type": "gemma3_text", "head_dim": 32},
+    "exaone 4, a window in some layers": {"model_type": "exaone4", "sliding_window": 4096},
+    "exaone with experts": {"model_type": "exaone_moe", "num_experts": 8, "sliding_window": 4096},
     "llama 3": {"model_type": "llama", "rope_scaling": LLAMA3, "max_position_embeddings": 131072},
 }  # fmt: skip
 DIFFERENT: dict[str, dict[str, Any]] = {
