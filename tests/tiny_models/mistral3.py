@@ -11,19 +11,19 @@ from tests.tiny_models import CHATML, TEXT, save
 SPECIAL = {"image_token": "[IMG]", "image_break_token": "[IMG_BREAK]", "image_end_token": "[IMG_END]"}
 VISION = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4, "head_dim": 8,
-    "patch_size": 7, "image_size": 84,
+    "patch_size": 6, "image_size": 84,
 }  # fmt: skip
 
 
 def make(folder: Path, **changes: Any) -> None:
-    images = PixtralImageProcessorPil(patch_size=7, size={"longest_edge": VISION["image_size"]})
+    images = PixtralImageProcessorPil(patch_size=6, size={"longest_edge": VISION["image_size"]})
     save(
         folder,
         config=lambda ids: _config(ids) | changes,
         images=images,
         special=SPECIAL,
         chat=CHATML.replace("SHOWN", "[IMG]"),
-        settings={"patch_size": 7, "spatial_merge_size": 2},
+        settings={"patch_size": 6, "spatial_merge_size": 2},
     )
 
 

@@ -20,6 +20,7 @@ from trials.job import ModelSection
 from trials.model import parity, pixtral_tower
 from trials.model.families import mistral3 as family
 from trials.model.family import Images
+from trials.model.inputs.chat import measurer
 from trials.model.inputs.preprocessing import load_image_processor, load_tokenizer
 from trials.model.skeleton import build_skeleton, load_config
 
@@ -45,7 +46,7 @@ def real(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setitem(sys.modules, module, image_processing_pil_pixtral)
     kind = importlib.import_module("transformers.models.pixtral.processing_pixtral").PixtralProcessor
     image_processor, tokenizer = (load(str(folder), trust_remote_code=False) for load in _PARTS)
-    return kind(image_processor, tokenizer, patch_size=7, spatial_merge_size=2)
+    return kind(image_processor, tokenizer, patch_size=6, spatial_merge_size=2)
 
 
 def sample_of(folder: Path, sizes: tuple[tuple[int, int], ...]) -> Sample:
@@ -72,6 +73,9 @@ def test_a_sample_is_encoded_as_the_real_processor_does(
     images = [Image.open(str(path)) for path in sample.images]
     expected = real(text=[text], images=[images] if images else None)
     assert encoded.input_ids.tolist() == expected["input_ids"][0].tolist()
+    made = measurer(str(folder)).processor(text=[text], images=[images] if images else None, return_tensors="pt")
+    assert made.keys() == expected.keys()
+    assert all(torch.equal(made[name], value) for name, value in expected.items())
     if images:
         shown = Images(
             pixels=torch.from_numpy(encoded.pixel_values),
@@ -173,7 +177,7 @@ def test_a_configuration_that_does_not_fit_is_refused_before_it_is_built(tmp_pat
 
 PROCESSORS: dict[str, tuple[str, dict[str, Any], str]] = {
     "patches": ("processor_config.json", {"patch_size": 14}, r"makes patches of \(size, merged\) \(14, 2\) but"),
-    "merged": ("processor_config.json", {"spatial_merge_size": 1}, r"\(7, 1\) but the model takes \(7, 2\)"),
+    "merged": ("processor_config.json", {"spatial_merge_size": 1}, r"\(6, 1\) but the model takes \(6, 2\)"),
     "no resizing": (
         "preprocessor_config.json",
         {"do_resize": False},

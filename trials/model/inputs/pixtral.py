@@ -15,7 +15,7 @@ from trials.model.pixtral_tower import unit_shape
 
 
 class PixtralProcessor(ProcessorMixin):
-    """Counts what transformers' processor of this name makes of images. That one cannot be had without torchvision."""
+    """Stands for transformers' processor of this name, which cannot be had without torchvision."""
 
     def __init__(self, image_processor: Any = None, tokenizer: Any = None, **settings: Any) -> None:
         """`settings` are those of processor_config.json."""
@@ -57,6 +57,15 @@ class PixtralProcessor(ProcessorMixin):
             raise ValueError(f"shrunk to {edge} pixels it would have a side of 0 pixels")
         return height // side, width // side
 
+    def replace_image_token(self, image_inputs: dict[str, Any], image_idx: int, **_: Any) -> str:
+        height, width = (int(size) // self.unit_side for size in image_inputs["image_sizes"][image_idx])
+        row = self.image_token * width + self.image_break_token
+        return f"{(row * height).removesuffix(self.image_break_token)}{self.image_end_token}"
+
+    def _process_images(self, images: Any, **options: Any) -> Any:
+        options["patch_size"] = self.unit_side
+        return super()._process_images(images, **options)
+
     def _get_num_multimodal_tokens(self, image_sizes: Sequence[tuple[int, int]]) -> MultiModalData:
         shapes = [self.shape(size) for size in image_sizes]
         return MultiModalData(
@@ -71,7 +80,7 @@ class PixtralInputs:
     def __init__(self, config: PretrainedConfig, processor: Any) -> None:
         """Raise ModelError for a processor whose patches are not those of the model."""
         self._processor = processor
-        self._size, self._side = config.vision_config.patch_size, getattr(config, "spatial_merge_size", 1)
+        self._size, self._side = config.vision_config.patch_size, config.spatial_merge_size
         self.unit_shape = unit_shape(config, self._side**2)
         made, taken = (processor.patch_size, processor.spatial_merge_size), (self._size, self._side)
         if made != taken:
