@@ -15,7 +15,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from trials.data.tokens import PackTokens
 from trials.errors import ModelError
 from trials.model.attention import PACKED_ATTENTION, SampleMasks
-from trials.model.family import Images, LayerRunner
+from trials.model.family import Images, LayerRunner, VisionModules
 from trials.model.shrunk import VOCABULARY, narrow
 
 _LARGEST_PATCH = 1_024
@@ -62,7 +62,7 @@ def layers_used(config: PretrainedConfig) -> int:
     return int(chosen if chosen >= 0 else chosen + config.vision_config.num_hidden_layers + 1)
 
 
-def shrink_tower(settings: dict[str, Any], layers: int) -> None:
+def shrink_vision(settings: dict[str, Any], layers: int) -> None:
     """Leave `layers` layers that run, one behind them if any is unused, and at most two heads; in place."""
     vision, chosen = settings["vision_config"], settings["vision_feature_layer"]
     last = chosen if isinstance(chosen, int) else chosen[0]
@@ -122,6 +122,17 @@ def model_inputs(config: PretrainedConfig, input_ids: torch.Tensor, images: Imag
         "pixel_values": torch.stack(padded),
         "image_sizes": images.grids * size,
     }
+
+
+def vision_modules(model: PreTrainedModel) -> VisionModules:
+    """Return the tower in parts; layers behind the one whose features are taken are unused."""
+    tower, used = model.model.vision_tower, layers_used(model.config)
+    return VisionModules(
+        embedding=(tower.patch_conv, tower.ln_pre),
+        layers=tuple(tower.transformer.layers[:used]),
+        projector=(model.model.multi_modal_projector,),
+        unused=tuple(tower.transformer.layers[used:]),
+    )
 
 
 def embed_vision(model: PreTrainedModel, pixels: torch.Tensor, tokens: PackTokens) -> torch.Tensor:  # noqa: ARG001

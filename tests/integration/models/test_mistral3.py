@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from transformers.models.pixtral import image_processing_pil_pixtral
 
-from tests.tiny_models import TEXT, mistral3
+from tests.tiny_models import TEXT, mistral3, pixtral
 from tests.training_values import plan_of
 from trials.data.records.sample import IMAGE, Sample, Turn
 from trials.errors import DataError, ModelError
@@ -141,6 +141,12 @@ def test_features_of_another_layer_are_seen(folder: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(pixtral_tower, "layers_used", lambda _: 3)
     with pytest.raises(ModelError, match="differently here than by transformers"):
         compare(folder, monkeypatch, ["3+4"])
+
+
+def test_pixtral_without_its_first_patch_is_refused(tmp_path: Path) -> None:
+    pixtral.make(tmp_path, vision_feature_select_strategy="default")
+    with pytest.raises(ModelError, match="'default', which leaves out the first patch of a Pixtral tower; set it to"):
+        build_skeleton(load_config(str(tmp_path)), torch.float32)
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {

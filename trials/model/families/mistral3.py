@@ -1,7 +1,6 @@
 """Mistral 3: the Pixtral tower, whose patches are merged before the projector."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
@@ -11,12 +10,12 @@ from trials.data.tokens import PackTokens
 from trials.errors import ModelError
 from trials.model import pixtral_tower
 from trials.model.decoder import language_runner
-from trials.model.family import Images, VisionModules
+from trials.model.family import Images
 from trials.model.features import place_features
 from trials.model.heads import check_heads
 from trials.model.inputs.chat_encoder import chat_encoder
 from trials.model.inputs.pixtral import PixtralInputs
-from trials.model.pixtral_tower import embed_vision, model_inputs, vision_runner
+from trials.model.pixtral_tower import embed_vision, model_inputs, shrink_vision, vision_modules, vision_runner
 from trials.model.positions import counted_positions as positions
 
 __all__ = [
@@ -73,25 +72,9 @@ def random_images(config: PretrainedConfig, units: int) -> Images:
     return pixtral_tower.random_images(config, units, side=config.spatial_merge_size)
 
 
-def shrink_vision(settings: dict[str, Any], layers: int) -> None:
-    """Leave the tower `layers` layers that run, and at most two heads."""
-    pixtral_tower.shrink_tower(settings, layers)
-
-
 def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | None = None) -> Encoder:
     """Return the encoder of a model folder, which cuts samples to `max_tokens`."""
     return chat_encoder(model_path, trust_remote_code, max_tokens, inputs=PixtralInputs, positions=positions)
-
-
-def vision_modules(model: PreTrainedModel) -> VisionModules:
-    """Return the tower in parts; layers behind the one whose features are taken are unused."""
-    tower, used = model.model.vision_tower, pixtral_tower.layers_used(model.config)
-    return VisionModules(
-        embedding=(tower.patch_conv, tower.ln_pre),
-        layers=tuple(tower.transformer.layers[:used]),
-        projector=(model.model.multi_modal_projector,),
-        unused=tuple(tower.transformer.layers[used:]),
-    )
 
 
 def join_text(model: PreTrainedModel, states: Sequence[torch.Tensor], tokens: PackTokens) -> Sequence[torch.Tensor]:

@@ -80,7 +80,7 @@ class PixtralInputs:
     def __init__(self, config: PretrainedConfig, processor: Any) -> None:
         """Raise ModelError for a processor whose patches are not those of the model."""
         self._processor = processor
-        self._size, self._side = config.vision_config.patch_size, config.spatial_merge_size
+        self._size, self._side = config.vision_config.patch_size, getattr(config, "spatial_merge_size", 1)
         self.unit_shape = unit_shape(config, self._side**2)
         made, taken = (processor.patch_size, processor.spatial_merge_size), (self._size, self._side)
         if made != taken:
@@ -88,11 +88,12 @@ class PixtralInputs:
                 f"the processor makes patches of (size, merged) {made} but the model takes {taken}; correct patch_size "
                 "and spatial_merge_size in processor_config.json"
             )
+        expected = (3, *(length * processor.unit_side for length in processor.shape((5, 7))))
         pixels = self._processed(np.zeros((5, 7, 3), dtype=np.uint8))
-        if pixels.shape != (3, processor.unit_side, processor.unit_side) or not np.isfinite(pixels).all():
+        if pixels.shape != expected or not np.isfinite(pixels).all():
             raise ModelError(
                 f"the image processor makes {pixels.shape} numbers of an image of 5 x 7 pixels, or some that are not "
-                f"finite; correct preprocessor_config.json to make (3, {processor.unit_side}, {processor.unit_side})"
+                f"finite; correct preprocessor_config.json to make {expected}"
             )
 
     def tokens(self, size: tuple[int, int], count: int) -> list[int]:  # noqa: ARG002 (the Protocol has it)

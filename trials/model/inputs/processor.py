@@ -19,8 +19,8 @@ from trials.model.refusal import INSTALL, refusing
 
 _COUNT = "_get_num_multimodal_tokens"
 _PROBE = (336, 448)
-_OWN = {"PixtralProcessor": PixtralProcessor}
-"""Processors of the package, by the name of those that they stand for."""
+_OF_PIXTRAL = {"PixtralProcessor": PixtralProcessor, "LlavaProcessor": PixtralProcessor}
+"""Processors of models with a Pixtral tower, by the name of those that transformers gives for their type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,8 @@ def _kind(config: PretrainedConfig) -> Any:
     A processor for videos needs torchvision, and is of no use here.
     """
     found: Any = CORRECTED.get(config.model_type) or PROCESSOR_MAPPING.get(type(config), None)
-    found = _OWN.get(getattr(found, "__name__", ""), found)
+    if getattr(getattr(config, "vision_config", None), "model_type", None) == "pixtral":
+        found = _OF_PIXTRAL.get(getattr(found, "__name__", ""), found)
     if isinstance(found, DummyObject):  # what transformers shows in place of a class whose packages are missing
         packages = " and ".join(sorted(found._backends))
         raise ModelError(

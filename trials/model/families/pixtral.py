@@ -1,0 +1,76 @@
+"""Pixtral-12B: the Pixtral tower in LLaVA's form, with one token of the language model for each patch."""
+
+from collections.abc import Sequence
+
+import torch
+from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
+
+from trials.data.records.sample import Encoder
+from trials.data.tokens import PackTokens
+from trials.errors import ModelError
+from trials.model import pixtral_tower
+from trials.model.decoder import language_runner
+from trials.model.family import Images
+from trials.model.features import place_features
+from trials.model.heads import check_heads
+from trials.model.inputs.chat_encoder import chat_encoder
+from trials.model.inputs.pixtral import PixtralInputs
+from trials.model.pixtral_tower import embed_vision, model_inputs, shrink_vision, vision_modules, vision_runner
+from trials.model.positions import counted_positions as positions
+
+__all__ = [
+    "AUTO_MODEL",
+    "OTHER_FORMS",
+    "check",
+    "embed_vision",
+    "encoder",
+    "join_text",
+    "language_runner",
+    "model_inputs",
+    "positions",
+    "random_images",
+    "shrink_vision",
+    "takes",
+    "unit_flops",
+    "vision_modules",
+    "vision_runner",
+]
+
+AUTO_MODEL = AutoModelForImageTextToText
+OTHER_FORMS: dict[str, str] = {}
+
+
+def takes(config: PretrainedConfig) -> bool:
+    """Return whether this is LLaVA with a Pixtral tower."""
+    return bool(config.model_type == "llava" and config.vision_config.model_type == "pixtral")
+
+
+def check(config: PretrainedConfig) -> None:
+    """Raise ModelError for features without the first patch, and for sizes that do not divide."""
+    if config.vision_feature_select_strategy != "full":
+        raise ModelError(
+            f"vision_feature_select_strategy is {config.vision_feature_select_strategy!r}, which leaves out the first "
+            "patch of a Pixtral tower; set it to 'full' in config.json"
+        )
+    pixtral_tower.check_tower(config)
+    check_heads(config.get_text_config(), "language")
+
+
+def unit_flops(config: PretrainedConfig, *, tower: int, projector: int) -> float:
+    """Count the operations of one patch."""
+    return pixtral_tower.unit_flops(config, merged=1, tower=tower, projector=projector)
+
+
+def random_images(config: PretrainedConfig, units: int) -> Images:
+    """Return a square image and one in a row, and their tokens."""
+    return pixtral_tower.random_images(config, units, side=1)
+
+
+def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | None = None) -> Encoder:
+    """Return the encoder of a model folder, which cuts samples to `max_tokens`."""
+    return chat_encoder(model_path, trust_remote_code, max_tokens, inputs=PixtralInputs, positions=positions)
+
+
+def join_text(model: PreTrainedModel, states: Sequence[torch.Tensor], tokens: PackTokens) -> Sequence[torch.Tensor]:
+    """Return language states [1, T, hidden], in which each image token is the next patch."""
+    return (place_features(model, model.model.multi_modal_projector(states[0]), tokens),)
