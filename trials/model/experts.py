@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
+from transformers import PretrainedConfig
 
 from trials.errors import ModelError
 from trials.model.paths import parameters_at
@@ -12,13 +13,13 @@ from trials.model.paths import parameters_at
 _OF_ALL_EXPERTS = re.compile(r"\.experts\.[a-z]")
 
 
-def check_experts(text: Any) -> None:
+def check_experts(config: PretrainedConfig) -> None:
     """Raise ModelError for the router's auxiliary loss, and for more experts per token than a layer has."""
-    if getattr(text, "output_router_logits", False):
+    text = config.get_text_config()
+    if any(getattr(each, "output_router_logits", False) for each in (config, text)):
         raise ModelError(
-            "output_router_logits is true, with which transformers adds a loss that balances the experts over all "
-            "tokens and layers of a batch; packs and stages see only their own, so set it to false in the text_config "
-            "of config.json"
+            "output_router_logits asks for an auxiliary loss of the experts' router over all tokens and layers of a "
+            "batch, of which packs and stages see only their own; set output_router_logits to false in config.json"
         )
     experts, chosen = getattr(text, "num_experts", 0), getattr(text, "num_experts_per_tok", 0)
     if experts and not 1 <= chosen <= experts:

@@ -17,11 +17,12 @@ from transformers.utils.hub import cached_file
 
 from trials.errors import ModelError
 from trials.model.attention import PACKED_ATTENTION
+from trials.model.experts import check_experts
 from trials.model.family import Family, check_form, load_family
 from trials.model.folder import CONFIG, check_folder, check_settings
 from trials.model.paths import parameters_at
 from trials.model.refusal import reason, refusing
-from trials.model.unsupported import check_code, check_losses
+from trials.model.unsupported import check_code
 
 _MOST_PARAMETERS = 10**14
 """Fifty times those of the largest published models."""
@@ -99,7 +100,7 @@ def build_skeleton(config: PretrainedConfig, dtype: torch.dtype) -> Skeleton:
     family = load_family(config)
     with refusing(f"a model of type {config.model_type!r} cannot be built", _CORRECT):
         family.check(config)
-        check_losses(config)
+        check_experts(config)
         with torch.device("meta"):
             # A copy, because the attention is set in the model's configuration.
             model = family.AUTO_MODEL.from_config(copy.deepcopy(config), dtype=dtype)

@@ -74,15 +74,6 @@ def check_code(settings: Mapping[str, Any]) -> None:
         )
 
 
-def check_losses(config: PretrainedConfig) -> None:
-    """Raise ModelError for a loss of the experts' router, which transformers' text models add to the cross-entropy."""
-    if any(getattr(each, "output_router_logits", False) for each in (config, config.get_text_config())):
-        raise ModelError(
-            "output_router_logits asks for an auxiliary loss of the experts' router, which is not supported: the loss "
-            "is the cross-entropy of the targets alone; set output_router_logits to false in config.json"
-        )
-
-
 def _first(config: PretrainedConfig, names: tuple[str, ...]) -> str | None:
     """Return the first of the settings that the configuration has."""
     return next((name for name in names if getattr(config, name, None)), None)

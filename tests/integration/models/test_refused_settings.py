@@ -44,7 +44,10 @@ DEEPSTACK = {
     "many features": (config(text_config__num_hidden_layers=1), r"2 vision layers, .* but the model has 1; correct"),
 }
 EXPERTS = {
-    "auxiliary loss": (config(text_config__output_router_logits=True), r"output_router_logits is true, .* to false in"),
+    "auxiliary loss": (
+        config(text_config__output_router_logits=True),
+        r"asks for an auxiliary loss of .* to false in",
+    ),
     "many experts": (config(text_config__num_experts_per_tok=6), r"num_experts_per_tok is 6 but a layer has 5 experts"),
 }
 CASES = {

@@ -58,8 +58,8 @@ OTHER_FORMS = {
 
 
 def takes(config: PretrainedConfig) -> bool:
-    """Return whether this is LLaVA-1.5."""
-    return bool(config.model_type == "llava")
+    """Return whether this is LLaVA-1.5, whose tower is not Pixtral's."""
+    return bool(config.model_type == "llava" and config.vision_config.model_type != "pixtral")
 
 
 def check(config: PretrainedConfig) -> None:

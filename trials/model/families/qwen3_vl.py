@@ -12,7 +12,6 @@ from trials.data.tokens import PackTokens
 from trials.errors import ModelError
 from trials.model import merged_patches
 from trials.model.decoder import language_runner
-from trials.model.experts import check_experts
 from trials.model.family import VisionModules
 from trials.model.features import place_features
 from trials.model.merged_patches import (
@@ -62,7 +61,6 @@ def check(config: PretrainedConfig) -> None:
     vision, text = config.vision_config, config.get_text_config()
     check_patches(config)
     check_towers(config)
-    check_experts(text)
     kept = list(vision.deepstack_visual_indexes)
     if kept != sorted(set(kept)) or not all(0 <= number < vision.depth for number in kept):
         raise ModelError(
