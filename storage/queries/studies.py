@@ -76,7 +76,8 @@ def get(connection: Connection, study_id: str) -> StudyRecord:
 
 
 def listed(connection: Connection, model_name: str | None, limit: int | None) -> tuple[StudyRecord, ...]:
-    query = select(STUDY).join(WORKLOAD).join(MODEL).order_by(STUDY.c.started.desc(), STUDY.c.id).limit(limit)
+    joined = STUDY.join(WORKLOAD).join(MODEL)
+    query = select(STUDY).select_from(joined).order_by(STUDY.c.started.desc(), STUDY.c.id).limit(limit)
     if model_name is not None:
         query = query.where(MODEL.c.name.icontains(model_name, autoescape=True))
     return _records(connection, query)

@@ -303,7 +303,7 @@ def test_a_study_begins_after_those_before_it_though_the_clock_was_set_back(
     assert latest.id == second
 
 
-def test_winners_of_other_hardware_models_and_workloads_are_left_out(store: Store) -> None:
+def test_winners_and_studies_of_other_hardware_models_and_workloads_are_left_out(store: Store) -> None:
     qwen = changed("model.config_digest", "beef", changed("model.name", "qwen2.5-vl_7b"))
     other = changed("hardware.device_name", "NVIDIA H100 50%", qwen)
     ours, theirs = best_of(new_study(store)), best_of(new_study(store, other), workload=other)
@@ -315,6 +315,7 @@ def test_winners_of_other_hardware_models_and_workloads_are_left_out(store: Stor
     assert store.best_plans(hardware_name="50%") == (theirs,)
     assert store.best_plans(hardware_name="%") == (theirs,)
     assert store.best_plans(model_name="VL_7") == (theirs,)
+    assert [study.id for study in store.studies(model_name="VL_7")] == [theirs.study_id]
     assert store.best_plans(hardware_name="a100", model_name="qwen") == ()
 
 
