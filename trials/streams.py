@@ -3,15 +3,16 @@
 import io
 import os
 import sys
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from typing_extensions import Buffer
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 
 class _LossyFile(io.FileIO):
     """Drops what cannot be written."""
 
-    def write(self, data: Buffer, /) -> int:
+    def write(self, data: "Buffer", /) -> int:
         try:
             # None where the descriptor does not block and its pipe is full.
             return super().write(data) or memoryview(data).nbytes

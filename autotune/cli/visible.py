@@ -9,7 +9,8 @@ _HIDDEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 def visible(text: str) -> str:
     r"""Return the text with control characters written as `\x1b`; tabs and new lines stay."""
-    return "".join(map(_shown, text))
+    lines = text.split("\n")
+    return "\n".join(line if line.isprintable() else "".join(map(_shown, line)) for line in lines)
 
 
 class VisibleFormatter(logging.Formatter):
@@ -20,7 +21,7 @@ class VisibleFormatter(logging.Formatter):
 
 
 def _shown(char: str) -> str:
-    if char in "\n\t" or unicodedata.category(char) not in _HIDDEN:
+    if char == "\t" or unicodedata.category(char) not in _HIDDEN:
         return char
     # `backslashreplace` leaves ASCII controls as they are.
     return char.encode("ascii", "backslashreplace").decode() if ord(char) > 0x7F else f"\\x{ord(char):02x}"

@@ -70,6 +70,14 @@ def test_a_look_up_imports_no_training_library(arguments: str, environment: Mapp
     assert not imported & HEAVY
 
 
+def test_the_interpreter_collects_no_garbage_when_it_exits(environment: Mapping[str, str]) -> None:
+    # Functions that are registered first run last.
+    code = "import atexit, gc; atexit.register(lambda: print(len(gc.get_objects()))); "
+    code += "from autotune.cli import main; main(['studies'])"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert int(done.stdout.split()[-1]) < 1000
+
+
 def test_completion_imports_neither_a_training_library_nor_the_database(
     environment: Mapping[str, str], tmp_path: Path
 ) -> None:
