@@ -217,7 +217,7 @@ def plans(options: Options, **wanted: Any) -> None:
 @_common
 def studies(options: Options, study: str | None, model: str | None, top: int | None) -> None:
     """List the stored studies, or show every trial and the winner of STUDY."""
-    from autotune.cli.query import list_studies, show_study
+    from autotune.cli.studies import list_studies, show_study
 
     if study is None:
         list_studies(options, model=model, top=top)

@@ -8,13 +8,12 @@ from pathlib import Path
 import click
 
 from autotune import output_file
+from autotune.cli.agents import place
 from autotune.cli.context import Options
-from autotune.cli.query import place
 from autotune.errors import AutotuneError, DatabaseFaulty, DeviceBusy
 from autotune.machine.agent import Agent
 from storage.errors import DatabaseUnavailable
 from storage.store import Store, open_store
-from storage.upkeep.repair import repair
 from trials import wire
 
 _SHOWN = 20
@@ -41,6 +40,8 @@ def check_database(options: Options) -> None:
 
 def repair_database(options: Options) -> None:
     """Repair the database. Raises DeviceBusy while another process works with it."""
+    from storage.upkeep.repair import repair
+
     url = options.database_url()
     done = repair(url, check=lambda: _check_unused(url))
     dropped = "; ".join(f"{count} of {table}" for table, count in done.dropped.items()) or "nothing"

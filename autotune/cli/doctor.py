@@ -5,8 +5,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from autotune.cli.agents import living, place, silent_minutes
 from autotune.cli.context import Options
-from autotune.cli.query import living, outline_of, place, silent_minutes, workload_of
+from autotune.cli.jobs import outline_of, workload_of
 from autotune.folders import spool_folder, work_folder
 from autotune.machine.agent import has_died
 from autotune.machine.hardware import probe_hardware, software

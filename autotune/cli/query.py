@@ -1,34 +1,25 @@
-"""The commands that only read the database: plans, studies and show."""
+"""The commands `plans` and `show`: stored plans, compared with this machine or a job."""
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from autotune import study_report
+from autotune.cli.agents import living, place
 from autotune.cli.context import Options
-from autotune.cli.progress import reading_progress
+from autotune.cli.jobs import outline_of, workload_of
 from autotune.errors import HardwareError
-from autotune.folders import lengths_folder
-from autotune.known_plan import known_text
-from autotune.machine.agent import has_died, lives
 from autotune.machine.hardware import probe_hardware, software
 from autotune.study_report import Known
-from storage.errors import DatabaseDamaged
 from storage.nearness import Fields, fields_of, fields_of_machine
-from storage.records import AgentRecord, BestPlan, LaunchRecord, TriedPlan
+from storage.records import BestPlan, TriedPlan
 from storage.store import Store, open_store
 from storage.validity import Validity, Verdict, validity
 from trials import wire
 from trials.workload import Hardware, Workload
 
-if TYPE_CHECKING:
-    from autotune.workload import Outline
-    from trials.job import Job
-
-_log = logging.getLogger(__name__)
 _NEAREST = 5
 _SORTS: Mapping[str, Callable[[Known], Any]] = {
     "speed": lambda known: -known.best.samples_per_second,
@@ -104,37 +95,9 @@ def _nearest_plans(store: Store, wanted: PlanFilter, now: Workload | None) -> li
     ]
 
 
-def list_studies(options: Options, *, model: str | None, top: int | None) -> None:
-    with open_store(options.database_url()) as store:
-        winners = {best.study_id: best for best in store.best_plans(model_name=model)}
-        found = [
-            (study, best.workload if best else store.workload(study.workload_fingerprint), best)
-            for study in store.studies(model_name=model, limit=top)
-            for best in (winners.get(study.id),)
-        ]
-    options.give(
-        lambda: {"studies": [study_report.study_document(*each) for each in found]},
-        lambda: study_report.studies_text(found),
-    )
-
-
-def show_study(options: Options, name: str) -> None:
-    with open_store(options.database_url()) as store:
-        study = store.find_study(name)
-        work, trials = store.workload(study.workload_fingerprint), store.trials(study.id)
-        try:
-            winner = store.winner(study.id)
-        except DatabaseDamaged as error:  # the study and its trials can still be shown
-            _log.warning("the winner of %s is left out: %s", study.name, error)
-            winner = None
-    found = study, work, winner
-    options.give(
-        lambda: {**study_report.study_document(*found), "trials": [wire.to_document(trial) for trial in trials]},
-        lambda: study_report.study_text(*found, trials),
-    )
-
-
 def show_plan(options: Options, plan: str) -> None:
+    from autotune.known_plan import known_text
+
     with open_store(options.database_url()) as store:
         tried = store.find_plan(plan)
         launches = store.launches(tried.plan.id)
@@ -169,25 +132,6 @@ def _validity(best: BestPlan | TriedPlan, now: Workload) -> Validity:
     return validity(best.workload, now, imported_from=best.imported_from)
 
 
-def outline_of(path: Path) -> "tuple[Job, Outline]":
-    """Load the job and probe its model and hardware."""
-    from autotune.job_file import load_job
-    from autotune.workload import look_at
-
-    job = load_job(path)
-    return job, look_at(job)
-
-
-def workload_of(options: Options, job: "Job", outline: "Outline") -> Workload:
-    """Read the data of the job, without taking its devices or opening a database."""
-    import tempfile
-
-    from autotune.workload import read_data
-
-    with tempfile.TemporaryDirectory() as folder, reading_progress(options) as progress:
-        return read_data(job, outline, Path(folder), progress, cache=lengths_folder()).workload
-
-
 def _uses(store: Store) -> dict[str, tuple[str, ...]]:
     """Return the processes that train now, by plan id."""
     agents = store.agents()
@@ -196,24 +140,6 @@ def _uses(store: Store) -> dict[str, tuple[str, ...]]:
         if (agent := living(launch, agents)) is not None:
             found[launch.plan_id] = (*found.get(launch.plan_id, ()), place(agent))
     return found
-
-
-def living(launch: LaunchRecord, agents: Mapping[str, AgentRecord]) -> AgentRecord | None:
-    """Return the agent that runs the launch, or None if it is known to have ended."""
-    agent = agents.get(launch.agent_id or "")
-    return None if agent is None or has_died(agent) else agent
-
-
-def place(agent: AgentRecord) -> str:
-    """Describe the process of an agent, and since when it sent no heartbeat."""
-    where = f"process {agent.process.partition(' ')[0]} on {agent.machine.partition(' ')[0]}"
-    silence = silent_minutes(agent)
-    return f"{where}, silent for {silence} min" if silence else where
-
-
-def silent_minutes(agent: AgentRecord) -> int:
-    """Return the minutes since the last heartbeat; 0 for a process that is seen to run on this host."""
-    return 0 if lives(agent) else int((agent.silent_seconds or 0) // 60)
 
 
 def _document(known: Known) -> dict[str, Any]:

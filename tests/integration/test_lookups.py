@@ -70,6 +70,14 @@ def test_a_look_up_imports_no_training_library(arguments: str, environment: Mapp
     assert not imported & HEAVY
 
 
+@pytest.mark.parametrize("arguments", ["studies", "studies --model tiny", "db check", "db upgrade"])
+def test_a_look_up_that_describes_no_machine_does_not_import_the_drivers_library(
+    arguments: str, environment: Mapping[str, str], tmp_path: Path
+) -> None:
+    imported, _ = modules_of(environment, tmp_path, *arguments.split())
+    assert "pynvml" not in imported
+
+
 def test_the_interpreter_collects_no_garbage_when_it_exits(environment: Mapping[str, str]) -> None:
     # Functions that are registered first run last.
     code = "import atexit, gc; atexit.register(lambda: print(len(gc.get_objects()))); "

@@ -1,0 +1,32 @@
+"""The workload of a job, for commands that run nothing."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from autotune.cli.context import Options
+from autotune.cli.progress import reading_progress
+from autotune.folders import lengths_folder
+from trials.workload import Workload
+
+if TYPE_CHECKING:
+    from autotune.workload import Outline
+    from trials.job import Job
+
+
+def outline_of(path: Path) -> "tuple[Job, Outline]":
+    """Load the job and probe its model and hardware."""
+    from autotune.job_file import load_job
+    from autotune.workload import look_at
+
+    job = load_job(path)
+    return job, look_at(job)
+
+
+def workload_of(options: Options, job: "Job", outline: "Outline") -> Workload:
+    """Read the data of the job, without taking its devices or opening a database."""
+    import tempfile
+
+    from autotune.workload import read_data
+
+    with tempfile.TemporaryDirectory() as folder, reading_progress(options) as progress:
+        return read_data(job, outline, Path(folder), progress, cache=lengths_folder()).workload
