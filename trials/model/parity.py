@@ -22,7 +22,8 @@ from trials.model.stage import StageModule, pack_loss
 from trials.model.weights import draw_buffers, draw_weights
 from trials.plan import Layout, Packed, Plan, Stage
 
-_TOLERANCE = 1e-4
+_TOLERANCES = {"logits": 1e-4, "loss": 1e-4, "gradients": 5e-4}
+"""Rounding in float32 grows through layers with such large weights; faults are above 0.1 %."""
 _FLOOR = 1e-2
 """Share of the norm of all gradients: a parameter without effect, such as the bias of keys, has rounding errors."""
 _GAIN = 2.0
@@ -209,7 +210,7 @@ def _compare(name: str, expected: _Results, found: _Results) -> None:
             for each in expected.gradients.keys() | found.gradients.keys()
         ),
     }
-    if not max(differences.values()) <= _TOLERANCE:  # NaN is a difference too
+    if not all(difference <= _TOLERANCES[what] for what, difference in differences.items()):  # NaN is a difference too
         figures = ", ".join(f"{what} by {100 * value:.3g} %" for what, value in differences.items())
         raise ModelError(
             f"the language model {name!r} is computed differently here than by transformers, {figures}; {_REMEDY}"

@@ -98,7 +98,7 @@ LIMITS: dict[str, tuple[dict[str, Any], str]] = {
     "no rotary positions": ({"model_type": "jamba"}, "language model 'jamba' has no norm and no rotary_emb; use one"),
     "a loss of the router": (
         {"model_type": "mixtral", "num_local_experts": 8, "output_router_logits": True},
-        "output_router_logits asks for an auxiliary loss of the experts' router, .* set output_router_logits to false",
+        "output_router_logits asks for an auxiliary loss of the experts' router .* set output_router_logits to false",
     ),
     "other attention": ({"model_type": "nemotron"}, "'nemotron' cannot be run in stages: TypeError: packed_attention"),
 }

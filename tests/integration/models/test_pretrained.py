@@ -27,7 +27,7 @@ PUBLISHED = {
 }
 """Names in memory, and those of OpenGVLab's checkpoints in Hugging Face form."""
 SMALL = {"hidden_size": 64, "intermediate_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
-MERGED = {"model_type": "qwen3_moe", "moe_intermediate_size": 16, "num_experts": 4, **SMALL}
+MERGED = {"model_type": "qwen3_moe", "moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2, **SMALL}
 SPLIT = {"model_type": "hrm_text", **SMALL}
 COMPUTED = {"model_type": "gemma3_text", **SMALL}
 SINGLE = "model.safetensors"

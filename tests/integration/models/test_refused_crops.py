@@ -16,13 +16,7 @@ from trials.model.family import load_family
 from trials.model.shape import model_shape
 from trials.model.skeleton import build_skeleton, load_config
 
-PIXTRAL = {"model_type": "pixtral", "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4}
 CONFIGURATIONS: dict[str, tuple[str, Spoil, str]] = {
-    "Pixtral": (
-        "llava",
-        config(vision_config=PIXTRAL),
-        r"vision tower of type 'pixtral' is not supported with model ty",
-    ),
     "state 0": (
         "llava",
         config(vision_feature_layer=0),
