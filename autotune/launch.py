@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from autotune.errors import LaunchFailed, PlanNotValid
+from autotune.errors import JobError, LaunchFailed, PlanNotValid
 from autotune.silence import Silence
 from autotune.training_output import check_output, held
 from autotune.workload import Prepared
@@ -16,6 +16,7 @@ from storage.errors import DatabaseUnavailable
 from storage.records import LaunchResult
 from storage.spool import Spool
 from storage.store import Store
+from trials.errors import TrialsError
 from trials.launchers.local import LocalLauncher
 from trials.plan import Plan
 from trials.run.pool import Answers, WarmPool
@@ -23,6 +24,7 @@ from trials.tasks.answer import TrainingReport
 from trials.tasks.request import Request, Training
 from trials.tasks.training.output import open_output
 from trials.tasks.training.progress import PROGRESS_FILE, Progress, ProgressReader
+from trials.tasks.training.schedule import schedule_of
 from trials.tasks.training.settings import training_settings
 
 _log = logging.getLogger(__name__)
@@ -56,8 +58,9 @@ def launch(
     """Train until the end, or until `max_steps`; an interrupted training resumes.
 
     The spool keeps the result until the store has it. The request and the logs of the ranks are written below `folder`.
-    Raises PlanNotValid for a plan that needs more devices, JobError for an output that cannot be written, OutputTaken
-    for one with the results of another training, and LaunchFailed with the reason when a rank fails.
+    Raises PlanNotValid for a plan that needs more devices, JobError for an output that cannot be written or a warm-up
+    longer than the training, OutputTaken for an output with the results of another training, and LaunchFailed with the
+    reason when a rank fails.
     """
     hardware = prepared.workload.hardware
     if plan.layout.world_size > hardware.devices:
@@ -66,6 +69,7 @@ def launch(
             "hardware.devices, or run `autotune tune` for a plan that fits"
         )
     check_output(prepared.job)
+    _check_warmup(prepared, plan)
     output = prepared.job.training.output
     request = prepared.request(plan, Training(output=output, max_steps=max_steps))
     with held(output):
@@ -82,6 +86,18 @@ def launch(
         steps=len(reader.seen),
         blank_samples=blanks,
     )
+
+
+def _check_warmup(prepared: Prepared, plan: Plan) -> None:
+    """Raise JobError for a warm-up, given in steps, that is longer than the training."""
+    training = prepared.job.training
+    if training.warmup < 1:
+        return
+    epochs = [prepared.epoch(plan.packing, plan.layout.data, number).steps for number in range(training.epochs)]
+    try:
+        schedule_of(training, epochs)
+    except TrialsError as error:
+        raise JobError(str(error)) from error
 
 
 class _Watch:

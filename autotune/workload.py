@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from autotune.errors import JobError
 from autotune.machine.hardware import default_memory_limit, probe_hardware, software
 from trials.data import formats
 from trials.data.epoch import CostWeights, Epoch, job_epoch
@@ -12,7 +13,7 @@ from trials.data.index import DatasetIndex, profile
 from trials.data.indexing import IndexReport, Reading, build_index
 from trials.data.records.sample import Encoder
 from trials.errors import DataError
-from trials.job import Job
+from trials.job import Job, Part
 from trials.model.identity import path_digest
 from trials.model.inputs.encoders import load_encoder
 from trials.model.shape import cost_weights, model_shape
@@ -36,9 +37,9 @@ class Prepared:
     index_file: Path
     weights: CostWeights
 
-    def epoch(self, packing: Packing, data_parallel: int) -> Epoch:
-        """Return the packs and steps of the first epoch, as the ranks will build them."""
-        return job_epoch(self.job, self.index, self.weights, packing, data_parallel=data_parallel)
+    def epoch(self, packing: Packing, data_parallel: int, number: int = 0) -> Epoch:
+        """Return the packs and steps of epoch `number`, as the ranks will build them."""
+        return job_epoch(self.job, self.index, self.weights, packing, data_parallel=data_parallel, number=number)
 
     def request(self, plan: Plan, task: Task) -> Request:
         return Request(
@@ -65,8 +66,8 @@ class Outline:
 def look_at(job: Job) -> Outline:
     """Probe the hardware and describe the model. Nothing is written.
 
-    Raises what `probe_hardware` and `model_shape` raise, and DataError for an annotation file that is not there or
-    holds nothing to train on.
+    Raises what `probe_hardware` and `model_shape` raise, JobError for a learning rate of a part that the model does not
+    have, and DataError for an annotation file that is not there or holds nothing to train on.
     """
     for file in (file for source in job.data.sources for file in formats.resolve(source, Path())):
         if file.format == _LENGTHS:
@@ -76,8 +77,20 @@ def look_at(job: Job) -> Outline:
             )
     hardware = probe_hardware(job.hardware.devices, job.search.parallel)
     shape = model_shape(job.model)
+    _check_learning_rates(job, shape)
     encoder = load_encoder(job.model, job.data)
     return Outline(hardware=hardware, shape=shape, path_digest=path_digest(job.model), encoder=encoder)
+
+
+def _check_learning_rates(job: Job, shape: ModelShape) -> None:
+    """Raise JobError for a learning rate of a part that the model does not have."""
+    parts: tuple[Part, ...] = ("vision", "projector")
+    for part in parts if not shape.vision_layers else ():
+        if (rate := getattr(job.training.learning_rates, part)) is not None:
+            raise JobError(
+                f"training.learning_rates.{part}: {rate:g}, but {shape.name} is a {shape.family} model without vision; "
+                "remove the key"
+            )
 
 
 def prepare(job: Job, folder: Path) -> Prepared:

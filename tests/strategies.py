@@ -5,7 +5,16 @@ from typing import Literal
 
 from hypothesis import strategies as st
 
-from trials.job import DataSection, HardwareSection, Job, ModelSection, SearchSection, Source, TrainingSection
+from trials.job import (
+    DataSection,
+    HardwareSection,
+    Job,
+    LearningRatesSection,
+    ModelSection,
+    SearchSection,
+    Source,
+    TrainingSection,
+)
 from trials.outcome import (
     Completed,
     Crash,
@@ -173,6 +182,12 @@ jobs = st.builds(
         TrainingSection,
         global_batch_samples=positive,
         learning_rate=seconds,
+        learning_rates=st.builds(LearningRatesSection, vision=st.none() | seconds, projector=st.none() | seconds),
+        schedule=st.sampled_from(["constant", "linear", "cosine"]),
+        warmup=st.floats(0, 1, exclude_max=True) | positive.map(float),
+        weight_decay=st.floats(0, 1),
+        betas=st.tuples(st.floats(0, 1, exclude_max=True), st.floats(0, 1, exclude_max=True)),
+        clip_norm=st.none() | seconds,
         epochs=positive,
         seed=st.integers(0, 2**31 - 1),
         output=_paths,

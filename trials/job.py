@@ -1,7 +1,7 @@
 """Jobs: the training that the user wants. `autotune.job_file` reads them from YAML; the ranks get them as JSON."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationInfo, field_validator
 
@@ -10,6 +10,10 @@ from trials.units import parse_bytes, parse_seconds
 
 Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)]
 Seconds = Annotated[float, BeforeValidator(parse_seconds), Field(gt=0)]
+LearningRate = Annotated[float, Field(gt=0)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
+Part: TypeAlias = Literal["vision", "projector", "language"]
+ScheduleName: TypeAlias = Literal["constant", "linear", "cosine"]
 
 
 class _Section(BaseModel):
@@ -69,16 +73,58 @@ class HardwareSection(_Section):
     """Limit of each rank; the device's memory less a reserve when absent."""
 
 
+class LearningRatesSection(_Section):
+    """Learning rates of parts of the model; a part that is not given has `training.learning_rate`."""
+
+    vision: LearningRate | None = None
+    """Vision embedding and layers."""
+    projector: LearningRate | None = None
+    language: LearningRate | None = None
+    """Word embedding, language layers, final norm and output projection."""
+
+
 class TrainingSection(_Section):
     global_batch_samples: Annotated[int, Field(gt=0)] = 32
     """Samples of one optimizer step, kept within 10 % by every plan."""
-    learning_rate: Annotated[float, Field(gt=0)] = 1e-5
+    learning_rate: LearningRate = 1e-5
+    """Highest learning rate of AdamW; the schedule lowers it."""
+    learning_rates: LearningRatesSection = LearningRatesSection()
+    """Learning rates of parts of the model."""
+    max_steps: Annotated[int, Field(gt=0)] | None = None
+    """Steps after which the training ends, before the end of its epochs."""
+    schedule: ScheduleName = "constant"
+    """Change of the learning rates after the warm-up: none, or to 0 at the end of the training."""
+    warmup: Annotated[float, Field(ge=0)] = 0.0
+    """Steps in which the learning rates rise from 0: a share of all steps below 1, or a whole number of steps."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    """Weight decay of parameters with at least two dimensions; all others, such as norms and biases, have none."""
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
+    """Decay rates of AdamW's two moments."""
+    clip_norm: Annotated[float, Field(gt=0)] | None = None
+    """Highest norm of the gradient of the whole model; a longer one is scaled down to it."""
     epochs: Annotated[int, Field(gt=0)] = 1
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     output: Path = Path("output")
     """Folder for checkpoints and the final model, relative to the job file."""
     checkpoint_every: Annotated[int, Field(gt=0)] | None = None
     """Steps between checkpoints; only at the end of each epoch when absent."""
+
+    @field_validator("warmup")
+    @classmethod
+    def _within_the_training(cls, warmup: float, info: ValidationInfo) -> float:
+        if warmup >= 1 and warmup != int(warmup):
+            raise ValueError(f"must be a share below 1 or a whole number of steps, not {warmup:g}; round it")
+        max_steps = info.data.get("max_steps")
+        if max_steps is not None and warmup > max_steps:
+            raise ValueError(
+                f"{warmup:.0f} steps are more than training.max_steps: {max_steps}; lower it, or raise max_steps"
+            )
+        return warmup
+
+    def learning_rate_of(self, part: Part) -> float:
+        """Return the learning rate of a part of the model, before the schedule."""
+        own: float | None = getattr(self.learning_rates, part)
+        return self.learning_rate if own is None else own
 
 
 _Some = Field(min_length=1)

@@ -99,7 +99,8 @@ def _launch(options: Options, bench: Workbench, chosen: KnownPlan, steps: int | 
     def on_step(progress: Progress) -> None:
         if progress.step in (1, progress.of) or progress.step % max(1, progress.of // _SHOWN_STEPS) == 0:
             speed = progress.samples / progress.seconds
-            options.tell(f"  step {progress.step}/{progress.of}  loss {progress.loss:.3f}  {speed:.1f} samples/s")
+            rate = "" if progress.learning_rate is None else f"  learning rate {progress.learning_rate:.2e}"
+            options.tell(f"  step {progress.step}/{progress.of}  loss {progress.loss:.3f}{rate}  {speed:.1f} samples/s")
 
     return launch(
         bench.prepared,

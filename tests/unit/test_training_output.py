@@ -196,6 +196,41 @@ def test_a_training_continues_with_another_learning_rate_and_warns(
     assert "the training continues with epochs 2; it was 1 before" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"learning_rates": {"vision": 2e-6}}, "learning_rates {'vision': 2e-06}; it was {} before"),
+        ({"max_steps": 9}, "max_steps 9; it was None before"),
+        ({"schedule": "cosine"}, "schedule cosine; it was constant before"),
+        ({"warmup": 0.03}, "warmup 0.03; it was 0.0 before"),
+        ({"weight_decay": 0.1}, "weight_decay 0.1; it was 0.01 before"),
+        ({"betas": (0.9, 0.95)}, "betas (0.9, 0.95); it was (0.9, 0.999) before"),
+        ({"clip_norm": 1.0}, "clip_norm 1.0; it was None before"),
+    ],
+)
+def test_a_training_continues_with_other_settings_of_its_optimizer_and_warns(
+    change: dict[str, Any], message: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    open_output(tmp_path, SETTINGS)
+    opened = open_output(tmp_path, replace(SETTINGS, **change))
+    assert f"the training continues with {message}" in caplog.text
+    caplog.clear()
+    assert open_output(tmp_path, replace(SETTINGS, **change)) == opened
+    assert not caplog.messages
+
+
+def test_the_record_of_a_training_before_optimizer_settings_opens_with_their_defaults(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    opened = open_output(tmp_path, SETTINGS)
+    document = json.loads((tmp_path / "autotune.json").read_text())
+    for name in ("learning_rates", "max_steps", "schedule", "warmup", "weight_decay", "betas", "clip_norm"):
+        del document["settings"][name]
+    (tmp_path / "autotune.json").write_text(json.dumps(document))
+    assert open_output(tmp_path, SETTINGS) == opened
+    assert not caplog.messages
+
+
 def test_a_checkpoint_of_version_0_1_0_is_resumed_with_its_plan_and_data(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -13,9 +13,12 @@ from torch import nn
 
 from trials.data.loader import MicroBatch
 from trials.data.tokens import pack
+from trials.engine.clipping import count_in_norm, join_norms
+from trials.engine.optimizer import build_optimizer, scale_learning_rates
 from trials.engine.state import OptimizerState
 from trials.engine.stopwatch import Stopwatch
 from trials.grid import RankCoordinates
+from trials.job import TrainingSection
 from trials.model.cut import cut
 from trials.model.stage import StageModule, pack_loss
 from trials.plan import Plan
@@ -47,36 +50,48 @@ class TrainingEngine(Protocol):
         """
 
     @abstractmethod
+    def scale_learning_rates(self, factor: float) -> None:
+        """Set the learning rates of the next steps to `factor` times the configured ones."""
+
+    @abstractmethod
     def close(self) -> None:
         """Release all memory, so that the process can build another engine. Must be called once, at the end."""
 
 
 def build_engine(
-    plan: Plan, stage: StageModule, where: RankCoordinates, device: torch.device, learning_rate: float
+    plan: Plan, stage: StageModule, where: RankCoordinates, device: torch.device, training: TrainingSection
 ) -> TrainingEngine:
     """Build the engine for this rank. Every rank of the process group must call it."""
-    optimizer = torch.optim.AdamW(stage.parameters(), lr=learning_rate)
     if plan.layout.pipeline > 1:
-        return PipelineEngine(plan, stage, where, device, optimizer)
-    return PlainEngine(plan, stage, device, optimizer)
+        return PipelineEngine(plan, stage, where, device, training)
+    return PlainEngine(plan, stage, device, training)
 
 
 class _DeepSpeedEngine:
     """What both engines share: the configuration, and the loss as a mean over the step's target tokens."""
 
-    def __init__(self, plan: Plan, stage: StageModule, device: torch.device) -> None:
+    def __init__(self, plan: Plan, stage: StageModule, device: torch.device, training: TrainingSection) -> None:
         self.stage = stage
         self.stopwatch = Stopwatch(device)
         self._plan = plan
         self._device = device
+        self._optimizer = build_optimizer(stage, training)
+        self._clip_norm = training.clip_norm
         self._engine: Any
         self.state: OptimizerState
+
+    def scale_learning_rates(self, factor: float) -> None:
+        scale_learning_rates(self._optimizer, factor)
 
     def close(self) -> None:
         self._engine.destroy()
         # Its last tensors hold their graphs, whose hooks hold the engine: a cycle through C++ that no collector sees.
         vars(self._engine).clear()
         del self._engine, self.state
+
+    def _take_state(self) -> None:
+        join_norms(self._engine.optimizer)
+        self.state = OptimizerState(self._engine, self._optimizer)
 
     def _config(self, **extra: Any) -> dict[str, Any]:
         return {
@@ -91,7 +106,7 @@ class _DeepSpeedEngine:
             "bf16": {"enabled": self.stage.model.dtype == torch.bfloat16, "immediate_grad_update": True},
             "data_types": {"grad_accum_dtype": "fp32"},
             "communication_data_type": "fp32",
-            "gradient_clipping": 0.0,  # its default of 1 would scale gradients unasked
+            "gradient_clipping": self._clip_norm or 0.0,  # its default of 1 would scale gradients unasked
             "zero_allow_untested_optimizer": True,
             "steps_per_print": 1 << 40,  # never: the progress file says more
             **extra,
@@ -101,14 +116,14 @@ class _DeepSpeedEngine:
 class PlainEngine(_DeepSpeedEngine):
     """One stage on every rank: data parallelism with ZeRO."""
 
-    def __init__(self, plan: Plan, stage: StageModule, device: torch.device, optimizer: torch.optim.Optimizer) -> None:
-        super().__init__(plan, stage, device)
+    def __init__(self, plan: Plan, stage: StageModule, device: torch.device, training: TrainingSection) -> None:
+        super().__init__(plan, stage, device, training)
         # Unmanaged: the number of packs in a step may change, and `step` is where gradients are reduced.
         config = self._config(gradient_accumulation_steps=1, managed_gradient_accumulation=False)
         self._engine, *_ = deepspeed.initialize(
-            model=stage, optimizer=optimizer, config=config, dist_init_required=False
+            model=stage, optimizer=self._optimizer, config=config, dist_init_required=False
         )
-        self.state = OptimizerState(self._engine, optimizer)
+        self._take_state()
 
     def step(self, batches: Iterator[MicroBatch], count: int, target_tokens: int) -> float:
         total = torch.zeros((), device=self._device)
@@ -136,16 +151,16 @@ class PipelineEngine(_DeepSpeedEngine):
         stage: StageModule,
         where: RankCoordinates,
         device: torch.device,
-        optimizer: torch.optim.Optimizer,
+        training: TrainingSection,
     ) -> None:
-        super().__init__(plan, stage, device)
+        super().__init__(plan, stage, device, training)
         self._engine, *_ = deepspeed.initialize(
             model=_Pipeline(plan, stage, where),
-            optimizer=optimizer,
+            optimizer=self._optimizer,
             config=self._config(gradient_accumulation_steps=1),
             dist_init_required=False,
         )
-        self.state = OptimizerState(self._engine, optimizer)
+        self._take_state()
         self._engine._INSTRUCTION_MAP = {
             kind: self._timed(_SECTIONS[kind], run) if kind in _SECTIONS else run
             for kind, run in self._engine._INSTRUCTION_MAP.items()
@@ -175,6 +190,7 @@ class _Pipeline(PipelineModule):  # type: ignore[misc]
             layers=layers, num_stages=len(layers), loss_fn=pack_loss, partition_method="uniform", dynamic_shape=True
         )
         self._tied = _tie_embeddings(plan, stage, where)
+        count_in_norm(stage.parameters(), self._tied[0] if self._tied and not stage.cut.projects else None)
 
     def get_tied_weights_and_groups(self) -> list[tuple[nn.Parameter, Any]]:
         """Return the word embedding and the output projection when they are one weight on two stages."""

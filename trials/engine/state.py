@@ -24,9 +24,12 @@ class OptimizerState:
         """Access the state of DeepSpeed's `engine`, which was built with the torch `optimizer`."""
         self._wrapper = engine.optimizer
         self._optimizer = optimizer
+        self._is_connected = False
 
     def read(self, parameter: nn.Parameter, part: str) -> torch.Tensor:
         """Return the whole `part` of the parameter, in its shape. Moments exist after the first step."""
+        if part != WEIGHT:
+            self._connect()
         if not self._is_split(parameter):
             state = self._optimizer.state[parameter]
             tensor: torch.Tensor = parameter.detach() if part == WEIGHT else state[part]
@@ -62,10 +65,15 @@ class OptimizerState:
         for tensor in getattr(self._wrapper, "fp32_partitioned_groups_flat", tensors):
             moments = {name: torch.zeros_like(tensor, dtype=torch.float32) for name in MOMENTS}
             self._optimizer.state[tensor] = {"step": torch.tensor(float(steps)), **moments}
-        # DeepSpeed connects parameters with their moments only in its first step.
-        connect = getattr(self._wrapper, "_lazy_init_hp_params_optimizer_state", None)
-        if connect is not None:
-            connect()
+        self._connect()
+
+    def _connect(self) -> None:
+        """Connect parameters with their moments, which must exist, under ZeRO 1 and 2."""
+        # DeepSpeed does so after the first update of the optimizer's first group, when the others have no moments.
+        if not self._is_connected and hasattr(self._wrapper, "_hp_optimizer_states_linked"):
+            self._wrapper._hp_optimizer_states_linked = False
+            self._wrapper._lazy_init_hp_params_optimizer_state()
+        self._is_connected = True
 
     @staticmethod
     def _is_split(parameter: nn.Parameter) -> bool:

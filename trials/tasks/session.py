@@ -84,7 +84,7 @@ def open_session(request: Request, rank: int, device: torch.device) -> Iterator[
     torch.manual_seed(request.job.training.seed)
     where = request.plan.layout.grid.coordinates(rank)
     stage = build_stage(request, where.stage, device)
-    engine = build_engine(request.plan, stage, where, device, request.job.training.learning_rate)
+    engine = build_engine(request.plan, stage, where, device, request.job.training)
     session = Session(
         request=request,
         coordinates=where,

@@ -9,7 +9,9 @@ from deepspeed import comm
 from trials.data.loader import MicroBatch
 from trials.engine.engine import OPTIMIZER, build_engine
 from trials.engine.memory import GRADIENT_BYTES
+from trials.engine.optimizer import build_optimizer
 from trials.engine.stopwatch import Stopwatch
+from trials.job import TrainingSection
 from trials.model.family import join_samples
 from trials.model.stage import StageModule
 from trials.plan import Layout, Padded, Plan
@@ -33,7 +35,7 @@ def time_updates(
     layouts = [Layout(pipeline=1, data=ranks, zero=zero) for zero in task.zero_stages] if ranks > 1 else []
     # Each stage is freed before the next one is built: of a large model, only one fits.
     size = sum(parameter.numel() for parameter in build().parameters())
-    alone = _optimizer_seconds(build(), task.repeats)
+    alone = _optimizer_seconds(build(), request.job.training, task.repeats)
     timings = [UpdateTiming(zero=0, data_parallel=1, seconds_per_parameter=alone / size)]
     for layout in layouts:
         # An engine leaves its hooks on the parameters, so each has its own.
@@ -44,11 +46,11 @@ def time_updates(
     return tuple(timings)
 
 
-def _optimizer_seconds(stage: StageModule, repeats: int) -> float:
+def _optimizer_seconds(stage: StageModule, training: TrainingSection, repeats: int) -> float:
     parameters = list(stage.parameters())
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
-    optimizer = torch.optim.AdamW(parameters)
+    optimizer = build_optimizer(stage, training)
     stopwatch = Stopwatch(parameters[0].device)
     seconds = []
     for _ in range(_WARMUP + repeats):
@@ -69,7 +71,7 @@ def _engine_seconds(request: Request, layout: Layout, stage: StageModule, repeat
     )
     device = next(stage.parameters()).device
     where = layout.grid.coordinates(comm.get_rank())
-    engine = build_engine(plan, stage, where, device, request.job.training.learning_rate)
+    engine = build_engine(plan, stage, where, device, request.job.training)
     seconds = []
     try:
         for _ in range(_WARMUP + repeats):

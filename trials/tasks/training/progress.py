@@ -26,6 +26,8 @@ class Progress:
     loss: float
     seconds: float
     samples: int
+    learning_rate: float | None = None
+    """`training.learning_rate` after the schedule; those of parts follow the same one. None in older files."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for an impossible step: a speed is computed from every line."""

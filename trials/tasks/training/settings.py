@@ -1,6 +1,6 @@
 """Settings that decide the steps of a training: a resumed training must have the same."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from trials.model.identity import config_digest
@@ -27,9 +27,28 @@ class Settings:
     oversize: str
     learning_rate: float
     epochs: int
+    # Records of trainings before these settings lack the fields below.
+    learning_rates: dict[str, float] = field(default_factory=dict)
+    """Learning rates of parts of the model that have their own."""
+    max_steps: int | None = None
+    schedule: str = "constant"
+    warmup: float = 0.0
+    weight_decay: float = 0.01
+    betas: tuple[float, float] = (0.9, 0.999)
+    clip_norm: float | None = None
 
 
-MAY_CHANGE = ("learning_rate", "epochs")
+MAY_CHANGE = (
+    "learning_rate",
+    "epochs",
+    "learning_rates",
+    "max_steps",
+    "schedule",
+    "warmup",
+    "weight_decay",
+    "betas",
+    "clip_norm",
+)
 """Settings that a resumed training takes from its job: they change neither the samples of a step nor their order."""
 
 
@@ -48,4 +67,11 @@ def training_settings(request: Request, data_digest: str) -> Settings:
         oversize=job.data.oversize,
         learning_rate=job.training.learning_rate,
         epochs=job.training.epochs,
+        learning_rates=job.training.learning_rates.model_dump(exclude_none=True),
+        max_steps=job.training.max_steps,
+        schedule=job.training.schedule,
+        warmup=job.training.warmup,
+        weight_decay=job.training.weight_decay,
+        betas=job.training.betas,
+        clip_norm=job.training.clip_norm,
     )

@@ -22,28 +22,32 @@ from trials.tasks.training.output import (
     read_record,
 )
 from trials.tasks.training.progress import PROGRESS_FILE, Progress, append_step
+from trials.tasks.training.schedule import Schedule, schedule_of
 from trials.tasks.training.settings import training_settings
 
 
 def run_training(session: Session, task: Training) -> TrainingReport:
-    """Train to the end, or to `task.max_steps`, from the step after the last checkpoint."""
+    """Train to the end, or until `task.max_steps`, from the step after the last checkpoint."""
     opened = _open(session, task.output)
     done = opened.steps
-    counts = [session.epoch(number).steps for number in range(session.request.job.training.epochs)]
-    total = sum(counts)
+    training = session.request.job.training
+    counts = [session.epoch(number).steps for number in range(training.epochs)]
+    schedule = schedule_of(training, counts)
+    total = schedule.total
     if done > total:
+        end = "epochs" if total == sum(counts) else "max_steps"
         raise TrialsError(
-            f"{checkpoint_folder(task.output, done)} is beyond the {total} steps of training.epochs: {len(counts)}; "
-            "raise it, or name another training.output"
+            f"{checkpoint_folder(task.output, done)} is beyond the {total} steps of training.{end}: "
+            f"{getattr(training, end)}; raise it, or name another training.output"
         )
     if done:
         load_checkpoint(session, checkpoint_folder(task.output, done), done)
     last = min(total, task.max_steps or total)
-    every = session.request.job.training.checkpoint_every
+    every = training.checkpoint_every
     first_of_epoch = 0
     for number, count in enumerate(counts):
         wanted = range(max(0, done - first_of_epoch), min(count, last - first_of_epoch))
-        for record in _run_steps(session, session.epoch(number), wanted, first_of_epoch, total):
+        for record in _run_steps(session, session.epoch(number), wanted, first_of_epoch, schedule):
             done = record.step
             if session.coordinates.rank == 0:
                 append_step(task.output / PROGRESS_FILE, record)
@@ -70,11 +74,20 @@ def _open(session: Session, output: Path) -> OpenedOutput:
     return OpenedOutput(record=record, steps=steps, has_model=bool(has_model))
 
 
-def _run_steps(session: Session, epoch: Epoch, numbers: range, before: int, total: int) -> Iterator[Progress]:
+def _run_steps(session: Session, epoch: Epoch, numbers: range, before: int, schedule: Schedule) -> Iterator[Progress]:
     batches = session.batches(epoch, numbers)
     for number in numbers:
         step = epoch.step(number)
+        factor = schedule.factor(before + number + 1)
+        session.engine.scale_learning_rates(factor)
         start = time.perf_counter()
         loss = session.step(batches, step)
         seconds = time.perf_counter() - start
-        yield Progress(step=before + number + 1, of=total, loss=loss, seconds=seconds, samples=step.samples)
+        yield Progress(
+            step=before + number + 1,
+            of=schedule.total,
+            loss=loss,
+            seconds=seconds,
+            samples=step.samples,
+            learning_rate=session.request.job.training.learning_rate * factor,
+        )

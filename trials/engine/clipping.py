@@ -1,0 +1,38 @@
+"""Corrections of the gradient norm by which DeepSpeed clips, so that it is the norm over the whole model."""
+
+import weakref
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def count_in_norm(parameters: Iterable[Any], copy: nn.Parameter | None) -> None:
+    """Mark a stage's parameters so that the norm over all stages has each of them once.
+
+    `copy` is this stage's second copy of a tied weight, which does not count.
+    """
+    for parameter in parameters:
+        # Without this mark ZeRO 0 counts the first stage alone: it takes stages for ranks with the same parameters.
+        parameter.model_parallel = parameter is not copy
+        parameter.ds_pipe_replicated = parameter is copy
+
+
+def join_norms(wrapper: Any) -> None:
+    """Make DeepSpeed's optimizer for ZeRO 1 and 2, where `wrapper` is that, take one norm over all parameter groups.
+
+    Its own takes one for each group, with the other stages, and never ends where these have another number of groups.
+    """
+    if hasattr(wrapper, "params_in_partition"):
+        # A proxy, because a reference to itself would keep the optimizer in memory after its engine is closed.
+        wrapper.scaled_global_norm = partial(_norm, weakref.proxy(wrapper))
+
+
+def _norm(wrapper: Any) -> torch.Tensor:
+    groups = range(len(wrapper.bit16_groups))
+    gradients = [gradient for group in groups for gradient in wrapper.averaged_gradients[group]]
+    parameters = [parameter for group in groups for parameter in wrapper.params_in_partition[group]]
+    norm: torch.Tensor = wrapper.get_grad_norm_direct(gradients, parameters)
+    return norm
