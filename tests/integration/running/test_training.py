@@ -48,6 +48,12 @@ def losses(prepared: Prepared) -> dict[int, float]:
     return found
 
 
+def learning_rates(prepared: Prepared) -> dict[int, float]:
+    """Return the learning rates by step."""
+    lines = (prepared.job.training.output / PROGRESS_FILE).read_text().splitlines()
+    return {record["step"]: record["learning_rate"] for record in map(json.loads, lines)}
+
+
 @pytest.mark.parametrize("plan", [PIPELINE, ZERO, SPLIT_WEIGHTS], ids=["pipeline", "ZeRO 1", "ZeRO 3"])
 def test_a_training_that_was_interrupted_goes_on_exactly(
     plan: Plan, shallow: Path, pool: WarmPool, tmp_path: Path
@@ -67,6 +73,33 @@ def test_a_training_that_was_interrupted_goes_on_exactly(
     assert sorted(expected) == list(range(1, done.steps + 1))
     assert losses(parts) == pytest.approx(expected, rel=1e-5)
     assert expected[done.steps] < expected[1] - 0.5
+
+
+@pytest.mark.parametrize("plan", [PIPELINE, ZERO, SPLIT_WEIGHTS], ids=["pipeline", "ZeRO 1", "ZeRO 3"])
+def test_an_interrupted_training_continues_its_schedule(
+    plan: Plan, shallow: Path, pool: WarmPool, tmp_path: Path
+) -> None:
+    data = {"sources": [{"path": str(shallow / "data" / "train.jsonl"), "sampling": "first:24"}]}
+    training = {
+        **EPOCHS,
+        "max_steps": 5,
+        "schedule": "cosine",
+        "warmup": 2,
+        "weight_decay": 0.1,
+        "betas": (0.9, 0.95),
+        "clip_norm": 0.5,
+        "learning_rates": {"vision": 1e-3, "projector": 1e-2},
+    }
+    whole = prepared_of(shallow, tmp_path / "whole", data=data, training=training)
+    parts = prepared_of(shallow, tmp_path / "parts", data=data, training=training)
+    assert train(pool, whole, plan).steps == 5
+    assert not train(pool, parts, plan, max_steps=3).finished
+    done = train(pool, parts, plan)
+    assert (done.steps, done.finished, done.model) == (5, True, parts.job.training.output / "model")
+    assert losses(parts) == pytest.approx(losses(whole), rel=1e-5)
+    expected = {step: 5e-3 * factor for step, factor in enumerate((0, 0.5, 1, 0.75, 0.25), 1)}
+    assert learning_rates(whole) == pytest.approx(expected)
+    assert learning_rates(parts) == pytest.approx(expected)
 
 
 def test_a_training_goes_on_exactly_from_the_checkpoint_before_a_broken_one(
