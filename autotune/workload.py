@@ -1,6 +1,7 @@
 """Preparation of a job: its workload, which is the key of all measurements, and the index for its ranks."""
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from trials.data.index import DatasetIndex, profile
 from trials.data.indexing import IndexReport, Reading, build_index
 from trials.data.records.sample import Encoder
 from trials.errors import DataError
-from trials.job import Job, Part
+from trials.job import Job, Part, TrainingSection
 from trials.model.identity import path_digest
 from trials.model.inputs.encoders import load_encoder
 from trials.model.shape import cost_weights, model_shape
@@ -108,12 +109,14 @@ def read_data(
 ) -> Prepared:
     """Index the data; the index for the ranks is written to `folder`, `cache` keeps lengths for the next time.
 
-    Raises what `build_index` raises. Bad lines, and too few samples for a step, are logged as warnings.
+    Raises what `build_index` raises, and JobError for a warm-up that is longer than the training. Bad lines, and too few
+    samples for a step, are logged as warnings.
     """
     hardware, shape = outline.hardware, outline.shape
     index, report = build_index(job.data, outline.encoder, Path(), progress, cache=cache)
     _warn_of_bad_data(report)
     data = profile(index)
+    _check_warmup(job.training, data.samples)
     if data.samples < job.training.global_batch_samples:
         _log.warning(
             "an epoch has %d samples, fewer than training.global_batch_samples: %d, so each of its steps is smaller; "
@@ -136,6 +139,17 @@ def read_data(
     return Prepared(
         job=job, workload=workload, index=index, index_file=index_file.absolute(), weights=cost_weights(shape)
     )
+
+
+def _check_warmup(training: TrainingSection, samples: int) -> None:
+    """Raise JobError for a warm-up that is longer than the training with any plan: with all full steps 10 % smaller."""
+    steps = training.epochs * math.ceil(samples / (0.9 * training.global_batch_samples))
+    if training.warmup > steps:
+        raise JobError(
+            f"training.warmup: {training.warmup:.0f} steps are more than the training has, {steps} at most: "
+            f"{training.epochs} times {samples} samples in steps of about {training.global_batch_samples}; "
+            "lower it, give a share below 1, or train longer"
+        )
 
 
 def _warn_of_bad_data(report: IndexReport) -> None:

@@ -3,17 +3,22 @@
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 from filelock import FileLock
 
+from autotune import workload
 from autotune.cli import main
+from autotune.errors import JobError
 from autotune.job_file import load_job
+from autotune.launch import launch
 from autotune.machine.devices import lock_file
 from autotune.workload import look_at, read_data
 from storage.store import open_store
 from tests.storage_values import WORKLOAD, best_of, concluded, packed_plan
+from tests.training_values import plan_of, prepared_of
 from tests.users import JobFile, databases, refusal
 
 TOO_MANY = (os.cpu_count() or 1) * 4 + 1
@@ -73,6 +78,49 @@ def test_a_job_that_asks_for_the_impossible_exits_with_2(
     assert message in reported
     assert not job.output.exists()
     assert "sampler" in message or not databases(home)
+
+
+def test_a_warmup_longer_than_the_training_is_refused_before_anything_is_measured(job: JobFile) -> None:
+    code, reported = refusal("run", job.spoil(training__warmup=30, training__epochs=2))
+    assert code == 2
+    assert reported == (
+        "training.warmup: 30 steps are more than the training has, 14 at most: 2 times 48 samples in steps of about 8; "
+        "lower it, give a share below 1, or train longer"
+    )
+
+
+def test_a_warmup_longer_than_the_training_with_this_plan_is_refused(example: Path, tmp_path: Path) -> None:
+    prepared = prepared_of(example, tmp_path, training={"global_batch_samples": 8})
+    plan = plan_of("12+8", data=2)
+    steps = prepared.epoch(plan.packing, plan.layout.data).steps
+    training = prepared.job.training.model_copy(update={"warmup": steps + 1.0})
+    prepared = replace(prepared, job=prepared.job.model_copy(update={"training": training}))
+    unused: Any = None
+    with pytest.raises(JobError, match=rf"{steps + 1} steps are more than the {steps} steps of the training; lower it"):
+        launch(
+            prepared,
+            plan,
+            unused,
+            unused,
+            tmp_path,
+            predicted_samples_per_second=None,
+            max_steps=None,
+            on_step=unused,
+        )
+
+
+@pytest.mark.parametrize("part", ["vision", "projector"])
+def test_a_learning_rate_of_a_part_that_the_model_does_not_have_is_refused(
+    part: str, job: JobFile, monkeypatch: pytest.MonkeyPatch, home: Path
+) -> None:
+    shape = replace(WORKLOAD.model, vision_layers=0, family="llama", name="tiny")
+    monkeypatch.setattr(workload, "model_shape", lambda settings: shape)
+    code, reported = refusal("tune", job.spoil(training__learning_rates={part: 2e-6}))
+    assert code == 2
+    assert reported == (
+        f"training.learning_rates.{part}: 2e-06, but tiny is a llama model without vision; remove the key"
+    )
+    assert not databases(home)
 
 
 @pytest.mark.parametrize("command", ["run", "launch"])
