@@ -109,7 +109,7 @@ def read_data(
 ) -> Prepared:
     """Index the data; the index for the ranks is written to `folder`, `cache` keeps lengths for the next time.
 
-    Raises what `build_index` raises, and JobError for a warm-up that is longer than the training. Bad lines, and too few
+    Raises what `build_index` raises, and JobError for a warm-up longer than the training. Bad lines, and too few
     samples for a step, are logged as warnings.
     """
     hardware, shape = outline.hardware, outline.shape

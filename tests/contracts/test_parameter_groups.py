@@ -1,0 +1,81 @@
+"""The optimizer's groups hold every parameter of a stage once, in every family."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from trials import plugins
+from trials.engine.optimizer import build_optimizer, scale_learning_rates
+from trials.job import TrainingSection
+from trials.model.cut import Cut
+from trials.model.paths import parameters_at
+from trials.model.skeleton import build_skeleton, load_config
+from trials.model.stage import StageModule
+
+TINY: plugins.Plugins[Any] = plugins.Plugins("tests.tiny_models")
+TRAINING = TrainingSection.model_validate(
+    {"learning_rate": 3.0, "learning_rates": {"vision": 1.0, "projector": 2.0}, "weight_decay": 0.5}
+)
+
+
+@pytest.fixture(scope="module", params=plugins.names(TINY))
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    model: Path = tmp_path_factory.mktemp(request.param)
+    plugins.load(TINY, request.param).make(model)
+    return str(model)
+
+
+def stage_of(folder: str, *, whole: bool) -> StageModule:
+    """The whole model, or its last stage with one language layer."""
+    skeleton = build_skeleton(load_config(folder), torch.float32)
+    vision, language = len(skeleton.chain.vision_layers), len(skeleton.chain.language_layers)
+    stage = StageModule(
+        skeleton,
+        Cut(
+            vision=range(0 if whole else vision, vision),
+            language=range(0 if whole else language - 1, language),
+            recompute_vision=0,
+            recompute_language=0,
+            embeds=whole,
+            projects=whole,
+            heads=True,
+        ),
+    )
+    stage.tie()
+    return stage
+
+
+def test_every_parameter_has_the_rate_of_its_part_and_the_decay_of_its_form(folder: str) -> None:
+    stage = stage_of(folder, whole=True)
+    groups = build_optimizer(stage, TRAINING).param_groups
+    rates = {parameter: group["lr"] for group in groups for parameter in group["params"]}
+    assert sum(len(group["params"]) for group in groups) == len(rates)
+    assert set(rates) == set(stage.parameters())
+    assert all(group["params"] for group in groups)
+    chain = stage.chain
+    for rate, paths in (
+        (1, (*chain.vision_embedding, *chain.vision_layers)),
+        (2, chain.projector[:-1]),
+        (3, (chain.projector[-1], *chain.language_layers, *chain.head)),
+    ):
+        found = {rates[parameter] for path in paths for _, parameter in parameters_at(stage.model, path)}
+        assert found <= {rate}
+        assert found or not paths
+    for group in groups:
+        assert {parameter.ndim > 1 for parameter in group["params"]} == {group["weight_decay"] > 0}
+
+
+def test_a_stage_has_only_groups_of_its_own_parameters(folder: str) -> None:
+    stage = stage_of(folder, whole=False)
+    groups = build_optimizer(stage, TRAINING).param_groups
+    assert sorted((group["lr"], group["weight_decay"]) for group in groups) == [(3, 0), (3, 0.5)]
+
+
+def test_a_factor_scales_the_configured_rates(folder: str) -> None:
+    optimizer = build_optimizer(stage_of(folder, whole=True), TRAINING)
+    before = [group["lr"] for group in optimizer.param_groups]
+    for factor in (0.0, 0.5):
+        scale_learning_rates(optimizer, factor)
+        assert [group["lr"] for group in optimizer.param_groups] == [rate * factor for rate in before]
