@@ -102,6 +102,26 @@ def test_an_interrupted_training_continues_its_schedule(
     assert learning_rates(parts) == pytest.approx(expected)
 
 
+def test_a_training_ends_after_max_steps_and_continues_when_they_are_raised(
+    shallow: Path, pool: WarmPool, tmp_path: Path
+) -> None:
+    def to(steps: int) -> Prepared:
+        changed = prepared.job.training.model_copy(update={"max_steps": steps})
+        return replace(prepared, job=prepared.job.model_copy(update={"training": changed}))
+
+    data = {"sources": [{"path": str(shallow / "data" / "train.jsonl"), "sampling": "first:24"}]}
+    prepared = prepared_of(shallow, tmp_path, data=data, training={**EPOCHS, "schedule": "linear"})
+    first = train(pool, to(2), PIPELINE)
+    assert (first.steps, first.finished) == (2, True)
+    refused = pool.ask(to(1).request(PIPELINE, Training(output=prepared.job.training.output)), 120)
+    assert isinstance(refused, Crash)
+    assert "checkpoint-2 is beyond the 1 steps of training.max_steps: 1; raise it, or name" in refused.detail
+    assert train(pool, to(4), PIPELINE).steps == 4
+    assert learning_rates(prepared) == pytest.approx({1: 5e-3, 2: 2.5e-3, 3: 2.5e-3, 4: 1.25e-3})
+    state = json.loads((prepared.job.training.output / "model" / "autotune.json").read_text())
+    assert state["steps"] == 4
+
+
 def test_a_training_goes_on_exactly_from_the_checkpoint_before_a_broken_one(
     shallow: Path, pool: WarmPool, tmp_path: Path
 ) -> None:
