@@ -108,6 +108,8 @@ class TrainingSection(_Section):
     """Folder for checkpoints and the final model, relative to the job file."""
     checkpoint_every: Annotated[int, Field(gt=0)] | None = None
     """Steps between checkpoints; only at the end of each epoch when absent."""
+    keep_checkpoints: Annotated[int, Field(gt=0)] = 2
+    """Newest checkpoints to keep; older ones of the same training are removed."""
 
     @field_validator("warmup")
     @classmethod

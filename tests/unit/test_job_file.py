@@ -108,6 +108,7 @@ def test_every_problem_is_listed_with_its_line(job_file: Path) -> None:
         ("hardware: {memory_limit: -5}", "hardware.memory_limit: must be greater than 0, not -5"),
         ("hardware: 2", "hardware: must be a section with the keys devices, memory_limit, not 2"),
         ("hardware:", "hardware: must be a section with the keys devices, memory_limit, not empty"),
+        ("training: {keep_checkpoints: 0}", "training.keep_checkpoints: must be greater than 0, not 0"),
         ("training: {learning_rate: .inf}", "training.learning_rate: must be a number, not '.inf'"),
         ("training: {learning_rate: [1]}", "training.learning_rate: must be a number, not a list"),
         ("training: {weight_decay: -0.1}", "training.weight_decay: must be greater than or equal to 0, not -0.1"),

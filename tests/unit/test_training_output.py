@@ -42,7 +42,7 @@ SETTINGS = Settings(
 )
 
 
-def write_checkpoint(output: Path, opened: OpenedOutput, steps: int) -> Path:
+def write_checkpoint(output: Path, opened: OpenedOutput, steps: int, keep: int = 2) -> Path:
     """A checkpoint whose tensors are a few bytes, through the functions that ranks use."""
     final = checkpoint_folder(output, steps)
     partial = partial_folder(final, opened.record)
@@ -51,7 +51,7 @@ def write_checkpoint(output: Path, opened: OpenedOutput, steps: int) -> Path:
     files = (describe_file(partial / "stage-0.safetensors"),)
     state = TrainingState(steps=steps, plan="p", data="d", training=opened.record.id, files=files)
     publish(partial, final, STATE_FILE, state)
-    remove_old_checkpoints(output, opened.record)
+    remove_old_checkpoints(output, opened.record, keep)
     return final
 
 
@@ -94,6 +94,18 @@ def test_only_files_that_a_checkpoint_lists_are_removed(tmp_path: Path) -> None:
         write_checkpoint(tmp_path, opened, steps)
     assert names(first) == ["evaluation.txt"]
     assert names(linked) == ["evaluation.txt", "stage-0.safetensors", "state.json"]
+
+
+@pytest.mark.parametrize(
+    ("keep", "kept"), [(1, ["checkpoint-8"]), (3, ["checkpoint-4", "checkpoint-6", "checkpoint-8"])]
+)
+def test_the_last_checkpoints_of_this_training_are_kept(keep: int, kept: list[str], tmp_path: Path) -> None:
+    other = open_output(tmp_path / "other", SETTINGS)
+    opened = open_output(tmp_path / "output", SETTINGS)
+    theirs = shutil.copytree(write_checkpoint(tmp_path / "other", other, 1), tmp_path / "output" / "checkpoint-1")
+    for steps in (2, 4, 6, 8):
+        write_checkpoint(tmp_path / "output", opened, steps, keep)
+    assert names(tmp_path / "output") == ["autotune.json", theirs.name, *kept]
 
 
 def test_a_file_in_the_place_of_a_checkpoint_is_renamed(tmp_path: Path) -> None:

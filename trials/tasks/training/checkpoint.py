@@ -33,7 +33,7 @@ from trials.whole_file import sync
 
 
 def save_checkpoint(session: Session, output: Path, record: TrainingRecord, steps: int) -> None:
-    """Write checkpoint-STEPS, verify it, and keep the one before it; every rank must call it.
+    """Write checkpoint-STEPS, verify it, and remove those beyond `keep_checkpoints`; every rank must call it.
 
     Raise TrialsError when it cannot be written to the disk. Earlier checkpoints stay then.
     """
@@ -49,7 +49,7 @@ def save_checkpoint(session: Session, output: Path, record: TrainingRecord, step
         comm.barrier()
         if session.coordinates.rank == 0:
             publish(partial, checkpoint_folder(output, steps), STATE_FILE, _state(partial, record, steps))
-            remove_old_checkpoints(output, record)
+            remove_old_checkpoints(output, record, session.request.job.training.keep_checkpoints)
     comm.barrier()
 
 

@@ -236,11 +236,11 @@ def publish(partial: Path, final: Path, state_file: str, state: TrainingState) -
     sync(final.parent)
 
 
-def remove_old_checkpoints(output: Path, record: TrainingRecord) -> None:
-    """Remove the training's own checkpoints except the last two: only the files that their states list."""
+def remove_old_checkpoints(output: Path, record: TrainingRecord, keep: int) -> None:
+    """Remove the training's own checkpoints except the last `keep`: only the files that their states list."""
     states = ((each, _read(TrainingState, each / STATE_FILE)) for each in _checkpoints(output))
     own = [(each, state) for each, state in states if state and state.training == record.id]
-    for old, state in own[2:]:
+    for old, state in own[keep:]:
         for name in (*(file.name for file in state.files), STATE_FILE):
             (old / name).unlink(missing_ok=True)
         with suppress(OSError):  # it holds files of another program
