@@ -54,9 +54,12 @@ def launch(
     predicted_samples_per_second: float | None,
     max_steps: int | None,
     on_step: Callable[[Progress], None],
+    stops: Callable[[], bool] = lambda: False,
 ) -> Launched:
     """Train until the end, or until `max_steps`; an interrupted training resumes.
 
+    `stops` is called many times a second: once it has returned True, the ranks finish their step, write a checkpoint
+    and report. What it raises ends them at once.
     The spool keeps the result until the store has it. The request and the logs of the ranks are written below `folder`.
     Raises PlanNotValid for a plan that needs more devices, JobError for an output that cannot be written or a warm-up
     longer than the training, OutputTaken for an output with the results of another training, and LaunchFailed with the
@@ -74,7 +77,7 @@ def launch(
     request = prepared.request(plan, Training(output=output, max_steps=max_steps))
     with held(output):
         open_output(output, training_settings(request, prepared.index.digest))
-        watch = _Watch(output / PROGRESS_FILE, on_step)
+        watch = _Watch(output / PROGRESS_FILE, on_step, stops)
         work = store.add_workload(prepared.workload)
         record = store.start_launch(plan, work, predicted_samples_per_second, agent_id)
         ending = _Ending(record.id, watch.reader, store, spool)
@@ -103,7 +106,8 @@ def _check_warmup(prepared: Prepared, plan: Plan) -> None:
 class _Watch:
     """Follow the steps of a training, and warn when ranks make no progress."""
 
-    def __init__(self, path: Path, on_step: Callable[[Progress], None]) -> None:
+    def __init__(self, path: Path, on_step: Callable[[Progress], None], stops: Callable[[], bool]) -> None:
+        self.stops = stops
         self._silence = Silence()
         self._on_step = on_step
         self.reader = ProgressReader(path, self._hear)
@@ -125,7 +129,7 @@ def _train(
     layout, reader = request.plan.layout, watch.reader
     try:
         with WarmPool(LocalLauncher(logs, layout.world_size, accelerator)) as pool:
-            answer = pool.ask(request, math.inf, lambda: watch.look(pool.pids))
+            answer = pool.ask(request, math.inf, lambda: watch.look(pool.pids), stops=watch.stops)
         reader.look()
     except KeyboardInterrupt:
         ending.record("interrupted", reader.steps)

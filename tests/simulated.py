@@ -240,6 +240,9 @@ class SimulatedRanks:
     def decide(self, *, go_on: bool) -> None:
         self._go_on(go_on)
 
+    def stop(self) -> None:
+        """Only trainings stop."""
+
     def answers(self) -> dict[int, Answer]:
         return self._answers
 

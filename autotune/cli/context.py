@@ -5,9 +5,11 @@ import functools
 import gc
 import json
 import logging
+import math
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -25,6 +27,9 @@ from trials.errors import TrialsError
 
 _log = logging.getLogger(__name__)
 _OBJECTS_BETWEEN_COLLECTIONS = 100_000
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_STOP_SECONDS = 600.0
+"""Limit for the current step of a training and its checkpoint: a step takes seconds to a few minutes."""
 
 
 class Terminated(KeyboardInterrupt):
@@ -124,7 +129,7 @@ def _polite_signals() -> Iterator[None]:
     A second one would interrupt the clean-up, which ends the ranks and stores their results. Signals that are ignored
     already stay ignored: SIGHUP under nohup, SIGINT in the background of a script.
     """
-    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    before = {each: signal.getsignal(each) for each in _SIGNALS}
     handled = [each for each, how in before.items() if how in (signal.SIG_DFL, signal.default_int_handler)]
     received: list[int] = []
 
@@ -140,6 +145,58 @@ def _polite_signals() -> Iterator[None]:
     finally:
         for each in handled:  # on exit the interpreter restores the default of every signal with a handler
             signal.signal(each, signal.SIG_IGN if received else before[each])
+
+
+class NotedSignal:
+    """The first signal inside `first_signal_noted`."""
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self._end_by = math.inf
+
+    def stops(self, tell: Callable[[str], None]) -> bool:
+        """Return whether there was a signal, and `tell` the user the first time.
+
+        Raise Terminated when the training has had its time to stop.
+        """
+        if self.number is None:
+            return False
+        if self._end_by == math.inf:
+            self._end_by = time.monotonic() + _STOP_SECONDS
+            tell(
+                "Stopping: the ranks finish their step and write a checkpoint, for which they have "
+                f"{_STOP_SECONDS / 60:.0f} minutes; a second signal ends them at once"
+            )
+        if time.monotonic() > self._end_by:
+            _log.warning(
+                "the ranks have not stopped within %.0f minutes and are ended; the same command goes on from the last "
+                "checkpoint",
+                _STOP_SECONDS / 60,
+            )
+            raise Terminated(self.number)
+        return True
+
+
+@contextmanager
+def first_signal_noted() -> Iterator[NotedSignal]:
+    """Provide the first SIGINT, SIGTERM or SIGHUP, instead of raising Terminated for it. The second one raises it."""
+    noted = NotedSignal()
+    before = {each: signal.getsignal(each) for each in _SIGNALS}
+    handlers = {each: how for each, how in before.items() if callable(how)}
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if noted.number is None:
+            noted.number = number
+        else:
+            handlers[signal.Signals(number)](noted.number, frame)
+
+    for each in handlers:
+        signal.signal(each, note)
+    try:
+        yield noted
+    finally:
+        for each, handler in handlers.items():
+            signal.signal(each, handler)
 
 
 def _configure_logging(options: Options) -> None:

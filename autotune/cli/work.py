@@ -1,12 +1,13 @@
 """The commands that use the devices: tune, launch and run."""
 
+import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from autotune import study_report
-from autotune.cli.context import Options
+from autotune.cli.context import Options, Terminated, first_signal_noted
 from autotune.cli.progress import reading_progress
 from autotune.errors import PlanNotValid
 from autotune.job_file import load_job
@@ -102,17 +103,24 @@ def _launch(options: Options, bench: Workbench, chosen: KnownPlan, steps: int | 
             rate = "" if progress.learning_rate is None else f"  learning rate {progress.learning_rate:.2e}"
             options.tell(f"  step {progress.step}/{progress.of}  loss {progress.loss:.3f}{rate}  {speed:.1f} samples/s")
 
-    return launch(
-        bench.prepared,
-        chosen.plan,
-        bench.store,
-        bench.spool,
-        bench.folder / "launch",
-        agent_id=bench.agent.id,
-        predicted_samples_per_second=chosen.speed.mean if chosen.speed else None,
-        max_steps=steps,
-        on_step=on_step,
-    )
+    with first_signal_noted() as noted:
+        launched = launch(
+            bench.prepared,
+            chosen.plan,
+            bench.store,
+            bench.spool,
+            bench.folder / "launch",
+            agent_id=bench.agent.id,
+            predicted_samples_per_second=chosen.speed.mean if chosen.speed else None,
+            max_steps=steps,
+            on_step=on_step,
+            stops=lambda: noted.stops(options.tell),
+        )
+    if launched.report.stopped:
+        done = launched.report.steps
+        options.tell(f"Stopped after step {done} with a checkpoint; the same command goes on with step {done + 1}")
+        raise Terminated(noted.number or signal.SIGTERM)  # a rank alone may have got a SIGTERM
+    return launched
 
 
 def _known(bench: Workbench) -> BestPlan | None:

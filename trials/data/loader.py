@@ -2,6 +2,7 @@
 
 import logging
 import multiprocessing
+import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -63,6 +64,8 @@ def micro_batches(
 
 
 def _end_with_rank(_worker: int) -> None:
+    for each in (signal.SIGINT, signal.SIGTERM):  # a training finishes its step after these: see `stop_requests`
+        signal.signal(each, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     if parent is not None and parent.pid is not None:
         end_with(parent.pid)

@@ -32,6 +32,9 @@ class RankGroup(Protocol):
     def decide(self, *, go_on: bool) -> None:
         """Answer the step that `next_step` returned: run the next one, or report the steps so far."""
 
+    def stop(self) -> None:
+        """Ask the ranks to end a training after its current step, with a checkpoint. Other tasks run to their end."""
+
     def answers(self) -> Mapping[int, Answer]:
         """Return the answers to the last request so far, by rank, in the order in which the ranks gave them."""
 

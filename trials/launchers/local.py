@@ -12,6 +12,7 @@ from trials.launchers.processes import Processes
 from trials.tasks.answer import Answer, begun_path, read_report, report_path
 from trials.tasks.request import Request, write_request
 from trials.tasks.steering import StepVerdict, TimedStep, step_path, verdict_path
+from trials.tasks.training.stopping import stop_path
 
 
 class LocalLauncher:
@@ -68,6 +69,9 @@ class LocalRanks:
 
     def decide(self, *, go_on: bool) -> None:
         wire.write(verdict_path(self._request, self._steps), StepVerdict(go_on=go_on))
+
+    def stop(self) -> None:
+        stop_path(self._request).touch()
 
     def answers(self) -> dict[int, Answer]:
         found = {rank: read_report(self._request, rank) for rank in range(self._world_size)}

@@ -28,6 +28,9 @@ from trials.launchers.forked import ProcessState
 from trials.lifeline import end_with
 from trials.run.worker import import_serve, keep_streams
 
+_NOT_FOR_SERVER = (signal.SIGINT, signal.SIGTERM)
+"""Signals that schedulers send to every process. The server outlives them, because its ranks end with it."""
+
 
 def main() -> None:
     """Fork ranks until the agent has ended. In each rank, serve requests until there are no more, or one fails."""
@@ -48,6 +51,8 @@ def _fork_ranks(agent: socket.socket) -> bool:
     for each in (ended, interrupt):
         each.setblocking(False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
+    for number in _NOT_FOR_SERVER:
+        signal.signal(number, signal.SIG_IGN)
     signal.set_wakeup_fd(interrupt.fileno())
     with agent, ended, interrupt, selectors.PollSelector() as selector:
         selector.register(agent, selectors.EVENT_READ)
@@ -95,7 +100,8 @@ def _tell(stdin: socket.socket, state: ProcessState) -> None:
 def _become_rank(server: int, stdin: socket.socket, log: int) -> None:
     end_with(server)
     signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for number in (signal.SIGCHLD, *_NOT_FOR_SERVER):
+        signal.signal(number, signal.SIG_DFL)
     for descriptor, standard in ((stdin.fileno(), 0), (log, 1), (log, 2)):
         os.dup2(descriptor, standard)
     stdin.close()

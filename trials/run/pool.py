@@ -83,6 +83,7 @@ class WarmPool:
         timeout_seconds: float,
         on_wait: Callable[[], None] = lambda: None,
         on_step: Callable[[float], bool] | None = None,
+        stops: Callable[[], bool] = lambda: False,
     ) -> Answers | Cause:
         """Send the request to all ranks; return their reports, or the cause of the failure.
 
@@ -92,11 +93,13 @@ class WarmPool:
         With `on_step` a trial is steered: it is called after each timed step, in order, with the seconds of that step
         on rank 0, and all ranks wait until it returns. When it returns False, they report the steps until then. After
         the last step no rank waits, and what it returns is ignored.
+
+        `stops` is called as often as `on_wait`: once it has returned True, a training ends after its current step.
         """
         try:
             ranks = self._running()
             ranks.send(_steered(request, on_step is not None))
-            outcome = self._wait(ranks, timeout_seconds, on_wait, on_step or (lambda _: True))
+            outcome = self._wait(ranks, timeout_seconds, on_wait, on_step or (lambda _: True), stops)
         except BaseException:
             self._end()
             raise
@@ -137,10 +140,15 @@ class WarmPool:
             self._end()
 
     def _wait(
-        self, ranks: RankGroup, timeout_seconds: float, on_wait: Callable[[], None], on_step: Callable[[float], bool]
+        self,
+        ranks: RankGroup,
+        timeout_seconds: float,
+        on_wait: Callable[[], None],
+        on_step: Callable[[float], bool],
+        stops: Callable[[], bool],
     ) -> tuple[Answer, ...] | Cause:
         world_size, start_seconds = self._launcher.world_size, max(_START_SECONDS, timeout_seconds)
-        has_begun, deadline = False, time.monotonic() + start_seconds
+        has_begun, stopping, deadline = False, False, time.monotonic() + start_seconds
         while time.monotonic() < deadline:
             if not has_begun and len(ranks.begun()) == world_size:
                 has_begun, deadline = True, time.monotonic() + timeout_seconds
@@ -155,6 +163,9 @@ class WarmPool:
             if len(answers) == world_size:
                 return tuple(answers[rank] for rank in range(world_size))
             on_wait()
+            if stops() and not stopping:
+                ranks.stop()
+                stopping = True
             time.sleep(_POLL_SECONDS)
         if not has_begun:
             slow = min(set(range(world_size)) - ranks.begun())

@@ -18,6 +18,7 @@ from trials.tasks.answer import UNWRITABLE, FailureReport, Report, begun_path, w
 from trials.tasks.profiling.layer_profile import run_profile
 from trials.tasks.request import REQUEST_FILE, Profile, Request, Training, Trial
 from trials.tasks.session import open_session
+from trials.tasks.training.stopping import stop_requests
 from trials.tasks.training.training import run_training
 from trials.tasks.trial import run_trial
 
@@ -76,8 +77,8 @@ def _run(request: Request, rank: int, device: torch.device, folder: Path) -> Rep
             with open_session(request, rank, device) as session:
                 return run_trial(session, task, folder)
         case Training() as task:
-            with open_session(request, rank, device) as session:
-                return run_training(session, task)
+            with stop_requests(folder) as asked_to_stop, open_session(request, rank, device) as session:
+                return run_training(session, task, asked_to_stop)
 
 
 def _cause(error: Exception, rank: int, folder: Path) -> Crash | OutOfMemory:

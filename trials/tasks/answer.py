@@ -103,6 +103,8 @@ class TrainingReport:
     model: Path | None
     blank_samples: int
     """Samples of this rank, in this launch, that could not be read and were replaced by blank ones."""
+    stopped: bool = False
+    """Whether the ranks were asked to stop before their last step."""
     kind: Literal["training"] = "training"
 
 

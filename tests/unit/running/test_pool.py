@@ -18,6 +18,7 @@ from trials.run import pool as pools
 from trials.run.pool import Answers, WarmPool
 from trials.tasks.answer import Answer, TrainingReport, begun_path, read_report
 from trials.tasks.request import Request, Training, write_request
+from trials.tasks.training.stopping import stop_path
 
 RANK = """
 import os, sys, time
@@ -70,6 +71,9 @@ class SmallRank:
 
     def decide(self, *, go_on: bool) -> None:
         raise AssertionError("there was no step")
+
+    def stop(self) -> None:
+        stop_path(self._request).touch()
 
     def answers(self) -> dict[int, Answer]:
         answer = read_report(self._request, 0)
@@ -145,3 +149,18 @@ def test_ranks_that_do_not_begin_are_named(tmp_path: Path, monkeypatch: pytest.M
         assert isinstance(answer, Crash)
         assert str(answer).startswith("rank 0 failed: it did not begin within 0.5 s of its start; look at its log")
         assert pool.pids == ()
+
+
+def test_ranks_are_asked_to_stop_once(tmp_path: Path) -> None:
+    asked = 0
+
+    def stops() -> bool:
+        nonlocal asked
+        for path in tmp_path.glob("*/stop"):
+            path.unlink()
+            asked += 1
+        return True
+
+    with WarmPool(SmallLauncher(tmp_path, start_seconds=0.5)) as pool:
+        assert isinstance(pool.ask(request_in(tmp_path), 60, stops=stops), Answers)
+    assert asked == 1

@@ -1,7 +1,8 @@
 """The full training on one rank: every step of every epoch, with checkpoints and the final model."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Generator
+from contextlib import closing
 from pathlib import Path
 
 import torch
@@ -26,8 +27,11 @@ from trials.tasks.training.schedule import Schedule, schedule_of
 from trials.tasks.training.settings import training_settings
 
 
-def run_training(session: Session, task: Training) -> TrainingReport:
-    """Train to the end, or until `task.max_steps`, from the step after the last checkpoint."""
+def run_training(session: Session, task: Training, asked_to_stop: Callable[[], bool]) -> TrainingReport:
+    """Train to the end, or to `task.max_steps`, from the step after the last checkpoint.
+
+    When a rank is `asked_to_stop`, all ranks end after the same step, with a checkpoint.
+    """
     opened = _open(session, task.output)
     done = opened.steps
     training = session.request.job.training
@@ -44,20 +48,35 @@ def run_training(session: Session, task: Training) -> TrainingReport:
         load_checkpoint(session, checkpoint_folder(task.output, done), done)
     last = min(total, task.max_steps or total)
     every = training.checkpoint_every
-    first_of_epoch = 0
+    first_of_epoch, stopped = 0, False
     for number, count in enumerate(counts):
         wanted = range(max(0, done - first_of_epoch), min(count, last - first_of_epoch))
-        for record in _run_steps(session, session.epoch(number), wanted, first_of_epoch, schedule):
-            done = record.step
-            if session.coordinates.rank == 0:
-                append_step(task.output / PROGRESS_FILE, record)
-            if done in (first_of_epoch + count, last) or (every and done % every == 0):
-                save_checkpoint(session, task.output, opened.record, done)
+        with closing(_run_steps(session, session.epoch(number), wanted, first_of_epoch, schedule)) as steps:
+            for record in steps:
+                done = record.step
+                if session.coordinates.rank == 0:
+                    append_step(task.output / PROGRESS_FILE, record)
+                stopped = done < last and _any_rank(session, asked_to_stop())
+                if stopped or done in (first_of_epoch + count, last) or (every and done % every == 0):
+                    save_checkpoint(session, task.output, opened.record, done)
+                if stopped:
+                    break
+        if stopped:
+            break
         first_of_epoch += count
     model = task.output / MODEL_FOLDER if done == total else None
     if model and not (opened.has_model and opened.steps == done):
         save_model(session, model, opened.record, done)
-    return TrainingReport(steps=done, finished=done == total, model=model, blank_samples=session.blank_samples)
+    return TrainingReport(
+        steps=done, finished=done == total, model=model, blank_samples=session.blank_samples, stopped=stopped
+    )
+
+
+def _any_rank(session: Session, value: bool) -> bool:
+    """Return whether `value` is true on any rank: the same answer on all of them."""
+    found = torch.tensor(value, dtype=torch.int64, device=next(session.engine.stage.parameters()).device)
+    comm.all_reduce(found, op=comm.ReduceOp.MAX)
+    return bool(found.item())
 
 
 def _open(session: Session, output: Path) -> OpenedOutput:
@@ -74,20 +93,23 @@ def _open(session: Session, output: Path) -> OpenedOutput:
     return OpenedOutput(record=record, steps=steps, has_model=bool(has_model))
 
 
-def _run_steps(session: Session, epoch: Epoch, numbers: range, before: int, schedule: Schedule) -> Iterator[Progress]:
-    batches = session.batches(epoch, numbers)
-    for number in numbers:
-        step = epoch.step(number)
-        factor = schedule.factor(before + number + 1)
-        session.engine.scale_learning_rates(factor)
-        start = time.perf_counter()
-        loss = session.step(batches, step)
-        seconds = time.perf_counter() - start
-        yield Progress(
-            step=before + number + 1,
-            of=schedule.total,
-            loss=loss,
-            seconds=seconds,
-            samples=step.samples,
-            learning_rate=session.request.job.training.learning_rate * factor,
-        )
+def _run_steps(
+    session: Session, epoch: Epoch, numbers: range, before: int, schedule: Schedule
+) -> Generator[Progress, None, None]:
+    # Closed at the end: packs are prepared ahead for steps that a stop leaves out.
+    with closing(session.batches(epoch, numbers)) as batches:
+        for number in numbers:
+            step = epoch.step(number)
+            factor = schedule.factor(before + number + 1)
+            session.engine.scale_learning_rates(factor)
+            start = time.perf_counter()
+            loss = session.step(batches, step)
+            seconds = time.perf_counter() - start
+            yield Progress(
+                step=before + number + 1,
+                of=schedule.total,
+                loss=loss,
+                seconds=seconds,
+                samples=step.samples,
+                learning_rate=session.request.job.training.learning_rate * factor,
+            )

@@ -1,0 +1,91 @@
+"""Signals during a training: the first is noted, and the second ends the command."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from autotune.cli import context
+from autotune.cli.context import NotedSignal, Terminated, first_signal_noted
+from trials.tasks.training.stopping import stop_path, stop_requests
+
+
+@pytest.fixture(autouse=True)
+def default_handlers() -> Iterator[None]:
+    handlers = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGTERM: signal.SIG_DFL,
+        signal.SIGHUP: signal.SIG_DFL,
+    }
+    before = {each: signal.signal(each, handler) for each, handler in handlers.items()}
+    yield
+    for each, handler in before.items():
+        signal.signal(each, handler)
+
+
+def send(number: int) -> None:
+    os.kill(os.getpid(), number)
+
+
+def exit_code(act: Callable[[NotedSignal], None]) -> int:
+    """Return the exit code with which `act` ends as a command would."""
+
+    def command() -> None:
+        with context._polite_signals(), first_signal_noted() as noted:
+            act(noted)
+
+    with pytest.raises(Terminated) as ended:
+        command()
+    return ended.value.exit_code
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_the_second_signal_ends_with_the_code_of_the_first(number: signal.Signals) -> None:
+    told: list[str] = []
+
+    def act(noted: NotedSignal) -> None:
+        assert not noted.stops(told.append)
+        send(number)
+        assert noted.stops(told.append)
+        assert noted.stops(told.append)
+        send(signal.SIGINT)
+
+    assert exit_code(act) == 128 + number
+    assert told == [
+        "Stopping: the ranks finish their step and write a checkpoint, for which they have 10 minutes; "
+        "a second signal ends them at once"
+    ]
+
+
+def test_a_training_that_does_not_stop_is_ended(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(context, "_STOP_SECONDS", -1.0)
+
+    def act(noted: NotedSignal) -> None:
+        send(signal.SIGINT)
+        noted.stops(lambda _: None)
+
+    assert exit_code(act) == 130
+    assert "the same command goes on from the last checkpoint" in caplog.text
+
+
+def test_a_signal_that_is_ignored_stays_ignored() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with context._polite_signals(), first_signal_noted() as noted:
+        send(signal.SIGHUP)
+        assert noted.number is None
+
+
+def test_a_rank_is_asked_by_a_file_or_a_signal(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with stop_requests(tmp_path) as asked:
+        assert not asked()
+        stop_path(tmp_path).touch()
+        assert asked()
+        stop_path(tmp_path).unlink()
+        send(signal.SIGTERM)
+        assert asked()
+    assert signal.getsignal(signal.SIGTERM) is before
