@@ -14,12 +14,8 @@ from trials.tasks.training.stopping import stop_path, stop_requests
 
 @pytest.fixture(autouse=True)
 def default_handlers() -> Iterator[None]:
-    handlers = {
-        signal.SIGINT: signal.default_int_handler,
-        signal.SIGTERM: signal.SIG_DFL,
-        signal.SIGHUP: signal.SIG_DFL,
-    }
-    before = {each: signal.signal(each, handler) for each, handler in handlers.items()}
+    before = {each: signal.signal(each, signal.SIG_DFL) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     for each, handler in before.items():
         signal.signal(each, handler)
