@@ -37,6 +37,8 @@ class Launched:
     report: TrainingReport
     training_samples_per_second: float | None
     """Over this launch's steps but the first, which warms up; None when there were none."""
+    data_wait_share: float | None
+    """Share of the time of the same steps in which a rank waited for data."""
     steps: int
     """Optimizer steps of this launch."""
     blank_samples: int
@@ -87,6 +89,7 @@ def launch(
         report=report,
         training_samples_per_second=reader.training_samples_per_second,
         steps=len(reader.seen),
+        data_wait_share=reader.data_wait_share,
         blank_samples=blanks,
     )
 

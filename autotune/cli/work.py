@@ -25,6 +25,8 @@ from trials.tasks.request import Training, write_request
 from trials.tasks.training.progress import Progress
 
 _SHOWN_STEPS = 12
+_LONG_DATA_WAIT = 0.02
+"""Share of a training's time above which more workers are worth their cores."""
 
 
 def tune_job(options: Options, path: Path, *, trials: int | None, time_limit: float | None, fresh: bool) -> None:
@@ -52,7 +54,8 @@ def launch_job(options: Options, path: Path, *, plan_id: str | None, steps: int 
             options.give(lambda: document, lambda: "\n".join(command.shell() for command in commands))
             return
         launched = _launch(options, bench, chosen, steps)
-    options.give(lambda: _launch_document(chosen, launched), lambda: _launch_text(chosen, launched))
+        workers = bench.prepared.job.data.workers
+    options.give(lambda: _launch_document(chosen, launched), lambda: _launch_text(chosen, launched, workers))
 
 
 def run_job(options: Options, path: Path) -> None:
@@ -67,9 +70,10 @@ def run_job(options: Options, path: Path) -> None:
         options.give_early(lambda: f"\n{study_report.best_text(best, ran)}\n")
         chosen = of_winner(best)
         launched = _launch(options, bench, chosen, None)
+        workers = bench.prepared.job.data.workers
     options.give(
         lambda: {"best": study_report.best_document(best), "launch": _launch_document(chosen, launched)},
-        lambda: _launch_text(chosen, launched),
+        lambda: _launch_text(chosen, launched, workers),
     )
 
 
@@ -169,11 +173,12 @@ def _launch_document(chosen: KnownPlan, launched: Launched) -> dict[str, Any]:
         "model": None if launched.report.model is None else str(launched.report.model),
         "blank_samples": launched.blank_samples,
         "samples_per_second": launched.training_samples_per_second,
+        "data_wait_share": launched.data_wait_share,
         "predicted_samples_per_second": chosen.speed.mean if chosen.speed else None,
     }
 
 
-def _launch_text(chosen: KnownPlan, launched: Launched) -> str:
+def _launch_text(chosen: KnownPlan, launched: Launched, workers: int) -> str:
     steps = f"{launched.report.steps} steps with plan {chosen.plan.id}"
     lines = [f"Trained {steps}" if launched.steps else f"Nothing was left to train: {steps} are done"]
     if (measured := launched.training_samples_per_second) is not None:
@@ -182,6 +187,9 @@ def _launch_text(chosen: KnownPlan, launched: Launched) -> str:
             f", predicted {speed.mean:.1f} +- {speed.error:.1f} ({measured / speed.mean - 1:+.0%})" if speed else ""
         )
         lines.append(f"Measured {measured:.1f} samples/s{predicted}")
+    if (waited := launched.data_wait_share) is not None:
+        remedy = f"; raise data.workers, now {workers}, to decode images ahead" if waited > _LONG_DATA_WAIT else ""
+        lines.append(f"Waited for data in {waited:.1%} of the time{remedy}")
     if launched.report.model is not None:
         lines.append(f"The model is in {launched.report.model}")
     return "\n".join(lines)

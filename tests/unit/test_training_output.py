@@ -280,7 +280,28 @@ def test_foreign_and_torn_lines_of_the_progress_file_are_skipped(
     assert path.read_bytes().startswith(b'{"event": "theirs"}\n{"step": 1, "of\n')
 
 
-@pytest.mark.parametrize("change", ['"seconds": 0', '"seconds": -1.5', '"step": 0', '"samples": -8'])
+def test_the_wait_for_data_is_a_share_of_the_steps_after_the_first(tmp_path: Path) -> None:
+    path = tmp_path / PROGRESS_FILE
+    reader = ProgressReader(path, lambda _: None)
+    assert reader.data_wait_share is None
+    first = Progress(step=1, of=3, loss=1.5, seconds=9, samples=8, data_wait_seconds=8)
+    for step in (first, replace(first, step=2, seconds=1, data_wait_seconds=0.25), replace(first, step=3, seconds=3)):
+        append_step(path, step if step.step < 3 else replace(step, data_wait_seconds=0.75))
+    reader.look()
+    assert reader.data_wait_share == 0.25
+
+
+def test_steps_of_older_versions_have_no_wait_for_data(tmp_path: Path) -> None:
+    path = tmp_path / PROGRESS_FILE
+    reader = ProgressReader(path, lambda _: None)
+    path.write_text('{"step": 1, "of": 6, "loss": 1.5, "seconds": 1, "samples": 8}\n')
+    reader.look()
+    assert [step.data_wait_seconds for step in reader.seen] == [0.0]
+
+
+@pytest.mark.parametrize(
+    "change", ['"data_wait_seconds": -1', '"seconds": 0', '"seconds": -1.5', '"step": 0', '"samples": -8']
+)
 def test_a_step_that_there_cannot_be_is_passed_over(tmp_path: Path, change: str) -> None:
     path = tmp_path / PROGRESS_FILE
     reader = ProgressReader(path, lambda _: None)

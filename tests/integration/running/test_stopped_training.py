@@ -39,6 +39,7 @@ def losses(output: Path) -> dict[int, float]:
     records = [json.loads(line) for line in (output / "progress.jsonl").read_text().splitlines()]
     found = {record["step"]: record["loss"] for record in records}
     assert len(found) == len(records)
+    assert all(record["data_wait_seconds"] > 0 for record in records)
     return found
 
 

@@ -28,11 +28,15 @@ class Progress:
     samples: int
     learning_rate: float | None = None
     """`training.learning_rate` after the schedule; those of parts follow the same one. None in older files."""
+    data_wait_seconds: float = 0.0
+    """Longest time that a rank waited for its packs: to be read where no workers do it ahead, and copied."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for an impossible step: a speed is computed from every line."""
         if self.step < 1 or self.samples < 0 or not self.seconds > 0:
             raise ValueError(f"step {self.step} of {self.samples} samples cannot have taken {self.seconds} s")
+        if not self.data_wait_seconds >= 0:
+            raise ValueError(f"step {self.step} cannot have waited for data {self.data_wait_seconds} s")
 
 
 def append_step(path: Path, record: Progress) -> None:
@@ -101,3 +105,10 @@ class ProgressReader:
         """Samples per second over all steps but the first, which warms up; None when there are none."""
         counted = self.seen[1:]
         return sum(step.samples for step in counted) / sum(step.seconds for step in counted) if counted else None
+
+    @property
+    def data_wait_share(self) -> float | None:
+        """Share of the time of all steps but the first in which a rank waited for data; None when there are none."""
+        counted = self.seen[1:]
+        waited = sum(step.data_wait_seconds for step in counted)
+        return waited / sum(step.seconds for step in counted) if counted else None

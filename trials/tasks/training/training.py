@@ -9,6 +9,7 @@ import torch
 from deepspeed import comm
 
 from trials.data.epoch import Epoch
+from trials.engine.engine import LOAD
 from trials.errors import OutputTaken, TrialsError
 from trials.tasks.answer import TrainingReport
 from trials.tasks.request import Training
@@ -56,7 +57,7 @@ def run_training(session: Session, task: Training, asked_to_stop: Callable[[], b
                 done = record.step
                 if session.coordinates.rank == 0:
                     append_step(task.output / PROGRESS_FILE, record)
-                stopped = done < last and _any_rank(session, asked_to_stop())
+                stopped = done < last and bool(_largest(session, asked_to_stop()))
                 if stopped or done in (first_of_epoch + count, last) or (every and done % every == 0):
                     save_checkpoint(session, task.output, opened.record, done)
                 if stopped:
@@ -72,11 +73,11 @@ def run_training(session: Session, task: Training, asked_to_stop: Callable[[], b
     )
 
 
-def _any_rank(session: Session, value: bool) -> bool:
-    """Return whether `value` is true on any rank: the same answer on all of them."""
-    found = torch.tensor(value, dtype=torch.int64, device=next(session.engine.stage.parameters()).device)
+def _largest(session: Session, value: float) -> float:
+    """Return the largest `value` of all ranks."""
+    found = torch.tensor(value, dtype=torch.float32, device=next(session.engine.stage.parameters()).device)
     comm.all_reduce(found, op=comm.ReduceOp.MAX)
-    return bool(found.item())
+    return float(found)
 
 
 def _open(session: Session, output: Path) -> OpenedOutput:
@@ -112,4 +113,5 @@ def _run_steps(
                 seconds=seconds,
                 samples=step.samples,
                 learning_rate=session.request.job.training.learning_rate * factor,
+                data_wait_seconds=_largest(session, session.engine.stopwatch.read().get(LOAD, 0.0)),
             )
