@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.errors import JobError
-from autotune.machine.hardware import default_memory_limit, probe_hardware, software
+from autotune.machine.hardware import default_memory_limit, default_workers, probe_hardware, software
+from autotune.machine.host import shared_memory_bytes
 from trials.data import formats
 from trials.data.epoch import CostWeights, Epoch, job_epoch
 from trials.data.index import DatasetIndex, profile
@@ -113,6 +114,9 @@ def read_data(
     samples for a step, are logged as warnings.
     """
     hardware, shape = outline.hardware, outline.shape
+    if job.data.workers is None:  # set here, so that trials and the full training have the same
+        workers = default_workers(hardware, job.search.parallel, shared_bytes=shared_memory_bytes())
+        job = job.model_copy(update={"data": job.data.model_copy(update={"workers": workers})})
     index, report = build_index(job.data, outline.encoder, Path(), progress, cache=cache)
     _warn_of_bad_data(report)
     data = profile(index)

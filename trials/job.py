@@ -55,8 +55,9 @@ class DataSection(_Section):
     """What to do with a sample above a pack's capacity; `truncate` cuts it to `max_tokens` before any pack is made."""
     max_tokens: Annotated[int, Field(gt=0)] | None = None
     """Tokens that `oversize: truncate` leaves of a sample; the model's context length when absent."""
-    workers: Annotated[int, Field(ge=0, le=64)] = 0
-    """Processes per rank that decode images in advance; 0 decodes in the rank itself."""
+    workers: Annotated[int, Field(ge=0, le=64)] | None = None
+    """Processes per rank that decode images in advance; 0 decodes in the rank itself. When absent, the cores that ranks
+    on accelerators leave free, at most 4 per rank."""
 
     @field_validator("max_tokens")
     @classmethod

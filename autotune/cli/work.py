@@ -178,7 +178,7 @@ def _launch_document(chosen: KnownPlan, launched: Launched) -> dict[str, Any]:
     }
 
 
-def _launch_text(chosen: KnownPlan, launched: Launched, workers: int) -> str:
+def _launch_text(chosen: KnownPlan, launched: Launched, workers: int | None) -> str:
     steps = f"{launched.report.steps} steps with plan {chosen.plan.id}"
     lines = [f"Trained {steps}" if launched.steps else f"Nothing was left to train: {steps} are done"]
     if (measured := launched.training_samples_per_second) is not None:

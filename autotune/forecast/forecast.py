@@ -7,6 +7,7 @@ from pathlib import Path
 from autotune.errors import PredictError
 from autotune.folders import lengths_folder
 from autotune.forecast.cluster import Cluster
+from autotune.machine.hardware import default_workers
 from autotune.predict.predictor import MOST_BATCH_DEVIATION, Prediction, Predictor
 from autotune.predict.timeline import Timeline, timeline
 from autotune.search.execution.ledger import is_conclusive
@@ -106,7 +107,10 @@ class Forecaster:
             self._predictor.learn(trial.plan, trial.result.outcome, self.job.search, base=base)
 
     def _costs_on(self, devices: int) -> LayerCosts:
-        return self.cluster.costs_on(devices).with_workers(self.job.data.workers)
+        workers = self.job.data.workers
+        if workers is None:
+            workers = default_workers(self.cluster.profiled.hardware, self.job.search.parallel)
+        return self.cluster.costs_on(devices).with_workers(workers)
 
     def of(self, plan: Plan) -> Forecast:
         """Return the forecast of a plan.

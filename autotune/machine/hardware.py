@@ -16,6 +16,9 @@ DEFAULT_CPU_RANKS = 2
 MOST_RANKS_PER_CORE = 4
 
 _log = logging.getLogger(__name__)
+_MOST_WORKERS = 4
+_ENOUGH_SHARED_BYTES = 1 << 30
+"""For some packs of images per rank; the default of a Docker container is 64 MiB."""
 
 
 def probe_hardware(devices: int | None = None, groups: int = 1) -> Hardware:
@@ -58,6 +61,18 @@ def default_memory_limit(hardware: Hardware, groups: int = 1) -> int:
         return hardware.ram_bytes * 8 // 10 // (hardware.devices * groups)
     reserve = max(hardware.device_memory_bytes // 20, 1 << 30)
     return hardware.device_memory_bytes - reserve
+
+
+def default_workers(hardware: Hardware, groups: int = 1, *, shared_bytes: int = _ENOUGH_SHARED_BYTES) -> int:
+    """Return the loading processes per rank that apply when the job names no number.
+
+    Each rank on an accelerator needs one core for itself, and CPU ranks need all cores. Workers pass packs to their
+    rank through shared memory of `shared_bytes`; where it is full, the system kills them.
+    """
+    if hardware.accelerator == "cpu" or shared_bytes < _ENOUGH_SHARED_BYTES:
+        return 0
+    cores = hardware.cpu_cores // (hardware.devices * groups)
+    return min(max(cores - 1, 0), _MOST_WORKERS)
 
 
 def visible(found: Sequence[Accelerator], choice: str | None) -> tuple[Accelerator, ...]:

@@ -2,11 +2,14 @@
 
 import os
 import platform
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (only its size is read)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +29,11 @@ def this_machine() -> Machine:
         cpu_cores=len(os.sched_getaffinity(0)),
         ram_bytes=steady(min((total, *cgroup_limits(_read(Path("/proc/self/cgroup")), Path("/sys/fs/cgroup"))))),
     )
+
+
+def shared_memory_bytes() -> int:
+    """Return the size of /dev/shm, through which processes pass tensors; containers often have little. 0 without it."""
+    return shutil.disk_usage(_SHARED_MEMORY).total if _SHARED_MEMORY.is_dir() else 0
 
 
 def cpu_name(cpuinfo: str) -> str:

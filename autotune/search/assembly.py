@@ -49,7 +49,9 @@ def assemble(
     prepared, store = bench.prepared, bench.store
     workload, settings = prepared.workload, prepared.job.search
     costs = layer_costs(prepared, store, pools[0], bench.folder / "ranks")
-    predictor = Predictor(costs.with_workers(prepared.job.data.workers), prepared.epoch, workload.model.element_bytes)
+    predictor = Predictor(
+        costs.with_workers(prepared.job.data.workers or 0), prepared.epoch, workload.model.element_bytes
+    )
     calibrated = CalibratedPredictor(predictor, inherited_calibration(store, workload) if warm_start else None)
     limits = Limits.of(workload)
     solver = Solver(predictor, limits)

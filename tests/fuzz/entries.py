@@ -214,7 +214,9 @@ def _searched(job: Job, url: str) -> bool:
             language_layers=work.model.language_layers,
             memory_limit_bytes=work.memory_limit_bytes,
         )
-        predictor = Predictor(COSTS.with_workers(job.data.workers), bench.prepared.epoch, work.model.element_bytes)
+        predictor = Predictor(
+            COSTS.with_workers(bench.prepared.job.data.workers or 0), bench.prepared.epoch, work.model.element_bytes
+        )
         solver = Solver(predictor, limits)
         space = feasible_space(work, solver, remedy="raise it", wanted=job.search.space)
         assert all(space.allows(plan) for plan in space.starts)

@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.errors import HardwareError
-from autotune.machine.hardware import choose, default_memory_limit, probe_hardware, software, usable, visible
+from autotune.machine.hardware import (
+    choose,
+    default_memory_limit,
+    default_workers,
+    probe_hardware,
+    software,
+    usable,
+    visible,
+)
 from autotune.machine.host import Machine, cgroup_limits, cpu_name, steady, this_machine
 from autotune.machine.nvml import Accelerator
 
@@ -102,6 +110,20 @@ def test_a_cpu_build_of_torch_leaves_accelerators_unused_and_says_so(caplog: pyt
 def test_an_accelerator_keeps_a_reserve(memory: int, expected: int) -> None:
     gpu = dataclasses.replace(GPUS[0], memory_bytes=memory)
     assert default_memory_limit(choose(1, machine=MACHINE, found=(gpu,))) == expected
+
+
+@pytest.mark.parametrize(
+    ("cores", "groups", "expected"), [(1, 1, 0), (3, 1, 0), (9, 1, 2), (9, 2, 0), (18, 2, 2), (192, 1, 4)]
+)
+def test_ranks_on_accelerators_get_workers_on_the_cores_that_they_leave(cores: int, groups: int, expected: int) -> None:
+    machine = dataclasses.replace(MACHINE, cpu_cores=cores)
+    hardware = choose(3, machine=machine, found=GPUS)
+    assert default_workers(hardware, groups) == expected
+    assert default_workers(hardware, groups, shared_bytes=64 << 20) == 0
+
+
+def test_cpu_ranks_leave_no_core_to_workers() -> None:
+    assert default_workers(choose(2, machine=dataclasses.replace(MACHINE, cpu_cores=64), found=())) == 0
 
 
 # --- groups of devices ---

@@ -35,6 +35,13 @@ class MicroBatch:
     faults: tuple[str, ...] = ()
     """Why samples of the pack are blank, each with file and line."""
 
+    def pin_memory(self) -> "MicroBatch":
+        """Return the same with pixels and labels in page-locked memory; `DataLoader` calls it."""
+        pixels = self.pixel_values
+        return replace(
+            self, pixel_values=None if pixels is None else pixels.pin_memory(), labels=self.labels.pin_memory()
+        )
+
 
 def micro_batches(
     index: DatasetIndex,
@@ -46,8 +53,11 @@ def micro_batches(
     pixels: bool,
     workers: int,
     on_error: Literal["skip", "fail"],
+    pin: bool = False,
 ) -> Iterator[MicroBatch]:
     """Yield the rank's micro-batches of these steps, in order; `workers` processes prepare them ahead.
+
+    With `pin` their tensors are in page-locked memory, from which a GPU copies while its host continues.
 
     A sample that can no longer be read, or whose lengths have changed, becomes a blank one of the lengths in the index,
     with a warning of its file and line. Under `on_error: fail` it raises DataError instead.
@@ -55,7 +65,8 @@ def micro_batches(
     packs = [epoch.packs.pack(pack) for step in steps for pack in epoch.rows(step)[:, data_rank]]
     dataset = PackDataset(index, packs, encoder, pixels=pixels, padded=epoch.packs.padded)
     # Faults come as values: raised in a worker, one would come back with the worker's traceback as its message.
-    for batch in DataLoader(dataset, batch_size=None, num_workers=workers, worker_init_fn=_end_with_rank):
+    loader = DataLoader(dataset, batch_size=None, num_workers=workers, worker_init_fn=_end_with_rank, pin_memory=pin)
+    for batch in loader:
         if batch.faults and on_error == "fail":
             raise DataError(batch.faults[0])
         for fault in batch.faults:

@@ -225,5 +225,6 @@ def _tensors(
     """Return DeepSpeed's (inputs, labels): see `StageModule` and `pack_loss`."""
     pixels = batch.pixel_values if batch.pixel_values is not None else torch.empty(0)
     floats, integers = pack((pixels,), batch.tokens)
-    inputs = (floats.to(device), integers.to(device))
-    return inputs, (batch.labels.to(device), torch.tensor(scale, device=device))
+    # Only copies from page-locked memory overlap with other work: pixels and labels come so from the loader.
+    inputs = (floats.to(device, non_blocking=True), integers.to(device))
+    return inputs, (batch.labels.to(device, non_blocking=True), torch.tensor(scale, device=device))

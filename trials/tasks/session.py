@@ -35,6 +35,7 @@ class Session:
 
     request: Request
     coordinates: RankCoordinates
+    device: torch.device
     engine: TrainingEngine
     meter: MemoryMeter
     index: DatasetIndex
@@ -59,7 +60,8 @@ class Session:
             self.coordinates.data_rank,
             self.encoder,
             pixels=self.engine.stage.cut.embeds,
-            workers=data.workers,
+            workers=data.workers or 0,
+            pin=self.device.type == "cuda",
             on_error=data.on_error,
         ):
             self.blank_samples += len(batch.faults)
@@ -88,6 +90,7 @@ def open_session(request: Request, rank: int, device: torch.device) -> Iterator[
     session = Session(
         request=request,
         coordinates=where,
+        device=device,
         engine=engine,
         meter=memory_meter(device, stage, request.plan.layout, request.memory_limit_bytes),
         index=DatasetIndex.load(request.index),

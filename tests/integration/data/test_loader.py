@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.utils.data._utils.pin_memory import pin_memory
 
+from autotune import workload
 from tests.data_values import record, write_records
+from tests.training_values import plan_of, prepared_of
 from trials.data.epoch import CostWeights, Epoch, build_epoch
 from trials.data.index import DatasetIndex
 from trials.data.indexing import build_index
@@ -18,6 +21,7 @@ from trials.errors import DataError
 from trials.job import DataSection, Source
 from trials.model.families import internvl
 from trials.plan import Packed, Packing, Padded
+from trials.tasks.request import Training, Trial
 
 PACKED = Packed(qv=10, qt=500, qv_min=8, qt_min=400)
 
@@ -156,6 +160,27 @@ def test_workers_give_the_same_micro_batches_in_the_same_order(index: DatasetInd
         assert torch.equal(one.pixel_values, other.pixel_values)
 
 
+@pytest.mark.parametrize("pixels", [True, False])
+def test_pixels_and_labels_are_pinned_by_the_loader(
+    index: DatasetIndex, encoder: Encoder, pixels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pinned(tensor: torch.Tensor) -> torch.Tensor:
+        pins.append(tensor)
+        return tensor.clone()
+
+    pins: list[torch.Tensor] = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pinned)  # there may be no device to pin memory for
+    batch = next(
+        micro_batches(index, epoch_of(index, PACKED), [0], 0, encoder, pixels=pixels, workers=0, on_error="fail")
+    )
+    found = pin_memory(batch)
+    assert isinstance(found, MicroBatch)
+    assert torch.equal(found.labels, batch.labels)
+    assert (found.pixel_values is None) == (not pixels)
+    expected = [batch.pixel_values, batch.labels] if pixels else [batch.labels]
+    assert [id(tensor) for tensor in pins] == list(map(id, expected))
+
+
 @pytest.fixture
 def changing(tmp_path: Path) -> Path:
     """A folder with one record and its picture, to be changed after it was indexed."""
@@ -252,3 +277,14 @@ def test_a_record_that_changed_its_answer_is_refused(changing: Path, encoder: En
     write_records(changing / "a.jsonl", record("<image>What is it?", "A circle and a square.", image="a.png"))
     with pytest.raises(DataError, match=r"a\.jsonl:1: the sample has .*; its record or an image has changed"):
         encode(index, 0, encoder, pixels=True)
+
+
+def test_trials_and_trainings_have_the_workers_that_the_machine_leaves(
+    shallow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert prepared_of(shallow, tmp_path).job.data.workers == 0  # CPU ranks
+    monkeypatch.setattr(workload, "default_workers", lambda *_, **__: 3)
+    prepared = prepared_of(shallow, tmp_path)
+    tasks = (Trial(warmup_steps=(), timed_steps=(0,)), Training(output=tmp_path))
+    assert [prepared.request(plan_of("3+0", "1+2"), task).job.data.workers for task in tasks] == [3, 3]
+    assert prepared_of(shallow, tmp_path, data={"workers": 1}).job.data.workers == 1

@@ -75,14 +75,14 @@ def run_training(session: Session, task: Training, asked_to_stop: Callable[[], b
 
 def _largest(session: Session, value: float) -> float:
     """Return the largest `value` of all ranks."""
-    found = torch.tensor(value, dtype=torch.float32, device=next(session.engine.stage.parameters()).device)
+    found = torch.tensor(value, dtype=torch.float32, device=session.device)
     comm.all_reduce(found, op=comm.ReduceOp.MAX)
     return float(found)
 
 
 def _open(session: Session, output: Path) -> OpenedOutput:
     """Return what rank 0 finds in `output`. It alone verifies the checkpoint, which reads every byte."""
-    found = torch.zeros(2, dtype=torch.int64, device=next(session.engine.stage.parameters()).device)
+    found = torch.zeros(2, dtype=torch.int64, device=session.device)
     if session.coordinates.rank == 0:
         opened = open_output(output, training_settings(session.request, session.index.digest))
         found += torch.tensor((opened.steps, opened.has_model), device=found.device)
