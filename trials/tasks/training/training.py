@@ -1,14 +1,13 @@
 """The full training on one rank: every step of every epoch, with checkpoints and the final model."""
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from pathlib import Path
 
 import torch
 from deepspeed import comm
 
-from trials.data.epoch import Epoch
 from trials.engine.engine import LOAD
 from trials.errors import OutputTaken, TrialsError
 from trials.tasks.answer import TrainingReport
@@ -49,22 +48,17 @@ def run_training(session: Session, task: Training, asked_to_stop: Callable[[], b
         load_checkpoint(session, checkpoint_folder(task.output, done), done)
     last = min(total, task.max_steps or total)
     every = training.checkpoint_every
-    first_of_epoch, stopped = 0, False
-    for number, count in enumerate(counts):
-        wanted = range(max(0, done - first_of_epoch), min(count, last - first_of_epoch))
-        with closing(_run_steps(session, session.epoch(number), wanted, first_of_epoch, schedule)) as steps:
-            for record in steps:
-                done = record.step
-                if session.coordinates.rank == 0:
-                    append_step(task.output / PROGRESS_FILE, record)
-                stopped = done < last and bool(_largest(session, asked_to_stop()))
-                if stopped or done in (first_of_epoch + count, last) or (every and done % every == 0):
-                    save_checkpoint(session, task.output, opened.record, done)
-                if stopped:
-                    break
-        if stopped:
-            break
-        first_of_epoch += count
+    stopped = False
+    with closing(_run_steps(session, counts, done, last, schedule)) as steps:
+        for record, ends_epoch in steps:
+            done = record.step
+            if session.coordinates.rank == 0:
+                append_step(task.output / PROGRESS_FILE, record)
+            stopped = done < last and bool(_largest(session, asked_to_stop()))
+            if stopped or ends_epoch or done == last or (every and done % every == 0):
+                save_checkpoint(session, task.output, opened.record, done)
+            if stopped:
+                break
     model = task.output / MODEL_FOLDER if done == total else None
     if model and not (opened.has_model and opened.steps == done):
         save_model(session, model, opened.record, done)
@@ -95,23 +89,30 @@ def _open(session: Session, output: Path) -> OpenedOutput:
 
 
 def _run_steps(
-    session: Session, epoch: Epoch, numbers: range, before: int, schedule: Schedule
-) -> Generator[Progress, None, None]:
-    # Closed at the end: packs are prepared ahead for steps that a stop leaves out.
-    with closing(session.batches(epoch, numbers)) as batches:
-        for number in numbers:
-            step = epoch.step(number)
-            factor = schedule.factor(before + number + 1)
-            session.engine.scale_learning_rates(factor)
-            start = time.perf_counter()
-            loss = session.step(batches, step)
-            seconds = time.perf_counter() - start
-            yield Progress(
-                step=before + number + 1,
-                of=schedule.total,
-                loss=loss,
-                seconds=seconds,
-                samples=step.samples,
-                learning_rate=session.request.job.training.learning_rate * factor,
-                data_wait_seconds=_largest(session, session.engine.stopwatch.read().get(LOAD, 0.0)),
-            )
+    session: Session, counts: Sequence[int], done: int, last: int, schedule: Schedule
+) -> Generator[tuple[Progress, bool], None, None]:
+    """Run the steps after `done`, to `last`; yield each, and whether it ends its epoch. Epochs have `counts` steps."""
+    before = 0
+    for number, count in enumerate(counts):
+        epoch = session.epoch(number)
+        wanted = range(max(0, done - before), min(count, last - before))
+        # Closed at the end: packs are prepared ahead for steps that a stop leaves out.
+        with closing(session.batches(epoch, wanted)) as batches:
+            for index in wanted:
+                step = epoch.step(index)
+                factor = schedule.factor(before + index + 1)
+                session.engine.scale_learning_rates(factor)
+                start = time.perf_counter()
+                loss = session.step(batches, step)
+                seconds = time.perf_counter() - start
+                progress = Progress(
+                    step=before + index + 1,
+                    of=schedule.total,
+                    loss=loss,
+                    seconds=seconds,
+                    samples=step.samples,
+                    learning_rate=session.request.job.training.learning_rate * factor,
+                    data_wait_seconds=_largest(session, session.engine.stopwatch.read().get(LOAD, 0.0)),
+                )
+                yield progress, index + 1 == count
+        before += count
