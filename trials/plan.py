@@ -108,7 +108,8 @@ class Plan:
     """All that is tuned. With a job it determines a training.
 
     The vision embedding belongs to the first stage, the projector with the text embedding to the stage of the last
-    vision layer (what it sends is smaller than what it receives), and the head with the loss to the last stage.
+    vision layer (what it sends is smaller than what it receives), and the head with the loss to the last stage. Where
+    no stage has a vision layer, the text embedding belongs to the first stage.
     """
 
     packing: Packing

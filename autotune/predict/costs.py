@@ -11,6 +11,7 @@ from autotune.errors import ProfileError
 from autotune.predict.robust_fit import fit_not_negative
 from trials.layer_costs import (
     KINDS,
+    NOTHING,
     Coefficients,
     LayerCost,
     LayerCosts,
@@ -80,6 +81,15 @@ def fit_costs(reports: Sequence[ProfileReport]) -> LayerCosts:
 
 
 def _fit_layer(timings: Sequence[LayerTiming], kind: LayerKind, parameters: int) -> LayerCost:
+    if not timings:  # a kind that the model does not have
+        return LayerCost(
+            forward_seconds=NOTHING,
+            backward_seconds=NOTHING,
+            recompute_seconds=NOTHING,
+            kept_bytes=NOTHING,
+            output_bytes=NOTHING,
+            parameters=parameters,
+        )
     sizes = _sizes(timings)
 
     def fit(quantity: Quantity, terms: tuple[int, ...]) -> Coefficients:
@@ -111,7 +121,7 @@ def _fit_load(timings: Sequence[LoadTiming]) -> Coefficients:
 
 
 def _sizes(timings: Sequence[LayerTiming]) -> Array:
-    return np.array([(t.units, t.tokens, t.squares, 1) for t in timings], dtype=np.float64)
+    return np.array([(t.units, t.tokens, t.squares, 1) for t in timings], dtype=np.float64).reshape(-1, 4)
 
 
 def _time_errors(timings: Sequence[LayerTiming], kind: LayerKind, cost: LayerCost) -> Array:

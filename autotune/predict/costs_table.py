@@ -54,7 +54,7 @@ def costs_document(costs: LayerCosts, pack: TypicalPack) -> dict[str, Any]:
 
 
 def costs_text(costs: LayerCosts, pack: TypicalPack) -> str:
-    """Return a line for each kind, then loading, links, reduction and updates."""
+    """Return a line for each kind that the model has, then loading, links, reduction and updates."""
     lines = [
         f"A typical pack has {pack.samples} mean samples: {pack.units:.1f} vision units, {pack.tokens:.0f} text tokens",
         "",
@@ -62,6 +62,8 @@ def costs_text(costs: LayerCosts, pack: TypicalPack) -> str:
         f"{'error':>7}{'noise':>7}",
     ]
     for kind, cost in costs.layers:
+        if not cost.parameters:
+            continue
         seconds = (cost.forward_seconds, cost.backward_seconds, cost.recompute_seconds)
         forward, backward, again = (f"{pack.cost(each) * 1e3:.3f}" for each in seconds)
         kept = f"{pack.cost(cost.kept_bytes) / _KIBI:.0f}"

@@ -100,18 +100,34 @@ def tokens_of(
     return join_samples(family, config, [(torch.cat([text[0], images.input_ids, text[1]]), images.grids)])
 
 
-@pytest.fixture
-def sample(tmp_path: Path) -> Sample:
-    """Two images of different sizes, with text around them."""
-    images = tuple(tmp_path / f"{width}.png" for width in (60, 130))
+def states_of(stage: StageModule, pixels: torch.Tensor, tokens: PackTokens) -> tuple[torch.Tensor, ...]:
+    """What `join_text` takes, with no vision layer run."""
+    states = stage.family.embed_vision(stage.model, pixels, tokens)
+    return (states,) * (1 + len(stage.chain.kept))
+
+
+@pytest.fixture(scope="module")
+def vision(skeleton: Skeleton) -> tuple[str, ...]:
+    """Paths of the vision layers; skips models that take text alone."""
+    if not skeleton.chain.vision_layers:
+        pytest.skip("the model takes text alone")
+    return skeleton.chain.vision_layers
+
+
+@pytest.fixture(params=[2, 0], ids=["two images", "text alone"])
+def sample(request: pytest.FixtureRequest, tmp_path: Path) -> Sample:
+    """Images of different sizes, with text around them, or text alone."""
+    if request.param:
+        request.getfixturevalue("vision")
+    images = tuple(tmp_path / f"{width}.png" for width in (60, 130)[: request.param])
     for path in images:
         Image.new("RGB", (int(path.stem), 70), (90, 140, 30)).save(path)
     turns = (
         Turn(role="system", text="Be brief."),
-        Turn(role="user", text=f"Compare {IMAGE} with {IMAGE}"),
+        Turn(role="user", text=" with ".join(["Compare", *(IMAGE for _ in images)])),
         Turn(role="assistant", text="Both are green."),
     )
-    return Sample(turns=turns, images=images, image_sizes=(None, None))
+    return Sample(turns=turns, images=images, image_sizes=(None,) * len(images))
 
 
 # --- the module and its configuration ---
@@ -130,13 +146,14 @@ def test_another_form_of_the_models_is_none_that_can_be_read(family: Family) -> 
     assert all(family.OTHER_FORMS.values())
 
 
+@pytest.mark.usefixtures("vision")
 def test_more_parameters_of_the_tower_cost_more_operations(config: PretrainedConfig, family: Family) -> None:
     few, many = (family.unit_flops(config, tower=tower, projector=10) for tower in (1_000, 2_000))
     assert 0 < few < many
 
 
 def test_random_images_have_the_shape_that_the_encoder_gives(
-    config: PretrainedConfig, family: Family, encoder: Encoder
+    config: PretrainedConfig, family: Family, encoder: Encoder, skeleton: Skeleton
 ) -> None:
     for units in (1, UNITS):
         images = family.random_images(config, units)
@@ -144,7 +161,8 @@ def test_random_images_have_the_shape_that_the_encoder_gives(
         assert images.pixels.dtype == torch.float32
         assert (images.input_ids.dtype, images.input_ids.dim()) == (torch.int64, 1)
         assert (images.grids.dtype, images.grids.dim()) == (torch.int64, 2)
-        assert (images.input_ids == config.image_token_id).any()
+        if skeleton.chain.vision_layers:
+            assert (images.input_ids == config.image_token_id).any()
 
 
 def test_a_shrunk_configuration_is_one_of_the_same_family_with_few_tokens(
@@ -163,12 +181,13 @@ def test_a_shrunk_configuration_is_one_of_the_same_family_with_few_tokens(
 
 def test_measured_lengths_are_those_of_the_encoded_sample(encoder: Encoder, sample: Sample) -> None:
     encoded = encoder.encode(sample, pixels=True)
-    assert encoded.pixel_values is not None
-    assert encoded.pixel_values.dtype == np.float32
-    assert encoded.pixel_values.shape[1:] == encoder.unit_shape
+    assert (encoded.pixel_values is not None) == bool(sample.images)
+    if encoded.pixel_values is not None:
+        assert encoded.pixel_values.dtype == np.float32
+        assert encoded.pixel_values.shape[1:] == encoder.unit_shape
     measured = encoder.measure(sample, tuple(image_size(image) for image in sample.images))
     assert measured == Lengths(
-        vision_units=len(encoded.pixel_values),
+        vision_units=0 if encoded.pixel_values is None else len(encoded.pixel_values),
         text_tokens=len(encoded.input_ids),
         target_tokens=int(np.count_nonzero(encoded.labels != IGNORED)),
     )
@@ -188,15 +207,15 @@ def test_a_blank_sample_has_the_lengths_of_the_one_that_it_replaces(
     encoded = encoder.encode(sample, pixels=True)
     lengths = encoder.measure(sample, tuple(image_size(image) for image in sample.images))
     blank = encoder.blank(lengths, pixels=True)
-    assert blank.pixel_values is not None
-    assert encoded.pixel_values is not None
-    assert blank.pixel_values.shape == encoded.pixel_values.shape
     assert len(blank.input_ids) == lengths.text_tokens
     assert (blank.labels == IGNORED).all()
+    assert (blank.pixel_values is None) == (encoded.pixel_values is None)
+    if blank.pixel_values is None or encoded.pixel_values is None:
+        return
+    assert blank.pixel_values.shape == encoded.pixel_values.shape
     tokens = join_samples(family, config, [(torch.from_numpy(blank.input_ids), torch.from_numpy(blank.grids))])
-    states = family.embed_vision(stage.model, torch.from_numpy(blank.pixel_values), tokens)
     # As many features as image tokens, so that those of the samples behind it find theirs.
-    family.join_text(stage.model, (states,) * (1 + len(stage.chain.kept)), tokens)
+    family.join_text(stage.model, states_of(stage, torch.from_numpy(blank.pixel_values), tokens), tokens)
 
 
 def test_equal_settings_have_equal_digests_and_another_limit_has_another(family: Family, folder: Path) -> None:
@@ -219,18 +238,19 @@ def test_every_parameter_belongs_to_exactly_one_part_of_the_chain(skeleton: Skel
 
 
 def test_vision_layers_keep_the_shape_of_the_states(
-    config: PretrainedConfig, family: Family, stage: StageModule
+    config: PretrainedConfig, family: Family, stage: StageModule, vision: tuple[str, ...]
 ) -> None:
     images = family.random_images(config, UNITS)
     tokens = tokens_of(family, config, images)
     states = family.embed_vision(stage.model, images.pixels, tokens)
     run = family.vision_runner(stage.model, states, tokens)
-    for number, path in enumerate(stage.chain.vision_layers):
+    for number, path in enumerate(vision):
         after = run(stage.model.get_submodule(path), number, states)
         assert (after.shape, after.dtype) == (states.shape, states.dtype)
         states = after
 
 
+@pytest.mark.usefixtures("vision")
 def test_image_tokens_take_the_features_and_other_tokens_their_embedding(
     config: PretrainedConfig, family: Family, stage: StageModule
 ) -> None:
@@ -253,8 +273,8 @@ def test_the_unit_of_a_pack_without_images_changes_nothing(
 ) -> None:
     batch = collate([], encoder, pixels=True, padded=False)
     assert batch.pixel_values is not None
-    states = family.embed_vision(stage.model, batch.pixel_values, batch.tokens)
-    joined, *_ = family.join_text(stage.model, (states,) * (1 + len(stage.chain.kept)), batch.tokens)
+    states = states_of(stage, batch.pixel_values, batch.tokens)
+    joined, *_ = family.join_text(stage.model, states, batch.tokens)
     assert torch.equal(joined[0], stage.model.get_input_embeddings()(batch.tokens.input_ids))
 
 
@@ -294,9 +314,11 @@ def test_a_model_is_described_with_the_layers_of_its_chain(folder: Path, skeleto
     shape = model_shape(ModelSection(path=str(folder), weights="random", dtype="float32"))
     chain = skeleton.chain
     assert (shape.vision_layers, shape.language_layers) == (len(chain.vision_layers), len(chain.language_layers))
-    assert min(shape.unit_flops, shape.token_flops, shape.square_flops) > 0
+    assert (shape.unit_flops > 0) == bool(chain.vision_layers)
+    assert min(shape.token_flops, shape.square_flops) > 0
 
 
+@pytest.mark.usefixtures("vision")
 def test_the_probe_of_the_projector_runs_all_of_it(stage: StageModule) -> None:
     task = Profile(unit_counts=(UNITS,), sample_shapes=(), zero_stages=(), repeats=1)
     probe = next(each for each in probes(stage, task, CPU) if each.layer == "projector")

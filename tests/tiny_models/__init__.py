@@ -30,7 +30,7 @@ def save(
     folder: Path,
     *,
     config: Callable[[Mapping[str, int]], Mapping[str, Any]],
-    images: Any,
+    images: Any = None,
     special: Mapping[str, str],
     chat: str,
     tokens: Sequence[str] = (),
@@ -38,6 +38,7 @@ def save(
 ) -> PreTrainedConfig:
     """Write configuration, tokenizer, image processor, chat template and processor settings, without weights.
 
+    A model for text alone has no image processor, and no settings of a processor.
     `config` gets the ids of all tokens by their text, and returns the configuration's settings with their `model_type`.
     `special` names tokens of the tokenizer, such as `image_token`; `tokens` are further ones.
     """
@@ -55,8 +56,9 @@ def save(
         extra_special_tokens=dict(special),
     )
     fast.save_pretrained(folder)
-    images.save_pretrained(folder)
-    (folder / "processor_config.json").write_text(json.dumps(dict(settings or {})))
+    if images is not None:
+        images.save_pretrained(folder)
+        (folder / "processor_config.json").write_text(json.dumps(dict(settings or {})))
     (folder / "chat_template.jinja").write_text(chat)
     described = dict(config(fast.get_vocab()))
     made: PreTrainedConfig = AutoConfig.for_model(described.pop("model_type"), **described)

@@ -160,7 +160,7 @@ def collate(samples: Sequence[Encoded], encoder: Encoder, *, pixels: bool, padde
     labels = [_filled(sample.labels[1:], width, IGNORED) for sample, width in zip(samples, widths, strict=True)]
     shown = [sample for sample in samples if sample.pixel_values is not None]
     if pixels and not shown:
-        # A stage cannot run on no unit, so that a pack without images carries one of zeros.
+        # A tower cannot run on no unit, so that a pack without images carries one of zeros.
         shown = [encoder.blank(Lengths(vision_units=1, text_tokens=1, target_tokens=0), pixels=True)]
     tokens = PackTokens(
         input_ids=torch.from_numpy(np.concatenate(input_ids)),

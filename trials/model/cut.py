@@ -19,7 +19,8 @@ class Cut:
     embeds: bool
     """Whether this is the first stage, which holds the vision embedding."""
     projects: bool
-    """Whether this stage has the last vision layer, and with it the projector and the text embedding."""
+    """Whether this stage has the last vision layer, and with it the projector and the text embedding; without any
+    vision layer, the first stage has both."""
     heads: bool
     """Whether this is the last stage, which holds the head and computes the loss."""
 
@@ -37,7 +38,7 @@ class Cut:
 def cut(plan: Plan) -> tuple[Cut, ...]:
     """Return the stages of `plan`, first to last."""
     vision_start = language_start = 0
-    vision_total = sum(stage.vision for stage in plan.stages)
+    projecting = max((number for number, stage in enumerate(plan.stages) if stage.vision), default=0)
     cuts = []
     for number, stage in enumerate(plan.stages):
         vision = range(vision_start, vision_start + stage.vision)
@@ -49,8 +50,7 @@ def cut(plan: Plan) -> tuple[Cut, ...]:
                 recompute_vision=stage.recompute_vision,
                 recompute_language=stage.recompute_language,
                 embeds=number == 0,
-                # Stages behind the last vision layer have the same `vision.stop`, but no vision layer.
-                projects=stage.vision > 0 and vision.stop == vision_total,
+                projects=number == projecting,
                 heads=number == len(plan.stages) - 1,
             )
         )

@@ -54,7 +54,10 @@ class Family(Protocol):
     Sizes: a *vision unit* is what the tower's work is counted in (a tile, or a merged patch where images keep their own
     resolution); all units of a model have the same shape. T is the number of tokens of a pack, image tokens included.
     Functions of a model must work on any device and dtype, and take a model from which layers of other stages were
-    removed. A family without a vision side has no vision modules, and the functions of that side are not called.
+    removed.
+
+    A family without a vision side has no vision modules. Its units have no values, no tokens and no cost: the shape of
+    one is [0], and `embed_vision` returns them as they are.
     """
 
     AUTO_MODEL: Any

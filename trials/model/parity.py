@@ -16,7 +16,7 @@ from trials.job import ModelSection
 from trials.model.cut import cut
 from trials.model.family import Images, join_samples, load_family
 from trials.model.refusal import refusing
-from trials.model.shrunk import VOCABULARY, shrunk
+from trials.model.shrunk import CONTEXT, VOCABULARY, shrunk
 from trials.model.skeleton import build_skeleton, load_config
 from trials.model.stage import StageModule, pack_loss
 from trials.model.weights import draw_buffers, draw_weights
@@ -104,9 +104,13 @@ def _plain_model(config: PretrainedConfig) -> PreTrainedModel:
 
 
 def _samples(config: PretrainedConfig) -> tuple[_Sample, ...]:
-    # On both sides of the shrunk context: frequencies of positions may depend on a sample's length. Two units are the
-    # fewest that every model takes, since some cut each image.
-    return (_sample(config, units=5, text=6), _sample(config, units=0, text=5), _sample(config, units=2, text=4))
+    # On both sides of the shrunk context, also without images: positions and masks may depend on a sample's length. Two
+    # units are the fewest that every model takes, since some cut each image.
+    return (
+        _sample(config, units=5, text=2 * CONTEXT),
+        _sample(config, units=0, text=5),
+        _sample(config, units=2, text=4),
+    )
 
 
 def _sample(config: PretrainedConfig, *, units: int, text: int) -> _Sample:

@@ -29,7 +29,8 @@ def shrunk(config: PretrainedConfig) -> PretrainedConfig:
     """
     skeleton = build_skeleton(config, torch.float32)
     document = json.loads(config.to_json_string(use_diff=False))
-    text = document["text_config"]
+    # The configuration of a model for text alone is that of its language model.
+    text = document.get("text_config", document)
     shorten(text, layers_of_every_kind(skeleton.modules(skeleton.chain.language_layers)))
     narrow(text)
     contexts = _contexts(text)

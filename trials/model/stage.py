@@ -52,7 +52,7 @@ class StageModule(nn.Module):
 
     def forward(self, inputs: tuple[torch.Tensor, torch.Tensor]) -> Any:
         states, tokens = unpack(*inputs)
-        if self.cut.embeds and self.chain.vision_layers:
+        if self.cut.embeds:
             states = (self.family.embed_vision(self.model, states[0], tokens),)
         if self.cut.vision:
             states = self.vision(states, tokens)

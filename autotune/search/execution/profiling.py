@@ -17,7 +17,7 @@ from trials.plan import Layout, Padded, Plan, Stage, ZeroStage
 from trials.run.pool import Answers, Pool
 from trials.tasks.answer import ProfileReport
 from trials.tasks.request import Profile
-from trials.workload import DataProfile
+from trials.workload import DataProfile, ModelShape
 
 _log = logging.getLogger(__name__)
 _REPEATS = 5
@@ -60,7 +60,7 @@ def profile_layers(prepared: Prepared, pool: Pool, logs: Path) -> LayerCosts:
     )
     try:
         answer = pool.ask(
-            prepared.request(whole, design(prepared.workload.data, zero_stages(model, devices))),
+            prepared.request(whole, design(prepared.workload.data, model, zero_stages(model, devices))),
             prepared.job.search.trial_timeout,
         )
     except WireError as error:  # a time that is no number has no JSON
@@ -81,17 +81,19 @@ def profile_layers(prepared: Prepared, pool: Pool, logs: Path) -> LayerCosts:
     return costs
 
 
-def design(data: DataProfile, zero: tuple[ZeroStage, ...]) -> Profile:
+def design(data: DataProfile, model: ModelShape, zero: tuple[ZeroStage, ...]) -> Profile:
     """Return sizes that span the packs of this data, and separate the costs of units, tokens and squares.
 
-    Units grow by equal factors. Packs of one sample stand beside packs of many short ones: of four short samples'
-    tokens, one sample has four times the sum of squared lengths.
+    Units grow by equal factors, and are 0 for a model without a vision side. Packs of one sample stand beside packs of
+    many short ones: of four short samples' tokens, one sample has four times the sum of squared lengths.
     """
     units = max(_LEAST_UNITS, data.most_vision_units, math.ceil(_SAMPLES * data.vision_units / data.samples))
     tokens = max(_LEAST_TOKENS, data.longest_text_tokens, math.ceil(_SAMPLES * data.text_tokens / data.samples))
     short = max(1, tokens // 16)
     return Profile(
-        unit_counts=tuple(sorted({round(units ** (step / 5)) for step in range(6)})),
+        unit_counts=tuple(sorted({round(units ** (step / 5)) for step in range(6)}))
+        if model.vision_layers
+        else (0,) * 6,
         sample_shapes=((1, short), (1, 4 * short), (4, short), (1, 10 * short), (8, short), (16, short)),
         zero_stages=zero,
         repeats=_REPEATS,

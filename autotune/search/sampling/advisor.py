@@ -23,6 +23,7 @@ from autotune.search.space.space import Space
 from autotune.search.winner import ranked
 from storage.records import FinishedTrial
 from trials.job import SearchSection
+from trials.model.cut import cut
 from trials.outcome import Completed, Failed, OutOfMemory
 from trials.plan import Layout, Packed, Packing, Plan
 
@@ -307,5 +308,4 @@ def _held(plan: Plan, number: int) -> tuple[int, ...]:
     """Return the layers of a stage, those of them that keep everything, and whether it holds the projector."""
     stage = plan.stages[number]
     kept = stage.vision - stage.recompute_vision, stage.language - stage.recompute_language
-    projects = stage.vision > 0 and not any(later.vision for later in plan.stages[number + 1 :])
-    return stage.vision, stage.language, *kept, projects
+    return stage.vision, stage.language, *kept, cut(plan)[number].projects

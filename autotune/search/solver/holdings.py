@@ -27,10 +27,12 @@ class Holdings:
     def of(cls, starts: Ints, ends: Ints, vision_layers: int, *, embeds: bool, heads: bool) -> "Holdings":
         """Build the parts with layers starts[i] to ends[i] of the chain, in which vision layers come first."""
         vision = np.minimum(ends, vision_layers) - np.minimum(starts, vision_layers)
+        # With the last vision layer, or the first language layer where there is none.
+        projecting = max(vision_layers - 1, 0)
         return cls(
             vision=vision,
             language=ends - starts - vision,
-            projects=(starts < vision_layers) & (vision_layers <= ends),
+            projects=(starts <= projecting) & (projecting < ends),
             embeds=embeds,
             heads=heads,
         )

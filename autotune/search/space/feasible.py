@@ -38,7 +38,8 @@ def feasible_space(workload: Workload, solver: Solver, *, remedy: str, wanted: S
         layouts=_fitting(workload, solver, _layouts(workload, wanted), remedy),
         packers=_packers(wanted),
         capacities=_capacities(workload, wanted),
-        qv_slacks=wanted.qv_slack,
+        # No pack is full of units where no sample has any, and with a slack every pack would count as full.
+        qv_slacks=wanted.qv_slack if workload.data.most_vision_units else wanted.qv_slack[:1],
         qt_slacks=wanted.qt_slack,
         boundaries=tuple(accumulate(wanted.split)) if wanted.split else None,
         recompute=wanted.recompute,

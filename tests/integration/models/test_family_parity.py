@@ -68,7 +68,7 @@ class Case:
 
     @property
     def image_token(self) -> int:
-        return int(self.config.image_token_id)
+        return int(getattr(self.config, "image_token_id", -1))
 
     @cached_property
     def reference(self) -> dict[str, torch.Tensor]:
@@ -96,8 +96,11 @@ class Case:
         processor = self.encoder.measurer.processor
         pictures = [Image.fromarray(image_pixels(image)) for image in sample.images]
         text = self.encoder.measurer.rendered(sample.turns)
-        # As one sample's: LLaVA-OneVision takes the images of a plain list as those of one sample each.
-        made = processor(images=[pictures] if pictures else None, text=[text], return_tensors="pt")
+        if not self.layers[0]:
+            made = processor.tokenizer(text=[text], return_tensors="pt")
+        else:
+            # As one sample's: LLaVA-OneVision takes the images of a plain list as those of one sample each.
+            made = processor(images=[pictures] if pictures else None, text=[text], return_tensors="pt")
         assert made["input_ids"][0].tolist() == encoded.input_ids.tolist()
         return dict(made)
 
@@ -120,19 +123,22 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     for name, (height, width) in SHAPES.items():
         noise = np.random.default_rng(len(name)).integers(0, 255, (height, width, 3), dtype=np.uint8)
         Image.fromarray(noise).save(folder / f"{name}.png")
-    packs = tuple(tuple(sample_of(folder, names) for names in samples) for samples in PACKS)
+    shows = bool(build_skeleton(config, torch.float32).chain.vision_layers)
+    packs = tuple(tuple(sample_of(folder, names, shows=shows) for names in samples) for samples in PACKS)
     return Case(folder, config, family, family.encoder(str(folder)), plain_model(config, family), packs)
 
 
-def sample_of(folder: Path, names: Sequence[str]) -> Sample:
-    text = f"Compare {IMAGE.join([''] * (len(names) + 1))} with a circle" if names else "What is red?"
+def sample_of(folder: Path, names: Sequence[str], *, shows: bool) -> Sample:
+    """A conversation about images; without them where it `shows` none."""
+    shown = names if shows else ()
+    text = f"Compare {IMAGE * len(shown)} with a circle" if names else "What is red?"
     turns = (
         Turn(role="user", text=text),
         Turn(role="assistant", text=f"It is {', '.join(names) or 'nothing'}."),
         Turn(role="user", text="Why?"),
         Turn(role="assistant", text="So it is."),
     )
-    images = tuple(folder / f"{name}.png" for name in names)
+    images = tuple(folder / f"{name}.png" for name in shown)
     return Sample(turns=turns, images=images, image_sizes=(None,) * len(images))
 
 
@@ -165,33 +171,25 @@ def blank_of(case: Case, encoded: Encoded) -> Encoded:
 def plans(vision: int, language: int) -> dict[str, tuple[bool, tuple[Stage, ...]]]:
     """(padded, stages): splits inside both towers; nothing, some and all recomputed."""
     half, middle = vision // 2, language // 2
+    later, last = vision - half, language - middle
     return {
-        "one stage": (False, (Stage(vision=vision, language=language),)),
-        "inside the vision tower": (
-            False,
-            (
-                Stage(vision=half, language=0, recompute_vision=half // 2),
-                Stage(vision=vision - half, language=language, recompute_vision=1, recompute_language=1),
-            ),
-        ),
+        "one stage": (False, held((vision, language, 0, 0))),
+        "inside the vision tower": (False, held((half, 0, half // 2, 0), (later, language, min(1, later), 1))),
         "inside both towers, all recomputed, padded": (
             True,
-            (
-                Stage(vision=half, language=0, recompute_vision=half),
-                Stage(
-                    vision=vision - half,
-                    language=middle,
-                    recompute_vision=vision - half,
-                    recompute_language=middle,
-                ),
-                Stage(vision=0, language=language - middle, recompute_language=language - middle),
-            ),
+            held((half, 0, half, 0), (later, middle, later, middle), (0, last, 0, last)),
         ),
-        "behind the first language layer, padded": (
-            True,
-            (Stage(vision=vision, language=1), Stage(vision=0, language=language - 1)),
-        ),
+        "behind the first language layer, padded": (True, held((vision, 1, 0, 0), (0, language - 1, 0, 0))),
     }
+
+
+def held(*counts: tuple[int, int, int, int]) -> tuple[Stage, ...]:
+    """Stages with (vision, language) layers and those recomputed, without the stages that would hold none."""
+    return tuple(
+        Stage(vision=vision, language=language, recompute_vision=of_vision, recompute_language=of_language)
+        for vision, language, of_vision, of_language in counts
+        if vision + language
+    )
 
 
 @pytest.mark.parametrize("name", plans(4, 4))
@@ -302,7 +300,7 @@ def test_patches_and_grids_are_those_of_the_models_own_processor(case: Case) -> 
 
 
 def test_a_text_that_spells_the_image_token_is_refused(case: Case) -> None:
-    if isinstance(case.encoder, ChatEncoder):
+    if isinstance(case.encoder, ChatEncoder) and case.layers[0]:
         token = case.encoder.measurer.processor.image_token
         turns = (Turn(role="user", text=f"What is {token}?"), Turn(role="assistant", text="A token."))
         with pytest.raises(DataError, match="spells"):

@@ -221,6 +221,19 @@ def test_stored_costs_of_another_form_or_with_negative_times_cannot_be_read(chan
         wire.decode(LayerCosts, wire.encode(COSTS).replace(*change))
 
 
+def test_a_kind_that_the_model_does_not_have_costs_nothing() -> None:
+    def of_text(report: ProfileReport) -> ProfileReport:
+        timings = tuple(timing for timing in report.timings if timing.layer not in ("vision_embedding", "vision"))
+        parameters = tuple((kind, 0 if "vision" in kind else count) for kind, count in report.parameters)
+        return replace(report, timings=timings, parameters=parameters)
+
+    whole, text = (fit_costs(reports) for reports in (reports_of(COSTS, 0), [*map(of_text, reports_of(COSTS, 0))]))
+    for kind in ("vision_embedding", "vision"):
+        numbers = wire.to_document(text[kind]).values()
+        assert not any(any(number) if isinstance(number, list) else number for number in numbers)
+    assert text["language"] == whole["language"]
+
+
 def test_errors_are_kept_for_each_kind() -> None:
     (report,) = reports_of(COSTS, noise=0.0, ranks=1)
     random = np.random.default_rng(1)

@@ -2,12 +2,15 @@ import dataclasses
 from contextlib import nullcontext
 from typing import get_args
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autotune.search.solver.holdings import Holdings
 from tests import strategies
 from trials.errors import InvalidPlan
+from trials.model.cut import cut
 from trials.plan import Layout, Packed, Padded, Plan, Stage, ZeroStage, layer_counts
 
 PACKED = Packed(qv=8, qt=512, qv_min=8, qt_min=384)
@@ -49,6 +52,18 @@ def test_a_plan_that_misses_layers_says_how_many(plan: Plan, missing: int) -> No
 @given(strategies.plans())
 def test_ranks_are_pipeline_times_data(plan: Plan) -> None:
     assert plan.layout.world_size == plan.layout.pipeline * plan.layout.data
+
+
+@given(strategies.plans())
+def test_the_text_embedding_is_with_the_last_vision_layer_or_on_the_first_stage(plan: Plan) -> None:
+    vision, _ = stage_sums(plan)
+    projecting = [number for number, part in enumerate(cut(plan)) if part.projects]
+    assert projecting == [max((n for n, stage in enumerate(plan.stages) if stage.vision), default=0)]
+    text_alone = pipeline(*(Stage(vision=0, language=stage.vision + stage.language) for stage in plan.stages))
+    assert [part.projects for part in cut(text_alone)] == [True, *[False] * (len(plan.stages) - 1)]
+    ends = np.array(plan.boundaries)
+    held = Holdings.of(np.array([0, *ends[:-1]]), ends, vision, embeds=True, heads=True)
+    assert np.flatnonzero(held.projects).tolist() == projecting
 
 
 def test_a_plan_with_too_many_layers_says_how_many() -> None:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from optuna.distributions import CategoricalDistribution
 
 from autotune.errors import JobError, NoFeasiblePlan
 from autotune.search.solver.limits import HEADROOM
@@ -47,6 +48,19 @@ def test_a_given_capacity_goes_with_each_of_the_other() -> None:
     of_units = pairs(space_of(workload_of(), qv=(9,)))
     assert {qv for qv, _ in of_units} == {9}
     assert len(of_units) > 2
+
+
+def test_where_no_sample_has_a_unit_packs_are_full_by_their_tokens_alone() -> None:
+    workload = workload_of()
+    shown = replace(
+        workload.data,
+        vision_units=0,
+        most_vision_units=0,
+        histogram=tuple((0, tokens, samples) for _, tokens, samples in workload.data.histogram),
+    )
+    space = space_of(replace(workload, data=shown))
+    assert {plan.packing.qv_min for plan in space.starts if isinstance(plan.packing, Packed)} == {1}
+    assert space.distributions["qv_slack"] == CategoricalDistribution((0,))
 
 
 def test_a_layout_that_cannot_be_is_refused_with_those_that_can() -> None:

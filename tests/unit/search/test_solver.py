@@ -29,7 +29,7 @@ Ends = tuple[int, ...]
 packings: st.SearchStrategy[Packing] = st.sampled_from(
     [Padded(samples=2), Padded(samples=4), Packed(qv=12, qt=600, qv_min=12, qt_min=500)]
 )
-shapes = st.tuples(st.integers(1, 4), st.integers(1, 3)).filter(lambda layers: sum(layers) <= 6)
+shapes = st.tuples(st.integers(0, 4), st.integers(1, 3)).filter(lambda layers: sum(layers) <= 6)
 
 
 @st.composite

@@ -106,7 +106,7 @@ class Encoder(Measurer, Protocol):
 
     @property
     def unit_shape(self) -> tuple[int, ...]:
-        """Shape of one vision unit: (3, height, width) for a tile."""
+        """Shape of one vision unit: (3, height, width) for a tile, (0,) where the model takes text alone."""
 
     def encode(self, sample: Sample, *, pixels: bool) -> Encoded:
         """Return the sample's tokens and labels, and its pixels with their positions when `pixels`.

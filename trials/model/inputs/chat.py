@@ -1,4 +1,4 @@
-"""Lengths of conversations for any image-text-to-text model: its chat template, its tokenizer, its processor."""
+"""Lengths of conversations for any model with a chat template: its tokenizer, and its processor if it takes images."""
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -13,23 +13,29 @@ from numpy.typing import NDArray
 from trials.data.records.sample import IMAGE, Ints, Lengths, Sample, Turn, kept_tokens
 from trials.errors import DataError, ModelError
 from trials.model.inputs.digest import model_digest
-from trials.model.inputs.processor import ImageCount, count_images, load_processor, placeholder
+from trials.model.inputs.processor import ImageCount, Loader, count_images, load_processor, placeholder
 from trials.model.refusal import refusing
 from trials.model.skeleton import load_config
 
 _REFUSALS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
 """Exceptions of a template for a conversation that it does not support."""
-_PROBE = (Turn(role="user", text=f"{IMAGE}Hello"), Turn(role="assistant", text="World"))
+_PROBE = "Hello", "World"
 
 
-def measurer(model_path: str, trust_remote_code: bool = False, max_tokens: int | None = None) -> "ChatMeasurer":
+def measurer(
+    model_path: str,
+    trust_remote_code: bool = False,
+    max_tokens: int | None = None,
+    *,
+    load: Loader = load_processor,
+) -> "ChatMeasurer":
     """Return the measurer of a model folder, which cuts samples to `max_tokens`.
 
-    Raise ModelError where the folder's processor, tokenizer or chat template is not enough.
+    `load` loads its processor. Raise ModelError where the folder's processor, tokenizer or chat template is not enough.
     """
     config = load_config(model_path, trust_remote_code=trust_remote_code)
-    processor = load_processor(model_path, config, trust_remote_code=trust_remote_code)
-    again = functools.partial(measurer, model_path, trust_remote_code, max_tokens)
+    processor = load(model_path, config, trust_remote_code=trust_remote_code)
+    again = functools.partial(measurer, model_path, trust_remote_code, max_tokens, load=load)
     with refusing(f"the processor of model {model_path} cannot be used", "save it there with save_pretrained"):
         digest = model_digest(ChatMeasurer, config, processor.tokenizer, processor, max_tokens)
         return ChatMeasurer(processor, digest, max_tokens, again)
@@ -70,7 +76,8 @@ class ChatMeasurer:
     ) -> None:
         """`again` makes another one, in another process: processors do not travel.
 
-        Raise ModelError for a tokenizer without offsets or image token, and for a template that shows no image.
+        Raise ModelError for a tokenizer without offsets or image token, and for a template that shows no image. Where
+        the processor's image token is None, the model takes text alone.
         """
         self._again = again
         self._processor = processor
@@ -80,14 +87,15 @@ class ChatMeasurer:
         self._digest = digest
         if not self._tokenizer.is_fast:
             raise ModelError("the tokenizer gives no offsets of its tokens; save its fast form (tokenizer.json)")
-        if self._tokenizer.encode(processor.image_token, add_special_tokens=False) != [processor.image_token_id]:
-            raise ModelError(
-                f"{processor.image_token} is no token of its own; add it to the tokenizer as the model's processor does"
-            )
+        self._placeholders = {processor.image_token: placeholder(processor)} if processor.image_token else {}
+        for token in self._placeholders:
+            if self._tokenizer.encode(token, add_special_tokens=False) != [processor.image_token_id]:
+                raise ModelError(
+                    f"{token} is no token of its own; add it to the tokenizer as the model's processor does"
+                )
         # Gemma 3 has one token in the place of an image, and others in the places of its features.
         names = self._tokenizer.convert_ids_to_tokens(processor.image_token_ids)
-        self._image_tokens = tuple(dict.fromkeys((processor.image_token, *names)))
-        self._placeholder = placeholder(processor)
+        self._image_tokens = tuple(dict.fromkeys((*self._placeholders, *names)))
         self._in_parts = self._takes_parts()
 
     def __reduce__(self) -> tuple[Callable[[], "ChatMeasurer"], tuple[()]]:
@@ -116,6 +124,11 @@ class ChatMeasurer:
 
     def tokens_of(self, sample: Sample, image_sizes: tuple[tuple[int, int], ...]) -> "Tokenised":
         """Return the tokens of a conversation with images of these sizes. Raise DataError as `measure` does."""
+        if image_sizes and not self._placeholders:
+            raise DataError(
+                "the conversation shows images, but the model takes text alone; take the record out, or train a model "
+                "that takes images"
+            )
         counts = count_images(self._processor, image_sizes)
         try:
             text = self._spaced(sample.turns)
@@ -123,7 +136,7 @@ class ChatMeasurer:
         except _REFUSALS as error:
             raise DataError(f"the model's chat template refuses the conversation: {error}") from error
         for token in self._image_tokens:
-            expected = len(counts) if token == self._processor.image_token else 0
+            expected = len(counts) if token in self._placeholders else 0
             if (shown := text.count(token)) != expected:
                 raise DataError(
                     f"the conversation spells {token} {shown} times for {expected} images; take it out of the text"
@@ -140,7 +153,7 @@ class ChatMeasurer:
             verbose=False,
         )
         ids = np.array(tokens["input_ids"], dtype=np.int64)
-        is_image = ids == self._processor.image_token_id
+        is_image = np.isin(ids, self._tokenizer.convert_tokens_to_ids(list(self._placeholders)))
         width = np.ones(len(ids), dtype=np.int64)
         width[is_image] = [count.tokens for count in counts]
         ends = np.cumsum(width)
@@ -173,25 +186,36 @@ class ChatMeasurer:
 
     def _spaced(self, turns: tuple[Turn, ...], *, asks: bool = False) -> str:
         """Return the conversation with the white space that the processor adds around images."""
-        return self.rendered(turns, asks=asks).replace(self._processor.image_token, self._placeholder)
+        text = self.rendered(turns, asks=asks)
+        for token, spaced in self._placeholders.items():
+            text = text.replace(token, spaced)
+        return text
 
     def _content(self, turn: Turn, in_parts: bool) -> str | list[dict[str, str]]:
-        if turn.role == "user" and not in_parts:
-            return turn.text.replace(IMAGE, self._processor.image_token)
-        return list(_parts(turn)) if in_parts else turn.text
+        if in_parts:
+            return list(_parts(turn))
+        text = turn.text
+        for token in self._placeholders if turn.role == "user" else ():
+            text = text.replace(IMAGE, token)
+        return text
 
     def _takes_parts(self) -> bool:
-        """Return whether the template wants contents as lists of parts, as most do, or as texts."""
-        for in_parts in (True, False):
+        """Return whether the template wants contents as lists of parts, as most for images do, or as texts."""
+        question, answer = _PROBE
+        asked = Turn(role="user", text=IMAGE * len(self._placeholders) + question)
+        turns = asked, Turn(role="assistant", text=answer)
+        # A template for text alone may print a list of parts, as Python writes it.
+        for in_parts in (True, False) if self._placeholders else (False,):
             try:
-                text = self.rendered(_PROBE, in_parts=in_parts)
+                text = self.rendered(turns, in_parts=in_parts)
             except _REFUSALS:
                 continue
-            if text.count(self._processor.image_token) == 1 and text.count("Hello") == text.count("World") == 1:
+            if all(text.count(each) == 1 for each in (*self._placeholders, *_PROBE)):
                 return in_parts
+        shown = "".join(f"an image as {token} once, with " for token in self._placeholders)
         raise ModelError(
-            f"the chat template does not show an image as {self._processor.image_token} once, with the text; save the "
-            "model's own template with its processor"
+            f"the chat template is missing or does not show {shown}the text of each turn once; save the model's own "
+            "template with its tokenizer or processor"
         )
 
 

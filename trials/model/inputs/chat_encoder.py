@@ -12,6 +12,7 @@ from trials.data.records.sample import IGNORED, NO_GRIDS, Encoded, Ints, Lengths
 from trials.errors import ModelError
 from trials.model.inputs.chat import ChatMeasurer, measurer
 from trials.model.inputs.preprocessing import check_vocabulary
+from trials.model.inputs.processor import Loader, load_processor
 from trials.model.refusal import refusing
 from trials.model.skeleton import load_config
 
@@ -43,13 +44,14 @@ def chat_encoder(
     *,
     inputs: Callable[[PretrainedConfig, Any], ImageInputs],
     positions: Positions,
+    load: Loader = load_processor,
 ) -> "ChatEncoder":
     """Return the encoder of a model folder; `inputs` is called with its configuration and its processor.
 
     Raise ModelError where the folder's processor, tokenizer or chat template is not enough.
     """
     config = load_config(model_path, trust_remote_code=trust_remote_code)
-    measuring = measurer(model_path, trust_remote_code, max_tokens)
+    measuring = measurer(model_path, trust_remote_code, max_tokens, load=load)
     with refusing(f"the processor of model {model_path} cannot be used", "save it there with save_pretrained"):
         return ChatEncoder(config, measuring, inputs(config, measuring.processor), positions)
 
@@ -67,7 +69,7 @@ class ChatEncoder:
         self._positions = positions
         processor, tokenizer = measuring.processor, measuring.processor.tokenizer
         shown = processor.image_token_ids
-        if config.image_token_id not in shown:
+        if shown and config.image_token_id not in shown:
             raise ModelError(
                 f"the tokenizer's image token is {', '.join(map(str, shown))}, the model's is {config.image_token_id}; "
                 "correct the image token's id in config.json, or take the tokenizer that the model was saved with"

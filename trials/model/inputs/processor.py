@@ -5,7 +5,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from transformers import PROCESSOR_MAPPING, LlavaProcessor, PretrainedConfig
 from transformers.image_processing_utils import select_best_resolution
@@ -31,6 +31,13 @@ class ImageCount:
     """Positions in the language model: start, end and newline tokens included."""
     units: int
     """Tiles or crops; merged patches where the vision tower takes images in their own resolution."""
+
+
+class Loader(Protocol):
+    """What loads the processor of a model folder."""
+
+    def __call__(self, path: str, config: PretrainedConfig, *, trust_remote_code: bool) -> Any:
+        """Return the processor. Raise ModelError for a folder that lacks a part."""
 
 
 def load_processor(path: str, config: PretrainedConfig, *, trust_remote_code: bool) -> Any:

@@ -57,15 +57,15 @@ def run_profile(request: Request, task: Profile, device: torch.device) -> Profil
 
 
 def one_of_each(settings: ModelSection, seed: int, device: torch.device) -> StageModule:
-    """Return one layer of each kind; of layers that differ, the most frequent kind stands for all."""
+    """Return one layer of each kind that the model has; of layers that differ, the most frequent stands for all."""
     config = load_config(settings.path, trust_remote_code=settings.trust_remote_code)
     skeleton = build_skeleton(config, getattr(torch, settings.dtype))
     vision, language = (
         usual_layer(skeleton.modules(paths)) for paths in (skeleton.chain.vision_layers, skeleton.chain.language_layers)
     )
     cut = Cut(
-        vision=range(vision, vision + 1),
-        language=range(language, language + 1),
+        vision=vision,
+        language=language,
         recompute_vision=0,
         recompute_language=0,
         embeds=True,
@@ -74,7 +74,7 @@ def one_of_each(settings: ModelSection, seed: int, device: torch.device) -> Stag
     )
     stage = StageModule(skeleton, cut)
     # The projector may take the states of several layers; those of the only one stand for all.
-    stage.chain = replace(stage.chain, kept=(vision,) * len(stage.chain.kept))
+    stage.chain = replace(stage.chain, kept=tuple(vision) * len(stage.chain.kept))
     draw_weights(stage.model, stage.paths, seed, device)
     draw_buffers(stage.model, stage.chain.buffers, device)
     return stage

@@ -9,14 +9,14 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from trials.data.records.sample import NO_GRIDS
-from trials.data.tokens import pack
+from trials.data.tokens import PackTokens, pack
 from trials.layer_costs import LayerKind
 from trials.model.family import join_samples
 from trials.model.stage import StageModule, pack_loss
 from trials.tasks.request import Profile
 
 Run = Callable[[torch.Tensor], torch.Tensor]
-_TEXT_TOKENS = (0, 256, 64, 1024)
+_TEXT_TOKENS = (1, 256, 64, 1024)
 """Text tokens next to the images, in turns, so that the fit separates the costs of text and images in the projector."""
 
 
@@ -39,21 +39,36 @@ class Probe:
 def probes(stage: StageModule, task: Profile, device: torch.device) -> Iterator[Probe]:
     """Yield every kind at the sizes of `task`. `stage` holds one layer of each kind."""
     for number, units in enumerate(task.unit_counts):
-        yield from _vision_probes(stage, units, _TEXT_TOKENS[number % len(_TEXT_TOKENS)], device)
+        yield from _image_probes(stage, units, _TEXT_TOKENS[number % len(_TEXT_TOKENS)], device)
     for samples, length in task.sample_shapes:
         yield from _language_probes(stage, samples, length, device)
 
 
-def _vision_probes(stage: StageModule, units: int, text_tokens: int, device: torch.device) -> Iterator[Probe]:
-    family, model, number = stage.family, stage.model, stage.cut.vision.start
+def _image_probes(stage: StageModule, units: int, text_tokens: int, device: torch.device) -> Iterator[Probe]:
+    family, model = stage.family, stage.model
     images = family.random_images(model.config, units)
     ids = torch.cat((images.input_ids, torch.zeros(text_tokens, dtype=torch.long)))
-    pixels, tokens = images.pixels.to(device), join_samples(family, model.config, [(ids, images.grids)]).to(device)
+    states, tokens = images.pixels.to(device), join_samples(family, model.config, [(ids, images.grids)]).to(device)
+    if stage.cut.vision:
+        yield from _vision_probes(stage, units, states, tokens)
+    states = family.embed_vision(model, states, tokens).detach()
+    # The projector takes the states of some layers as well; any of the right shape will do.
+    kept = (states,) * len(stage.chain.kept)
+    yield Probe(
+        layer="projector",
+        units=units,
+        tokens=len(ids),
+        states=states,
+        # With the features for later layers, as a stage that ends here sends them.
+        run=lambda states: pack(family.join_text(model, (states, *kept), tokens), tokens)[0],
+    )
+
+
+def _vision_probes(stage: StageModule, units: int, pixels: torch.Tensor, tokens: PackTokens) -> Iterator[Probe]:
+    family, model, number = stage.family, stage.model, stage.cut.vision.start
     states = family.embed_vision(model, pixels, tokens).detach()
     runner = family.vision_runner(model, states, tokens)
     run = partial(runner, model.get_submodule(stage.chain.vision_layers[number]), number)
-    # The projector takes the states of some layers as well; any of the right shape will do.
-    kept = (states,) * len(stage.chain.kept)
     yield Probe(
         layer="vision_embedding",
         units=units,
@@ -67,14 +82,6 @@ def _vision_probes(stage: StageModule, units: int, text_tokens: int, device: tor
         run=run,
         recomputed=lambda states: checkpoint(run, states, use_reentrant=True),
         twice=lambda states: run(run(states)),
-    )
-    yield Probe(
-        layer="projector",
-        units=units,
-        tokens=len(ids),
-        states=states,
-        # With the features for later layers, as a stage that ends here sends them.
-        run=lambda states: pack(family.join_text(model, (states, *kept), tokens), tokens)[0],
     )
 
 

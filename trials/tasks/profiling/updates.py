@@ -61,13 +61,15 @@ def _optimizer_seconds(stage: StageModule, training: TrainingSection, repeats: i
 
 
 def _engine_seconds(request: Request, layout: Layout, stage: StageModule, repeats: int) -> float:
-    plan = Plan(packing=Padded(samples=1), layout=layout, stages=(PlanStage(vision=1, language=1),))
-    # Only the optimizer's step is timed, so one vision unit without text is enough.
+    held = PlanStage(vision=len(stage.cut.vision), language=len(stage.cut.language))
+    plan = Plan(packing=Padded(samples=1), layout=layout, stages=(held,))
+    # Only the optimizer's step is timed, so one vision unit and a token are enough.
     images = stage.family.random_images(stage.model.config, 1)
+    ids = torch.cat((images.input_ids, torch.zeros(1, dtype=torch.long)))
     batch = MicroBatch(
         pixel_values=images.pixels,
-        tokens=join_samples(stage.family, stage.model.config, [(images.input_ids, images.grids)]),
-        labels=torch.zeros_like(images.input_ids),
+        tokens=join_samples(stage.family, stage.model.config, [(ids, images.grids)]),
+        labels=torch.zeros_like(ids),
     )
     device = next(stage.parameters()).device
     where = layout.grid.coordinates(comm.get_rank())

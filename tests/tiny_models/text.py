@@ -1,0 +1,53 @@
+"""Llama, Qwen2, Qwen3, Mistral and Gemma 3 without images, and models with experts: `make` is Qwen3."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.tiny_models import CHATML, TEXT, save
+
+EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+KINDS: dict[str, Mapping[str, Any]] = {
+    "llama": {},
+    "llama scaled": {
+        "rope_parameters": {
+            "rope_type": "llama3", "rope_theta": 10_000.0, "factor": 8.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 512,
+        },
+    },
+    "qwen2": {"tie_word_embeddings": True},
+    "qwen2 window": {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2},
+    "qwen3": {"head_dim": 16},
+    "mistral": {"sliding_window": 4},
+    "gemma3_text": {
+        "head_dim": 16, "sliding_window": 4, "query_pre_attn_scalar": 16,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+    },
+    "qwen2_moe": {**EXPERTS, "shared_expert_intermediate_size": 24, "mlp_only_layers": [1]},
+    "qwen3_moe": {**EXPERTS, "head_dim": 16},
+    "mixtral": EXPERTS,
+}  # fmt: skip
+"""Settings of each kind beyond TEXT, by its model type and what is special."""
+DIFFERENT: dict[str, Mapping[str, Any]] = {
+    "qwen2 positions by length": {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}},
+    "gemma2 capped attention": {"head_dim": 16},
+    "gpt_oss attention sinks": {**EXPERTS, "head_dim": 16},
+    "granite multipliers": {"embedding_multiplier": 12.0, "residual_multiplier": 0.22},
+}
+"""Settings of models that cannot be run in stages."""
+
+
+def make(folder: Path) -> None:
+    make_kind(folder, "qwen3")
+
+
+def make_kind(folder: Path, kind: str, **settings: Any) -> None:
+    """Write a model of a kind, with further settings."""
+
+    every = {**KINDS, **DIFFERENT}
+
+    def config(ids: Mapping[str, int]) -> Mapping[str, Any]:
+        model_type, *_ = kind.split()
+        return {"model_type": model_type, "vocab_size": len(ids), **TEXT, **every.get(kind, {}), **settings}
+
+    save(folder, config=config, special={}, chat=CHATML)

@@ -1,0 +1,108 @@
+"""Causal language models of text alone, such as Llama, Qwen3 or Gemma 3's text models."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from trials.data.records.sample import NO_GRIDS, Encoder
+from trials.data.tokens import PackTokens
+from trials.model.decoder import language_runner
+from trials.model.experts import check_experts
+from trials.model.family import Images, LayerRunner, VisionModules
+from trials.model.heads import check_heads
+from trials.model.inputs.chat_encoder import chat_encoder
+from trials.model.inputs.text_processor import NoImages, load_text_processor
+from trials.model.positions import counted_positions as positions
+from trials.model.unsupported import reason
+
+__all__ = [
+    "AUTO_MODEL",
+    "OTHER_FORMS",
+    "check",
+    "embed_vision",
+    "encoder",
+    "join_text",
+    "language_runner",
+    "model_inputs",
+    "positions",
+    "random_images",
+    "shrink_vision",
+    "takes",
+    "unit_flops",
+    "vision_modules",
+    "vision_runner",
+]
+
+AUTO_MODEL = AutoModelForCausalLM
+OTHER_FORMS: dict[str, str] = {}
+
+
+def takes(config: PretrainedConfig) -> bool:
+    """Return whether this is a causal language model without parts, whose tokens see those before them only."""
+    is_causal = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and getattr(config, "is_decoder", True)
+    return is_causal and not config.sub_configs and reason(config) is None
+
+
+def check(config: PretrainedConfig) -> None:
+    """Raise ModelError for heads that do not divide, and for experts whose router has a loss of its own."""
+    check_heads(config, "language")
+    check_experts(config)
+
+
+def unit_flops(config: PretrainedConfig, *, tower: int, projector: int) -> float:  # noqa: ARG001
+    """Return 0: a unit has no values."""
+    return 0.0
+
+
+def random_images(config: PretrainedConfig, units: int) -> Images:  # noqa: ARG001
+    """Return units without values, which no token shows."""
+    nothing = torch.zeros(0, dtype=torch.int64)
+    return Images(pixels=torch.zeros(units, 0), grids=torch.from_numpy(NO_GRIDS), input_ids=nothing)
+
+
+def model_inputs(config: PretrainedConfig, input_ids: torch.Tensor, images: Images | None) -> dict[str, Any]:  # noqa: ARG001
+    """Return the tokens."""
+    return {"input_ids": input_ids[None]}
+
+
+def shrink_vision(settings: dict[str, Any], layers: int) -> None:
+    """Leave the configuration as it is: it has no vision side."""
+
+
+def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | None = None) -> Encoder:
+    """Return the encoder of a model folder, which cuts samples to `max_tokens`."""
+    return chat_encoder(
+        model_path,
+        trust_remote_code,
+        max_tokens,
+        inputs=NoImages,
+        positions=positions,
+        load=load_text_processor,
+    )
+
+
+def vision_modules(model: PreTrainedModel) -> VisionModules:  # noqa: ARG001
+    """Return no modules."""
+    return VisionModules()
+
+
+def embed_vision(model: PreTrainedModel, pixels: torch.Tensor, tokens: PackTokens) -> torch.Tensor:  # noqa: ARG001
+    """Return the units as they are."""
+    return pixels
+
+
+def vision_runner(model: PreTrainedModel, states: torch.Tensor, tokens: PackTokens) -> LayerRunner:  # noqa: ARG001
+    """Return what runs no layer."""
+    return lambda _layer, _number, states: states
+
+
+def join_text(
+    model: PreTrainedModel,
+    states: Sequence[torch.Tensor],  # noqa: ARG001
+    tokens: PackTokens,
+) -> Sequence[torch.Tensor]:
+    """Return the embedded tokens [1, T, hidden]."""
+    return (model.get_input_embeddings()(tokens.input_ids)[None],)

@@ -1,0 +1,54 @@
+"""The processor of a model that takes text alone: its tokenizer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers import PretrainedConfig
+
+from trials.data.records.sample import NO_GRIDS, Ints
+from trials.model.inputs.preprocessing import load_tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextProcessor:
+    """What `ChatMeasurer` asks of a processor, without images."""
+
+    tokenizer: Any
+    chat_template: str | None = None
+    """None for that of the tokenizer."""
+    image_token: str | None = None
+    image_token_id: int | None = None
+    image_token_ids: tuple[int, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return no settings: those of the tokenizer are saved with it."""
+        return {}
+
+
+def load_text_processor(path: str, config: PretrainedConfig, *, trust_remote_code: bool) -> TextProcessor:  # noqa: ARG001
+    """Implement `Loader` (trials/model/inputs/processor.py)."""
+    return TextProcessor(tokenizer=load_tokenizer(path, trust_remote_code=trust_remote_code))
+
+
+class NoImages:
+    """Implements `ImageInputs` (trials/model/inputs/chat_encoder.py) for models without a vision side."""
+
+    unit_shape = (0,)
+
+    def __init__(self, config: PretrainedConfig, processor: TextProcessor) -> None:
+        """Neither says anything of images."""
+
+    def tokens(self, size: tuple[int, int], count: int) -> list[int]:  # noqa: ARG002
+        """Return no token."""
+        return []
+
+    def pixels(self, images: Sequence[NDArray[np.uint8]]) -> tuple[NDArray[np.float32], Ints]:
+        """Return one unit without values for each image."""
+        return np.zeros((len(images), *self.unit_shape), dtype=np.float32), NO_GRIDS
+
+    def blank(self, units: int) -> tuple[list[int], Ints]:  # noqa: ARG002
+        """Return no token and no grid."""
+        return [], NO_GRIDS
