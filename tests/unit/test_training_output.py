@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from trials.tasks.training.output import (
     publish,
     remove_old_checkpoints,
 )
-from trials.tasks.training.progress import PROGRESS_FILE, Progress, ProgressReader, append_step
+from trials.tasks.training.progress import PROGRESS_FILE, Progress, append_step
 from trials.tasks.training.settings import Settings
 
 SETTINGS = Settings(
@@ -257,70 +257,6 @@ def test_a_checkpoint_of_version_0_1_0_is_resumed_with_its_plan_and_data(
     for steps in (4, 5, 6):
         write_checkpoint(tmp_path, opened, steps)
     assert old.exists()
-
-
-# --- progress ---
-
-
-def test_foreign_and_torn_lines_of_the_progress_file_are_skipped(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = tmp_path / PROGRESS_FILE
-    path.write_bytes(b'{"event": "theirs"}\n{"step": 1, "of')
-    seen: list[Progress] = []
-    reader = ProgressReader(path, seen.append)
-    step = Progress(step=2, of=6, loss=1.5, seconds=1, samples=8)
-    append_step(path, step)
-    with path.open("ab") as file:
-        file.write(b"\xff\xfe not text\n[]\n")
-    append_step(path, replace(step, step=3))
-    reader.look()
-    assert [each.step for each in seen] == [2, 3]
-    assert caplog.text.count("is ignored") == 2
-    assert path.read_bytes().startswith(b'{"event": "theirs"}\n{"step": 1, "of\n')
-
-
-def test_the_wait_for_data_is_a_share_of_the_steps_after_the_first(tmp_path: Path) -> None:
-    path = tmp_path / PROGRESS_FILE
-    reader = ProgressReader(path, lambda _: None)
-    assert reader.data_wait_share is None
-    first = Progress(step=1, of=3, loss=1.5, seconds=9, samples=8, data_wait_seconds=8)
-    for step in (first, replace(first, step=2, seconds=1, data_wait_seconds=0.25), replace(first, step=3, seconds=3)):
-        append_step(path, step if step.step < 3 else replace(step, data_wait_seconds=0.75))
-    reader.look()
-    assert reader.data_wait_share == 0.25
-
-
-def test_steps_of_older_versions_have_no_wait_for_data(tmp_path: Path) -> None:
-    path = tmp_path / PROGRESS_FILE
-    reader = ProgressReader(path, lambda _: None)
-    path.write_text('{"step": 1, "of": 6, "loss": 1.5, "seconds": 1, "samples": 8}\n')
-    reader.look()
-    assert [step.data_wait_seconds for step in reader.seen] == [0.0]
-
-
-@pytest.mark.parametrize(
-    "change", ['"data_wait_seconds": -1', '"seconds": 0', '"seconds": -1.5', '"step": 0', '"samples": -8']
-)
-def test_a_step_that_there_cannot_be_is_passed_over(tmp_path: Path, change: str) -> None:
-    path = tmp_path / PROGRESS_FILE
-    reader = ProgressReader(path, lambda _: None)
-    step = Progress(step=1, of=6, loss=1.5, seconds=1, samples=8)
-    append_step(path, step)
-    with path.open("a") as file:
-        file.write(json.dumps(asdict(step) | json.loads(f"{{{change}}}")) + "\n")
-    reader.look()
-    assert reader.seen == [step]
-    assert reader.training_samples_per_second is None
-
-
-def test_a_full_disk_does_not_end_a_training_that_reports_a_step(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / PROGRESS_FILE).symlink_to("/dev/full")
-    append_step(tmp_path / PROGRESS_FILE, Progress(step=2, of=6, loss=1, seconds=1, samples=8))
-    assert "step 2 is not in" in caplog.text
-    assert "No space left on device" in caplog.text
 
 
 # --- before anything runs ---

@@ -38,6 +38,7 @@ class Cut:
 def cut(plan: Plan) -> tuple[Cut, ...]:
     """Return the stages of `plan`, first to last."""
     vision_start = language_start = 0
+    # A later stage without vision layers may not project: the text embedding is next to the last vision layer.
     projecting = max((number for number, stage in enumerate(plan.stages) if stage.vision), default=0)
     cuts = []
     for number, stage in enumerate(plan.stages):

@@ -10,6 +10,7 @@ def place_features(model: PreTrainedModel, features: torch.Tensor, tokens: PackT
     """Return language states [1, T, hidden]: embedded text, with features [features, hidden] for the image tokens."""
     text = model.get_input_embeddings()(tokens.input_ids)
     is_image = (tokens.input_ids == model.config.image_token_id).unsqueeze(-1)
+    # Takes features in order and leaves over those that no token shows, which still get a gradient of zeros.
     joined: torch.Tensor = text.masked_scatter(is_image, features.to(text.dtype))
     return joined.unsqueeze(0)
 
@@ -19,4 +20,5 @@ def add_features(
 ) -> torch.Tensor:
     """Return language states [1, T, hidden] with features [features, hidden] added to those of the image tokens."""
     images = torch.nonzero(tokens.input_ids == model.config.image_token_id).flatten()
+    # Out of place: the states before are kept for the backward pass of the layer behind them.
     return states.index_add(1, images, features[None, : len(images)].to(states.dtype))

@@ -40,6 +40,7 @@ def allocate(model: nn.Module, path: str, device: torch.device) -> None:
     if isinstance(part, nn.Module):
         part.to_empty(device=device)
     else:
+        # `to_empty` would allocate all of the module around it, which other stages hold.
         parent, _, name = path.rpartition(".")
         setattr(model.get_submodule(parent), name, nn.Parameter(torch.empty_like(part, device=device)))
 

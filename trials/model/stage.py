@@ -69,6 +69,7 @@ class StageModule(nn.Module):
         for place, number in enumerate(self.cut.vision):
             run = partial(runner, self.model.get_submodule(self.chain.vision_layers[number]), number)
             current = _recomputed(run, current) if place < self.cut.recompute_vision else run(current)
+            # The profile's chain has one layer, which stands for all that are kept.
             kept += [current] * self.chain.kept.count(number)
         return (current, *kept)
 
@@ -80,6 +81,7 @@ class StageModule(nn.Module):
         for place, number in enumerate(self.cut.language):
             run = partial(runner, self.model.get_submodule(self.chain.language_layers[number]), number)
             current = _recomputed(run, current) if place < self.cut.recompute_language else run(current)
+            # Outside of what is recomputed: a feature is freed as soon as it is added.
             if features:
                 current = add_features(self.model, current, features.pop(0), tokens)
         return (current, *features)

@@ -80,6 +80,7 @@ def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | 
 def join_text(model: PreTrainedModel, states: Sequence[torch.Tensor], tokens: PackTokens) -> Sequence[torch.Tensor]:
     """Return language states [1, T, hidden], in which each image token is the next merged patch."""
     size = model.config.vision_config.patch_size
+    # transformers' merger divides the sizes in pixels by that of a patch.
     pixels = [(rows * size, columns * size) for rows, columns in tokens.grids.tolist()]
     features = model.model.multi_modal_projector(states[0], pixels)
     return (place_features(model, features, tokens),)

@@ -83,6 +83,7 @@ def shrink_vision(settings: dict[str, Any], layers: int) -> None:
     """Leave `layers` layers, the last of them without windows, which hold one merged patch."""
     shrink_patches(settings, layers)
     vision = settings["vision_config"]
+    # A window of one merged patch cuts even the small images of the comparison.
     vision.update(fullatt_block_indexes=[layers - 1], window_size=vision["patch_size"] * vision["spatial_merge_size"])
 
 
