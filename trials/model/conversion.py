@@ -19,7 +19,7 @@ from transformers.core_model_loading import (
 from transformers.utils.loading_report import LoadStateDictInfo
 
 from trials.errors import ModelError
-from trials.model.refusal import refusing
+from trials.model.refusals.refusal import refusing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

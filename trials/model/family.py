@@ -13,7 +13,7 @@ from trials import plugins
 from trials.data.records.sample import NO_GRIDS, Encoder, Ints
 from trials.data.tokens import PackTokens
 from trials.errors import ModelError
-from trials.model.unsupported import reason
+from trials.model.refusals.unsupported import reason
 
 LayerRunner: TypeAlias = Callable[[nn.Module, int, torch.Tensor], torch.Tensor]
 """(a layer, its number in its tower, states) -> states of the same shape. May run twice, for recomputation."""

@@ -15,7 +15,7 @@ from trials.errors import ModelError
 from trials.job import ModelSection
 from trials.model.cut import cut
 from trials.model.family import Images, join_samples, load_family
-from trials.model.refusal import refusing
+from trials.model.refusals.refusal import refusing
 from trials.model.shrunk import CONTEXT, VOCABULARY, shrunk
 from trials.model.skeleton import build_skeleton, load_config
 from trials.model.stage import StageModule, pack_loss

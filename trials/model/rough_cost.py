@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
 
 from trials.data.epoch import CostWeights
-from trials.model.refusal import refusing
+from trials.model.refusals.refusal import refusing
 
 
 def rough_weights(config: PretrainedConfig) -> CostWeights:

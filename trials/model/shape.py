@@ -6,8 +6,8 @@ import torch
 
 from trials.data.epoch import CostWeights
 from trials.job import ModelSection
-from trials.model.experts import count_used_parameters
 from trials.model.identity import config_digest
+from trials.model.refusals.experts import count_used_parameters
 from trials.model.skeleton import build_skeleton, count_parameters, load_config
 from trials.model.weights import WeightFiles
 from trials.workload import GRADIENT_DTYPE, ModelShape

@@ -17,12 +17,12 @@ from transformers.utils.hub import cached_file
 
 from trials.errors import ModelError
 from trials.model.attention import PACKED_ATTENTION
-from trials.model.experts import check_experts
 from trials.model.family import Family, check_form, load_family
-from trials.model.folder import CONFIG, check_folder, check_settings
 from trials.model.paths import parameters_at
-from trials.model.refusal import reason, refusing
-from trials.model.unsupported import check_code
+from trials.model.refusals.experts import check_experts
+from trials.model.refusals.folder import CONFIG, check_folder, check_settings
+from trials.model.refusals.refusal import reason, refusing
+from trials.model.refusals.unsupported import check_code
 
 _MOST_PARAMETERS = 10**14
 """Fifty times those of the largest published models."""

@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 
 from trials.errors import ModelError
 from trials.model.conversion import Origin, find_origins, refused_names
-from trials.model.folder import CONFIG, read_index
 from trials.model.paths import allocate, buffers_at, part_at, tensors_at
+from trials.model.refusals.folder import CONFIG, read_index
 from trials.model.skeleton import Skeleton
 from trials.regular_file import check_regular
 

@@ -8,7 +8,7 @@ from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
 from tests.hostile_models import CASES, MOST_BYTES, Ending, endings
-from trials.model.folder import check_folder
+from trials.model.refusals.folder import check_folder
 
 
 @pytest.fixture(scope="module")

@@ -17,12 +17,13 @@ from tests.training_values import plan_of
 from trials.data.records.sample import IMAGE, Sample, Turn
 from trials.errors import DataError, ModelError
 from trials.job import ModelSection
-from trials.model import parity, pixtral_tower
+from trials.model import parity
 from trials.model.families import mistral3 as family
 from trials.model.family import Images
 from trials.model.inputs.chat import measurer
 from trials.model.inputs.preprocessing import load_image_processor, load_tokenizer
 from trials.model.skeleton import build_skeleton, load_config
+from trials.model.towers import pixtral_tower
 
 SIZES = ((60, 130), (7, 7), (300, 50), (1, 1), (84, 84), (90, 400), (13, 27))
 """(height, width)"""

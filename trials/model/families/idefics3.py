@@ -9,16 +9,16 @@ from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrain
 from trials.data.records.sample import NO_GRIDS, Encoder, Ints
 from trials.data.tokens import PackTokens
 from trials.errors import ModelError
-from trials.model import siglip
 from trials.model.decoder import language_runner
 from trials.model.family import Images, VisionModules
 from trials.model.features import place_features
-from trials.model.heads import check_heads
 from trials.model.inputs.chat_encoder import chat_encoder
 from trials.model.inputs.split_images import split_images
 from trials.model.positions import counted_positions as positions
+from trials.model.refusals.heads import check_heads
 from trials.model.shrunk import VOCABULARY
-from trials.model.siglip import vision_runner
+from trials.model.towers import siglip
+from trials.model.towers.siglip import vision_runner
 
 __all__ = [
     "AUTO_MODEL",

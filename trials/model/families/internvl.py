@@ -19,13 +19,13 @@ from trials.errors import ModelError
 from trials.model.decoder import language_runner
 from trials.model.family import Images, VisionModules
 from trials.model.features import place_features
-from trials.model.heads import check_heads
 from trials.model.inputs.digest import model_digest
 from trials.model.inputs.preprocessing import check_vocabulary, load_image_processor, load_tokenizer
 from trials.model.positions import counted_positions as positions
+from trials.model.refusals.heads import check_heads
 from trials.model.shrunk import VOCABULARY, narrow, shorten
 from trials.model.skeleton import load_config
-from trials.model.tiles import model_inputs, vision_runner
+from trials.model.towers.tiles import model_inputs, vision_runner
 
 __all__ = [
     "AUTO_MODEL",

@@ -11,7 +11,13 @@ from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrain
 from trials.data.records.sample import NO_GRIDS, Encoder, Ints
 from trials.data.tokens import PackTokens
 from trials.errors import ModelError
-from trials.model.clip_towers import (
+from trials.model.decoder import language_runner
+from trials.model.family import Images
+from trials.model.features import place_features
+from trials.model.inputs.chat_encoder import chat_encoder
+from trials.model.inputs.processor import check_counts
+from trials.model.positions import counted_positions as positions
+from trials.model.towers.clip_towers import (
     check_preparation,
     check_prepared_pixels,
     check_tile,
@@ -24,13 +30,7 @@ from trials.model.clip_towers import (
     vision_modules,
     vision_runner,
 )
-from trials.model.decoder import language_runner
-from trials.model.family import Images
-from trials.model.features import place_features
-from trials.model.inputs.chat_encoder import chat_encoder
-from trials.model.inputs.processor import check_counts
-from trials.model.positions import counted_positions as positions
-from trials.model.tiles import model_inputs
+from trials.model.towers.tiles import model_inputs
 
 __all__ = [
     "AUTO_MODEL",

@@ -11,13 +11,20 @@ from transformers import AutoModelForImageTextToText, LlavaOnevisionModel, Pretr
 from trials.data.records.sample import Encoder
 from trials.data.tokens import PackTokens
 from trials.errors import ModelError
-from trials.model import crops
-from trials.model.clip_towers import embed_vision, project, shrink_tower, unit_flops, vision_modules, vision_runner
 from trials.model.decoder import language_runner
 from trials.model.family import Images
 from trials.model.features import place_features
 from trials.model.inputs.chat_encoder import chat_encoder
 from trials.model.positions import counted_positions as positions
+from trials.model.towers import crops
+from trials.model.towers.clip_towers import (
+    embed_vision,
+    project,
+    shrink_tower,
+    unit_flops,
+    vision_modules,
+    vision_runner,
+)
 
 __all__ = [
     "AUTO_MODEL",

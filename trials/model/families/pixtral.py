@@ -8,15 +8,15 @@ from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrain
 from trials.data.records.sample import Encoder
 from trials.data.tokens import PackTokens
 from trials.errors import ModelError
-from trials.model import pixtral_tower
 from trials.model.decoder import language_runner
 from trials.model.family import Images
 from trials.model.features import place_features
-from trials.model.heads import check_heads
 from trials.model.inputs.chat_encoder import chat_encoder
-from trials.model.inputs.pixtral import PixtralInputs
-from trials.model.pixtral_tower import embed_vision, model_inputs, shrink_vision, vision_modules, vision_runner
 from trials.model.positions import counted_positions as positions
+from trials.model.refusals.heads import check_heads
+from trials.model.towers import pixtral_tower
+from trials.model.towers.pixtral_inputs import PixtralInputs
+from trials.model.towers.pixtral_tower import embed_vision, model_inputs, shrink_vision, vision_modules, vision_runner
 
 __all__ = [
     "AUTO_MODEL",

@@ -17,7 +17,7 @@ from trials.errors import ModelError
 from trials.model.decoder import language_runner
 from trials.model.family import LayerRunner
 from trials.model.features import place_features
-from trials.model.merged_patches import (
+from trials.model.towers.merged_patches import (
     check_patches,
     check_sections,
     check_towers,
@@ -29,7 +29,7 @@ from trials.model.merged_patches import (
     shrink_patches,
     vision_modules,
 )
-from trials.model.merged_patches import unit_flops as patch_flops
+from trials.model.towers.merged_patches import unit_flops as patch_flops
 
 __all__ = [
     "AUTO_MODEL",

@@ -9,7 +9,7 @@ from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrain
 from trials.data.tokens import PackTokens
 from trials.model.decoder import language_runner
 from trials.model.features import place_features
-from trials.model.merged_patches import (
+from trials.model.towers.merged_patches import (
     check_patches,
     check_sections,
     check_towers,

@@ -10,11 +10,11 @@ from transformers.vision_utils import get_vision_interpolation_indices_and_weigh
 
 from trials.data.tokens import PackTokens
 from trials.errors import ModelError
-from trials.model import merged_patches
 from trials.model.decoder import language_runner
 from trials.model.family import VisionModules
 from trials.model.features import place_features
-from trials.model.merged_patches import (
+from trials.model.towers import merged_patches
+from trials.model.towers.merged_patches import (
     check_patches,
     check_towers,
     embed_patches,

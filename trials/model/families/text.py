@@ -10,13 +10,13 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from trials.data.records.sample import NO_GRIDS, Encoder
 from trials.data.tokens import PackTokens
 from trials.model.decoder import language_runner
-from trials.model.experts import check_experts
 from trials.model.family import Images, LayerRunner, VisionModules
-from trials.model.heads import check_heads
 from trials.model.inputs.chat_encoder import chat_encoder
 from trials.model.inputs.text_processor import NoImages, load_text_processor
 from trials.model.positions import counted_positions as positions
-from trials.model.unsupported import reason
+from trials.model.refusals.experts import check_experts
+from trials.model.refusals.heads import check_heads
+from trials.model.refusals.unsupported import reason
 
 __all__ = [
     "AUTO_MODEL",

@@ -14,7 +14,7 @@ from trials.data.records.sample import IMAGE, Ints, Lengths, Sample, Turn, kept_
 from trials.errors import DataError, ModelError
 from trials.model.inputs.digest import model_digest
 from trials.model.inputs.processor import ImageCount, Loader, count_images, load_processor, placeholder
-from trials.model.refusal import refusing
+from trials.model.refusals.refusal import refusing
 from trials.model.skeleton import load_config
 
 _REFUSALS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)

@@ -13,7 +13,7 @@ from trials.errors import ModelError
 from trials.model.inputs.chat import ChatMeasurer, measurer
 from trials.model.inputs.preprocessing import check_vocabulary
 from trials.model.inputs.processor import Loader, load_processor
-from trials.model.refusal import refusing
+from trials.model.refusals.refusal import refusing
 from trials.model.skeleton import load_config
 
 Positions: TypeAlias = Callable[[PretrainedConfig, Ints, Ints], Ints]

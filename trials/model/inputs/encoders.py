@@ -7,7 +7,7 @@ from trials.errors import ModelError
 from trials.job import DataSection, ModelSection
 from trials.model.family import find_family, load_family
 from trials.model.inputs import chat
-from trials.model.refusal import refusing
+from trials.model.refusals.refusal import refusing
 from trials.model.skeleton import load_config
 
 

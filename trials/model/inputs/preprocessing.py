@@ -5,7 +5,7 @@ from typing import Any
 from transformers import AutoImageProcessor, AutoTokenizer
 
 from trials.errors import ModelError
-from trials.model.refusal import refusing
+from trials.model.refusals.refusal import refusing
 
 _SAVE = "save it there with save_pretrained"
 

@@ -15,7 +15,7 @@ from trials.errors import DataError, ModelError
 from trials.model.inputs.corrected import CORRECTED
 from trials.model.inputs.pixtral import PixtralProcessor
 from trials.model.inputs.preprocessing import load_image_processor, load_tokenizer
-from trials.model.refusal import INSTALL, refusing
+from trials.model.refusals.refusal import INSTALL, refusing
 
 _COUNT = "_get_num_multimodal_tokens"
 _PROBE = (336, 448)

@@ -17,7 +17,7 @@ from trials.data.records.images import MOST_PIXELS
 from trials.data.tokens import PackTokens
 from trials.errors import DataError, ModelError
 from trials.model.family import LayerRunner, VisionModules
-from trials.model.heads import check_heads
+from trials.model.refusals.heads import check_heads
 from trials.model.shrunk import VOCABULARY, narrow, shorten
 
 _TOWERS = ("clip_vision_model", "siglip_vision_model")

@@ -15,15 +15,15 @@ from transformers.image_processing_utils import select_best_resolution
 
 from trials.data.records.sample import Ints
 from trials.errors import ModelError
-from trials.model.clip_towers import (
+from trials.model.family import Images
+from trials.model.inputs.processor import check_counts
+from trials.model.towers.clip_towers import (
     check_preparation,
     check_prepared_pixels,
     check_tile,
     check_tower,
     tile_features,
 )
-from trials.model.family import Images
-from trials.model.inputs.processor import check_counts
 
 Size: TypeAlias = tuple[int, int]
 """(height, width) in pixels."""

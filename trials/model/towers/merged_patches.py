@@ -19,8 +19,8 @@ from trials.data.records.sample import Encoder, Ints
 from trials.data.tokens import PackTokens
 from trials.errors import ModelError
 from trials.model.family import Images, LayerRunner, VisionModules
-from trials.model.heads import check_heads
 from trials.model.inputs.chat_encoder import chat_encoder
+from trials.model.refusals.heads import check_heads
 from trials.model.shrunk import VOCABULARY
 
 _LARGEST_PATCH = 1_024

@@ -13,7 +13,7 @@ from trials.data.records.sample import NO_GRIDS, Ints
 from trials.data.tokens import PackTokens
 from trials.errors import ModelError
 from trials.model.family import LayerRunner
-from trials.model.heads import check_heads
+from trials.model.refusals.heads import check_heads
 from trials.model.shrunk import narrow, shorten
 
 _LARGEST_TILE = 4_480

@@ -1,0 +1,1 @@
+"""What is refused before a model is built, and why."""

@@ -1,0 +1,1 @@
+"""Vision towers and images that several families share."""
