@@ -129,9 +129,9 @@ def test_options_come_before_the_job(job: JobFile) -> None:
 
 
 def test_a_model_that_cannot_be_trained_here_weighs_lengths_roughly(lengths: Path, tmp_path: Path) -> None:
-    transformers.AutoConfig.for_model("llava").save_pretrained(tmp_path / "llava")
-    found = document(lengths, *ASKED, "--model", tmp_path / "llava")
-    assert found["cost_model"]["name"] == "llava (roughly, from its parameters)"
+    transformers.AutoConfig.for_model("vipllava").save_pretrained(tmp_path / "vipllava")
+    found = document(lengths, *ASKED, "--model", tmp_path / "vipllava")
+    assert found["cost_model"]["name"] == "vipllava (roughly, from its parameters)"
 
 
 def test_omnibals_meta_file_of_lengths_repeats_them(lengths: Path, tmp_path: Path) -> None:
