@@ -21,8 +21,10 @@ def build_optimizer(stage: StageModule, training: TrainingSection) -> torch.opti
     """
     rate_of = _learning_rates(stage, training)
     groups: defaultdict[tuple[float, float], list[nn.Parameter]] = defaultdict(list)
-    for parameter in stage.parameters():
-        decay = training.weight_decay if parameter.ndim > 1 else 0.0
+    for name, parameter in stage.named_parameters():
+        # The biases of experts are a matrix.
+        decays = parameter.ndim > 1 and not name.endswith("bias")
+        decay = training.weight_decay if decays else 0.0
         groups[rate_of.get(parameter, training.learning_rate_of("language")), decay].append(parameter)
     return torch.optim.AdamW(
         [

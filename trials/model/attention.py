@@ -8,6 +8,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 PACKED_ATTENTION = "autotune_packed"
+_CHOOSING = ("indices", "block_indices", "position_bias")
+"""Options by which layers of transformers say which keys a token sees, or how much."""
 
 
 class SampleMasks:
@@ -41,12 +43,11 @@ def _mask(length: int, window: int | None, blocks: torch.Tensor | None, device: 
     if not in_blocks and (window is None or length <= window):
         return None
     place = torch.arange(length, device=device)
-    distance = place[:, None] - place
-    visible = distance >= 0
+    visible = place[:, None] >= place
     if blocks is not None:
         visible |= (blocks[:, None] == blocks) & (blocks >= 0)
     if window is not None:
-        visible &= distance < window
+        visible &= place > place[:, None] - window
     return visible
 
 
@@ -55,7 +56,7 @@ def packed_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: torch.Tensor | None,  # noqa: ARG001 (the interface passes it)
+    attention_mask: torch.Tensor | None,
     *,
     samples: SampleMasks,
     scaling: float | None = None,
@@ -64,10 +65,19 @@ def packed_attention(
 ) -> tuple[torch.Tensor, None]:
     """Compute attention of query [1, heads, T, d] to key and value [1, kv heads, T, d] inside each of `samples`.
 
-    One call per sample: the work is the sum of the squared lengths, not the square of their sum.
+    One call per sample: the work is the sum of the squared lengths, not the square of their sum. Raise ValueError for a
+    model that chooses the keys of each token itself.
     """
+    choosing = [name for name in _CHOOSING if options.get(name) is not None]
+    if attention_mask is not None or choosing:
+        raise ValueError(f"its layers choose which tokens are seen, by {', '.join(choosing) or 'a mask of their own'}")
     # EXAONE hands over None for its layers without a window, and names the window of the others in all of them.
     window = options["sliding_window"] if "sliding_window" in options else getattr(module, "sliding_window", None)
+    masks = samples.of(window, query.device)
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1 and any(mask is not None for mask in masks):
+        # With a mask, grouped heads are left to the kernel that holds all scores in memory (torch 2.13).
+        key, value = (tensor.repeat_interleave(groups, dim=1) for tensor in (key, value))
     parts = zip(*(tensor.split(samples.lengths, dim=2) for tensor in (query, key, value)), strict=True)
     blocks = [
         scaled_dot_product_attention(
@@ -78,9 +88,9 @@ def packed_attention(
             dropout_p=dropout,
             is_causal=samples.causal and mask is None,
             scale=scaling,
-            enable_gqa=True,
+            enable_gqa=query.shape[1] != key.shape[1],
         )
-        for (q, k, v), mask in zip(parts, samples.of(window, query.device), strict=True)
+        for (q, k, v), mask in zip(parts, masks, strict=True)
     ]
     return torch.cat(blocks, dim=2).transpose(1, 2).contiguous(), None
 

@@ -107,7 +107,7 @@ def _samples(config: PretrainedConfig) -> tuple[_Sample, ...]:
     # On both sides of the shrunk context, also without images: positions and masks may depend on a sample's length. Two
     # units are the fewest that every model takes, since some cut each image.
     return (
-        _sample(config, units=5, text=2 * CONTEXT),
+        _sample(config, units=10, text=2 * CONTEXT),
         _sample(config, units=0, text=5),
         _sample(config, units=2, text=4),
     )

@@ -86,7 +86,6 @@ DIFFERENT: dict[str, dict[str, Any]] = {
     "chunked attention": {"model_type": "llama4_text", "num_local_experts": 4, "intermediate_size_mlp": 128},
     "attention sinks": {"model_type": "gpt_oss", "num_local_experts": 8},
     "linear attention": {"model_type": "minimax"},
-    "masks of its own": {"model_type": "doge"},
     "capped attention": {"model_type": "gemma2"},
     "positions by length": {"model_type": "qwen2", "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
     "positions by context": {
@@ -95,6 +94,10 @@ DIFFERENT: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 LIMITS: dict[str, tuple[dict[str, Any], str]] = {
+    "masks of its own": (
+        {"model_type": "doge"},
+        "'doge' cannot be run in stages: its layers choose which tokens are s",
+    ),
     "no rotary positions": ({"model_type": "jamba"}, "language model 'jamba' has no norm and no rotary_emb; use one"),
     "a loss of the router": (
         {"model_type": "mixtral", "num_local_experts": 8, "output_router_logits": True},

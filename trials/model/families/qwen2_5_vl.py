@@ -80,11 +80,12 @@ def unit_flops(config: PretrainedConfig, *, tower: int, projector: int) -> float
 
 
 def shrink_vision(settings: dict[str, Any], layers: int) -> None:
-    """Leave `layers` layers, the last of them without windows, which hold one merged patch."""
+    """Leave `layers` layers, the last of them without windows, which hold 2 x 2 merged patches."""
     shrink_patches(settings, layers)
     vision = settings["vision_config"]
-    # A window of one merged patch cuts even the small images of the comparison.
-    vision.update(fullatt_block_indexes=[layers - 1], window_size=vision["patch_size"] * vision["spatial_merge_size"])
+    # Small enough to cut an image of the comparison, and large enough to change the order of its patches.
+    window = 2 * vision["patch_size"] * vision["spatial_merge_size"]
+    vision.update(fullatt_block_indexes=[layers - 1], window_size=window)
 
 
 def embed_vision(model: PreTrainedModel, pixels: torch.Tensor, tokens: PackTokens) -> torch.Tensor:
@@ -97,12 +98,11 @@ def embed_vision(model: PreTrainedModel, pixels: torch.Tensor, tokens: PackToken
 def vision_runner(model: PreTrainedModel, states: torch.Tensor, tokens: PackTokens) -> LayerRunner:
     """Run layers inside windows, and those of `fullatt_block_indexes` inside each image."""
     tower = model.model.visual
-    grids = tokens.grids.to(states.device)
     order, windows = _windows(tower, tokens)
-    places = get_vision_position_ids(grids, tower.spatial_merge_size)
+    places = get_vision_position_ids(tokens.grids.to(states.device), tower.spatial_merge_size)
     rotary = tuple(_reordered(tower, each, order) for each in tower.rotary_pos_emb(states, places))
-    images, _ = get_vision_attention_seqlens(grids, tower.config)
-    windows = windows.to(states.device)
+    # Ends of images and windows stay on the CPU: each layer reads them there.
+    images, _ = get_vision_attention_seqlens(tokens.grids, tower.config)
 
     def run(layer: nn.Module, number: int, states: torch.Tensor) -> torch.Tensor:
         inside = images if number in tower.fullatt_block_indexes else windows

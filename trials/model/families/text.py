@@ -9,6 +9,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from trials.data.records.sample import NO_GRIDS, Encoder
 from trials.data.tokens import PackTokens
+from trials.errors import ModelError
 from trials.model.decoder import language_runner
 from trials.model.family import Images, LayerRunner, VisionModules
 from trials.model.inputs.chat_encoder import chat_encoder
@@ -47,8 +48,10 @@ def takes(config: PretrainedConfig) -> bool:
 
 
 def check(config: PretrainedConfig) -> None:
-    """Raise ModelError for heads that do not divide, and for experts whose router has a loss of its own."""
+    """Raise ModelError for heads that do not divide, for dropout before the layers, and for a loss of the router."""
     check_heads(config, "language")
+    if rate := getattr(config, "embedding_dropout", 0):
+        raise ModelError(f"embedding_dropout is {rate}, which stages do not apply; set it to 0 in config.json")
     check_experts(config)
 
 

@@ -225,9 +225,9 @@ def embed_patches(model: PreTrainedModel, pixels: torch.Tensor) -> torch.Tensor:
 def vision_runner(model: PreTrainedModel, states: torch.Tensor, tokens: PackTokens) -> LayerRunner:
     """Implement `Family.vision_runner` for towers in which the patches of an image attend to each other."""
     tower = model.model.visual
-    grids = tokens.grids.to(states.device)
-    rotary = tower.rotary_pos_emb(states, get_vision_position_ids(grids, tower.spatial_merge_size))
-    images, _ = get_vision_attention_seqlens(grids, tower.config)
+    places = get_vision_position_ids(tokens.grids.to(states.device), tower.spatial_merge_size)
+    rotary = tower.rotary_pos_emb(states, places)
+    images, _ = get_vision_attention_seqlens(tokens.grids, tower.config)  # on the CPU, where each layer reads it
 
     def run(layer: nn.Module, number: int, states: torch.Tensor) -> torch.Tensor:  # noqa: ARG001
         result: torch.Tensor = layer(states, cu_seqlens=images, position_embeddings=rotary)
