@@ -53,8 +53,8 @@ def outer_interface() -> str:
 def test_ranks_listen_on_the_loopback_alone_and_know_no_password(
     shallow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The text of OMP_NUM_THREADS makes these ranks come from a server that is started now; 01 is one thread.
-    for name, value in {**SECRETS, "GLOO_SOCKET_IFNAME": outer_interface(), "OMP_NUM_THREADS": "01"}.items():
+    # The text of OMP_NUM_THREADS makes these ranks come from a server that is started now; 001 is one thread.
+    for name, value in {**SECRETS, "GLOO_SOCKET_IFNAME": outer_interface(), "OMP_NUM_THREADS": "001"}.items():
         monkeypatch.setenv(name, value)
     folder = tmp_path / "a #?%41 b"
     request = prepared_of(shallow, tmp_path).request(PLAN, TRIAL)
@@ -73,7 +73,7 @@ def test_ranks_listen_on_the_loopback_alone_and_know_no_password(
         assert isinstance(pool.ask(request, 120, on_step=look), Answers)
     assert meetings
     assert len(environments) >= 2
-    assert any(each["OMP_NUM_THREADS"] == "01" for each in environments)
+    assert any(each["OMP_NUM_THREADS"] == "001" for each in environments)
     assert not any("s3cret" in value for each in environments for value in each.values())
     assert addresses
     assert all(ipaddress.ip_address(each).is_loopback for each in addresses), addresses
