@@ -39,17 +39,17 @@ def exit_code(act: Callable[[NotedSignal], None]) -> int:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_second_signal_ends_with_the_code_of_the_first(number: signal.Signals) -> None:
-    told: list[str] = []
+    messages: list[str] = []
 
     def act(noted: NotedSignal) -> None:
-        assert not noted.stops(told.append)
+        assert not noted.stops(messages.append)
         send(number)
-        assert noted.stops(told.append)
-        assert noted.stops(told.append)
+        assert noted.stops(messages.append)
+        assert noted.stops(messages.append)
         send(signal.SIGINT)
 
     assert exit_code(act) == 128 + number
-    assert told == [
+    assert messages == [
         "Stopping: the ranks finish their step and write a checkpoint, for which they have 10 minutes; "
         "a second signal ends them at once"
     ]

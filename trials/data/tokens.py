@@ -36,7 +36,7 @@ def pack(states: Sequence[torch.Tensor], tokens: PackTokens) -> tuple[torch.Tens
     A single state keeps its shape. Several are flattened into one tensor: DeepSpeed wants a gradient for each float
     tensor that it sends, and as many of them for each pack.
     """
-    # One tensor of integers, since each tensor costs two messages between stages.
+    # One tensor of integers, since DeepSpeed sends each tensor of a tuple by itself.
     device = tokens.input_ids.device
     shapes = [[*state.shape, *(_UNUSED,) * (_DIMENSIONS - state.dim())] for state in states]
     described = (torch.tensor([tokens.lengths]), tokens.grids, torch.tensor(shapes))

@@ -20,5 +20,5 @@ def add_features(
 ) -> torch.Tensor:
     """Return language states [1, T, hidden] with features [features, hidden] added to those of the image tokens."""
     images = torch.nonzero(tokens.input_ids == model.config.image_token_id).flatten()
-    # Out of place: the states before are kept for the backward pass of the layer behind them.
+    # Out of place: the backward pass may need the states as the layer returned them.
     return states.index_add(1, images, features[None, : len(images)].to(states.dtype))

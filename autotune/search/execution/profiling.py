@@ -84,8 +84,8 @@ def profile_layers(prepared: Prepared, pool: Pool, logs: Path) -> LayerCosts:
 def design(data: DataProfile, model: ModelShape, zero: tuple[ZeroStage, ...]) -> Profile:
     """Return sizes that span the packs of this data, and separate the costs of units, tokens and squares.
 
-    Units grow by equal factors, and are 0 for a model without a vision side. Packs of one sample stand beside packs of
-    many short ones: of four short samples' tokens, one sample has four times the sum of squared lengths.
+    Units grow by equal factors, and are 0 for a model without a vision side. Some packs hold one sample, others many
+    short ones: of four short samples' tokens, one sample has four times the sum of squared lengths.
     """
     units = max(_LEAST_UNITS, data.most_vision_units, math.ceil(_SAMPLES * data.vision_units / data.samples))
     tokens = max(_LEAST_TOKENS, data.longest_text_tokens, math.ceil(_SAMPLES * data.text_tokens / data.samples))

@@ -78,7 +78,7 @@ def check(config: PretrainedConfig) -> None:
 
 
 def random_images(config: PretrainedConfig, units: int) -> Images:
-    """Return one image cut into crops, or several whole ones where no image has so many units."""
+    """Return one image cut into crops, or several whole images where no crop grid has this number of units."""
     return crops.random_images(config, units, _pack, crops_several=False)
 
 

@@ -49,7 +49,7 @@ def _of_language(text: PretrainedConfig) -> str | None:
 
 
 def _of_parts(config: PretrainedConfig) -> str | None:
-    """Return what stands beside one vision tower, a projector and a language model, or in their place."""
+    """Return the part that is not one of a vision tower, a projector and a language model, or replaces one of them."""
     section = _first(config, tuple(_SECTIONS))
     if section:
         return _SECTIONS[section]
