@@ -3,6 +3,9 @@
 import difflib
 import json
 import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -28,16 +31,38 @@ _EXPECTED = {
 }
 
 
-def load_job(path: Path) -> Job:
+_KEY = re.compile(r"\w+(\[\d{1,4}\])*(\.\w+(\[\d{1,4}\])*)*", re.ASCII)
+_KEY_PART = re.compile(r"\w+", re.ASCII)
+_NO_LINE = 0
+"""Line of values that the command line sets."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFile:
+    """A job file, and values of the command line that replace its own."""
+
+    path: Path
+    changes: tuple[str, ...] = ()
+    """Each is KEY=VALUE, as in `load_job`."""
+
+    def load(self) -> Job:
+        """Return the job. Raises JobError like `load_job`."""
+        return load_job(self.path, self.changes)
+
+
+def load_job(path: Path, changes: Iterable[str] = ()) -> Job:
     """Return the job that the file describes; relative paths are made absolute against the file's folder.
 
-    `model.path` is taken for a hub id when no such folder exists. Raises JobError, which lists every problem of the
-    file with its line, the key, the value and the remedy.
+    `changes` replace values of the file, or add some: KEY=VALUE with a dotted key, such as `training.epochs=2` or
+    `data.sources[0].repeat=2`, and a value in YAML. `model.path` is taken for a hub id when no such folder exists.
+    Raises JobError, which lists every problem with its line or change, the key, the value and the remedy.
     """
     try:
         document = strict_yaml.read(_content(path))
     except NotYaml as error:
         raise _error(path, [error.problem]) from error
+    for change in changes:
+        _apply(document, change)
     try:
         # JSON mode: strict about numbers and booleans, while lists may become tuples and texts may become paths.
         job = Job.model_validate_json(json.dumps(document.value), strict=True)
@@ -49,6 +74,11 @@ def load_job(path: Path) -> Job:
     if document.problems:
         raise _error(path, document.problems)
     return _absolute(job, path.absolute().parent)
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of job files."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Job.model_json_schema()}
 
 
 def _content(path: Path) -> bytes:
@@ -66,9 +96,50 @@ def _content(path: Path) -> bytes:
     return content
 
 
+def _apply(document: Document, change: str) -> None:
+    """Set one value of the document. Raise JobError for a change that cannot be made."""
+    key, is_given, written = change.partition("=")
+    if not is_given or not _KEY.fullmatch(key):
+        raise JobError(f"--set {_shown(change)}: give KEY=VALUE with a key of the job, such as training.epochs=2")
+    try:
+        value = strict_yaml.read(written.encode(errors="surrogateescape"))
+    except NotYaml as error:
+        raise JobError(f"--set {key}: the value is not valid YAML: {error.problem.text}; quote it") from error
+    if value.problems:
+        raise JobError(f"--set {key}: {value.problems[0].text}")
+    place: Place = tuple(int(part) if part.isdigit() else part for part in _KEY_PART.findall(key))
+    _set(document, place, value.value)
+    replaced = [known for known in document.lines if known[: len(place)] == place]
+    for known in replaced:
+        del document.lines[known]
+    document.lines |= {(*place, *inner): _NO_LINE for inner in value.lines} | {place: _NO_LINE}
+
+
+def _set(document: Document, place: Place, value: object) -> None:
+    """Set the value at `place`; sections on the way to it that the document lacks are added."""
+    document.value = {} if document.value is None else document.value
+    holder: Any = document.value
+    for number, part in enumerate(place):
+        at, is_last = place[: number + 1], number + 1 == len(place)
+        if isinstance(part, int):
+            count = len(holder) if isinstance(holder, list) else 0
+            if part >= count:
+                raise JobError(f"--set {dotted(place)}: {dotted(at[:-1])} has {count} entries, counted from 0")
+        elif not isinstance(holder, dict):
+            raise JobError(f"--set {dotted(place)}: {dotted(at[:-1])} is no section, so it has no key {part!r}")
+        elif holder.get(part) is None and not is_last:
+            holder[part] = {}
+            document.lines[at] = _NO_LINE
+        if is_last:
+            holder[part] = value
+        holder = holder[part]
+
+
 def _error(path: Path, problems: list[Problem]) -> JobError:
     ordered = sorted(problems, key=lambda problem: problem.line)
-    return JobError("\n".join(f"{path}, {problem}" for problem in ordered))
+    return JobError(
+        "\n".join(f"{path}, {problem}" if problem.line != _NO_LINE else f"--set {problem.text}" for problem in ordered)
+    )
 
 
 def _problem(error: ErrorDetails, document: Document) -> Problem:

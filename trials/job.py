@@ -8,8 +8,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Fiel
 from trials.sampling import PATTERN
 from trials.units import parse_bytes, parse_seconds
 
-Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)]
-Seconds = Annotated[float, BeforeValidator(parse_seconds), Field(gt=0)]
+Bytes = Annotated[int, BeforeValidator(parse_bytes, json_schema_input_type=int | str), Field(gt=0)]
+Seconds = Annotated[float, BeforeValidator(parse_seconds, json_schema_input_type=float | str), Field(gt=0)]
 LearningRate = Annotated[float, Field(gt=0)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Part: TypeAlias = Literal["vision", "projector", "language"]

@@ -27,7 +27,7 @@ class Problem:
     """One thing that is wrong, and what to do about it."""
 
     line: int
-    """Line of the file, counted from 1."""
+    """Line of the file, counted from 1; 0 for a value that does not come from it."""
     text: str
 
     def __str__(self) -> str:

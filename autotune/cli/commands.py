@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -10,6 +10,9 @@ from autotune.cli.context import Options, guarded
 from trials import plugins
 from trials.data.packers import PACKERS
 from trials.units import parse_bytes, parse_seconds
+
+if TYPE_CHECKING:
+    from autotune.job_file import JobFile
 
 
 class _Time(click.ParamType[float]):
@@ -43,11 +46,40 @@ class _Size(click.ParamType[int]):
 
 
 _SIZE, _SIZE_OR_NONE = (click.IntRange(min=least, max=2**31 - 1) for least in (1, 0))
-_JOB = click.argument("job", type=click.Path(path_type=Path))
 
 
-def _common(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that every command has."""
+def _job_file(ctx: click.Context, _: click.Parameter, path: Path | None) -> "JobFile | None":
+    """Return the job file with the values of `--set`, which click reads first."""
+    changes = ctx.meta[_CHANGES]
+    if path is None:
+        if changes:
+            raise click.UsageError("--set replaces values of a job file; name one", ctx)
+        return None
+    from autotune.job_file import JobFile
+
+    return JobFile(path=path, changes=changes)
+
+
+def _keep_changes(ctx: click.Context, _: click.Parameter, changes: tuple[str, ...]) -> None:
+    ctx.meta[_CHANGES] = changes
+
+
+_CHANGES = f"{__name__}.changes"
+_JOB_PATH: dict[str, Any] = {"type": click.Path(path_type=Path), "callback": _job_file}
+_JOB = click.argument("job", **_JOB_PATH)
+_SET = click.option(
+    "--set",
+    metavar="KEY=VALUE",
+    multiple=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_keep_changes,
+    help="Replace a value of the job file, such as training.epochs=2; may be given several times.",
+)
+
+
+def _with_common_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that stand before or behind the name of every command."""
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout and nothing else."),
         click.option(
@@ -57,24 +89,30 @@ def _common(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("-q", "--quiet", is_flag=True, help="Show errors only."),
     ):
         command = option(command)
-    return guarded(command)
+    return command
+
+
+def _common(command: Callable[..., Any]) -> Callable[..., Any]:
+    return guarded(_with_common_options(command))
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="vlm-autotune", prog_name="autotune")
-def main() -> None:
+@_with_common_options
+def main(**_: Any) -> None:
     """Find the fastest plan to train a vision-language model on this hardware, and train with it."""
 
 
 @main.command()
 @_JOB
+@_SET
 @click.option("--trials", type=click.IntRange(min=1), help="Most trials to run; overrides the job.")
 @click.option(
     "--time-limit", type=_Time(), metavar="TIME", help="Most time to search, such as 20min; overrides the job."
 )
 @click.option("--resume/--fresh", "resume", default=True, help="Use stored results, or measure everything again.")
 @_common
-def tune(options: Options, job: Path, trials: int | None, time_limit: float | None, resume: bool) -> None:
+def tune(options: Options, job: "JobFile", trials: int | None, time_limit: float | None, resume: bool) -> None:
     """Search the best plan for JOB with short, real training steps."""
     from autotune.cli.work import tune_job
 
@@ -83,11 +121,12 @@ def tune(options: Options, job: Path, trials: int | None, time_limit: float | No
 
 @main.command()
 @_JOB
+@_SET
 @click.option("--plan", metavar="ID", help="ID of a tried plan to train with. Default: the winner.")
 @click.option("--steps", type=click.IntRange(min=1), help="Stop, with a checkpoint, after this many steps in all.")
 @click.option("--dry-run", is_flag=True, help="Print the commands of the ranks without starting them.")
 @_common
-def launch(options: Options, job: Path, plan: str | None, steps: int | None, dry_run: bool) -> None:
+def launch(options: Options, job: "JobFile", plan: str | None, steps: int | None, dry_run: bool) -> None:
     """Run the full training of JOB with its best plan."""
     from autotune.cli.work import launch_job
 
@@ -96,8 +135,9 @@ def launch(options: Options, job: Path, plan: str | None, steps: int | None, dry
 
 @main.command()
 @_JOB
+@_SET
 @_common
-def run(options: Options, job: Path) -> None:
+def run(options: Options, job: "JobFile") -> None:
     """Tune JOB if no valid plan is known, then launch it."""
     from autotune.cli.work import run_job
 
@@ -106,10 +146,11 @@ def run(options: Options, job: Path) -> None:
 
 @main.command()
 @_JOB
+@_SET
 @click.option("--out", type=click.Path(path_type=Path), help="Write the costs to this .json file.")
 @click.option("--fresh", is_flag=True, help="Measure again even if a profile is stored.")
 @_common
-def profile(options: Options, job: Path, out: Path | None, fresh: bool) -> None:
+def profile(options: Options, job: "JobFile", out: Path | None, fresh: bool) -> None:
     """Time each kind of layer of JOB's model alone, and store its costs for predictions."""
     from autotune.cli.layer_profile import profile_job
 
@@ -118,6 +159,7 @@ def profile(options: Options, job: Path, out: Path | None, fresh: bool) -> None:
 
 @main.command()
 @_JOB
+@_SET
 @click.option(
     "--plan",
     metavar="FILE|ID",
@@ -137,7 +179,7 @@ def profile(options: Options, job: Path, out: Path | None, fresh: bool) -> None:
 @click.option("--top", type=_SIZE, default=5, help="Number of plans to show, best first; with --plan only that one.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw a typical step into this .png, .svg or .pdf file.")
 @_common
-def predict(options: Options, job: Path, plan: str | None, top: int, plot: Path | None, **wishes: Any) -> None:
+def predict(options: Options, job: "JobFile", plan: str | None, top: int, plot: Path | None, **wishes: Any) -> None:
     """Predict how fast plans for JOB are, here or on other devices, without running them."""
     from autotune.cli.predict import predict_job
     from autotune.forecast.cluster import ClusterOptions
@@ -146,7 +188,8 @@ def predict(options: Options, job: Path, plan: str | None, top: int, plot: Path 
 
 
 @main.command()
-@click.argument("path", metavar="INPUT", type=click.Path(path_type=Path))
+@click.argument("job", metavar="INPUT", **_JOB_PATH)
+@_SET
 @click.option("--qv", type=_SIZE_OR_NONE, help="Most vision units of a pack. Default: chosen for the data.")
 @click.option("--qt", type=_SIZE, help="Most text tokens of a pack. Default: chosen for the data.")
 @click.option("--qv-min", type=_SIZE_OR_NONE, help="Vision units that fill a pack. Default: qv.")
@@ -174,14 +217,14 @@ def predict(options: Options, job: Path, plan: str | None, top: int, plot: Path 
 )
 @_common
 def pack(
-    options: Options, path: Path, global_batch: int | None, out: Path | None, plot: Path | None, **wanted: Any
+    options: Options, job: "JobFile", global_batch: int | None, out: Path | None, plot: Path | None, **wanted: Any
 ) -> None:
     """Pack INPUT, a job's data or a file of lengths, and show how balanced it is before and after."""
     from autotune.cli.data import pack_data
     from autotune.packing.material import PackOptions
 
     packing = PackOptions(global_batch_samples=global_batch, **wanted)
-    pack_data(options, path, packing, out=out, picture=plot)
+    pack_data(options, job, packing, out=out, picture=plot)
 
 
 @main.command()
@@ -189,7 +232,7 @@ def pack(
 @click.option(
     "--like",
     metavar="JOB",
-    type=click.Path(path_type=Path),
+    **_JOB_PATH,
     help="Only plans that hold for JOB on this machine, or else the nearest.",
 )
 @click.option("--hardware", metavar="NAME", help="Only plans for devices with NAME in their name.")
@@ -202,6 +245,7 @@ def pack(
     help="Order. Default: nearest first with --here or --like, else latest search first.",
 )
 @click.option("--top", type=_SIZE, help="Show at most this many.")
+@_SET
 @_common
 def plans(options: Options, **wanted: Any) -> None:
     """List the stored winners, and whether they hold on this machine."""
@@ -236,13 +280,38 @@ def show(options: Options, plan: str) -> None:
 
 
 @main.command()
-@click.argument("job", required=False, type=click.Path(path_type=Path))
+@click.argument("job", required=False, **_JOB_PATH)
+@_SET
 @_common
-def doctor(options: Options, job: Path | None) -> None:
+def doctor(options: Options, job: "JobFile | None") -> None:
     """Report on hardware, software and database, on problems to solve, and on the data of JOB."""
     from autotune.cli.doctor import examine
 
     examine(options, job)
+
+
+@main.command()
+@_common
+def schema(options: Options) -> None:
+    """Print the JSON Schema of the job file, with which editors complete and check it."""
+    import json
+
+    from autotune.job_file import json_schema
+
+    options.give(json_schema, lambda: json.dumps(json_schema(), indent=2))
+
+
+@main.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@_common
+def completion(options: Options, shell: str) -> None:
+    """Print the script that completes commands and options in SHELL."""
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    assert kind is not None, "click knows the shells of the argument"
+    script = kind(main, {}, "autotune", "_AUTOTUNE_COMPLETE").source()
+    options.give(lambda: {"script": script}, lambda: script)
 
 
 @main.group()

@@ -101,7 +101,13 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
         # The interpreter's last collection takes another fourth, for memory that the exit frees in any case.
         atexit.register(gc.freeze)
         streams.keep_stderr_open()
-        options = Options(as_json=as_json, database=db, verbose=verbose, quiet=quiet)
+        before = click.get_current_context().find_root().params  # the same options before the command's name
+        options = Options(
+            as_json=as_json or before["as_json"],
+            database=before["db"] if db is None else db,
+            verbose=verbose + before["verbose"],
+            quiet=quiet or before["quiet"],
+        )
         _configure_logging(options)
         try:
             with _polite_signals():

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from autotune.cli.context import Options
 from autotune.cli.progress import reading_progress
+from autotune.job_file import JobFile
 from autotune.output_file import check_no_input
 from autotune.packing.balance import balanced
 from autotune.packing.material import PackOptions, read_material
@@ -12,16 +13,16 @@ from autotune.packing.packs_file import check_pack_file, write_packs
 from autotune.packing.plot import check_plot, plot
 
 
-def pack_data(options: Options, path: Path, wanted: PackOptions, *, out: Path | None, picture: Path | None) -> None:
+def pack_data(options: Options, file: JobFile, wanted: PackOptions, *, out: Path | None, picture: Path | None) -> None:
     if out:
         check_pack_file(out)
     if picture:
         check_plot(picture)
-    options.tell(f"Reading {path}")
+    options.tell(f"Reading {file.path}")
     with reading_progress(options) as progress:
-        material = read_material(path, wanted, progress)
+        material = read_material(file, wanted, progress)
     for target in filter(None, (out, picture)):
-        check_no_input(target, (path, *(file.path for file in material.index.files)))
+        check_no_input(target, (file.path, *(each.path for each in material.index.files)))
     options.tell(f"{len(material.index)} samples of {material.found.records} records; packing")
     found = balanced(material, wanted)
     if out:

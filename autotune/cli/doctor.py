@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autotune.cli.agents import living, place, silent_minutes
 from autotune.cli.context import Options
@@ -18,6 +18,9 @@ from storage.store import Store, open_store
 from trials import wire
 from trials.workload import Hardware, Workload
 
+if TYPE_CHECKING:
+    from autotune.job_file import JobFile
+
 _Part = dict[str, Any] | None
 
 
@@ -29,9 +32,9 @@ class Finding:
     remedy: str
 
 
-def examine(options: Options, path: Path | None) -> None:
+def examine(options: Options, file: "JobFile | None") -> None:
     """Report everything, then raise the error that kept the database from being read, if any."""
-    job, outline = outline_of(path) if path else (None, None)
+    job, outline = outline_of(file) if file else (None, None)
     hardware = outline.hardware if outline else probe_hardware()
     url = options.database_url(job.database if job else None)
     database, findings, problem = None, list(_spool_findings(spool_folder(work_folder(url)))), None

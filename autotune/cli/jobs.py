@@ -9,16 +9,16 @@ from autotune.folders import lengths_folder
 from trials.workload import Workload
 
 if TYPE_CHECKING:
+    from autotune.job_file import JobFile
     from autotune.workload import Outline
     from trials.job import Job
 
 
-def outline_of(path: Path) -> "tuple[Job, Outline]":
+def outline_of(file: "JobFile") -> "tuple[Job, Outline]":
     """Load the job and probe its model and hardware."""
-    from autotune.job_file import load_job
     from autotune.workload import look_at
 
-    job = load_job(path)
+    job = file.load()
     return job, look_at(job)
 
 

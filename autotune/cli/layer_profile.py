@@ -6,7 +6,7 @@ from autotune import output_file
 from autotune.cli.context import Options
 from autotune.cli.progress import reading_progress
 from autotune.forecast.profile_file import stored_costs
-from autotune.job_file import load_job
+from autotune.job_file import JobFile
 from autotune.predict.costs_table import TypicalPack, costs_document, costs_text
 from autotune.search.execution.profiling import layer_costs
 from autotune.workbench import workbench
@@ -15,11 +15,11 @@ from trials.launchers.local import LocalLauncher
 from trials.run.pool import WarmPool
 
 
-def profile_job(options: Options, path: Path, *, out: Path | None, fresh: bool) -> None:
+def profile_job(options: Options, file: JobFile, *, out: Path | None, fresh: bool) -> None:
     if out:
         output_file.check_output_file(out, (".json",))
-        output_file.check_no_input(out, (path,))
-    job = load_job(path)
+        output_file.check_no_input(out, (file.path,))
+    job = file.load()
     options.tell("Inspecting the model, the data and the hardware")
     with (
         reading_progress(options) as progress,

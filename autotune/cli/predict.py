@@ -8,7 +8,7 @@ from autotune.forecast.cluster import ClusterOptions, cluster_of_file, cluster_o
 from autotune.forecast.forecast import Forecast, Forecaster
 from autotune.forecast.forecast_report import forecast_document, forecast_text
 from autotune.forecast.plot import check_plot, plot
-from autotune.job_file import load_job
+from autotune.job_file import JobFile
 from autotune.plan_file import is_plan_file, read_plan
 from storage.store import open_store
 from trials.job import Job
@@ -18,15 +18,21 @@ from trials.plan import Plan
 
 
 def predict_job(
-    options: Options, path: Path, cluster_options: ClusterOptions, *, plan: str | None, top: int, picture: Path | None
+    options: Options,
+    file: JobFile,
+    cluster_options: ClusterOptions,
+    *,
+    plan: str | None,
+    top: int,
+    picture: Path | None,
 ) -> None:
     if picture:
         check_plot(picture)
-    job = load_job(path)
+    job = file.load()
     chosen = None if plan is None else _plan(options, job, plan)
     shape = model_shape(job.model)
-    if file := cluster_options.profile_file:
-        cluster = cluster_of_file(job, shape, file, cluster_options)
+    if profile := cluster_options.profile_file:
+        cluster = cluster_of_file(job, shape, profile, cluster_options)
     else:
         with open_store(options.database_url(job.database)) as store:
             store.adopt_model(shape, path_digest(job.model))

@@ -3,8 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autotune import study_report
 from autotune.cli.agents import living, place
@@ -20,6 +19,9 @@ from storage.validity import Validity, Verdict, validity
 from trials import wire
 from trials.workload import Hardware, Workload
 
+if TYPE_CHECKING:
+    from autotune.job_file import JobFile
+
 _NEAREST = 5
 _SORTS: Mapping[str, Callable[[Known], Any]] = {
     "speed": lambda known: -known.best.samples_per_second,
@@ -34,7 +36,7 @@ class PlanFilter:
     """Choice and order of the plans to list."""
 
     here: bool
-    like: Path | None
+    like: "JobFile | None"
     hardware: str | None
     model: str | None
     verdict: str | None

@@ -3,14 +3,13 @@
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 from autotune import study_report
 from autotune.cli.context import Options, Terminated, first_signal_noted
 from autotune.cli.progress import reading_progress
 from autotune.errors import PlanNotValid
-from autotune.job_file import load_job
+from autotune.job_file import JobFile
 from autotune.known_plan import KnownPlan, known_text, of_tried, of_winner
 from autotune.launch import Launched, launch
 from autotune.search.tuner import Tuner
@@ -29,8 +28,8 @@ _LONG_DATA_WAIT = 0.02
 """Share of a training's time above which more workers are worth their cores."""
 
 
-def tune_job(options: Options, path: Path, *, trials: int | None, time_limit: float | None, fresh: bool) -> None:
-    job = load_job(path)
+def tune_job(options: Options, file: JobFile, *, trials: int | None, time_limit: float | None, fresh: bool) -> None:
+    job = file.load()
     changes = {"trials": trials, "time_limit": time_limit}
     given = {name: value for name, value in changes.items() if value is not None}  # the command line checked the values
     job = job.model_copy(update={"search": job.search.model_copy(update=given)})
@@ -40,8 +39,8 @@ def tune_job(options: Options, path: Path, *, trials: int | None, time_limit: fl
     options.give(lambda: study_report.best_document(best), lambda: study_report.best_text(best, ran))
 
 
-def launch_job(options: Options, path: Path, *, plan_id: str | None, steps: int | None, dry_run: bool) -> None:
-    job = load_job(path)
+def launch_job(options: Options, file: JobFile, *, plan_id: str | None, steps: int | None, dry_run: bool) -> None:
+    job = file.load()
     check_output(job)
     with _open(options, job) as bench:
         chosen = _chosen(options, bench, plan_id)
@@ -58,8 +57,8 @@ def launch_job(options: Options, path: Path, *, plan_id: str | None, steps: int 
     options.give(lambda: _launch_document(chosen, launched), lambda: _launch_text(chosen, launched, workers))
 
 
-def run_job(options: Options, path: Path) -> None:
-    job = load_job(path)
+def run_job(options: Options, file: JobFile) -> None:
+    job = file.load()
     check_output(job)
     with _open(options, job) as bench:
         best = _known(bench)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.errors import PackError
-from autotune.job_file import load_job
+from autotune.job_file import JobFile
 from autotune.packing.paper_model import NAME, paper_weights
 from trials import plugins
 from trials.data import formats
@@ -59,17 +59,20 @@ class Material:
     oversize: Oversize
 
 
-def read_material(path: Path, wanted: PackOptions, progress: Callable[[Reading], None] | None = None) -> Material:
+def read_material(file: JobFile, wanted: PackOptions, progress: Callable[[Reading], None] | None = None) -> Material:
     """Read the data of a job (YAML), or lengths (JSON), without using devices or a database.
 
     `progress` is that of `build_index`. Raises PackError for other files, JobError for a job that cannot be used,
     ModelError for its model, and what `build_index` raises.
     """
     _check(wanted)
+    path = file.path
     if not path.is_file():
         raise PackError(f"{path}: {'is a folder' if path.is_dir() else 'no such file'}; give a job file or lengths")
     if path.suffix in _JOBS:
-        return _job_material(path, wanted, progress)
+        return _job_material(file, wanted, progress)
+    if file.changes:
+        raise PackError(f"{path}: --set replaces values of a job, and this is none; remove --set {file.changes[0]}")
     if path.suffix in _LENGTHS:
         return _lengths_material(path, wanted, progress)
     kinds = ", ".join((*_JOBS, *_LENGTHS))
@@ -88,19 +91,19 @@ def _check(wanted: PackOptions) -> None:
             raise PackError(f"--{name}-min {least} is above --{name} {most}; lower the first or raise the second")
 
 
-def _job_material(path: Path, wanted: PackOptions, progress: Callable[[Reading], None] | None) -> Material:
+def _job_material(file: JobFile, wanted: PackOptions, progress: Callable[[Reading], None] | None) -> Material:
     # These import torch, which packing a file of lengths does not need.
     from autotune.folders import lengths_folder  # noqa: PLC0415
     from trials.model.inputs.encoders import load_measurer  # noqa: PLC0415
 
     if wanted.model is not None:
-        raise PackError(f"--model applies only to a file of lengths; {path} is a job, which names its own model")
-    job = load_job(path)
+        raise PackError(f"--model applies only to a file of lengths; {file.path} is a job, which names its own model")
+    job = file.load()
     data = job.data.model_copy(update={"oversize": wanted.oversize or job.data.oversize})
     weights, name = _model_weights(job.model)
     index, found = build_index(data, load_measurer(job.model, data), Path(), progress, cache=lengths_folder())
     return Material(
-        path=path,
+        path=file.path,
         index=index,
         found=found,
         weights=weights,

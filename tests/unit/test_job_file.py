@@ -227,3 +227,75 @@ def test_plain_words_keep_their_spelling(job_file: Path) -> None:
     job_file.write_text(MINIMAL.replace("some/model", "no") + "database: 12:30\n")
     job = load_job(job_file)
     assert (job.model.path, job.database) == ("no", "12:30")
+
+
+# --- values of the command line ---
+
+
+def test_changes_replace_values_of_the_file_and_add_some(job_file: Path, tmp_path: Path) -> None:
+    job_file.write_text(MINIMAL + "training: {epochs: 3}\n")
+    changes = (
+        "training.epochs=2",
+        "training.learning_rate=1e-4",
+        "hardware.memory_limit=400MiB",
+        "data.sources[0].repeat=0.5",
+        "search.space.layouts=[p2-d1-z0, p1-d2-z1]",
+        "training.output=run=2",
+    )
+    job = load_job(job_file, changes)
+    assert (job.training.epochs, job.training.learning_rate) == (2, 1e-4)
+    assert job.hardware.memory_limit == 400 << 20
+    assert job.data.sources[0].repeat == 0.5
+    assert job.search.space.layouts == ("p2-d1-z0", "p1-d2-z1")
+    assert job.training.output == tmp_path / "run=2"
+
+
+def test_the_last_change_of_a_key_counts_and_an_empty_value_removes_one(job_file: Path) -> None:
+    job_file.write_text(MINIMAL + "training: {max_steps: 7}\n")
+    assert load_job(job_file, ("training.epochs=2", "training.epochs=5")).training.epochs == 5
+    assert load_job(job_file, ("training.max_steps=",)).training.max_steps is None
+
+
+def test_changes_complete_a_file_that_lacks_something(job_file: Path) -> None:
+    job_file.write_text("")
+    job = load_job(job_file, ("model.path=org/model", "data.sources=[{path: train.jsonl}]"))
+    assert job.model.path == "org/model"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("training.epochs=many", "--set training.epochs: must be a whole number, not 'many'"),
+        ("training.epoch=2", "--set training.epoch: unknown key; did you mean epochs?"),
+        ("training={epoch: 2}", "--set training.epoch: unknown key"),
+        ("epochs=2", "--set epochs: unknown key; did you mean training.epochs?"),
+        ("training.epochs", "--set 'training.epochs': give KEY=VALUE"),
+        ("=2", "--set '=2': give KEY=VALUE"),
+        ("training..epochs=2", "--set 'training..epochs=2': give KEY=VALUE"),
+        ("data.sources[3].repeat=2", "--set data.sources[3].repeat: data.sources has 1 entries, counted from 0"),
+        ("model.path.x=2", "--set model.path.x: model.path is no section, so it has no key 'x'"),
+        ("training.output=[a", "--set training.output: the value is not valid YAML"),
+        ("training={a: 1, a: 2}", "--set training: a: given twice"),
+        (
+            "database=[postgresql://ada:secret@host/x]",
+            "--set database: must be a text; put quotes around it, not a list",
+        ),
+    ],
+)
+def test_a_change_that_cannot_be_made_is_refused(job_file: Path, change: str, message: str) -> None:
+    job_file.write_text(MINIMAL)
+    with pytest.raises(JobError) as caught:
+        load_job(job_file, (change,))
+    assert str(caught.value).startswith(message)
+    assert "secret" not in str(caught.value)
+
+
+def test_problems_of_the_file_and_of_changes_are_listed_together(job_file: Path) -> None:
+    job_file.write_text(MINIMAL + "training: {epochs: x}\n")
+    with pytest.raises(JobError) as caught:
+        load_job(job_file, ("training.seed=-1", "search.trials=0"))
+    assert {line.partition(":")[0] for line in str(caught.value).splitlines()} == {
+        "--set search.trials",
+        "--set training.seed",
+        f"{job_file}, line 6",
+    }

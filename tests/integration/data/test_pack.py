@@ -14,6 +14,7 @@ import transformers
 from click.testing import CliRunner
 from filelock import FileLock
 
+from autotune import job_file
 from autotune.cli import main
 from autotune.cli.commands import pack
 from autotune.job_file import load_job
@@ -54,7 +55,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 def test_lengths_are_measured_before_and_after_with_the_papers_model(lengths: Path) -> None:
     found = document(lengths, "--qv", "10", "--qt", "4096")
-    material = read_material(lengths, PackOptions())
+    material = read_material(job_file.JobFile(path=lengths), PackOptions())
     assert (found["data_parallel"], found["global_batch_samples"], found["records"], found["bad"]) == (8, 128, 300, 0)
     assert found["packing"] == {**found["packing"], "qv": 10, "qt": 4096, "qv_min": 10, "qt_min": 3968}
     assert found["cost_model"]["unit"] == paper_weights().unit
@@ -81,7 +82,7 @@ def test_the_table_names_choices_metrics_units_oversize_samples_and_bad_lines(tm
 
 
 def test_without_capacities_a_candidate_of_least_cost_is_taken(lengths: Path) -> None:
-    material = read_material(lengths, PackOptions())
+    material = read_material(job_file.JobFile(path=lengths), PackOptions())
     found = balanced(material, PackOptions(packer="isf"))
     assert "candidates" in found.reason
     for qv, qt in ((3, 1024), (20, 900)):
@@ -91,20 +92,22 @@ def test_without_capacities_a_candidate_of_least_cost_is_taken(lengths: Path) ->
 
 
 def test_of_capacities_that_cost_alike_packs_like_the_unpacked_micro_batch_are_taken(tmp_path: Path) -> None:
-    material = read_material(write_lengths(tmp_path / "lengths.json", [(1, 100)] * 640), PackOptions())
+    material = read_material(
+        job_file.JobFile(path=write_lengths(tmp_path / "lengths.json", [(1, 100)] * 640)), PackOptions()
+    )
     found = balanced(material, PackOptions())
     assert found.after.balance.samples_per_pack.mean == 4
 
 
 def test_one_capacity_can_be_asked_for_alone(lengths: Path) -> None:
-    material = read_material(lengths, PackOptions())
+    material = read_material(job_file.JobFile(path=lengths), PackOptions())
     assert balanced(material, PackOptions(packer="isf", qv=7)).packing.qv == 7
     assert balanced(material, PackOptions(packer="isf", qt=4000)).packing.qt == 4000
 
 
 def test_capacities_of_large_data_are_compared_on_a_part_of_it(lengths: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autotune.packing.balance._TRIED_SAMPLES", 100)
-    found = balanced(read_material(lengths, PackOptions()), PackOptions(packer="isf"))
+    found = balanced(read_material(job_file.JobFile(path=lengths), PackOptions()), PackOptions(packer="isf"))
     assert found.after.balance.samples == 300
     assert found.after.balance.cost_per_sample < found.before.balance.cost_per_sample
 
