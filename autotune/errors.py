@@ -17,10 +17,12 @@ AutotuneError
 
 from storage.errors import (
     AmbiguousId,
+    BadAnnotation,
     BadBundle,
     BadUrl,
     DatabaseTooNew,
     DatabaseUnavailable,
+    StudyInUse,
     Superseded,
     UnfinishedStudy,
     UnknownRecord,
@@ -91,6 +93,7 @@ _EXIT_CODES: dict[type[Exception], int] = {
     OutputTaken: 2,
     BadUrl: 2,
     BadBundle: 2,
+    BadAnnotation: 2,
     UnfinishedStudy: 2,
     AmbiguousId: 2,
     UnknownRecord: 2,
@@ -101,6 +104,7 @@ _EXIT_CODES: dict[type[Exception], int] = {
     DatabaseTooNew: 5,
     DeviceBusy: 6,
     Superseded: 6,
+    StudyInUse: 6,
 }
 
 

@@ -1,10 +1,12 @@
 """Results as tables for people and as documents for programs."""
 
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from autotune.text_table import table
+from storage.annotation import Annotation
 from storage.nearness import Difference
 from storage.records import AbandonedTrial, BestPlan, FinishedTrial, LaunchRecord, StudyRecord, TrialRecord, TriedPlan
 from storage.validity import Validity
@@ -15,6 +17,10 @@ from trials.workload import Workload
 
 _MEBI = 1 << 20
 _SHOWN = 4
+_SHOWN_OF_A_NOTE = 40
+_NO_ANNOTATION = Annotation()
+_ANNOTATION = 2
+"""Columns of a table for tags and notes."""
 _LEAST_SAVED = 0.001
 """Share of an epoch that counts as a gain."""
 
@@ -145,6 +151,10 @@ class Known:
     differences: tuple[Difference, ...] | None = None
     """Differences from the given workload, the most important first; None when none was given."""
     distance: float | None = None
+    annotation: Annotation = _NO_ANNOTATION
+    """Of the plan."""
+    is_archived: bool = False
+    """Whether its study is."""
 
     @property
     def gain(self) -> float:
@@ -163,12 +173,16 @@ def plans_text(found: Sequence[Known]) -> str:
             known.best.created.strftime("%Y-%m-%d %H:%M"),
             "" if known.distance is None else f"{known.distance:.3g}",
             f"{known.validity.verdict}{_reason(known.validity)}",
+            ", ".join(known.annotation.tags),
+            _first_line(known.annotation.note),
         )
         for known in found
     ]
-    header = ("plan", "model", "hardware", "samples/s", "gain", "found (UTC)", "distance", "here")
-    lines = [table(header, rows)]
+    header = ("plan", "model", "hardware", "samples/s", "gain", "found (UTC)", "distance", "here", "tags", "note")
+    lines = [_table_of_used(header, rows, _ANNOTATION)]
     for known in found:
+        if known.is_archived:
+            lines.append(f"{known.best.plan.id} is of an archived study")
         if known.used_by:
             lines.append(f"{known.best.plan.id} is in use: {', '.join(known.used_by)}")
         if known.differences:
@@ -178,32 +192,68 @@ def plans_text(found: Sequence[Known]) -> str:
     return "\n".join(lines)
 
 
-def study_document(study: StudyRecord, work: Workload, best: BestPlan | None) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """A stored study with what it is listed with."""
+
+    study: StudyRecord
+    work: Workload
+    best: BestPlan | None
+    annotation: Annotation
+
+
+def study_document(listed: Listed) -> dict[str, Any]:
     """Return a study and its result as JSON values."""
-    return {**_plain(study), "workload": _plain(work), "best": None if best is None else best_document(best)}
+    best = None if listed.best is None else best_document(listed.best)
+    return {**_plain(listed.study), "workload": _plain(listed.work), "best": best, **_plain(listed.annotation)}
 
 
-def studies_text(found: Sequence[tuple[StudyRecord, Workload, BestPlan | None]]) -> str:
+def studies_text(found: Sequence[Listed]) -> str:
     if not found:
         return "No study is known; run `autotune tune JOB`."
     rows = [
         (
-            study.name,
-            str(work.hardware),
-            study.started.strftime("%Y-%m-%d %H:%M"),
-            "unfinished" if study.finished is None else study.finished.strftime("%Y-%m-%d %H:%M"),
-            "" if best is None else best.plan.id,
-            "" if best is None else _speed(best.samples_per_second, best.samples_per_second_error),
-            study.imported_from or "",
+            listed.study.name,
+            str(listed.work.hardware),
+            listed.study.started.strftime("%Y-%m-%d %H:%M"),
+            _end_text(listed.study),
+            "" if listed.best is None else listed.best.plan.id,
+            "" if listed.best is None else _speed(listed.best.samples_per_second, listed.best.samples_per_second_error),
+            listed.study.imported_from or "",
+            ", ".join(listed.annotation.tags),
+            _first_line(listed.annotation.note),
         )
-        for study, work, best in found
+        for listed in found
     ]
-    return table(("study", "hardware", "began (UTC)", "ended", "best plan", "samples/s", "imported from"), rows)
+    header = ("study", "hardware", "began (UTC)", "ended", "best plan", "samples/s", "imported from", "tags", "note")
+    return _table_of_used(header, rows, _ANNOTATION)
 
 
-def study_text(study: StudyRecord, work: Workload, best: BestPlan | None, trials: Sequence[TrialRecord]) -> str:
+def _end_text(study: StudyRecord) -> str:
+    end = "unfinished" if study.finished is None else study.finished.strftime("%Y-%m-%d %H:%M")
+    return end if study.archived is None else f"{end}, archived"
+
+
+def _table_of_used(header: Sequence[str], rows: Sequence[Sequence[str]], optional: int) -> str:
+    """Return a table without those of its last `optional` columns that are empty."""
+    first = len(header) - optional
+    kept = [number for number in range(len(header)) if number < first or any(row[number] for row in rows)]
+    return table([header[number] for number in kept], [[row[number] for number in kept] for row in rows])
+
+
+def _first_line(note: str | None) -> str:
+    return textwrap.shorten((note or "").partition("\n")[0], _SHOWN_OF_A_NOTE, placeholder=" ...")
+
+
+def annotation_text(annotation: Annotation) -> str:
+    """Return the tags and the whole note, each on lines of its own; empty without any."""
+    tags = f"Tags: {', '.join(annotation.tags)}" if annotation.tags else ""
+    return "\n".join(filter(None, (tags, f"Note: {annotation.note}" if annotation.note else "")))
+
+
+def study_text(listed: Listed, trials: Sequence[TrialRecord]) -> str:
     """Show the trials of a study in their order, and its winner."""
-    lines = []
+    best, lines = listed.best, list[str]()
     for trial in trials:
         if isinstance(trial, FinishedTrial):
             lines.append(trial_line(trial, known=False))
@@ -211,7 +261,8 @@ def study_text(study: StudyRecord, work: Workload, best: BestPlan | None, trials
             state = "given up" if isinstance(trial, AbandonedTrial) else "running, or its process died"
             lines.append(f"trial {trial.number}  {trial.role:<20} {state}\n{_named(trial.plan)}")
     winner = best_text(best, trials) if best else "This study has no winner yet."
-    return "\n".join((studies_text([(study, work, best)]), "", *lines, "", winner))
+    head = studies_text([replace(listed, annotation=Annotation())])
+    return "\n".join((head, *filter(None, (annotation_text(listed.annotation),)), "", *lines, "", winner))
 
 
 def tried_document(tried: TriedPlan) -> dict[str, Any]:
@@ -222,7 +273,13 @@ def tried_document(tried: TriedPlan) -> dict[str, Any]:
 
 
 def show_text(
-    tried: TriedPlan, known: str, validity: Validity, launches: Sequence[LaunchRecord], used_by: Sequence[str]
+    tried: TriedPlan,
+    known: str,
+    validity: Validity,
+    launches: Sequence[LaunchRecord],
+    *,
+    used_by: Sequence[str],
+    annotation: Annotation,
 ) -> str:
     """Show the plan, how certain it is, its measurements, and whether it holds here."""
     named = f"Plan {tried.plan.id}\n  {plan_text(tried.plan)}"
@@ -230,6 +287,7 @@ def show_text(
         best_text(tried.won, tried.trials) if tried.won else named,
         f"{known}\nHere: {validity.verdict}{_reason(validity)}",
     ]
+    sections += filter(None, (annotation_text(annotation),))
     finished = [trial for trial in tried.trials if isinstance(trial, FinishedTrial)]
     work = tried.workload
     sections.append(

@@ -1,6 +1,6 @@
 """Bundles: finished studies as self-describing JSON lines, for import into another database.
 
-    {"format": "autotune-bundle", "version": 2, "source": "host: autotune.db", "exported": "2026-11-22T12:00:00+00:00"}
+    {"format": "autotune-bundle", "version": 3, "source": "host: autotune.db", "exported": "2026-11-22T12:00:00+00:00"}
     {"table": "autotune_hardware", "row": {"fingerprint": "9504b3532fd465ff", "accelerator": "cuda", ...}}
     ...
     {"rows": 412, "sha256": "..."}
@@ -12,6 +12,7 @@ Agents are left out: processes mean nothing on another machine.
 import hashlib
 import itertools
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
-from sqlalchemy import JSON, Column, Connection, Select, Table, delete, insert, select, tuple_, union
+from sqlalchemy import JSON, Column, Connection, Select, Table, delete, exists, insert, select, tuple_, union
 from sqlalchemy.exc import DataError, IntegrityError
 
 from storage.database import rows
@@ -31,17 +32,20 @@ from storage.database.tables import (
     BEST_PLAN,
     BUNDLE,
     DATA_PROFILE,
+    DELETED,
     FINISHED,
     HARDWARE,
     LAUNCH,
     LAYER_PROFILE,
     MODEL,
+    NOTE,
     OUTCOME,
     PLAN,
     PROVENANCE,
     RUNNING,
     STAGE_MEASUREMENT,
     STUDY,
+    TAG,
     TRIAL,
     WORKLOAD,
     UtcDateTime,
@@ -53,7 +57,7 @@ from storage.upkeep.health import problem_of, problems_of_studies, read
 from trials.wire import WHOLE
 from trials.workload import PATH_DIGEST
 
-FORMAT, VERSION, READABLE = "autotune-bundle", 2, (1, 2)
+FORMAT, VERSION, READABLE = "autotune-bundle", 3, (1, 2, 3)
 _TABLES: tuple[Table, ...] = (
     HARDWARE,
     MODEL,
@@ -68,10 +72,14 @@ _TABLES: tuple[Table, ...] = (
     STAGE_MEASUREMENT,
     BEST_PLAN,
     LAUNCH,
+    NOTE,
+    TAG,
 )
 """Tables in an order in which rows follow those that they refer to."""
 _MOST_OF_A_LINE = 32 << 20
 _ROWS_AT_ONCE = 500
+_HALF = re.compile("[\ud800-\udfff]")
+"""Halves of surrogate pairs, which JSON can write but no database can store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,10 +124,17 @@ def _queries(ids: Sequence[str]) -> dict[Table, Select[Any]]:
     of_trials = trials.with_only_columns(TRIAL.c.id)
     launches = select(LAUNCH).where(LAUNCH.c.workload_fingerprint.in_(of_workloads), LAUNCH.c.status != RUNNING)
     best = select(BEST_PLAN).where(BEST_PLAN.c.study_id.in_(ids))
-    plans = [
+    of_plans = [
         query.with_only_columns(plan_id)
         for query, plan_id in ((trials, TRIAL.c.plan_id), (launches, LAUNCH.c.plan_id), (best, BEST_PLAN.c.plan_id))
     ]
+    plans = select(PLAN).where(PLAN.c.id.in_(union(*of_plans)))
+
+    def annotations(table: Table) -> Select[Any]:
+        of_study = (table.c.kind == STUDY.name) & table.c.key.in_(ids)
+        of_plan = (table.c.kind == PLAN.name) & table.c.key.in_(plans.with_only_columns(PLAN.c.id))
+        return select(table).where(of_study | of_plan).order_by(*table.primary_key)
+
     return {
         HARDWARE: of_workload(HARDWARE, WORKLOAD.c.hardware_fingerprint),
         MODEL: of_workload(MODEL, WORKLOAD.c.model_fingerprint),
@@ -133,7 +148,7 @@ def _queries(ids: Sequence[str]) -> dict[Table, Select[Any]]:
         )
         .where(WORKLOAD.c.fingerprint.in_(of_workloads))
         .distinct(),
-        PLAN: select(PLAN).where(PLAN.c.id.in_(union(*plans))).order_by(PLAN.c.id),
+        PLAN: plans.order_by(PLAN.c.id),
         STUDY: select(STUDY).where(STUDY.c.id.in_(ids)).order_by(STUDY.c.started),
         TRIAL: trials.order_by(TRIAL.c.study_id, TRIAL.c.number),
         OUTCOME: select(OUTCOME).where(OUTCOME.c.trial_id.in_(of_trials)),
@@ -141,6 +156,8 @@ def _queries(ids: Sequence[str]) -> dict[Table, Select[Any]]:
         STAGE_MEASUREMENT: select(STAGE_MEASUREMENT).where(STAGE_MEASUREMENT.c.trial_id.in_(of_trials)),
         BEST_PLAN: best,
         LAUNCH: launches.order_by(LAUNCH.c.started),
+        NOTE: annotations(NOTE),
+        TAG: annotations(TAG),
     }
 
 
@@ -238,7 +255,8 @@ def _stored(
             row = old_keys.replaced(table, row)
         key = tuple(row[column.name] for column in table.primary_key)
         if _merged(connection, table, key, row, number):
-            connection.execute(delete(PROVENANCE).where(provenance.is_of(table, key)))  # of a row that was lost
+            provenance.forget(connection, table, [key])  # of a row that was lost
+            connection.execute(delete(DELETED).where(rows.has_key(DELETED, (table.name, rows.text_of(key)))))
             origin = {"kind": table.name, "key": rows.text_of(key), "bundle_digest": digest}
             connection.execute(insert(PROVENANCE).values(origin))
             fresh[table].append(key)
@@ -249,6 +267,8 @@ def _merged(connection: Connection, table: Table, key: tuple[Any, ...], row: Row
     """Add the row if it is new. A stored row stays, except a trial whose end only the bundle knows."""
     stored = connection.execute(select(table).where(rows.has_key(table, key))).mappings().one_or_none()
     if stored is None:
+        if table in (NOTE, TAG) and not _has_subject(connection, row):
+            raise BadBundle(f"line {number} of the bundle annotates a row that is missing; export it again")
         try:
             connection.execute(insert(table).values(row))
         except (IntegrityError, DataError) as error:
@@ -269,12 +289,19 @@ def _merged(connection: Connection, table: Table, key: tuple[Any, ...], row: Row
     return False
 
 
+def _has_subject(connection: Connection, row: Row) -> bool:
+    """Return whether a note or tag is on a stored study or plan."""
+    table = next((table for table in (STUDY, PLAN) if table.name == row["kind"]), None)
+    return table is not None and connection.scalar(select(exists().where(table.c.id == row["key"]))) is True
+
+
 def _differs(connection: Connection, table: Table, stored: Row, row: Row) -> bool:
     """Return whether the two rows contradict each other.
 
-    One may identify its model only by path, and a bundle of an older version lacks later columns.
+    One may identify its model only by path, and a bundle of an older version lacks later columns. Layer profiles and
+    notes are replaced in the course of time.
     """
-    if table is LAYER_PROFILE:
+    if table in (LAYER_PROFILE, NOTE):
         return False
     ours, theirs = _document(table, stored), _document(table, row)
     names = {name for name in theirs if ours[name] != theirs[name]}
@@ -289,7 +316,7 @@ def _differs(connection: Connection, table: Table, stored: Row, row: Row) -> boo
 
 
 def _document(table: Table, row: Row) -> dict[str, Any]:
-    """Return the row as JSON values without references to agents; a running trial counts as abandoned."""
+    """Return the row as JSON values without those of this database alone; a running trial counts as abandoned."""
     values = {name: value for name, value in row.items() if not _is_local(table.c[name])}
     if table is TRIAL and row["status"] == RUNNING:
         values |= {"status": ABANDONED, "finished": row["started"]}
@@ -320,6 +347,8 @@ def _value(column: Column[Any], value: Any, number: int) -> Any:
         return float(value)
     if type(value) is not wanted:
         raise BadBundle(f"line {number} of the bundle: {column.name} is no {wanted.__name__}; export it again")
+    if isinstance(value, str) and _HALF.search(value):
+        raise BadBundle(f"line {number} of the bundle: {column.name} holds half of a character; export it again")
     if wanted is int and value not in WHOLE:
         raise BadBundle(
             f"line {number} of the bundle: {column.name} is {value}, which cannot be stored; export it again"
@@ -328,8 +357,8 @@ def _value(column: Column[Any], value: Any, number: int) -> Any:
 
 
 def _is_local(column: Column[Any]) -> bool:
-    """Return whether the column refers to an agent."""
-    return any(key.column.table.name == AGENT.name for key in column.foreign_keys)
+    """Return whether the column concerns this database alone: agents, and what is archived here."""
+    return column is STUDY.c.archived or any(key.column.table.name == AGENT.name for key in column.foreign_keys)
 
 
 def _time(value: Any) -> datetime:

@@ -11,9 +11,12 @@ StorageError
 |-- UnfinishedStudy        a study has no winner yet
 |-- Superseded             an agent missed its heartbeats, and another one replaced it
 |-- ResourceHeld           another agent uses the devices
+|-- StudyInUse             a process works on a study, or trains with one of its plans
+|-- BadAnnotation          a note or a tag that is not stored
 |-- AlreadyFinished        a finished trial or training cannot get another result
 |-- AmbiguousId            several plans or studies begin with the given id
 `-- UnknownRecord          nothing is stored under the given id
+    |-- DeletedRecord      a user has deleted it
     `-- UnknownPlan        no plan that was tried begins with the given id
 """
 
@@ -67,6 +70,14 @@ class ResourceHeld(StorageError):
         self.holder_id = holder_id
 
 
+class StudyInUse(StorageError):
+    """A process works on a study, or trains with one of its plans; nothing was changed."""
+
+
+class BadAnnotation(StorageError):
+    """A note or a tag is empty, too long, one too many, or not plain text; nothing was stored."""
+
+
 class AlreadyFinished(StorageError):
     """A trial or training is already finished with a different result."""
 
@@ -77,6 +88,10 @@ class AmbiguousId(StorageError):
 
 class UnknownRecord(StorageError):
     """Nothing is stored under the given id."""
+
+
+class DeletedRecord(UnknownRecord):
+    """A user has deleted what was stored under the given id."""
 
 
 class UnknownPlan(UnknownRecord):

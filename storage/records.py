@@ -39,6 +39,8 @@ class AgentRecord:
     """Number of heartbeats."""
     silent_seconds: float | None = field(default=None, compare=False)
     """Time since the last heartbeat, by the clock of the database; None if unknown."""
+    study_id: str | None = None
+    """The study that it works on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +60,8 @@ class StudyRecord:
     """Calibration state as JSON, for searches on similar workloads; None before the end."""
     leader_id: str | None = None
     """The agent that concludes it; None while all explore."""
+    archived: datetime | None = None
+    """When it was archived: since then it is used only where it is named."""
     imported_from: str | None = None
     """Name of the database that it was imported from; None for a local study."""
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from storage.errors import AlreadyFinished, SpoolUnavailable, StorageError, UnknownRecord
+from storage.errors import AlreadyFinished, DeletedRecord, SpoolUnavailable, StorageError, UnknownRecord
 from storage.records import LaunchResult, TrialResult
 from storage.store import Store
 from trials import wire
@@ -62,8 +62,8 @@ class Spool:
         """Store every waiting result, remove its file, and return how many were stored.
 
         A file that cannot be decoded, or contradicts a stored result, is renamed to `.bad` and logged. A file that
-        cannot be read, or whose trial this database does not know, stays and is logged. Raises DatabaseUnavailable;
-        the files then stay.
+        cannot be read, or whose trial this database does not know, stays and is logged. That of a deleted study is
+        removed. Raises DatabaseUnavailable; the files then stay.
         """
         return sum(self._replay(path, store) for path in self.pending())
 
@@ -79,6 +79,10 @@ class Spool:
             with suppress(FileNotFoundError):  # another process has done so
                 path.replace(aside)
             _logger.warning("set aside %s: %s", aside, error)
+            return False
+        except DeletedRecord as error:
+            path.unlink(missing_ok=True)
+            _logger.info("removed %s: %s", path, error)
             return False
         except (OSError, UnknownRecord) as error:
             _logger.warning("kept %s: %s", path, error)

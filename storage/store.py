@@ -1,13 +1,13 @@
 """The store: the public interface to the database of all studies."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from storage.database import url
 from storage.database.engine import LOCK_TIMEOUT_SECONDS, Database
+from storage.housekeeping import Housekeeping
 from storage.nearness import Fields
 from storage.queries import agents, launches, plans, studies, tried, workloads
 from storage.queries.plans import NearPlan, Wanted
@@ -28,10 +28,6 @@ from storage.upkeep import schema
 from trials.plan import Plan
 from trials.workload import ModelShape, Software, Workload
 
-if TYPE_CHECKING:
-    from storage.bundles import Imported
-    from storage.upkeep.health import Problem
-
 NO_PARAMETERS: Mapping[str, object] = MappingProxyType({})
 
 
@@ -51,17 +47,13 @@ def open_store(database_url: str | None = None, *, lock_timeout_seconds: float =
     return Store(database)
 
 
-class Store:
+class Store(Housekeeping):
     """Results of all studies in one database.
 
     Thread safety: threads may share a store, and processes its database; a forked child must open its own store.
     Each method is one transaction, which is committed and on disk when the method returns. Returned values are
     immutable and belong to the caller. Any method may raise DatabaseUnavailable, and UnknownRecord for an unknown id.
     """
-
-    def __init__(self, database: Database) -> None:
-        """Take ownership of an open database with current tables; callers use `open_store`."""
-        self._database = database
 
     def __repr__(self) -> str:
         return f"Store({self.masked_url!r})"
@@ -94,10 +86,6 @@ class Store:
     def revision(self) -> str | None:
         """The revision of the tables, such as `0003`."""
         return schema.revision(self._database)
-
-    def exclusive(self) -> AbstractContextManager[None]:
-        """Hold the lock that `open_store` takes to create tables; other processes that want it wait."""
-        return schema.lock(self._database)
 
     def add_workload(self, workload: Workload) -> str:
         """Store the workload unless it is stored already, and return its fingerprint."""
@@ -163,10 +151,12 @@ class Store:
         with self._database.transaction(write=True) as connection:
             agents.end(connection, agent_id)
 
-    def create_study(self, workload_fingerprint: str, settings: Mapping[str, object], seed: int) -> StudyRecord:
-        """Create a study that starts now; `settings` are JSON values."""
+    def create_study(
+        self, workload_fingerprint: str, settings: Mapping[str, object], seed: int, agent_id: str | None = None
+    ) -> StudyRecord:
+        """Create a study that starts now, on which the agent works; `settings` are JSON values."""
         with self._database.transaction(write=True) as connection:
-            return studies.create(connection, workload_fingerprint, settings, seed)
+            return studies.create(connection, workload_fingerprint, settings, seed, agent_id)
 
     def join_study(
         self,
@@ -174,13 +164,15 @@ class Store:
         settings: Mapping[str, object],
         seed: int,
         same: Callable[[StudyRecord], bool],
+        agent_id: str | None = None,
     ) -> StudyRecord:
-        """Return the newest study, or an unfinished one, that `same` accepts, else create one.
+        """Return the newest study, or an unfinished one, that `same` accepts, else create one; the agent works on it.
 
-        If several processes call this at once, one of them creates the study and all return it.
+        If several processes call this at once, one of them creates the study and all return it. Archived studies do
+        not count, here and in all methods but those that name a study or plan, and those with `archived`.
         """
         with self._database.transaction(write=True) as connection:
-            return studies.join(connection, workload_fingerprint, settings, seed, same)
+            return studies.join(connection, workload_fingerprint, settings, seed, same, agent_id=agent_id)
 
     def study(self, study_id: str) -> StudyRecord:
         with self._database.transaction() as connection:
@@ -207,10 +199,20 @@ class Store:
         with self._database.transaction() as connection:
             return studies.latest(connection, workload_fingerprint)
 
-    def studies(self, *, model_name: str | None = None, limit: int | None = None) -> tuple[StudyRecord, ...]:
-        """Return the studies, newest first, optionally those whose model name contains `model_name`."""
+    def studies(
+        self,
+        *,
+        model_name: str | None = None,
+        tag: str | None = None,
+        archived: bool = False,
+        limit: int | None = None,
+    ) -> tuple[StudyRecord, ...]:
+        """Return the studies that meet all given conditions, newest first; `archived` adds the archived ones.
+
+        `model_name` matches any part of the stored one, in any case.
+        """
         with self._database.transaction() as connection:
-            return studies.listed(connection, model_name, limit)
+            return studies.listed(connection, model_name, tag, limit, archived=archived)
 
     def find_study(self, name: str) -> StudyRecord:
         """Return the study whose name or id begins with `name`. Raises UnknownRecord and AmbiguousId."""
@@ -296,9 +298,13 @@ class Store:
         hardware_name: str | None = None,
         model_name: str | None = None,
         workload_fingerprint: str | None = None,
+        tag: str | None = None,
+        archived: bool = False,
         limit: int | None = None,
     ) -> tuple[BestPlan, ...]:
-        """Return the winners that meet all given conditions; names match any part of the stored one, in any case.
+        """Return the winners that meet all given conditions; `archived` adds those of archived studies.
+
+        Names match any part of the stored one, in any case; `tag` is one of the plan.
 
         The workload that was searched last comes first, and within a workload the fastest plan.
         """
@@ -307,19 +313,29 @@ class Store:
             hardware_name=hardware_name,
             model_name=model_name,
             workload_fingerprint=workload_fingerprint,
+            tag=tag,
+            archived=archived,
         )
         with self._database.transaction() as connection:
             return plans.listed(connection, wanted, limit)
 
     def nearest_plans(
-        self, now: Fields, *, hardware_name: str | None = None, model_name: str | None = None, limit: int = 10
+        self,
+        now: Fields,
+        *,
+        hardware_name: str | None = None,
+        model_name: str | None = None,
+        tag: str | None = None,
+        archived: bool = False,
+        limit: int = 10,
     ) -> tuple[NearPlan, ...]:
         """Return the winners whose workloads are nearest to `now`, which may lack fields.
 
         At equal distance the fastest comes first. `storage.nearness` defines the distance.
         """
+        wanted = Wanted(hardware_name=hardware_name, model_name=model_name, tag=tag, archived=archived)
         with self._database.transaction() as connection:
-            return plans.nearest(connection, now, Wanted(hardware_name=hardware_name, model_name=model_name), limit)
+            return plans.nearest(connection, now, wanted, limit)
 
     def last_winner(self, workload_fingerprint: str) -> BestPlan | None:
         """Return the winner of the newest study on exactly this workload, without imported ones, or None."""
@@ -365,34 +381,3 @@ class Store:
         """Return all trainings with the plan, oldest first. Empty for an unknown plan."""
         with self._database.transaction() as connection:
             return launches.of_plan(connection, plan_id)
-
-    def export_studies(self, study_ids: Sequence[str], source: str) -> Iterator[str]:
-        """Yield the lines of a bundle with the studies; `source` names this database for readers.
-
-        Raises UnknownRecord, and UnfinishedStudy for a study without a winner.
-        """
-        from storage import bundles  # noqa: PLC0415 - look-ups do without
-
-        with self._database.transaction(snapshot=True) as connection:
-            for study_id in study_ids:
-                studies.check_finished(connection, study_id)
-            yield from bundles.lines(connection, study_ids, source)
-
-    def import_bundle(self, path: Path) -> "Imported":
-        """Store the rows of a bundle that this database lacks, with their provenance; a second import has no effect.
-
-        Raises BadBundle, with nothing stored.
-        """
-        from storage import bundles  # noqa: PLC0415 - look-ups do without
-
-        with bundles.opened(path) as text:
-            digest = bundles.check(text)
-        with self.exclusive(), bundles.opened(path) as text, self._database.transaction(write=True) as connection:
-            return bundles.take_in(connection, text, digest)
-
-    def problems(self) -> "tuple[Problem, ...]":
-        """Read the whole database, and return everything in it that no version of this software writes."""
-        from storage.upkeep import health  # noqa: PLC0415 - look-ups do without
-
-        with self._database.transaction(snapshot=True) as connection:
-            return tuple(health.problems(connection))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from autotune.cli.context import Options, guarded
+from autotune.cli.default_group import DefaultGroup
 from trials import plugins
 from trials.data.packers import PACKERS
 from trials.units import parse_bytes, parse_seconds
@@ -239,6 +240,8 @@ def pack(
 @click.option("--model", metavar="NAME", help="Only plans for models with NAME in their name.")
 @click.option("--verdict", type=click.Choice(["valid", "re-measure", "invalid"]), help="Only plans with this verdict.")
 @click.option("--in-use", is_flag=True, help="Only plans that a running training uses.")
+@click.option("--tag", metavar="TAG", help="Only plans with this tag.")
+@click.option("--archived", is_flag=True, help="List plans of archived studies too.")
 @click.option(
     "--sort",
     type=click.Choice(["speed", "gain", "found", "distance"]),
@@ -254,19 +257,87 @@ def plans(options: Options, **wanted: Any) -> None:
     list_plans(options, PlanFilter(**wanted))
 
 
-@main.command()
+@main.group(cls=DefaultGroup)
+def studies() -> None:
+    """List studies, or show, delete or archive some. Without a command: `studies list`."""
+
+
+@studies.command(name="list")
 @click.argument("study", required=False)
 @click.option("--model", metavar="NAME", help="Only studies of models with NAME in their name.")
+@click.option("--tag", metavar="TAG", help="Only studies with this tag.")
+@click.option("--archived", is_flag=True, help="List archived studies too.")
 @click.option("--top", type=_SIZE, help="Show at most this many.")
 @_common
-def studies(options: Options, study: str | None, model: str | None, top: int | None) -> None:
+def list_(options: Options, study: str | None, **wanted: Any) -> None:
     """List the stored studies, or show every trial and the winner of STUDY."""
     from autotune.cli.studies import list_studies, show_study
 
     if study is None:
-        list_studies(options, model=model, top=top)
+        list_studies(options, **wanted)
     else:
         show_study(options, study)
+
+
+_STUDIES = click.argument("names", metavar="STUDY...", nargs=-1, required=True)
+
+
+@studies.command()
+@_STUDIES
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@_common
+def delete(options: Options, names: tuple[str, ...], yes: bool) -> None:
+    """Delete each STUDY with its trials, its winner, and the plans that no other study tried."""
+    from autotune.cli.studies import delete_studies
+
+    delete_studies(options, names, is_confirmed=yes)
+
+
+@studies.command()
+@_STUDIES
+@_common
+def archive(options: Options, names: tuple[str, ...]) -> None:
+    """Hide each STUDY: it is not listed, and searches and launches use it only by name."""
+    from autotune.cli.studies import archive_studies
+
+    archive_studies(options, names, is_undone=False)
+
+
+@studies.command()
+@_STUDIES
+@_common
+def unarchive(options: Options, names: tuple[str, ...]) -> None:
+    """Undo `studies archive`."""
+    from autotune.cli.studies import archive_studies
+
+    archive_studies(options, names, is_undone=True)
+
+
+_SUBJECT = click.argument("name")
+
+
+@main.command()
+@_SUBJECT
+@click.argument("text", required=False)
+@click.option("--remove", is_flag=True, help="Remove the note.")
+@_common
+def note(options: Options, name: str, text: str | None, remove: bool) -> None:
+    """Set the note of the study or plan NAME to TEXT, or show it."""
+    from autotune.cli import annotations
+
+    annotations.note(options, name, text, is_removed=remove)
+
+
+@main.command()
+@_SUBJECT
+@click.argument("tags", metavar="TAG...", nargs=-1)
+@click.option("--remove", metavar="TAG", multiple=True, help="Remove this tag; may be given several times.")
+@_common
+def tag(options: Options, name: str, tags: tuple[str, ...], remove: tuple[str, ...]) -> None:
+    """Add each TAG to the study or plan NAME, remove some, or show its tags."""
+    from autotune.cli import annotations
+
+    annotations.tag(options, name, tags, remove)
 
 
 @main.command()
@@ -316,7 +387,7 @@ def completion(options: Options, shell: str) -> None:
 
 @main.group()
 def db() -> None:
-    """Upgrade, check, repair and share the database."""
+    """Upgrade, check, repair, vacuum and share the database."""
 
 
 @db.command()
@@ -344,6 +415,15 @@ def repair(options: Options) -> None:
     from autotune.cli.database import repair_database
 
     repair_database(options)
+
+
+@db.command()
+@_common
+def vacuum(options: Options) -> None:
+    """Give the space of deleted rows back."""
+    from autotune.cli.database import vacuum_database
+
+    vacuum_database(options)
 
 
 @db.command()

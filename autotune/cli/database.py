@@ -1,4 +1,4 @@
-"""The commands `db`: upgrade, check, repair, export and import."""
+"""The commands `db`: upgrade, check, repair, vacuum, export and import."""
 
 import platform
 from collections.abc import Sequence
@@ -17,6 +17,7 @@ from storage.store import Store, open_store
 from trials import wire
 
 _SHOWN = 20
+_MEBI = 1 << 20
 
 
 def upgrade_database(options: Options) -> None:
@@ -43,13 +44,22 @@ def repair_database(options: Options) -> None:
     from storage.upkeep.repair import repair
 
     url = options.database_url()
-    done = repair(url, check=lambda: _check_unused(url))
+    done = repair(url, check=lambda: _check_unused(url, "repair"))
     dropped = "; ".join(f"{count} of {table}" for table, count in done.dropped.items()) or "nothing"
     read = f", {sum(done.read.values())} rows were read" if done.read else ""
     options.give(
         lambda: wire.to_document(done),
         lambda: f"Repaired. Copy from before the repair: {done.kept_as}{read}. Rows dropped: {dropped}.",
     )
+
+
+def vacuum_database(options: Options) -> None:
+    """Give unused space back. Raises DeviceBusy while another process works with a SQLite file."""
+    url = options.database_url()
+    with open_store(url) as store:
+        done, name = store.vacuum(lambda: _check_unused(url, "vacuum")), store.masked_url
+    before, after = done.bytes_before / _MEBI, done.bytes_after / _MEBI
+    options.give(lambda: wire.to_document(done), lambda: f"{name}: {before:.1f} MiB before, {after:.1f} MiB now.")
 
 
 def export_bundle(options: Options, names: Sequence[str], *, hardware: str | None, out: Path | None) -> None:
@@ -93,8 +103,8 @@ def _name(store: Store) -> str:
     return f"{platform.node()}: {store.name}"
 
 
-def _check_unused(url: str | None) -> None:
+def _check_unused(url: str | None, purpose: str) -> None:
     """Raise DeviceBusy if another process uses the database, as far as it can be read."""
     with suppress(DatabaseUnavailable), open_store(url) as store, Agent(store) as agent:
         if (other := agent.another()) is not None:
-            raise DeviceBusy(f"{place(other)} works with the database; wait for it or end it before the repair")
+            raise DeviceBusy(f"{place(other)} works with the database; wait for it or end it before the {purpose}")

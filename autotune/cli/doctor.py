@@ -40,14 +40,15 @@ def examine(options: Options, file: "JobFile | None") -> None:
     database, findings, problem = None, list(_spool_findings(spool_folder(work_folder(url)))), None
     try:
         with open_store(url) as store:
-            studies = store.studies()
+            studies = store.studies(archived=True)
             database = {
                 "name": store.masked_url,
                 "revision": store.revision,
                 "studies": len(studies),
                 "unfinished_studies": sum(study.finished is None for study in studies),
                 "imported_studies": sum(study.imported_from is not None for study in studies),
-                "best_plans": len(store.best_plans()),
+                "archived_studies": sum(study.archived is not None for study in studies),
+                "best_plans": len(store.best_plans(archived=True)),
                 "agents": len(store.agents()),
             }
             findings += _database_findings(store)
@@ -133,7 +134,8 @@ def _text(hardware: Hardware, database: _Part, data: _Part, findings: list[Findi
         lines.append(
             f"Database  {database['name']}, tables of revision {database['revision']}: "
             f"{studies} {'study' if studies == 1 else 'studies'} ({database['unfinished_studies']} unfinished, "
-            f"{database['imported_studies']} imported), {plans} best plan{'s' * (plans != 1)}"
+            f"{database['imported_studies']} imported, {database['archived_studies']} archived), "
+            f"{plans} best plan{'s' * (plans != 1)}"
         )
     if data:
         lines.append(

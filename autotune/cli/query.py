@@ -12,6 +12,7 @@ from autotune.cli.jobs import outline_of, workload_of
 from autotune.errors import HardwareError
 from autotune.machine.hardware import probe_hardware, software
 from autotune.study_report import Known
+from storage.annotation import Annotation
 from storage.nearness import Fields, fields_of, fields_of_machine
 from storage.records import BestPlan, TriedPlan
 from storage.store import Store, open_store
@@ -41,6 +42,8 @@ class PlanFilter:
     model: str | None
     verdict: str | None
     in_use: bool
+    tag: str | None
+    archived: bool
     sort: str | None
     top: int | None
 
@@ -58,8 +61,9 @@ def list_plans(options: Options, wanted: PlanFilter) -> None:
             used, hardware = _uses(store), cache(_hardware_here)  # a probe for each number of devices, not each plan
             found = [
                 Known(best=best, validity=holds_here(best, hardware), used_by=used.get(best.plan.id, ()))
-                for best in store.best_plans(hardware_name=wanted.hardware, model_name=wanted.model)
+                for best in store.best_plans(**_conditions(wanted))
             ]
+        found = _annotated(store, found)
     found = [known for known in found if known.used_by or not wanted.in_use]
     if wanted.verdict:
         found = [known for known in found if known.validity.verdict == wanted.verdict]
@@ -81,9 +85,7 @@ def _nearest_plans(store: Store, wanted: PlanFilter, now: Workload | None) -> li
     here = probe_hardware()
     fields: Fields = fields_of(now) if now else fields_of_machine(here, software())
     # More than are shown, because the caller still filters by verdict and use.
-    found = store.nearest_plans(
-        fields, hardware_name=wanted.hardware, model_name=wanted.model, limit=max(wanted.top or 0, 1000)
-    )
+    found = store.nearest_plans(fields, limit=max(wanted.top or 0, 1000), **_conditions(wanted))
     used = _uses(store)
     return [
         Known(
@@ -97,6 +99,30 @@ def _nearest_plans(store: Store, wanted: PlanFilter, now: Workload | None) -> li
     ]
 
 
+def _conditions(wanted: PlanFilter) -> dict[str, Any]:
+    """Return the conditions that the store checks."""
+    return {
+        "hardware_name": wanted.hardware,
+        "model_name": wanted.model,
+        "tag": wanted.tag,
+        "archived": wanted.archived,
+    }
+
+
+def _annotated(store: Store, found: Sequence[Known]) -> list[Known]:
+    """Add notes and tags, and which studies are archived."""
+    annotations = store.annotations("plan")
+    archived = {study.id for study in store.studies(archived=True) if study.archived}
+    return [
+        replace(
+            known,
+            annotation=annotations.get(known.best.plan.id, Annotation()),
+            is_archived=known.best.study_id in archived,
+        )
+        for known in found
+    ]
+
+
 def show_plan(options: Options, plan: str) -> None:
     from autotune.known_plan import known_text
 
@@ -104,6 +130,7 @@ def show_plan(options: Options, plan: str) -> None:
         tried = store.find_plan(plan)
         launches = store.launches(tried.plan.id)
         used = _uses(store).get(tried.plan.id, ())
+        annotation = store.annotations("plan", [tried.plan.id]).get(tried.plan.id, Annotation())
     holds, known = holds_here(tried, _hardware_here), known_text(tried)
     options.give(
         lambda: {
@@ -111,8 +138,9 @@ def show_plan(options: Options, plan: str) -> None:
             "known": known,
             **_state(holds, used),
             "launches": [wire.to_document(launch) for launch in launches],
+            **wire.to_document(annotation),
         },
-        lambda: study_report.show_text(tried, known, holds, launches, used),
+        lambda: study_report.show_text(tried, known, holds, launches, used_by=used, annotation=annotation),
     )
 
 
@@ -148,6 +176,8 @@ def _document(known: Known) -> dict[str, Any]:
     return {
         **study_report.best_document(known.best),
         **_state(known.validity, known.used_by),
+        **wire.to_document(known.annotation),
+        "archived": known.is_archived,
         "distance": known.distance,
         "differences": None if known.differences is None else [wire.to_document(one) for one in known.differences],
     }

@@ -1,26 +1,42 @@
-"""The command `studies`."""
+"""The commands `studies`: list, show, delete, archive."""
 
 import logging
+import sys
+from collections.abc import Sequence
+
+import click
 
 from autotune import study_report
 from autotune.cli.context import Options
-from storage.errors import DatabaseDamaged
-from storage.store import open_store
+from autotune.cli.visible import visible
+from autotune.deletion_report import deletion_text
+from autotune.machine.agent import Agent
+from storage.annotation import Annotation
+from storage.deletion import Deletion, Use
+from storage.errors import DatabaseDamaged, DatabaseUnavailable
+from storage.records import StudyRecord
+from storage.store import Store, open_store
 from trials import wire
 
 _log = logging.getLogger(__name__)
 
 
-def list_studies(options: Options, *, model: str | None, top: int | None) -> None:
+def list_studies(options: Options, *, model: str | None, tag: str | None, archived: bool, top: int | None) -> None:
     with open_store(options.database_url()) as store:
-        winners = {best.study_id: best for best in store.best_plans(model_name=model)}
+        winners = {best.study_id: best for best in store.best_plans(model_name=model, archived=archived)}
+        annotations = store.annotations("study")
         found = [
-            (study, best.workload if best else store.workload(study.workload_fingerprint), best)
-            for study in store.studies(model_name=model, limit=top)
+            study_report.Listed(
+                study=study,
+                work=best.workload if best else store.workload(study.workload_fingerprint),
+                best=best,
+                annotation=annotations.get(study.id, Annotation()),
+            )
+            for study in store.studies(model_name=model, tag=tag, archived=archived, limit=top)
             for best in (winners.get(study.id),)
         ]
     options.give(
-        lambda: {"studies": [study_report.study_document(*each) for each in found]},
+        lambda: {"studies": [study_report.study_document(each) for each in found]},
         lambda: study_report.studies_text(found),
     )
 
@@ -29,13 +45,80 @@ def show_study(options: Options, name: str) -> None:
     with open_store(options.database_url()) as store:
         study = store.find_study(name)
         work, trials = store.workload(study.workload_fingerprint), store.trials(study.id)
+        annotation = store.annotations("study", [study.id]).get(study.id, Annotation())
         try:
             winner = store.winner(study.id)
         except DatabaseDamaged as error:  # the study and its trials can still be shown
             _log.warning("the winner of %s is left out: %s", study.name, error)
             winner = None
-    found = study, work, winner
+    found = study_report.Listed(study=study, work=work, best=winner, annotation=annotation)
     options.give(
-        lambda: {**study_report.study_document(*found), "trials": [wire.to_document(trial) for trial in trials]},
-        lambda: study_report.study_text(*found, trials),
+        lambda: {**study_report.study_document(found), "trials": [wire.to_document(trial) for trial in trials]},
+        lambda: study_report.study_text(found, trials),
     )
+
+
+def delete_studies(options: Options, names: Sequence[str], *, is_confirmed: bool) -> None:
+    """Delete studies, after a question on a terminal unless `is_confirmed`. Raises StudyInUse."""
+    with open_store(options.database_url()) as store:
+        ids = [study.id for study in _found(store, names)]
+        planned = store.deletion(ids)
+        gone = _gone(store, planned.uses)
+        if not is_confirmed:
+            _confirm(planned)
+        done = store.delete_studies(ids, gone)
+        _delete_from_optuna(store, done.studies)
+    document = wire.to_document(done)
+    options.give(
+        lambda: {name: value for name, value in document.items() if name != "uses"},
+        lambda: f"Deleted {deletion_text(done)}",
+    )
+
+
+def archive_studies(options: Options, names: Sequence[str], *, is_undone: bool) -> None:
+    """Archive studies, or undo it. Raises StudyInUse."""
+    with open_store(options.database_url()) as store:
+        found = _found(store, names)
+        ids = [study.id for study in found]
+        if is_undone:
+            store.unarchive_studies(ids)
+        else:
+            store.archive_studies(ids, _gone(store, store.searches(ids)))
+    shown = [study.name for study in found]
+    options.give(
+        lambda: {"studies": shown, "archived": not is_undone},
+        lambda: f"{'No longer archived' if is_undone else 'Archived'}: {', '.join(shown)}",
+    )
+
+
+def _found(store: Store, names: Sequence[str]) -> list[StudyRecord]:
+    """Return the named studies, each once."""
+    found = {study.id: study for study in map(store.find_study, names)}
+    return list(found.values())
+
+
+def _gone(store: Store, uses: Sequence[Use]) -> list[str]:
+    """Return the ids of the agents that are gone. Their heartbeats are awaited where their processes are not seen."""
+    ids = {use.agent.id for use in uses}
+    if not ids:
+        return []
+    with Agent(store) as agent:
+        agent.another(ids)
+        return [each for each in sorted(ids) if agent.is_gone(each)]
+
+
+def _confirm(planned: Deletion) -> None:
+    text = visible(f"This deletes {deletion_text(planned)}")
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"{text}\nNothing was deleted, since there is no terminal to ask on; give --yes")
+    click.echo(text, err=True)
+    click.confirm("Delete?", abort=True, err=True)
+
+
+def _delete_from_optuna(store: Store, names: Sequence[str]) -> None:
+    from autotune.search.sampling.proposals import delete_studies  # it takes a second to import
+
+    try:
+        delete_studies(store.optuna_url, store.exclusive(), names)
+    except DatabaseUnavailable as error:  # only the dashboard shows them
+        _log.warning("Optuna's copies of %s stay, delete them with its dashboard: %s", ", ".join(names), error)

@@ -80,16 +80,20 @@ class Agent:
                     raise DeviceBusy(f"{_busy(held, record)}; wait for it") from held
                 self._ended.wait(self._seconds / 10)
 
-    def another(self) -> AgentRecord | None:
-        """Return another agent that is alive, or None. Waits for the next heartbeat of agents on other hosts."""
+    def another(self, among: Collection[str] | None = None) -> AgentRecord | None:
+        """Return another agent that is alive, optionally one of those with given ids, or None.
+
+        Waits for the next heartbeat of agents on other hosts.
+        """
         self._look(0)
-        first = {key: sight.record.beats for key, sight in self._seen.items() if key != self.id}
+        others = self._seen.keys() - {self.id} if among is None else self._seen.keys() & set(among)
+        first = {key: self._seen[key].record.beats for key in others}
         while True:
-            others = [sight.record for key, sight in self._seen.items() if key in first and not self.is_gone(key)]
-            for record in others:
+            present = [sight.record for key, sight in self._seen.items() if key in first and not self.is_gone(key)]
+            for record in present:
                 if lives(record) or record.beats > first[record.id]:
                     return record
-            if not others:
+            if not present:
                 return None
             self._ended.wait(self._seconds / 10)
 

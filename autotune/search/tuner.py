@@ -93,13 +93,13 @@ class Tuner:
         settings: dict[str, object] = {**self._job.search.model_dump(mode="json"), **current, _FRESH: fresh}
         seed = self._job.training.seed
         if fresh:
-            return self._store.create_study(self._fingerprint, settings, seed)
+            return self._store.create_study(self._fingerprint, settings, seed, self._agent.id)
 
         def is_same(study: StudyRecord) -> bool:
             differing = {key for key, value in settings.items() if study.settings.get(key) != value}
             return differing <= {_FRESH, *_OF_AN_AGENT}
 
-        return self._store.join_study(self._fingerprint, settings, seed, is_same)
+        return self._store.join_study(self._fingerprint, settings, seed, is_same, self._agent.id)
 
     @contextmanager
     def _rank_pools(self, study: StudyRecord) -> Iterator[list[WarmPool]]:

@@ -8,8 +8,8 @@ from sqlalchemy import ColumnElement, Connection, Select, Table, and_, insert, s
 from sqlalchemy.exc import IntegrityError
 
 from storage.database.engine import UNREADABLE
-from storage.database.tables import JOINED
-from storage.errors import UnknownRecord
+from storage.database.tables import DELETED, JOINED
+from storage.errors import DeletedRecord, UnknownRecord
 
 V = TypeVar("V")
 Row: TypeAlias = Mapping[Any, Any]
@@ -40,7 +40,8 @@ def has_key(table: Table, key: Iterable[Any]) -> ColumnElement[bool]:
 def ensure(connection: Connection, table: Table, values: Mapping[str, Any]) -> None:
     """Insert the row unless its key is stored, by another process meanwhile perhaps."""
     key = [values[column.name] for column in table.primary_key]
-    stored = select(*table.primary_key).where(has_key(table, key))
+    # The lock keeps others from deleting the row before a new one refers to it.
+    stored = select(*table.primary_key).where(has_key(table, key)).with_for_update(read=True, key_share=True)
     if connection.execute(stored).first() is not None:
         return
     try:
@@ -61,13 +62,17 @@ def add(connection: Connection, table: Table, values: Sequence[Mapping[str, Any]
 def get(connection: Connection, table: Table, key: str, *, lock: bool = False) -> Row:
     """Return the row with `key`; `lock` keeps other writers away from it until the transaction ends.
 
-    Raises UnknownRecord.
+    Raises UnknownRecord, and DeletedRecord where a user has deleted it.
     """
     query = select(table) if lock else whole(table)
     query = query.where(has_key(table, [key]))
-    row = connection.execute(query.with_for_update(of=table) if lock else query).mappings().one_or_none()
+    # `key_share` lets others add rows that refer to this one, which they may do in any order of locks.
+    query = query.with_for_update(of=table, key_share=True) if lock else query
+    row = connection.execute(query).mappings().one_or_none()
     if row is None:
         what = table.name.removeprefix("autotune_").replace("_", " ")
+        if time := connection.scalar(select(DELETED.c.deleted).where(has_key(DELETED, [table.name, key]))):
+            raise DeletedRecord(f"{what} {key!r} was deleted on {time:%Y-%m-%d at %H:%M} UTC, with all of its study")
         raise UnknownRecord(f"this database has no {what} {key!r}; is it the right database?")
     return row
 

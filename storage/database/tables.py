@@ -171,6 +171,7 @@ AGENT = Table(
     _required("beats", Whole),
     Column("heard", UtcDateTime),  # time of the last heartbeat, by the clock of the database
     Column("ended", UtcDateTime),
+    Column("study_id", Text),  # the study that it works on; no reference, since that study refers to agents
 )
 
 LEASE = Table(
@@ -192,6 +193,7 @@ STUDY = Table(
     Column("finished", UtcDateTime),
     Column("lessons", Text),
     Column("leader_id", Text, ForeignKey(AGENT.c.id)),
+    Column("archived", UtcDateTime),
 )
 
 PLAN = Table(
@@ -336,6 +338,32 @@ PROVENANCE = Table(
     _required("bundle_digest", Text, ForeignKey(BUNDLE.c.digest), index=True),
 )
 """The bundle that a row was imported with; rows without an entry are local."""
+
+NOTE = Table(
+    "autotune_note",
+    METADATA,
+    Column("kind", Text, primary_key=True),
+    Column("key", Text, primary_key=True),
+    _required("text", Text),
+)
+"""A user's text on a study or a plan; `kind` is the name of its table."""
+
+TAG = Table(
+    "autotune_tag",
+    METADATA,
+    Column("kind", Text, primary_key=True),
+    Column("key", Text, primary_key=True),
+    Column("tag", Text, primary_key=True),
+)
+
+DELETED = Table(
+    "autotune_deleted",
+    METADATA,
+    Column("kind", Text, primary_key=True),
+    Column("key", Text, primary_key=True),
+    _required("deleted", UtcDateTime),
+)
+"""The ids of deleted studies, trials and trainings, whose results may still arrive."""
 
 JOINED: Mapping[Table, FromClause] = {
     WORKLOAD: WORKLOAD.join(HARDWARE).join(MODEL).join(DATA_PROFILE),

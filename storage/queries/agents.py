@@ -39,6 +39,7 @@ def present(connection: Connection) -> Mapping[str, AgentRecord]:
             process=row.process,
             beats=row.beats,
             silent_seconds=(row.now - row.heard).total_seconds() if row.heard else None,
+            study_id=row.study_id,
         )
         for row in found
     }
@@ -57,6 +58,12 @@ def check(connection: Connection, agent_id: str | None) -> None:
             "this process sent no heartbeat for so long that another took over its work; its measurements are "
             "kept. Run the command again to continue"
         )
+
+
+def work_on(connection: Connection, agent_id: str | None, study_id: str) -> None:
+    check(connection, agent_id)
+    if agent_id is not None:
+        rows.change(connection, AGENT, agent_id, study_id=study_id)
 
 
 def take(connection: Connection, agent_id: str, resources: Collection[str], gone: Collection[str]) -> None:

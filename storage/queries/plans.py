@@ -10,7 +10,7 @@ from sqlalchemy import Column, ColumnElement, Connection, Select, exists, func, 
 from storage.database import rows
 from storage.database.tables import BEST_PLAN, DATA_PROFILE, HARDWARE, MODEL, PLAN, STUDY, WORKLOAD
 from storage.nearness import Difference, Fields, differences, distance
-from storage.queries import codec, provenance, workloads
+from storage.queries import annotations, codec, provenance, workloads
 from storage.queries.codec import Histogram
 from storage.records import BestPlan
 from trials.workload import Hardware, ModelShape, Software
@@ -66,8 +66,12 @@ class Wanted:
     hardware_name: str | None = None
     model_name: str | None = None
     workload_fingerprint: str | None = None
+    tag: str | None = None
+    """A tag of the plan."""
+    archived: bool = False
+    """Whether winners of archived studies count."""
 
-    def conditions(self) -> Iterator[ColumnElement[bool]]:
+    def of_workload(self) -> Iterator[ColumnElement[bool]]:
         if self.hardware_fingerprint is not None:
             yield WORKLOAD.c.hardware_fingerprint == self.hardware_fingerprint
         if self.hardware_name is not None:
@@ -77,13 +81,19 @@ class Wanted:
         if self.workload_fingerprint is not None:
             yield WORKLOAD.c.fingerprint == self.workload_fingerprint
 
+    def of_winner(self) -> Iterator[ColumnElement[bool]]:
+        if self.tag is not None:
+            yield annotations.has_tag(PLAN, BEST_PLAN.c.plan_id, self.tag)
+        if not self.archived:
+            yield BEST_PLAN.c.study_id.not_in(select(STUDY.c.id).where(STUDY.c.archived.is_not(None)))
+
 
 def listed(connection: Connection, wanted: Wanted, limit: int | None) -> tuple[BestPlan, ...]:
     newest = func.max(STUDY.c.started).over(partition_by=BEST_PLAN.c.workload_fingerprint)
     query = (
         rows.whole(BEST_PLAN)
         .join(STUDY, STUDY.c.id == BEST_PLAN.c.study_id)
-        .where(*wanted.conditions())
+        .where(*wanted.of_workload(), *wanted.of_winner())
         .order_by(newest.desc(), BEST_PLAN.c.workload_fingerprint, BEST_PLAN.c.epoch_seconds)
         .limit(limit)
     )
@@ -92,7 +102,8 @@ def listed(connection: Connection, wanted: Wanted, limit: int | None) -> tuple[B
 
 def last(connection: Connection, workload_fingerprint: str) -> BestPlan | None:
     query = rows.whole(BEST_PLAN).join(STUDY, STUDY.c.id == BEST_PLAN.c.study_id)
-    query = query.where(STUDY.c.workload_fingerprint == workload_fingerprint, ~provenance.is_foreign(STUDY.c.id))
+    of_workload = STUDY.c.workload_fingerprint == workload_fingerprint
+    query = query.where(of_workload, ~provenance.is_foreign(STUDY.c.id), STUDY.c.archived.is_(None))
     row = connection.execute(query.order_by(STUDY.c.started.desc()).limit(1)).mappings().one_or_none()
     return None if row is None else codec.best_plan(row)
 
@@ -105,7 +116,7 @@ def of_study(connection: Connection, study_id: str) -> BestPlan | None:
 
 def nearest(connection: Connection, now: Fields, wanted: Wanted, limit: int) -> tuple[NearPlan, ...]:
     compared = _distances(connection, now, wanted, limit)
-    query = rows.whole(BEST_PLAN).where(BEST_PLAN.c.workload_fingerprint.in_(compared))
+    query = rows.whole(BEST_PLAN).where(BEST_PLAN.c.workload_fingerprint.in_(compared), *wanted.of_winner())
     best_plans = ((best, compared[best.workload.fingerprint]) for best in _read(connection, query))
     found = [NearPlan(best=best, differences=each, distance=distance(each)) for best, each in best_plans]
     return tuple(sorted(found, key=lambda near: (near.distance, near.best.epoch_seconds))[:limit])
@@ -144,13 +155,13 @@ def _ranked(connection: Connection, now: Fields, wanted: Wanted, lengths: tuple[
     """Return all workloads with a winner, nearest first. Shared hardware and models are compared only once."""
     hardware = _compared(connection, _HARDWARE_COLUMNS, now)
     models = _compared(connection, _MODEL_COLUMNS, now)
-    has_winner = exists().where(BEST_PLAN.c.workload_fingerprint == WORKLOAD.c.fingerprint)
+    has_winner = exists().where(BEST_PLAN.c.workload_fingerprint == WORKLOAD.c.fingerprint, *wanted.of_winner())
     query = (
         select(*_OF_WORKLOAD, *_OWN_COLUMNS.values())
         .join(HARDWARE, HARDWARE.c.fingerprint == WORKLOAD.c.hardware_fingerprint)
         .join(MODEL, MODEL.c.fingerprint == WORKLOAD.c.model_fingerprint)
         .join(DATA_PROFILE, DATA_PROFILE.c.fingerprint == WORKLOAD.c.data_fingerprint)
-        .where(has_winner, *wanted.conditions())
+        .where(has_winner, *wanted.of_workload())
     )
     ranked: list[_Ranked] = []
     for fingerprint, of_hardware, of_model, samples, units, tokens, *own in connection.execute(query):

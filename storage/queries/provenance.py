@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from sqlalchemy import Column, ColumnElement, Select, Table, and_, exists, select
+from sqlalchemy import Column, ColumnElement, Connection, Select, Table, and_, delete, exists, select
 
 from storage.database import rows
 from storage.database.tables import BUNDLE, PROVENANCE, STUDY
@@ -12,6 +12,12 @@ from storage.database.tables import BUNDLE, PROVENANCE, STUDY
 def is_of(table: Table, key: Iterable[Any]) -> ColumnElement[bool]:
     """Return the condition that an entry is the provenance of the row with this primary key."""
     return and_(PROVENANCE.c.kind == table.name, PROVENANCE.c.key == rows.text_of(key))
+
+
+def forget(connection: Connection, table: Table, keys: Iterable[Iterable[Any]]) -> None:
+    """Delete the provenance of the rows with these primary keys."""
+    of_rows = PROVENANCE.c.key.in_([rows.text_of(key) for key in keys])
+    connection.execute(delete(PROVENANCE).where(PROVENANCE.c.kind == table.name, of_rows))
 
 
 def is_foreign(study_id: Column[Any]) -> ColumnElement[bool]:

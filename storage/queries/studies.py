@@ -23,16 +23,24 @@ from storage.database.tables import (
     WORKLOAD,
 )
 from storage.errors import AlreadyFinished, AmbiguousId, UnfinishedStudy, UnknownRecord
-from storage.queries import agents, codec, provenance
+from storage.queries import agents, annotations, codec, provenance
 from storage.records import AbandonedTrial, FinishedTrial, RunningTrial, StudyRecord, TrialResult
 from trials.plan import Plan
 from trials.workload import Workload
 
 _SHOWN = 5
 _ROWS_AT_ONCE = 500
+_COUNTING = ~provenance.is_foreign(STUDY.c.id), STUDY.c.archived.is_(None)
+"""Conditions on studies whose results later searches use."""
 
 
-def create(connection: Connection, workload_fingerprint: str, settings: Mapping[str, object], seed: int) -> StudyRecord:
+def create(
+    connection: Connection,
+    workload_fingerprint: str,
+    settings: Mapping[str, object],
+    seed: int,
+    agent_id: str | None = None,
+) -> StudyRecord:
     rows.get(connection, WORKLOAD, workload_fingerprint, lock=True)
     model_name = connection.scalar(
         select(MODEL.c.name).join(WORKLOAD).where(WORKLOAD.c.fingerprint == workload_fingerprint)
@@ -54,6 +62,7 @@ def create(connection: Connection, workload_fingerprint: str, settings: Mapping[
     values = codec.columns(study)
     del values["imported_from"]
     connection.execute(insert(STUDY).values(values))
+    agents.work_on(connection, agent_id, study.id)
     return study
 
 
@@ -63,11 +72,17 @@ def join(
     settings: Mapping[str, object],
     seed: int,
     same: Callable[[StudyRecord], bool],
+    *,
+    agent_id: str | None,
 ) -> StudyRecord:
     rows.get(connection, WORKLOAD, workload_fingerprint, lock=True)  # so that no two processes create one
     found = map(codec.study, connection.execute(_own(workload_fingerprint)).mappings())
     going_on = (study for number, study in enumerate(found) if number == 0 or study.finished is None)
-    return next(filter(same, going_on), None) or create(connection, workload_fingerprint, settings, seed)
+    study = next(filter(same, going_on), None)
+    if study is None:
+        return create(connection, workload_fingerprint, settings, seed, agent_id)
+    agents.work_on(connection, agent_id, study.id)
+    return study
 
 
 def get(connection: Connection, study_id: str) -> StudyRecord:
@@ -75,9 +90,15 @@ def get(connection: Connection, study_id: str) -> StudyRecord:
     return codec.study(connection.execute(_sourced(select(STUDY).where(STUDY.c.id == study_id))).mappings().one())
 
 
-def listed(connection: Connection, model_name: str | None, limit: int | None) -> tuple[StudyRecord, ...]:
+def listed(
+    connection: Connection, model_name: str | None, tag: str | None, limit: int | None, *, archived: bool
+) -> tuple[StudyRecord, ...]:
     joined = STUDY.join(WORKLOAD).join(MODEL)
     query = select(STUDY).select_from(joined).order_by(STUDY.c.started.desc(), STUDY.c.id).limit(limit)
+    if not archived:
+        query = query.where(STUDY.c.archived.is_(None))
+    if tag is not None:
+        query = query.where(annotations.has_tag(STUDY, STUDY.c.id, tag))
     if model_name is not None:
         query = query.where(MODEL.c.name.icontains(model_name, autoescape=True))
     return _records(connection, query)
@@ -87,7 +108,9 @@ def find(connection: Connection, name: str) -> StudyRecord:
     named = or_(STUDY.c.name.istartswith(name, autoescape=True), STUDY.c.id.startswith(name.lower(), autoescape=True))
     found = _records(connection, select(STUDY).where(named).order_by(STUDY.c.name).limit(_SHOWN))
     if not found:
-        raise UnknownRecord(f"no study has a name or id that begins with {name!r}; `autotune studies` lists them")
+        raise UnknownRecord(
+            f"no study has a name or id that begins with {name!r}; `autotune studies --archived` lists all"
+        )
     if len(found) > 1:
         raise AmbiguousId(
             f"several studies begin with {name!r}: {', '.join(study.name for study in found)}; add digits"
@@ -107,10 +130,8 @@ def latest(connection: Connection, workload_fingerprint: str) -> StudyRecord | N
 
 
 def _own(workload_fingerprint: str) -> Select[Any]:
-    """Select the local studies of a workload, newest first."""
-    query = select(STUDY).where(
-        STUDY.c.workload_fingerprint == workload_fingerprint, ~provenance.is_foreign(STUDY.c.id)
-    )
+    """Select the local studies of a workload that are not archived, newest first."""
+    query = select(STUDY).where(STUDY.c.workload_fingerprint == workload_fingerprint, *_COUNTING)
     return query.order_by(STUDY.c.started.desc())
 
 
@@ -129,7 +150,8 @@ def lessons(connection: Connection, workload: Workload) -> str | None:
     for table, values in ((MODEL, like), (HARDWARE, workload.hardware.kind)):
         query = query.where(*(table.c[name] == value for name, value in values.items()))
     ours_first = provenance.is_foreign(STUDY.c.id), STUDY.c.finished.desc()
-    return connection.scalar(query.where(STUDY.c.lessons.is_not(None)).order_by(*ours_first).limit(1))
+    query = query.where(STUDY.c.lessons.is_not(None), STUDY.c.archived.is_(None))
+    return connection.scalar(query.order_by(*ours_first).limit(1))
 
 
 def start_trial(
@@ -208,7 +230,7 @@ def trials(connection: Connection, study_id: str) -> tuple[RunningTrial | Abando
 def answers(connection: Connection, workload_fingerprint: str) -> tuple[FinishedTrial, ...]:
     of_workload = STUDY.c.workload_fingerprint == workload_fingerprint
     query = rows.whole(TRIAL).join(STUDY, STUDY.c.id == TRIAL.c.study_id)
-    return _finished(connection, query.where(of_workload, ~provenance.is_foreign(STUDY.c.id)))
+    return _finished(connection, query.where(of_workload, *_COUNTING))
 
 
 def comparable(connection: Connection, workload: Workload) -> tuple[FinishedTrial, ...]:
@@ -229,7 +251,7 @@ def comparable(connection: Connection, workload: Workload) -> tuple[FinishedTria
     )
     for table, values in ((MODEL, model), (HARDWARE, workload.hardware.kind), (WORKLOAD, settings)):
         query = query.where(*(table.c[name] == value for name, value in values.items()))
-    return _finished(connection, query.where(~provenance.is_foreign(STUDY.c.id)))
+    return _finished(connection, query.where(*_COUNTING))
 
 
 def _finished(connection: Connection, query: Select[Any]) -> tuple[FinishedTrial, ...]:

@@ -2,15 +2,17 @@
 
 import difflib
 from collections.abc import Sequence
+from contextlib import suppress
 from operator import itemgetter
 from typing import Any
 
 from sqlalchemy import Connection, Select, select, union
 
+from storage.annotation import Subject
 from storage.database import rows
 from storage.database.rows import Row
 from storage.database.tables import BEST_PLAN, BUNDLE, PLAN, STUDY, TRIAL
-from storage.errors import AmbiguousId, UnknownPlan
+from storage.errors import AmbiguousId, UnknownPlan, UnknownRecord
 from storage.queries import codec, plans, provenance, studies, workloads
 from storage.records import TriedPlan
 from storage.validity import Verdict, validity
@@ -38,6 +40,25 @@ def find(connection: Connection, id_prefix: str, now: Workload | None) -> TriedP
     return next(readable, None) or tried(ordered[0])  # which raises what is wrong with its rows
 
 
+def subject(connection: Connection, name: str) -> Subject:
+    """Return the only study or tried plan that begins with `name`. Raises UnknownRecord and AmbiguousId."""
+    plan, study = None, None
+    with suppress(UnknownPlan):
+        plan = _id(connection, name)
+    with suppress(UnknownRecord):
+        study = studies.find(connection, name)
+    if study is not None and plan is not None:
+        raise AmbiguousId(f"both study {study.name} and plan {plan} begin with {name!r}; add digits")
+    if study is not None:
+        return Subject(kind="study", id=study.id, name=study.name)
+    if plan is not None:
+        return Subject(kind="plan", id=plan, name=plan)
+    raise UnknownRecord(
+        f"no study and no plan begins with {name!r}; `autotune studies` and `autotune plans` list them, "
+        "with --archived all"
+    )
+
+
 def _id(connection: Connection, id_prefix: str) -> str:
     """Return the only plan id that begins with `id_prefix`. Raises UnknownPlan and AmbiguousId."""
     prefix = id_prefix.lower()
@@ -56,11 +77,14 @@ def _id(connection: Connection, id_prefix: str) -> str:
 
 
 def _studies(plan_id: str) -> Select[Any]:
-    """Select (study that tried the plan, its source): those that the plan won first, then local, then newest."""
+    """Select (study that tried the plan, its source).
+
+    Those that are not archived come first, then those that the plan won, then local ones, then the newest.
+    """
     tried = select(TRIAL.c.study_id).where(TRIAL.c.plan_id == plan_id)
     won = select(BEST_PLAN.c.study_id).where(BEST_PLAN.c.plan_id == plan_id)
     query = select(STUDY).where(STUDY.c.id.in_(union(tried, won)))
-    order = STUDY.c.id.not_in(won), BUNDLE.c.source.is_not(None), STUDY.c.started.desc()
+    order = STUDY.c.archived.is_not(None), STUDY.c.id.not_in(won), BUNDLE.c.source.is_not(None), STUDY.c.started.desc()
     return provenance.with_source(query, STUDY.c.id).order_by(*order)
 
 

@@ -6,8 +6,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Select, Table, func, select, text
+from sqlalchemy import Connection, Select, Table, exists, func, or_, select, text
 
+from storage.annotation import checked_note, checked_tag
 from storage.database import rows
 from storage.database.engine import UNREADABLE
 from storage.database.rows import Row
@@ -16,6 +17,7 @@ from storage.database.tables import (
     ATTEMPT,
     BEST_PLAN,
     DATA_PROFILE,
+    DELETED,
     FINISHED,
     HARDWARE,
     LAUNCH,
@@ -23,14 +25,17 @@ from storage.database.tables import (
     LEASE,
     METADATA,
     MODEL,
+    NOTE,
     OUTCOME,
     PLAN,
     PROVENANCE,
     STAGE_MEASUREMENT,
     STUDY,
+    TAG,
     TRIAL,
     WORKLOAD,
 )
+from storage.errors import BadAnnotation
 from storage.queries import codec
 from storage.queries.studies import whole_trials
 from trials import wire
@@ -64,9 +69,20 @@ def problems(connection: Connection) -> Iterator[Problem]:
     held = select(LEASE.c.resource).join(AGENT).where(AGENT.c.ended.is_not(None))
     for resource in connection.scalars(held):
         yield Problem(table=LEASE.name, key=resource, what="is held by an agent that has ended")
-    for row in connection.execute(select(PROVENANCE).execution_options(yield_per=_ROWS_AT_ONCE)):
-        if row.kind not in METADATA.tables:
-            yield Problem(table=PROVENANCE.name, key=f"{row.kind}/{row.key}", what="names no table")
+    for table in (PROVENANCE, DELETED):
+        for row in connection.execute(select(table).execution_options(yield_per=_ROWS_AT_ONCE)):
+            if row.kind not in METADATA.tables:
+                yield Problem(table=table.name, key=f"{row.kind}/{row.key}", what="names no table")
+    for table, key in lost_annotations(connection):
+        yield Problem(table=table.name, key=rows.text_of(key), what="is of no stored study or plan")
+
+
+def lost_annotations(connection: Connection) -> Iterator[tuple[Table, tuple[Any, ...]]]:
+    """Yield (table, primary key) of the notes and tags of missing studies and plans."""
+    for table in (NOTE, TAG):
+        here = ((table.c.kind == of.name) & exists().where(of.c.id == table.c.key) for of in (STUDY, PLAN))
+        for key in connection.execute(select(*table.primary_key).where(~or_(*here))).all():
+            yield table, tuple(key)
 
 
 def _problems_of_table(connection: Connection, table: Table) -> list[Problem]:
@@ -188,6 +204,21 @@ def _launch(row: Row) -> str | None:
     return None
 
 
+def _note(row: Row) -> str | None:
+    return _annotation(row[NOTE.c.text], checked_note)
+
+
+def _tag(row: Row) -> str | None:
+    return _annotation(row[TAG.c.tag], checked_tag)
+
+
+def _annotation(text: str, checked: Callable[[str], str]) -> str | None:
+    try:
+        return None if checked(text) == text else "is not in the form in which it is stored"
+    except BadAnnotation as error:
+        return str(error)
+
+
 ROW_CHECKS: dict[Table, Callable[[Any], str | None]] = {
     HARDWARE: _hardware,
     MODEL: _model,
@@ -201,6 +232,8 @@ ROW_CHECKS: dict[Table, Callable[[Any], str | None]] = {
     OUTCOME: _outcome,
     BEST_PLAN: _best_plan,
     LAUNCH: _launch,
+    NOTE: _note,
+    TAG: _tag,
 }
 
 

@@ -25,6 +25,7 @@ from storage.database.tables import (
     AGENT,
     BEST_PLAN,
     BUNDLE,
+    DELETED,
     FINISHED,
     LEASE,
     METADATA,
@@ -41,7 +42,7 @@ from storage.queries import codec
 from storage.queries.studies import whole_trials
 from storage.upkeep import schema
 from storage.upkeep.backup import back_up, stamp
-from storage.upkeep.health import ROW_CHECKS, bad_rows
+from storage.upkeep.health import ROW_CHECKS, bad_rows, lost_annotations
 from trials.whole_file import sync
 
 _UNREADABLE_PAGE = (sqlite3.Error, UnicodeDecodeError)
@@ -312,12 +313,18 @@ def _mend(connection: Connection) -> Counter[str]:
         dropped += _mend_study(connection, study)
     ended = select(AGENT.c.id).where(AGENT.c.ended.is_not(None))
     connection.execute(delete(LEASE).where(LEASE.c.agent_id.in_(ended)))
+    for table, key in list(lost_annotations(connection)):
+        dropped += _drop(connection, table, key)
     _forget_lost(connection)
     return dropped
 
 
 def _forget_lost(connection: Connection) -> None:
-    """Drop the provenance of missing rows, so that a later import brings them back as new ones."""
+    """Drop the provenance of missing rows, so that a later import brings them back as new ones.
+
+    Entries of deleted rows stay, unless they name no table.
+    """
+    connection.execute(delete(DELETED).where(DELETED.c.kind.not_in(METADATA.tables)))
     for name in connection.scalars(select(PROVENANCE.c.kind).distinct()).all():
         of_kind = delete(PROVENANCE).where(PROVENANCE.c.kind == name)
         table = METADATA.tables.get(name)

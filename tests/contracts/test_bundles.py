@@ -242,7 +242,7 @@ def changed(table: str, old: str, new: str) -> Callable[[list[str]], list[str]]:
         (lambda lines: [], "no JSON object"),
         (lambda lines: ["\x00\x01\x02"], "no JSON object"),
         (lambda lines: ["[1, 2]\n", *lines[1:]], "no JSON object"),
-        (lambda lines: [lines[0].replace('"version": 2', '"version": 3'), *lines[1:]], "has version 3"),
+        (lambda lines: [lines[0].replace('"version": 3', '"version": 4'), *lines[1:]], "has version 4"),
         (lambda lines: [lines[0].replace("autotune-bundle", "x"), *lines[1:]], "no file that `autotune db export`"),
         (without("plan"), "refers to a row that is missing"),
         (without("model"), "refers to a row that is missing"),

@@ -15,7 +15,7 @@ from storage.upkeep.schema import VERSION_TABLE
 from tests import postgres
 from tests.storage_values import WORKLOAD
 
-HEAD = "0003"
+HEAD = "0004"
 
 
 def revision(engine: Engine) -> str:

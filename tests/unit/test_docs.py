@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 from autotune import errors
 from autotune.cli import main
 from autotune.cli.context import Terminated
+from autotune.cli.default_group import DefaultGroup
 from autotune.job_file import load_job
 from benchmarks import chart
 from storage.errors import StorageError
@@ -118,7 +119,10 @@ def commands(group: click.Group = main, prefix: str = "") -> dict[str, click.Com
 
 def split(words: list[str]) -> tuple[str, list[str]]:
     """(the command that a line begins with, the rest of the line)."""
-    length = 2 if isinstance(main.commands.get(words[0]), click.Group) else 1
+    group = main.commands.get(words[0])
+    if isinstance(group, DefaultGroup) and not (words[1:] and words[1] in group.commands):
+        words = [words[0], group.default, *words[1:]]
+    length = 2 if isinstance(group, click.Group) else 1
     return " ".join(words[:length]), words[length:]
 
 

@@ -80,6 +80,14 @@ def database(url: str, exclusive: AbstractContextManager[None] | None = None) ->
         storage.engine.dispose()
 
 
+def delete_studies(url: str, exclusive: AbstractContextManager[None], names: Iterable[str]) -> None:
+    """Delete the Optuna studies with these names, as far as there are any. Raises DatabaseUnavailable."""
+    with database(url, exclusive) as storage, _errors():
+        for name in names:
+            with suppress(KeyError):  # there is none: it was imported, or ended before its first trial
+                storage.delete_study(storage.get_study_id_from_name(name))
+
+
 @contextmanager
 def _errors() -> Iterator[None]:
     """Raise DatabaseUnavailable for errors of the database; Optuna's own messages name no URL."""

@@ -1,0 +1,28 @@
+"""What a deletion of studies takes away, in words."""
+
+from storage.deletion import Deletion
+
+
+def deletion_text(deletion: Deletion) -> str:
+    """Say what goes with some studies, and what that means for others."""
+    parts = (
+        (deletion.trials, "trial", ""),
+        (deletion.best_plans, "best plan", ""),
+        (deletion.plans, "plan", " that no other study tried"),
+        (deletion.launches, "record", " of trainings with these plans"),
+        (deletion.notes, "note", ""),
+        (deletion.tags, "tag", ""),
+    )
+    counts = ", ".join(f"{count} {noun}{'s' * (count != 1)}{rest}" for count, noun, rest in parts if count)
+    noun = "study" if len(deletion.studies) == 1 else "studies"
+    lines = [f"{noun} {', '.join(deletion.studies)}, with {counts or 'nothing in it'}."]
+    if deletion.trials:
+        lines.append("Later searches do not know these measurements; layer profiles stay.")
+    if deletion.calibrations:
+        lines.append("Later searches on similar workloads do not start from its calibration.")
+    if deletion.heirs:
+        lines.append(
+            f"Begun later on the same workload: {', '.join(deletion.heirs)}. They may have counted these results; "
+            "their winners stay, but plans that only a deleted study tried cannot be shown any more."
+        )
+    return "\n".join(lines)
