@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails
 
 from autotune.errors import JobError
 from trials import strict_yaml
-from trials.job import Job
+from trials.job import Job, Source
 from trials.strict_yaml import Document, NotYaml, Place, Problem, dotted
 
 _MOST_BYTES = 1 << 18
@@ -189,7 +189,9 @@ def _section(place: Place) -> type[BaseModel]:
     for key in place:
         if isinstance(key, str):
             kind = section.model_fields[key].annotation
-            section = next(iter(get_args(kind)), kind)
+            while get_args(kind):  # of a list, or of a key that may be absent
+                kind = get_args(kind)[0]
+            section = kind
     return cast(type[BaseModel], section)
 
 
@@ -211,23 +213,29 @@ def _shown(value: object) -> str:
 
 
 def _absolute(job: Job, folder: Path) -> Job:
-    sources = tuple(
-        source.model_copy(
-            update={"path": _inside(folder, source.path), "images": source.images and _inside(folder, source.images)}
-        )
-        for source in job.data.sources
-    )
+    sources = _absolute_sources(job.data.sources, folder)
+    evaluated = job.evaluation.sources and _absolute_sources(job.evaluation.sources, folder)
     model = str(_inside(folder, job.model.path))
     found = os.path.isdir(model)  # noqa: PTH112 - false, not an error, for what cannot be a path
     return job.model_copy(
         update={
             "model": job.model.model_copy(update={"path": model if found else job.model.path}),
             "data": job.data.model_copy(update={"sources": sources}),
+            "evaluation": job.evaluation.model_copy(update={"sources": evaluated}),
             "search": job.search.model_copy(
                 update={"present": job.search.present and _inside(folder, job.search.present)}
             ),
             "training": job.training.model_copy(update={"output": _inside(folder, job.training.output)}),
         }
+    )
+
+
+def _absolute_sources(sources: tuple[Source, ...], folder: Path) -> tuple[Source, ...]:
+    return tuple(
+        source.model_copy(
+            update={"path": _inside(folder, source.path), "images": source.images and _inside(folder, source.images)}
+        )
+        for source in sources
     )
 
 

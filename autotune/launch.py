@@ -23,7 +23,7 @@ from trials.run.pool import Answers, WarmPool
 from trials.tasks.answer import TrainingReport
 from trials.tasks.request import Request, Training
 from trials.tasks.training.output import open_output
-from trials.tasks.training.progress import PROGRESS_FILE, Progress, ProgressReader
+from trials.tasks.training.progress import PROGRESS_FILE, Evaluated, Line, Progress, ProgressReader, read_lines
 from trials.tasks.training.schedule import schedule_of
 from trials.tasks.training.settings import training_settings
 
@@ -43,6 +43,8 @@ class Launched:
     """Optimizer steps of this launch."""
     blank_samples: int
     """Samples of this launch that could not be read; blank ones took their place."""
+    evaluations: tuple[Evaluated, ...] = ()
+    """Of the whole training, in order of steps."""
 
 
 def launch(
@@ -56,6 +58,7 @@ def launch(
     predicted_samples_per_second: float | None,
     max_steps: int | None,
     on_step: Callable[[Progress], None],
+    on_evaluation: Callable[[Evaluated], None] = lambda _: None,
     stops: Callable[[], bool] = lambda: False,
 ) -> Launched:
     """Train until the end, or until `max_steps`; an interrupted training resumes.
@@ -79,7 +82,7 @@ def launch(
     request = prepared.request(plan, Training(output=output, max_steps=max_steps))
     with held(output):
         open_output(output, training_settings(request, prepared.index.digest))
-        watch = _Watch(output / PROGRESS_FILE, on_step, stops)
+        watch = _Watch(output / PROGRESS_FILE, on_step, on_evaluation, stops)
         work = store.add_workload(prepared.workload)
         record = store.start_launch(plan, work, predicted_samples_per_second, agent_id)
         ending = _Ending(record.id, watch.reader, store, spool)
@@ -91,6 +94,7 @@ def launch(
         steps=len(reader.seen),
         data_wait_share=reader.data_wait_share,
         blank_samples=blanks,
+        evaluations=tuple(line for line in read_lines(output / PROGRESS_FILE) if isinstance(line, Evaluated)),
     )
 
 
@@ -109,10 +113,17 @@ def _check_warmup(prepared: Prepared, plan: Plan) -> None:
 class _Watch:
     """Follow the steps of a training, and warn when ranks make no progress."""
 
-    def __init__(self, path: Path, on_step: Callable[[Progress], None], stops: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        on_step: Callable[[Progress], None],
+        on_evaluation: Callable[[Evaluated], None],
+        stops: Callable[[], bool],
+    ) -> None:
         self.stops = stops
         self._silence = Silence()
         self._on_step = on_step
+        self._on_evaluation = on_evaluation
         self.reader = ProgressReader(path, self._hear)
 
     def look(self, pids: tuple[int, ...]) -> None:
@@ -120,9 +131,13 @@ class _Watch:
         self.reader.look()
         self._silence.look(pids)
 
-    def _hear(self, step: Progress) -> None:
-        self._silence.step(step.seconds)
-        self._on_step(step)
+    def _hear(self, line: Line) -> None:
+        if isinstance(line, Progress):
+            self._silence.step(line.seconds)
+            self._on_step(line)
+        else:
+            self._silence.evaluation()
+            self._on_evaluation(line)
 
 
 def _train(

@@ -45,6 +45,10 @@ class Silence:
         if self._warned_seconds:
             _log.warning("the training continues after %.0f s without a step", self._silent_seconds)
         self._steps.append(seconds)
+        self.evaluation()
+
+    def evaluation(self) -> None:
+        """Note the end of an evaluation."""
         self._last_step, self._silent_seconds, self._warned_seconds, self._first = datetime.now(UTC), 0.0, 0.0, ()
 
     def look(self, pids: Sequence[int]) -> None:

@@ -51,7 +51,7 @@ def _check_overlap(job: Job) -> None:
     model = Path(job.model.path).resolve()
     if model.is_dir() and output.is_relative_to(model):
         raise JobError(f"training.output {output} is inside the model's folder {model}; name a folder outside of it")
-    files = [file for source in job.data.sources for file in formats.resolve(source, Path())]
+    files = [file for source in job.sources for file in formats.resolve(source, Path())]
     inputs = {"model": model, **{f"data {file.path}": file.path.resolve() for file in files}}
     # Without `images`, pictures are looked up next to the annotation file, which is checked by itself.
     images = {file.images.resolve() for file in files} - {file.path.resolve().parent for file in files}

@@ -11,6 +11,7 @@ from autotune.machine.hardware import default_memory_limit, default_workers, pro
 from autotune.machine.host import shared_memory_bytes
 from trials.data import formats
 from trials.data.epoch import CostWeights, Epoch, job_epoch
+from trials.data.held_out import hold_out, trained_on
 from trials.data.index import DatasetIndex, profile
 from trials.data.indexing import IndexReport, Reading, build_index
 from trials.data.records.sample import Encoder
@@ -38,6 +39,9 @@ class Prepared:
     index: DatasetIndex
     index_file: Path
     weights: CostWeights
+    held_out: DatasetIndex | None = None
+    """Samples to evaluate on."""
+    held_out_file: Path | None = None
 
     def epoch(self, packing: Packing, data_parallel: int, number: int = 0) -> Epoch:
         """Return the packs and steps of epoch `number`, as the ranks will build them."""
@@ -49,6 +53,7 @@ class Prepared:
             plan=plan,
             task=task,
             index=self.index_file,
+            held_out=self.held_out_file,
             weights=self.weights,
             memory_limit_bytes=self.workload.memory_limit_bytes,
         )
@@ -71,12 +76,13 @@ def look_at(job: Job) -> Outline:
     Raises what `probe_hardware` and `model_shape` raise, JobError for a learning rate of a part that the model does not
     have, and DataError for an annotation file that is not there or holds nothing to train on.
     """
-    for file in (file for source in job.data.sources for file in formats.resolve(source, Path())):
-        if file.format == _LENGTHS:
-            raise DataError(
-                f"data.sources: {file.path} holds only lengths, so there is nothing to train on; give the annotation "
-                "file that they were measured from, or look at its packs with `autotune pack`"
-            )
+    for key, sources in (("data", job.data.sources), ("evaluation", job.evaluation.sources or ())):
+        for file in (file for source in sources for file in formats.resolve(source, Path())):
+            if file.format == _LENGTHS:
+                raise DataError(
+                    f"{key}.sources: {file.path} holds only lengths, so there is nothing to train on; give the "
+                    "annotation file that they were measured from, or look at its packs with `autotune pack`"
+                )
     hardware = probe_hardware(job.hardware.devices, job.search.parallel)
     shape = model_shape(job.model)
     _check_learning_rates(job, shape)
@@ -119,6 +125,11 @@ def read_data(
         job = job.model_copy(update={"data": job.data.model_copy(update={"workers": workers})})
     index, report = build_index(job.data, outline.encoder, Path(), progress, cache=cache)
     _warn_of_bad_data(report)
+    index, held_out = hold_out(index, job.evaluation)
+    if job.evaluation.sources is not None:
+        held_out = _read_held_out(job, index, outline.encoder, progress, cache)
+    if held_out is not None and not held_out.target_tokens.any():
+        raise DataError(f"evaluation: none of the {len(held_out)} samples has a target token; choose others")
     data = profile(index)
     _check_warmup(job.training, data.samples)
     if data.samples < job.training.global_batch_samples:
@@ -129,8 +140,7 @@ def read_data(
             job.training.global_batch_samples,
         )
     folder.mkdir(parents=True, exist_ok=True)
-    index_file = folder / f"index-{index.content_digest}.npz"  # other agents and jobs use the same folder
-    index.save(index_file)
+    index_file = _saved(index, folder)
     workload = Workload(
         model=shape,
         data=data,
@@ -141,8 +151,40 @@ def read_data(
         memory_limit_bytes=job.hardware.memory_limit or default_memory_limit(hardware, job.search.parallel),
     )
     return Prepared(
-        job=job, workload=workload, index=index, index_file=index_file.absolute(), weights=cost_weights(shape)
+        job=job,
+        workload=workload,
+        index=index,
+        index_file=index_file,
+        weights=cost_weights(shape),
+        held_out=held_out,
+        held_out_file=None if held_out is None else _saved(held_out, folder),
     )
+
+
+def _read_held_out(
+    job: Job, training: DatasetIndex, encoder: Encoder, progress: Callable[[Reading], None] | None, cache: Path | None
+) -> DatasetIndex:
+    """Return the index of `evaluation.sources`; log bad lines, and samples that are also trained on, as warnings."""
+    data = job.data.model_copy(update={"sources": job.evaluation.sources})
+    held_out, report = build_index(data, encoder, Path(), progress, cache=cache)
+    _warn_of_bad_data(report)
+    profile(held_out)  # raises where no sample is shown
+    if len(rows := trained_on(training, job.training.seed, held_out)):
+        _log.warning(
+            "%d of the %d samples of evaluation.sources are also in data.sources, %s among them: the evaluation loss "
+            "will be too low; hold samples out by evaluation.samples, or choose others by `sampling`",
+            len(rows),
+            len(held_out),
+            held_out.where(int(rows[0])),
+        )
+    return held_out
+
+
+def _saved(index: DatasetIndex, folder: Path) -> Path:
+    """Save an index under a name of its own, because other agents and jobs use the same folder."""
+    path = folder / f"index-{index.content_digest}.npz"
+    index.save(path)
+    return path.absolute()
 
 
 def _check_warmup(training: TrainingSection, samples: int) -> None:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from trials.job import (
     DataSection,
+    EvaluationSection,
     HardwareSection,
     Job,
     LearningRatesSection,
@@ -177,6 +178,12 @@ jobs = st.builds(
         oversize=st.sampled_from(["own-pack", "truncate", "skip", "fail"]),
         workers=st.integers(0, 64),
     ).flatmap(_with_limit),
+    evaluation=st.builds(
+        EvaluationSection,
+        samples=st.floats(0, 1, exclude_min=True, exclude_max=True) | positive,
+        every=st.none() | positive,
+        seed=st.integers(0, 9),
+    ),
     hardware=st.builds(HardwareSection, devices=st.none() | positive, memory_limit=st.none() | positive),
     training=st.builds(
         TrainingSection,

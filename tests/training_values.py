@@ -23,7 +23,7 @@ def job_of(example: Path, output: Path, **changes: dict[str, Any]) -> Job:
         "search": {"trials": 8, "time_limit": "60s", "timed_steps": 2},
     }
     for section, values in changes.items():
-        document[section] = {**document[section], **values}
+        document[section] = {**document.get(section, {}), **values}
     return Job.model_validate(document)
 
 

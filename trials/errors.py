@@ -6,6 +6,7 @@ TrialsError
 |-- DataError          a dataset that cannot be read, or a bad line when the job says `on_error: fail`
 |-- ModelError         a model folder that cannot be used
 |-- OutputTaken        a training's output folder holds results of something else
+|-- NotFinite          a loss or gradient is NaN or infinite
 `-- WireError          a message between the agent and its ranks that cannot be decoded
     `-- OtherForm      it has other fields than this version's
 """
@@ -33,6 +34,10 @@ class ModelError(TrialsError):
 
 class OutputTaken(TrialsError):
     """The training's output folder holds results of something else, which a training would mix with its own."""
+
+
+class NotFinite(TrialsError):
+    """A loss or gradient is NaN or infinite."""
 
 
 class WireError(TrialsError):

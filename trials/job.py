@@ -1,9 +1,19 @@
 """Jobs: the training that the user wants. `autotune.job_file` reads them from YAML; the ranks get them as JSON."""
 
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from trials.sampling import PATTERN
 from trials.units import parse_bytes, parse_seconds
@@ -65,6 +75,34 @@ class DataSection(_Section):
         if max_tokens is not None and info.data.get("oversize", "truncate") != "truncate":
             raise ValueError("only means something with `oversize: truncate`; set that, or remove max_tokens")
         return max_tokens
+
+
+class EvaluationSection(_Section):
+    """Samples on which the loss is measured during the training, and that it is not trained on."""
+
+    samples: Annotated[float, Field(gt=0)] | None = None
+    """Samples of `data.sources` to hold out of the training: a share below 1, or a whole number."""
+    sources: Annotated[tuple[Source, ...], Field(min_length=1)] | None = None
+    """Annotation files to evaluate on, instead of samples of `data.sources`."""
+    every: Annotated[int, Field(gt=0)] | None = None
+    """Steps between evaluations; at the end of each epoch when absent. The end of the training has one in any case."""
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    """Draws the held-out samples; `training.seed` does not change them."""
+
+    @field_validator("samples")
+    @classmethod
+    def _share_or_count(cls, samples: float | None) -> float | None:
+        if samples is not None and samples >= 1 and samples != int(samples):
+            raise ValueError(f"must be a share below 1 or a whole number of samples, not {samples:g}; round it")
+        return samples
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Self:
+        if self.samples is not None and self.sources is not None:
+            raise ValueError("has both `samples` and `sources`; keep one")
+        if self.samples is None and self.sources is None and (self.every is not None or self.seed):
+            raise ValueError("has nothing to evaluate on; add `samples`, or `sources`")
+        return self
 
 
 class HardwareSection(_Section):
@@ -205,8 +243,14 @@ class SearchSection(_Section):
 class Job(_Section):
     model: ModelSection
     data: DataSection
+    evaluation: EvaluationSection = EvaluationSection()
     hardware: HardwareSection = HardwareSection()
     training: TrainingSection = TrainingSection()
     search: SearchSection = SearchSection()
     database: str | None = None
     """Database URL; the user's own SQLite file when absent."""
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """All sources: those to train on, then those to evaluate on."""
+        return (*self.data.sources, *(self.evaluation.sources or ()))

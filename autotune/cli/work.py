@@ -18,10 +18,11 @@ from autotune.workbench import Workbench, workbench
 from storage.nearness import fields_of
 from storage.records import BestPlan
 from storage.validity import Verdict, validity
+from trials import wire
 from trials.job import Job
 from trials.launchers.commands import worker_commands
 from trials.tasks.request import Training, write_request
-from trials.tasks.training.progress import Progress
+from trials.tasks.training.progress import Evaluated, Progress
 
 _SHOWN_STEPS = 12
 _LONG_DATA_WAIT = 0.02
@@ -106,6 +107,10 @@ def _launch(options: Options, bench: Workbench, chosen: KnownPlan, steps: int | 
             rate = "" if progress.learning_rate is None else f"  learning rate {progress.learning_rate:.2e}"
             options.tell(f"  step {progress.step}/{progress.of}  loss {progress.loss:.3f}{rate}  {speed:.1f} samples/s")
 
+    def on_evaluation(found: Evaluated) -> None:
+        took = f"{found.samples} samples in {found.seconds:.1f} s"
+        options.tell(f"  step {found.step}/{found.of}  evaluation loss {found.evaluation_loss:.3f}  {took}")
+
     with first_signal_noted() as noted:
         launched = launch(
             bench.prepared,
@@ -117,6 +122,7 @@ def _launch(options: Options, bench: Workbench, chosen: KnownPlan, steps: int | 
             predicted_samples_per_second=chosen.speed.mean if chosen.speed else None,
             max_steps=steps,
             on_step=on_step,
+            on_evaluation=on_evaluation,
             stops=lambda: noted.stops(options.tell),
         )
     if launched.report.stopped:
@@ -165,6 +171,7 @@ def _or_nearest(bench: Workbench) -> str:
 
 
 def _launch_document(chosen: KnownPlan, launched: Launched) -> dict[str, Any]:
+    last, best = _last_and_best(launched)
     return {
         "plan": chosen.plan.id,
         "steps": launched.report.steps,
@@ -174,6 +181,8 @@ def _launch_document(chosen: KnownPlan, launched: Launched) -> dict[str, Any]:
         "samples_per_second": launched.training_samples_per_second,
         "data_wait_share": launched.data_wait_share,
         "predicted_samples_per_second": chosen.speed.mean if chosen.speed else None,
+        "last_evaluation": wire.to_document(last) if last else None,
+        "best_evaluation": wire.to_document(best) if best else None,
     }
 
 
@@ -189,6 +198,16 @@ def _launch_text(chosen: KnownPlan, launched: Launched, workers: int | None) -> 
     if (waited := launched.data_wait_share) is not None:
         remedy = f"; raise data.workers, now {workers}, to decode images ahead" if waited > _LONG_DATA_WAIT else ""
         lines.append(f"Waited for data in {waited:.1%} of the time{remedy}")
+    last, best = _last_and_best(launched)
+    if last and best:
+        at = "the best" if best == last else f"best {best.evaluation_loss:.3f} after step {best.step}"
+        lines.append(f"Evaluation loss {last.evaluation_loss:.3f} after step {last.step}, {at}")
     if launched.report.model is not None:
         lines.append(f"The model is in {launched.report.model}")
     return "\n".join(lines)
+
+
+def _last_and_best(launched: Launched) -> tuple[Evaluated | None, Evaluated | None]:
+    """Return the last evaluation of the training, and the first one with the lowest loss; None where there is none."""
+    found = launched.evaluations
+    return (found[-1], min(found, key=lambda each: each.evaluation_loss)) if found else (None, None)

@@ -17,6 +17,7 @@ from autotune.search.solver.solver import Solver
 from autotune.search.space.feasible import feasible_space
 from storage.records import FinishedTrial
 from trials.data.epoch import Epoch, job_epoch
+from trials.data.held_out import hold_out
 from trials.data.index import profile
 from trials.data.indexing import Reading, build_index
 from trials.errors import DataError, InvalidPlan
@@ -76,7 +77,8 @@ class Forecaster:
         """Read the job's data; raises what `build_index` raises."""
         self.job, self.shape, self.cluster = job, shape, cluster
         measurer = load_measurer(job.model, job.data)
-        self.index, self.report = build_index(job.data, measurer, Path(), progress, cache=lengths_folder())
+        index, self.report = build_index(job.data, measurer, Path(), progress, cache=lengths_folder())
+        self.index, _ = hold_out(index, job.evaluation)
         self.workload = Workload(
             model=shape,
             data=profile(self.index),

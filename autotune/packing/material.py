@@ -10,6 +10,7 @@ from autotune.packing.paper_model import NAME, paper_weights
 from trials import plugins
 from trials.data import formats
 from trials.data.epoch import BEST, CostWeights
+from trials.data.held_out import hold_out
 from trials.data.index import DatasetIndex
 from trials.data.indexing import IndexReport, Reading, build_index
 from trials.data.packers import PACKERS
@@ -102,6 +103,7 @@ def _job_material(file: JobFile, wanted: PackOptions, progress: Callable[[Readin
     data = job.data.model_copy(update={"oversize": wanted.oversize or job.data.oversize})
     weights, name = _model_weights(job.model)
     index, found = build_index(data, load_measurer(job.model, data), Path(), progress, cache=lengths_folder())
+    index, _ = hold_out(index, job.evaluation)
     return Material(
         path=file.path,
         index=index,

@@ -36,7 +36,7 @@ from trials.data.records.sample import BadLine, Lengths, Sample
 from trials.errors import TrialsError
 from trials.job import Job, Source
 from trials.plan import Plan
-from trials.tasks.training.progress import Progress, ProgressReader, append_step, drop_steps_after
+from trials.tasks.training.progress import Progress, ProgressReader, append_line, drop_steps_after
 
 _UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """Control characters of a terminal, except newline and tab."""
@@ -183,7 +183,7 @@ class Entries:
             path.write_bytes(content[:end])
             _check_harmless(reader.look)
         last = Progress(step=7, of=9, loss=0.5, seconds=0.25, samples=16)
-        append_step(path, last)
+        append_line(path, last)
         _check_harmless(reader.look)
         assert reader.seen[-1] == last, "a step behind what is no step is lost"
         assert reader.training_samples_per_second is None or reader.training_samples_per_second > 0

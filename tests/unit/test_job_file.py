@@ -84,7 +84,7 @@ def test_every_problem_is_listed_with_its_line(job_file: Path) -> None:
         f"{job_file}, line 8: hardware.memory_limit: '4 parsecs' is not a size such as 400MiB or 1.5GB; "
         "units are B, KB, MB, GB, TB, KiB, MiB, GiB, TiB",
         f"{job_file}, line 9: serch: unknown key; did you mean search? "
-        "known here: model, data, hardware, training, search, database",
+        "known here: model, data, evaluation, hardware, training, search, database",
     ]
 
 
@@ -299,3 +299,28 @@ def test_problems_of_the_file_and_of_changes_are_listed_together(job_file: Path)
         "--set training.seed",
         f"{job_file}, line 6",
     }
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "{samples: 2.5}",
+            "must be a share below 1 or a whole number of samples, not 2.5; round it",
+        ),
+        ("{every: 5}", "evaluation: has nothing to evaluate on; add `samples`, or `sources`"),
+        ("{samples: 5, sources: [{path: a}]}", "evaluation: has both `samples` and `sources`; keep one"),
+        ("{sources: [{pth: a}]}", "evaluation.sources[0].pth: unknown key; did you mean path?"),
+        ("{sources: [{}]}", "evaluation.sources[0].path: missing; add it (Annotation file, relative to the job file.)"),
+    ],
+)
+def test_an_evaluation_that_makes_no_sense_is_refused(job_file: Path, text: str, message: str) -> None:
+    assert message in refusal(job_file, f"{MINIMAL}evaluation: {text}\n")
+
+
+def test_files_to_evaluate_on_are_relative_to_the_job_file(job_file: Path, tmp_path: Path) -> None:
+    job_file.write_text(f"{MINIMAL}evaluation: {{sources: [{{path: held-out.jsonl}}]}}\n")
+    assert [source.path for source in load_job(job_file).sources] == [
+        tmp_path / "train.jsonl",
+        tmp_path / "held-out.jsonl",
+    ]

@@ -25,7 +25,7 @@ from trials.tasks.training.output import (
     publish,
     remove_old_checkpoints,
 )
-from trials.tasks.training.progress import PROGRESS_FILE, Progress, append_step
+from trials.tasks.training.progress import PROGRESS_FILE, Progress, append_line
 from trials.tasks.training.settings import Settings
 
 SETTINGS = Settings(
@@ -143,7 +143,7 @@ def test_a_broken_checkpoint_is_skipped_and_the_previous_one_is_used(
     opened = open_output(tmp_path, SETTINGS)
     for steps in (2, 4):
         write_checkpoint(tmp_path, opened, steps)
-        append_step(tmp_path / PROGRESS_FILE, Progress(step=steps, of=6, loss=1, seconds=1, samples=8))
+        append_line(tmp_path / PROGRESS_FILE, Progress(step=steps, of=6, loss=1, seconds=1, samples=8))
     damage(tmp_path / "checkpoint-4")
     assert open_output(tmp_path, SETTINGS).steps == 2
     assert message in caplog.text
@@ -156,7 +156,7 @@ def test_a_training_whose_checkpoints_are_all_broken_does_not_start_again_by_its
     opened = open_output(tmp_path, SETTINGS)
     zero(write_checkpoint(tmp_path, opened, 2) / "stage-0.safetensors")
     step = Progress(step=2, of=6, loss=1, seconds=1, samples=8)
-    append_step(tmp_path / PROGRESS_FILE, step)
+    append_line(tmp_path / PROGRESS_FILE, step)
     with pytest.raises(OutputTaken, match=r"no checkpoint in .* can be used, checkpoint-2 included; restore one"):
         open_output(tmp_path, SETTINGS)
     assert (tmp_path / PROGRESS_FILE).read_text()

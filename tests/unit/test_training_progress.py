@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from trials.tasks.training.progress import PROGRESS_FILE, Progress, ProgressReader, append_step
+from trials.tasks.training.progress import (
+    PROGRESS_FILE,
+    Evaluated,
+    Line,
+    Progress,
+    ProgressReader,
+    append_line,
+    drop_steps_after,
+    read_lines,
+)
 
 
 def test_foreign_and_torn_lines_of_the_progress_file_are_skipped(
@@ -14,13 +23,13 @@ def test_foreign_and_torn_lines_of_the_progress_file_are_skipped(
 ) -> None:
     path = tmp_path / PROGRESS_FILE
     path.write_bytes(b'{"event": "theirs"}\n{"step": 1, "of')
-    seen: list[Progress] = []
+    seen: list[Line] = []
     reader = ProgressReader(path, seen.append)
     step = Progress(step=2, of=6, loss=1.5, seconds=1, samples=8)
-    append_step(path, step)
+    append_line(path, step)
     with path.open("ab") as file:
         file.write(b"\xff\xfe not text\n[]\n")
-    append_step(path, replace(step, step=3))
+    append_line(path, replace(step, step=3))
     reader.look()
     assert [each.step for each in seen] == [2, 3]
     assert caplog.text.count("is ignored") == 2
@@ -33,7 +42,7 @@ def test_the_wait_for_data_is_a_share_of_the_steps_after_the_first(tmp_path: Pat
     assert reader.data_wait_share is None
     first = Progress(step=1, of=3, loss=1.5, seconds=9, samples=8, data_wait_seconds=8)
     for step in (first, replace(first, step=2, seconds=1, data_wait_seconds=0.25), replace(first, step=3, seconds=3)):
-        append_step(path, step if step.step < 3 else replace(step, data_wait_seconds=0.75))
+        append_line(path, step if step.step < 3 else replace(step, data_wait_seconds=0.75))
     reader.look()
     assert reader.data_wait_share == 0.25
 
@@ -53,7 +62,7 @@ def test_a_step_that_there_cannot_be_is_passed_over(tmp_path: Path, change: str)
     path = tmp_path / PROGRESS_FILE
     reader = ProgressReader(path, lambda _: None)
     step = Progress(step=1, of=6, loss=1.5, seconds=1, samples=8)
-    append_step(path, step)
+    append_line(path, step)
     with path.open("a") as file:
         file.write(json.dumps(asdict(step) | json.loads(f"{{{change}}}")) + "\n")
     reader.look()
@@ -65,6 +74,23 @@ def test_a_full_disk_does_not_end_a_training_that_reports_a_step(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / PROGRESS_FILE).symlink_to("/dev/full")
-    append_step(tmp_path / PROGRESS_FILE, Progress(step=2, of=6, loss=1, seconds=1, samples=8))
+    append_line(tmp_path / PROGRESS_FILE, Progress(step=2, of=6, loss=1, seconds=1, samples=8))
     assert "step 2 is not in" in caplog.text
     assert "No space left on device" in caplog.text
+
+
+def test_evaluations_stand_between_the_steps_and_are_dropped_with_them(tmp_path: Path) -> None:
+    path = tmp_path / PROGRESS_FILE
+    seen: list[Line] = []
+    reader = ProgressReader(path, seen.append)
+    steps = [Progress(step=number, of=6, loss=1.5, seconds=1, samples=8) for number in (1, 2, 3)]
+    evaluations = [Evaluated(step=number, of=6, evaluation_loss=2.5, seconds=9, samples=4) for number in (2, 3)]
+    written: list[Line] = [steps[0], steps[1], evaluations[0], steps[2], evaluations[1]]
+    for line in written:
+        append_line(path, line)
+    reader.look()
+    assert seen == written == read_lines(path)
+    assert reader.seen == steps
+    assert reader.training_samples_per_second == 8
+    drop_steps_after(path, 2)
+    assert read_lines(path) == written[:3]

@@ -72,6 +72,11 @@ class DatasetIndex:
             target_tokens=int(self.target_tokens[row]),
         )
 
+    def keep(self, rows: Ints | NDArray[np.bool_]) -> "DatasetIndex":
+        """Return an index of these rows alone: ascending numbers, or a mask [samples]."""
+        columns: dict[str, Any] = {name: getattr(self, name)[rows] for name in COLUMNS}
+        return DatasetIndex(files=self.files, **columns)
+
     def where(self, row: int) -> str:
         """`file:line` of a sample, for messages."""
         return f"{self.files[self.file[row]].path}:{self.line[row]}"

@@ -189,5 +189,4 @@ def _sampled(index: DatasetIndex) -> DatasetIndex:
         chosen, share = taken(file.sampling, len(rows))
         keep[rows[chosen]] = True
         files.append(replace(file, repeat=file.repeat * share))
-    columns: dict[str, Any] = {name: getattr(index, name)[keep] for name in COLUMNS}
-    return DatasetIndex(files=tuple(files), **columns)
+    return replace(index.keep(keep), files=tuple(files))

@@ -2,6 +2,8 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
 from typing import Any, Protocol, cast
 
 import deepspeed
@@ -12,6 +14,7 @@ from deepspeed.runtime.pipe import schedule
 from torch import nn
 
 from trials.data.loader import MicroBatch
+from trials.data.records.sample import IGNORED
 from trials.data.tokens import pack
 from trials.engine.clipping import count_in_norm, join_norms
 from trials.engine.optimizer import build_optimizer, scale_learning_rates
@@ -50,6 +53,18 @@ class TrainingEngine(Protocol):
         """
 
     @abstractmethod
+    def evaluate(self, batches: Iterator[MicroBatch], count: int) -> tuple[float, int]:
+        """Run `count` packs of this rank forward, without dropout; all ranks must call it together.
+
+        Return (cross-entropy summed over the target tokens of all ranks, number of these tokens), on every rank.
+        """
+
+    @property
+    @abstractmethod
+    def gradient_norm(self) -> float | None:
+        """Norm of the whole model's gradient in the last step, before clipping; None where nothing needed it."""
+
+    @abstractmethod
     def scale_learning_rates(self, factor: float) -> None:
         """Set the learning rates of the next steps to `factor` times the configured ones."""
 
@@ -82,6 +97,12 @@ class _DeepSpeedEngine:
 
     def scale_learning_rates(self, factor: float) -> None:
         scale_learning_rates(self._optimizer, factor)
+
+    @property
+    def gradient_norm(self) -> float | None:
+        # DeepSpeed computes it to clip, and for ZeRO. Without ZeRO it clips without keeping the norm.
+        norm = self._engine.get_global_grad_norm()
+        return None if norm is None else float(norm)
 
     def close(self) -> None:
         self._engine.destroy()
@@ -141,6 +162,15 @@ class PlainEngine(_DeepSpeedEngine):
         comm.all_reduce(total)
         return float(total) / self._plan.layout.data
 
+    def evaluate(self, batches: Iterator[MicroBatch], count: int) -> tuple[float, int]:
+        found = torch.zeros(2, dtype=torch.float64, device=self._device)
+        with _without_dropout(self.stage), torch.no_grad():
+            for batch in islice(batches, count):
+                inputs, target = _tensors(batch, 1.0, self._device)
+                found += torch.stack((pack_loss(self._engine(inputs), target), _targets(target[0])))
+        comm.all_reduce(found)
+        return float(found[0]), int(found[1])
+
 
 class PipelineEngine(_DeepSpeedEngine):
     """Stages on different ranks, with DeepSpeed's 1F1B schedule."""
@@ -177,6 +207,24 @@ class PipelineEngine(_DeepSpeedEngine):
         self._engine.set_train_batch_size(count * self._plan.layout.data)
         scale = count * self._plan.layout.data / target_tokens
         return float(self._engine.train_batch(_tensors(batch, scale, self._device) for batch in batches))
+
+    def evaluate(self, batches: Iterator[MicroBatch], count: int) -> tuple[float, int]:
+        targets = torch.zeros((), dtype=torch.int64, device=self._device)
+
+        def loaded() -> Iterator[Any]:
+            for batch in batches:
+                inputs, target = _tensors(batch, 1.0, self._device)
+                # The first stage loads the same packs.
+                targets.add_(_targets(target[0]) if self.stage.cut.heads else 0)
+                yield inputs, target
+
+        with _without_dropout(self.stage):
+            mean = float(self._engine.eval_batch(loaded(), num_micro_batches=count))
+        # Its two buffers would hold the last packs' logits until the next step has other ones.
+        for buffers in self._engine.pipe_buffers.values():
+            buffers[:] = [None] * len(buffers)
+        comm.all_reduce(targets)
+        return mean * count * self._plan.layout.data, int(targets)
 
 
 class _Pipeline(PipelineModule):  # type: ignore[misc]
@@ -217,6 +265,22 @@ def _tie_embeddings(plan: Plan, stage: StageModule, where: RankCoordinates) -> t
             comm.broadcast(weight.data, src=ranks[0], group=group)
             mine = (weight, group)
     return mine
+
+
+@contextmanager
+def _without_dropout(stage: StageModule) -> Iterator[None]:
+    """Set a stage to evaluation mode; afterwards each of its modules has the mode that it had."""
+    modes = {module: module.training for module in stage.modules()}
+    stage.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def _targets(labels: torch.Tensor) -> torch.Tensor:
+    return (labels != IGNORED).sum()
 
 
 def _tensors(

@@ -100,6 +100,8 @@ def pack_loss(logits: torch.Tensor, target: tuple[torch.Tensor, torch.Tensor]) -
 
 
 def _recomputed(run: Callable[[torch.Tensor], torch.Tensor], states: torch.Tensor) -> torch.Tensor:
+    if not torch.is_grad_enabled():  # it would warn that there is nothing to recompute for
+        return run(states)
     # Reentrant, so that what the recomputation saves passes the hooks that count live bytes, like everything else.
     output: torch.Tensor = checkpoint(run, states, use_reentrant=True)
     return output

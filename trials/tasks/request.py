@@ -66,6 +66,8 @@ class Request:
     weights: CostWeights
     """Weights of the cost by which packs are matched across data-parallel ranks."""
     memory_limit_bytes: int
+    held_out: Path | None = None
+    """The saved index of the samples on which a training is evaluated."""
 
 
 def write_request(folder: Path, request: Request) -> None:

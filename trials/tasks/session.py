@@ -15,7 +15,7 @@ from trials.data.loader import MicroBatch, micro_batches
 from trials.data.records.sample import Encoder
 from trials.engine.engine import TrainingEngine, build_engine
 from trials.engine.memory import MemoryMeter, memory_meter
-from trials.errors import TrialsError
+from trials.errors import NotFinite
 from trials.grid import RankCoordinates
 from trials.model.cut import cut
 from trials.model.inputs.encoders import load_encoder
@@ -50,17 +50,22 @@ class Session:
             request.job, self.index, request.weights, plan.packing, data_parallel=plan.layout.data, number=number
         )
 
-    def batches(self, epoch: Epoch, steps: Sequence[int]) -> Generator[MicroBatch, None, None]:
-        """Yield this rank's packs of these steps in order; close it when done. Raise DataError for `on_error: fail`."""
+    def batches(
+        self, epoch: Epoch, steps: Sequence[int], workers: int | None = None
+    ) -> Generator[MicroBatch, None, None]:
+        """Yield this rank's packs of these steps in order; close it when done. Raise DataError for `on_error: fail`.
+
+        `workers` replaces `data.workers` of the job.
+        """
         data = self.request.job.data
         for batch in micro_batches(
-            self.index,
+            epoch.index,
             epoch,
             steps,
             self.coordinates.data_rank,
             self.encoder,
             pixels=self.engine.stage.cut.embeds,
-            workers=data.workers or 0,
+            workers=(data.workers or 0) if workers is None else workers,
             pin=self.device.type == "cuda",
             on_error=data.on_error,
         ):
@@ -70,14 +75,22 @@ class Session:
     def step(self, batches: Iterator[MicroBatch], step: Step) -> float:
         """Run one optimizer step and return its loss.
 
-        Raise MemoryExceeded when this rank exceeds its limit, and TrialsError for a loss that is not finite.
+        Raise MemoryExceeded when this rank exceeds its limit, and NotFinite for a loss that is not finite.
         """
         count = len(step.packs[self.coordinates.data_rank])
         with self.meter.watch():
             loss = self.engine.step(batches, count, step.target_tokens)
         if not math.isfinite(loss):
-            raise TrialsError(f"the loss of a step is {loss}; lower training.learning_rate, or check the data")
+            raise not_finite("the loss of a step", loss)
         return loss
+
+
+def not_finite(what: str, value: float) -> NotFinite:
+    """Return the error for a value that is NaN or infinite, with the remedies."""
+    return NotFinite(
+        f"{what} is {value}; lower training.learning_rate, set training.clip_norm or a longer training.warmup, or "
+        "check the data"
+    )
 
 
 @contextmanager

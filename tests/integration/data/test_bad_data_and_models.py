@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub
 import pytest
@@ -86,6 +87,59 @@ def test_the_data_of_a_second_command_is_known(job: JobFile, home: Path, monkeyp
         assert (code, "'nope' is not one of the samplers" in reported) == (2, True)
         monkeypatch.setattr(measuring, "measure", None)
     assert [path.suffix for path in (home / "cache" / "autotune" / "lengths").iterdir()] == [".npz"]
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "message"),
+    [
+        ({"samples": 48}, "evaluation.samples: 48 of the 48 samples of data.sources leave none to train on; lower it"),
+        ({"sources": [{"path": "{folder}/gone.jsonl"}]}, "gone.jsonl does not exist; correct its path"),
+        (
+            {"sources": [{"path": "{folder}/lengths.jsonl"}]},
+            "evaluation.sources: {folder}/lengths.jsonl holds only lengths",
+        ),
+    ],
+    ids=["as many as there are", "missing", "lengths"],
+)
+def test_unusable_samples_to_evaluate_on_are_refused_before_anything_runs(
+    job: JobFile, tmp_path: Path, evaluation: dict[str, Any], message: str
+) -> None:
+    write_records(tmp_path / "lengths.jsonl", {"vit_num": 1, "token_num": 70, "image_flags": 1})
+    given = json.loads(json.dumps(evaluation).replace("{folder}", str(tmp_path)))
+    code, reported = refusal("run", job.spoil(evaluation=given))
+    assert code == 1
+    assert message.format(folder=tmp_path) in reported
+    assert not job.output.exists()
+
+
+def test_samples_to_evaluate_on_that_are_trained_on_too_are_warned_of(
+    example: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = {"path": str(example / "data" / "train.jsonl")}
+    job = job_of(
+        example,
+        tmp_path / "output",
+        data={"sources": [{**source, "sampling": "first:40"}]},
+        evaluation={"sources": [{**source, "sampling": "end:10"}]},
+    )
+    prepared = prepare(job, tmp_path)
+    assert prepared.workload.data.samples == 40
+    assert prepared.held_out is not None
+    assert len(prepared.held_out) == 10
+    (warning,) = caplog.messages
+    assert warning.startswith(
+        f"2 of the 10 samples of evaluation.sources are also in data.sources, {source['path']}:39"
+    )
+
+
+def test_held_out_samples_are_no_part_of_the_workload(example: Path, tmp_path: Path) -> None:
+    whole = prepare(job_of(example, tmp_path / "output"), tmp_path)
+    part = prepare(job_of(example, tmp_path / "output", evaluation={"samples": 0.25}), tmp_path)
+    assert (whole.held_out_file, part.workload.data.samples) == (None, 36)
+    assert whole.workload.data.lengths_digest != part.workload.data.lengths_digest
+    assert part.held_out is not None
+    assert part.held_out_file != part.index_file
+    assert part.workload.data.text_tokens + part.held_out.text_tokens.sum() == whole.workload.data.text_tokens
 
 
 # --- the model ---

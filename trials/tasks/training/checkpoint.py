@@ -17,7 +17,7 @@ from trials.engine.state import PARTS, WEIGHT
 from trials.errors import TrialsError
 from trials.model.conversion import stored_form
 from trials.model.paths import tensors_at
-from trials.tasks.session import Session, unused_tensors
+from trials.tasks.session import Session, not_finite, unused_tensors
 from trials.tasks.training.output import (
     RECORD_FILE,
     STATE_FILE,
@@ -35,7 +35,8 @@ from trials.whole_file import sync
 def save_checkpoint(session: Session, output: Path, record: TrainingRecord, steps: int) -> None:
     """Write checkpoint-STEPS, verify it, and remove those beyond `keep_checkpoints`; every rank must call it.
 
-    Raise TrialsError when it cannot be written to the disk. Earlier checkpoints stay then.
+    Raise TrialsError when it cannot be written to the disk, and NotFinite for a weight or moment that is not finite.
+    Earlier checkpoints stay then.
     """
     state_of = session.engine.state
     tensors = {
@@ -43,6 +44,9 @@ def save_checkpoint(session: Session, output: Path, record: TrainingRecord, step
         for name, parameter in _named_parameters(session)
         for part in PARTS
     }
+    for name, tensor in tensors.items():
+        if not tensor.isfinite().all():
+            raise not_finite(name, tensor[~tensor.isfinite()][0].item())
     with _writing(session, checkpoint_folder(output, steps), record) as partial:
         if session.coordinates.data_rank == 0:
             _save_tensors(tensors, partial / f"stage-{session.coordinates.stage}.safetensors")

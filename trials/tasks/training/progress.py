@@ -1,10 +1,11 @@
-"""Progress of a training: a file with one line per optimizer step, written by rank 0."""
+"""Progress of a training: a file with a line for each optimizer step and each evaluation, written by rank 0."""
 
 import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from trials import wire
 from trials.errors import WireError
@@ -30,6 +31,10 @@ class Progress:
     """`training.learning_rate` after the schedule; those of parts follow the same one. None in older files."""
     data_wait_seconds: float = 0.0
     """Longest time that a rank waited for its packs: to be read where no workers do it ahead, and copied."""
+    text_tokens: int = 0
+    """Tokens of the step's samples, without padding. 0 in older files."""
+    gradient_norm: float | None = None
+    """Norm of the whole model's gradient before clipping; None where nothing needed it."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for an impossible step: a speed is computed from every line."""
@@ -39,7 +44,25 @@ class Progress:
             raise ValueError(f"step {self.step} cannot have waited for data {self.data_wait_seconds} s")
 
 
-def append_step(path: Path, record: Progress) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated:
+    """The held-out samples after a step: a line of the progress file."""
+
+    step: int
+    """Total optimizer steps before the evaluation."""
+    of: int
+    """Steps of the whole training."""
+    evaluation_loss: float
+    """Mean over the target tokens of the held-out samples."""
+    seconds: float
+    samples: int
+
+
+Line: TypeAlias = Progress | Evaluated
+"""A line of the progress file. No field tells the two apart: they have different ones."""
+
+
+def append_line(path: Path, record: Line) -> None:
     """Append a line. Log an error of the disk, for which a training should not end."""
     try:
         with path.open("ab+") as file:
@@ -47,39 +70,49 @@ def append_step(path: Path, record: Progress) -> None:
                 file.write(b"\n")  # an earlier process died within its line
             file.write(wire.encode(record).encode() + b"\n")
     except OSError as error:
-        _log.warning("step %d is not in %s: %s", record.step, path, error.strerror)
+        what = "step" if isinstance(record, Progress) else "the evaluation after step"
+        _log.warning("%s %d is not in %s: %s", what, record.step, path, error.strerror)
 
 
 def drop_steps_after(path: Path, done: int) -> None:
-    """Remove the lines of steps after `done`, which will be trained again; lines that are no steps stay."""
+    """Remove the lines of steps after `done`, which will be trained again; lines of something else stay."""
     if not path.exists():
         return
     with path.open("rb") as file:
         lines = [(line, _decoded(line)) for line in file]
-    kept = [line for line, step in lines if step is None or step.step <= done]
+    kept = [line for line, record in lines if record is None or record.step <= done]
     if len(kept) < len(lines):
         with whole_file(path) as stream:
             stream.writelines(kept)
 
 
-def _decoded(line: bytes) -> Progress | None:
+def read_lines(path: Path) -> list[Line]:
+    """Return the lines of the file in their order, without those of something else; none where there is no file."""
+    if not path.exists():
+        return []
+    with path.open("rb") as file:
+        return [record for record in map(_decoded, file) if record is not None]
+
+
+def _decoded(line: bytes) -> Line | None:
     try:
-        return wire.decode(Progress, line)
+        found: Line = wire.decode(Line, line)
     except WireError:
         return None
+    return found
 
 
 class ProgressReader:
     """Follows a progress file from its current end while the ranks write it."""
 
-    def __init__(self, path: Path, on_step: Callable[[Progress], None]) -> None:
+    def __init__(self, path: Path, on_line: Callable[[Line], None]) -> None:
         self._path = path
-        self._on_step = on_step
+        self._on_line = on_line
         self._offset = path.stat().st_size if path.exists() else 0
         self.seen: list[Progress] = []
 
     def look(self) -> None:
-        """Report every new complete line. Lines that are no steps are logged and skipped."""
+        """Report every new complete line. Lines of something else are logged and skipped."""
         if not self._path.exists():
             return
         with self._path.open("rb") as file:
@@ -88,10 +121,11 @@ class ProgressReader:
                 if not line.endswith(b"\n"):
                     return
                 self._offset += len(line)
-                step = _decoded(line)
-                if step is not None:
-                    self.seen.append(step)
-                    self._on_step(step)
+                record = _decoded(line)
+                if isinstance(record, Progress):
+                    self.seen.append(record)
+                if record is not None:
+                    self._on_line(record)
                 elif line.strip():
                     _log.warning("%s: a line is not a training step and is ignored: %.60r", self._path, line)
 

@@ -36,6 +36,9 @@ class Settings:
     weight_decay: float = 0.01
     betas: tuple[float, float] = (0.9, 0.999)
     clip_norm: float | None = None
+    evaluation_samples: float | None = None
+    """Samples of the data that are held out: others would have been trained on before."""
+    evaluation_seed: int = 0
 
 
 MAY_CHANGE = (
@@ -74,4 +77,6 @@ def training_settings(request: Request, data_digest: str) -> Settings:
         weight_decay=job.training.weight_decay,
         betas=job.training.betas,
         clip_norm=job.training.clip_norm,
+        evaluation_samples=job.evaluation.samples,
+        evaluation_seed=job.evaluation.seed if job.evaluation.samples else 0,
     )

@@ -10,10 +10,12 @@ from deepspeed import comm
 
 from trials.engine.engine import LOAD
 from trials.errors import OutputTaken, TrialsError
+from trials.job import TrainingSection
 from trials.tasks.answer import TrainingReport
 from trials.tasks.request import Training
 from trials.tasks.session import Session
 from trials.tasks.training.checkpoint import load_checkpoint, save_checkpoint, save_model
+from trials.tasks.training.evaluation import Evaluator, check_weights, explained
 from trials.tasks.training.output import (
     MODEL_FOLDER,
     RECORD_FILE,
@@ -22,7 +24,7 @@ from trials.tasks.training.output import (
     open_output,
     read_record,
 )
-from trials.tasks.training.progress import PROGRESS_FILE, Progress, append_step
+from trials.tasks.training.progress import PROGRESS_FILE, Progress, append_line
 from trials.tasks.training.schedule import Schedule, schedule_of
 from trials.tasks.training.settings import training_settings
 
@@ -32,39 +34,64 @@ def run_training(session: Session, task: Training, asked_to_stop: Callable[[], b
 
     When a rank is `asked_to_stop`, all ranks end after the same step, with a checkpoint.
     """
+
+    def stops() -> bool:
+        return bool(_largest(session, asked_to_stop()))
+
+    def save(steps: int) -> None:
+        with explained(session, schedule, steps):
+            check_weights(session, first)
+            save_checkpoint(session, task.output, opened.record, steps)
+
     opened = _open(session, task.output)
     done = opened.steps
     training = session.request.job.training
-    counts = [session.epoch(number).steps for number in range(training.epochs)]
+    first = session.epoch(0)
+    counts = [first.steps, *(session.epoch(number).steps for number in range(1, training.epochs))]
     schedule = schedule_of(training, counts)
     total = schedule.total
-    if done > total:
-        end = "epochs" if total == sum(counts) else "max_steps"
-        raise TrialsError(
-            f"{checkpoint_folder(task.output, done)} is beyond the {total} steps of training.{end}: "
-            f"{getattr(training, end)}; raise it, or name another training.output"
-        )
     if done:
+        _check_end(training, checkpoint_folder(task.output, done), done, counts, total)
         load_checkpoint(session, checkpoint_folder(task.output, done), done)
+    evaluator = Evaluator(session, task.output / PROGRESS_FILE, counts, schedule)
     last = min(total, task.max_steps or total)
     every = training.checkpoint_every
-    stopped = False
-    with closing(_run_steps(session, counts, done, last, schedule)) as steps:
+    stopped = not evaluator.catch_up(done, stops)
+    with closing(_run_steps(session, counts, done, done if stopped else last, schedule)) as steps:
         for record, ends_epoch in steps:
             done = record.step
             if session.coordinates.rank == 0:
-                append_step(task.output / PROGRESS_FILE, record)
-            stopped = done < last and bool(_largest(session, asked_to_stop()))
-            if stopped or ends_epoch or done == last or (every and done % every == 0):
-                save_checkpoint(session, task.output, opened.record, done)
+                append_line(task.output / PROGRESS_FILE, record)
+            stopped = done < last and stops()
+            is_saved = stopped or ends_epoch or done == last or bool(every and done % every == 0)
+            if is_saved:
+                save(done)
+            # Behind the checkpoint: an evaluation may take long, or fail.
+            stopped = stopped or not evaluator.run(done, stops)
             if stopped:
+                if not is_saved:
+                    save(done)
                 break
     model = task.output / MODEL_FOLDER if done == total else None
     if model and not (opened.has_model and opened.steps == done):
         save_model(session, model, opened.record, done)
     return TrainingReport(
-        steps=done, finished=done == total, model=model, blank_samples=session.blank_samples, stopped=stopped
+        steps=done,
+        finished=done == total,
+        model=model,
+        blank_samples=session.blank_samples,
+        stopped=stopped and done < total,
     )
+
+
+def _check_end(training: TrainingSection, checkpoint: Path, done: int, counts: Sequence[int], total: int) -> None:
+    """Raise TrialsError for a checkpoint of a later step than the last."""
+    if done > total:
+        end = "epochs" if total == sum(counts) else "max_steps"
+        raise TrialsError(
+            f"{checkpoint} is beyond the {total} steps of training.{end}: {getattr(training, end)}; raise it, or name "
+            "another training.output"
+        )
 
 
 def _largest(session: Session, value: float) -> float:
@@ -103,7 +130,8 @@ def _run_steps(
                 factor = schedule.factor(before + index + 1)
                 session.engine.scale_learning_rates(factor)
                 start = time.perf_counter()
-                loss = session.step(batches, step)
+                with explained(session, schedule, before + index + 1):
+                    loss = session.step(batches, step)
                 seconds = time.perf_counter() - start
                 progress = Progress(
                     step=before + index + 1,
@@ -113,6 +141,8 @@ def _run_steps(
                     samples=step.samples,
                     learning_rate=session.request.job.training.learning_rate * factor,
                     data_wait_seconds=_largest(session, session.engine.stopwatch.read().get(LOAD, 0.0)),
+                    text_tokens=step.text_tokens,
+                    gradient_norm=session.engine.gradient_norm,
                 )
                 yield progress, index + 1 == count
         before += count

@@ -1,0 +1,53 @@
+"""Samples that are held out of a training, to evaluate the model on them."""
+
+import math
+from dataclasses import replace
+from decimal import Decimal
+
+import numpy as np
+
+from trials.data.index import DatasetIndex
+from trials.data.order import epoch_order
+from trials.data.records.sample import Ints
+from trials.errors import DataError
+from trials.job import EvaluationSection
+
+
+def hold_out(index: DatasetIndex, evaluation: EvaluationSection) -> tuple[DatasetIndex, DatasetIndex | None]:
+    """Return (the samples to train on, those of `evaluation.samples`, or None where it is not given).
+
+    They are drawn by `evaluation.seed` from the samples that an epoch shows, each of them at most once. They depend on
+    the data alone, so every plan, training seed and resumed training has the same. Raise DataError when none is left to
+    train on.
+    """
+    if evaluation.samples is None:
+        return index, None
+    shown = np.unique(epoch_order(index, evaluation.seed, 0))
+    wanted = evaluation.samples
+    # Decimal, because 100 times the float 0.07 is above 7.
+    count = math.ceil(Decimal(str(wanted)) * len(shown)) if wanted < 1 else int(wanted)
+    if count >= len(shown):
+        raise DataError(
+            f"evaluation.samples: {wanted:g} of the {len(shown)} samples of data.sources leave none to train on; "
+            "lower it, or name other files in evaluation.sources"
+        )
+    # Another stream than those of the order and of the repeats.
+    chosen = np.random.default_rng([evaluation.seed, 0, 2]).permutation(shown)[:count]
+    is_held_out = np.zeros(len(index), dtype=np.bool_)
+    is_held_out[chosen] = True
+    return index.keep(~is_held_out), _each_once(index.keep(is_held_out))
+
+
+def _each_once(index: DatasetIndex) -> DatasetIndex:
+    return replace(index, files=tuple(replace(file, repeat=1.0) for file in index.files))
+
+
+def trained_on(training: DatasetIndex, seed: int, held_out: DatasetIndex) -> Ints:
+    """Return the rows of `held_out` whose records a training with this seed shows, too."""
+    shown = training.keep(np.unique(epoch_order(training, seed, 0)))
+    found = np.zeros(len(held_out), dtype=np.bool_)
+    for number, file in enumerate(held_out.files):
+        same = [other for other, each in enumerate(shown.files) if each.path == file.path]
+        offsets = shown.offset[np.isin(shown.file, same)]
+        found |= (held_out.file == number) & np.isin(held_out.offset, offsets)
+    return np.flatnonzero(found)

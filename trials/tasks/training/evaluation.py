@@ -1,0 +1,136 @@
+"""Evaluations of a training: the loss on held-out samples, which leaves the state of the training as it was."""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from itertools import accumulate
+from pathlib import Path
+
+import torch
+from deepspeed import comm
+
+from trials.data.epoch import Epoch, build_epoch
+from trials.data.index import DatasetIndex
+from trials.errors import DataError, NotFinite
+from trials.tasks.session import Session, not_finite
+from trials.tasks.training.progress import Evaluated, append_line, read_lines
+from trials.tasks.training.schedule import Schedule
+
+
+class Evaluator:
+    """The held-out samples of a training, packed by its plan, and the steps after which they are evaluated."""
+
+    def __init__(self, session: Session, progress: Path, counts: Sequence[int], schedule: Schedule) -> None:
+        """`counts` are the steps of each epoch. Every rank must call it."""
+        self._session = session
+        self._progress = progress
+        self._schedule = schedule
+        self._ends = set(accumulate(counts))
+        held_out = session.request.held_out
+        self._epoch = _packed(session, DatasetIndex.load(held_out)) if held_out else None
+
+    def catch_up(self, step: int, stops: Callable[[], bool]) -> bool:
+        """Evaluate a training that resumes after `step` if an earlier launch ended before it could; see `run`."""
+        found = torch.zeros(1, device=self._session.device)
+        if self._session.coordinates.rank == 0:
+            found += any(isinstance(line, Evaluated) and line.step == step for line in read_lines(self._progress))
+        comm.broadcast(found, src=0)
+        return bool(found) or self.run(step, stops)
+
+    def run(self, step: int, stops: Callable[[], bool]) -> bool:
+        """Evaluate where `step` has an evaluation; every rank must call it.
+
+        `stops` is called on every rank, between packs, and has the same result on all. Return False when it was True
+        before the end. Raise NotFinite for a loss that is not finite.
+        """
+        epoch = self._epoch
+        if epoch is None or not self._is_due(step):
+            return True
+        start = time.perf_counter()
+        with explained(self._session, self._schedule, step):
+            loss = _mean_loss(self._session, epoch, stops)
+        if loss is None:
+            return False
+        if self._session.coordinates.rank == 0:
+            line = Evaluated(
+                step=step,
+                of=self._schedule.total,
+                evaluation_loss=loss,
+                seconds=time.perf_counter() - start,
+                samples=len(epoch.packs.samples),
+            )
+            append_line(self._progress, line)
+        return True
+
+    def _is_due(self, step: int) -> bool:
+        every = self._session.request.job.evaluation.every
+        return step == self._schedule.total or (step > 0 and step % every == 0 if every else step in self._ends)
+
+
+def _packed(session: Session, index: DatasetIndex) -> Epoch:
+    """Return the samples in the packs of the plan. None is skipped: the loss is the same under every plan."""
+    job, plan = session.request.job, session.request.plan
+    return build_epoch(
+        index,
+        plan.packing,
+        data_parallel=plan.layout.data,
+        global_batch_samples=job.training.global_batch_samples,
+        weights=session.request.weights,
+        seed=job.evaluation.seed,
+        epoch=0,
+        oversize="own-pack",
+    )
+
+
+def _mean_loss(session: Session, epoch: Epoch, stops: Callable[[], bool]) -> float | None:
+    """Return the mean cross-entropy over the target tokens of all packs, or None when `stops` is True before the end.
+
+    Samples that cannot be read do not count. Raise DataError where none can.
+    """
+    total, targets = 0.0, 0
+    steps = range(epoch.steps)
+    with _set_aside(session), closing(session.batches(epoch, steps)) as batches:
+        for step in steps:
+            if stops():
+                return None
+            found = session.engine.evaluate(batches, len(epoch.rows(step)))
+            total, targets = total + found[0], targets + found[1]
+    if not targets:
+        raise DataError("no sample can be read to evaluate the model on; correct the files that the log names")
+    if not math.isfinite(total):
+        raise not_finite("the evaluation loss", total / targets)
+    return total / targets
+
+
+@contextmanager
+def _set_aside(session: Session) -> Iterator[None]:
+    """Restore the random state and the stopwatch afterwards: a loader draws a seed, and its time is not a step's."""
+    devices = [session.device] if session.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        yield
+    session.engine.stopwatch.read()
+
+
+def check_weights(session: Session, epoch: Epoch) -> None:
+    """Run one pack of each data rank, of `epoch`, forward; raise NotFinite when its loss is not finite.
+
+    Weights that a step has made too large can be finite, while all their losses are not.
+    """
+    with _set_aside(session), closing(session.batches(epoch, (0,), workers=0)) as batches:
+        loss, _ = session.engine.evaluate(batches, 1)
+    if not math.isfinite(loss):
+        raise not_finite("the loss with the weights after it", loss)
+
+
+@contextmanager
+def explained(session: Session, schedule: Schedule, step: int) -> Iterator[None]:
+    """Add the step and its learning rate to a NotFinite, and what the next launch does."""
+    try:
+        yield
+    except NotFinite as error:
+        rate = session.request.job.training.learning_rate * schedule.factor(step)
+        raise NotFinite(
+            f"step {step}, learning rate {rate:.3g}: {error}. The next launch continues from the last checkpoint, if "
+            "there is one"
+        ) from error
