@@ -10,6 +10,7 @@ from typing import Literal
 
 from autotune.errors import JobError, LaunchFailed, PlanNotValid
 from autotune.silence import Silence
+from autotune.training_log import TrainingLog, check_loggers, logged_run
 from autotune.training_output import check_output, held
 from autotune.workload import Prepared
 from storage.errors import DatabaseUnavailable
@@ -66,9 +67,9 @@ def launch(
     `stops` is called many times a second: once it has returned True, the ranks finish their step, write a checkpoint
     and report. What it raises ends them at once.
     The spool keeps the result until the store has it. The request and the logs of the ranks are written below `folder`.
-    Raises PlanNotValid for a plan that needs more devices, JobError for an output that cannot be written or a warm-up
-    longer than the training, OutputTaken for an output with the results of another training, and LaunchFailed with the
-    reason when a rank fails.
+    Raises PlanNotValid for a plan that needs more devices, JobError for an output that cannot be written, a logger that
+    cannot be used or a warm-up longer than the training, OutputTaken for an output with the results of another
+    training, and LaunchFailed with the reason when a rank fails.
     """
     hardware = prepared.workload.hardware
     if plan.layout.world_size > hardware.devices:
@@ -77,16 +78,21 @@ def launch(
             "hardware.devices, or run `autotune tune` for a plan that fits"
         )
     check_output(prepared.job)
+    check_loggers(prepared.job)
     _check_warmup(prepared, plan)
     output = prepared.job.training.output
     request = prepared.request(plan, Training(output=output, max_steps=max_steps))
     with held(output):
-        open_output(output, training_settings(request, prepared.index.digest))
-        watch = _Watch(output / PROGRESS_FILE, on_step, on_evaluation, stops)
-        work = store.add_workload(prepared.workload)
-        record = store.start_launch(plan, work, predicted_samples_per_second, agent_id)
-        ending = _Ending(record.id, watch.reader, store, spool)
-        report, blanks = _train(request, hardware.accelerator, folder / record.id, watch, ending)
+        earlier = read_lines(output / PROGRESS_FILE)
+        opened = open_output(output, training_settings(request, prepared.index.digest))
+        run = logged_run(prepared.job, plan, opened, earlier)
+        with TrainingLog(prepared.job.training.loggers, run) as log:
+            evaluates = prepared.held_out is not None
+            watch = _Watch(output / PROGRESS_FILE, log, on_step, on_evaluation, stops, evaluates=evaluates)
+            work = store.add_workload(prepared.workload)
+            record = store.start_launch(plan, work, predicted_samples_per_second, agent_id)
+            ending = _Ending(record.id, watch.reader, store, spool)
+            report, blanks = _train(request, hardware.accelerator, folder / record.id, watch, ending)
     reader = watch.reader
     return Launched(
         report=report,
@@ -116,12 +122,16 @@ class _Watch:
     def __init__(
         self,
         path: Path,
+        log: TrainingLog,
         on_step: Callable[[Progress], None],
         on_evaluation: Callable[[Evaluated], None],
         stops: Callable[[], bool],
+        *,
+        evaluates: bool,
     ) -> None:
         self.stops = stops
-        self._silence = Silence()
+        self._silence = Silence(evaluates=evaluates)
+        self._log = log
         self._on_step = on_step
         self._on_evaluation = on_evaluation
         self.reader = ProgressReader(path, self._hear)
@@ -132,11 +142,12 @@ class _Watch:
         self._silence.look(pids)
 
     def _hear(self, line: Line) -> None:
+        self._log.add(line)
         if isinstance(line, Progress):
             self._silence.step(line.seconds)
             self._on_step(line)
         else:
-            self._silence.evaluation()
+            self._silence.evaluation(line.seconds)
             self._on_evaluation(line)
 
 

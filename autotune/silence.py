@@ -31,7 +31,9 @@ class _Look:
 class Silence:
     """Warn of ranks that are stopped for some seconds, and when a step takes much longer than usual."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, evaluates: bool = False) -> None:
+        """With `evaluates`, the first evaluation may take as long as the start."""
+        self._evaluation_seconds = _START_SECONDS / 2 if evaluates else 0.0
         self._steps: list[float] = []
         self._looked = time.monotonic()
         self._last_step = datetime.now(UTC)
@@ -45,10 +47,14 @@ class Silence:
         if self._warned_seconds:
             _log.warning("the training continues after %.0f s without a step", self._silent_seconds)
         self._steps.append(seconds)
-        self.evaluation()
+        self._hear()
 
-    def evaluation(self) -> None:
-        """Note the end of an evaluation."""
+    def evaluation(self, seconds: float) -> None:
+        """Note an evaluation that took `seconds`."""
+        self._evaluation_seconds = seconds
+        self._hear()
+
+    def _hear(self) -> None:
         self._last_step, self._silent_seconds, self._warned_seconds, self._first = datetime.now(UTC), 0.0, 0.0, ()
 
     def look(self, pids: Sequence[int]) -> None:
@@ -85,7 +91,11 @@ class Silence:
     def _tell_of_silence(self, now: Sequence[_Look]) -> None:
         """Warn once the allowed time is over, and again whenever it has doubled."""
         usual_seconds = statistics.median(self._steps) if self._steps else None
-        allowed = _START_SECONDS if usual_seconds is None else max(_LEAST_SECONDS, _USUAL_STEPS * usual_seconds)
+        allowed = (
+            _START_SECONDS
+            if usual_seconds is None
+            else max(_LEAST_SECONDS, _USUAL_STEPS * usual_seconds, 2 * self._evaluation_seconds)
+        )
         if self._silent_seconds < max(allowed, 2 * self._warned_seconds):
             return
         self._warned_seconds = self._silent_seconds

@@ -149,6 +149,8 @@ class TrainingSection(_Section):
     """Steps between checkpoints; only at the end of each epoch when absent."""
     keep_checkpoints: Annotated[int, Field(gt=0)] = 2
     """Newest checkpoints to keep; older ones of the same training are removed."""
+    loggers: tuple[str, ...] = ()
+    """Modules of `autotune.loggers` that get the progress, besides the console and progress.jsonl."""
 
     @field_validator("warmup")
     @classmethod

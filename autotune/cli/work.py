@@ -13,6 +13,7 @@ from autotune.job_file import JobFile
 from autotune.known_plan import KnownPlan, known_text, of_tried, of_winner
 from autotune.launch import Launched, launch
 from autotune.search.tuner import Tuner
+from autotune.training_log import check_loggers
 from autotune.training_output import check_new, check_output
 from autotune.workbench import Workbench, workbench
 from storage.nearness import fields_of
@@ -79,6 +80,7 @@ def run_job(options: Options, file: JobFile) -> None:
 
 @contextmanager
 def _open(options: Options, job: Job) -> Iterator[Workbench]:
+    check_loggers(job)
     options.tell("Inspecting the model, the data and the hardware")
     with ExitStack() as stack:
         # The progress bar ends when the data are read; the workbench stays open.

@@ -85,3 +85,19 @@ def test_a_rank_that_has_ended_is_left_to_the_pool(caplog: pytest.LogCaptureFixt
     time.sleep(1.1)
     quiet.look([process.pid])
     assert not caplog.messages
+
+
+def test_an_evaluation_may_take_as_long_as_the_last_one(
+    ranks: list[psutil.Process], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LOOK", "LEAST"):
+        monkeypatch.setattr(silence, f"_{name}_SECONDS", 0.0)
+    quiet, pids = Silence(evaluates=True), [rank.pid for rank in ranks]
+    quiet.step(0.0)
+    quiet.look(pids)
+    quiet.evaluation(1000)
+    quiet.look(pids)
+    assert not caplog.messages
+    quiet.evaluation(0.0)
+    quiet.look(pids)
+    assert "no step since" in caplog.text

@@ -1,5 +1,6 @@
 """Engines that run the optimizer steps of a plan: DeepSpeed's pipeline engine, or its plain one for a single stage."""
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -102,7 +103,9 @@ class _DeepSpeedEngine:
     def gradient_norm(self) -> float | None:
         # DeepSpeed computes it to clip, and for ZeRO. Without ZeRO it clips without keeping the norm.
         norm = self._engine.get_global_grad_norm()
-        return None if norm is None else float(norm)
+        if norm is None:
+            return None
+        return float(norm) if norm >= 0 else math.nan  # -1 stands for one that is not finite
 
     def close(self) -> None:
         self._engine.destroy()

@@ -1,5 +1,6 @@
 """Evaluation on held-out samples: the loss of transformers' own model, and no effect on the training."""
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from transformers import AutoModelForImageTextToText
 from autotune.workload import Prepared
 from tests.training_values import plan_of, prepared_of, variant_of
 from trials.data.loader import encode
+from trials.engine.group import file_meeting, process_group
 from trials.model.family import Images, load_family
 from trials.model.skeleton import load_config
 from trials.outcome import Crash
@@ -20,7 +22,9 @@ from trials.plan import Padded, Plan
 from trials.run.pool import Answers, WarmPool
 from trials.tasks.answer import TrainingReport
 from trials.tasks.request import Training
+from trials.tasks.session import open_session
 from trials.tasks.training.progress import PROGRESS_FILE
+from trials.tasks.training.training import run_training
 
 pytestmark = pytest.mark.ranks
 
@@ -132,3 +136,43 @@ def test_a_learning_rate_that_makes_nan_leaves_the_last_good_checkpoint(
     assert {path: path.read_bytes() for path in output.rglob("*.safetensors")} == before
     assert train(pool, prepared, plan, max_steps=4).steps == 4
     assert sorted(losses(prepared)) == [1, 2, 3, 4]
+
+
+def test_a_training_that_is_asked_to_stop_during_an_evaluation_writes_a_checkpoint_first(
+    shallow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One rank in this process, so that the test decides when it is asked."""
+
+    def run(stop_at: int | None) -> TrainingReport:
+        asked = itertools.count(1)
+        request = prepared.request(plan_of("4+2"), Training(output=output))
+        with (
+            process_group(0, 0, 1, file_meeting(tmp_path / f"meeting-{stop_at}")) as device,
+            open_session(request, 0, device) as session,
+        ):
+            assert isinstance(request.task, Training)
+            return run_training(session, request.task, lambda: next(asked) == stop_at)
+
+    for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
+        monkeypatch.setenv(name, value)
+    prepared = prepared_of(
+        shallow,
+        tmp_path,
+        data={"sources": [{"path": str(shallow / "data" / "train.jsonl"), "sampling": "first:28"}]},
+        training={"global_batch_samples": 4, "learning_rate": 5e-3, "checkpoint_every": 3},
+        evaluation={"samples": 16, "every": 2},
+    )
+    output = prepared.job.training.output
+    # Asked after each of two steps, and before each part of the evaluation: the fourth is inside of it.
+    stopped = run(4)
+    assert (stopped.steps, stopped.stopped, stopped.finished) == (2, True, False)
+    assert (output / "checkpoint-2" / "state.json").exists()
+    assert not losses(prepared, "evaluation_loss")
+    # The next launch begins with this evaluation, and is asked in it again.
+    again = run(2)
+    assert (again.steps, again.stopped) == (2, True)
+    assert not losses(prepared, "evaluation_loss")
+    whole = run(None)
+    assert whole.finished
+    assert sorted(losses(prepared, "evaluation_loss")) == sorted({*range(2, whole.steps + 1, 2), whole.steps})
+    assert [line["step"] for line in lines(prepared)][:4] == [1, 2, 2, 3]

@@ -1,5 +1,6 @@
 """The full training on one rank: every step of every epoch, with checkpoints and the final model."""
 
+import math
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
@@ -13,7 +14,7 @@ from trials.errors import OutputTaken, TrialsError
 from trials.job import TrainingSection
 from trials.tasks.answer import TrainingReport
 from trials.tasks.request import Training
-from trials.tasks.session import Session
+from trials.tasks.session import Session, not_finite
 from trials.tasks.training.checkpoint import load_checkpoint, save_checkpoint, save_model
 from trials.tasks.training.evaluation import Evaluator, check_weights, explained
 from trials.tasks.training.output import (
@@ -132,6 +133,9 @@ def _run_steps(
                 start = time.perf_counter()
                 with explained(session, schedule, before + index + 1):
                     loss = session.step(batches, step)
+                    norm = session.engine.gradient_norm
+                    if norm is not None and not math.isfinite(norm):
+                        raise not_finite("the gradient norm", norm)
                 seconds = time.perf_counter() - start
                 progress = Progress(
                     step=before + index + 1,
@@ -142,7 +146,7 @@ def _run_steps(
                     learning_rate=session.request.job.training.learning_rate * factor,
                     data_wait_seconds=_largest(session, session.engine.stopwatch.read().get(LOAD, 0.0)),
                     text_tokens=step.text_tokens,
-                    gradient_norm=session.engine.gradient_norm,
+                    gradient_norm=norm,
                 )
                 yield progress, index + 1 == count
         before += count

@@ -1,0 +1,33 @@
+"""TensorBoard: event files in the folder `tensorboard` of the output."""
+
+import json
+from collections.abc import Mapping
+from textwrap import indent
+
+from torch.utils.tensorboard import SummaryWriter
+
+from autotune.loggers import LoggedRun, RunLog
+
+ERRORS = (OSError,)
+_FLUSH_SECONDS = 10
+
+
+def start(run: LoggedRun) -> RunLog:
+    return _Events(run)
+
+
+class _Events:
+    def __init__(self, run: LoggedRun) -> None:
+        # TensorBoard hides what earlier launches wrote of steps that are run again.
+        self._writer = SummaryWriter(
+            str(run.output / "tensorboard"), purge_step=run.done + 1, flush_secs=_FLUSH_SECONDS
+        )
+        # Four spaces make a block of code of it: TensorBoard takes a text for Markdown.
+        self._writer.add_text("config", indent(json.dumps(run.config, indent=2), "    "), run.done)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self, _failed: bool, /) -> None:
+        self._writer.close()
