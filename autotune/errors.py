@@ -7,6 +7,7 @@ AutotuneError
 |-- TrialsKeepFailing  several trials in a row failed, and another plan would not help
 |-- ProfileError       a profile of the layers cannot be used
 |-- PlanNotValid       the plan to launch does not hold here, or none is known
+|-- NotCertified       the certificate of the plan to launch does not hold, or could not be made
 |-- LaunchFailed       a rank of the full training failed
 |-- PackError          the lengths, or the file for the packs or the plot, cannot be used
 |-- PredictError       the plan to predict cannot be used, or nothing is known of the devices
@@ -58,6 +59,10 @@ class PlanNotValid(AutotuneError):
     """The plan to launch does not hold here, or none is known."""
 
 
+class NotCertified(AutotuneError):
+    """The certificate of the plan to launch does not hold, or could not be made."""
+
+
 class LaunchFailed(AutotuneError):
     """A rank of the full training failed; its checkpoints stay."""
 
@@ -99,6 +104,7 @@ _EXIT_CODES: dict[type[Exception], int] = {
     UnknownRecord: 2,
     NoFeasiblePlan: 3,
     PlanNotValid: 3,
+    NotCertified: 3,
     NoProfile: 3,
     DatabaseUnavailable: 4,
     DatabaseTooNew: 5,

@@ -20,6 +20,11 @@ def spool_folder(folder: Path) -> Path:
     return folder / "spool"
 
 
+def certificates_folder(folder: Path) -> Path:
+    """Return the folder of the plans' certificates in a database's work folder."""
+    return folder / "certificates"
+
+
 def lengths_folder() -> Path:
     """Return the cache of measured lengths, for all jobs of this user."""
     return user_cache_path("autotune") / "lengths"

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
+from autotune.certificate import CERTIFICATE_FILE, Certificate, write_certificate
 from autotune.errors import JobError, LaunchFailed, PlanNotValid
 from autotune.silence import Silence
 from autotune.training_log import TrainingLog, check_loggers, logged_run
@@ -58,6 +59,7 @@ def launch(
     agent_id: str | None = None,
     predicted_samples_per_second: float | None,
     max_steps: int | None,
+    certificate: Certificate | None = None,
     on_step: Callable[[Progress], None],
     on_evaluation: Callable[[Evaluated], None] = lambda _: None,
     stops: Callable[[], bool] = lambda: False,
@@ -66,17 +68,14 @@ def launch(
 
     `stops` is called many times a second: once it has returned True, the ranks finish their step, write a checkpoint
     and report. What it raises ends them at once.
+    A `certificate` of the plan is written to the output folder.
     The spool keeps the result until the store has it. The request and the logs of the ranks are written below `folder`.
     Raises PlanNotValid for a plan that needs more devices, JobError for an output that cannot be written, a logger that
     cannot be used or a warm-up longer than the training, OutputTaken for an output with the results of another
     training, and LaunchFailed with the reason when a rank fails.
     """
+    check_devices(prepared, plan)
     hardware = prepared.workload.hardware
-    if plan.layout.world_size > hardware.devices:
-        raise PlanNotValid(
-            f"plan {plan.id} needs {plan.layout.world_size} devices, the job has {hardware.devices}; raise "
-            "hardware.devices, or run `autotune tune` for a plan that fits"
-        )
     check_output(prepared.job)
     check_loggers(prepared.job)
     _check_warmup(prepared, plan)
@@ -85,6 +84,8 @@ def launch(
     with held(output):
         earlier = read_lines(output / PROGRESS_FILE)
         opened = open_output(output, training_settings(request, prepared.index.digest))
+        if certificate is not None:
+            write_certificate(output / CERTIFICATE_FILE, certificate)
         run = logged_run(prepared.job, plan, opened, earlier)
         with TrainingLog(prepared.job.training.loggers, run) as log:
             evaluates = prepared.held_out is not None
@@ -102,6 +103,16 @@ def launch(
         blank_samples=blanks,
         evaluations=tuple(line for line in read_lines(output / PROGRESS_FILE) if isinstance(line, Evaluated)),
     )
+
+
+def check_devices(prepared: Prepared, plan: Plan) -> None:
+    """Raise PlanNotValid for a plan that needs more devices than the job has."""
+    devices = prepared.workload.hardware.devices
+    if plan.layout.world_size > devices:
+        raise PlanNotValid(
+            f"plan {plan.id} needs {plan.layout.world_size} devices, the job has {devices}; raise "
+            "hardware.devices, or run `autotune tune` for a plan that fits"
+        )
 
 
 def _check_warmup(prepared: Prepared, plan: Plan) -> None:

@@ -126,12 +126,13 @@ def tune(options: Options, job: "JobFile", trials: int | None, time_limit: float
 @click.option("--plan", metavar="ID", help="ID of a tried plan to train with. Default: the winner.")
 @click.option("--steps", type=click.IntRange(min=1), help="Stop, with a checkpoint, after this many steps in all.")
 @click.option("--dry-run", is_flag=True, help="Print the commands of the ranks without starting them.")
+@click.option("--certify", is_flag=True, help="First compare a step's gradients with the plain model; refuse if wrong.")
 @_common
-def launch(options: Options, job: "JobFile", plan: str | None, steps: int | None, dry_run: bool) -> None:
+def launch(options: Options, job: "JobFile", **wanted: Any) -> None:
     """Run the full training of JOB with its best plan."""
-    from autotune.cli.work import launch_job
+    from autotune.cli.work import LaunchOptions, launch_job
 
-    launch_job(options, job, plan_id=plan, steps=steps, dry_run=dry_run)
+    launch_job(options, job, LaunchOptions(**wanted))
 
 
 @main.command()

@@ -124,6 +124,9 @@ def _annotated(store: Store, found: Sequence[Known]) -> list[Known]:
 
 
 def show_plan(options: Options, plan: str) -> None:
+    from autotune.certificate import stored_certificates
+    from autotune.certificate_report import certificate_text
+    from autotune.folders import certificates_folder, work_folder
     from autotune.known_plan import known_text
 
     with open_store(options.database_url()) as store:
@@ -131,6 +134,8 @@ def show_plan(options: Options, plan: str) -> None:
         launches = store.launches(tried.plan.id)
         used = _uses(store).get(tried.plan.id, ())
         annotation = store.annotations("plan", [tried.plan.id]).get(tried.plan.id, Annotation())
+    folder = certificates_folder(work_folder(options.database_url()))
+    certificates = stored_certificates(folder, tried.plan.id)
     holds, known = holds_here(tried, _hardware_here), known_text(tried)
     options.give(
         lambda: {
@@ -139,8 +144,14 @@ def show_plan(options: Options, plan: str) -> None:
             **_state(holds, used),
             "launches": [wire.to_document(launch) for launch in launches],
             **wire.to_document(annotation),
+            "certificates": [wire.to_document(each) for each in certificates],
         },
-        lambda: study_report.show_text(tried, known, holds, launches, used_by=used, annotation=annotation),
+        lambda: "\n\n".join(
+            (
+                study_report.show_text(tried, known, holds, launches, used_by=used, annotation=annotation),
+                *map(certificate_text, certificates),
+            )
+        ),
     )
 
 

@@ -1,11 +1,16 @@
 """The commands that use the devices: tune, launch and run."""
 
+import logging
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from autotune import study_report
+from autotune.certificate import Certificate
+from autotune.certificate_report import certificate_text
+from autotune.certify import certify, check_place, known_certificate, require
 from autotune.cli.context import Options, Terminated, first_signal_noted
 from autotune.cli.progress import reading_progress
 from autotune.errors import PlanNotValid
@@ -22,12 +27,26 @@ from storage.validity import Verdict, validity
 from trials import wire
 from trials.job import Job
 from trials.launchers.commands import worker_commands
+from trials.plan import Plan
 from trials.tasks.request import Training, write_request
 from trials.tasks.training.progress import Evaluated, Progress
 
+_log = logging.getLogger(__name__)
 _SHOWN_STEPS = 12
 _LONG_DATA_WAIT = 0.02
 """Share of a training's time above which more workers are worth their cores."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchOptions:
+    """The options of `launch`."""
+
+    plan: str | None
+    """Id of the plan to train with; the winner when absent."""
+    steps: int | None
+    """Total steps after which to stop."""
+    dry_run: bool
+    certify: bool
 
 
 def tune_job(options: Options, file: JobFile, *, trials: int | None, time_limit: float | None, fresh: bool) -> None:
@@ -37,16 +56,21 @@ def tune_job(options: Options, file: JobFile, *, trials: int | None, time_limit:
     job = job.model_copy(update={"search": job.search.model_copy(update=given)})
     with _open(options, job) as bench:
         best = _tune(options, bench, fresh=fresh)
+        certificate = known_certificate(bench.prepared, best.plan, bench.folder) or _certify(options, bench, best.plan)
         ran = bench.store.trials(best.study_id)
-    options.give(lambda: study_report.best_document(best), lambda: study_report.best_text(best, ran))
+    options.give(
+        lambda: {**study_report.best_document(best), "certificate": wire.to_document(certificate)},
+        lambda: f"{study_report.best_text(best, ran)}\n\n{certificate_text(certificate)}",
+    )
 
 
-def launch_job(options: Options, file: JobFile, *, plan_id: str | None, steps: int | None, dry_run: bool) -> None:
+def launch_job(options: Options, file: JobFile, wanted: LaunchOptions) -> None:
     job = file.load()
     check_output(job)
+    check_place(job.training.output)
     with _open(options, job) as bench:
-        chosen = _chosen(options, bench, plan_id)
-        if dry_run:
+        chosen = _chosen(options, bench, wanted.plan)
+        if wanted.dry_run:
             folder, prepared = bench.folder / "launch" / "dry-run", bench.prepared
             write_request(folder, prepared.request(chosen.plan, Training(output=job.training.output)))
             accelerator = prepared.workload.hardware.accelerator
@@ -54,7 +78,8 @@ def launch_job(options: Options, file: JobFile, *, plan_id: str | None, steps: i
             document = {"commands": [{"argv": list(c.argv), "environment": dict(c.environment)} for c in commands]}
             options.give(lambda: document, lambda: "\n".join(command.shell() for command in commands))
             return
-        launched = _launch(options, bench, chosen, steps)
+        certificate = _certify(options, bench, chosen.plan) if wanted.certify else None
+        launched = _launch(options, bench, chosen, wanted.steps, certificate)
         workers = bench.prepared.job.data.workers
     options.give(lambda: _launch_document(chosen, launched), lambda: _launch_text(chosen, launched, workers))
 
@@ -62,15 +87,17 @@ def launch_job(options: Options, file: JobFile, *, plan_id: str | None, steps: i
 def run_job(options: Options, file: JobFile) -> None:
     job = file.load()
     check_output(job)
+    check_place(job.training.output)
     with _open(options, job) as bench:
-        best = _known(bench)
+        best, certificate = _known(bench), None
         if best is None:
             check_new(job.training.output)
             best = _tune(options, bench, fresh=False)
+            certificate = _certify(options, bench, best.plan)
         ran = bench.store.trials(best.study_id)
         options.give_early(lambda: f"\n{study_report.best_text(best, ran)}\n")
         chosen = of_winner(best)
-        launched = _launch(options, bench, chosen, None)
+        launched = _launch(options, bench, chosen, None, certificate)
         workers = bench.prepared.job.data.workers
     options.give(
         lambda: {"best": study_report.best_document(best), "launch": _launch_document(chosen, launched)},
@@ -100,7 +127,22 @@ def _tune(options: Options, bench: Workbench, *, fresh: bool) -> BestPlan:
     ).tune(fresh=fresh)
 
 
-def _launch(options: Options, bench: Workbench, chosen: KnownPlan, steps: int | None) -> Launched:
+def _certify(options: Options, bench: Workbench, plan: Plan) -> Certificate:
+    """Certify the plan, and warn if that fails."""
+    options.tell(f"Certifying plan {plan.id}: the gradients of one step, compared with a reference")
+    certificate = certify(bench.prepared, plan, bench.folder)
+    if not certificate.holds:
+        _log.warning("the certificate of plan %s %s: %s", plan.id, certificate.verdict, "; ".join(certificate.reasons))
+    return certificate
+
+
+def _launch(
+    options: Options, bench: Workbench, chosen: KnownPlan, steps: int | None, certificate: Certificate | None
+) -> Launched:
+    """Train with the plan. Raises NotCertified where it has a certificate that does not hold."""
+    if certificate is not None:
+        require(certificate)
+        options.tell(certificate_text(certificate))
     options.tell(f"Training with plan {chosen.plan.id} into {bench.prepared.job.training.output}")
 
     def on_step(progress: Progress) -> None:
@@ -123,6 +165,7 @@ def _launch(options: Options, bench: Workbench, chosen: KnownPlan, steps: int | 
             agent_id=bench.agent.id,
             predicted_samples_per_second=chosen.speed.mean if chosen.speed else None,
             max_steps=steps,
+            certificate=certificate,
             on_step=on_step,
             on_evaluation=on_evaluation,
             stops=lambda: noted.stops(options.tell),

@@ -20,6 +20,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from autotune import certify
 from autotune.cli import main
 from tests import postgres
 from tests.processes import children, wait_for_the_end
@@ -164,9 +165,28 @@ def test_the_optuna_study_holds_the_same_trials(user: User) -> None:
     assert {"layout", "packer", "qv", "qt", "qv_slack", "qt_slack", "boundary_0", "recompute_vision_0"} <= parameters
 
 
+def test_a_tuning_ends_with_a_certificate(user: User) -> None:
+    certificate = user.first["certificate"]
+    assert (certificate["verdict"], certificate["subject"]["plan"]) == ("holds", user.first["id"])
+    assert certificate["comparison"]["epoch"]["samples"] == 24
+    shown, _ = user.run("show", user.first["id"])
+    assert certificate in shown["certificates"]
+
+
+def test_a_plan_whose_certificate_does_not_hold_is_not_trained(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(certify, "faults", lambda *_: ("the gradient of vision differs by 0.5",))
+    with user.environment():
+        answer = CliRunner().invoke(main, ["launch", str(user.job), "--certify"])
+    assert answer.exit_code == 3
+    assert "does not hold, so nothing was trained: the gradient of vision differs by 0.5" in answer.stderr
+    assert not user.output.exists()
+
+
 def test_launch_trains_with_the_best_plan_and_compares_the_speed(user: User) -> None:
-    launched, output = user.run("launch", str(user.job))
+    launched, output = user.run("launch", str(user.job), "--certify")
     assert launched["finished"]
+    certificate = json.loads((user.output / "certificate.json").read_text())
+    assert (certificate["verdict"], certificate["subject"]["plan"]) == ("holds", launched["plan"])
     assert (user.output / "model" / "model.safetensors.index.json").is_file()
     assert launched["samples_per_second"] > 0 < launched["predicted_samples_per_second"]
     assert launched["data_wait_share"] > 0

@@ -15,8 +15,9 @@ from trials.engine.memory import MemoryExceeded
 from trials.errors import TrialsError
 from trials.outcome import Crash, OutOfMemory
 from trials.tasks.answer import UNWRITABLE, FailureReport, Report, begun_path, write_report
+from trials.tasks.certifying.certifying import run_certification
 from trials.tasks.profiling.layer_profile import run_profile
-from trials.tasks.request import REQUEST_FILE, Profile, Request, Training, Trial
+from trials.tasks.request import REQUEST_FILE, Certification, Profile, Request, Training, Trial
 from trials.tasks.session import open_session
 from trials.tasks.training.stopping import stop_requests
 from trials.tasks.training.training import run_training
@@ -76,6 +77,8 @@ def _run(request: Request, rank: int, device: torch.device, folder: Path) -> Rep
         case Trial() as task:
             with open_session(request, rank, device) as session:
                 return run_trial(session, task, folder)
+        case Certification() as task:
+            return run_certification(request, task, rank, device)
         case Training() as task:
             with stop_requests(folder) as asked_to_stop, open_session(request, rank, device) as session:
                 return run_training(session, task, asked_to_stop)

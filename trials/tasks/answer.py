@@ -8,6 +8,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field
 
 from trials import wire
+from trials.certification import EpochCount, ParameterComparison
 from trials.layer_costs import LayerKind
 from trials.outcome import Crash, OutOfMemory, StageMeasurement
 from trials.plan import ZeroStage
@@ -109,6 +110,24 @@ class TrainingReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CertificationReport:
+    """A step under the plan and under the reference, as one rank computed it, and the epoch as it builds it."""
+
+    loss: float
+    expected_loss: float
+    loss_rounding: float | None
+    """Difference of two references, in the type of the weights and in float32; None where only one was computed."""
+    parameters: tuple[ParameterComparison, ...]
+    """Those of this rank's stage; none on a rank whose parameters another one compares."""
+    epoch: EpochCount
+    samples: int
+    """Samples of the step, over all ranks."""
+    blank_samples: int
+    """Samples of the step that could not be read, over all ranks."""
+    kind: Literal["certification"] = "certification"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FailureReport:
     """The cause for which the rank failed."""
 
@@ -116,7 +135,9 @@ class FailureReport:
     kind: Literal["failure"] = "failure"
 
 
-Report: TypeAlias = Annotated[TrialReport | ProfileReport | TrainingReport | FailureReport, Field(discriminator="kind")]
+Report: TypeAlias = Annotated[
+    TrialReport | ProfileReport | TrainingReport | CertificationReport | FailureReport, Field(discriminator="kind")
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field
 
 from trials import wire
+from trials.certification import Reference
 from trials.data.epoch import CostWeights
 from trials.job import Job
 from trials.plan import Plan, ZeroStage
@@ -51,7 +52,17 @@ class Training:
     kind: Literal["training"] = "training"
 
 
-Task: TypeAlias = Annotated[Trial | Profile | Training, Field(discriminator="kind")]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certification:
+    """Compare the gradients of one step of the first epoch with a reference, and count the samples of the epoch."""
+
+    step: int
+    """Number in the epoch."""
+    reference: Reference
+    kind: Literal["certification"] = "certification"
+
+
+Task: TypeAlias = Annotated[Trial | Profile | Training | Certification, Field(discriminator="kind")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

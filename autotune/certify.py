@@ -1,0 +1,186 @@
+"""Certification of a plan: the ranks compute one real step twice, and the agent judges what they found."""
+
+import logging
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+from autotune.certificate import (
+    CERTIFICATE_FILE,
+    Certificate,
+    Comparison,
+    Subject,
+    certificate_path,
+    compare,
+    faults,
+    read_certificate,
+    write_certificate,
+)
+from autotune.errors import NotCertified
+from autotune.folders import certificates_folder
+from autotune.launch import check_devices
+from autotune.workload import Prepared
+from trials.certification import Reference
+from trials.errors import OutputTaken
+from trials.job import TrainingSection
+from trials.launchers.local import LocalLauncher
+from trials.outcome import Cause, OutOfMemory
+from trials.plan import Plan
+from trials.run.pool import Answers, WarmPool
+from trials.tasks.answer import CertificationReport
+from trials.tasks.request import Certification
+
+_log = logging.getLogger(__name__)
+
+_STEP = 0
+"""Any step would do: steps are in random order."""
+_TIMEOUTS = 10
+"""Most time, in timeouts of a trial: a reference without packing takes longer than a few packed steps."""
+_REFERENCE_BYTES = 8
+"""Bytes of a parameter of the reference: a float32 weight and the float32 sum of its gradients."""
+
+
+def certify(prepared: Prepared, plan: Plan, folder: Path) -> Certificate:
+    """Compare one step of the plan with the best reference that fits, and store the certificate below `folder`.
+
+    A failure of the ranks gives a certificate that was not made. Raises PlanNotValid for a plan that needs more
+    devices.
+    """
+    check_devices(prepared, plan)
+    start = time.monotonic()
+    answer = _compared(prepared, plan, folder)
+    subject, training = _subject(prepared, plan), prepared.job.training
+    comparison, reasons = (
+        answer if isinstance(answer, tuple) else (None, (f"{answer}; logs are in {_logs(folder, plan)}",))
+    )
+    certificate = Certificate(
+        subject=subject,
+        verdict="not made" if comparison is None else "does not hold" if reasons else "holds",
+        reasons=reasons,
+        comparison=comparison,
+        changes_learning=(*_of_data(prepared, comparison), _of_settings(training)),
+        created=datetime.now(UTC),
+        seconds=time.monotonic() - start,
+    )
+    try:
+        write_certificate(_place(folder, subject), certificate)
+    except OSError as error:
+        _log.warning("the certificate of plan %s is not stored: %s", plan.id, error.strerror)
+    return certificate
+
+
+def known_certificate(prepared: Prepared, plan: Plan, folder: Path) -> Certificate | None:
+    """Return the stored certificate of the plan on exactly this job, whether it holds or not; None if none was made."""
+    subject = _subject(prepared, plan)
+    found = read_certificate(_place(folder, subject))
+    return found if found and found.comparison and found.subject == subject else None
+
+
+def require(certificate: Certificate) -> None:
+    """Raise NotCertified unless the certificate holds."""
+    plan, reasons = certificate.subject.plan, "; ".join(certificate.reasons)
+    if certificate.verdict == "not made":
+        raise NotCertified(
+            f"plan {plan} could not be certified, so nothing was trained: {reasons}; remove the cause, or launch "
+            "without --certify"
+        )
+    if not certificate.holds:
+        raise NotCertified(
+            f"the certificate of plan {plan} does not hold, so nothing was trained: {reasons}; `autotune show {plan}` "
+            "prints it; report it, or train with another plan"
+        )
+
+
+def check_place(output: Path) -> None:
+    """Raise OutputTaken when a training's output folder holds a file in the certificate's place that is none."""
+    path = output / CERTIFICATE_FILE
+    if path.exists() and read_certificate(path) is None:
+        raise OutputTaken(f"{path} is no certificate of autotune; move it, or name another training.output")
+
+
+def _compared(prepared: Prepared, plan: Plan, folder: Path) -> tuple[Comparison, tuple[str, ...]] | Cause:
+    """Return the comparison with its faults, or why the ranks failed with every reference."""
+    job, accelerator = prepared.job, prepared.workload.hardware.accelerator
+    references = _references(prepared)
+    with WarmPool(LocalLauncher(_logs(folder, plan), plan.layout.world_size, accelerator)) as pool:
+        for reference in references:
+            request = prepared.request(plan, Certification(step=_STEP, reference=reference))
+            answer = pool.ask(request, _TIMEOUTS * job.search.trial_timeout)
+            if not isinstance(answer, OutOfMemory) or reference == references[-1]:
+                break
+            _log.info("no memory for the reference %s: %s", reference, answer)
+    if not isinstance(answer, Answers):
+        return answer
+    reports = [report for report in answer.reports if isinstance(report, CertificationReport)]
+    comparison = compare(_STEP, reference, job.model.dtype, reports)
+    return comparison, faults(comparison, job.training.global_batch_samples, [report.epoch for report in reports])
+
+
+def _references(prepared: Prepared) -> tuple[Reference, ...]:
+    """Return the references to try, best first: the whole model only where it fits on one device."""
+    work = prepared.workload
+    on_stages: tuple[Reference, ...] = ("stages", "recomputed-stages")
+    fits = _REFERENCE_BYTES * work.model.parameters < work.memory_limit_bytes
+    return ("transformers", *on_stages) if fits else on_stages
+
+
+def _subject(prepared: Prepared, plan: Plan) -> Subject:
+    job, work = prepared.job, prepared.workload
+    return Subject(
+        plan=plan.id,
+        workload=work.fingerprint,
+        model=work.model.name,
+        config_digest=work.model.config_digest,
+        weights=job.model.weights,
+        dtype=job.model.dtype,
+        data_digest=work.data.lengths_digest,
+        hardware=str(work.hardware),
+        software=work.software,
+        seed=job.training.seed,
+        global_batch_samples=job.training.global_batch_samples,
+    )
+
+
+def _of_data(prepared: Prepared, comparison: Comparison | None) -> tuple[str, ...]:
+    """Return in which way the plan and the data change learning."""
+    data, index = prepared.job.data, prepared.index
+    found = []
+    if comparison:
+        epoch = comparison.epoch
+        found.append(
+            f"single steps have {epoch.fewest_samples} to {epoch.most_samples} samples, the last one "
+            f"{epoch.last_samples}, instead of {prepared.job.training.global_batch_samples}; each step counts its "
+            "target tokens equally"
+        )
+        if comparison.blank_samples:
+            found.append(
+                f"{comparison.blank_samples} samples of the step cannot be read; blank ones take their places, and the "
+                "loss is still divided by their targets"
+            )
+        if epoch.skipped:
+            found.append(f"{epoch.skipped} samples of an epoch are above a capacity of the plan and skipped")
+    if data.oversize == "truncate":
+        longest = data.max_tokens or int(index.text_tokens.max())
+        cut = int((index.text_tokens == longest).sum())
+        found.append(f"samples are cut to {longest} tokens, at most {cut} of {len(index)}")
+    return tuple(found)
+
+
+def _of_settings(training: TrainingSection) -> str:
+    rates = "".join(
+        f", {name} {rate:g}" for name, rate in training.learning_rates.model_dump(exclude_none=True).items()
+    )
+    warmup = f" after a warm-up of {training.warmup:g}" if training.warmup else ""
+    clip = "no clipping" if training.clip_norm is None else f"clipping at {training.clip_norm:g}"
+    return (
+        f"learning rate {training.learning_rate:g}{rates}, {training.schedule}{warmup}, weight decay "
+        f"{training.weight_decay:g}, {clip}: the same under every plan, and not part of the comparison"
+    )
+
+
+def _place(folder: Path, subject: Subject) -> Path:
+    return certificate_path(certificates_folder(folder), subject.plan, subject.workload)
+
+
+def _logs(folder: Path, plan: Plan) -> Path:
+    return folder / "certify" / plan.id

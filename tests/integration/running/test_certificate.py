@@ -1,0 +1,102 @@
+"""Certificates on real ranks: a plan that is neutral to learning holds, and each fault in its computation shows."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune import certify
+from autotune.certificate import compare, faults, stored_certificates
+from autotune.folders import certificates_folder
+from tests import faulty_ranks
+from tests.faulty_ranks import FAULTS
+from tests.saved_models import saved_model
+from tests.training_values import plan_of, prepared_of
+from trials.plan import Plan
+from trials.tasks.answer import CertificationReport, read_report
+from trials.tasks.request import Certification, write_request
+
+pytestmark = pytest.mark.ranks
+
+BATCH = {"global_batch_samples": 9}
+PIPELINE = plan_of("3+0r1,0", "1+2")
+BFLOAT16 = plan_of("3+0r1,0", "1+2", zero=1)
+SHARDED = plan_of("4+2r0,1", data=2, zero=3)
+
+
+CASES: dict[str, tuple[Plan, dict[str, dict[str, Any]]]] = {
+    "pipeline, clipped, tied, from files": (PIPELINE, {"training": {**BATCH, "clip_norm": 0.1, "betas": (0.8, 0.9)}}),
+    "bfloat16": (BFLOAT16, {"training": BATCH, "model": {"dtype": "bfloat16"}}),
+    "too large for one device": (SHARDED, {"training": {"global_batch_samples": 12}}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_plan_is_certified(case: str, shallow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, changes = CASES[case]
+    reference = "transformers"
+    if case == "too large for one device":
+        reference = "stages"
+        monkeypatch.setattr(certify, "_REFERENCE_BYTES", 1 << 20)
+    if "from files" in case:
+        saved_model(shallow, tmp_path / "saved", tied=True)
+        changes = {**changes, "model": {"path": str(tmp_path / "saved"), "weights": "pretrained"}}
+    source = {"path": str(shallow / "data" / "train.jsonl"), "repeat": 1.25}
+    prepared = prepared_of(shallow, tmp_path, data={"sources": [source]}, **changes)
+    certificate = certify.certify(prepared, plan, tmp_path)
+    assert (certificate.verdict, certificate.reasons) == ("holds", ())
+    compared = certificate.comparison
+    assert compared is not None
+    assert compared.reference == reference
+    assert [part.part for part in compared.parts] == ["vision", "projector", "language"]
+    assert all(part.cosine > 0.999 for part in compared.parts)
+    # The differences of two computations, not of a gradient with itself.
+    assert all(0 < part.difference < part.allowed_difference for part in compared.parts)
+    assert compared.epoch.samples == 60
+    assert f"instead of {prepared.job.training.global_batch_samples};" in certificate.changes_learning[0]
+    assert certify.known_certificate(prepared, plan, tmp_path) == certificate
+    assert stored_certificates(certificates_folder(tmp_path), plan.id) == (certificate,)
+
+
+def test_every_fault_in_the_computation_shows(shallow: Path, tmp_path: Path) -> None:
+    prepared = prepared_of(shallow, tmp_path, training=BATCH)
+    request = prepared.request(PIPELINE, Certification(step=0, reference="transformers"))
+    for name in FAULTS:
+        write_request(tmp_path / name, request)
+    serve_on_two_ranks(tmp_path)
+    found = {name: faults_in(tmp_path / name) for name in FAULTS}
+    assert found["none"] == ()
+    for name in ("wrong-scale", "lost-sample", "shifted-positions"):
+        parts = [text.split()[3] for text in found[name] if text.startswith("the gradient of")]
+        assert parts == ["vision", "projector", "language"], found[name]
+    for name in ("wrong-scale", "lost-sample"):
+        assert any(text.startswith("the loss of the step is") for text in found[name])
+    assert found["repeated-sample"] == ("2 samples are in the epoch more or less often than the data says",)
+
+
+def faults_in(folder: Path) -> Sequence[str]:
+    answers = [read_report(folder, rank) for rank in (0, 1)]
+    reports = [answer.report for answer in answers if answer and isinstance(answer.report, CertificationReport)]
+    assert len(reports) == 2, answers
+    comparison = compare(0, "transformers", "float32", reports)
+    return faults(comparison, BATCH["global_batch_samples"], [report.epoch for report in reports])
+
+
+def serve_on_two_ranks(folder: Path) -> None:
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", faulty_ranks.__name__, str(folder)],
+            env={**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "DS_ACCELERATOR": "cpu"},
+        )
+        for rank in (0, 1)
+    ]
+    try:
+        assert [rank.wait(timeout=240) for rank in ranks] == [0, 0]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()

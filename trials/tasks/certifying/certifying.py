@@ -1,0 +1,207 @@
+"""The certification of a plan on one rank: one real step under the plan, then the same samples without its packing."""
+
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from deepspeed import comm
+
+from trials.certification import EpochCount, ParameterComparison
+from trials.data.epoch import Step
+from trials.data.epoch_count import count_epoch
+from trials.data.index import DatasetIndex
+from trials.data.loader import PackDataset, encode
+from trials.data.records.sample import IGNORED, Encoded, Encoder, Ints
+from trials.errors import DataError
+from trials.job import Part
+from trials.model.paths import parameters_at
+from trials.model.stage import StageModule
+from trials.plan import Padded
+from trials.tasks.answer import CertificationReport
+from trials.tasks.certifying.reference import Results, build_model, model_results, without_dropout
+from trials.tasks.request import Certification, Request
+from trials.tasks.session import Session, open_session
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Found:
+    """A step under the plan, on one rank."""
+
+    results: Results
+    """With the gradients of this rank's stage."""
+    parts: dict[str, Part]
+    tied: dict[str, str]
+    is_first: bool
+    """Whether this is the first of the ranks that hold the same parameters."""
+    epoch: EpochCount
+    step: Step
+    index: DatasetIndex
+    encoder: Encoder
+
+
+def run_certification(request: Request, task: Certification, rank: int, device: torch.device) -> CertificationReport:
+    """Compare the gradients of `task.step` under the plan with those of `task.reference`."""
+    # Clipping depends on the norm of the whole gradient: with it, one wrong part would change all others.
+    training = request.job.training.model_copy(update={"clip_norm": None})
+    request = replace(request, job=request.job.model_copy(update={"training": training}))
+    found = _under_plan(request, task, rank, device)
+    # The reference needs the memory of the engine.
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    rows = np.sort(np.concatenate([pack for packs in found.step.packs for pack in packs]))
+    samples, blanks = _encoded(found, rows[rank :: comm.get_world_size()])
+    targets, blank_samples = _summed(device, sum(map(_targets, samples)) + blanks.targets, blanks.samples)
+    if task.reference == "transformers":
+        rounded, exact = _by_transformers(request, found, samples, targets, device)
+    else:
+        recomputes = task.reference == "recomputed-stages"
+        rounded, exact = None, _by_stages(request, rows, targets, rank, device, recomputes=recomputes)
+    return CertificationReport(
+        loss=found.results.loss,
+        expected_loss=exact.loss,
+        loss_rounding=None if rounded is None else abs(rounded.loss - exact.loss),
+        parameters=tuple(_comparisons(found, exact, rounded)) if found.is_first else (),
+        epoch=found.epoch,
+        samples=len(rows),
+        blank_samples=blank_samples,
+    )
+
+
+def _under_plan(request: Request, task: Certification, rank: int, device: torch.device) -> _Found:
+    with _session(request, rank, device) as session:
+        epoch = session.epoch(0)
+        step = epoch.step(task.step)
+        with closing(session.batches(epoch, (task.step,))) as batches:
+            loss = session.step(batches, step)
+        stage = session.engine.stage
+        return _Found(
+            results=Results(loss=loss, gradients=_gradients(session)),
+            parts=_parts(stage),
+            tied=stage.tied,
+            is_first=session.coordinates.data_rank == 0,
+            epoch=count_epoch(epoch),
+            step=step,
+            index=session.index,
+            encoder=session.encoder,
+        )
+
+
+@contextmanager
+def _session(request: Request, rank: int, device: torch.device) -> Iterator[Session]:
+    with open_session(request, rank, device) as session:
+        without_dropout(session.engine.stage)
+        yield session
+
+
+def _gradients(session: Session) -> dict[str, torch.Tensor]:
+    """Return the gradients of the stage after its first step, as AdamW got them: from its first moment.
+
+    It is (1 - beta1) times the gradient then, whichever engine and ZeRO stage have averaged and split it.
+    """
+    share = 1 - session.request.job.training.betas[0]
+    return {
+        name: session.engine.state.read(parameter, "exp_avg").float().cpu() / share
+        for name, parameter in session.engine.stage.model.named_parameters()
+        if parameter.requires_grad
+    }
+
+
+def _parts(stage: StageModule) -> dict[str, Part]:
+    """Return the part of the model to which each parameter of the stage belongs."""
+    chain = stage.chain
+    # The word embedding, last of the projector's paths, belongs to the language model.
+    parts: dict[str, Part] = dict.fromkeys((*chain.vision_embedding, *chain.vision_layers), "vision")
+    parts |= dict.fromkeys(chain.projector[:-1], "projector")
+    return {name: parts.get(path, "language") for path in stage.paths for name, _ in parameters_at(stage.model, path)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Blanks:
+    samples: int
+    targets: int
+    """Targets that the index counts for them, by which a training divides its loss too."""
+
+
+def _encoded(found: _Found, rows: Ints) -> tuple[list[Encoded], _Blanks]:
+    """Return the samples that can be read; a training shows blank ones without a target in place of the others."""
+    samples, unreadable = [], []
+    for row in map(int, rows):
+        try:
+            samples.append(encode(found.index, row, found.encoder, pixels=True))
+        except DataError:  # the ranks have logged it
+            unreadable.append(row)
+    return samples, _Blanks(len(unreadable), int(found.index.target_tokens[unreadable].sum()))
+
+
+def _targets(sample: Encoded) -> int:
+    return int(np.count_nonzero(sample.labels[1:] != IGNORED))
+
+
+def _summed(device: torch.device, *values: int) -> tuple[int, ...]:
+    total = torch.tensor(values, dtype=torch.int64, device=device)
+    comm.all_reduce(total)
+    return tuple(map(int, total.tolist()))
+
+
+def _by_transformers(
+    request: Request, found: _Found, samples: Sequence[Encoded], targets: int, device: torch.device
+) -> tuple[Results | None, Results]:
+    """Return the results in the type of the weights, unless that is float32, and in float32."""
+    wanted = {found.tied.get(name, name) for name in found.results.gradients} | set(found.results.gradients)
+    model = build_model(request.job.model, request.job.training.seed, device)
+    without_dropout(model)
+    rounded = None
+    if model.dtype != torch.float32:
+        rounded = model_results(model, samples, targets, wanted.__contains__)
+        model.float()
+    return rounded, model_results(model, samples, targets, wanted.__contains__)
+
+
+def _by_stages(
+    request: Request, rows: Ints, targets: int, rank: int, device: torch.device, *, recomputes: bool
+) -> Results:
+    """Return the results of the plan's stages with one sample in each micro-batch."""
+    plan = request.plan
+    stages = plan.stages
+    if not recomputes:
+        stages = tuple(replace(stage, recompute_vision=0, recompute_language=0) for stage in stages)
+    plan = replace(plan, packing=Padded(samples=1), stages=stages)
+    data = plan.layout.data
+    with _session(replace(request, plan=plan), rank, device) as session:
+        mine = [row[None] for row in rows[session.coordinates.data_rank :: data]]
+        count = -(-len(rows) // data)
+        # Ranks run as many micro-batches each, so some have an empty one.
+        packs = [*mine, *(rows[:0],) * (count - len(mine))]
+        pixels = session.engine.stage.cut.embeds
+        dataset = PackDataset(session.index, packs, session.encoder, pixels=pixels, padded=True)
+        with session.meter.watch():
+            loss = session.engine.step((dataset[number] for number in range(count)), count, targets)
+        return Results(loss=loss, gradients=_gradients(session))
+
+
+def _comparisons(found: _Found, exact: Results, rounded: Results | None) -> Iterator[ParameterComparison]:
+    for name, gradient in found.results.gradients.items():
+        # A second copy of a tied weight has the name of neither in the whole model.
+        expected = _named(exact, name, found.tied)
+        yield ParameterComparison(
+            name=name,
+            part=found.parts[name],
+            found=_norm(gradient),
+            expected=_norm(expected),
+            product=float(torch.dot(gradient.flatten().double(), expected.flatten().double())),
+            difference=_norm(gradient - expected),
+            rounding=None if rounded is None else _norm(_named(rounded, name, found.tied) - expected),
+        )
+
+
+def _named(results: Results, name: str, tied: dict[str, str]) -> torch.Tensor:
+    found = results.gradients.get(name)
+    return results.gradients[tied[name]] if found is None else found
+
+
+def _norm(tensor: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(tensor.double()))

@@ -1,0 +1,110 @@
+"""Gradients of transformers' own model on single samples: without packing, stages or recomputation."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import cast
+
+import torch
+from deepspeed import comm
+from torch import nn
+from transformers import PreTrainedModel
+
+from trials.data.records.sample import IGNORED, Encoded
+from trials.job import ModelSection
+from trials.model.family import Family, Images, load_family
+from trials.model.skeleton import build_skeleton, load_config
+from trials.model.weights import draw_buffers, draw_weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Results:
+    """Loss and gradients of one step, averaged over its target tokens."""
+
+    loss: float
+    gradients: dict[str, torch.Tensor]
+    """float32 on the CPU, by the name of the parameter."""
+
+
+def build_model(settings: ModelSection, seed: int, device: torch.device) -> PreTrainedModel:
+    """Build the model with the weights that its folder holds, read by transformers, or that the ranks draw."""
+    config = load_config(settings.path, trust_remote_code=settings.trust_remote_code)
+    family, dtype = load_family(config), getattr(torch, settings.dtype)
+    if settings.weights == "pretrained":
+        loaded: nn.Module = family.AUTO_MODEL.from_pretrained(settings.path, dtype=dtype)
+        return cast(PreTrainedModel, loaded.to(device).train())
+    skeleton = build_skeleton(config, dtype)
+    draw_weights(skeleton.model, (*skeleton.chain.parts, *skeleton.chain.unused), seed, device)
+    draw_buffers(skeleton.model, skeleton.chain.buffers, device)
+    weights = skeleton.model.state_dict()
+    # Drawn apart, but one weight: that of the embedding.
+    weights |= {name: weights[original] for name, original in skeleton.tied.items()}
+    with torch.device(device):
+        model: PreTrainedModel = family.AUTO_MODEL.from_config(config, dtype=dtype)
+    model.load_state_dict(weights)
+    model.train()  # as under the plan
+    return model
+
+
+def model_results(
+    model: PreTrainedModel, samples: Sequence[Encoded], targets: int, keep: Callable[[str], bool]
+) -> Results:
+    """Run the samples of this rank through the model; sum loss and gradients over all ranks. Every rank must call it.
+
+    Both are divided by `targets`. Gradients are summed in float32, and those that `keep` names are returned.
+    """
+    family = load_family(model.config)
+    # Not `zeros_like`: a parameter need not be contiguous, which a reduction wants.
+    sums = {name: torch.zeros(each.shape, device=each.device) for name, each in _trained(model)}
+    hooks = [each.register_post_accumulate_grad_hook(partial(_take, sums[name])) for name, each in _trained(model)]
+    loss = torch.zeros((), device=model.device)
+    for sample in samples:
+        share = _sum_of_losses(model, family, sample) / targets
+        if share.requires_grad:
+            share.backward()
+        loss += share.detach()
+    for hook in hooks:
+        hook.remove()
+    comm.all_reduce(loss)
+    gradients = {}
+    for name, each in sums.items():
+        comm.all_reduce(each)
+        if keep(name):
+            gradients[name] = each.cpu()
+    return Results(loss=loss.item(), gradients=gradients)
+
+
+def without_dropout(model: nn.Module) -> None:
+    """Set every dropout of the model to 0: it is drawn anew in each pass, so that gradients could not be compared."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name, value in vars(module).items():
+            if name.endswith("dropout") and isinstance(value, float):
+                setattr(module, name, 0.0)
+
+
+def _trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    return ((name, each) for name, each in model.named_parameters() if each.requires_grad)
+
+
+def _take(total: torch.Tensor, parameter: torch.Tensor) -> None:
+    assert parameter.grad is not None, "the hook runs after the gradient is there"
+    total += parameter.grad
+    parameter.grad = None
+
+
+def _sum_of_losses(model: PreTrainedModel, family: Family, sample: Encoded) -> torch.Tensor:
+    """Return transformers' own loss of a sample, summed over its targets; a constant 0 where it has none."""
+    labels = torch.from_numpy(sample.labels).to(model.device)
+    targets = int((labels[1:] != IGNORED).sum())
+    if not targets:
+        return torch.zeros((), device=model.device)
+    input_ids, images = torch.from_numpy(sample.input_ids).to(model.device), None
+    if sample.pixel_values is not None:
+        pixels = torch.from_numpy(sample.pixel_values).to(model.device, model.dtype)
+        grids = torch.from_numpy(sample.grids).to(model.device)
+        images = Images(pixels=pixels, grids=grids, input_ids=input_ids)
+    inputs = family.model_inputs(model.config, input_ids, images)
+    mean: torch.Tensor = model(**inputs, labels=labels[None], use_cache=False).loss
+    return mean.float() * targets
