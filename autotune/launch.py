@@ -10,6 +10,7 @@ from typing import Literal
 
 from autotune.certificate import CERTIFICATE_FILE, Certificate, write_certificate
 from autotune.errors import JobError, LaunchFailed, PlanNotValid
+from autotune.plan_change import plan_to_replace
 from autotune.silence import Silence
 from autotune.training_log import TrainingLog, check_loggers, logged_run
 from autotune.training_output import check_output, held
@@ -60,6 +61,7 @@ def launch(
     predicted_samples_per_second: float | None,
     max_steps: int | None,
     certificate: Certificate | None = None,
+    changes_plan: bool = False,
     on_step: Callable[[Progress], None],
     on_evaluation: Callable[[Evaluated], None] = lambda _: None,
     stops: Callable[[], bool] = lambda: False,
@@ -68,11 +70,12 @@ def launch(
 
     `stops` is called many times a second: once it has returned True, the ranks finish their step, write a checkpoint
     and report. What it raises ends them at once.
-    A `certificate` of the plan is written to the output folder.
+    A `certificate` of the plan is written to the output folder. With `changes_plan` the training in that folder
+    continues with this plan instead of its own.
     The spool keeps the result until the store has it. The request and the logs of the ranks are written below `folder`.
     Raises PlanNotValid for a plan that needs more devices, JobError for an output that cannot be written, a logger that
     cannot be used or a warm-up longer than the training, OutputTaken for an output with the results of another
-    training, and LaunchFailed with the reason when a rank fails.
+    training, what `plan_to_replace` raises, and LaunchFailed with the reason when a rank fails.
     """
     check_devices(prepared, plan)
     hardware = prepared.workload.hardware
@@ -83,7 +86,8 @@ def launch(
     request = prepared.request(plan, Training(output=output, max_steps=max_steps))
     with held(output):
         earlier = read_lines(output / PROGRESS_FILE)
-        opened = open_output(output, training_settings(request, prepared.index.digest))
+        instead_of = plan_to_replace(prepared, plan, store) if changes_plan else None
+        opened = open_output(output, training_settings(request, prepared.index.digest), plan, instead_of=instead_of)
         if certificate is not None:
             write_certificate(output / CERTIFICATE_FILE, certificate)
         run = logged_run(prepared.job, plan, opened, earlier)

@@ -14,7 +14,7 @@ from trials.data.epoch import CostWeights, Epoch, job_epoch
 from trials.data.held_out import hold_out, trained_on
 from trials.data.index import DatasetIndex, profile
 from trials.data.indexing import IndexReport, Reading, build_index
-from trials.data.records.sample import Encoder
+from trials.data.records.sample import Encoder, Ints
 from trials.errors import DataError
 from trials.job import Job, Part, TrainingSection
 from trials.model.identity import path_digest
@@ -43,9 +43,10 @@ class Prepared:
     """Samples to evaluate on."""
     held_out_file: Path | None = None
 
-    def epoch(self, packing: Packing, data_parallel: int, number: int = 0) -> Epoch:
-        """Return the packs and steps of epoch `number`, as the ranks will build them."""
-        return job_epoch(self.job, self.index, self.weights, packing, data_parallel=data_parallel, number=number)
+    def epoch(self, packing: Packing, data_parallel: int, number: int = 0, order: Ints | None = None) -> Epoch:
+        """Return the steps of epoch `number`, as the ranks will build them, of the samples in `order` or of all."""
+        data = data_parallel
+        return job_epoch(self.job, self.index, self.weights, packing, data_parallel=data, number=number, order=order)
 
     def request(self, plan: Plan, task: Task) -> Request:
         return Request(

@@ -124,6 +124,9 @@ def tune(options: Options, job: "JobFile", trials: int | None, time_limit: float
 @_JOB
 @_SET
 @click.option("--plan", metavar="ID", help="ID of a tried plan to train with. Default: the winner.")
+@click.option(
+    "--resume-with", metavar="ID", help="ID of a tried plan that goes on with the training instead of its own."
+)
 @click.option("--steps", type=click.IntRange(min=1), help="Stop, with a checkpoint, after this many steps in all.")
 @click.option("--dry-run", is_flag=True, help="Print the commands of the ranks without starting them.")
 @click.option("--certify", is_flag=True, help="First compare a step's gradients with the plain model; refuse if wrong.")
@@ -132,6 +135,10 @@ def launch(options: Options, job: "JobFile", **wanted: Any) -> None:
     """Run the full training of JOB with its best plan."""
     from autotune.cli.work import LaunchOptions, launch_job
 
+    if wanted["resume_with"] and (wanted["plan"] or wanted["dry_run"]):
+        raise click.UsageError(
+            "--resume-with names the plan and changes the training; give it without --plan, --dry-run"
+        )
     launch_job(options, job, LaunchOptions(**wanted))
 
 

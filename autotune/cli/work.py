@@ -43,6 +43,8 @@ class LaunchOptions:
 
     plan: str | None
     """Id of the plan to train with; the winner when absent."""
+    resume_with: str | None
+    """Id of the plan with which to continue a training of another plan."""
     steps: int | None
     """Total steps after which to stop."""
     dry_run: bool
@@ -69,7 +71,7 @@ def launch_job(options: Options, file: JobFile, wanted: LaunchOptions) -> None:
     check_output(job)
     check_place(job.training.output)
     with _open(options, job) as bench:
-        chosen = _chosen(options, bench, wanted.plan)
+        chosen = _chosen(options, bench, wanted.resume_with or wanted.plan)
         if wanted.dry_run:
             folder, prepared = bench.folder / "launch" / "dry-run", bench.prepared
             write_request(folder, prepared.request(chosen.plan, Training(output=job.training.output)))
@@ -79,7 +81,8 @@ def launch_job(options: Options, file: JobFile, wanted: LaunchOptions) -> None:
             options.give(lambda: document, lambda: "\n".join(command.shell() for command in commands))
             return
         certificate = _certify(options, bench, chosen.plan) if wanted.certify else None
-        launched = _launch(options, bench, chosen, wanted.steps, certificate)
+        changes_plan = wanted.resume_with is not None
+        launched = _launch(options, bench, chosen, wanted.steps, certificate, changes_plan=changes_plan)
         workers = bench.prepared.job.data.workers
     options.give(lambda: _launch_document(chosen, launched), lambda: _launch_text(chosen, launched, workers))
 
@@ -137,7 +140,13 @@ def _certify(options: Options, bench: Workbench, plan: Plan) -> Certificate:
 
 
 def _launch(
-    options: Options, bench: Workbench, chosen: KnownPlan, steps: int | None, certificate: Certificate | None
+    options: Options,
+    bench: Workbench,
+    chosen: KnownPlan,
+    steps: int | None,
+    certificate: Certificate | None,
+    *,
+    changes_plan: bool = False,
 ) -> Launched:
     """Train with the plan. Raises NotCertified where it has a certificate that does not hold."""
     if certificate is not None:
@@ -166,6 +175,7 @@ def _launch(
             predicted_samples_per_second=chosen.speed.mean if chosen.speed else None,
             max_steps=steps,
             certificate=certificate,
+            changes_plan=changes_plan,
             on_step=on_step,
             on_evaluation=on_evaluation,
             stops=lambda: noted.stops(options.tell),

@@ -195,6 +195,23 @@ def test_launch_trains_with_the_best_plan_and_compares_the_speed(user: User) -> 
     assert shown["launches"][0]["result"]["status"] == "finished"
 
 
+def test_another_plan_continues_a_training(user: User, shallow: Path, tmp_path: Path) -> None:
+    other = User(shallow, tmp_path)
+    other.homes = user.homes
+    begun, _ = other.run("launch", str(other.job), "--steps", "1")
+    plan = next(plan for _, plan, _, kind in user.rows(FINISHED) if kind == "completed" and plan != begun["plan"])
+    with user.environment():
+        refused = CliRunner().invoke(main, ["launch", str(other.job), "--plan", plan])
+    assert refused.exit_code == 2
+    assert f"or change its plan with `--resume-with {plan}`" in refused.stderr
+    done, _ = other.run("launch", str(other.job), "--resume-with", plan[:10])
+    assert (done["plan"], done["finished"]) == (plan, True)
+    again, _ = other.run("launch", str(other.job), "--resume-with", plan)
+    assert again["steps"] == done["steps"]
+    samples = [json.loads(line)["samples"] for line in (other.output / "progress.jsonl").read_text().splitlines()]
+    assert sum(samples) == 24
+
+
 def test_a_dry_run_prints_commands_that_run_as_they_are(user: User, shallow: Path, tmp_path: Path) -> None:
     other = User(shallow, tmp_path)  # the same job with an output folder that is still empty
     other.homes = user.homes

@@ -145,19 +145,22 @@ def build_epoch(
     epoch: int,
     oversize: Oversize,
     window_rows: int | None = None,
+    order: Ints | None = None,
 ) -> Epoch:
     """Return the epoch's steps. Equal arguments give equal steps, on every rank and after every restart.
+
+    `order` has the samples to pack, as rows of the index: by default all of the epoch, in its random order.
 
     Packs are matched across ranks inside windows of `window_rows` rows of packs, of one pack for each rank; by default
     64, or 5 % of the epoch. Raise DataError like `build_packs`.
     """
-    order = epoch_order(index, seed, epoch)
+    shown = epoch_order(index, seed, epoch) if order is None else order
 
     def build(packing: Packing) -> tuple[Epoch, float]:
         """Return the epoch, and its cost on one rank, which waits at each row for the rank with the costliest pack."""
         # Another stream than that of the order, which is drawn from [seed, epoch].
         random = np.random.default_rng([seed, epoch, 1])
-        packs = build_packs(index, order, packing, int(random.integers(2**31)), oversize)
+        packs = build_packs(index, shown, packing, int(random.integers(2**31)), oversize)
         packs = _divisible(index, packs, data_parallel, weights)
         rows = len(packs) // data_parallel
         # Rows have different numbers of samples; their mean decides how many make up the global batch.
@@ -195,7 +198,14 @@ def build_epoch(
 
 
 def job_epoch(
-    job: Job, index: DatasetIndex, weights: CostWeights, packing: Packing, *, data_parallel: int, number: int = 0
+    job: Job,
+    index: DatasetIndex,
+    weights: CostWeights,
+    packing: Packing,
+    *,
+    data_parallel: int,
+    number: int = 0,
+    order: Ints | None = None,
 ) -> Epoch:
     """Build epoch `number` of a job's training; see `build_epoch`."""
     return build_epoch(
@@ -207,6 +217,7 @@ def job_epoch(
         seed=job.training.seed,
         epoch=number,
         oversize=job.data.oversize,
+        order=order,
     )
 
 

@@ -12,7 +12,8 @@ import torch
 from trials.data.epoch import Epoch, Step, job_epoch
 from trials.data.index import DatasetIndex
 from trials.data.loader import MicroBatch, micro_batches
-from trials.data.records.sample import Encoder
+from trials.data.order import epoch_order
+from trials.data.records.sample import Encoder, Ints
 from trials.engine.engine import TrainingEngine, build_engine
 from trials.engine.memory import MemoryMeter, memory_meter
 from trials.errors import NotFinite
@@ -23,6 +24,7 @@ from trials.model.paths import tensors_at
 from trials.model.skeleton import Skeleton, build_skeleton, load_config
 from trials.model.stage import StageModule
 from trials.model.weights import WeightFiles, draw_buffers, draw_weights, read_weights
+from trials.plan import Plan
 from trials.tasks.request import Request
 
 WeightSource: TypeAlias = Callable[[Sequence[str], torch.device], None]
@@ -45,10 +47,17 @@ class Session:
 
     def epoch(self, number: int) -> Epoch:
         """Build the packs and steps of epoch `number`: the same on every rank."""
-        request, plan = self.request, self.request.plan
-        return job_epoch(
-            request.job, self.index, request.weights, plan.packing, data_parallel=plan.layout.data, number=number
-        )
+        return self.build(number, self.request.plan, None)
+
+    def build(self, number: int, plan: Plan, order: Ints | None) -> Epoch:
+        """Build epoch `number` under a plan, of the samples in `order` where it is given."""
+        job, weights = self.request.job, self.request.weights
+        data = plan.layout.data
+        return job_epoch(job, self.index, weights, plan.packing, data_parallel=data, number=number, order=order)
+
+    def order(self, number: int) -> Ints:
+        """Return the samples of epoch `number` in their order, as rows of the index."""
+        return epoch_order(self.index, self.request.job.training.seed, number)
 
     def batches(
         self, epoch: Epoch, steps: Sequence[int], workers: int | None = None

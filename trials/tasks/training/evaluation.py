@@ -2,9 +2,8 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Set
 from contextlib import closing, contextmanager
-from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -21,12 +20,12 @@ from trials.tasks.training.schedule import Schedule
 class Evaluator:
     """The held-out samples of a training, packed by its plan, and the steps after which they are evaluated."""
 
-    def __init__(self, session: Session, progress: Path, counts: Sequence[int], schedule: Schedule) -> None:
-        """`counts` are the steps of each epoch. Every rank must call it."""
+    def __init__(self, session: Session, progress: Path, epoch_ends: Set[int], total: int, schedule: Schedule) -> None:
+        """`epoch_ends` are the last steps of the epochs, `total` that of the training. Every rank must call it."""
         self._session = session
         self._progress = progress
         self._schedule = schedule
-        self._ends = set(accumulate(counts))
+        self._ends, self._total = epoch_ends, total
         held_out = session.request.held_out
         self._epoch = _packed(session, DatasetIndex.load(held_out)) if held_out else None
 
@@ -55,7 +54,7 @@ class Evaluator:
         if self._session.coordinates.rank == 0:
             line = Evaluated(
                 step=step,
-                of=self._schedule.total,
+                of=self._total,
                 evaluation_loss=loss,
                 seconds=time.perf_counter() - start,
                 samples=len(epoch.packs.samples),
@@ -65,7 +64,7 @@ class Evaluator:
 
     def _is_due(self, step: int) -> bool:
         every = self._session.request.job.evaluation.every
-        return step == self._schedule.total or (step > 0 and step % every == 0 if every else step in self._ends)
+        return step == self._total or (step > 0 and step % every == 0 if every else step in self._ends)
 
 
 def _packed(session: Session, index: DatasetIndex) -> Epoch:

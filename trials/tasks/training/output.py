@@ -8,10 +8,10 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import count
 from pathlib import Path
 from typing import Annotated
@@ -21,6 +21,7 @@ from pydantic import Field
 
 from trials import wire
 from trials.errors import OutputTaken, WireError
+from trials.plan import Plan
 from trials.tasks.training.progress import PROGRESS_FILE, drop_steps_after
 from trials.tasks.training.settings import MAY_CHANGE, Settings
 from trials.whole_file import sync, whole_file
@@ -37,12 +38,26 @@ _MOST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlanChange:
+    """The end of a plan's part in a training; another plan follows."""
+
+    plan: Plan
+    steps: int
+    """Total optimizer steps of the training when the plan was changed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRecord:
     """The mark of a training on its output folder."""
 
     id: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
     """Part of a glob pattern of names that are removed, so it holds no special character."""
     settings: Settings
+    # Records of trainings before a plan could be changed lack the fields below.
+    plan: Plan | None = None
+    """The plan of `settings`."""
+    changes: tuple[PlanChange, ...] = ()
+    """The plans before it, oldest first, in ascending order of steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +94,13 @@ class OpenedOutput:
     """Whether the model after these steps is there and intact."""
 
 
-def open_output(folder: Path, settings: Settings) -> OpenedOutput:
+def open_output(
+    folder: Path, settings: Settings, plan: Plan | None = None, *, instead_of: Plan | None = None
+) -> OpenedOutput:
     """Create `folder`, or resume the training in it: verify its newest checkpoint, and drop later progress.
+
+    `plan` is the plan of `settings`. `instead_of` is the plan that the training in the folder has had until now, where
+    `plan` is to continue it.
 
     Raise OutputTaken for a folder with results of something else, or of a training with other settings. A setting that
     may change, and a damaged checkpoint, are logged as warnings.
@@ -90,24 +110,45 @@ def open_output(folder: Path, settings: Settings) -> OpenedOutput:
     if record is None:
         check_unclaimed(folder, settings)
     else:
-        _check_settings(folder, record.settings, settings)
-    record = TrainingRecord(id=record.id if record else uuid4().hex[:16], settings=settings)
+        then = replace(record.settings, plan=settings.plan) if instead_of else record.settings
+        _check_settings(folder, then, settings)
+    changes = record.changes if record else ()
+    record = TrainingRecord(id=record.id if record else uuid4().hex[:16], settings=settings, plan=plan)
+    steps = _resumed_steps(folder, record)
+    if instead_of:
+        changes += (PlanChange(plan=instead_of, steps=steps),)
+    record = replace(record, changes=_until(steps, changes))
     with whole_file(folder / RECORD_FILE) as stream:
         stream.write(wire.encode(record).encode())
     for left in folder.glob(f".*.{record.id}{PARTIAL}"):  # by a process of this training that died while it wrote
         if not left.is_symlink():
             shutil.rmtree(left)
+    drop_steps_after(folder / PROGRESS_FILE, steps)
+    model = _read(TrainingState, folder / MODEL_FOLDER / RECORD_FILE)
+    is_current = model is not None and (model.training, model.steps) == (record.id, steps)
+    has_model = model is not None and is_current and not _fault(folder / MODEL_FOLDER, model)
+    return OpenedOutput(record=record, steps=steps, has_model=has_model)
+
+
+def _resumed_steps(folder: Path, record: TrainingRecord) -> int:
+    """Return the steps of the newest intact checkpoint, 0 without any. Raise OutputTaken when all are broken."""
     steps = next(_whole_checkpoints(folder, record), 0)
     if not steps and (broken := _checkpoints(folder)):
         raise OutputTaken(
             f"no checkpoint in training.output {folder} can be used, {broken[0].name} included; restore one, or name "
             "another folder to start from the first step"
         )
-    drop_steps_after(folder / PROGRESS_FILE, steps)
-    model = _read(TrainingState, folder / MODEL_FOLDER / RECORD_FILE)
-    is_current = model is not None and (model.training, model.steps) == (record.id, steps)
-    has_model = model is not None and is_current and not _fault(folder / MODEL_FOLDER, model)
-    return OpenedOutput(record=record, steps=steps, has_model=has_model)
+    return steps
+
+
+def _until(steps: int, changes: Sequence[PlanChange]) -> tuple[PlanChange, ...]:
+    """Return the changes in a training that continues after `steps`, which an older checkpoint may put before some."""
+    kept: list[PlanChange] = []
+    for change in changes:
+        end = min(change.steps, steps)
+        if end > (kept[-1].steps if kept else 0):
+            kept.append(replace(change, steps=end))
+    return tuple(kept)
 
 
 def check_unclaimed(folder: Path, settings: Settings | None = None) -> None:
@@ -141,9 +182,10 @@ def _check_settings(folder: Path, then: Settings, now: Settings) -> None:
     }
     fixed = [f"{name} {old}, not {new}" for name, (old, new) in changed.items() if name not in MAY_CHANGE]
     if fixed:
+        other = f", or change its plan with `--resume-with {now.plan}`" if then.plan != now.plan else ""
         raise OutputTaken(
             f"training.output {folder} belongs to a training with {'; '.join(fixed)}; "
-            "name another folder, or go back to those settings"
+            f"name another folder, or go back to those settings{other}"
         )
     for name, (old, new) in changed.items():
         _log.warning("%s: the training continues with %s %s; it was %s before", folder, name, new, old)

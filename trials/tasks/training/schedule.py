@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
+import numpy as np
+
 from trials.errors import TrialsError
 from trials.job import ScheduleName, TrainingSection
 
@@ -18,10 +20,14 @@ class Schedule:
     """Steps of the linear warm-up from 0."""
     total: int
     """Steps of the training."""
+    pace: tuple[tuple[int, float], ...] = ()
+    """(steps done, steps of the schedule) where the plan was changed, so that both differ; linear between two."""
 
     def factor(self, step: int) -> float:
         """Return the factor of a step; the first step is 1."""
-        done = step - 1
+        done = float(step - 1)
+        if self.pace:
+            done = float(np.interp(done, [steps for steps, _ in self.pace], [position for _, position in self.pace]))
         if done < self.warmup:
             return done / self.warmup
         share = (done - self.warmup) / max(1, self.total - self.warmup)

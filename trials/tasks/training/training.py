@@ -2,8 +2,9 @@
 
 import math
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -16,11 +17,13 @@ from trials.tasks.answer import TrainingReport
 from trials.tasks.request import Training
 from trials.tasks.session import Session, not_finite
 from trials.tasks.training.checkpoint import load_checkpoint, save_checkpoint, save_model
+from trials.tasks.training.course import Course, follow_pace, set_course
 from trials.tasks.training.evaluation import Evaluator, check_weights, explained
 from trials.tasks.training.output import (
     MODEL_FOLDER,
     RECORD_FILE,
     OpenedOutput,
+    TrainingRecord,
     checkpoint_folder,
     open_output,
     read_record,
@@ -47,18 +50,17 @@ def run_training(session: Session, task: Training, asked_to_stop: Callable[[], b
     opened = _open(session, task.output)
     done = opened.steps
     training = session.request.job.training
-    first = session.epoch(0)
-    counts = [first.steps, *(session.epoch(number).steps for number in range(1, training.epochs))]
-    schedule = schedule_of(training, counts)
-    total = schedule.total
+    course, schedule = _courses(session, opened.record)
+    total = min(course.steps, training.max_steps or course.steps)
+    first = session.build(0, session.request.plan, None)
     if done:
-        _check_end(training, checkpoint_folder(task.output, done), done, counts, total)
+        _check_end(training, checkpoint_folder(task.output, done), done, course, total)
         load_checkpoint(session, checkpoint_folder(task.output, done), done)
-    evaluator = Evaluator(session, task.output / PROGRESS_FILE, counts, schedule)
+    evaluator = Evaluator(session, task.output / PROGRESS_FILE, course.epoch_ends, total, schedule)
     last = min(total, task.max_steps or total)
     every = training.checkpoint_every
     stopped = not evaluator.catch_up(done, stops)
-    with closing(_run_steps(session, counts, done, done if stopped else last, schedule)) as steps:
+    with closing(_run_steps(session, course, range(done, done if stopped else last), schedule)) as steps:
         for record, ends_epoch in steps:
             done = record.step
             if session.coordinates.rank == 0:
@@ -85,10 +87,10 @@ def run_training(session: Session, task: Training, asked_to_stop: Callable[[], b
     )
 
 
-def _check_end(training: TrainingSection, checkpoint: Path, done: int, counts: Sequence[int], total: int) -> None:
+def _check_end(training: TrainingSection, checkpoint: Path, done: int, course: Course, total: int) -> None:
     """Raise TrialsError for a checkpoint of a later step than the last."""
     if done > total:
-        end = "epochs" if total == sum(counts) else "max_steps"
+        end = "epochs" if total == course.steps else "max_steps"
         raise TrialsError(
             f"{checkpoint} is beyond the {total} steps of training.{end}: {getattr(training, end)}; raise it, or name "
             "another training.output"
@@ -106,7 +108,8 @@ def _open(session: Session, output: Path) -> OpenedOutput:
     """Return what rank 0 finds in `output`. It alone verifies the checkpoint, which reads every byte."""
     found = torch.zeros(2, dtype=torch.int64, device=session.device)
     if session.coordinates.rank == 0:
-        opened = open_output(output, training_settings(session.request, session.index.digest))
+        plan = session.request.plan
+        opened = open_output(output, training_settings(session.request, session.index.digest), plan)
         found += torch.tensor((opened.steps, opened.has_model), device=found.device)
     comm.broadcast(found, src=0)
     steps, has_model = found.tolist()
@@ -116,17 +119,31 @@ def _open(session: Session, output: Path) -> OpenedOutput:
     return OpenedOutput(record=record, steps=steps, has_model=bool(has_model))
 
 
+def _courses(session: Session, record: TrainingRecord) -> tuple[Course, Schedule]:
+    """Return the steps of the training, and its schedule: that of its first plan, at the pace of the later ones."""
+    training, changes = session.request.job.training, record.changes
+    plans = (*(change.plan for change in changes), session.request.plan)
+    courses = [set_course(changes[:number], plan, training.epochs, session) for number, plan in enumerate(plans)]
+    schedule = schedule_of(training, [courses[0].steps])
+    if changes:
+        schedule = replace(schedule, pace=follow_pace(courses, changes, training.max_steps))
+    return courses[-1], schedule
+
+
 def _run_steps(
-    session: Session, counts: Sequence[int], done: int, last: int, schedule: Schedule
+    session: Session, course: Course, wanted: range, schedule: Schedule
 ) -> Generator[tuple[Progress, bool], None, None]:
-    """Run the steps after `done`, to `last`; yield each, and whether it ends its epoch. Epochs have `counts` steps."""
-    before = 0
-    for number, count in enumerate(counts):
-        epoch = session.epoch(number)
-        wanted = range(max(0, done - before), min(count, last - before))
+    """Run the `wanted` steps of the course, counted from 0; yield each, and whether it ends its epoch."""
+    total = min(course.steps, session.request.job.training.max_steps or course.steps)
+    for stretch in course.stretches:
+        before = stretch.before
+        first, last = max(0, wanted.start - before), min(stretch.steps, wanted.stop - before)
+        if first >= last:
+            continue
+        epoch = session.build(stretch.epoch, stretch.plan, stretch.order)
         # Closed at the end: packs are prepared ahead for steps that a stop leaves out.
-        with closing(session.batches(epoch, wanted)) as batches:
-            for index in wanted:
+        with closing(session.batches(epoch, range(first, last))) as batches:
+            for index in range(first, last):
                 step = epoch.step(index)
                 factor = schedule.factor(before + index + 1)
                 session.engine.scale_learning_rates(factor)
@@ -139,7 +156,7 @@ def _run_steps(
                 seconds = time.perf_counter() - start
                 progress = Progress(
                     step=before + index + 1,
-                    of=schedule.total,
+                    of=total,
                     loss=loss,
                     seconds=seconds,
                     samples=step.samples,
@@ -148,5 +165,4 @@ def _run_steps(
                     text_tokens=step.text_tokens,
                     gradient_norm=norm,
                 )
-                yield progress, index + 1 == count
-        before += count
+                yield progress, stretch.ends_epoch and index + 1 == stretch.steps

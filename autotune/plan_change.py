@@ -1,0 +1,38 @@
+"""Change of the plan of a training that has begun."""
+
+from autotune.errors import PlanNotValid
+from autotune.workload import Prepared
+from storage.errors import UnknownRecord
+from storage.store import Store
+from trials.errors import DataError, InvalidPlan
+from trials.plan import Plan
+from trials.tasks.training.output import RECORD_FILE, read_record
+
+
+def plan_to_replace(prepared: Prepared, plan: Plan, store: Store) -> Plan | None:
+    """Return the plan of the training in the output folder, which `plan` is to continue; None where it is that plan.
+
+    Raises PlanNotValid where there is no training, where its plan is not known any more, and for a plan that the model
+    or the data cannot be trained with.
+    """
+    output, model = prepared.job.training.output, prepared.workload.model
+    record = read_record(output / RECORD_FILE)
+    if record is None:
+        raise PlanNotValid(
+            f"training.output {output} holds no training that plan {plan.id} could continue; start one with "
+            f"`autotune launch --plan {plan.id}`"
+        )
+    if record.settings.plan == plan.id:
+        return None
+    try:
+        plan.check(vision_layers=model.vision_layers, language_layers=model.language_layers, dtype=model.dtype)
+        prepared.epoch(plan.packing, plan.layout.data)
+    except (InvalidPlan, DataError) as error:
+        raise PlanNotValid(f"plan {plan.id} cannot continue the training in {output}: {error}") from error
+    try:
+        return record.plan or store.find_plan(record.settings.plan).plan
+    except UnknownRecord as error:
+        raise PlanNotValid(
+            f"the samples that the training in {output} has trained on are not known: {error}; continue it with the "
+            "database that knows its plan, or start again in another training.output"
+        ) from error

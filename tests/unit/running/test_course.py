@@ -1,0 +1,114 @@
+"""A training whose plan changes: every sample of each epoch once, and equal steps where nothing is packed anew."""
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.data_values import index_of
+from trials.data.epoch import CostWeights, Epoch, build_epoch
+from trials.data.index import DatasetIndex
+from trials.data.order import epoch_order
+from trials.data.records.sample import Ints
+from trials.plan import Layout, Packed, Packing, Padded, Plan, Stage, ZeroStage
+from trials.tasks.training.course import follow_pace, set_course
+from trials.tasks.training.output import PlanChange
+from trials.tasks.training.schedule import Schedule
+
+
+def plan(packing: Packing, data: int = 1, zero: ZeroStage = 0) -> Plan:
+    return Plan(packing=packing, layout=Layout(pipeline=1, data=data, zero=zero), stages=(Stage(vision=4, language=2),))
+
+
+TWO, THREE = plan(Padded(samples=2), 2), plan(Padded(samples=3))
+PACKS = plan(Packed(qv=20, qt=400, qv_min=16, qt_min=350), 2)
+PLANS = (TWO, THREE, PACKS, replace(PACKS, layout=Layout(pipeline=1, data=2, zero=1)))
+
+
+@dataclass(frozen=True)
+class Source:
+    """Epochs of an index in steps of about 4 samples."""
+
+    index: DatasetIndex
+
+    def order(self, number: int) -> Ints:
+        return epoch_order(self.index, 0, number)
+
+    def build(self, number: int, plan: Plan, order: Ints | None) -> Epoch:
+        return build_epoch(
+            self.index,
+            plan.packing,
+            data_parallel=plan.layout.data,
+            global_batch_samples=4,
+            weights=CostWeights(unit=100.0, token=1.0, square=0.01),
+            seed=0,
+            epoch=number,
+            oversize="own-pack",
+            order=order,
+        )
+
+
+def source(samples: int, *repeats: float) -> Source:
+    random = np.random.default_rng(samples)
+    sizes = zip(random.integers(0, 6, samples).tolist(), random.integers(5, 300, samples).tolist(), strict=True)
+    return Source(index_of(list(sizes), repeats or (1.0,)))
+
+
+@settings(max_examples=60)
+@given(
+    st.integers(2, 30),
+    st.sampled_from([(1.0,), (1.5, 1.0)]),
+    st.lists(st.tuples(st.sampled_from(PLANS), st.integers(1, 12)), max_size=3),
+    st.sampled_from(PLANS),
+)
+def test_every_epoch_has_each_sample_once_whatever_the_plans(
+    samples: int, repeats: tuple[float, ...], parts: list[tuple[Plan, int]], last: Plan
+) -> None:
+    data = source(samples, *repeats)
+    ends = np.cumsum([steps for _, steps in parts]).tolist()
+    changes = [PlanChange(plan=each, steps=end) for (each, _), end in zip(parts, ends, strict=True)]
+    course = set_course(changes, last, 2, data)
+    shown = [Counter[int](), Counter[int]()]
+    step = 0
+    for stretch in course.stretches:
+        assert stretch.before == step
+        epoch = data.build(stretch.epoch, stretch.plan, stretch.order)
+        for number in range(stretch.steps):
+            running = next((change.plan for change in changes if step < change.steps), last)
+            assert (running.packing, running.layout.data) == (stretch.plan.packing, stretch.plan.layout.data)
+            shown[stretch.epoch].update(
+                int(row) for packs in epoch.step(number).packs for pack in packs for row in pack
+            )
+            step += 1
+    assert course.steps == step
+    assert shown == [Counter(data.order(0).tolist()), Counter(data.order(1).tolist())]
+    assert [stretch.epoch for stretch in course.stretches if stretch.ends_epoch] == [0, 1]
+
+
+def test_plans_that_pack_equally_have_the_same_course() -> None:
+    data = source(30)
+    changed = set_course([PlanChange(plan=PLANS[2], steps=2)], PLANS[3], 2, data)
+    plain = set_course([], PLANS[2], 2, data)
+    assert [(each.epoch, each.steps, each.order) for each in changed.stretches] == [
+        (each.epoch, each.steps, each.order) for each in plain.stretches
+    ]
+
+
+def test_a_schedule_ends_with_the_training_and_has_no_leap_at_a_change() -> None:
+    data = source(40)
+    changes = [PlanChange(plan=plan(Padded(samples=4)), steps=4), PlanChange(plan=THREE, steps=7)]
+    plans = (changes[0].plan, THREE, plan(Padded(samples=4)))
+    courses = [set_course(changes[:number], each, 1, data) for number, each in enumerate(plans)]
+    assert [course.steps for course in courses] == [10, 12, 11]
+    pace = follow_pace(courses, changes, None)
+    assert pace == ((0, 0.0), (4, 4.0), (7, 4 + 6 * 3 / 8), (11, 10.0))
+    schedule = Schedule(name="linear", warmup=2, total=10, pace=pace)
+    factors = [schedule.factor(step) for step in range(1, 13)]
+    assert factors[:5] == [0, 0.5, 1, 1 - 1 / 8, 1 - 2 / 8]
+    assert factors[-1] == pytest.approx(0)
+    falls = -np.diff(factors[2:])
+    assert min(falls) > 0.05 < max(falls) < 0.2
+    assert follow_pace(courses, changes, 8)[-1] == (8, 8.0)
