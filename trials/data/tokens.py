@@ -43,7 +43,8 @@ def pack(states: Sequence[torch.Tensor], tokens: PackTokens) -> tuple[torch.Tens
     parts = (tokens.input_ids[None], tokens.positions, *(part.to(device) for part in described))
     sizes = torch.tensor([size for part in parts for size in part.shape], device=device)
     integers = torch.cat([sizes, *(part.flatten() for part in parts)])
-    floats = states[0] if len(states) == 1 else torch.cat([state.flatten() for state in states])
+    # Towers that begin with a convolution keep its strides, and only contiguous tensors can be sent.
+    floats = states[0].contiguous() if len(states) == 1 else torch.cat([state.flatten() for state in states])
     return floats, integers
 
 
