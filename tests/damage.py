@@ -160,6 +160,7 @@ def _fill_up(disk: Path, rounds: int) -> list[str]:
                     wrong.append(f"round {number}: {error}")
             else:
                 wrong.append(f"round {number}: the disk was never full")
+            wrong += [f"round {number}: {error}" for error in _vacuumed(url)]
         with open_store(url) as store:
             Spool(spool).replay(store)
             kept = {trial.id for trial in store.answers(WORKLOAD.fingerprint) if isinstance(trial, FinishedTrial)}
@@ -167,6 +168,18 @@ def _fill_up(disk: Path, rounds: int) -> list[str]:
             wrong += [f"round {number}: {problem}" for problem in store.problems()]
         shutil.rmtree(disk / f"{number}")
     return wrong
+
+
+def _vacuumed(url: str) -> Iterator[str]:
+    """Vacuum a database on a full disk, which must be refused with the remedy."""
+    try:
+        with open_store(url) as store:
+            store.vacuum()
+    except StorageError as error:
+        if "free some space" not in str(error):
+            yield str(error)
+    else:
+        yield "there was space for a vacuum"
 
 
 @contextmanager

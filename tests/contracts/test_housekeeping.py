@@ -3,7 +3,7 @@
 import hashlib
 import json
 import random
-from collections.abc import Callable
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from storage.errors import (
     UnknownPlan,
     UnknownRecord,
 )
+from storage.queries import studies
 from storage.records import DisturbedRun, LaunchResult
 from storage.spool import Spool
 from storage.store import Store, open_store
@@ -187,7 +188,8 @@ def test_an_agent_that_was_taken_for_dead_is_refused_and_its_results_are_dropped
     assert store.problems() == ()
 
 
-def test_a_deleted_study_comes_back_whole_with_its_bundle(store: Store, tmp_path: Path) -> None:
+def test_a_deleted_study_comes_back_whole_with_its_bundle(store: Store, engine: Engine, tmp_path: Path) -> None:
+    shared = ("hardware", "model", "data_profile", "workload")
     study = searched(store)
     store.set_note(store.find_subject(study), "from the bundle")
     running = store.start_trial(study, packed_plan(77), "sampled")
@@ -196,6 +198,9 @@ def test_a_deleted_study_comes_back_whole_with_its_bundle(store: Store, tmp_path
     trials = [trial.id for trial in store.trials(study)]
     for _ in range(2):
         store.delete_studies([study])
+        with engine.connect() as connection:
+            origins = connection.execute(text("SELECT DISTINCT kind FROM autotune_provenance")).scalars()
+            assert set(origins) <= {f"autotune_{name}" for name in shared}
         assert store.import_bundle(bundle).new > len(trials)
         assert store.study(study).imported_from == "here"
         assert [trial.id for trial in store.trials(study)] == trials
@@ -243,6 +248,26 @@ def test_deletions_among_agents_that_join_and_start_trials_break_nothing(store: 
     for study in store.studies():
         store.delete_studies([study.id])
     assert store.problems() == ()
+
+
+def test_a_plan_that_another_study_begins_to_try_during_a_deletion_stays(store: Store, engine: Engine) -> None:
+    first, second = searched(store), new_study(store, changed("hardware.devices", 4))
+    with ThreadPoolExecutor(1) as threads:
+        with store._database.transaction(write=True) as connection:
+            trial = studies.start_trial(connection, second, OWN, "sampled", {}, agent_id=None)
+            deleting = threads.submit(store.delete_studies, [first])
+            while engine.dialect.name == "postgresql" and not (waiting(engine) or deleting.done()):
+                time.sleep(0.01)
+        assert deleting.result(timeout=60).plans == 1
+    assert store.trials(second) == (trial,)
+    assert store.find_plan(OWN.id).study.id == second
+
+
+def waiting(engine: Engine) -> bool:
+    """Whether a transaction waits for a row that another one holds."""
+    with engine.connect() as connection:
+        waits = "SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'transactionid'"
+        return bool(connection.scalar(text(waits)))
 
 
 # --- archiving ---
@@ -337,25 +362,26 @@ def test_studies_and_plans_are_found_by_their_tags(store: Store) -> None:
     assert not store.nearest_plans({}, tag="100%")
 
 
-@pytest.mark.parametrize(
-    ("note", "message"),
-    [("", "at least one"), (" \n", "at least one"), ("x" * 4001, "at most 4000"), ("a\0b", "NUL"), ("\udcff", "UTF-8")],
-)
-def test_a_note_that_is_no_text_is_refused(store: Store, note: str, message: str) -> None:
+BAD_NOTES = {"": "at least one", " \n": "at least one", "x" * 4001: "at most 4000", "a\0b": "NUL", "\udcff": "UTF-8"}
+BAD_TAGS = ("", " ", "x" * 65, "a\0b", "\ud800", "a\nb", "a\x1b[31m", "\u202ea", "a,b", "a\tb")
+
+
+def test_a_note_that_is_no_text_is_refused(store: Store) -> None:
     subject = store.find_subject(new_study(store))
     store.set_note(subject, "kept")
-    with pytest.raises(BadAnnotation, match=message):
-        store.set_note(subject, note)
+    for note, message in BAD_NOTES.items():
+        with pytest.raises(BadAnnotation, match=message):
+            store.set_note(subject, note)
     assert store.annotations("study")[subject.id].note == "kept"
 
 
-@pytest.mark.parametrize("tag", ["", " ", "x" * 65, "a\0b", "\ud800", "a\nb", "a\x1b[31m", "\u202ea", "a,b", "a\tb"])
-def test_a_tag_that_is_no_line_of_text_is_refused(store: Store, tag: str) -> None:
+def test_a_tag_that_is_no_line_of_text_is_refused(store: Store) -> None:
     subject = store.find_subject(new_study(store))
-    with pytest.raises(BadAnnotation):
-        store.change_tags(subject, ["good", tag])
-    with pytest.raises(BadAnnotation):
-        store.change_tags(subject, (), [tag])
+    for tag in BAD_TAGS:
+        with pytest.raises(BadAnnotation):
+            store.change_tags(subject, ["good", tag])
+        with pytest.raises(BadAnnotation):
+            store.change_tags(subject, (), [tag])
     assert store.annotations("study") == {}
 
 
@@ -418,35 +444,31 @@ def resigned(lines: list[str]) -> list[str]:
     return [*lines[:-1], f"{json.dumps(end)}\n"]
 
 
-def _replaced(old: str, new: str) -> Callable[[str], str]:
-    return lambda line: line.replace(old, new)
+SPOILT = {
+    ('"autotune_study", "key": "', '"autotune_study", "key": "x'): "a row that is missing",
+    ('"kind": "autotune_study"', '"kind": "autotune_trial"'): "a row that is missing",
+    ("a text", r"a\u0000text"): "cannot be stored|NUL",
+    ("a text", r"\ud800"): "half of a character",
+    ("a text", "x" * 4001): "at most 4000",
+    ("a tag", "a,tag"): "is not a tag",
+    ("a tag", " "): "at least one character",
+}
 
 
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (_replaced('"autotune_study", "key": "', '"autotune_study", "key": "x'), "a row that is missing"),
-        (_replaced('"kind": "autotune_study"', '"kind": "autotune_trial"'), "a row that is missing"),
-        (_replaced("a text", r"a\u0000text"), "cannot be stored|NUL"),
-        (_replaced("a text", r"\ud800"), "half of a character"),
-        (_replaced("a tag", "a,tag"), "is not a tag"),
-        (_replaced("a tag", " "), "at least one character"),
-        (_replaced("a text", "x" * 4001), "at most 4000"),
-    ],
-)
-def test_a_bundle_with_bad_notes_is_refused(
-    store: Store, tmp_path: Path, spoil: Callable[[str], str], message: str
-) -> None:
+def test_a_bundle_with_bad_notes_is_refused(store: Store, tmp_path: Path) -> None:
     with open_store(f"sqlite:///{tmp_path / 'there.db'}") as there:
         study = searched(there)
         there.set_note(there.find_subject(study), "a text")
         there.change_tags(there.find_subject(study), ["a tag"])
         lines = list(there.export_studies([study], "there"))
     bundle = tmp_path / "bundle.jsonl"
-    bundle.write_text("".join(resigned([spoil(line) if "_note" in line or "_tag" in line else line for line in lines])))
-    with pytest.raises(BadBundle, match=message):
-        store.import_bundle(bundle)
-    assert store.studies() == ()
+    for (old, new), message in SPOILT.items():
+        spoilt = [line.replace(old, new) if "_note" in line or "_tag" in line else line for line in lines]
+        assert spoilt != lines
+        bundle.write_text("".join(resigned(spoilt)))
+        with pytest.raises(BadBundle, match=message):
+            store.import_bundle(bundle)
+        assert store.studies() == ()
 
 
 # --- health and vacuum ---
