@@ -175,7 +175,7 @@ def test_the_doctor_reports_problems_and_the_data_of_a_job(store: Store, job: Jo
 
 
 def test_the_doctor_warns_once_of_a_job_with_more_ranks_than_cores(
-    job: JobFile, caplog: pytest.LogCaptureFixture
+    home: Path, job: JobFile, caplog: pytest.LogCaptureFixture
 ) -> None:
     cores = len(os.sched_getaffinity(0))
     job.spoil(hardware={"devices": cores + 1})
