@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import parent_process
 
-from trials.data.records.sample import Lengths, Sample
+from trials.data.records.sample import Clip, Lengths, Sample
 from trials.errors import ModelError
 
 
@@ -16,10 +16,14 @@ class Words:
 
     digest: str = "words"
     max_tokens: int | None = None
+    no_videos: str | None = "words are not filmed"
 
-    def measure(self, sample: Sample, image_sizes: tuple[tuple[int, int], ...]) -> Lengths:
+    def measure(
+        self, sample: Sample, image_sizes: tuple[tuple[int, int], ...], clips: tuple[Clip, ...] = ()
+    ) -> Lengths:
         tokens = sum(len(turn.text.split()) for turn in sample.turns)
         targets = sum(len(turn.text.split()) for turn in sample.turns if turn.role == "assistant")
+        assert not clips
         units = sum(height * width for height, width in image_sizes)
         return Lengths(vision_units=units, text_tokens=tokens, target_tokens=targets)
 
@@ -27,28 +31,34 @@ class Words:
 class Slow(Words):
     """Takes long enough to be interrupted."""
 
-    def measure(self, sample: Sample, image_sizes: tuple[tuple[int, int], ...]) -> Lengths:
+    def measure(
+        self, sample: Sample, image_sizes: tuple[tuple[int, int], ...], clips: tuple[Clip, ...] = ()
+    ) -> Lengths:
         if parent_process() is not None:
             time.sleep(0.2)
-        return Words.measure(self, sample, image_sizes)
+        return Words.measure(self, sample, image_sizes, clips)
 
 
 class Stuck(Words):
     """Never gives an answer outside the first process."""
 
-    def measure(self, sample: Sample, image_sizes: tuple[tuple[int, int], ...]) -> Lengths:
+    def measure(
+        self, sample: Sample, image_sizes: tuple[tuple[int, int], ...], clips: tuple[Clip, ...] = ()
+    ) -> Lengths:
         if parent_process() is not None:
             time.sleep(600)
-        return Words.measure(self, sample, image_sizes)
+        return Words.measure(self, sample, image_sizes, clips)
 
 
 class Dying(Words):
     """Ends every process but the first, as the kernel does when memory is short."""
 
-    def measure(self, sample: Sample, image_sizes: tuple[tuple[int, int], ...]) -> Lengths:
+    def measure(
+        self, sample: Sample, image_sizes: tuple[tuple[int, int], ...], clips: tuple[Clip, ...] = ()
+    ) -> Lengths:
         if parent_process() is not None:
             os._exit(1)
-        return Words.measure(self, sample, image_sizes)
+        return Words.measure(self, sample, image_sizes, clips)
 
 
 class Unloadable(Words):

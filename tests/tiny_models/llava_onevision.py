@@ -17,8 +17,9 @@ def make(folder: Path) -> None:
     images = LlavaOnevisionImageProcessorPil(size={"height": 30, "width": 30}, image_grid_pinpoints=PINPOINTS)
     settings = {"num_image_tokens": 16, "vision_feature_select_strategy": "full", "vision_aspect_ratio": ASPECT}
     special = {"image_token": "<image>", "video_token": "<video>"}
-    chat = CHATML.replace("SHOWN", "<image>\n")
-    save(folder, config=_config, images=images, special=special, chat=chat, settings=settings)
+    chat = CHATML.replace("SHOWN", "<image>\n").replace("FILMED", "<video>\n")
+    videos = {"size": {"height": 30, "width": 30}}
+    save(folder, config=_config, images=images, special=special, chat=chat, settings=settings, videos=videos)
 
 
 def _config(ids: Mapping[str, int]) -> Mapping[str, Any]:

@@ -14,7 +14,14 @@ SPECIAL = {
     "vision_bos_token": "<|vision_start|>",
     "vision_eos_token": "<|vision_end|>",
 }
-CHAT = CHATML.replace("SHOWN", "<|vision_start|><|image_pad|><|vision_end|>")
+CHAT = CHATML.replace("SHOWN", "<|vision_start|><|image_pad|><|vision_end|>").replace(
+    "FILMED", "<|vision_start|><|video_pad|><|vision_end|>"
+)
+VIDEOS = {
+    "patch_size": 7, "merge_size": 2, "size": {"shortest_edge": 14 * 14, "longest_edge": 14 * 14 * 12}, "fps": 2,
+    "max_frames": 12, "do_sample_frames": True,
+}  # fmt: skip
+"""Settings of a video processor; Qwen3-VL's counts `size` for all frames together."""
 
 
 def make(folder: Path) -> None:
@@ -26,7 +33,7 @@ def save_patched(folder: Path, config: Callable[[Mapping[str, int]], Mapping[str
     images = Qwen2VLImageProcessorPil(
         patch_size=7, merge_size=2, size={"shortest_edge": 14 * 14, "longest_edge": 14 * 14 * 40}
     )
-    save(folder, config=config, images=images, special=SPECIAL, chat=CHAT)
+    save(folder, config=config, images=images, special=SPECIAL, chat=CHAT, videos=VIDEOS)
 
 
 def _config(ids: Mapping[str, int]) -> Mapping[str, Any]:

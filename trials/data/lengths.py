@@ -11,7 +11,8 @@ import numpy as np
 from trials.data import formats
 from trials.data.formats import AnnotationFile, Chunk, Place
 from trials.data.records.images import image_size
-from trials.data.records.sample import BadLine, Image, Ints, Lengths, Measurer, Sample
+from trials.data.records.sample import BadLine, Clip, Image, Ints, Lengths, Measurer, Sample, Video
+from trials.data.records.videos import clip_of
 from trials.errors import DataError
 
 COLUMNS = ("offset", "line", "record", "vision_units", "text_tokens", "target_tokens")
@@ -32,7 +33,7 @@ class ChunkLengths:
     wrong_sizes: int
     """Images whose size in the record is not the file's."""
     images: tuple[tuple[str, Fact], ...]
-    """Every image file that was asked for its size; one that is not there counts, too."""
+    """Every image file and video that was asked for its size; one that is not there counts, too."""
 
     def bad_lines(self, file: AnnotationFile, chunk: Chunk) -> Iterator[BadLine]:
         """Yield its unusable records with their lines in the file."""
@@ -74,6 +75,7 @@ class _Work:
     images: dict[str, Fact] = field(default_factory=dict)
     sizes: dict[Path, tuple[int, int]] = field(default_factory=dict)
     """Sizes of the images seen so far: datasets ask many questions about one image."""
+    clips: dict[Video, Clip] = field(default_factory=dict)
 
     def take(self, place: Place, record: Sample | Lengths | BadLine) -> None:
         offset, line = place[0] - self.chunk.start, place[1] - self.chunk.line
@@ -98,8 +100,10 @@ class _Work:
     def _measured(self, sample: Sample) -> Lengths:
         if self.measurer is None:
             raise DataError("the lengths of a conversation depend on the model; give a job file, which names it")
+        if sample.videos and self.measurer.no_videos:
+            raise DataError(self.measurer.no_videos)
         sizes = tuple(self._size(image) for image in sample.images)
-        lengths = self.measurer.measure(sample, sizes)
+        lengths = self.measurer.measure(sample, sizes, tuple(self._clip(video) for video in sample.videos))
         if lengths.target_tokens == 0:
             if lengths.text_tokens == self.measurer.max_tokens:
                 raise DataError(
@@ -117,6 +121,14 @@ class _Work:
             self.images[str(image)] = _fact(str(image))  # before it is read: a change in between is then seen as one
             self.sizes[image] = image_size(image)
         return self.sizes[image]
+
+    def _clip(self, video: Video) -> Clip:
+        if isinstance(video.source, Path):
+            if video not in self.clips:
+                self.images[str(video.source)] = _fact(str(video.source))
+                self.clips[video] = clip_of(video, self._size)
+            return self.clips[video]
+        return clip_of(video, self._size)
 
 
 def _cut(lengths: Lengths, max_tokens: int | None) -> Lengths:

@@ -82,8 +82,13 @@ class Family(Protocol):
     def random_images(self, config: PretrainedConfig, units: int) -> Images:
         """Return images with `units` vision units in all, on the CPU, with pixels from a normal distribution."""
 
-    def positions(self, config: PretrainedConfig, input_ids: Ints, grids: Ints) -> Ints:
-        """Return the positions [P, tokens] of one sample from its token ids [tokens] and the grids of its images."""
+    def positions(
+        self, config: PretrainedConfig, input_ids: Ints, grids: Ints, seconds: Sequence[float] | None = None
+    ) -> Ints:
+        """Return the positions [P, tokens] of one sample from its token ids [tokens] and the grids of its images.
+
+        `seconds` [grids] are those between two layers of frames of each video; images have any number.
+        """
 
     def model_inputs(self, config: PretrainedConfig, input_ids: torch.Tensor, images: Images | None) -> dict[str, Any]:
         """Return what transformers' own model takes of one sample: its tokens [tokens], and its images if any."""

@@ -115,7 +115,8 @@ def _samples(config: PretrainedConfig) -> tuple[_Sample, ...]:
 
 def _sample(config: PretrainedConfig, *, units: int, text: int) -> _Sample:
     family = load_family(config)
-    reserved = family.random_images(config, 1).input_ids.tolist()
+    # Features are put in the places of tokens of videos, too.
+    reserved = [*family.random_images(config, 1).input_ids.tolist(), getattr(config, "video_token_id", None)]
     usable = torch.tensor(sorted(set(range(VOCABULARY)) - set(reserved)))
     tokens = usable[torch.randint(len(usable), (text + 1,))]
     images = family.random_images(config, units) if units else None

@@ -1,5 +1,6 @@
 """Stages of every family compute what transformers computes from its own processor's inputs, sample by sample."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +18,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from trials import plugins
 from trials.data.loader import MicroBatch, collate
 from trials.data.records.images import image_pixels
-from trials.data.records.sample import IMAGE, Encoded, Encoder, Lengths, Sample, Turn
+from trials.data.records.sample import IMAGE, VIDEO, Encoded, Encoder, Lengths, Sample, Turn, Video
 from trials.data.tokens import pack
 from trials.errors import DataError
 from trials.model.cut import cut
@@ -38,6 +39,10 @@ PACKS = (
     (("small",), ("tall", "square", "wide")),
 )
 """The images of each sample of each pack."""
+FILMS = {"film": (5, 30, 44, None), "clip": (5, 58, 20, 0.7)}
+"""(frames, height, width, frames per second) of videos."""
+FILMED = ((("film",), ("square", "clip"), (), ("film", "small", "clip")), (("wide", "tall"), ("clip",)))
+"""Packs for models that take videos, too."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,9 @@ class Case:
             return self.family.model_inputs(self.config, ids, images if shown else None)
         processor = self.encoder.measurer.processor
         pictures = [Image.fromarray(image_pixels(image)) for image in sample.images]
+        if sample.videos:
+            made = dict(processor.image_processor([pictures], return_tensors="pt")) if pictures else {}
+            return made | filmed_inputs(self.config, sample, encoded)
         text = self.encoder.measurer.rendered(sample.turns)
         if not self.layers[0]:
             made = processor.tokenizer(text=[text], return_tensors="pt")
@@ -103,6 +111,28 @@ class Case:
             made = processor(images=[pictures] if pictures else None, text=[text], return_tensors="pt")
         assert made["input_ids"][0].tolist() == encoded.input_ids.tolist()
         return dict(made)
+
+
+def filmed_inputs(config: PretrainedConfig, sample: Sample, encoded: Encoded) -> dict[str, Any]:
+    """Ids and videos as transformers' processors give them; the model itself computes the positions of the tokens."""
+    ids, marks = torch.from_numpy(encoded.input_ids), re.findall(f"{IMAGE}|{VIDEO}", sample.turns[0].text)
+    assert encoded.pixel_values is not None
+    grids = torch.from_numpy(encoded.grids)
+    in_patches = config.model_type.startswith("qwen")
+    units = [int(grid.prod()) // 4 if in_patches else int(grid[0]) for grid in grids]
+    parts = zip(torch.from_numpy(encoded.pixel_values).split(units), marks, strict=True)
+    videos = [part for part, mark in parts if mark == VIDEO]
+    if not in_patches:
+        return {"input_ids": ids[None], "pixel_values_videos": torch.stack(videos)}
+    made = {
+        "input_ids": ids[None],
+        "pixel_values_videos": torch.cat(videos).flatten(0, 1),
+        "video_grid_thw": grids[torch.tensor([mark == VIDEO for mark in marks])],
+        "mm_token_type_ids": ((ids == config.image_token_id) + 2 * (ids == config.video_token_id)).int()[None],
+    }
+    if config.model_type == "qwen2_5_vl":
+        made["second_per_grid_ts"] = torch.tensor([2 / (video.fps or 2.0) for video in sample.videos])
+    return made
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -123,23 +153,41 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     for name, (height, width) in SHAPES.items():
         noise = np.random.default_rng(len(name)).integers(0, 255, (height, width, 3), dtype=np.uint8)
         Image.fromarray(noise).save(folder / f"{name}.png")
+    for name, (frames, height, width, _) in FILMS.items():
+        (folder / name).mkdir()
+        noise = np.random.default_rng(frames).integers(0, 255, (frames, height, width, 3), dtype=np.uint8)
+        for number, frame in enumerate(noise):
+            Image.fromarray(frame).save(folder / name / f"{number}.png")
+    encoder = family.encoder(str(folder))
     shows = bool(build_skeleton(config, torch.float32).chain.vision_layers)
-    packs = tuple(tuple(sample_of(folder, names, shows=shows) for names in samples) for samples in PACKS)
-    return Case(folder, config, family, family.encoder(str(folder)), plain_model(config, family), packs)
+    wanted = PACKS if encoder.no_videos else PACKS + FILMED
+    packs = tuple(tuple(sample_of(folder, names, shows=shows) for names in samples) for samples in wanted)
+    return Case(folder, config, family, encoder, plain_model(config, family), packs)
+
+
+def test_videos_are_those_of_the_families_that_take_them(case: Case) -> None:
+    takes = case.config.model_type in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "llava_onevision")
+    assert (case.encoder.no_videos is None) == takes
+    if not takes:
+        sample = sample_of(case.folder, ("film",), shows=True)
+        with pytest.raises(DataError, match="shows a video, which is not supported for this model; give the frames"):
+            case.encoder.encode(sample, pixels=True)
 
 
 def sample_of(folder: Path, names: Sequence[str], *, shows: bool) -> Sample:
-    """A conversation about images; without them where it `shows` none."""
+    """A conversation about images and videos; without them where it `shows` none."""
     shown = names if shows else ()
-    text = f"Compare {IMAGE * len(shown)} with a circle" if names else "What is red?"
+    marks = "".join(VIDEO if name in FILMS else IMAGE for name in shown)
+    text = f"Compare {marks} with a circle" if names else "What is red?"
     turns = (
         Turn(role="user", text=text),
         Turn(role="assistant", text=f"It is {', '.join(names) or 'nothing'}."),
         Turn(role="user", text="Why?"),
         Turn(role="assistant", text="So it is."),
     )
-    images = tuple(folder / f"{name}.png" for name in shown)
-    return Sample(turns=turns, images=images, image_sizes=(None,) * len(images))
+    images = tuple(folder / f"{name}.png" for name in shown if name not in FILMS)
+    videos = tuple(Video(source=folder / name, fps=FILMS[name][3]) for name in shown if name in FILMS)
+    return Sample(turns=turns, images=images, image_sizes=(None,) * len(images), videos=videos)
 
 
 def plain_model(config: PretrainedConfig, family: Family) -> PreTrainedModel:
@@ -292,6 +340,8 @@ def compare(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -
 
 def test_patches_and_grids_are_those_of_the_models_own_processor(case: Case) -> None:
     for sample in (sample for samples in case.packs for sample in samples if sample.images):
+        if sample.videos:
+            continue
         encoded = case.encoder.encode(sample, pixels=True)
         made = case.inputs(sample, encoded)
         if "image_grid_thw" in made and encoded.pixel_values is not None:
@@ -301,7 +351,8 @@ def test_patches_and_grids_are_those_of_the_models_own_processor(case: Case) -> 
 
 def test_a_text_that_spells_the_image_token_is_refused(case: Case) -> None:
     if isinstance(case.encoder, ChatEncoder) and case.layers[0]:
-        token = case.encoder.measurer.processor.image_token
-        turns = (Turn(role="user", text=f"What is {token}?"), Turn(role="assistant", text="A token."))
-        with pytest.raises(DataError, match="spells"):
-            case.encoder.encode(Sample(turns=turns, images=(), image_sizes=()), pixels=False)
+        processor = case.encoder.measurer.processor
+        for token in (processor.image_token, getattr(processor, "video_token", None) or processor.image_token):
+            turns = (Turn(role="user", text=f"What is {token}?"), Turn(role="assistant", text="A token."))
+            with pytest.raises(DataError, match="spells"):
+                case.encoder.encode(Sample(turns=turns, images=(), image_sizes=()), pixels=False)

@@ -10,7 +10,7 @@ from tests.data_values import record, write_records
 from trials import wire
 from trials.data import formats
 from trials.data.formats import AnnotationFile
-from trials.data.records.sample import Sample
+from trials.data.records.sample import BadLine, Sample, Video
 from trials.errors import DataError
 from trials.job import Source
 from trials.sampling import taken
@@ -223,13 +223,20 @@ def test_a_wrong_entry_of_a_dataset_info_is_named(folder: Path, entry: dict[str,
         expand(folder / "dataset_info.json", {"a": {"file_name": "a.jsonl", **entry}})
 
 
-def test_videos_of_a_named_column_are_refused_line_by_line(folder: Path) -> None:
-    write_records(folder / "v.jsonl", {**record("q", "r"), "clips": ["a.mp4"]}, {**record("q", "r"), "clips": []})
+def test_videos_are_those_of_the_named_column(folder: Path) -> None:
+    shown = record("<video>q", "r")
+    write_records(
+        folder / "v.jsonl", {**shown, "clips": ["a.mp4"]}, {**shown, "clips": []}, {**shown, "videos": ["b.mp4"]}
+    )
     info = {"v": {"file_name": "v.jsonl", "formatting": "sharegpt", "columns": {"videos": "clips"}}}
     (file,) = expand(folder / "dataset_info.json", info)
-    bad, good = conversations(file)
-    assert "`clips` is not supported" in bad
-    assert good == ["q", "r"]
+    film, text, bad = (found for chunk in formats.chunks(file) for _, found in formats.records(file, chunk))
+    assert isinstance(film, Sample)
+    assert film.videos == (Video(source=folder / "a.mp4"),)
+    assert isinstance(text, Sample)
+    assert (text.videos, text.turns[0].text) == ((), "<video>q")
+    assert isinstance(bad, BadLine)
+    assert bad.reason == "`videos` is not supported; name the column of the videos"
 
 
 # --- sources ---

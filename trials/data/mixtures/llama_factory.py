@@ -58,9 +58,15 @@ def _columns(listing: Listing, columns: dict[str, str], tags: dict[str, str]) ->
     """LLaMA-Factory's defaults hold without `columns`; with it, what it does not name is not there."""
     formatting = listing.values.get("formatting", "alpaca")
     kept = tuple(key for key in UNSUPPORTED if key not in columns.values())
-    named = tuple(columns[key] for key in ("videos", "audios", "tools") if key in columns)
-    images = (columns["images"],) if "images" in columns else ()
-    shared: dict[str, Any] = {"images": images, "system": columns.get("system"), "unsupported": (*kept, *named)}
+    named = tuple(columns[key] for key in ("audios", "tools") if key in columns)
+    images, videos = ((columns[key],) if key in columns else () for key in ("images", "videos"))
+    unnamed = tuple(key for key in ("video", "videos") if key not in columns.values())
+    shared: dict[str, Any] = {
+        "images": images,
+        "videos": videos,
+        "system": columns.get("system"),
+        "unsupported": (*kept, *named, *unnamed),
+    }
     if formatting == "alpaca":
         query = columns.get("query") if columns else "input"
         questions = (columns.get("prompt", "instruction"), *([query] if query else []))

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field
 
-UNSUPPORTED = ("video", "videos", "audio", "audios", "tools", "objects", "rejected", "rejected_response")
+UNSUPPORTED = ("audio", "audios", "tools", "objects", "rejected", "rejected_response")
 """Keys whose content a sample cannot hold, so that a record without them would be another one."""
 
 
@@ -14,6 +14,8 @@ UNSUPPORTED = ("video", "videos", "audio", "audios", "tools", "objects", "reject
 class _Shared:
     images: tuple[str, ...] = ("image", "images")
     """Keys of the images; a record uses one of them."""
+    videos: tuple[str, ...] = ("video", "videos")
+    """Keys of the videos; a record uses one of them."""
     system: str | None = "system"
     """Key of a text that is said before all turns."""
     unplaced: int = 1

@@ -1,54 +1,48 @@
 """Records of any format of conversations, read by the `Columns` that say where the parts stand."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from trials.data.records.columns import Chat, Columns, Pairs
+from trials.data.records.placement import Role, Said, placed
 from trials.data.records.record import Record, RecordError
-from trials.data.records.references import Images, image_of, images_of, is_unicode
-from trials.data.records.sample import IMAGE, Image, Sample, Turn
-
-Role: TypeAlias = Literal["system", "user", "assistant"]
+from trials.data.records.references import image_of, images_of, is_unicode
+from trials.data.records.sample import IMAGE, VIDEO, Image, Sample, Video
+from trials.data.records.video_references import video_of, videos_of
 
 _TEXT_KEYS = ("value", "content", "text")
 _WEIGHTS = ("loss", "weight", "train")
 """Keys by which a turn is left out of the loss."""
 _SHOWN_KEYS, _SHOWN_CHARACTERS = 10, 120
 _REMEDIES = {
-    "video": "give its frames as a list of images",
-    "videos": "give their frames as a list of images",
+    "video": "name the column of the videos",
+    "videos": "name the column of the videos",
     "tools": "describe them in the system turn",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Said:
-    role: Role
-    text: str
-    shown: tuple[Image | None, ...] = ()
-    """One entry per `<image>` of a user's text; None stands for the next image of the record's own key."""
+_IMAGE_KEYS = ("image", "image_url", "url", "path", "bytes")
+_VIDEO_KEYS = ("video", "video_url", "frames", "url", "path")
 
 
 def sample(record: Record, columns: Columns, root: Path) -> Sample:
-    """Return the record's conversation; image names are relative to `root`. Raise RecordError."""
+    """Return the record's conversation; names of images and videos are relative to `root`. Raise RecordError."""
     for key in columns.unsupported:
         if record.get(key):
             raise RecordError(f"`{key}` is not supported; {_REMEDIES.get(key, 'remove it, or leave the record out')}")
     turns = _chat(record, columns, root) if isinstance(columns, Chat) else _pairs(record, columns)
-    said: list[_Said] = []
+    said: list[Said] = []
     if columns.system and record.get(columns.system):
-        said.append(_Said(role="system", text=_text(record[columns.system], f"`{columns.system}`")))
+        said.append(Said(role="system", text=_text(record[columns.system], f"`{columns.system}`")))
     said += turns
-    return _illustrated(said, images_of(record, columns.images, root), columns.unplaced)
+    videos = videos_of(record, columns.videos, root)
+    return placed(said, images_of(record, columns.images, root), videos, columns.unplaced)
 
 
 # --- a list of turns ---
 
 
-def _chat(record: Record, columns: Chat, root: Path) -> Iterator[_Said]:
+def _chat(record: Record, columns: Chat, root: Path) -> Iterator[Said]:
     turns = record.get(columns.turns)
     if not isinstance(turns, list):
         fault = "is not a list" if columns.turns in record else "is missing"
@@ -59,7 +53,7 @@ def _chat(record: Record, columns: Chat, root: Path) -> Iterator[_Said]:
         yield _turn(turn, f"turn {number}", columns, root)
 
 
-def _turn(turn: object, where: str, columns: Chat, root: Path) -> _Said:
+def _turn(turn: object, where: str, columns: Chat, root: Path) -> Said:
     if not isinstance(turn, dict):
         raise RecordError(f"{where} is not an object with `{columns.role}` and `{columns.text}`")
     role = _role(turn.get(columns.role), where, columns)
@@ -92,43 +86,53 @@ def _role(name: object, where: str, columns: Chat) -> Role:
     raise RecordError(f"{where} is from {repr(name)[:40]}; expected {', '.join(others)} or {last}")
 
 
-def _parts(parts: list[Any], role: Role, where: str, root: Path) -> _Said:
-    """Return a turn from a list of texts and images, as OpenAI and TRL write it."""
+def _parts(parts: list[Any], role: Role, where: str, root: Path) -> Said:
+    """Return a turn from a list of texts, images and videos, as OpenAI, TRL and Qwen write it."""
     texts: list[str] = []
-    shown: list[Image | None] = []
+    images: list[Image | None] = []
+    videos: list[Video | None] = []
     for number, part in enumerate(parts, 1):
         what = f"part {number} of {where}"
         match part:
             case {"type": "text", "text": text}:
                 texts.append(_text(text, what))
-                shown += [None] * texts[-1].count(IMAGE)
+                images += [None] * texts[-1].count(IMAGE)
+                videos += [None] * texts[-1].count(VIDEO)
             case {"type": "image" | "image_url"}:
                 texts.append(IMAGE)
                 # A part without an image of its own shows the next one of the record's key.
-                own = any(part.get(key) is not None for key in ("image", "image_url", "url", "path", "bytes"))
+                own = any(part.get(key) is not None for key in _IMAGE_KEYS)
                 if isinstance(part.get("base64"), str):
-                    shown.append(image_of(f"data:;base64,{part['base64']}", what, root))
+                    images.append(image_of(f"data:;base64,{part['base64']}", what, root))
                 else:
-                    shown.append(image_of(part, what, root) if own else None)
+                    images.append(image_of(part, what, root) if own else None)
+            case {"type": "video" | "video_url"}:
+                texts.append(VIDEO)
+                own = any(part.get(key) is not None for key in _VIDEO_KEYS)
+                videos.append(video_of(part, what, root) if own else None)
             case _:
                 kind = part.get("type") if isinstance(part, dict) else part
-                raise RecordError(f"{what} is {repr(kind)[:40]}; expected a text or an image")
+                raise RecordError(f"{what} is {repr(kind)[:40]}; expected a text, an image or a video")
     if role == "user":
-        return _Said(role=role, text="".join(texts), shown=tuple(shown))
-    if any(part["type"] != "text" for part in parts):
-        raise RecordError(f"{where} contains an image, but only turns of the user may")
-    return _Said(role=role, text="".join(texts))
+        has_video = any(part["type"] != "text" and text == VIDEO for part, text in zip(parts, texts, strict=True))
+        return Said(role=role, text="".join(texts), images=tuple(images), videos=tuple(videos), has_video=has_video)
+    if other := next((part["type"] for part in parts if part["type"] != "text"), None):
+        kind = "a video" if other.startswith("video") else "an image"
+        raise RecordError(f"{where} contains {kind}, but only turns of the user may")
+    return Said(role=role, text="".join(texts))
 
 
-def _said(role: Role, text: str) -> _Said:
-    """Return a turn of text alone; sides other than the user may spell the placeholder."""
-    return _Said(role=role, text=text, shown=(None,) * text.count(IMAGE) if role == "user" else ())
+def _said(role: Role, text: str) -> Said:
+    """Return a turn of text alone; sides other than the user may spell the placeholders."""
+    if role != "user":
+        return Said(role=role, text=text)
+    return Said(role=role, text=text, images=(None,) * text.count(IMAGE), videos=(None,) * text.count(VIDEO))
 
 
 # --- questions and answers ---
 
 
-def _pairs(record: Record, columns: Pairs) -> Iterator[_Said]:
+def _pairs(record: Record, columns: Pairs) -> Iterator[Said]:
     history = record.get(columns.history) if columns.history else None
     if history is not None and not isinstance(history, list):
         raise RecordError(f"`{columns.history}` is not a list of questions with their answers")
@@ -138,7 +142,7 @@ def _pairs(record: Record, columns: Pairs) -> Iterator[_Said]:
         yield from _pair(record, "the record", columns)
 
 
-def _pair(pair: object, where: str, columns: Pairs) -> Iterator[_Said]:
+def _pair(pair: object, where: str, columns: Pairs) -> Iterator[Said]:
     match pair:
         case [question, answer]:
             questions = [question]
@@ -166,24 +170,3 @@ def _text(value: object, what: str) -> str:
 def _keys(keys: Iterable[str]) -> str:
     shown = ", ".join(islice(keys, _SHOWN_KEYS)).encode(errors="backslashreplace").decode()
     return shown[:_SHOWN_CHARACTERS] or "no keys"
-
-
-def _illustrated(said: list[_Said], own: Images, unplaced: int) -> Sample:
-    """Return the sample in which every `<image>` has its image."""
-    shown = [image for turn in said for image in turn.shown]
-    first = next((number for number, turn in enumerate(said) if turn.role == "user"), None)
-    if not shown and 0 < len(own.images) <= unplaced and first is not None:
-        # No turn says where: they are shown before the first question, as InternVL's loader does.
-        shown = [None] * len(own.images)
-        said[first] = replace(said[first], text=f"{IMAGE}\n" * len(own.images) + said[first].text)
-    if shown.count(None) != len(own.images):
-        raise RecordError(
-            f"the user's turns hold {shown.count(None)} {IMAGE} but the record names {len(own.images)} images"
-        )
-    rest = iter(zip(own.images, own.sizes, strict=True))
-    pictures = [(image, None) if image is not None else next(rest) for image in shown]
-    return Sample(
-        turns=tuple(Turn(role=turn.role, text=turn.text) for turn in said),
-        images=tuple(image for image, _ in pictures),
-        image_sizes=tuple(size for _, size in pictures),
-    )

@@ -69,7 +69,7 @@ def image_of(value: object, what: str, root: Path) -> Image:
         case str() if value.startswith("data:"):
             return _from_data_url(value, what)
         case str() if value and is_unicode(value):
-            return _file(value, what, root)
+            return named_file(value, what, root)
     raise RecordError(f"{what} is neither a file name nor an image")
 
 
@@ -82,7 +82,8 @@ def is_unicode(text: str) -> bool:
     return True
 
 
-def _file(name: str, what: str, root: Path) -> Path:
+def named_file(name: str, what: str, root: Path) -> Path:
+    """Return the path of a file name or file:// URL, relative to `root`. Raise RecordError for any other URL."""
     if name.startswith("file://"):
         name = unquote(name.removeprefix("file://"))
     elif _SCHEME.match(name):

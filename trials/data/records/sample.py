@@ -17,13 +17,45 @@ Image: TypeAlias = Path | bytes
 
 IMAGE = "<image>"
 """Placeholder of an image in a user turn."""
+VIDEO = "<video>"
+"""Placeholder of a video in a user turn of a sample that has videos; plain text in any other sample."""
+NO_VIDEOS = (
+    "the conversation shows a video, which is not supported for this model; give the frames as a list of images, each "
+    "with an <image>, or take the record out"
+)
+"""Refusal of samples with videos."""
 IGNORED = -100
 """Label of a token that is no target, as in PyTorch's cross-entropy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Video:
+    """A video as a record names it."""
+
+    source: Path | tuple[Image, ...]
+    """A video file, a folder of frames, or the frames in order."""
+    fps: float | None = None
+    """Frames per second: of the frames, or to be taken from a file. None where the record does not say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clip:
+    """What is known of a video without decoding it."""
+
+    frames: int
+    size: tuple[int, int]
+    """(height, width) of each frame in pixels."""
+    is_file: bool
+    """Whether frames are chosen from those of a file. Frames that are given as images are all used."""
+    fps: float | None = None
+    """Frames per second; None where frames are given without."""
+    wanted_fps: float | None = None
+    """Frames per second that the record wants from a file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One message of a conversation; a user's text holds one `<image>` for each image that it shows."""
+    """One message; a user's text holds an `<image>` for each image that it shows, and a `<video>` for each video."""
 
     role: Literal["system", "user", "assistant"]
     text: str
@@ -31,12 +63,13 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One conversation. Readers guarantee as many `<image>` in the user turns as images."""
+    """One conversation. Readers guarantee as many `<image>` in the user turns as images, and `<video>` as videos."""
 
     turns: tuple[Turn, ...]
     images: tuple[Image, ...]
     image_sizes: tuple[tuple[int, int] | None, ...]
     """(height, width) in pixels as the record states it, one entry per image; None where it does not."""
+    videos: tuple[Video, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +123,14 @@ class Measurer(Protocol):
     def max_tokens(self) -> int | None:
         """Number of tokens that longer samples are cut to; None leaves them whole."""
 
-    def measure(self, sample: Sample, image_sizes: tuple[tuple[int, int], ...]) -> Lengths:
-        """Return a sample's lengths from its text and its images' (height, width), without opening an image.
+    @property
+    def no_videos(self) -> str | None:
+        """Why samples with videos are refused; None where they are taken."""
+
+    def measure(
+        self, sample: Sample, image_sizes: tuple[tuple[int, int], ...], clips: tuple[Clip, ...] = ()
+    ) -> Lengths:
+        """Return a sample's lengths from its text, its images' (height, width) and its videos, without opening a file.
 
         Raise DataError for a sample that this model cannot take, or whose images `max_tokens` would cut.
         """
@@ -111,7 +150,8 @@ class Encoder(Measurer, Protocol):
     def encode(self, sample: Sample, *, pixels: bool) -> Encoded:
         """Return the sample's tokens and labels, and its pixels with their positions when `pixels`.
 
-        Raise DataError like `measure`, and for an image that cannot be read.
+        Raise DataError like `measure`, and for an image that cannot be read, or a video, whose frames are decoded also
+        without `pixels`.
         """
 
     def blank(self, lengths: Lengths, *, pixels: bool) -> Encoded:

@@ -13,9 +13,20 @@ from numpy.typing import NDArray
 from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
 
 from trials.data.records.images import image_pixels, image_size
-from trials.data.records.sample import IGNORED, IMAGE, NO_GRIDS, Encoded, Ints, Lengths, Sample, kept_tokens
+from trials.data.records.sample import (
+    IGNORED,
+    IMAGE,
+    NO_GRIDS,
+    NO_VIDEOS,
+    Clip,
+    Encoded,
+    Ints,
+    Lengths,
+    Sample,
+    kept_tokens,
+)
 from trials.data.tokens import PackTokens
-from trials.errors import ModelError
+from trials.errors import DataError, ModelError
 from trials.model.decoder import language_runner
 from trials.model.family import Images, VisionModules
 from trials.model.features import place_features
@@ -132,7 +143,16 @@ class Encoder:
     def max_tokens(self) -> int | None:
         return self._max_tokens
 
-    def measure(self, sample: Sample, image_sizes: tuple[tuple[int, int], ...]) -> Lengths:
+    @property
+    def no_videos(self) -> str:
+        return NO_VIDEOS
+
+    def measure(
+        self,
+        sample: Sample,
+        image_sizes: tuple[tuple[int, int], ...],
+        clips: tuple[Clip, ...] = (),  # noqa: ARG002
+    ) -> Lengths:
         tiles = self._tiles(image_sizes)
         input_ids, is_target = self._tokens(sample, tiles)
         return Lengths(
@@ -163,6 +183,8 @@ class Encoder:
 
     def _tokens(self, sample: Sample, tiles: Sequence[int]) -> tuple[Ints, NDArray[np.bool_]]:
         """Return token ids, and which of them are targets, both [tokens], cut to `max_tokens`."""
+        if sample.videos:
+            raise DataError(NO_VIDEOS)
         pieces = list(self._pieces(sample, tiles))
         input_ids = np.array([token for tokens, _ in pieces for token in tokens], dtype=np.int64)
         is_target = np.repeat([is_target for _, is_target in pieces], [len(tokens) for tokens, _ in pieces])

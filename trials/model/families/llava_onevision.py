@@ -1,7 +1,7 @@
 """LLaVA-OneVision: a single image whole and in crops, several images whole, with a learned feature as line end."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,6 +25,7 @@ from trials.model.towers.clip_towers import (
     vision_modules,
     vision_runner,
 )
+from trials.model.towers.tile_videos import VIDEO_SIZE, TileVideos
 
 __all__ = [
     "AUTO_MODEL",
@@ -115,7 +116,9 @@ def join_text(model: PreTrainedModel, states: Sequence[torch.Tensor], tokens: Pa
 
 def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | None = None) -> Encoder:
     """Return the encoder of a model folder, which cuts samples to `max_tokens`."""
-    return chat_encoder(model_path, trust_remote_code, max_tokens, inputs=_crop_inputs, positions=positions)
+    return chat_encoder(
+        model_path, trust_remote_code, max_tokens, inputs=_crop_inputs, positions=positions, videos=TileVideos
+    )
 
 
 def _crop_inputs(config: PretrainedConfig, processor: Any) -> crops.CropInputs:
@@ -126,8 +129,20 @@ def _crop_inputs(config: PretrainedConfig, processor: Any) -> crops.CropInputs:
 def _pack(
     config: PretrainedConfig, features: list[torch.Tensor], sizes: list[crops.Size], newline: torch.Tensor
 ) -> Sequence[torch.Tensor]:
-    """Implement `crops.Packer`: the model's own function needs nothing of a model but its configuration."""
+    """Implement `crops.Packer`: the model's own functions need nothing of a model but its configuration.
+
+    The frames of a video are scaled down, and have one line end together.
+    """
     model: Any = SimpleNamespace(config=config)
-    packed: Sequence[torch.Tensor]
-    packed, _ = LlavaOnevisionModel.pack_image_features(model, features, sizes, newline, config.vision_aspect_ratio)
-    return packed
+    images = [(part, size) for part, size in zip(features, sizes, strict=True) if VIDEO_SIZE not in size]
+    packed: Iterable[torch.Tensor] = ()
+    if images:
+        parts, shapes = map(list, zip(*images, strict=True))
+        packed, _ = LlavaOnevisionModel.pack_image_features(model, parts, shapes, newline, config.vision_aspect_ratio)
+    rest = iter(packed)
+    return [
+        torch.cat([LlavaOnevisionModel.apply_pooling(model, part).flatten(0, 1), newline[None].to(part.dtype)])
+        if VIDEO_SIZE in size
+        else next(rest)
+        for part, size in zip(features, sizes, strict=True)
+    ]

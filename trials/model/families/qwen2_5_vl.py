@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
@@ -12,19 +13,21 @@ from transformers.vision_utils import (
     get_vision_window_index,
 )
 
+from trials.data.records.sample import Encoder, Ints
 from trials.data.tokens import PackTokens
 from trials.errors import ModelError
 from trials.model.decoder import language_runner
 from trials.model.family import LayerRunner
 from trials.model.features import place_features
+from trials.model.inputs.patched_videos import QWEN2
 from trials.model.towers.merged_patches import (
     check_patches,
     check_sections,
     check_towers,
     embed_patches,
-    encoder,
     model_inputs,
-    positions,
+    patch_encoder,
+    placed,
     random_images,
     shrink_patches,
     vision_modules,
@@ -77,6 +80,22 @@ def unit_flops(config: PretrainedConfig, *, tower: int, projector: int) -> float
     window = (vision.window_size // vision.patch_size) ** 2
     attention: int = 4 * vision.depth * vision.spatial_merge_size**2 * window * vision.hidden_size
     return patch_flops(config, tower=tower, projector=projector) + attention
+
+
+def positions(
+    config: PretrainedConfig,
+    input_ids: Ints,
+    grids: Ints,
+    seconds: Sequence[float] | None = None,
+) -> Ints:
+    """Implement `Family.positions`: layers of frames follow time, at `tokens_per_second`."""
+    pace = np.float32(config.vision_config.tokens_per_second)
+    return placed(config, input_ids, grids, [float(pace * np.float32(each)) for each in seconds or [0.0] * len(grids)])
+
+
+def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | None = None) -> Encoder:
+    """Return the encoder of a model folder, which cuts samples to `max_tokens`."""
+    return patch_encoder(model_path, trust_remote_code, max_tokens, positions=positions, rules=QWEN2)
 
 
 def shrink_vision(settings: dict[str, Any], layers: int) -> None:

@@ -6,17 +6,19 @@ from typing import Any
 import torch
 from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
 
+from trials.data.records.sample import Encoder, Ints
 from trials.data.tokens import PackTokens
 from trials.model.decoder import language_runner
 from trials.model.features import place_features
+from trials.model.inputs.patched_videos import QWEN2
 from trials.model.towers.merged_patches import (
     check_patches,
     check_sections,
     check_towers,
     embed_patches,
-    encoder,
     model_inputs,
-    positions,
+    patch_encoder,
+    placed,
     random_images,
     shrink_patches,
     unit_flops,
@@ -56,6 +58,21 @@ def check(config: PretrainedConfig) -> None:
     check_patches(config)
     check_towers(config, width="embed_dim", output="hidden_size")
     check_sections(config)
+
+
+def positions(
+    config: PretrainedConfig,
+    input_ids: Ints,
+    grids: Ints,
+    seconds: Sequence[float] | None = None,  # noqa: ARG001
+) -> Ints:
+    """Implement `Family.positions`: layers of frames count one by one."""
+    return placed(config, input_ids, grids, [1.0] * len(grids))
+
+
+def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | None = None) -> Encoder:
+    """Return the encoder of a model folder, which cuts samples to `max_tokens`."""
+    return patch_encoder(model_path, trust_remote_code, max_tokens, positions=positions, rules=QWEN2)
 
 
 def shrink_vision(settings: dict[str, Any], layers: int) -> None:

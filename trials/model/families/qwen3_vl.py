@@ -4,23 +4,26 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
 from transformers.vision_utils import get_vision_interpolation_indices_and_weights
 
+from trials.data.records.sample import Encoder, Ints
 from trials.data.tokens import PackTokens
 from trials.errors import ModelError
 from trials.model.decoder import language_runner
 from trials.model.family import VisionModules
 from trials.model.features import place_features
+from trials.model.inputs.patched_videos import QWEN3
 from trials.model.towers import merged_patches
 from trials.model.towers.merged_patches import (
     check_patches,
     check_towers,
     embed_patches,
-    encoder,
     model_inputs,
-    positions,
+    patch_encoder,
+    placed,
     random_images,
     shrink_patches,
     unit_flops,
@@ -77,6 +80,24 @@ def check(config: PretrainedConfig) -> None:
             f"num_position_embeddings is {vision.num_position_embeddings}; correct it in the vision_config of "
             "config.json, to the square of a whole number"
         )
+
+
+def positions(
+    config: PretrainedConfig,
+    input_ids: Ints,
+    grids: Ints,
+    seconds: Sequence[float] | None = None,  # noqa: ARG001
+) -> Ints:
+    """Implement `Family.positions`: the text between them says the time of the layers of frames."""
+    layers = np.repeat(grids, grids[:, 0], axis=0) if len(grids) else grids
+    if len(layers):
+        layers[:, 0] = 1
+    return placed(config, input_ids, layers, [1.0] * len(layers))
+
+
+def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | None = None) -> Encoder:
+    """Return the encoder of a model folder, which cuts samples to `max_tokens`."""
+    return patch_encoder(model_path, trust_remote_code, max_tokens, positions=positions, rules=QWEN3)
 
 
 def shrink_vision(settings: dict[str, Any], layers: int) -> None:

@@ -1,19 +1,22 @@
 """Lengths of conversations for any model with a chat template: its tokenizer, and its processor if it takes images."""
 
 import functools
+import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import islice, zip_longest
-from typing import Any
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from typing import Any, Protocol
 
 import numpy as np
 from jinja2 import TemplateError
 from numpy.typing import NDArray
+from transformers import PretrainedConfig
 
-from trials.data.records.sample import IMAGE, Ints, Lengths, Sample, Turn, kept_tokens
+from trials.data.records.sample import IMAGE, NO_VIDEOS, VIDEO, Clip, Ints, Lengths, Sample, Turn, kept_tokens
 from trials.errors import DataError, ModelError
 from trials.model.inputs.digest import model_digest
 from trials.model.inputs.processor import ImageCount, Loader, count_images, load_processor, placeholder
+from trials.model.inputs.videos import VideoCount, VideoInputs
 from trials.model.refusals.refusal import refusing
 from trials.model.skeleton import load_config
 
@@ -22,39 +25,70 @@ _REFUSALS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError,
 _PROBE = "Hello", "World"
 
 
+class VideoLoader(Protocol):
+    """What makes a family's videos from a model folder."""
+
+    def __call__(self, path: str, config: PretrainedConfig, processor: Any) -> VideoInputs:
+        """Return them. Raise ModelError for a folder from which they cannot be made."""
+
+
 def measurer(
     model_path: str,
     trust_remote_code: bool = False,
     max_tokens: int | None = None,
     *,
     load: Loader = load_processor,
+    videos: VideoLoader | None = None,
 ) -> "ChatMeasurer":
     """Return the measurer of a model folder, which cuts samples to `max_tokens`.
 
-    `load` loads its processor. Raise ModelError where the folder's processor, tokenizer or chat template is not enough.
+    `load` loads its processor, and `videos` makes its videos; without it they are refused. Raise ModelError where the
+    folder's processor, tokenizer or chat template is not enough.
     """
     config = load_config(model_path, trust_remote_code=trust_remote_code)
     processor = load(model_path, config, trust_remote_code=trust_remote_code)
-    again = functools.partial(measurer, model_path, trust_remote_code, max_tokens, load=load)
+    again = functools.partial(measurer, model_path, trust_remote_code, max_tokens, load=load, videos=videos)
     with refusing(f"the processor of model {model_path} cannot be used", "save it there with save_pretrained"):
-        digest = model_digest(ChatMeasurer, config, processor.tokenizer, processor, max_tokens)
-        return ChatMeasurer(processor, digest, max_tokens, again)
+        filmed: VideoInputs | str = NO_VIDEOS
+        if videos:
+            try:
+                filmed = videos(model_path, config, processor)
+            except ModelError as error:  # refuses the samples that need it, and no others
+                filmed = f"the conversation shows a video, which this model folder cannot prepare: {error}"
+        settings = filmed if isinstance(filmed, str) else dict(filmed.settings)
+        digest = model_digest(ChatMeasurer, config, processor.tokenizer, processor, max_tokens, videos=settings)
+        return ChatMeasurer(processor, digest, max_tokens, again, filmed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """What one token stands for: an image, or a video at one time."""
+
+    number: int
+    """Of the image among the sample's images, or of the video among its videos."""
+    is_video: bool
+    width: int
+    """Tokens that it stands for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Tokenised:
-    """A conversation as tokens, in which each image is one token that stands for several."""
+    """A conversation as tokens, of which one stands for all tokens of an image, or of a video at one time."""
 
     ids: Ints
     """[tokens]"""
     is_target: NDArray[np.bool_]
     """[tokens]"""
     is_image: NDArray[np.bool_]
-    """[tokens]"""
+    """[tokens]: those that stand for others, of a video too."""
     ends: Ints
     """[tokens]: length of the sample up to the end of each token, its images in full."""
+    shown: tuple[Shown, ...]
+    """What the tokens of `is_image` stand for, in order."""
     counts: tuple[ImageCount, ...]
     """Of each image."""
+    videos: tuple[VideoCount, ...]
+    """Of each video."""
     kept: int
     """Length of the sample after the cut."""
 
@@ -65,6 +99,14 @@ class Tokenised:
         return np.concatenate([parts[0], *inserted]).astype(values.dtype)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Written:
+    """A conversation, or the beginning of one, with the videos of the whole."""
+
+    turns: tuple[Turn, ...]
+    videos: tuple[VideoCount, ...]
+
+
 class ChatMeasurer:
     """The lengths of what the processor makes of a conversation that the model's chat template has written.
 
@@ -72,12 +114,18 @@ class ChatMeasurer:
     """
 
     def __init__(
-        self, processor: Any, digest: str, max_tokens: int | None, again: Callable[[], "ChatMeasurer"]
+        self,
+        processor: Any,
+        digest: str,
+        max_tokens: int | None,
+        again: Callable[[], "ChatMeasurer"],
+        videos: VideoInputs | str,
     ) -> None:
         """`again` makes another one, in another process: processors do not travel.
 
-        Raise ModelError for a tokenizer without offsets or image token, and for a template that shows no image. Where
-        the processor's image token is None, the model takes text alone.
+        `videos` is a text where none are taken, and says why. Raise ModelError for a tokenizer without offsets or image
+        token, and for a template that shows no image. Where the processor's image token is None, the model takes text
+        alone.
         """
         self._again = again
         self._processor = processor
@@ -97,6 +145,14 @@ class ChatMeasurer:
         names = self._tokenizer.convert_ids_to_tokens(processor.image_token_ids)
         self._image_tokens = tuple(dict.fromkeys((*self._placeholders, *names)))
         self._in_parts = self._takes_parts()
+        self._videos = videos
+        # Where the model has such a token it takes features, so that no text may spell it.
+        self._video_token: str | None = getattr(processor, "video_token", None)
+        if not isinstance(videos, str) and not self._shows_videos():
+            self._videos = (
+                f"the chat template does not show a video as {self._video_token} once; save the model's own template "
+                "with its tokenizer or processor"
+            )
 
     def __reduce__(self) -> tuple[Callable[[], "ChatMeasurer"], tuple[()]]:
         return self._again, ()
@@ -114,36 +170,67 @@ class ChatMeasurer:
     def max_tokens(self) -> int | None:
         return self._max_tokens
 
-    def measure(self, sample: Sample, image_sizes: tuple[tuple[int, int], ...]) -> Lengths:
-        text = self.tokens_of(sample, image_sizes)
+    @property
+    def videos(self) -> VideoInputs | None:
+        """What makes the model's videos; None where they are refused."""
+        return None if isinstance(self._videos, str) else self._videos
+
+    @property
+    def no_videos(self) -> str | None:
+        return self._videos if isinstance(self._videos, str) else None
+
+    def measure(
+        self, sample: Sample, image_sizes: tuple[tuple[int, int], ...], clips: tuple[Clip, ...] = ()
+    ) -> Lengths:
+        text = self.tokens_of(sample, image_sizes, clips)
         return Lengths(
-            vision_units=sum(count.units for count in text.counts),
+            vision_units=sum(count.units for count in text.counts) + sum(video.units for video in text.videos),
             text_tokens=text.kept,
             target_tokens=int(np.count_nonzero(text.is_target & (text.ends <= text.kept))),
         )
 
-    def tokens_of(self, sample: Sample, image_sizes: tuple[tuple[int, int], ...]) -> "Tokenised":
+    def tokens_of(
+        self, sample: Sample, image_sizes: tuple[tuple[int, int], ...], clips: tuple[Clip, ...] = ()
+    ) -> "Tokenised":
         """Return the tokens of a conversation with images of these sizes. Raise DataError as `measure` does."""
         if image_sizes and not self._placeholders:
             raise DataError(
                 "the conversation shows images, but the model takes text alone; take the record out, or train a model "
                 "that takes images"
             )
+        if sample.videos and isinstance(self._videos, str):
+            raise DataError(self._videos)
         counts = count_images(self._processor, image_sizes)
+        videos = tuple(self._videos.count(clip) for clip in clips if not isinstance(self._videos, str))
         try:
-            text = self._spaced(sample.turns)
-            targets = list(self._target_spans(sample.turns, text))
+            rendered = self.rendered(sample.turns, videos=bool(sample.videos))
+            self._check_spelled(rendered, sample)
+            written = _Written(turns=sample.turns, videos=videos)
+            text = self._filled(rendered, videos)
+            targets = list(self._target_spans(written, text))
         except _REFUSALS as error:
             raise DataError(f"the model's chat template refuses the conversation: {error}") from error
-        for token in self._image_tokens:
-            expected = len(counts) if token in self._placeholders else 0
-            if (shown := text.count(token)) != expected:
-                raise DataError(
-                    f"the conversation spells {token} {shown} times for {expected} images; take it out of the text"
-                )
-        return self._tokenised(text, targets, counts)
+        return self._tokenised(text, targets, counts, videos)
 
-    def _tokenised(self, text: str, targets: list[tuple[int, int]], counts: tuple[ImageCount, ...]) -> "Tokenised":
+    def _check_spelled(self, text: str, sample: Sample) -> None:
+        """Raise DataError for a conversation that spells a token in whose place features are put."""
+        expected = {token: (len(sample.images), "images") for token in self._placeholders}
+        if self._video_token:
+            expected[self._video_token] = len(sample.videos), "videos"
+        for token in dict.fromkeys((*self._image_tokens, *expected)):
+            number, what = expected.get(token, (0, "images"))
+            if (shown := text.count(token)) != number:
+                raise DataError(
+                    f"the conversation spells {token} {shown} times for {number} {what}; take it out of the text"
+                )
+
+    def _tokenised(
+        self,
+        text: str,
+        targets: list[tuple[int, int]],
+        counts: tuple[ImageCount, ...],
+        videos: tuple[VideoCount, ...],
+    ) -> "Tokenised":
         first = self._tokenizer.bos_token
         tokens = self._tokenizer(
             # A template may have written the token that begins every text, which the tokenizer would add again.
@@ -153,51 +240,98 @@ class ChatMeasurer:
             verbose=False,
         )
         ids = np.array(tokens["input_ids"], dtype=np.int64)
-        is_image = np.isin(ids, self._tokenizer.convert_tokens_to_ids(list(self._placeholders)))
+        marks = [*self._placeholders, *([self._video_token] if videos and self._video_token else [])]
+        is_image = np.isin(ids, self._tokenizer.convert_tokens_to_ids(marks))
+        shown = tuple(self._shown(ids[is_image], counts, videos))
         width = np.ones(len(ids), dtype=np.int64)
-        width[is_image] = [count.tokens for count in counts]
+        width[is_image] = [each.width for each in shown]
         ends = np.cumsum(width)
         return Tokenised(
             ids=ids,
             is_target=_within(np.array(tokens["offset_mapping"]), targets),
             is_image=is_image,
             ends=ends,
+            shown=shown,
             counts=counts,
+            videos=videos,
             kept=kept_tokens(int(width.sum()), int(ends[is_image].max(initial=0)), self._max_tokens),
         )
 
-    def _target_spans(self, turns: tuple[Turn, ...], text: str) -> Iterator[tuple[int, int]]:
+    def _shown(self, ids: Ints, counts: tuple[ImageCount, ...], videos: tuple[VideoCount, ...]) -> Iterator[Shown]:
+        """Yield what each of the tokens `ids` stands for."""
+        images = (Shown(number=number, is_video=False, width=each.tokens) for number, each in enumerate(counts))
+        mark = self._video_token if videos else None
+        if mark is None:
+            return images
+        layers = (
+            Shown(number=number, is_video=True, width=each.width)
+            for number, each in enumerate(videos)
+            for _ in range(each.text.count(mark))
+        )
+        video = self._tokenizer.convert_tokens_to_ids(mark)
+        return (next(layers if each == video else images) for each in ids.tolist())
+
+    def _target_spans(self, written: "_Written", text: str) -> Iterator[tuple[int, int]]:
         """Yield the (start, end) of the assistant's turns in the whole text."""
+        turns = written.turns
         for number, turn in enumerate(turns):
             if turn.role == "assistant":
-                prompt = self._spaced(turns[:number], asks=True)
-                answered = text if number + 1 == len(turns) else self._spaced(turns[: number + 1])
+                prompt = self._spaced(replace(written, turns=turns[:number]), asks=True)
+                answered = (
+                    text if number + 1 == len(turns) else self._spaced(replace(written, turns=turns[: number + 1]))
+                )
                 # A template may write an earlier turn otherwise than it did while that turn was the last.
                 yield _common(prompt, text), _common(answered, text)
 
-    def rendered(self, turns: tuple[Turn, ...], *, asks: bool = False, in_parts: bool | None = None) -> str:
-        """Return the conversation as the chat template writes it; `asks` adds what begins the assistant's answer."""
+    def rendered(
+        self, turns: tuple[Turn, ...], *, asks: bool = False, in_parts: bool | None = None, videos: bool = False
+    ) -> str:
+        """Return the conversation as the chat template writes it; `asks` adds what begins the assistant's answer.
+
+        With `videos`, each `<video>` of a user's turn shows one.
+        """
         in_parts = self._in_parts if in_parts is None else in_parts
-        messages = [{"role": turn.role, "content": self._content(turn, in_parts)} for turn in turns]
+        messages = [{"role": turn.role, "content": self._content(turn, in_parts, videos)} for turn in turns]
         text: str = self._tokenizer.apply_chat_template(
             messages, chat_template=self._template, tokenize=False, add_generation_prompt=asks
         )
         return text
 
-    def _spaced(self, turns: tuple[Turn, ...], *, asks: bool = False) -> str:
-        """Return the conversation with the white space that the processor adds around images."""
-        text = self.rendered(turns, asks=asks)
+    def _spaced(self, written: "_Written", *, asks: bool = False) -> str:
+        """Return the conversation as the processor expands it, with one token for each image and layer of frames."""
+        text = self.rendered(written.turns, asks=asks, videos=bool(written.videos))
+        return self._filled(text, written.videos)
+
+    def _filled(self, text: str, videos: tuple[VideoCount, ...]) -> str:
         for token, spaced in self._placeholders.items():
             text = text.replace(token, spaced)
-        return text
+        if not videos or not self._video_token:
+            return text
+        first, *others = text.split(self._video_token)
+        # The beginning of a conversation shows fewer.
+        return first + "".join(f"{video.text}{other}" for video, other in zip(videos, others, strict=False))
 
-    def _content(self, turn: Turn, in_parts: bool) -> str | list[dict[str, str]]:
+    def _content(self, turn: Turn, in_parts: bool, videos: bool) -> str | list[dict[str, str]]:
         if in_parts:
-            return list(_parts(turn))
+            return list(_parts(turn, videos=videos))
         text = turn.text
         for token in self._placeholders if turn.role == "user" else ():
             text = text.replace(IMAGE, token)
+        if videos and turn.role == "user" and self._video_token:
+            text = text.replace(VIDEO, self._video_token)
         return text
+
+    def _shows_videos(self) -> bool:
+        """Return whether the template shows a video as one token, with the text of the turn."""
+        if not self._video_token:
+            return False
+        try:
+            text = self.rendered((Turn(role="user", text=VIDEO + _PROBE[0]),), videos=True)
+        except _REFUSALS:
+            return False
+        return text.count(self._video_token) == 1 == text.count(_PROBE[0]) and not any(
+            token in text for token in self._placeholders
+        )
 
     def _takes_parts(self) -> bool:
         """Return whether the template wants contents as lists of parts, as most for images do, or as texts."""
@@ -219,13 +353,14 @@ class ChatMeasurer:
         )
 
 
-def _parts(turn: Turn) -> Iterator[dict[str, str]]:
-    texts = turn.text.split(IMAGE) if turn.role == "user" else [turn.text]
-    yield from ({"type": "text", "text": text} for text in islice(texts, 1) if text or len(texts) == 1)
-    for text in texts[1:]:
-        yield {"type": "image"}
-        if text:
-            yield {"type": "text", "text": text}
+def _parts(turn: Turn, *, videos: bool = False) -> Iterator[dict[str, str]]:
+    marks = {IMAGE: "image", VIDEO: "video"} if videos else {IMAGE: "image"}
+    pieces = re.split(f"({'|'.join(marks)})", turn.text) if turn.role == "user" else [turn.text]
+    for number, piece in enumerate(pieces):
+        if number % 2:
+            yield {"type": marks[piece]}
+        elif piece or len(pieces) == 1:
+            yield {"type": "text", "text": piece}
 
 
 def _common(prefix: str, text: str) -> int:

@@ -8,15 +8,16 @@ from numpy.typing import NDArray
 from transformers import PretrainedConfig
 
 from trials.data.records.images import image_pixels, image_size
-from trials.data.records.sample import IGNORED, NO_GRIDS, Encoded, Ints, Lengths, Sample
+from trials.data.records.sample import IGNORED, NO_GRIDS, Clip, Encoded, Ints, Lengths, Sample
+from trials.data.records.videos import clip_of
 from trials.errors import ModelError
-from trials.model.inputs.chat import ChatMeasurer, measurer
+from trials.model.inputs.chat import ChatMeasurer, Shown, Tokenised, VideoLoader, measurer
 from trials.model.inputs.preprocessing import check_vocabulary
 from trials.model.inputs.processor import Loader, load_processor
 from trials.model.refusals.refusal import refusing
 from trials.model.skeleton import load_config
 
-Positions: TypeAlias = Callable[[PretrainedConfig, Ints, Ints], Ints]
+Positions: TypeAlias = Callable[[PretrainedConfig, Ints, Ints, Sequence[float] | None], Ints]
 """`Family.positions`"""
 
 
@@ -45,13 +46,16 @@ def chat_encoder(
     inputs: Callable[[PretrainedConfig, Any], ImageInputs],
     positions: Positions,
     load: Loader = load_processor,
+    videos: VideoLoader | None = None,
 ) -> "ChatEncoder":
     """Return the encoder of a model folder; `inputs` is called with its configuration and its processor.
+
+    Without `videos`, samples with videos are refused.
 
     Raise ModelError where the folder's processor, tokenizer or chat template is not enough.
     """
     config = load_config(model_path, trust_remote_code=trust_remote_code)
-    measuring = measurer(model_path, trust_remote_code, max_tokens, load=load)
+    measuring = measurer(model_path, trust_remote_code, max_tokens, load=load, videos=videos)
     with refusing(f"the processor of model {model_path} cannot be used", "save it there with save_pretrained"):
         return ChatEncoder(config, measuring, inputs(config, measuring.processor), positions)
 
@@ -94,25 +98,57 @@ class ChatEncoder:
     def unit_shape(self) -> tuple[int, ...]:
         return self._inputs.unit_shape
 
-    def measure(self, sample: Sample, image_sizes: tuple[tuple[int, int], ...]) -> Lengths:
-        return self.measurer.measure(sample, image_sizes)
+    @property
+    def no_videos(self) -> str | None:
+        return self.measurer.no_videos
+
+    def measure(
+        self, sample: Sample, image_sizes: tuple[tuple[int, int], ...], clips: tuple[Clip, ...] = ()
+    ) -> Lengths:
+        return self.measurer.measure(sample, image_sizes, clips)
 
     def encode(self, sample: Sample, *, pixels: bool) -> Encoded:
         sizes = tuple(image_size(image) for image in sample.images)
-        text = self.measurer.tokens_of(sample, sizes)
-        shown = [self._inputs.tokens(size, count.tokens) for size, count in zip(sizes, text.counts, strict=True)]
+        clips = tuple(clip_of(video, image_size) for video in sample.videos if not self.no_videos)
+        text = self.measurer.tokens_of(sample, sizes, clips)
+        shown = [self._tokens(each, sizes) for each in text.shown]
         input_ids = text.expanded(text.ids, shown)[: text.kept]
         is_target = text.expanded(text.is_target, [[False] * len(each) for each in shown])[: text.kept]
-        units, grids = None, NO_GRIDS
-        if pixels and sample.images:
+        units, grids, seconds = None, NO_GRIDS, None
+        if sample.videos:
+            units, grids, seconds = self._with_videos(sample, clips, text)
+        elif pixels and sample.images:
             units, grids = self._inputs.pixels([image_pixels(image) for image in sample.images])
         return Encoded(
             input_ids=input_ids,
             labels=np.where(is_target, input_ids, IGNORED),
-            positions=self._placed(input_ids, grids, pixels=pixels),
-            pixel_values=units,
-            grids=grids,
+            positions=self._placed(input_ids, grids, seconds, pixels=pixels),
+            pixel_values=units if pixels else None,
+            grids=grids if pixels else NO_GRIDS,
         )
+
+    def _tokens(self, shown: Shown, sizes: Sequence[tuple[int, int]]) -> list[int]:
+        if shown.is_video:
+            return [self._config.video_token_id] * shown.width
+        return self._inputs.tokens(sizes[shown.number], shown.width)
+
+    def _with_videos(
+        self, sample: Sample, clips: Sequence[Clip], text: Tokenised
+    ) -> tuple[NDArray[np.float32], Ints, list[float]]:
+        """Return (pixels, grids, seconds) of images and videos, in the order of their tokens."""
+        assert self.measurer.videos is not None
+        prepared = [self.measurer.videos.prepared(*each) for each in zip(clips, sample.videos, strict=True)]
+        pieces, rows = list[NDArray[np.float32]](), NO_GRIDS
+        if sample.images:
+            pixels, rows = self._inputs.pixels([image_pixels(image) for image in sample.images])
+            pieces = np.split(pixels, np.cumsum([count.units for count in text.counts[:-1]]))
+        units, grids, seconds = list[NDArray[np.float32]](), list[Ints](), list[float]()
+        for number, is_video in dict.fromkeys((each.number, each.is_video) for each in text.shown):
+            video = prepared[number] if is_video else None
+            units.append(video.pixels if video else pieces[number])
+            grids.append(video.grid if video else rows[number : number + 1])
+            seconds.append(video.seconds if video else 0.0)
+        return np.concatenate(units), np.concatenate(grids), seconds
 
     def blank(self, lengths: Lengths, *, pixels: bool) -> Encoded:
         shown, grids = self._inputs.blank(lengths.vision_units) if lengths.vision_units else ([], NO_GRIDS)
@@ -124,11 +160,13 @@ class ChatEncoder:
         return Encoded(
             input_ids=input_ids,
             labels=np.full_like(input_ids, IGNORED),
-            positions=self._placed(input_ids, grids, pixels=pixels),
+            positions=self._placed(input_ids, grids, None, pixels=pixels),
             pixel_values=np.zeros(shape, dtype=np.float32) if has_pixels else None,
             grids=grids if has_pixels else NO_GRIDS,
         )
 
-    def _placed(self, input_ids: Ints, grids: Ints, *, pixels: bool) -> Ints:
+    def _placed(self, input_ids: Ints, grids: Ints, seconds: Sequence[float] | None, *, pixels: bool) -> Ints:
         # Grids come with the pixels; the stage of the labels needs no positions.
-        return self._positions(self._config, input_ids, grids) if pixels else np.arange(len(input_ids))[None]
+        if not pixels:
+            return np.arange(len(input_ids))[None]
+        return self._positions(self._config, input_ids, grids, seconds)

@@ -16,15 +16,20 @@ _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 """End of the messages of Rust libraries for errors of the operating system."""
 
 
-def model_digest(kind: type, config: Any, tokenizer: Any, processor: Any, max_tokens: int | None) -> str:
+def model_digest(
+    kind: type, config: Any, tokenizer: Any, processor: Any, max_tokens: int | None, *, videos: Any = None
+) -> str:
     """Return the first 32 hexadecimal digits of a SHA-256.
 
     It covers the measuring class, the model's configuration, all that its tokenizer and processor would save, the
-    limit, and the libraries' versions. Raise OSError when the temporary folder is full or read-only.
+    limit, the settings of `videos`, and the libraries' versions. Raise OSError when the temporary folder is full or
+    read-only.
     """
     digest = hashlib.sha256()
     versions = [library.__version__ for library in (transformers, tokenizers, PIL)]
     facts = [f"{kind.__module__}.{kind.__qualname__}", config.to_dict(), processor.to_dict(), max_tokens, versions]
+    if videos:
+        facts.append(videos)
     digest.update(json.dumps(facts, sort_keys=True, default=str).encode())
     with tempfile.TemporaryDirectory() as folder:
         try:

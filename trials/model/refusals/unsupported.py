@@ -18,7 +18,7 @@ _SECTIONS = {
     "protein_encoder_config": "it is made for proteins (protein_encoder_config), and samples hold images",
     "vq_config": "its images become tokens of a VQ model (vq_config), which is trained apart from it",
     "high_res_vision_config": "it has a second vision tower (high_res_vision_config), and a chain of layers has one",
-    "video_seq_length": "it is made for videos (video_seq_length), which samples do not hold",
+    "video_seq_length": "it is made for videos (video_seq_length), which are not supported for it",
 }
 
 

@@ -1,7 +1,8 @@
 """What families share that cut an image into crops, by the resolution of a list that fits it best (AnyRes, LLaVA-NeXT).
 
 A grid is (units, height, width): the units of an image and its size in pixels. Of several units the first is the whole
-image, and the others are its crops, row by row. A grid (units, 0, 0) stands for units that no token shows.
+image, and the others are its crops, row by row. A grid (units, 0, 0) stands for units that no token shows, and a grid
+(frames, -1, -1) for a video.
 """
 
 from collections.abc import Callable, Sequence

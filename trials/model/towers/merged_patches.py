@@ -4,6 +4,7 @@ A grid is (frames, height, width) in patches. The projector merges squares of `s
 `spatial_merge_size` patches into one token each; such a square is one vision unit.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -19,18 +20,30 @@ from trials.data.records.sample import Encoder, Ints
 from trials.data.tokens import PackTokens
 from trials.errors import ModelError
 from trials.model.family import Images, LayerRunner, VisionModules
-from trials.model.inputs.chat_encoder import chat_encoder
+from trials.model.inputs.chat_encoder import Positions, chat_encoder
+from trials.model.inputs.patched_videos import VideoRules
 from trials.model.refusals.heads import check_heads
 from trials.model.shrunk import VOCABULARY
+from trials.model.towers.patch_videos import PatchVideos
 
 _LARGEST_PATCH = 1_024
 
 # --- data ---------------------------------------------------------------------------------------------------------
 
 
-def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | None = None) -> Encoder:
-    """Implement `Family.encoder` with the model's chat template, tokenizer and processor."""
-    return chat_encoder(model_path, trust_remote_code, max_tokens, inputs=PatchInputs, positions=positions)
+def patch_encoder(
+    model_path: str,
+    trust_remote_code: bool,
+    max_tokens: int | None,
+    *,
+    positions: Positions,
+    rules: VideoRules,
+) -> Encoder:
+    """Return the encoder of a model folder with its chat template, tokenizer and processor, and `rules` for videos."""
+    videos = functools.partial(PatchVideos, rules=rules)
+    return chat_encoder(
+        model_path, trust_remote_code, max_tokens, inputs=PatchInputs, positions=positions, videos=videos
+    )
 
 
 class PatchInputs:
@@ -153,23 +166,27 @@ def random_images(config: PretrainedConfig, units: int) -> Images:
     )
 
 
-def positions(config: PretrainedConfig, input_ids: Ints, grids: Ints) -> Ints:
+def placed(config: PretrainedConfig, input_ids: Ints, grids: Ints, steps: Sequence[float]) -> Ints:
     """Return positions [3, tokens] in time, height and width (M-RoPE, Qwen2-VL paper, section 2.1).
 
-    Text counts all three on; an image's tokens count rows and columns from where the text stands, and the text behind
-    it goes on from the largest of them.
+    Text counts all three on; the tokens of an image or video count rows and columns from where the text stands, and
+    layers of frames by their one of `steps` [grids], rounded down. The text behind it goes on from the last row or
+    column, whichever is larger.
     """
     merge = config.vision_config.spatial_merge_size
-    images = np.flatnonzero(input_ids == config.image_token_id)
+    images = np.flatnonzero(np.isin(input_ids, (config.image_token_id, config.video_token_id)))
     pieces, done, start, shown = [np.zeros((3, 0), dtype=np.int64)], 0, 0, 0
-    for frames, height, width in grids.tolist():
+    for (frames, height, width), step in zip(grids.tolist(), steps, strict=True):
         if shown == len(images):  # the unit of a pack without images has no token
             break
         text = int(images[shown]) - done
         pieces.append(np.tile(np.arange(start, start + text), (3, 1)))
         start += text
         shape = frames, height // merge, width // merge
-        pieces.append(np.indices(shape).reshape(3, -1) + start)
+        places = np.indices(shape).reshape(3, -1)
+        # In float32, as transformers multiplies.
+        places[0] = places[0].astype(np.float32) * np.float32(step)
+        pieces.append(places + start)
         start += max(shape[1:])
         shown += math.prod(shape)
         done += text + math.prod(shape)

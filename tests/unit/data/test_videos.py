@@ -1,0 +1,203 @@
+"""Videos that records name, as files, folders or lists of frames."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.data_values import file_of, record, write_records
+from tests.measurers import Words
+from trials.data import formats
+from trials.data.lengths import measure
+from trials.data.records.images import image_size
+from trials.data.records.sample import NO_VIDEOS, BadLine, Clip, Lengths, Sample, Video
+from trials.data.records.video_references import MOST_FRAMES
+from trials.data.records.videos import clip_of, frames_of, video_pixels
+from trials.errors import DataError
+
+FRAMES = ["1.jpg", "2.jpg", "3.PNG"]
+
+
+def sample_of(tmp_path: Path, line: dict[str, Any], name: str = "messages") -> Sample | Lengths | BadLine:
+    path = write_records(tmp_path / "a.jsonl", line)
+    file = file_of(path, format=name)
+    ((_, found),) = (each for chunk in formats.chunks(file) for each in formats.records(file, chunk))
+    return found
+
+
+def filmed(text: str, **keys: Any) -> dict[str, Any]:
+    return record(text, "A circle.", **keys)
+
+
+def parts(*content: dict[str, Any]) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": list(content)}, {"role": "assistant", "content": "A circle."}]}
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "text", "sources"),
+    [
+        (filmed("<video>\nWhat?", video="a.mp4"), "qwen", "<video>\nWhat?", ["a.mp4"]),
+        (filmed("<video> or <video>", video=["a.mp4", "clips/b"]), "qwen", "<video> or <video>", ["a.mp4", "clips/b"]),
+        (filmed("<video>What?", video=FRAMES), "qwen", "<video>What?", [FRAMES]),
+        (filmed("<image>\nWhat?", video="a.mp4", data_source="x"), "llava", "<video>\nWhat?", ["a.mp4"]),
+        (filmed("What?", video="a.mp4"), "llava", "<video>\nWhat?", ["a.mp4"]),
+        (filmed("<video><video>", videos=[FRAMES, "a.mp4"]), "llama-factory", "<video><video>", [FRAMES, "a.mp4"]),
+        (filmed("A <video> of text"), "qwen", "A <video> of text", []),
+        (parts({"type": "video", "video": "file:///x/a.mp4"}), "messages", "<video>", ["/x/a.mp4"]),
+        (parts({"type": "video_url", "video_url": {"url": "a.mp4"}}), "messages", "<video>", ["a.mp4"]),
+        (parts({"type": "video"}) | {"videos": ["a.mp4"]}, "messages", "<video>", ["a.mp4"]),
+    ],
+)  # fmt: skip
+def test_a_record_names_its_videos(
+    tmp_path: Path, line: dict[str, Any], name: str, text: str, sources: list[str | list[str]]
+) -> None:
+    found = sample_of(tmp_path, line, name)
+    assert isinstance(found, Sample), found
+    assert found.turns[0].text == text
+    expected = [
+        tmp_path / each if isinstance(each, str) else tuple(tmp_path / name for name in each) for each in sources
+    ]
+    assert [video.source for video in found.videos] == expected
+
+
+def test_images_and_videos_of_a_record_keep_their_places(tmp_path: Path) -> None:
+    line = filmed("<image> <video> <image>", video={"video": FRAMES, "sample_fps": "0.5"}, images=["a.png", "b.png"])
+    found = sample_of(tmp_path, line, "qwen")
+    assert isinstance(found, Sample), found
+    assert found.images == (tmp_path / "a.png", tmp_path / "b.png")
+    assert found.videos == (Video(source=tuple(tmp_path / name for name in FRAMES), fps=0.5),)
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (filmed("<video><video>", video="a.mp4"), "hold 2 <video> but the record names 1 videos"),
+        (filmed("<video>", video="a.mp4", videos=["b.mp4"]), "videos are given under `video` and `videos`; keep one"),
+        (filmed("<video>", video="https://host/a.mp4"), "which is not fetched; download it and name the file"),
+        (filmed("<video>", video=7), "neither the name of a video or of a folder of frames, nor a list of frames"),
+        (filmed("<video>", video={"video": "a.mp4", "fps": -1}), "`fps` of `video` is -1; write frames per second"),
+        (filmed("<video>", video={"video": "a.mp4", "fps": "1e999"}), "`fps` of `video` is '1e999'"),
+        (filmed("<video>", video={"video": "a.mp4", "video_start": 3}), "has `video_start`, which is not supported"),
+        (filmed("<video>", video=["a.jpg"] * (MOST_FRAMES + 1)), f"frames, more than the {MOST_FRAMES} that"),
+        (filmed("<video>", video=["a.jpg", "https://host/b.jpg"]), "frame 2 of `video` is the URL"),
+    ],
+)  # fmt: skip
+def test_a_faulty_video_is_reported_with_its_reason(tmp_path: Path, line: dict[str, Any], reason: str) -> None:
+    found = sample_of(tmp_path, line, "qwen")
+    assert isinstance(found, BadLine)
+    assert reason in found.reason
+
+
+def test_only_turns_of_the_user_show_videos(tmp_path: Path) -> None:
+    line = {"messages": [{"role": "assistant", "content": [{"type": "video", "video": "a.mp4"}]}]}
+    found = sample_of(tmp_path, line)
+    assert isinstance(found, BadLine)
+    assert found.reason == "turn 1 contains a video, but only turns of the user may"
+
+
+# --- frames ---
+
+
+def folder_of(path: Path, count: int, size: tuple[int, int] = (12, 8)) -> Path:
+    path.mkdir()
+    for number in range(count):
+        Image.new("RGB", size, (number, 0, 0)).save(path / f"frame{number}.png")
+    return path
+
+
+def test_frames_of_a_folder_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "film", 11)
+    (folder / "notes.txt").write_text("no frame")
+    video = Video(source=folder, fps=3.0)
+    assert clip_of(video, image_size) == Clip(frames=11, size=(8, 12), is_file=False, fps=3.0)
+    assert [int(frame[0, 0, 0]) for frame in video_pixels(video, [0, 2, 10])] == [0, 2, 10]
+
+
+def test_hostile_folders_and_frames_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="holds no frames"):
+        frames_of(Video(source=tmp_path / "empty"))
+    with pytest.raises(DataError, match=r"missing does not exist"):
+        clip_of(Video(source=tmp_path / "missing"), image_size)
+    folder = folder_of(tmp_path / "film", 3)
+    monkeypatch.setattr("trials.data.records.videos.MOST_FRAMES", 2)
+    with pytest.raises(DataError, match="has more than 2 entries; leave out some frames"):
+        frames_of(Video(source=folder))
+    Image.new("RGB", (5, 5)).save(tmp_path / "other.png")
+    with pytest.raises(DataError, match="has 5 x 5 pixels, but the first one 12 x 8; make all frames of a video"):
+        clip_of(Video(source=(folder / "frame0.png", tmp_path / "other.png")), image_size)
+
+
+def test_a_model_without_videos_refuses_the_line_and_a_changed_frame_is_noticed(tmp_path: Path) -> None:
+    class Films(Words):
+        def measure(self, sample: Sample, image_sizes: Any, clips: tuple[Clip, ...] = ()) -> Lengths:
+            return Lengths(vision_units=sum(clip.frames for clip in clips), text_tokens=3, target_tokens=2)
+
+    folder = folder_of(tmp_path / "film", 3)
+    file = file_of(write_records(tmp_path / "a.jsonl", filmed("<video>", video="film")), format="qwen")
+    (chunk,) = formats.chunks(file)
+    ((_, reason),) = measure(file, chunk, Words(no_videos=NO_VIDEOS), None).bad
+    assert reason == NO_VIDEOS
+    found = measure(file, chunk, Films(no_videos=None), None)
+    assert found.columns["vision_units"].tolist() == [3]
+    assert found.holds()
+    Image.new("RGB", (12, 9)).save(folder / "frame1.png")
+    assert not found.holds()
+    found = measure(file, chunk, Films(no_videos=None), None)
+    assert "12 x 9" in found.bad[0][1]
+    (folder / "frame1.png").unlink()
+    assert not found.holds()
+
+
+# --- files ---
+
+needs_av = pytest.mark.skipif(not importlib.util.find_spec("av"), reason="PyAV is not installed")
+
+
+@pytest.fixture
+def film(tmp_path: Path) -> Path:
+    import av  # noqa: PLC0415 - an extra
+
+    path = tmp_path / "film.mp4"
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("mpeg4", rate=10)
+        stream.width, stream.height, stream.pix_fmt = 48, 32, "yuv420p"
+        for number in range(25):
+            pixels = np.full((32, 48, 3), 10 * number, dtype=np.uint8)
+            for packet in stream.encode(av.VideoFrame.from_ndarray(pixels)):
+                container.mux(packet)
+        for packet in stream.encode():
+            container.mux(packet)
+    return path
+
+
+@needs_av
+def test_a_file_is_decoded_where_frames_are_wanted(film: Path) -> None:
+    video = Video(source=film, fps=1.0)
+    assert clip_of(video, image_size) == Clip(frames=25, size=(32, 48), is_file=True, fps=10.0, wanted_fps=1.0)
+    frames = list(video_pixels(video, [0, 7, 7, 24]))
+    assert [frame.shape for frame in frames] == [(32, 48, 3)] * 4
+    assert np.allclose([frame.mean() for frame in frames], [0, 70, 70, 240], atol=4)
+
+
+@needs_av
+def test_damaged_files_and_playlists_are_refused(film: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"ends after 25 frames, before frame 99"):
+        list(video_pixels(Video(source=film), [0, 99]))
+    (tmp_path / "cut.mp4").write_bytes(film.read_bytes()[:300])
+    (tmp_path / "list.m3u8").write_text(f"#EXTM3U\n#EXTINF:1,\n{film}\n#EXT-X-ENDLIST\n")
+    (tmp_path / "list.txt").write_text(f"ffconcat version 1.0\nfile {film.name}\n")
+    for name in ("cut.mp4", "list.m3u8", "list.txt"):
+        with pytest.raises(DataError, match="cannot be decoded"):
+            clip_of(Video(source=tmp_path / name), image_size)
+
+
+def test_without_a_decoder_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "av", None)
+    (tmp_path / "film.mp4").write_bytes(b"film")
+    with pytest.raises(DataError, match=r"pip install 'vlm-autotune\[video\]', or give the video as a folder or list"):
+        clip_of(Video(source=tmp_path / "film.mp4"), image_size)

@@ -1,0 +1,90 @@
+"""Images and videos in their places in a conversation."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias, TypeVar
+
+from trials.data.records.record import RecordError
+from trials.data.records.references import Images
+from trials.data.records.sample import IMAGE, VIDEO, Image, Sample, Turn, Video
+
+Role: TypeAlias = Literal["system", "user", "assistant"]
+Medium = TypeVar("Medium", Image, Video)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """A turn as a record says it."""
+
+    role: Role
+    text: str
+    images: tuple[Image | None, ...] = ()
+    """One entry per `<image>` of a user's text; None stands for the next image of the record's own key."""
+    videos: tuple[Video | None, ...] = ()
+    """The same for each `<video>`."""
+    has_video: bool = False
+    """Whether one of them is no text but a part of its own."""
+
+
+def placed(said: Sequence[Said], images: Images, videos: tuple[Video, ...], unplaced: int) -> Sample:
+    """Return the sample in which every `<image>` and `<video>` has what the record's own keys name.
+
+    Where no turn says the place of `images` or `videos`, they are shown before the first question, at most `unplaced`
+    of each, as InternVL's loader does. Raise RecordError where the counts differ.
+    """
+    turns = list(said)
+    if not videos and not any(turn.has_video for turn in turns):  # without a video, the word is text
+        turns = [replace(turn, videos=()) for turn in turns]
+    elif not images.images:
+        turns = _read_as_videos(turns, len(videos))
+    if not any(turn.videos for turn in turns) and 0 < len(videos) <= unplaced:
+        turns = _before_first(turns, VIDEO, len(videos))
+    if not any(turn.images for turn in turns) and 0 < len(images.images) <= unplaced:
+        turns = _before_first(turns, IMAGE, len(images.images))
+    shown = [image for turn in turns for image in turn.images]
+    pictures = _filled(shown, images.images, f"{IMAGE} but the record names {len(images.images)} images")
+    filmed = [video for turn in turns for video in turn.videos]
+    clips = _filled(filmed, videos, f"{VIDEO} but the record names {len(videos)} videos")
+    sizes = iter(images.sizes)
+    return Sample(
+        turns=tuple(Turn(role=turn.role, text=turn.text) for turn in turns),
+        images=pictures,
+        image_sizes=tuple(next(sizes) if image is None else None for image in shown),
+        videos=clips,
+    )
+
+
+def _read_as_videos(turns: list[Said], count: int) -> list[Said]:
+    """Read each `<image>` as a video where there are as many and no `<video>`, as LLaVA-Video writes them."""
+    shown = [image for turn in turns for image in turn.images]
+    if any(turn.videos for turn in turns) or shown != [None] * count:
+        return turns
+    return [
+        replace(turn, text=turn.text.replace(IMAGE, VIDEO), images=(), videos=turn.videos + (None,) * len(turn.images))
+        if turn.images
+        else turn
+        for turn in turns
+    ]
+
+
+def _before_first(turns: list[Said], mark: str, count: int) -> list[Said]:
+    """Return the turns with `count` marks at the start of the first question, if there is one."""
+    first = next((number for number, turn in enumerate(turns) if turn.role == "user"), None)
+    if first is None:
+        return turns
+    turn, added = turns[first], (None,) * count
+    marked = replace(
+        turn,
+        text=f"{mark}\n" * count + turn.text,
+        images=added if mark == IMAGE else turn.images,
+        videos=added if mark == VIDEO else turn.videos,
+    )
+    return [*turns[:first], marked, *turns[first + 1 :]]
+
+
+def _filled(shown: Sequence[Medium | None], own: Sequence[Medium], what: str) -> tuple[Medium, ...]:
+    """Return what is shown, with the next of `own` where a place names nothing. Raise RecordError for other counts."""
+    if shown.count(None) != len(own):
+        raise RecordError(f"the user's turns hold {shown.count(None)} {what}")
+    rest = iter(own)
+    return tuple(next(rest) if each is None else each for each in shown)

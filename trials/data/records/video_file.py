@@ -1,0 +1,88 @@
+"""Video files, read with PyAV: header and frames."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trials.data.records.images import MOST_PIXELS
+from trials.data.records.sample import Clip
+from trials.errors import DataError
+from trials.regular_file import check_regular
+
+_FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts,mpeg,flv,asf,ogg,gif"
+"""Formats in one file. Others, such as playlists, name further files or addresses that would be opened."""
+_MOST_PACKETS = 10_000_000
+"""Most packets that are counted where the header does not say the number of frames."""
+
+
+def clip_of(path: Path, wanted_fps: float | None) -> Clip:
+    """Return what the header says of a video file, without decoding it.
+
+    Raise DataError for a missing or damaged file, for one without a video, and where PyAV is not installed.
+    """
+    with _opened(path) as (container, stream):
+        frames, rate = stream.frames, stream.average_rate or stream.guessed_rate
+        if not frames:
+            frames = sum(
+                1 for _, packet in zip(range(_MOST_PACKETS), container.demux(stream), strict=False) if packet.size
+            )
+        size = stream.codec_context.height, stream.codec_context.width
+    if frames < 1 or min(size) < 1 or not rate or rate <= 0:
+        raise DataError(
+            f"video {path} has {frames} frames of {size[1]} x {size[0]} pixels at {rate or 0} frames per second by its "
+            "header; encode it again"
+        )
+    if size[0] * size[1] > MOST_PIXELS:
+        raise DataError(f"video {path} has frames of more than {MOST_PIXELS} pixels; scale it down")
+    return Clip(frames=frames, size=size, is_file=True, fps=float(rate), wanted_fps=wanted_fps)
+
+
+def pixels_of(path: Path, chosen: Sequence[int]) -> Iterator[NDArray[np.uint8]]:
+    """Yield pixels [height, width, 3] of the frames with these numbers, in ascending order; a number may repeat.
+
+    Raise DataError where the file cannot be decoded up to the last one.
+    """
+    wanted = iter(chosen)
+    number = next(wanted, None)
+    seen = 0
+    with _opened(path) as (container, stream):
+        size = stream.codec_context.height, stream.codec_context.width
+        for seen, frame in enumerate(container.decode(stream), 1):
+            while number == seen - 1:
+                if (frame.height, frame.width) != size:
+                    raise DataError(f"frames of video {path} have several sizes; encode it again")
+                yield frame.to_ndarray(format="rgb24")
+                number = next(wanted, None)
+            if number is None:
+                return
+    raise DataError(
+        f"video {path} ends after {seen} frames, before frame {number}; it was cut off, or its header is wrong"
+    )
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
+    """Yield (container, its first video stream), and raise DataError for what PyAV raises."""
+    try:
+        check_regular(path)
+        import av  # noqa: PLC0415 - an extra, and slow to load
+    except FileNotFoundError:
+        raise DataError(f"video {path} does not exist") from None
+    except OSError as error:
+        raise DataError(f"video {path} cannot be opened: {error}") from error
+    except ImportError as error:
+        raise DataError(
+            f"video {path} is a file, which needs the package av to be decoded; pip install 'vlm-autotune[video]', or "
+            "give the video as a folder or list of frames"
+        ) from error
+    try:
+        with path.open("rb") as file, av.open(file, options={"format_whitelist": _FORMATS}) as container:
+            if not container.streams.video:
+                raise DataError(f"{path} holds no video")
+            yield container, container.streams.video[0]
+    except (av.FFmpegError, OSError, ValueError) as error:
+        raise DataError(f"video {path} cannot be decoded: {error}") from error

@@ -1,0 +1,95 @@
+"""The videos that a record names: by a file, by a folder of frames, or by its frames."""
+
+import math
+from pathlib import Path, PurePath
+from typing import Any
+
+from trials.data.records.record import Record, RecordError
+from trials.data.records.references import image_of, is_unicode, named_file
+from trials.data.records.sample import Video
+
+MOST_FRAMES = 4096
+"""Most frames of one video that is given as images, and most entries of a folder of frames."""
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif")
+"""Endings of the names of frames, in lower case."""
+_SOURCES = ("video", "video_url", "frames", "url", "path")
+"""Keys under which an object names its video, as Qwen and OpenAI write it."""
+_RATES = ("sample_fps", "fps", "raw_fps")
+_CUTTING = (
+    "video_start", "video_end", "nframes", "min_frames", "max_frames", "min_pixels", "max_pixels", "total_pixels",
+    "resized_height", "resized_width",
+)  # fmt: skip
+"""Options of Qwen's messages for one video, which would change what it shows."""
+
+
+def videos_of(record: Record, keys: tuple[str, ...], root: Path) -> tuple[Video, ...]:
+    """Return the record's videos, names being relative to `root`. An absent or empty key is none. Raise RecordError.
+
+    A list of names of images is the frames of one video, any other list holds one video in each entry.
+    """
+    used = [key for key in keys if record.get(key) not in (None, "", [])]
+    if not used:
+        return ()
+    if len(used) > 1:
+        raise RecordError(f"videos are given under {' and '.join(f'`{key}`' for key in used)}; keep one")
+    value, what = record[used[0]], f"`{used[0]}`"
+    several = value if isinstance(value, list) and not _are_frames(value) else [value]
+    return tuple(video_of(each, what, root) for each in several)
+
+
+def video_of(value: object, what: str, root: Path) -> Video:
+    """Return a video given as a name, as its frames, or as an object with one of them. Raise RecordError."""
+    fps = None
+    # Chats nest them, as in {"video_url": {"url": ...}}.
+    while isinstance(value, dict):
+        given = value
+        if cutting := [key for key in _CUTTING if given.get(key) is not None]:
+            raise RecordError(
+                f"{what} has `{cutting[0]}`, which is not supported for one video; set what holds for all in the "
+                "model's video_preprocessor_config.json, and cut the video itself"
+            )
+        fps = _rate(given, what) or fps
+        value = next((given[key] for key in _SOURCES if given.get(key) is not None), None)
+    match value:
+        case list() if _are_frames(value):
+            return Video(source=_frames(value, what, root), fps=fps)
+        case str() if value and is_unicode(value) and not value.startswith("data:"):
+            return Video(source=named_file(value, what, root), fps=fps)
+    raise RecordError(f"{what} is neither the name of a video or of a folder of frames, nor a list of frames")
+
+
+def _are_frames(values: list[Any]) -> bool:
+    return bool(values) and all(_is_frame(value) for value in values)
+
+
+def _is_frame(value: object) -> bool:
+    """Return whether it is an image: content, or the name of one."""
+    match value:
+        case bytes() | {"bytes": bytes()}:
+            return True
+        case {"path": str(name)} | {"image": str(name)} | str(name):
+            return name.startswith("data:image/") or PurePath(name).suffix.lower() in IMAGE_SUFFIXES
+    return False
+
+
+def _frames(values: list[Any], what: str, root: Path) -> tuple[Any, ...]:
+    if len(values) > MOST_FRAMES:
+        raise RecordError(
+            f"{what} has {len(values)} frames, more than the {MOST_FRAMES} that are taken; leave some out"
+        )
+    return tuple(image_of(value, f"frame {number} of {what}", root) for number, value in enumerate(values, 1))
+
+
+def _rate(given: dict[str, Any], what: str) -> float | None:
+    """Return the frames per second that an object states, as a number or a text."""
+    key = next((key for key in _RATES if given.get(key) is not None), None)
+    if key is None:
+        return None
+    value = given[key]
+    try:
+        rate = float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else math.nan
+    except (ValueError, OverflowError):
+        rate = math.nan
+    if not 0 < rate <= 1000:
+        raise RecordError(f"`{key}` of {what} is {repr(value)[:40]}; write frames per second, above 0, at most 1000")
+    return rate

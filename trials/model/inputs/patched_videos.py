@@ -1,0 +1,122 @@
+"""Videos of Qwen's models: which frames are taken, and how large they become.
+
+Sources: the video processors of Qwen2-VL (Qwen2.5-VL has the same) and Qwen3-VL in transformers, and for files of which
+the settings say nothing qwen-vl-utils, with which Qwen trains.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize as resized_image
+from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as resized_video
+from transformers.utils.constants import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
+
+from trials.data.records.sample import Clip, Ints
+
+USUAL_FPS = 2.0
+"""Frames per second of frames that are given as images, and taken from files, where nothing else is said."""
+_SHARED: dict[str, Any] = {
+    "do_resize": True,
+    "do_rescale": True,
+    "do_normalize": True,
+    "do_center_crop": False,
+    "rescale_factor": 1 / 255,
+    "resample": 3,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+    "min_frames": 4,
+    "max_frames": 768,
+    "num_frames": None,
+    "cap_pixels_per_frame": False,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VideoRules:
+    """What differs between the video processors of Qwen's models."""
+
+    defaults: Mapping[str, Any]
+    """The settings where a model folder does not say them."""
+    sampled: Callable[[Clip, Mapping[str, Any]], Ints]
+    """(a file, settings) -> numbers of the frames that are taken."""
+    resized: Callable[[int, tuple[int, int], Mapping[str, Any]], tuple[int, int]]
+    """(frames, size, settings) -> size of the prepared frames; ValueError for a shape that is refused."""
+
+
+def _sampled_in_steps(clip: Clip, settings: Mapping[str, Any]) -> Ints:
+    together, total = settings["temporal_patch_size"], clip.frames
+    if clip.wanted_fps is None and settings["num_frames"] is not None:
+        count = round(settings["num_frames"] / together) * together
+    else:
+        most = min(settings["max_frames"], total) // together * together
+        wanted = total / (clip.fps or USUAL_FPS) * (clip.wanted_fps or settings["fps"])
+        count = int(min(max(wanted, settings["min_frames"]), most, total)) // together * together
+    if not 0 < count <= total:
+        raise ValueError(f"{count} frames would be taken of its {total}")
+    # By torch, whose float32 decides which frame a fraction belongs to.
+    return torch.arange(0, total, total / count).int().numpy().astype(np.int64)
+
+
+def _sampled_evenly(clip: Clip, settings: Mapping[str, Any]) -> Ints:
+    total, count = clip.frames, settings["num_frames"]
+    if clip.wanted_fps is not None or count is None:
+        count = int(total / (clip.fps or USUAL_FPS) * (clip.wanted_fps or settings["fps"]))
+        count = min(max(count, settings["min_frames"]), settings["max_frames"], total)
+    return np.linspace(0, total - 1, count).round().astype(np.int64)
+
+
+def _resized_by_frame(frames: int, size: tuple[int, int], settings: Mapping[str, Any]) -> tuple[int, int]:
+    factor = settings["patch_size"] * settings["merge_size"]
+    least, most = settings["size"]["shortest_edge"], settings["size"]["longest_edge"]
+    if settings["cap_pixels_per_frame"]:
+        together = int(settings["max_video_tokens"] * factor * factor * 0.9)
+        most = max(min(most, together * settings["temporal_patch_size"] // frames), int(least * 1.05))
+    found: tuple[int, int] = resized_image(*size, factor=factor, min_pixels=least, max_pixels=most)
+    return found
+
+
+def _resized_as_whole(frames: int, size: tuple[int, int], settings: Mapping[str, Any]) -> tuple[int, int]:
+    factor = settings["patch_size"] * settings["merge_size"]
+    least, most = settings["size"]["shortest_edge"], settings["size"]["longest_edge"]
+    if settings["cap_pixels_per_frame"]:
+        of_frame = min(settings["max_video_tokens"] * factor * factor, most // frames)
+        most = max(of_frame, int(least * 1.05)) * frames
+    found: tuple[int, int] = resized_video(
+        frames, *size, temporal_factor=settings["temporal_patch_size"], factor=factor, min_pixels=least, max_pixels=most
+    )
+    return found
+
+
+QWEN2 = VideoRules(
+    defaults={
+        **_SHARED,
+        "size": {"shortest_edge": 128 * 28 * 28, "longest_edge": 28 * 28 * 768},
+        "image_mean": OPENAI_CLIP_MEAN,
+        "image_std": OPENAI_CLIP_STD,
+        "patch_size": 14,
+        "fps": USUAL_FPS,
+        "max_video_tokens": 128_000,
+        "min_pixels": None,
+        "max_pixels": None,
+    },
+    sampled=_sampled_in_steps,
+    resized=_resized_by_frame,
+)
+"""Frames in equal steps, each frame within bounds of its own."""
+QWEN3 = VideoRules(
+    defaults={
+        **_SHARED,
+        "size": {"shortest_edge": 128 * 32 * 32, "longest_edge": 32 * 32 * 768},
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+        "patch_size": 16,
+        "fps": USUAL_FPS,
+        "max_video_tokens": 768,
+    },
+    sampled=_sampled_evenly,
+    resized=_resized_as_whole,
+)
+"""Frames from the first to the last, all frames together within bounds."""

@@ -1,0 +1,129 @@
+"""Videos as a model's own video processor makes them. The original needs torchvision, the settings and torch do not."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn.functional import interpolate
+from transformers.video_processing_utils import VideoProcessorMixin
+from transformers.video_utils import VideoMetadata
+
+from trials.data.records.images import MOST_PIXELS
+from trials.data.records.sample import Clip, Ints, Video
+from trials.errors import DataError, ModelError
+
+FILE = "video_preprocessor_config.json"
+_MODES = {2: "bilinear", 3: "bicubic"}
+"""Of Pillow's numbers for resampling."""
+_STEPS = ("do_resize", "do_rescale", "do_normalize")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VideoCount:
+    """A video in the text, and its units."""
+
+    text: str
+    """What the processor writes for it, in which each video token stands for `width` of them."""
+    width: int
+    units: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PreparedVideo:
+    """A video as the vision tower takes it."""
+
+    pixels: NDArray[np.float32]
+    """[units, *unit_shape]"""
+    grid: Ints
+    """[1, G] (see `PackTokens`)"""
+    seconds: float
+    """Between two positions in time, for models whose positions follow it."""
+
+
+class VideoInputs(Protocol):
+    """A family's videos: what stands for them in the text, and what the vision tower takes."""
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """All that lengths of videos depend on besides the model's processor."""
+
+    def count(self, clip: Clip) -> VideoCount:
+        """Return what the processor makes of a video. Raise DataError for one that it refuses."""
+
+    def prepared(self, clip: Clip, video: Video) -> PreparedVideo:
+        """Return the video's pixels. Raise DataError for one that cannot be decoded."""
+
+    def chosen(self, clip: Clip) -> Ints:
+        """Return the numbers of the frames that are used, in ascending order."""
+
+
+def load_settings(path: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a model folder's video processor, with `defaults` where it says nothing.
+
+    Raise ModelError for a folder without them.
+    """
+    try:
+        found, _ = VideoProcessorMixin.get_video_processor_dict(path)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"the folder has no settings of a video processor ({FILE}): {error}") from error
+    return {name: found[name] if found.get(name) is not None else value for name, value in defaults.items()}
+
+
+def metadata_of(clip: Clip, chosen: Ints, usual_fps: float | None = None) -> VideoMetadata:
+    """Return how transformers describes the chosen frames of a video; `usual_fps` is that of frames without one."""
+    return VideoMetadata(total_num_frames=clip.frames, fps=clip.fps or usual_fps, frames_indices=chosen.tolist())
+
+
+def check_volume(clip: Clip, frames: int, size: tuple[int, int]) -> None:
+    """Raise DataError for a video whose prepared frames of (height, width) hold too many pixels."""
+    pixels = frames * size[0] * size[1]
+    if pixels > MOST_PIXELS:
+        raise DataError(
+            f"a video of {clip.size[1]} x {clip.size[0]} pixels would be prepared as {frames} frames of {size[1]} x "
+            f"{size[0]}, {pixels} pixels, more than the {MOST_PIXELS} that are taken; give fewer or smaller frames, or "
+            f"set cap_pixels_per_frame, size or fps in {FILE}"
+        )
+
+
+class FramePreparation:
+    """Frames resized and normalised with the same functions of torch that transformers' video processors call."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        """Raise ModelError for steps that are left out, added, or done in another way."""
+        faults = [f"{name} is false" for name in _STEPS if not settings[name]]
+        mode = _MODES.get(settings["resample"])
+        if settings["do_center_crop"]:
+            faults.append("do_center_crop is true")
+        if mode is None:
+            faults.append(f"resample is {str(settings['resample'])[:40]}")
+        if mode is None or faults:
+            raise ModelError(f"{faults[0]} for videos, which is not supported; correct {FILE}")
+        self._mode = mode
+        factor, mean, std = (settings[name] for name in ("rescale_factor", "image_mean", "image_std"))
+        try:
+            self._mean, self._std = (_per_channel(values) * (1.0 / factor) for values in (mean, std))
+        except (TypeError, ValueError, RuntimeError, ZeroDivisionError):
+            self._std = torch.zeros(1)
+        if not self._std.all() or not (self._mean / self._std).isfinite().all():
+            raise ModelError(
+                f"image_mean {str(mean)[:60]}, image_std {str(std)[:60]} and rescale_factor {str(factor)[:40]} for "
+                f"videos are not 3, 3 and 1 numbers of which none divides by 0; correct {FILE}"
+            )
+
+    def prepared(self, frames: Iterable[NDArray[np.uint8]], size: tuple[int, int]) -> torch.Tensor:
+        """Return pixels float32 [frames, 3, height, width] of frames [height, width, 3] in the `size` given."""
+        resized = torch.cat([self._resized(frame, size) for frame in frames])
+        return resized.float().sub_(self._mean).div_(self._std)
+
+    def _resized(self, frame: NDArray[np.uint8], size: tuple[int, int]) -> torch.Tensor:
+        pixels = torch.from_numpy(np.ascontiguousarray(frame.transpose(2, 0, 1)))[None]
+        if pixels.shape[-2:] == size:
+            return pixels
+        return interpolate(pixels, size=size, mode=self._mode, align_corners=False, antialias=True)
+
+
+def _per_channel(values: Sequence[float]) -> torch.Tensor:
+    return torch.tensor(values).view(3, 1, 1)

@@ -1,0 +1,137 @@
+"""Videos as patches: each `temporal_patch_size` frames are one layer of patches, which attend to each other alone."""
+
+import copy
+import math
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PretrainedConfig
+
+from trials.data.records.sample import Clip, Ints, Video
+from trials.data.records.videos import video_pixels
+from trials.errors import DataError, ModelError
+from trials.model.inputs.patched_videos import USUAL_FPS, VideoRules
+from trials.model.inputs.videos import (
+    FILE,
+    FramePreparation,
+    PreparedVideo,
+    VideoCount,
+    check_volume,
+    load_settings,
+    metadata_of,
+)
+
+_PATCHES = ("patch_size", "temporal_patch_size", "merge_size")
+_WHOLE = ("min_frames", "max_frames", "max_video_tokens")
+_LARGEST = 1 << 40
+
+
+class PatchVideos:
+    """Implements `VideoInputs` (trials/model/inputs/videos.py)."""
+
+    def __init__(self, path: str, config: PretrainedConfig, processor: Any, rules: VideoRules) -> None:
+        """Raise ModelError for settings of the folder `path` that are not those of the model."""
+        self._rules = rules
+        self._settings = _sized(load_settings(path, rules.defaults))
+        _check(self._settings, config)
+        self._frames = FramePreparation(self._settings)
+        # What writes the text asks a part that needs torchvision for two sizes.
+        self._processor = copy.copy(processor)
+        self._processor.video_processor = SimpleNamespace(**{name: self._settings[name] for name in _PATCHES})
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        return self._settings
+
+    def chosen(self, clip: Clip) -> Ints:
+        most = self._settings["max_frames"]
+        if not clip.is_file:
+            if clip.frames > most:
+                raise DataError(
+                    f"a video has {clip.frames} frames, more than the {most} that the model takes; leave some out, or "
+                    f"raise max_frames in {FILE}"
+                )
+            return np.arange(clip.frames)
+        return self._rules.sampled(clip, self._settings)
+
+    def count(self, clip: Clip) -> VideoCount:
+        frames, height, width = self._grid(clip)
+        merged = self._settings["merge_size"]
+        # One merged patch for each layer of patches: what is behind it has the same text for any number.
+        inputs = {
+            "video_grid_thw": np.array([[frames, merged, merged]]),
+            "video_metadata": [metadata_of(clip, self.chosen(clip), USUAL_FPS)],
+        }
+        of_layer = height * width // merged**2
+        text: str = self._processor.replace_video_token(inputs, 0)
+        return VideoCount(text=text, width=of_layer, units=frames * of_layer)
+
+    def prepared(self, clip: Clip, video: Video) -> PreparedVideo:
+        grid, chosen = self._grid(clip), self.chosen(clip)
+        side, together = self._settings["patch_size"], self._settings["temporal_patch_size"]
+        made = self._frames.prepared(video_pixels(video, chosen.tolist()), (grid[1] * side, grid[2] * side))
+        return PreparedVideo(
+            pixels=self._patches(made, grid).numpy(),
+            grid=np.array([grid], dtype=np.int64),
+            seconds=together / metadata_of(clip, chosen, USUAL_FPS).sampled_fps,
+        )
+
+    def _grid(self, clip: Clip) -> tuple[int, int, int]:
+        """Return (layers, height, width) in patches."""
+        try:
+            frames = len(self.chosen(clip))
+            size = self._rules.resized(frames, clip.size, self._settings)
+        except ValueError as error:
+            raise DataError(
+                f"the model's processor refuses a video of {clip.frames} frames of {clip.size[1]} x {clip.size[0]} "
+                f"pixels: {error}"
+            ) from error
+        check_volume(clip, frames, size)
+        side, together = self._settings["patch_size"], self._settings["temporal_patch_size"]
+        return math.ceil(frames / together), size[0] // side, size[1] // side
+
+    def _patches(self, frames: torch.Tensor, grid: tuple[int, int, int]) -> torch.Tensor:
+        """Return [units, merged patches, values] of frames [frames, 3, height, width]; the last frame fills up."""
+        side, together, merged = (self._settings[name] for name in _PATCHES)
+        missing = grid[0] * together - len(frames)
+        whole = torch.cat([frames, frames[-1:].expand(missing, -1, -1, -1)])
+        parts = whole.view(
+            grid[0], together, 3, grid[1] // merged, merged, side, grid[2] // merged, merged, side
+        )  # fmt: skip
+        ordered = parts.permute(0, 3, 6, 4, 7, 2, 1, 5, 8)
+        return ordered.reshape(-1, merged**2, 3 * together * side**2)
+
+
+def _sized(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings with bounds of `size` replaced by those that older folders have under names of their own."""
+    size = dict(settings["size"]) if isinstance(settings["size"], Mapping) else {}
+    for name, older in (("shortest_edge", "min_pixels"), ("longest_edge", "max_pixels")):
+        if settings.get(older) is not None:
+            size[name] = settings[older]
+    return {**settings, "size": size}
+
+
+def _check(settings: Mapping[str, Any], config: PretrainedConfig) -> None:
+    vision = config.vision_config
+    made = tuple(settings[name] for name in _PATCHES)
+    taken = (vision.patch_size, vision.temporal_patch_size, vision.spatial_merge_size)
+    if made != taken:
+        raise ModelError(
+            f"the video processor makes patches of (size, frames, merged) {made} but the model takes {taken}; correct "
+            f"{FILE}"
+        )
+    bounds = {name: settings["size"].get(name) for name in ("shortest_edge", "longest_edge")}
+    whole = bounds | {name: settings[name] for name in _WHOLE}
+    for name, value in whole.items():
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _LARGEST:
+            raise ModelError(f"{name} for videos is {str(value)[:40]}; correct it in {FILE} to a whole number above 0")
+    rate, count = settings["fps"], settings["num_frames"]
+    if not isinstance(rate, int | float) or not 0 < rate <= _LARGEST:
+        raise ModelError(f"fps for videos is {str(rate)[:40]}; correct it in {FILE} to a number above 0")
+    if count is not None and (not isinstance(count, int) or not 1 <= count <= settings["max_frames"]):
+        raise ModelError(
+            f"num_frames for videos is {str(count)[:40]}; correct it in {FILE} to a number from 1 to max_frames"
+        )
