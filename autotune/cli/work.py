@@ -60,6 +60,9 @@ def tune_job(options: Options, file: JobFile, *, trials: int | None, time_limit:
         best = _tune(options, bench, fresh=fresh)
         certificate = known_certificate(bench.prepared, best.plan, bench.folder) or _certify(options, bench, best.plan)
         ran = bench.store.trials(best.study_id)
+    if not certificate.holds:
+        reasons = "; ".join(certificate.reasons)
+        _log.warning("the certificate of plan %s: %s: %s", best.plan.id, certificate.verdict, reasons)
     options.give(
         lambda: {**study_report.best_document(best), "certificate": wire.to_document(certificate)},
         lambda: f"{study_report.best_text(best, ran)}\n\n{certificate_text(certificate)}",
@@ -131,12 +134,8 @@ def _tune(options: Options, bench: Workbench, *, fresh: bool) -> BestPlan:
 
 
 def _certify(options: Options, bench: Workbench, plan: Plan) -> Certificate:
-    """Certify the plan, and warn if that fails."""
     options.tell(f"Certifying plan {plan.id}: the gradients of one step, compared with a reference")
-    certificate = certify(bench.prepared, plan, bench.folder)
-    if not certificate.holds:
-        _log.warning("the certificate of plan %s %s: %s", plan.id, certificate.verdict, "; ".join(certificate.reasons))
-    return certificate
+    return certify(bench.prepared, plan, bench.folder)
 
 
 def _launch(

@@ -180,6 +180,9 @@ def test_a_plan_whose_certificate_does_not_hold_is_not_trained(user: User, monke
     assert answer.exit_code == 3
     assert "does not hold, so nothing was trained: the gradient of vision differs by 0.5" in answer.stderr
     assert not user.output.exists()
+    again, output = user.run("tune", str(user.job))
+    assert again["certificate"]["verdict"] == "does not hold"
+    assert "does not hold: the gradient of vision differs by 0.5" in output
 
 
 def test_launch_trains_with_the_best_plan_and_compares_the_speed(user: User) -> None:

@@ -11,12 +11,13 @@ import pytest
 
 from autotune.errors import JobError
 from autotune.training_output import check_new, check_output, held
-from tests.training_values import job_of
+from tests.training_values import job_of, plan_of
 from trials import wire
 from trials.errors import OutputTaken
 from trials.tasks.training.output import (
     STATE_FILE,
     OpenedOutput,
+    PlanChange,
     TrainingState,
     checkpoint_folder,
     describe_file,
@@ -150,6 +151,26 @@ def test_a_broken_checkpoint_is_skipped_and_the_previous_one_is_used(
     assert "so checkpoint-4 is not used" in caplog.text
     steps_left = [json.loads(line)["step"] for line in (tmp_path / PROGRESS_FILE).read_text().splitlines()]
     assert steps_left == [2]
+
+
+def test_a_changed_plan_takes_over_at_the_checkpoint_that_is_left(tmp_path: Path) -> None:
+    first, second = plan_of("4+2"), plan_of("3+0", "1+2")
+    settings = [replace(SETTINGS, plan=each.id) for each in (first, second)]
+    opened = open_output(tmp_path, settings[0], first)
+    for steps in (2, 4):
+        write_checkpoint(tmp_path, opened, steps)
+    with pytest.raises(OutputTaken, match=f"or change its plan with `--resume-with {second.id}`"):
+        open_output(tmp_path, settings[1], second)
+    changed = open_output(tmp_path, settings[1], second, instead_of=first)
+    assert changed.record.changes == (PlanChange(plan=first, steps=4),)
+    assert open_output(tmp_path, settings[1], second) == changed
+    # A plan that ran no step is no part of the training.
+    back = open_output(tmp_path, settings[0], first, instead_of=second)
+    assert (back.record.plan, back.record.changes) == (first, changed.record.changes)
+    open_output(tmp_path, settings[1], second, instead_of=first)
+    zero(tmp_path / "checkpoint-4" / "stage-0.safetensors")
+    left = open_output(tmp_path, settings[1], second)
+    assert (left.steps, left.record.changes) == (2, (PlanChange(plan=first, steps=2),))
 
 
 def test_a_training_whose_checkpoints_are_all_broken_does_not_start_again_by_itself(tmp_path: Path) -> None:
