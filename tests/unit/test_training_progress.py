@@ -70,6 +70,16 @@ def test_a_step_that_there_cannot_be_is_passed_over(tmp_path: Path, change: str)
     assert reader.training_samples_per_second is None
 
 
+@pytest.mark.parametrize("change", [{"seconds": -1}, {"step": 0}, {"samples": 0}])
+def test_an_evaluation_that_there_cannot_be_is_passed_over(tmp_path: Path, change: dict[str, int]) -> None:
+    path = tmp_path / PROGRESS_FILE
+    found = Evaluated(step=1, of=6, evaluation_loss=1.5, seconds=1, samples=8)
+    append_line(path, found)
+    with path.open("a") as file:
+        file.write(json.dumps(asdict(found) | change) + "\n")
+    assert read_lines(path) == [found]
+
+
 def test_a_full_disk_does_not_end_a_training_that_reports_a_step(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -57,6 +57,11 @@ class Evaluated:
     seconds: float
     samples: int
 
+    def __post_init__(self) -> None:
+        """Raise ValueError for an impossible evaluation."""
+        if self.step < 1 or self.samples < 1 or not self.seconds >= 0:
+            raise ValueError(f"{self.samples} samples after step {self.step} cannot have taken {self.seconds} s")
+
 
 Line: TypeAlias = Progress | Evaluated
 """A line of the progress file. No field tells the two apart: they have different ones."""
