@@ -27,8 +27,8 @@ test: lint  ## run every check and every test
 	$(BIN)/python -m pytest -m "not ranks" --numprocesses logical --maxprocesses 4
 	$(BIN)/python -m pytest -m ranks tests/contracts tests/integration
 
-bench: $(READY)  ## run every benchmark; each prints one JSON object, together some three hours
-	status=0; for name in packing simulator solver prediction search tuning database fuzz; do \
+bench: $(READY)  ## run every benchmark; each prints one JSON object, together some four hours
+	status=0; for name in packing simulator solver prediction search tuning training database fuzz; do \
 		$(BIN)/python -m benchmarks.$$name || status=1; done; exit $$status
 
 storm: $(READY)  ## kill, race, lock, fill and damage the database in full; some twenty minutes

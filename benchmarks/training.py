@@ -1,0 +1,126 @@
+"""Full trainings: as fast as promised, compared with transformers' Trainer, and killed. Prints one JSON object.
+
+    python -m benchmarks.training [--part promises rival kills] [--scale 1.0]
+
+All trainings are started by the command line, on two ranks. `promises` tunes and trains small models of three families
+on photos. `rival` trains the example in turns with autotune and with `benchmarks/hf_trainer.py`, and computes the loss
+on a held-out part with transformers. `kills` kills one training again and again, and compares its losses with those of
+undisturbed ones. `--scale` shrinks everything for a quick look; the checks then say less.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from benchmarks.full_training.kills import LEFT_SECONDS, killed
+from benchmarks.full_training.promises import promises
+from benchmarks.full_training.rival import compare
+from benchmarks.result import Check, at_least, at_most, finish
+
+Row: TypeAlias = Mapping[str, Any]
+STEPS, SHORT_STEPS = 200, 25
+SAMPLES, HELD_OUT, SEEDS = 800, 200, 3
+KILLS = 20
+LOSS_TOLERANCE = 1e-5
+"""Relative difference that counts as the same loss: the last bits of a sum may differ between processes."""
+
+
+def main() -> None:
+    arguments = _arguments()
+    rows: list[Row] = []
+    checks: list[Check] = []
+    with tempfile.TemporaryDirectory(prefix="autotune-bench-") as name:
+        folder = Path(name)
+        _settle(folder)
+        for part in arguments.part:
+            found = []
+            for row in _PARTS[part](folder, arguments.scale):
+                print({"benchmark": part, **row}, file=sys.stderr, flush=True)
+                found.append({"benchmark": part, **row})
+            rows += found
+            checks += _CHECKS[part](found)
+    finish(rows, checks)
+
+
+def _settle(folder: Path) -> None:
+    """Keep the database, caches and devices of this benchmark apart from the user's."""
+    os.environ |= {"XDG_DATA_HOME": str(folder / "home" / "data"), "XDG_CACHE_HOME": str(folder / "home" / "cache")}
+    for name in ("AUTOTUNE_DB_URL", "OMP_NUM_THREADS"):
+        os.environ.pop(name, None)
+
+
+# --- parts ---
+
+
+def _promises(folder: Path, scale: float) -> Iterator[Row]:
+    steps, short = (max(6, round(scale * each)) for each in (STEPS, SHORT_STEPS))
+    return promises(folder / "promises", steps, short, _search(scale))
+
+
+def _rival(folder: Path, scale: float) -> Iterator[Row]:
+    seeds = max(2, round(scale * SEEDS))
+    samples, held_out = (max(160, round(scale * SAMPLES)), max(20, round(scale * HELD_OUT)))
+    return compare(folder / "rival", samples=samples, held_out=held_out, seeds=seeds, search=_search(scale))
+
+
+def _kills(folder: Path, scale: float) -> Iterator[Row]:
+    return killed(folder / "kills", max(3, round(scale * KILLS)), _search(min(scale, 0.5)))
+
+
+def _search(scale: float) -> Mapping[str, Any]:
+    return {"trials": max(2, round(scale * 8)), "time_limit": max(20.0, scale * 45)}
+
+
+def check_promises(rows: Sequence[Row]) -> list[Check]:
+    errors = [abs(row["measured_over_promised"] - 1) for row in rows]
+    return [
+        at_most(f"difference from the promised samples per second, over {STEPS} steps", errors, 0.05),
+        at_most("share of the steps that waits for data, decoded ahead", [row["wait_share"] for row in rows], 0.02),
+    ]
+
+
+def check_rival(rows: Sequence[Row]) -> list[Check]:
+    last = rows[-1]
+    share = abs(last["loss_difference"]) / last["loss_spread"]
+    return [
+        at_least("samples per second over those of the Trainer, median of the seeds", [last["gain"]], 1.8),
+        at_most("difference of the mean held-out losses over their spread", [share], 1.0),
+    ]
+
+
+def check_kills(rows: Sequence[Row]) -> list[Check]:
+    kills = [row for row in rows if row["part"] == "kill"]
+    expected = next(row["steps"] for row in rows if row["part"] == "undisturbed")
+    ended = [row["steps"] / expected for row in rows if row["part"] == "end"]
+    return [
+        at_most("relative difference of a loss", [row["difference"] for row in rows], LOSS_TOLERANCE),
+        at_least("steps of the killed training over those of the undisturbed one", ended, 1.0),
+        at_most("seconds until no process was left", [row["seconds_to_end"] for row in kills], LEFT_SECONDS),
+    ]
+
+
+_PARTS: Mapping[str, Callable[[Path, float], Iterator[Row]]] = {
+    "promises": _promises,
+    "rival": _rival,
+    "kills": _kills,
+}
+_CHECKS: Mapping[str, Callable[[Sequence[Row]], list[Check]]] = {
+    "promises": check_promises,
+    "rival": check_rival,
+    "kills": check_kills,
+}
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", nargs="+", choices=_PARTS, default=list(_PARTS))
+    parser.add_argument("--scale", type=float, default=1.0)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
