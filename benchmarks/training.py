@@ -63,7 +63,7 @@ def _promises(folder: Path, scale: float) -> Iterator[Row]:
 
 def _rival(folder: Path, scale: float) -> Iterator[Row]:
     seeds = max(2, round(scale * SEEDS))
-    samples, held_out = (max(160, round(scale * SAMPLES)), max(20, round(scale * HELD_OUT)))
+    samples, held_out = max(96, round(scale * SAMPLES)), max(20, round(scale * HELD_OUT))
     return compare(folder / "rival", samples=samples, held_out=held_out, seeds=seeds, search=_search(scale))
 
 
@@ -77,8 +77,9 @@ def _search(scale: float) -> Mapping[str, Any]:
 
 def check_promises(rows: Sequence[Row]) -> list[Check]:
     errors = [abs(row["measured_over_promised"] - 1) for row in rows]
+    fewest = min(row["steps"] for row in rows)
     return [
-        at_most(f"difference from the promised samples per second, over {STEPS} steps", errors, 0.05),
+        at_most(f"difference from the promised samples per second, over {fewest} steps or more", errors, 0.05),
         at_most("share of the steps that waits for data, decoded ahead", [row["wait_share"] for row in rows], 0.02),
     ]
 

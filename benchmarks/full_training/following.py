@@ -116,12 +116,13 @@ def watched(
             process.kill()
             process.wait()
     follower.look()
-    printed = (folder / "stdout.json").read_text()
+    # Libraries print lines before the document.
+    _, _, printed = f"\n{(folder / 'stdout.json').read_text()}".partition("\n{")
     return Ended(
         code=process.returncode,
         seconds=time.perf_counter() - began,
         steps=tuple(follower.steps),
-        document=json.loads(printed) if printed.startswith("{") else {},
+        document=json.loads(f"{{{printed}") if printed else {},
         disturbing_cores=watch.conditions.disturbing_cpu,
     )
 

@@ -64,13 +64,13 @@ def test_the_wait_share_is_of_the_time_and_not_of_the_steps() -> None:
 
 
 def test_a_promise_is_missed_in_either_direction_and_a_wait_by_the_worst_family() -> None:
-    rows = [{"measured_over_promised": 1.04, "wait_share": 0.01}, {"measured_over_promised": 0.96, "wait_share": 0.02}]
+    def row(ratio: float, wait_share: float) -> dict[str, float]:
+        return {"measured_over_promised": ratio, "wait_share": wait_share, "steps": 200}
+
+    rows = [row(1.04, 0.01), row(0.96, 0.02)]
     assert held(training.check_promises(rows)) == [True, True]
     for ratio in (0.94, 1.06):
-        assert held(training.check_promises([*rows, {"measured_over_promised": ratio, "wait_share": 0.03}])) == [
-            False,
-            False,
-        ]
+        assert held(training.check_promises([*rows, row(ratio, 0.03)])) == [False, False]
 
 
 def test_losses_are_compared_with_those_of_the_same_step_and_a_line_that_was_cut_off_does_not_count(
