@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from benchmarks.full_training.following import CommandFailed
 from benchmarks.full_training.kills import LEFT_SECONDS, killed
 from benchmarks.full_training.promises import promises
 from benchmarks.full_training.rival import compare
@@ -37,12 +38,16 @@ def main() -> None:
         folder = Path(name)
         _settle(folder)
         for part in arguments.part:
-            found = []
-            for row in _PARTS[part](folder, arguments.scale):
-                print({"benchmark": part, **row}, file=sys.stderr, flush=True)
-                found.append({"benchmark": part, **row})
+            found: list[Row] = []
+            try:
+                for row in _PARTS[part](folder, arguments.scale):
+                    print({"benchmark": part, **row}, file=sys.stderr, flush=True)
+                    found.append({"benchmark": part, **row})
+                checks += _CHECKS[part](found)
+            except CommandFailed as error:
+                found.append({"benchmark": part, "failed": str(error)})
+                checks.append(at_least(f"{part}: ran to the end", [], 1))
             rows += found
-            checks += _CHECKS[part](found)
     finish(rows, checks)
 
 

@@ -24,6 +24,10 @@ _LOOK_SECONDS = 0.02
 _MATRIX, _REPEATS = 768, 40
 
 
+class CommandFailed(Exception):
+    """A command ended with an error, or before it should."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """One line of a progress file."""
@@ -41,10 +45,16 @@ class Ended:
     seconds: float
     steps: tuple[Step, ...]
     """Those that it added to its progress file."""
-    document: Mapping[str, Any]
-    """What it printed on stdout; empty unless that is a JSON object."""
+    printed: str
+    """What it wrote to stdout."""
     disturbing_cores: float
     """Mean number of cores that other programs used meanwhile."""
+
+    @property
+    def document(self) -> Any:
+        """The JSON object that the command printed; libraries may print lines before it."""
+        _, _, rest = f"\n{self.printed}".partition("\n{")
+        return json.loads(f"{{{rest}")
 
 
 class Follower:
@@ -81,11 +91,11 @@ def run(
     progress: Path | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Ended:
-    """Run a command to its end, with its output in `folder`; raise RuntimeError if it fails."""
+    """Run a command to its end, with its output in `folder`; raise CommandFailed if it fails."""
     ended = watched(command, folder, progress, environment)
     if ended.code:
         log = (folder / "stderr.log").read_text()[-2000:]
-        raise RuntimeError(f"{' '.join(map(str, command))} ended with exit code {ended.code}:\n{log}")
+        raise CommandFailed(f"{' '.join(map(str, command))} ended with exit code {ended.code}:\n{log}")
     return ended
 
 
@@ -101,7 +111,7 @@ def watched(
     follower = Follower(progress or folder / "none")
     began = time.perf_counter()
     with (
-        (folder / "stdout.json").open("wb") as stdout,
+        (folder / "stdout.log").open("wb") as stdout,
         (folder / "stderr.log").open("ab") as stderr,
         MachineWatch(probe_hardware()) as watch,
     ):
@@ -116,13 +126,11 @@ def watched(
             process.kill()
             process.wait()
     follower.look()
-    # Libraries print lines before the document.
-    _, _, printed = f"\n{(folder / 'stdout.json').read_text()}".partition("\n{")
     return Ended(
         code=process.returncode,
         seconds=time.perf_counter() - began,
         steps=tuple(follower.steps),
-        document=json.loads(f"{{{printed}") if printed else {},
+        printed=(folder / "stdout.log").read_text(),
         disturbing_cores=watch.conditions.disturbing_cpu,
     )
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.full_training.following import Step, autotune, run, watched
+from benchmarks.full_training.following import CommandFailed, Step, autotune, run, watched
 from benchmarks.full_training.jobs import make_example, write_job
 
 KINDS = ("a rank", "the launcher", "all")
@@ -127,7 +127,7 @@ def _kill(job: Path, plan: str, target: int, kind: str, drawn: random.Random) ->
 
     ended = watched(_launch(job, plan), job.parent, _progress(job), {_MARK: mark}, look)
     if not struck:
-        raise RuntimeError(f"the launch ended before step {target} with exit code {ended.code}")
+        raise CommandFailed(f"the launch ended before step {target} with exit code {ended.code}")
     left = _left_after(mark, struck[0])
     return {"code": ended.code, "steps": len(ended.steps), **left}
 

@@ -63,7 +63,7 @@ def compare(
         rows.append(_row("trainer", seed, theirs, place / "model"))
         yield rows[-1]
     trained = {"models": [row["model"] for row in rows], "processor": str(processor), "data": str(held)}
-    losses = _ask("evaluate", trained, folder / "losses")
+    losses = _ask("evaluate", trained, folder / "losses").document
     yield {"part": "summary", **summary(rows, losses)}
 
 
@@ -155,7 +155,7 @@ def _train(runs: Sequence[Mapping[str, Any]], folder: Path, progress: Path | Non
     return run([*launcher, _TRAINER, "train", folder / "runs.json"], folder, progress, environment)
 
 
-def _ask(task: str, settings: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
+def _ask(task: str, settings: Mapping[str, Any], folder: Path) -> Ended:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "settings.json").write_text(json.dumps(settings))
-    return run([sys.executable, _TRAINER, task, folder / "settings.json"], folder).document
+    return run([sys.executable, _TRAINER, task, folder / "settings.json"], folder)

@@ -1,5 +1,6 @@
 """The arithmetic of the benchmark of trainings, and that its Trainer learns from the same samples."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 
 from benchmarks import hf_trainer, training
 from benchmarks.full_training import kills, rival
-from benchmarks.full_training.following import Follower, Step, samples_per_second, wait_share
+from benchmarks.full_training.following import CommandFailed, Follower, Step, run, samples_per_second, wait_share
 from benchmarks.result import Check
 from tests.training_values import prepared_of
 from trials.data.loader import encode
@@ -50,6 +51,13 @@ def test_a_follower_takes_the_repeated_steps_of_a_file_that_was_replaced_by_a_sh
         stream.write('{"step": 2, "seconds": 0.9}\n')
     follower.look()
     assert [each.line for each in follower.steps] == [{"step": 2, "seconds": 0.9}]
+
+
+def test_a_commands_document_follows_the_lines_of_libraries_and_a_failure_has_its_log(tmp_path: Path) -> None:
+    ended = run([sys.executable, "-c", """print('[WARNING] {no}\\n{\\n"id": "5b38"\\n}')"""], tmp_path)
+    assert ended.document == {"id": "5b38"}
+    with pytest.raises(CommandFailed, match="exit code 1:\nthe reason\n"):
+        run([sys.executable, "-c", "import sys; sys.exit('the reason')"], tmp_path)
 
 
 def test_speed_counts_from_the_last_dropped_step_on_the_benchmarks_clock() -> None:
