@@ -74,8 +74,8 @@ class Outline:
 def look_at(job: Job) -> Outline:
     """Probe the hardware and describe the model. Nothing is written.
 
-    Raises what `probe_hardware` and `model_shape` raise, JobError for a learning rate of a part that the model does not
-    have, and DataError for an annotation file that is not there or holds nothing to train on.
+    Raises what `probe_hardware` and `model_shape` raise, JobError for a setting of a part that the model does not have,
+    and DataError for an annotation file that is not there or holds nothing to train on.
     """
     for key, sources in (("data", job.data.sources), ("evaluation", job.evaluation.sources or ())):
         for file in (file for source in sources for file in formats.resolve(source, Path())):
@@ -85,16 +85,20 @@ def look_at(job: Job) -> Outline:
                     "annotation file that they were measured from, or look at its packs with `autotune pack`"
                 )
     hardware = probe_hardware(job.hardware.devices, job.search.parallel)
-    shape = model_shape(job.model)
-    _check_learning_rates(job, shape)
+    shape = model_shape(job.model, job.training)
+    _check_parts(job, shape)
     encoder = load_encoder(job.model, job.data)
     return Outline(hardware=hardware, shape=shape, path_digest=path_digest(job.model), encoder=encoder)
 
 
-def _check_learning_rates(job: Job, shape: ModelShape) -> None:
-    """Raise JobError for a learning rate of a part that the model does not have."""
+def _check_parts(job: Job, shape: ModelShape) -> None:
+    """Raise JobError for a setting of a part that the model does not have."""
     parts: tuple[Part, ...] = ("vision", "projector")
     for part in parts if not shape.vision_layers else ():
+        if part in job.training.freeze:
+            raise JobError(
+                f"training.freeze has {part}, but {shape.name} is a {shape.family} model without vision; remove it"
+            )
         if (rate := getattr(job.training.learning_rates, part)) is not None:
             raise JobError(
                 f"training.learning_rates.{part}: {rate:g}, but {shape.name} is a {shape.family} model without vision; "
@@ -155,8 +159,8 @@ def read_data(
         job=job,
         workload=workload,
         index=index,
-        index_file=index_file,
-        weights=cost_weights(shape),
+        index_file=index_file.absolute(),
+        weights=cost_weights(shape, job.training),
         held_out=held_out,
         held_out_file=None if held_out is None else _saved(held_out, folder),
     )

@@ -23,7 +23,7 @@ from tests.simulated import SimulatedLauncher, Undisturbed
 from tests.training_values import job_of
 from trials.data.epoch import CostWeights, Epoch, build_epoch
 from trials.data.index import DatasetIndex, profile
-from trials.layer_costs import KINDS, Coefficients, LayerCost, LayerCosts, LinkCost, LoadCost, UpdateCost
+from trials.layer_costs import KINDS, NOTHING, Coefficients, LayerCost, LayerCosts, LinkCost, LoadCost, UpdateCost
 from trials.outcome import Outcome
 from trials.plan import Packing, Padded, Plan
 from trials.workload import Workload
@@ -84,6 +84,22 @@ def keeping(factor: float) -> LayerCosts:
         for kind, cost in COSTS.layers
     )
     return replace(COSTS, layers=layers)
+
+
+def frozen_vision() -> LayerCosts:
+    """Return the costs where the vision tower does not train: it has no backward pass and keeps nothing."""
+    layers = tuple((kind, _frozen(cost) if kind.startswith("vision") else cost) for kind, cost in COSTS.layers)
+    return replace(COSTS, layers=layers)
+
+
+def _frozen(cost: LayerCost) -> LayerCost:
+    return replace(
+        cost,
+        backward_seconds=NOTHING,
+        recompute_seconds=NOTHING,
+        kept_bytes=NOTHING,
+        frozen_parameters=cost.parameters,
+    )
 
 
 def times(coefficients: Coefficients, factor: float) -> Coefficients:

@@ -195,6 +195,7 @@ jobs = st.builds(
         weight_decay=st.floats(0, 1),
         betas=st.tuples(st.floats(0, 1, exclude_max=True), st.floats(0, 1, exclude_max=True)),
         clip_norm=st.none() | seconds,
+        freeze=st.sampled_from([(), ("language",)]),
         epochs=positive,
         seed=st.integers(0, 2**31 - 1),
         output=_paths,

@@ -1,7 +1,7 @@
 """Jobs: the training that the user wants. `autotune.job_file` reads them from YAML; the ranks get them as JSON."""
 
 from pathlib import Path
-from typing import Annotated, Literal, Self, TypeAlias
+from typing import Annotated, Literal, Self, TypeAlias, get_args
 
 from pydantic import (
     BaseModel,
@@ -23,6 +23,7 @@ Seconds = Annotated[float, BeforeValidator(parse_seconds, json_schema_input_type
 LearningRate = Annotated[float, Field(gt=0)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Part: TypeAlias = Literal["vision", "projector", "language"]
+PARTS: tuple[Part, ...] = get_args(Part)
 ScheduleName: TypeAlias = Literal["constant", "linear", "cosine"]
 
 
@@ -129,6 +130,8 @@ class TrainingSection(_Section):
     """Highest learning rate of AdamW; the schedule lowers it."""
     learning_rates: LearningRatesSection = LearningRatesSection()
     """Learning rates of parts of the model."""
+    freeze: tuple[Part, ...] = ()
+    """Parts of the model whose weights stay as they are."""
     max_steps: Annotated[int, Field(gt=0)] | None = None
     """Steps after which the training ends, before the end of its epochs."""
     schedule: ScheduleName = "constant"
@@ -163,6 +166,19 @@ class TrainingSection(_Section):
                 f"{warmup:.0f} steps are more than training.max_steps: {max_steps}; lower it, or raise max_steps"
             )
         return warmup
+
+    @field_validator("freeze")
+    @classmethod
+    def _leaves_a_part(cls, freeze: tuple[Part, ...], info: ValidationInfo) -> tuple[Part, ...]:
+        if len(set(freeze)) < len(freeze):
+            raise ValueError(f"names a part twice: {', '.join(freeze)}; name it once")
+        if set(freeze) == set(PARTS):
+            raise ValueError("freezes every part, so nothing would be trained; leave one out")
+        rates = info.data.get("learning_rates")
+        for part in freeze:
+            if rates is not None and (rate := getattr(rates, part)) is not None:
+                raise ValueError(f"freezes {part}, which has a learning rate of {rate:g}; remove one of the two")
+        return freeze
 
     def learning_rate_of(self, part: Part) -> float:
         """Return the learning rate of a part of the model, before the schedule."""

@@ -71,10 +71,22 @@ class LayerCost:
     """Largest relative error of the fitted kept bytes, on the profiled sizes."""
     noise: Measured = 0.0
     """Upper quartile, over the sizes, of the spread of the repeats as a share of their median, after repetition."""
+    frozen_parameters: int = 0
+    """Those of `parameters` that do not train: they have neither gradient nor optimizer states."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for a number that no measurement can give."""
         check_measured(self)
+
+    @property
+    def has_backward(self) -> bool:
+        """Whether the layer has a backward pass: it or a layer before it trains."""
+        return any(self.backward_seconds)
+
+    @property
+    def recomputed_bytes(self) -> Coefficients:
+        """Bytes that the layer keeps when it is recomputed: those of its input, which is as large as its output."""
+        return self.output_bytes if self.has_backward else NOTHING
 
     @property
     def is_noisy(self) -> bool:

@@ -95,6 +95,8 @@ class ModelShape:
     `path:` with a digest that also covers the folder's path."""
     gradient_dtype: str | None = None
     """Type in which gradients are summed; None for that of the weights."""
+    trained: str | None = None
+    """Parts of the model that train; None for the whole model."""
 
     @property
     def element_bytes(self) -> int:

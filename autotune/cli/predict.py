@@ -30,7 +30,7 @@ def predict_job(
         check_plot(picture)
     job = file.load()
     chosen = None if plan is None else _plan(options, job, plan)
-    shape = model_shape(job.model)
+    shape = model_shape(job.model, job.training)
     if profile := cluster_options.profile_file:
         cluster = cluster_of_file(job, shape, profile, cluster_options)
     else:

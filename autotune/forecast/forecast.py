@@ -88,7 +88,7 @@ class Forecaster:
             global_batch_samples=job.training.global_batch_samples,
             memory_limit_bytes=cluster.memory_limit_bytes,
         )
-        self._weights = cost_weights(shape)
+        self._weights = cost_weights(shape, job.training)
         self._predictor = CalibratedPredictor(
             Predictor(self._costs_on(cluster.devices), self._epoch, shape.element_bytes)
         )

@@ -29,7 +29,9 @@ class PackSeconds:
     samples: Array
     """The samples alone on all stages together, without padding and recomputation, [packs]."""
     sends: Array
-    """Sending the states from each stage to the next, and again their gradient, [packs, stages - 1]."""
+    """Sending the states from each stage to the next, [packs, stages - 1]."""
+    returns: Array
+    """Sending their gradient back; 0 where no layer before trains."""
 
     @property
     def loaded_forward(self) -> Array:
@@ -91,11 +93,12 @@ def attribute(packs: Ints, seconds: PackSeconds, update: UpdateSeconds) -> tuple
     """
     steps, count, ranks = packs.shape
     of_ranks = packs.transpose(0, 2, 1).reshape(-1, count)
-    forward, backward, sends = (side[of_ranks] for side in (seconds.loaded_forward, seconds.backward, seconds.sends))
-    stages = forward.shape[2]
-    schedule = simulate(forward, backward, sends)
+    passes = seconds.loaded_forward[of_ranks], seconds.backward[of_ranks]
+    sends = seconds.sends[of_ranks]
+    stages = passes[0].shape[2]
+    schedule = simulate(*passes, sends, seconds.returns[of_ranks])
     # Where nothing is sent, as with one stage, both simulations are equal.
-    without_sends = simulate(forward, backward) if sends.any() else schedule
+    without_sends = simulate(*passes) if sends.any() else schedule
     work = schedule.busy.reshape(steps, ranks, stages)
     busiest = work.max(axis=2)
 

@@ -53,8 +53,8 @@ def fit_costs(reports: Sequence[ProfileReport]) -> LayerCosts:
         raise ProfileError(
             f"the measured layer costs cannot be used: {error}; profile again on an idle machine"
         ) from error
-    parameters = dict(reports[0].parameters)
-    layers = {kind: _fit_layer([t for t in timings if t.layer == kind], kind, parameters[kind]) for kind in KINDS}
+    counts = {kind: (count, dict(reports[0].frozen_parameters)[kind]) for kind, count in reports[0].parameters}
+    layers = {kind: _fit_layer([t for t in timings if t.layer == kind], kind, *counts[kind]) for kind in KINDS}
     return LayerCosts(
         layers=tuple(layers.items()),
         loading=LoadCost(
@@ -80,7 +80,7 @@ def fit_costs(reports: Sequence[ProfileReport]) -> LayerCosts:
     )
 
 
-def _fit_layer(timings: Sequence[LayerTiming], kind: LayerKind, parameters: int) -> LayerCost:
+def _fit_layer(timings: Sequence[LayerTiming], kind: LayerKind, parameters: int, frozen: int) -> LayerCost:
     if not timings:  # a kind that the model does not have
         return LayerCost(
             forward_seconds=NOTHING,
@@ -104,6 +104,7 @@ def _fit_layer(timings: Sequence[LayerTiming], kind: LayerKind, parameters: int)
         shared_bytes=fit(lambda t: t.shared_bytes, _BYTE_TERMS[kind]),
         transient_bytes=fit(lambda t: t.transient_bytes, _BYTE_TERMS[kind]),
         parameters=parameters,
+        frozen_parameters=frozen,
     )
     kept = np.array([t.kept_bytes for t in timings], dtype=np.float64)
     return replace(

@@ -37,10 +37,11 @@ class StageMemory:
         self._kept = kept * _rows(layer.kept_bytes for layer in layers)
         self._shared = kept * _rows(layer.shared_bytes for layer in layers)
         self._transient = kept * _rows(layer.transient_bytes for layer in layers)
-        self._outputs = kept * _rows(layer.output_bytes for layer in layers)
+        self._inputs = kept * _rows(layer.recomputed_bytes for layer in layers)
         self._alone = self._kept + self._shared + self._transient
         self._errors = np.array([layer.bytes_error for layer in layers])
         self._parameters = np.array([layer.parameters for layer in layers])
+        self._frozen = np.array([layer.frozen_parameters for layer in layers])
         self._element_bytes = element_bytes
 
     def expected(self, parts: Parts, layout: Layout, number: int, sizes: EpochSizes) -> Array:
@@ -84,7 +85,7 @@ class StageMemory:
             if len(rows):
                 # All layers of the kind are recomputed: had one been kept, it would have needed as much before. While
                 # the last one is recomputed, later layers have had their backward pass and are free.
-                inputs = (parts.recomputed[rows, kind, None] - 1) * self._outputs[kind]
+                inputs = (parts.recomputed[rows, kind, None] - 1) * self._inputs[kind]
                 recomputing = self._of_packs(parts[rows], kind) + inputs + self._alone[kind]
                 most[rows] = np.maximum(most[rows], others[rows] + _largest(sizes.heaviest(1), recomputing))
         return waiting, most
@@ -94,12 +95,13 @@ class StageMemory:
         layers, recomputed = parts.layers[:, :kinds], parts.recomputed[:, :kinds]
         whole = layers - recomputed
         kept: Array = (
-            whole @ self._kept[:kinds] + (whole > 0) @ self._shared[:kinds] + recomputed @ self._outputs[:kinds]
+            whole @ self._kept[:kinds] + (whole > 0) @ self._shared[:kinds] + recomputed @ self._inputs[:kinds]
         )
         return kept
 
     def _static(self, parts: Parts, layout: Layout) -> Array:
-        static: Array = stages_static_bytes(parts.layers @ self._parameters, self._element_bytes, layout)
+        counts = (parts.layers @ of_layers for of_layers in (self._parameters, self._frozen))
+        static: Array = stages_static_bytes(*counts, element_bytes=self._element_bytes, layout=layout)
         return self._static_factor * static
 
 

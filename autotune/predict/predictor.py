@@ -85,7 +85,8 @@ class Predictor:
         self._backward = np.array([layer.backward_seconds for layer in layers])
         self._again = np.array([layer.recompute_seconds for layer in layers])
         self._outputs = np.array([layer.output_bytes for layer in layers])
-        self._parameters = np.array([layer.parameters for layer in layers])
+        self._trained = np.array([layer.parameters - layer.frozen_parameters for layer in layers])
+        self._has_backward = np.array([layer.has_backward for layer in layers])
         self._element_bytes = element_bytes
         self._sizes = lru_cache(maxsize=512)(lambda packing, data: EpochSizes(epoch_of(packing, data)))
         self._epoch_of = epoch_of
@@ -119,7 +120,7 @@ class Predictor:
         )
 
     def _update_seconds(self, layout: Layout, parts: Parts) -> UpdateSeconds:
-        parameters = parts.layers @ self._parameters
+        parameters = parts.layers @ self._trained
         reduced = parameters * GRADIENT_BYTES if layout.data > 1 else np.zeros_like(parameters)
         return UpdateSeconds(
             reduction=reduced * self.costs.reduce_seconds_per_byte,
@@ -147,7 +148,8 @@ class Predictor:
         parts = [Parts.of(cut(plan)) for plan in plans]
         packs = [self.pack_seconds(of_plan, sizes) for of_plan in parts]
         passes = [
-            np.stack([getattr(of_plan, side) for of_plan in packs]) for side in ("loaded_forward", "backward", "sends")
+            np.stack([getattr(of_plan, side) for of_plan in packs])
+            for side in ("loaded_forward", "backward", "sends", "returns")
         ]
         # All data ranks of a stage reduce together, so the slowest of them decides.
         update = np.stack([self.update_seconds(layout, of_plan) for of_plan in parts])[:, None]
@@ -156,8 +158,8 @@ class Predictor:
             count = block.shape[1]
             of_ranks = block.transpose(0, 2, 1).reshape(-1, count)
             rows = len(plans) * len(of_ranks)
-            forward, backward, sends = (side[:, of_ranks].reshape(rows, count, side.shape[2]) for side in passes)
-            ends = simulate(forward, backward, sends).ends.reshape(len(plans), len(block), layout.data, layout.pipeline)
+            of_steps = (side[:, of_ranks].reshape(rows, count, side.shape[2]) for side in passes)
+            ends = simulate(*of_steps).ends.reshape(len(plans), len(block), layout.data, layout.pipeline)
             seconds.append((ends.max(axis=2) + update).max(axis=2))
         return np.concatenate(seconds, axis=1)
 
@@ -168,13 +170,15 @@ class Predictor:
         link = self.costs.link
         # A stage sends what its last layer outputs; the last stage sends nothing.
         last = len(KINDS) - 1 - np.argmax(parts.layers[:-1, ::-1] > 0, axis=1)
+        sends = link.latency_seconds + link.seconds_per_byte * (sizes.table @ self._outputs[last].T)
         return PackSeconds(
             load=self.load_seconds(parts, sizes.table),
             forward=forward,
             backward=backward,
             recompute=sizes.table @ (parts.recomputed @ self._again).T,
             samples=sizes.samples_alone @ chain,
-            sends=link.latency_seconds + link.seconds_per_byte * (sizes.table @ self._outputs[last].T),
+            sends=sends,
+            returns=sends * self._has_backward[last],
         )
 
     def pass_seconds(self, parts: Parts, sizes: Array) -> tuple[Array, Array]:

@@ -66,44 +66,50 @@ class _Slot:
     """Micro-batch of each of `run`, plus the number of micro-batches for a backward pass."""
 
 
-def simulate(forward: Array, backward: Array, sends: Array | None = None) -> Schedule:
+def simulate(forward: Array, backward: Array, sends: Array | None = None, returns: Array | None = None) -> Schedule:
     """Simulate steps of 1F1B; with one stage, of plain gradient accumulation.
 
     `forward` and `backward` are seconds of each micro-batch on each stage, [n, micro-batches, stages]. `sends` are
-    seconds of a micro-batch's states from stage s to s + 1, and of their gradient on the way back, [n, micro-batches,
-    stages - 1]; None when that takes no time. The work grows linearly with each of the three lengths.
+    seconds of a micro-batch's states from stage s to s + 1, [n, micro-batches, stages - 1]; None when that takes no
+    time. `returns` are those of their gradient on the way back; None when they are the same. The work grows linearly
+    with each of the three lengths.
     """
     ends = np.empty((len(forward), forward.shape[2]))
     for first in range(0, len(forward), _TOGETHER):
         some = slice(first, first + _TOGETHER)
         # Stages first, so that the operations on some stages use contiguous rows.
         clock = np.zeros_like(ends[some].T, order="C")
-        for _ in _run(clock, forward[some], backward[some], None if sends is None else sends[some]):
+        links = [None if side is None else side[some] for side in (sends, returns)]
+        for _ in _run(clock, forward[some], backward[some], *links):
             pass
         ends[some] = clock.T
     return Schedule(ends=ends, busy=forward.sum(axis=1) + backward.sum(axis=1))
 
 
-def trace(forward: Array, backward: Array, sends: Array | None = None) -> Passes:
+def trace(forward: Array, backward: Array, sends: Array | None = None, returns: Array | None = None) -> Passes:
     """Return when the passes of the same steps end."""
     clock = np.zeros((forward.shape[2], len(forward)))
     ends = np.empty((2 * forward.shape[1], *clock.shape))
-    for slot in _run(clock, forward, backward, sends):
+    for slot in _run(clock, forward, backward, sends, returns):
         ends[slot.passes, slot.run] = clock[slot.run]
     forward_ends, backward_ends = np.split(ends.transpose(2, 0, 1), 2, axis=1)
     return Passes(forward_ends=forward_ends, backward_ends=backward_ends)
 
 
-def _run(clock: Array, forward: Array, backward: Array, sends: Array | None) -> Iterator[_Slot]:
+def _run(clock: Array, forward: Array, backward: Array, sends: Array | None, returns: Array | None) -> Iterator[_Slot]:
     """Advance the clocks of the stages, [stages, n], slot by slot."""
     seconds = np.concatenate((forward.transpose(1, 2, 0), backward.transpose(1, 2, 0)))
     if sends is not None:
         # Behind the last micro-batch, where index -1 leads: nothing to send takes no time.
-        sends = np.concatenate((sends.transpose(1, 2, 0), np.zeros((1, clock.shape[0] - 1, clock.shape[1]))))
+        nothing = np.zeros((1, clock.shape[0] - 1, clock.shape[1]))
+        states, gradients = (
+            np.concatenate((side.transpose(1, 2, 0), nothing))
+            for side in (sends, sends if returns is None else returns)
+        )
     for slot in _slots(forward.shape[1], len(clock)):
         both = np.maximum(clock[slot.meet], clock[slot.meet + 1])
         if sends is not None:
-            both += sends[slot.gradients, slot.meet] + sends[slot.states, slot.meet]
+            both += gradients[slot.gradients, slot.meet] + states[slot.states, slot.meet]
         clock[slot.meet] = clock[slot.meet + 1] = both
         clock[slot.run] += seconds[slot.passes, slot.run]
         yield slot

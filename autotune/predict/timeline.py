@@ -56,7 +56,8 @@ def timeline(predictor: Predictor, plan: Plan, prediction: Prediction) -> Timeli
     sizes, parts = predictor.sizes(plan.packing, plan.layout), Parts.of(cut(plan))
     packs = sizes.epoch.rows(step).T
     seconds, update = predictor.pack_seconds(parts, sizes), predictor.update_seconds(plan.layout, parts)
-    times = seconds.loaded_forward[packs], seconds.backward[packs], seconds.sends[packs]
+    sides = (seconds.loaded_forward, seconds.backward, seconds.sends, seconds.returns)
+    times = [side[packs] for side in sides]
     schedule, passes = simulate(*times), trace(*times)
     rank = int(schedule.seconds.argmax())
     # The reduction begins when all data ranks are there.

@@ -129,6 +129,7 @@ MODEL = Table(
     _required("square_flops", Finite),
     _required("config_digest", Text),
     Column("gradient_dtype", Text),
+    Column("trained", Text),
 )
 
 DATA_PROFILE = Table(

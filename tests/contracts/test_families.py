@@ -16,7 +16,7 @@ from trials.data.loader import collate
 from trials.data.records.images import image_size
 from trials.data.records.sample import IGNORED, IMAGE, NO_GRIDS, Encoder, Lengths, Sample, Turn
 from trials.data.tokens import PackTokens, pack
-from trials.job import ModelSection
+from trials.job import ModelSection, TrainingSection
 from trials.model.conversion import stored_form
 from trials.model.cut import Cut
 from trials.model.family import FAMILIES, Family, Images, join_samples, load_family
@@ -328,7 +328,7 @@ def test_the_probe_of_the_projector_runs_all_of_it(stage: StageModule) -> None:
 
 
 def test_one_layer_of_each_kind_runs_as_a_whole_model(config: PretrainedConfig, family: Family, folder: Path) -> None:
-    stage = one_of_each(ModelSection(path=str(folder), weights="random", dtype="float32"), 0, CPU)
+    stage = one_of_each(ModelSection(path=str(folder), weights="random", dtype="float32"), TrainingSection(), CPU)
     images = family.random_images(config, UNITS)
     tokens = tokens_of(family, config, images, behind=[0])
     logits = stage(pack((images.pixels,), tokens))

@@ -114,12 +114,15 @@ def test_a_learning_rate_of_a_part_that_the_model_does_not_have_is_refused(
     part: str, job: JobFile, monkeypatch: pytest.MonkeyPatch, home: Path
 ) -> None:
     shape = replace(WORKLOAD.model, vision_layers=0, family="llama", name="tiny")
-    monkeypatch.setattr(workload, "model_shape", lambda settings: shape)
+    monkeypatch.setattr(workload, "model_shape", lambda settings, training: shape)
     code, reported = refusal("tune", job.spoil(training__learning_rates={part: 2e-6}))
     assert code == 2
     assert reported == (
         f"training.learning_rates.{part}: 2e-06, but tiny is a llama model without vision; remove the key"
     )
+    code, reported = refusal("tune", job.spoil(training__learning_rates={}, training__freeze=[part]))
+    assert code == 2
+    assert reported == f"training.freeze has {part}, but tiny is a llama model without vision; remove it"
     assert not databases(home)
 
 

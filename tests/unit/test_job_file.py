@@ -133,6 +133,19 @@ def test_every_problem_is_listed_with_its_line(job_file: Path) -> None:
             "training: {learning_rates: {tower: 1e-6}}",
             "training.learning_rates.tower: unknown key; known here: vision, projector, language",
         ),
+        (
+            "training: {freeze: [tower]}",
+            "training.freeze[0]: must be 'vision', 'projector' or 'language', not 'tower'",
+        ),
+        ("training: {freeze: [vision, vision]}", "training.freeze: names a part twice: vision, vision; name it once"),
+        (
+            "training: {freeze: [language, vision, projector]}",
+            "training.freeze: freezes every part, so nothing would be trained; leave one out",
+        ),
+        (
+            "training: {freeze: [vision], learning_rates: {vision: 1e-6}}",
+            "training.freeze: freezes vision, which has a learning rate of 1e-06; remove one of the two",
+        ),
         ("training: {learning_rates: {vision: 0}}", "training.learning_rates.vision: must be greater than 0, not 0"),
         ("training: {output: 7}", "training.output: must be a text; put quotes around it, not 7"),
         ("search: {sampler: {}}", "search.sampler: must be a text; put quotes around it, not a section"),

@@ -18,6 +18,7 @@ from trials.data.loader import MicroBatch
 from trials.data.records.sample import IGNORED
 from trials.data.tokens import pack
 from trials.engine.clipping import count_in_norm, join_norms
+from trials.engine.frozen_stages import instructions_of
 from trials.engine.optimizer import build_optimizer, scale_learning_rates
 from trials.engine.state import OptimizerState
 from trials.engine.stopwatch import Stopwatch
@@ -194,10 +195,11 @@ class PipelineEngine(_DeepSpeedEngine):
             dist_init_required=False,
         )
         self._take_state()
-        self._engine._INSTRUCTION_MAP = {
+        usual = {
             kind: self._timed(_SECTIONS[kind], run) if kind in _SECTIONS else run
             for kind, run in self._engine._INSTRUCTION_MAP.items()
         }
+        self._engine._INSTRUCTION_MAP = instructions_of(stage, usual)
 
     def _timed(self, section: str, run: Callable[..., None]) -> Callable[..., None]:
         def run_timed(engine: Any, **arguments: Any) -> None:
@@ -266,7 +268,7 @@ def _tie_embeddings(plan: Plan, stage: StageModule, where: RankCoordinates) -> t
             holder = model.get_input_embeddings() if where.rank == ranks[0] else model.get_output_embeddings()
             weight = cast(nn.Parameter, holder.weight)
             comm.broadcast(weight.data, src=ranks[0], group=group)
-            mine = (weight, group)
+            mine = (weight, group) if weight.requires_grad else None
     return mine
 
 

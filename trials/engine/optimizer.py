@@ -5,7 +5,8 @@ from collections import defaultdict
 import torch
 from torch import nn
 
-from trials.job import TrainingSection
+from trials.engine.frozen_stages import idle_parameter
+from trials.job import PARTS, TrainingSection
 from trials.model.paths import parameters_at
 from trials.model.stage import StageModule
 
@@ -14,7 +15,7 @@ _PEAK = "initial_lr"
 
 
 def build_optimizer(stage: StageModule, training: TrainingSection) -> torch.optim.AdamW:
-    """Build AdamW over the parameters of this stage.
+    """Build AdamW over the parameters of this stage that train.
 
     Parameters with the same learning rate and weight decay are one group, so no group is empty. Norms, biases and other
     parameters with fewer than two dimensions have no weight decay.
@@ -22,10 +23,14 @@ def build_optimizer(stage: StageModule, training: TrainingSection) -> torch.opti
     rate_of = _learning_rates(stage, training)
     groups: defaultdict[tuple[float, float], list[nn.Parameter]] = defaultdict(list)
     for name, parameter in stage.named_parameters():
+        if not parameter.requires_grad:
+            continue
         # The biases of experts are a matrix.
         decays = parameter.ndim > 1 and not name.endswith("bias")
         decay = training.weight_decay if decays else 0.0
-        groups[rate_of.get(parameter, training.learning_rate_of("language")), decay].append(parameter)
+        groups[rate_of[parameter], decay].append(parameter)
+    if not groups:
+        groups[training.learning_rate, 0.0].append(idle_parameter(stage))
     return torch.optim.AdamW(
         [
             {"params": parameters, "lr": rate, _PEAK: rate, "weight_decay": decay}
@@ -42,14 +47,6 @@ def scale_learning_rates(optimizer: torch.optim.Optimizer, factor: float) -> Non
 
 
 def _learning_rates(stage: StageModule, training: TrainingSection) -> dict[nn.Parameter, float]:
-    """Return the learning rates of this stage's vision tower and projector. All other parameters are language."""
-    chain = stage.chain
-    # The word embedding, last of the projector's paths, belongs to the language model.
-    parts = dict.fromkeys((*chain.vision_embedding, *chain.vision_layers), training.learning_rate_of("vision"))
-    parts |= dict.fromkeys(chain.projector[:-1], training.learning_rate_of("projector"))
-    return {
-        parameter: parts[path]
-        for path in stage.paths
-        if path in parts
-        for _, parameter in parameters_at(stage.model, path)
-    }
+    """Return the learning rate of every parameter of this stage."""
+    rates = {path: training.learning_rate_of(part) for part in PARTS for path in stage.chain.paths_of(part)}
+    return {parameter: rates[path] for path in stage.paths for _, parameter in parameters_at(stage.model, path)}

@@ -31,9 +31,11 @@ class OptimizerState:
         if part != WEIGHT:
             self._connect()
         if not self._is_split(parameter):
-            state = self._optimizer.state[parameter]
-            tensor: torch.Tensor = parameter.detach() if part == WEIGHT else state[part]
+            tensor: torch.Tensor = parameter.detach() if part == WEIGHT else self._optimizer.state[parameter][part]
             return tensor
+        if not parameter.requires_grad:  # which ZeRO 3 splits too, without an optimizer state
+            with GatheredParameters(parameter):
+                return parameter.detach().clone()
         whole: torch.Tensor = (
             safe_get_full_fp32_param(parameter) if part == WEIGHT else safe_get_full_optimizer_state(parameter, part)
         )

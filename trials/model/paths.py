@@ -42,7 +42,8 @@ def allocate(model: nn.Module, path: str, device: torch.device) -> None:
     else:
         # `to_empty` would allocate all of the module around it, which other stages hold.
         parent, _, name = path.rpartition(".")
-        setattr(model.get_submodule(parent), name, nn.Parameter(torch.empty_like(part, device=device)))
+        empty = nn.Parameter(torch.empty_like(part, device=device), requires_grad=part.requires_grad)
+        setattr(model.get_submodule(parent), name, empty)
 
 
 def remove(model: nn.Module, path: str) -> None:

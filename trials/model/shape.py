@@ -5,21 +5,26 @@ from pathlib import Path
 import torch
 
 from trials.data.epoch import CostWeights
-from trials.job import ModelSection
+from trials.job import ModelSection, TrainingSection
 from trials.model.identity import config_digest
 from trials.model.refusals.experts import count_used_parameters
 from trials.model.skeleton import build_skeleton, count_parameters, load_config
+from trials.model.trained import choose_trained, passes, trained_parts
 from trials.model.weights import WeightFiles
 from trials.workload import GRADIENT_DTYPE, ModelShape
 
+_WHOLE = TrainingSection()
+"""Settings with which the whole model trains."""
 
-def model_shape(settings: ModelSection) -> ModelShape:
-    """Describe the model of a job. Raise ModelError when it, or its weights, cannot be used.
+
+def model_shape(settings: ModelSection, training: TrainingSection = _WHOLE) -> ModelShape:
+    """Describe the model of a job and what of it trains. Raise ModelError when it, or its weights, cannot be used.
 
     A matrix of n parameters costs 2 n operations per token (Megatron-LM, appendix); of experts those that are chosen.
     """
     config = load_config(settings.path, trust_remote_code=settings.trust_remote_code)
     skeleton = build_skeleton(config, getattr(torch, settings.dtype))
+    choose_trained(skeleton, training)
     if settings.weights == "pretrained":
         WeightFiles(Path(settings.path), skeleton).check()
     chain, language_layers = skeleton.chain, len(skeleton.chain.language_layers)
@@ -41,9 +46,14 @@ def model_shape(settings: ModelSection) -> ModelShape:
         square_flops=float(2 * language_layers * config.get_text_config().hidden_size),
         config_digest=config_digest(config),
         gradient_dtype=None if settings.dtype == GRADIENT_DTYPE else GRADIENT_DTYPE,
+        trained=trained_parts(training, chain),
     )
 
 
-def cost_weights(shape: ModelShape) -> CostWeights:
+def cost_weights(shape: ModelShape, training: TrainingSection = _WHOLE) -> CostWeights:
     """Return the analytic cost by which packs are matched, so that every machine matches them alike."""
-    return CostWeights(unit=shape.unit_flops, token=shape.token_flops, square=shape.square_flops)
+    # Both passes, in units of the three that a matrix takes whose weights train.
+    vision, language = passes(training, "vision") / 3, passes(training, "language") / 3
+    return CostWeights(
+        unit=vision * shape.unit_flops, token=language * shape.token_flops, square=language * shape.square_flops
+    )

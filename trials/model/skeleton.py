@@ -16,6 +16,7 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.utils.hub import cached_file
 
 from trials.errors import ModelError
+from trials.job import Part
 from trials.model.attention import PACKED_ATTENTION
 from trials.model.family import Family, check_form, load_family
 from trials.model.paths import parameters_at
@@ -55,6 +56,16 @@ class Chain:
     def parts(self) -> tuple[str, ...]:
         """Every path that holds parameters of a stage."""
         return (*self.vision_embedding, *self.vision_layers, *self.projector, *self.language_layers, *self.head)
+
+    def paths_of(self, part: Part) -> tuple[str, ...]:
+        """Return the paths of a part. The word embedding, last of `projector`, belongs to the language model."""
+        match part:
+            case "vision":
+                return (*self.vision_embedding, *self.vision_layers)
+            case "projector":
+                return self.projector[:-1]
+            case "language":
+                return (self.projector[-1], *self.language_layers, *self.head)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from trials.model.cut import Cut
 from trials.model.features import add_features
 from trials.model.paths import remove
 from trials.model.skeleton import Skeleton
+from trials.model.trained import trains
 
 
 class StageModule(nn.Module):
@@ -35,7 +36,12 @@ class StageModule(nn.Module):
         self.family = skeleton.family
         self.tied = skeleton.tied
         self.cut = cut
-        owned = set(cut.paths(skeleton.chain))
+        paths, parts = cut.paths(skeleton.chain), skeleton.chain.parts
+        self.trains_before = trains(self.model, parts[: parts.index(paths[0])])
+        """Whether an earlier stage trains, so that the states that this one receives need a gradient."""
+        self.has_backward = self.trains_before or trains(self.model, paths)
+        """Whether this stage has a backward pass: it or an earlier one trains."""
+        owned = set(paths)
         for path in (*skeleton.chain.parts, *skeleton.chain.unused):
             if path not in owned:
                 remove(self.model, path)
@@ -51,7 +57,9 @@ class StageModule(nn.Module):
             self.model.get_output_embeddings().weight = self.model.get_input_embeddings().weight
 
     def forward(self, inputs: tuple[torch.Tensor, torch.Tensor]) -> Any:
-        states, tokens = unpack(*inputs)
+        floats, integers = inputs
+        # DeepSpeed wants a gradient for all that it receives; layers before the first that trains would compute it.
+        states, tokens = unpack(floats if self.trains_before else floats.detach(), integers)
         if self.cut.embeds:
             states = (self.family.embed_vision(self.model, states[0], tokens),)
         if self.cut.vision:
@@ -67,8 +75,8 @@ class StageModule(nn.Module):
         current, *kept = states
         runner = self.family.vision_runner(self.model, current, tokens)
         for place, number in enumerate(self.cut.vision):
-            run = partial(runner, self.model.get_submodule(self.chain.vision_layers[number]), number)
-            current = _recomputed(run, current) if place < self.cut.recompute_vision else run(current)
+            layer = self.model.get_submodule(self.chain.vision_layers[number])
+            current = run_layer(layer, partial(runner, layer, number), current, place < self.cut.recompute_vision)
             # The profile's chain has one layer, which stands for all that are kept.
             kept += [current] * self.chain.kept.count(number)
         return (current, *kept)
@@ -79,8 +87,8 @@ class StageModule(nn.Module):
         rotary = self.model.get_submodule(self.chain.rotary)
         runner = self.family.language_runner(self.model, rotary, current, tokens)
         for place, number in enumerate(self.cut.language):
-            run = partial(runner, self.model.get_submodule(self.chain.language_layers[number]), number)
-            current = _recomputed(run, current) if place < self.cut.recompute_language else run(current)
+            layer = self.model.get_submodule(self.chain.language_layers[number])
+            current = run_layer(layer, partial(runner, layer, number), current, place < self.cut.recompute_language)
             # Outside of what is recomputed: a feature is freed as soon as it is added.
             if features:
                 current = add_features(self.model, current, features.pop(0), tokens)
@@ -99,8 +107,15 @@ def pack_loss(logits: torch.Tensor, target: tuple[torch.Tensor, torch.Tensor]) -
     return cross_entropy(logits.float(), labels, ignore_index=IGNORED, reduction="sum") * scale
 
 
-def _recomputed(run: Callable[[torch.Tensor], torch.Tensor], states: torch.Tensor) -> torch.Tensor:
-    if not torch.is_grad_enabled():  # it would warn that there is nothing to recompute for
+def run_layer(
+    layer: nn.Module, run: Callable[[torch.Tensor], torch.Tensor], states: torch.Tensor, recompute: bool
+) -> torch.Tensor:
+    """Return the states after a layer. Without a backward pass nothing is kept, so nothing is recomputed."""
+    trains = torch.is_grad_enabled()
+    if trains and not states.requires_grad and any(parameter.requires_grad for parameter in layer.parameters()):
+        # The first layer that trains. A reentrant checkpoint has gradients only if its input needs one.
+        states = states.detach().requires_grad_()
+    if not (recompute and trains and states.requires_grad):
         return run(states)
     # Reentrant, so that what the recomputation saves passes the hooks that count live bytes, like everything else.
     output: torch.Tensor = checkpoint(run, states, use_reentrant=True)

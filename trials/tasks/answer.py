@@ -84,6 +84,8 @@ class ProfileReport:
     loads: tuple[LoadTiming, ...]
     parameters: tuple[tuple[str, int], ...]
     """(kind of layer, parameters of one such layer)."""
+    frozen_parameters: tuple[tuple[str, int], ...]
+    """(kind of layer, those of its parameters that do not train)."""
     updates: tuple[UpdateTiming, ...]
     reduce_seconds_per_byte: float
     """Time of an all-reduce over all ranks; 0 for a single one."""

@@ -23,6 +23,7 @@ from trials.model.inputs.encoders import load_encoder
 from trials.model.paths import tensors_at
 from trials.model.skeleton import Skeleton, build_skeleton, load_config
 from trials.model.stage import StageModule
+from trials.model.trained import choose_trained
 from trials.model.weights import WeightFiles, draw_buffers, draw_weights, read_weights
 from trials.plan import Plan
 from trials.tasks.request import Request
@@ -114,7 +115,7 @@ def open_session(request: Request, rank: int, device: torch.device) -> Iterator[
         coordinates=where,
         device=device,
         engine=engine,
-        meter=memory_meter(device, stage, request.plan.layout, request.memory_limit_bytes),
+        meter=memory_meter(device, stage.model, request.plan.layout, request.memory_limit_bytes),
         index=DatasetIndex.load(request.index),
         encoder=load_encoder(request.job.model, request.job.data),
     )
@@ -151,6 +152,7 @@ def _skeleton(request: Request) -> tuple[Skeleton, WeightSource]:
     settings = request.job.model
     config = load_config(settings.path, trust_remote_code=settings.trust_remote_code)
     skeleton = build_skeleton(config, getattr(torch, settings.dtype))
+    choose_trained(skeleton, request.job.training)
     model, seed = skeleton.model, request.job.training.seed
     if settings.weights == "random":
         return skeleton, lambda paths, device: draw_weights(model, paths, seed, device)

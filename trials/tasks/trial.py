@@ -77,9 +77,9 @@ def _measure_stage(session: Session, total_seconds: float, steps: int) -> StageM
         data_rank=session.coordinates.data_rank,
         load_seconds=parts.get(LOAD, 0.0) / steps,
         forward_seconds=parts[FORWARD] / steps,
-        backward_seconds=parts[BACKWARD] / steps,
+        backward_seconds=parts.get(BACKWARD, 0.0) / steps,
         optimizer_seconds=parts[OPTIMIZER] / steps,
         idle_seconds=max(0.0, total_seconds - sum(parts.values())) / steps,
         peak_bytes=session.meter.peak_bytes,
-        static_bytes=module_static_bytes(session.engine.stage, session.request.plan.layout),
+        static_bytes=module_static_bytes(session.engine.stage.model, session.request.plan.layout),
     )

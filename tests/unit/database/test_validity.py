@@ -18,6 +18,7 @@ INVALID = {
     "model.token_flops",
     "model.square_flops",
     "model.config_digest",
+    "model.trained",
     "hardware.accelerator",
     "hardware.device_name",
     "hardware.compute_capability",

@@ -25,6 +25,7 @@ def pack_seconds(forward: Array, sends: float = 0.0) -> PackSeconds:
         recompute=np.zeros_like(forward),
         samples=2 * forward.sum(axis=1),
         sends=np.full((len(forward), forward.shape[1] - 1), sends),
+        returns=np.full((len(forward), forward.shape[1] - 1), sends),
     )
 
 
@@ -127,6 +128,7 @@ def attributed(draw: st.DrawFn) -> tuple[Ints, PackSeconds, UpdateSeconds]:
             recompute=again,
             samples=share * (forward + backward).sum(axis=1),
             sends=seconds(packs.size, stages - 1),
+            returns=seconds(packs.size, stages - 1),
         ),
         UpdateSeconds(reduction=seconds(stages), optimizer=seconds(stages)),
     )
@@ -144,7 +146,10 @@ def test_the_parts_are_not_negative_and_sum_to_the_simulated_step(
     for number, step in enumerate(packs):
         ends = [
             simulate(
-                *(side[rank][None] for side in (seconds.load + seconds.forward, seconds.backward, seconds.sends))
+                *(
+                    side[rank][None]
+                    for side in (seconds.load + seconds.forward, seconds.backward, seconds.sends, seconds.returns)
+                )
             ).ends[0]
             for rank in step.T
         ]

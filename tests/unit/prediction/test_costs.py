@@ -65,6 +65,7 @@ def reports_of(costs: LayerCosts, noise: float, ranks: int = 2) -> list[ProfileR
         ProfileReport(
             timings=tuple(timing(kind, size, costs[kind], factors()) for kind in KINDS for size in sizes_of(kind)),
             parameters=tuple((kind, costs[kind].parameters) for kind in KINDS),
+            frozen_parameters=tuple((kind, costs[kind].frozen_parameters) for kind in KINDS),
             updates=(
                 UpdateTiming(zero=0, data_parallel=1, seconds_per_parameter=(rank + 2) * 1e-9),
                 UpdateTiming(zero=1, data_parallel=ranks, seconds_per_parameter=(rank + 5) * 1e-9),

@@ -16,16 +16,18 @@ def test_static_bytes_of_many_stages_are_those_of_each(
     parameters: list[int], element_bytes: int, data: int, zero: ZeroStage
 ) -> None:
     layout = Layout(pipeline=1, data=data, zero=zero)
-    together = stages_static_bytes(np.array(parameters, dtype=np.float64), element_bytes, layout).tolist()
-    assert together == [static_bytes(count, element_bytes, layout) for count in parameters]
-    assert together == [_exact(count, element_bytes, data, zero) for count in parameters]
+    counts = np.array(parameters, dtype=np.float64)
+    together = stages_static_bytes(counts, counts // 3, element_bytes=element_bytes, layout=layout).tolist()
+    assert together == [static_bytes(count, element_bytes, layout, frozen=count // 3) for count in parameters]
+    assert together == [_exact(count, count // 3, element_bytes, data, zero) for count in parameters]
 
 
-def _exact(parameters: int, element_bytes: int, data: int, zero: int) -> int:
-    share = Fraction(parameters, data)
-    weights = element_bytes * (share if zero == 3 else parameters)
-    gradients = 4 * (share if zero >= 2 else parameters)
-    return round(weights + gradients + (12 * share if zero else 8 * parameters))
+def _exact(parameters: int, frozen: int, element_bytes: int, data: int, zero: int) -> int:
+    trained = parameters - frozen
+    share = Fraction(trained, data)
+    weights = element_bytes * (Fraction(parameters, data) if zero == 3 else parameters)
+    gradients = 4 * (share if zero >= 2 else trained)
+    return round(weights + gradients + (12 * share if zero else 8 * trained))
 
 
 @pytest.mark.parametrize(("parameters", "expected"), [(1, 6 + 2), (3, 18 + 4), (5, 30 + 8)])

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from autotune.predict.parts import Parts
 from tests.data_values import index_of, lengths
-from tests.search_values import BATCH, COSTS, INDEX, costs_of, layer_cost, layer_costs, predictor_of
+from tests.search_values import BATCH, COSTS, INDEX, costs_of, frozen_vision, layer_cost, layer_costs, predictor_of
 from tests.training_values import plan_of
 from trials.engine.memory import static_bytes
 from trials.layer_costs import KINDS, LayerCosts, LinkCost, LoadCost
@@ -326,3 +326,19 @@ def test_the_first_stage_loads_pixels_and_the_last_one_labels() -> None:
     assert three.stage_idle == pytest.approx((2 / 22, 1.0, 14 / 22))
     alone = predictor.predict(plan_of("5+4", packing=Padded(samples=1)))
     assert alone.breakdown.totals["loading"] == pytest.approx(4 * 5.0)
+
+
+def test_a_frozen_vision_tower_costs_a_forward_pass_and_its_weights() -> None:
+    costs = replace(frozen_vision(), link=LinkCost(latency_seconds=1e-3, seconds_per_byte=1e-9))
+    predictor, plan = predictor_of(costs), plan_of("3+0r3,0", "2+4")
+    prediction, parts = predictor.predict(plan), Parts.of(cut(plan))
+    seconds = predictor.pack_seconds(parts, predictor.sizes(plan.packing, plan.layout))
+    assert not seconds.backward[:, 0].any()
+    assert seconds.backward[:, 1].all()
+    assert seconds.sends.all()
+    assert not seconds.returns.any()
+    # The weights of the embedding and three layers, and nothing else.
+    assert prediction.stage_bytes[0] == 4 * 4 * COSTS["vision"].parameters
+    inner = plan_of("5+2", "0+2")
+    seconds = predictor.pack_seconds(Parts.of(cut(inner)), predictor.sizes(plan.packing, plan.layout))
+    assert (seconds.returns == seconds.sends).all()

@@ -17,7 +17,16 @@ from autotune.search.solver.solver import Solver
 from autotune.search.solver.splits import Wanted
 from benchmarks.reference_splits import Program
 from tests.data_values import index_of
-from tests.search_values import INDEX, epoch_of, layer_costs, limits_of, predictor_of, random_rows, solver_of
+from tests.search_values import (
+    INDEX,
+    epoch_of,
+    frozen_vision,
+    layer_costs,
+    limits_of,
+    predictor_of,
+    random_rows,
+    solver_of,
+)
 from trials.data.epoch import Epoch
 from trials.errors import InvalidPlan
 from trials.layer_costs import Coefficients, LayerCosts
@@ -373,3 +382,16 @@ def test_an_independent_integer_program_finds_the_same_optimum(
         theirs = Plan(packing=PACKED, layout=layout, stages=optimum.stages)
         assert closed_form(predictor, theirs) == pytest.approx(optimum.seconds, rel=1e-6)
         assert max(predictor.predict(theirs).stage_bytes) <= limits.usable_bytes * (1 + 1e-6)
+
+
+def test_a_frozen_vision_tower_moves_language_layers_to_its_stage_and_is_never_recomputed() -> None:
+    whole, frozen = (solver_of(1 << 40, predictor) for predictor in (predictor_of(), predictor_of(frozen_vision())))
+    usual, found = (solver.solve(PACKED, PIPELINE) for solver in (whole, frozen))
+    assert usual is not None
+    assert found is not None
+    assert found.boundaries[0] > usual.boundaries[0]
+    tight = solver_of(round(frozen.least_bytes(PACKED, PIPELINE) / HEADROOM) + 1, predictor_of(frozen_vision()))
+    leanest = tight.solve(PACKED, PIPELINE)
+    assert leanest is not None
+    assert [stage.recompute_vision for stage in leanest.stages] == [0, 0]
+    assert any(stage.recompute_language for stage in leanest.stages)

@@ -1,21 +1,24 @@
 """Timing of each kind of layer alone: one layer of each is enough, however large the model."""
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
 import torch
+from torch import nn
 
 from trials.engine.memory import SavedTensorMeter
 from trials.engine.stopwatch import Stopwatch
-from trials.job import ModelSection
+from trials.job import ModelSection, TrainingSection
 from trials.layer_costs import NOISE_LIMIT, LayerKind
 from trials.model.cut import Cut
 from trials.model.layer_kinds import usual_layer
-from trials.model.skeleton import build_skeleton, count_parameters, load_config
+from trials.model.paths import parameters_at
+from trials.model.skeleton import build_skeleton, load_config
 from trials.model.stage import StageModule
+from trials.model.trained import choose_trained
 from trials.model.weights import draw_buffers, draw_weights
 from trials.tasks.answer import LayerTiming, ProfileReport
 from trials.tasks.profiling.links import time_link, time_reduction
@@ -32,11 +35,10 @@ Times: TypeAlias = tuple[float, float, float]
 
 def run_profile(request: Request, task: Profile, device: torch.device) -> ProfileReport:
     """Time every kind of layer at the sizes of `task`, on this rank's device."""
-    build = partial(one_of_each, request.job.model, request.job.training.seed, device)
+    build = partial(one_of_each, request.job.model, request.job.training, device)
     stage = build()
     link = time_link(device)
     reduction = time_reduction(device, task.repeats)
-    profiler = _Profiler(stage, device, task.repeats)
     chain, cut = stage.chain, stage.cut
     paths_by_kind: dict[LayerKind, tuple[str, ...]] = {
         "vision_embedding": chain.vision_embedding,
@@ -45,10 +47,19 @@ def run_profile(request: Request, task: Profile, device: torch.device) -> Profil
         "language": tuple(chain.language_layers[number] for number in cut.language),
         "head": chain.head,
     }
+    parameters_of = {
+        kind: [parameter for path in paths for _, parameter in parameters_at(stage.model, path)]
+        for kind, paths in paths_by_kind.items()
+    }
+    profiler = _Profiler(stage, _takes_gradient(parameters_of), device, task.repeats)
     return ProfileReport(
         timings=profiler.timings(tuple(probes(stage, task, device))),
         loads=time_loading(request, task.repeats),
-        parameters=tuple((kind, count_parameters(stage.model, paths)) for kind, paths in paths_by_kind.items()),
+        parameters=tuple((kind, sum(each.numel() for each in of_kind)) for kind, of_kind in parameters_of.items()),
+        frozen_parameters=tuple(
+            (kind, sum(each.numel() for each in of_kind if not each.requires_grad))
+            for kind, of_kind in parameters_of.items()
+        ),
         updates=time_updates(request, task, build, reduction),
         reduce_seconds_per_byte=reduction,
         link_latency_seconds=link[0],
@@ -56,10 +67,21 @@ def run_profile(request: Request, task: Profile, device: torch.device) -> Profil
     )
 
 
-def one_of_each(settings: ModelSection, seed: int, device: torch.device) -> StageModule:
+def _takes_gradient(parameters_of: Mapping[LayerKind, Sequence[nn.Parameter]]) -> dict[LayerKind, bool]:
+    """Return for each kind whether its input has a gradient: that of the first layer that trains has one too."""
+    found, before = dict[LayerKind, bool](), False
+    for kind, parameters in parameters_of.items():
+        itself = any(parameter.requires_grad for parameter in parameters)
+        found[kind] = before or (itself and kind in ("vision", "language"))
+        before = before or itself
+    return found
+
+
+def one_of_each(settings: ModelSection, training: TrainingSection, device: torch.device) -> StageModule:
     """Return one layer of each kind that the model has; of layers that differ, the most frequent stands for all."""
     config = load_config(settings.path, trust_remote_code=settings.trust_remote_code)
     skeleton = build_skeleton(config, getattr(torch, settings.dtype))
+    choose_trained(skeleton, training)
     vision, language = (
         usual_layer(skeleton.modules(paths)) for paths in (skeleton.chain.vision_layers, skeleton.chain.language_layers)
     )
@@ -75,14 +97,14 @@ def one_of_each(settings: ModelSection, seed: int, device: torch.device) -> Stag
     stage = StageModule(skeleton, cut)
     # The projector may take the states of several layers; those of the only one stand for all.
     stage.chain = replace(stage.chain, kept=tuple(vision) * len(stage.chain.kept))
-    draw_weights(stage.model, stage.paths, seed, device)
+    draw_weights(stage.model, stage.paths, training.seed, device)
     draw_buffers(stage.model, stage.chain.buffers, device)
     return stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Bytes:
-    """Bytes that one run of a probe allocates."""
+    """Bytes that one run of a probe allocates; none are kept where there is no backward pass."""
 
     kept: int
     transient: int
@@ -90,9 +112,12 @@ class _Bytes:
 
 
 class _Profiler:
-    def __init__(self, stage: StageModule, device: torch.device, repeats: int) -> None:
+    def __init__(
+        self, stage: StageModule, takes_gradient: dict[LayerKind, bool], device: torch.device, repeats: int
+    ) -> None:
         self._stage, self._device, self._repeats = stage, device, repeats
         self._stopwatch = Stopwatch(device)
+        self._takes_gradient = takes_gradient
 
     def timings(self, probes: Sequence[Probe]) -> tuple[LayerTiming, ...]:
         """Return medians over the repeats. Probes take turns, so that a drift of the machine affects all alike."""
@@ -119,11 +144,12 @@ class _Profiler:
         with self._meter().watch():
             with self._stopwatch.section("forward"):
                 output = run(states)
-            gradient = torch.ones_like(output)
-            with self._stopwatch.section("backward"):
-                output.backward(gradient)
+            if output.requires_grad:
+                gradient = torch.ones_like(output)
+                with self._stopwatch.section("backward"):
+                    output.backward(gradient)
         seconds = self._stopwatch.read()
-        return seconds["forward"], seconds["backward"]
+        return seconds["forward"], seconds.get("backward", 0.0)
 
     def _sizes(self, probe: Probe) -> tuple[_Bytes, _Bytes | None]:
         """Return the bytes of one layer, and of two in a row where a stage can hold several."""
@@ -140,17 +166,20 @@ class _Profiler:
     def _device_bytes(self, states: torch.Tensor, run: Run) -> _Bytes:
         """Return the allocator's bytes: an output counts as kept, since the next layer keeps it as its input."""
         before = torch.cuda.memory_allocated(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
         output = run(states)
         after = torch.cuda.memory_allocated(self._device)
         size = output.numel() * output.element_size()
+        if not output.requires_grad:
+            return _Bytes(kept=0, transient=torch.cuda.max_memory_allocated(self._device) - before, output=size)
         torch.cuda.reset_peak_memory_stats(self._device)
         output.backward(torch.ones_like(output))
         peak = torch.cuda.max_memory_allocated(self._device)
         return _Bytes(kept=after - before, transient=peak - after, output=size)
 
     def _states(self, probe: Probe) -> torch.Tensor:
-        # Inner layers pass a gradient on to the layer before them; pixels need none.
-        return probe.states.detach().clone().requires_grad_(probe.layer != "vision_embedding")
+        # Layers pass a gradient on to those before them, where one of these trains.
+        return probe.states.detach().clone().requires_grad_(self._takes_gradient[probe.layer])
 
     def _meter(self) -> SavedTensorMeter:
         return SavedTensorMeter(self._stage.parameters(), 0, 1 << 62)

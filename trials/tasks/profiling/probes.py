@@ -6,13 +6,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from torch.utils.checkpoint import checkpoint
 
 from trials.data.records.sample import NO_GRIDS
 from trials.data.tokens import PackTokens, pack
 from trials.layer_costs import LayerKind
 from trials.model.family import join_samples
-from trials.model.stage import StageModule, pack_loss
+from trials.model.stage import StageModule, pack_loss, run_layer
 from trials.tasks.request import Profile
 
 Run = Callable[[torch.Tensor], torch.Tensor]
@@ -68,7 +67,8 @@ def _vision_probes(stage: StageModule, units: int, pixels: torch.Tensor, tokens:
     family, model, number = stage.family, stage.model, stage.cut.vision.start
     states = family.embed_vision(model, pixels, tokens).detach()
     runner = family.vision_runner(model, states, tokens)
-    run = partial(runner, model.get_submodule(stage.chain.vision_layers[number]), number)
+    layer = model.get_submodule(stage.chain.vision_layers[number])
+    run = partial(runner, layer, number)
     yield Probe(
         layer="vision_embedding",
         units=units,
@@ -80,7 +80,7 @@ def _vision_probes(stage: StageModule, units: int, pixels: torch.Tensor, tokens:
         units=units,
         states=states,
         run=run,
-        recomputed=lambda states: checkpoint(run, states, use_reentrant=True),
+        recomputed=lambda states: run_layer(layer, run, states, True),
         twice=lambda states: run(run(states)),
     )
 

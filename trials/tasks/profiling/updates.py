@@ -34,7 +34,7 @@ def time_updates(
     ranks = comm.get_world_size()
     layouts = [Layout(pipeline=1, data=ranks, zero=zero) for zero in task.zero_stages] if ranks > 1 else []
     # Each stage is freed before the next one is built: of a large model, only one fits.
-    size = sum(parameter.numel() for parameter in build().parameters())
+    size = sum(parameter.numel() for parameter in build().parameters() if parameter.requires_grad)
     alone = _optimizer_seconds(build(), request.job.training, task.repeats)
     timings = [UpdateTiming(zero=0, data_parallel=1, seconds_per_parameter=alone / size)]
     for layout in layouts:
@@ -47,7 +47,7 @@ def time_updates(
 
 
 def _optimizer_seconds(stage: StageModule, training: TrainingSection, repeats: int) -> float:
-    parameters = list(stage.parameters())
+    parameters = [parameter for parameter in stage.parameters() if parameter.requires_grad]
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
     optimizer = build_optimizer(stage, training)

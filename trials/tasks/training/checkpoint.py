@@ -41,7 +41,7 @@ def save_checkpoint(session: Session, output: Path, record: TrainingRecord, step
     state_of = session.engine.state
     tensors = {
         f"{part}:{name}": state_of.read(parameter, part).to("cpu").clone()
-        for name, parameter in _named_parameters(session)
+        for name, parameter in _trained_parameters(session)
         for part in PARTS
     }
     for name, tensor in tensors.items():
@@ -96,7 +96,7 @@ def load_checkpoint(session: Session, folder: Path, steps: int) -> None:
     files = [safe_open(path, framework="pt") for path in sorted(folder.glob("*.safetensors"))]
     where = {key: file for file in files for key in file.keys()}  # noqa: SIM118 (not a dict)
     session.engine.state.begin_writing(steps)
-    for name, parameter in _named_parameters(session):
+    for name, parameter in _trained_parameters(session):
         for part in PARTS:
             key = f"{part}:{name}"
             session.engine.state.write(parameter, part, where[key].get_tensor(key).to(parameter.device))
@@ -112,7 +112,7 @@ def save_model(session: Session, folder: Path, record: TrainingRecord, steps: in
     file = f"model-{stage + 1:05d}-of-{stages:05d}.safetensors"
     tensors = {
         name: session.engine.state.read(parameter, WEIGHT).to("cpu", parameter.dtype, copy=True)
-        for name, parameter in _named_parameters(session)
+        for name, parameter in model.named_parameters()
         if name not in session.engine.stage.tied
     }
     # The buffers that belong to a model folder, such as a router's correction bias.
@@ -153,6 +153,7 @@ def _add_configuration(session: Session, folder: Path) -> None:
             shutil.copy(extra, folder / extra.name)
 
 
-def _named_parameters(session: Session) -> Iterator[tuple[str, nn.Parameter]]:
-    """Return the Hugging Face names and parameters of this rank's stage."""
-    return iter(session.engine.stage.model.named_parameters())
+def _trained_parameters(session: Session) -> Iterator[tuple[str, nn.Parameter]]:
+    """Return the parameters of this rank's stage that train, with their Hugging Face names."""
+    parameters = session.engine.stage.model.named_parameters()
+    return ((name, parameter) for name, parameter in parameters if parameter.requires_grad)

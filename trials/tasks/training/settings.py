@@ -39,6 +39,8 @@ class Settings:
     evaluation_samples: float | None = None
     """Samples of the data that are held out: others would have been trained on before."""
     evaluation_seed: int = 0
+    freeze: tuple[str, ...] = ()
+    """Parts whose weights stay as they are: no checkpoint holds them."""
 
 
 MAY_CHANGE = (
@@ -79,4 +81,5 @@ def training_settings(request: Request, data_digest: str) -> Settings:
         clip_norm=job.training.clip_norm,
         evaluation_samples=job.evaluation.samples,
         evaluation_seed=job.evaluation.seed if job.evaluation.samples else 0,
+        freeze=tuple(sorted(job.training.freeze)),
     )

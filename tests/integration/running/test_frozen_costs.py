@@ -1,0 +1,57 @@
+"""The profile of a model of which not all trains predicts its trials."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from autotune.predict.parts import Parts
+from autotune.predict.predictor import Predictor
+from autotune.search.execution.profiling import layer_costs
+from storage.store import open_store
+from tests.training_values import plan_of, prepared_of
+from trials.layer_costs import KINDS, LayerKind
+from trials.model.cut import cut
+from trials.plan import Plan
+from trials.run.pool import Answers, WarmPool
+from trials.tasks.answer import TrialReport
+from trials.tasks.request import Trial
+
+pytestmark = pytest.mark.ranks
+
+CASES: dict[str, tuple[dict[str, Any], set[LayerKind], Sequence[Plan]]] = {
+    "frozen vision": (
+        {"freeze": ["vision"]},
+        {"vision_embedding", "vision"},
+        [plan_of("3+0r1,0", "1+2r1,1"), plan_of("4+0", "0+2r0,2", zero=1), plan_of("4+2r2,1", data=2, zero=1)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_time_and_bytes_are_predicted_without_what_does_not_run(
+    name: str, shallow: Path, pool: WarmPool, tmp_path: Path
+) -> None:
+    training, without_backward, plans = CASES[name]
+    prepared = prepared_of(shallow, tmp_path, training=training)
+    with open_store(f"sqlite:///{tmp_path}/autotune.db") as store:
+        store.add_workload(prepared.workload)
+        costs = layer_costs(prepared, store, pool, tmp_path)
+        assert layer_costs(prepared, store, pool, tmp_path) == costs  # found under what trains
+    assert {kind for kind, cost in costs.layers if not cost.has_backward} == without_backward
+    assert all(not any(costs[kind].kept_bytes) for kind in without_backward)
+    predictor = Predictor(costs, prepared.epoch, element_bytes=4)
+    for plan in plans:
+        steps = prepared.epoch(plan.packing, plan.layout.data).steps
+        answer = pool.ask(prepared.request(plan, Trial(warmup_steps=(), timed_steps=tuple(range(steps)))), 120)
+        assert isinstance(answer, Answers), answer
+        stages = [report.stage for report in answer.reports if isinstance(report, TrialReport)]
+        predicted, parts = predictor.predict(plan), Parts.of(cut(plan))
+        for number, needed in enumerate(predicted.stage_memory):
+            of_stage = [stage for stage in stages if stage.stage == number]
+            assert needed.static == of_stage[0].static_bytes
+            assert needed.expected == pytest.approx(max(stage.peak_bytes for stage in of_stage), rel=0.01)
+            runs_backward = any(costs[KINDS[kind]].has_backward for kind in np.flatnonzero(parts.layers[number]))
+            assert [stage.backward_seconds > 0 for stage in of_stage] == [runs_backward] * len(of_stage)

@@ -1,0 +1,50 @@
+"""Pipeline instructions of DeepSpeed for stages that do not train, or that lie before all that trains."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from deepspeed.runtime.pipe import schedule
+from torch import nn
+
+from trials.model.stage import StageModule
+
+Instructions: TypeAlias = Mapping[type, Callable[..., None]]
+
+_IDLE = "idle"
+"""Name in a stage of the parameter that DeepSpeed wants where none trains."""
+
+
+def idle_parameter(stage: StageModule) -> nn.Parameter:
+    """Give the stage a parameter that trains and has no effect: DeepSpeed runs no stage without one."""
+    stage.register_parameter(_IDLE, nn.Parameter(torch.zeros(1).to(next(stage.parameters()))))
+    return stage.get_parameter(_IDLE)
+
+
+def instructions_of(stage: StageModule, usual: Instructions) -> dict[type, Callable[..., None]]:
+    """Return the usual instructions, but without gradients and backward passes before all that trains."""
+
+    def send_and_free(engine: Any, buffer_id: int) -> None:
+        usual[schedule.SendActivation](engine, buffer_id=buffer_id)
+        engine.pipe_buffers["outputs"][buffer_id] = None
+
+    def free_inputs(engine: Any, buffer_id: int) -> None:
+        engine.pipe_buffers["inputs"][buffer_id] = None
+
+    def reduce(engine: Any) -> None:
+        # With no gradient at all, the norm of bfloat16 training fails.
+        (0 * stage.get_parameter(_IDLE)).sum().backward()
+        usual[schedule.ReduceTiedGrads](engine)
+
+    found = dict(usual)
+    if not stage.trains_before:
+        found[schedule.SendGrad] = free_inputs
+    if not stage.has_backward:
+        found |= {schedule.SendActivation: send_and_free, schedule.RecvGrad: _skip, schedule.BackwardPass: _skip}
+    if hasattr(stage, _IDLE):
+        found[schedule.ReduceTiedGrads] = reduce
+    return found
+
+
+def _skip(engine: Any, buffer_id: int) -> None:
+    """Do nothing: there is no gradient to receive, and nothing to compute one for."""
