@@ -95,6 +95,12 @@ def _check_parts(job: Job, shape: ModelShape) -> None:
     """Raise JobError for a setting of a part that the model does not have."""
     parts: tuple[Part, ...] = ("vision", "projector")
     for part in parts if not shape.vision_layers else ():
+        lora = job.training.lora
+        if lora.rank and (part in lora.parts or (lora.train_projector and part == "projector")):
+            raise JobError(
+                f"training.lora trains the {part}, but {shape.name} is a {shape.family} model without vision; "
+                "leave it out"
+            )
         if part in job.training.freeze:
             raise JobError(
                 f"training.freeze has {part}, but {shape.name} is a {shape.family} model without vision; remove it"

@@ -24,6 +24,7 @@ LearningRate = Annotated[float, Field(gt=0)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Part: TypeAlias = Literal["vision", "projector", "language"]
 PARTS: tuple[Part, ...] = get_args(Part)
+TrainedAs: TypeAlias = Literal["whole", "adapters", "frozen"]
 ScheduleName: TypeAlias = Literal["constant", "linear", "cosine"]
 
 
@@ -123,6 +124,48 @@ class LearningRatesSection(_Section):
     """Word embedding, language layers, final norm and output projection."""
 
 
+class LoraSection(_Section):
+    """Adapters of peft; with them the model's own weights are frozen."""
+
+    rank: Annotated[int, Field(gt=0, le=4096)] | None = None
+    """No adapters when absent."""
+    alpha: Annotated[int, Field(gt=0)] = 16
+    """What an adapter adds is scaled by alpha / rank."""
+    parts: Annotated[tuple[Part, ...], Field(min_length=1)] = ("language",)
+    """Parts of the model whose layers have adapters."""
+    targets: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1)] | None = None
+    """Linear layers with an adapter, by name or the end of one; all of the parts when absent."""
+    train_projector: bool = False
+    """Whether the projector's own weights train too; they are saved with the adapter."""
+    dropout: float = 0.0
+    """Only 0: what is drawn would depend on packs and stages, so that a plan would change the training."""
+
+    @model_validator(mode="after")
+    def _has_a_rank(self) -> Self:
+        if self.rank is None and any(
+            getattr(self, name) != field.default for name, field in type(self).model_fields.items()
+        ):
+            raise ValueError("has no rank; give one, such as `rank: 8`, or remove the section")
+        return self
+
+    @field_validator("dropout")
+    @classmethod
+    def _no_dropout(cls, dropout: float) -> float:
+        if dropout:
+            raise ValueError(
+                f"must be 0, not {dropout:g}: what is drawn would depend on the plan, which has to leave the training "
+                "as it is; remove it"
+            )
+        return dropout
+
+    @field_validator("train_projector")
+    @classmethod
+    def _one_way_to_train_the_projector(cls, train_projector: bool, info: ValidationInfo) -> bool:
+        if train_projector and "projector" in info.data.get("parts", ()):
+            raise ValueError("trains the weights of the projector, which has adapters as well; remove one of the two")
+        return train_projector
+
+
 class TrainingSection(_Section):
     global_batch_samples: Annotated[int, Field(gt=0)] = 32
     """Samples of one optimizer step, kept within 10 % by every plan."""
@@ -132,6 +175,8 @@ class TrainingSection(_Section):
     """Learning rates of parts of the model."""
     freeze: tuple[Part, ...] = ()
     """Parts of the model whose weights stay as they are."""
+    lora: LoraSection = LoraSection()
+    """Adapters that train instead of the model's own weights."""
     max_steps: Annotated[int, Field(gt=0)] | None = None
     """Steps after which the training ends, before the end of its epochs."""
     schedule: ScheduleName = "constant"
@@ -179,6 +224,28 @@ class TrainingSection(_Section):
             if rates is not None and (rate := getattr(rates, part)) is not None:
                 raise ValueError(f"freezes {part}, which has a learning rate of {rate:g}; remove one of the two")
         return freeze
+
+    @field_validator("lora")
+    @classmethod
+    def _agrees(cls, lora: LoraSection, info: ValidationInfo) -> LoraSection:
+        if lora.rank is None:
+            return lora
+        if info.data.get("freeze"):
+            raise ValueError("freezes the model's own weights already; remove training.freeze")
+        trained = (*lora.parts, *(("projector",) if lora.train_projector else ()))
+        rates = info.data.get("learning_rates")
+        for part in PARTS:
+            if part not in trained and rates is not None and (rate := getattr(rates, part)) is not None:
+                raise ValueError(f"freezes {part}, which has a learning rate of {rate:g}; remove that")
+        return lora
+
+    def mode_of(self, part: Part) -> TrainedAs:
+        """Return what of a part trains."""
+        if self.lora.rank is None:
+            return "frozen" if part in self.freeze else "whole"
+        if part in self.lora.parts:
+            return "adapters"
+        return "whole" if part == "projector" and self.lora.train_projector else "frozen"
 
     def learning_rate_of(self, part: Part) -> float:
         """Return the learning rate of a part of the model, before the schedule."""

@@ -146,6 +146,31 @@ def test_every_problem_is_listed_with_its_line(job_file: Path) -> None:
             "training: {freeze: [vision], learning_rates: {vision: 1e-6}}",
             "training.freeze: freezes vision, which has a learning rate of 1e-06; remove one of the two",
         ),
+        (
+            "training: {lora: {r: 8}}",
+            "training.lora.r: unknown key; known here: rank, alpha, parts, targets, train_projector, dropout",
+        ),
+        (
+            "training: {lora: {alpha: 8}}",
+            "training.lora: has no rank; give one, such as `rank: 8`, or remove the section",
+        ),
+        ("training: {lora: {rank: 0}}", "training.lora.rank: must be greater than 0, not 0"),
+        (
+            "training: {lora: {dropout: 0.05}}",
+            "training.lora.dropout: must be 0, not 0.05: what is drawn would depend on the plan",
+        ),
+        (
+            "training: {lora: {parts: [projector], train_projector: true}}",
+            "training.lora.train_projector: trains the weights of the projector, which has adapters as well",
+        ),
+        (
+            "training: {lora: {rank: 8}, freeze: [vision]}",
+            "training.lora: freezes the model's own weights already; remove training.freeze",
+        ),
+        (
+            "training: {lora: {rank: 8}, learning_rates: {vision: 1e-5}}",
+            "training.lora: freezes vision, which has a learning rate of 1e-05; remove that",
+        ),
         ("training: {learning_rates: {vision: 0}}", "training.learning_rates.vision: must be greater than 0, not 0"),
         ("training: {output: 7}", "training.output: must be a text; put quotes around it, not 7"),
         ("search: {sampler: {}}", "search.sampler: must be a text; put quotes around it, not a section"),

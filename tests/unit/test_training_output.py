@@ -257,7 +257,17 @@ def test_the_record_of_a_training_before_optimizer_settings_opens_with_their_def
 ) -> None:
     opened = open_output(tmp_path, SETTINGS)
     document = json.loads((tmp_path / "autotune.json").read_text())
-    for name in ("freeze", "learning_rates", "max_steps", "schedule", "warmup", "weight_decay", "betas", "clip_norm"):
+    for name in (
+        "freeze",
+        "lora",
+        "learning_rates",
+        "max_steps",
+        "schedule",
+        "warmup",
+        "weight_decay",
+        "betas",
+        "clip_norm",
+    ):
         del document["settings"][name]
     (tmp_path / "autotune.json").write_text(json.dumps(document))
     assert open_output(tmp_path, SETTINGS) == opened

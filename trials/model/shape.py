@@ -24,7 +24,6 @@ def model_shape(settings: ModelSection, training: TrainingSection = _WHOLE) -> M
     """
     config = load_config(settings.path, trust_remote_code=settings.trust_remote_code)
     skeleton = build_skeleton(config, getattr(torch, settings.dtype))
-    choose_trained(skeleton, training)
     if settings.weights == "pretrained":
         WeightFiles(Path(settings.path), skeleton).check()
     chain, language_layers = skeleton.chain, len(skeleton.chain.language_layers)
@@ -34,13 +33,15 @@ def model_shape(settings: ModelSection, training: TrainingSection = _WHOLE) -> M
         for paths in ((*chain.vision_embedding, *chain.vision_layers), chain.projector[:-1])
     )
     language = count_used_parameters(skeleton.model, (*chain.language_layers, *chain.head), config.get_text_config())
+    parameters = sum(parameter.numel() for parameter in skeleton.model.parameters())
+    choose_trained(skeleton, training)
     return ModelShape(
         name=Path(settings.path).name,
         family=config.model_type,
         dtype=settings.dtype,
         vision_layers=len(chain.vision_layers),
         language_layers=language_layers,
-        parameters=sum(parameter.numel() for parameter in skeleton.model.parameters()),
+        parameters=parameters,
         unit_flops=skeleton.family.unit_flops(config, tower=tower, projector=projector),
         token_flops=2 * language,
         square_flops=float(2 * language_layers * config.get_text_config().hidden_size),

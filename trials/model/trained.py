@@ -1,8 +1,9 @@
-"""What trains: the parts of a model whose weights a training changes."""
+"""What trains: the parameters that a training changes, and what that means for the passes of a step."""
 
 from collections.abc import Iterable
 
 from torch import nn
+from transformers import PreTrainedModel
 
 from trials.errors import ModelError
 from trials.job import PARTS, Part, TrainingSection
@@ -11,17 +12,33 @@ from trials.model.skeleton import Chain, Skeleton
 
 
 def choose_trained(skeleton: Skeleton, training: TrainingSection) -> None:
-    """Set `requires_grad` of every parameter: that of weights that stay as they are is False.
+    """Add the adapters of the job, and set `requires_grad` of every parameter: False where a weight stays as it is.
 
-    Raise ModelError where nothing is left to train.
+    Raise ModelError for adapters that do not fit the model, and where nothing is left to train.
     """
-    for path in (*skeleton.chain.unused, *(path for part in training.freeze for path in skeleton.chain.paths_of(part))):
-        for _, parameter in parameters_at(skeleton.model, path):
-            parameter.requires_grad_(False)
-    if not trains(skeleton.model, skeleton.chain.parts):
+    chain, model = skeleton.chain, skeleton.model
+    if training.lora.rank:
+        # Here, because peft takes a second to import.
+        from trials.model.adapters import add_adapters  # noqa: PLC0415
+
+        add_adapters(skeleton, training.lora)
+    for mode, paths in (("frozen", chain.unused), *((training.mode_of(part), chain.paths_of(part)) for part in PARTS)):
+        if mode == "adapters":  # where peft has frozen all else
+            continue
+        for _, parameter in (each for path in paths for each in parameters_at(model, path)):
+            parameter.requires_grad_(mode == "whole")
+    if not trains(model, chain.parts):
         raise ModelError(
             f"training.freeze: {', '.join(training.freeze)} leaves nothing of the model to train; remove a part"
         )
+
+
+def draw_trained(model: PreTrainedModel, paths: Iterable[str], training: TrainingSection) -> None:
+    """Draw the weights under `paths` that the job adds to the model."""
+    if training.lora.rank:
+        from trials.model.adapters import draw_adapters  # noqa: PLC0415
+
+        draw_adapters(model, paths, training.seed)
 
 
 def trains(model: nn.Module, paths: Iterable[str]) -> bool:
@@ -30,16 +47,24 @@ def trains(model: nn.Module, paths: Iterable[str]) -> bool:
 
 
 def trained_parts(training: TrainingSection, chain: Chain) -> str | None:
-    """Describe which parts train, as a key of measurements; None where the whole model does."""
-    if not training.freeze:
+    """Describe what trains, as a key of measurements; None where the whole model does."""
+    modes = {part: training.mode_of(part) for part in PARTS if chain.paths_of(part)}
+    if set(modes.values()) == {"whole"}:
         return None
-    return ", ".join(part for part in PARTS if part not in training.freeze and chain.paths_of(part))
+    lora = training.lora
+    targets = ", ".join(sorted(lora.targets)) if lora.targets else "all linear layers"
+    described = {"whole": "", "adapters": f" with LoRA of rank {lora.rank} on {targets}"}
+    return "; ".join(f"{part}{described[mode]}" for part, mode in modes.items() if mode != "frozen")
 
 
 def passes(training: TrainingSection, part: Part) -> int:
     """Return the passes over a part in a step: forward, for gradients of its input, and for those of its weights."""
-    if part not in training.freeze:
-        return 3
-    before = PARTS[: PARTS.index(part)]
-    # The word embedding, before the language layers, trains with them: a frozen part has only others before it.
-    return 2 if any(each not in training.freeze for each in before) else 1
+    match training.mode_of(part):
+        case "whole":
+            return 3
+        case "adapters":  # whose own weights are few
+            return 2
+        case "frozen":
+            # The word embedding, before the language layers, is frozen with them.
+            before = PARTS[: PARTS.index(part)]
+            return 2 if any(training.mode_of(each) != "frozen" for each in before) else 1

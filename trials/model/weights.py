@@ -1,6 +1,7 @@
 """Weights for the parts of the model that a stage holds: drawn from a seed, or read from safetensors files."""
 
 import hashlib
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
@@ -21,6 +22,7 @@ from trials.regular_file import check_regular
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
+_ADAPTER = re.compile(r"\.lora_[AB]\.")
 _SAMPLES = 256
 _SAMPLE_BYTES = 1 << 16
 _SHOWN = 60
@@ -44,6 +46,11 @@ def draw_weights(model: PreTrainedModel, paths: Iterable[str], seed: int, device
         _initialise(model, path)
 
 
+def own_name(name: str) -> str | None:
+    """Return the name that a tensor has in the model without adapters; None for a weight of an adapter."""
+    return None if _ADAPTER.search(name) else name.replace(".base_layer.", ".")
+
+
 def draw_buffers(model: PreTrainedModel, paths: Iterable[str], device: torch.device) -> None:
     """Allocate and compute the buffers of modules that have no parameters, such as the rotary embedding."""
     for path in paths:
@@ -62,7 +69,8 @@ def read_weights(model: PreTrainedModel, paths: Iterable[str], source: "WeightFi
         if any(name not in stored for name in buffers_at(model, path)):  # computed, and in no file
             _initialise(model, path)
         for name, tensor in stored.items():
-            _fill(tensor, name, source)
+            if (own := own_name(name)) is not None:
+                _fill(tensor, own, source)
 
 
 class WeightFiles:
@@ -159,6 +167,10 @@ def _initialise(model: PreTrainedModel, path: str) -> None:
 
 
 def _children_first(module: nn.Module) -> Iterator[nn.Module]:
+    adapted = getattr(module, "base_layer", None)
+    if isinstance(adapted, nn.Module):  # an adapter is drawn by itself, so that these weights are as without one
+        yield from _children_first(adapted)
+        return
     for child in module.children():
         yield from _children_first(child)
     yield module

@@ -23,7 +23,7 @@ from trials.model.inputs.encoders import load_encoder
 from trials.model.paths import tensors_at
 from trials.model.skeleton import Skeleton, build_skeleton, load_config
 from trials.model.stage import StageModule
-from trials.model.trained import choose_trained
+from trials.model.trained import choose_trained, draw_trained
 from trials.model.weights import WeightFiles, draw_buffers, draw_weights, read_weights
 from trials.plan import Plan
 from trials.tasks.request import Request
@@ -135,6 +135,7 @@ def build_stage(request: Request, number: int, device: torch.device) -> StageMod
     )
     stage = StageModule(skeleton, cut(request.plan)[number])
     fill(stage.paths, device)
+    draw_trained(stage.model, stage.paths, request.job.training)
     draw_buffers(stage.model, stage.chain.buffers, device)
     stage.tie()
     return stage
@@ -152,10 +153,11 @@ def _skeleton(request: Request) -> tuple[Skeleton, WeightSource]:
     settings = request.job.model
     config = load_config(settings.path, trust_remote_code=settings.trust_remote_code)
     skeleton = build_skeleton(config, getattr(torch, settings.dtype))
-    choose_trained(skeleton, request.job.training)
     model, seed = skeleton.model, request.job.training.seed
     if settings.weights == "random":
+        choose_trained(skeleton, request.job.training)
         return skeleton, lambda paths, device: draw_weights(model, paths, seed, device)
-    # Names in the files depend on the whole model, which a stage cuts.
+    # Names in the files depend on the whole model, which a stage cuts, without adapters.
     files = WeightFiles(Path(settings.path), skeleton)
+    choose_trained(skeleton, request.job.training)
     return skeleton, lambda paths, device: read_weights(model, paths, files, device)

@@ -137,14 +137,16 @@ def check(plan: Plan, prepared: Prepared, pool: WarmPool) -> None:
         assert difference <= 1e-4 * torch.linalg.vector_norm(gradient) + 1e-9, name
 
 
-def reference(prepared: Prepared, plan: Plan) -> tuple[float, dict[str, torch.Tensor]]:
+def reference(
+    prepared: Prepared, plan: Plan, number: int = 0, model: nn.Module | None = None
+) -> tuple[float, dict[str, torch.Tensor]]:
     """The step's mean loss and its gradients, from each sample's own forward and backward pass."""
     settings = prepared.job.model
-    model = plain_model(settings, prepared.job.training.seed)
+    model = model or plain_model(settings, prepared.job.training.seed)
     config = load_config(settings.path)
     family = load_family(config)
     encoder = family.encoder(settings.path)
-    step = prepared.epoch(plan.packing, plan.layout.data).step(0)
+    step = prepared.epoch(plan.packing, plan.layout.data).step(number)
     total = 0.0
     for row in (row for packs in step.packs for pack in packs for row in pack):
         sample = encode(prepared.index, int(row), encoder, pixels=True)

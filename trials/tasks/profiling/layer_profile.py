@@ -18,7 +18,7 @@ from trials.model.layer_kinds import usual_layer
 from trials.model.paths import parameters_at
 from trials.model.skeleton import build_skeleton, load_config
 from trials.model.stage import StageModule
-from trials.model.trained import choose_trained
+from trials.model.trained import choose_trained, draw_trained
 from trials.model.weights import draw_buffers, draw_weights
 from trials.tasks.answer import LayerTiming, ProfileReport
 from trials.tasks.profiling.links import time_link, time_reduction
@@ -98,6 +98,7 @@ def one_of_each(settings: ModelSection, training: TrainingSection, device: torch
     # The projector may take the states of several layers; those of the only one stand for all.
     stage.chain = replace(stage.chain, kept=tuple(vision) * len(stage.chain.kept))
     draw_weights(stage.model, stage.paths, training.seed, device)
+    draw_trained(stage.model, stage.paths, training)
     draw_buffers(stage.model, stage.chain.buffers, device)
     return stage
 

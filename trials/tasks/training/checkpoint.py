@@ -38,26 +38,27 @@ def save_checkpoint(session: Session, output: Path, record: TrainingRecord, step
     Raise TrialsError when it cannot be written to the disk, and NotFinite for a weight or moment that is not finite.
     Earlier checkpoints stay then.
     """
-    state_of = session.engine.state
+    state = session.engine.state
     tensors = {
-        f"{part}:{name}": state_of.read(parameter, part).to("cpu").clone()
-        for name, parameter in _trained_parameters(session)
+        f"{part}:{name}": state.read(parameter, part).to("cpu").clone()
+        for name, parameter in trained_parameters(session)
         for part in PARTS
     }
     for name, tensor in tensors.items():
         if not tensor.isfinite().all():
             raise not_finite(name, tensor[~tensor.isfinite()][0].item())
-    with _writing(session, checkpoint_folder(output, steps), record) as partial:
+    with writing(session, checkpoint_folder(output, steps), record) as partial:
         if session.coordinates.data_rank == 0:
-            _save_tensors(tensors, partial / f"stage-{session.coordinates.stage}.safetensors")
+            save_tensors(tensors, partial / f"stage-{session.coordinates.stage}.safetensors")
         comm.barrier()
         if session.coordinates.rank == 0:
-            publish(partial, checkpoint_folder(output, steps), STATE_FILE, _state(partial, record, steps))
+            publish(partial, checkpoint_folder(output, steps), STATE_FILE, state_of(partial, record, steps))
             remove_old_checkpoints(output, record, session.request.job.training.keep_checkpoints)
     comm.barrier()
 
 
-def _state(partial: Path, record: TrainingRecord, steps: int) -> TrainingState:
+def state_of(partial: Path, record: TrainingRecord, steps: int) -> TrainingState:
+    """Return the state of a training with the files of the folder, which are on the disk then."""
     files = tuple(describe_file(file) for file in sorted(partial.iterdir()))
     sync(*(partial / file.name for file in files))
     kept = record.settings
@@ -65,7 +66,7 @@ def _state(partial: Path, record: TrainingRecord, steps: int) -> TrainingState:
 
 
 @contextmanager
-def _writing(session: Session, final: Path, record: TrainingRecord) -> Iterator[Path]:
+def writing(session: Session, final: Path, record: TrainingRecord) -> Iterator[Path]:
     """Yield an empty folder in which `final` is written; every rank must enter the context."""
     partial = partial_folder(final, record)
     try:
@@ -81,7 +82,7 @@ def _writing(session: Session, final: Path, record: TrainingRecord) -> Iterator[
         ) from error
 
 
-def _save_tensors(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
+def save_tensors(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
     """Write the tensors to the disk, read them back and compare them."""
     save_file(tensors, path, metadata=metadata)
     sync(path)
@@ -96,7 +97,7 @@ def load_checkpoint(session: Session, folder: Path, steps: int) -> None:
     files = [safe_open(path, framework="pt") for path in sorted(folder.glob("*.safetensors"))]
     where = {key: file for file in files for key in file.keys()}  # noqa: SIM118 (not a dict)
     session.engine.state.begin_writing(steps)
-    for name, parameter in _trained_parameters(session):
+    for name, parameter in trained_parameters(session):
         for part in PARTS:
             key = f"{part}:{name}"
             session.engine.state.write(parameter, part, where[key].get_tensor(key).to(parameter.device))
@@ -123,14 +124,14 @@ def save_model(session: Session, folder: Path, record: TrainingRecord, steps: in
     if session.coordinates.rank == 0:
         tensors |= unused_tensors(session.request)
     weights = stored_form(model, tensors)
-    with _writing(session, folder, record) as partial:
+    with writing(session, folder, record) as partial:
         if session.coordinates.data_rank == 0:
-            _save_tensors(weights, partial / file, {"format": "pt"})
+            save_tensors(weights, partial / file, {"format": "pt"})
             (partial / f"names-{stage}.json").write_text(json.dumps({"file": file, "names": sorted(weights)}))
         comm.barrier()
         if session.coordinates.rank == 0:
             _add_configuration(session, partial)
-            publish(partial, folder, RECORD_FILE, _state(partial, record, steps))
+            publish(partial, folder, RECORD_FILE, state_of(partial, record, steps))
     comm.barrier()
 
 
@@ -143,17 +144,23 @@ def _add_configuration(session: Session, folder: Path) -> None:
         part.unlink()
     index = {"metadata": {}, "weight_map": weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2, sort_keys=True))
-    settings, model = session.request.job.model, session.engine.stage.model
+    model = session.engine.stage.model
     model.config.save_pretrained(folder)
     if model.generation_config is not None:
         model.generation_config.save_pretrained(folder)
+    add_processor(session, folder)
+
+
+def add_processor(session: Session, folder: Path) -> None:
+    """Write the tokenizer and the settings of the processor."""
+    settings = session.request.job.model
     AutoTokenizer.from_pretrained(settings.path, trust_remote_code=settings.trust_remote_code).save_pretrained(folder)
     for pattern in ("*processor*.json", "generation_config.json", "chat_template*"):
         for extra in Path(settings.path).glob(pattern):
             shutil.copy(extra, folder / extra.name)
 
 
-def _trained_parameters(session: Session) -> Iterator[tuple[str, nn.Parameter]]:
+def trained_parameters(session: Session) -> Iterator[tuple[str, nn.Parameter]]:
     """Return the parameters of this rank's stage that train, with their Hugging Face names."""
     parameters = session.engine.stage.model.named_parameters()
     return ((name, parameter) for name, parameter in parameters if parameter.requires_grad)

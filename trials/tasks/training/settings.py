@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from trials.model.identity import config_digest
 from trials.model.skeleton import load_config
@@ -41,6 +42,7 @@ class Settings:
     evaluation_seed: int = 0
     freeze: tuple[str, ...] = ()
     """Parts whose weights stay as they are: no checkpoint holds them."""
+    lora: dict[str, Any] | None = None
 
 
 MAY_CHANGE = (
@@ -82,4 +84,5 @@ def training_settings(request: Request, data_digest: str) -> Settings:
         evaluation_samples=job.evaluation.samples,
         evaluation_seed=job.evaluation.seed if job.evaluation.samples else 0,
         freeze=tuple(sorted(job.training.freeze)),
+        lora=job.training.lora.model_dump(mode="json") if job.training.lora.rank else None,
     )

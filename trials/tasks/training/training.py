@@ -77,7 +77,7 @@ def run_training(session: Session, task: Training, asked_to_stop: Callable[[], b
                 break
     model = task.output / MODEL_FOLDER if done == total else None
     if model and not (opened.has_model and opened.steps == done):
-        save_model(session, model, opened.record, done)
+        _save(session, model, opened.record, done)
     return TrainingReport(
         steps=done,
         finished=done == total,
@@ -95,6 +95,16 @@ def _check_end(training: TrainingSection, checkpoint: Path, done: int, course: C
             f"{checkpoint} is beyond the {total} steps of training.{end}: {getattr(training, end)}; raise it, or name "
             "another training.output"
         )
+
+
+def _save(session: Session, folder: Path, record: TrainingRecord, steps: int) -> None:
+    """Write the trained model, or the adapter to it that was trained."""
+    if session.request.job.training.lora.rank:
+        from trials.tasks.training.adapter import save_adapter  # noqa: PLC0415
+
+        save_adapter(session, folder, record, steps)
+    else:
+        save_model(session, folder, record, steps)
 
 
 def _largest(session: Session, value: float) -> float:

@@ -1,0 +1,90 @@
+"""LoRA adapters of peft in the model: put in before it is cut, and drawn from the seed."""
+
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from peft.tuners.lora import LoraLayer
+from torch import nn
+from transformers import PreTrainedModel
+
+from trials.errors import ModelError
+from trials.job import LoraSection
+from trials.model.paths import part_at
+from trials.model.skeleton import Skeleton
+
+NAME = "default"
+"""The name that peft gives to an adapter that has no other."""
+_SHOWN = 12
+
+
+def add_adapters(skeleton: Skeleton, lora: LoraSection) -> LoraConfig:
+    """Put adapters into the skeleton's model, in which then nothing else trains; return their configuration.
+
+    Raise ModelError for targets that are no linear layer of the parts, and for a projector that trains whole but that
+    peft cannot save with the adapter.
+    """
+    if lora.train_projector:
+        _check_saved(skeleton)
+    paths = [path for part in lora.parts for path in skeleton.chain.paths_of(part)]
+    # The word embedding and the head have no adapters: they may be one weight on two stages.
+    paths = [path for path in paths if path not in (skeleton.chain.projector[-1], *skeleton.chain.head)]
+    assert lora.rank is not None  # else there are no adapters
+    config = LoraConfig(
+        r=lora.rank, lora_alpha=lora.alpha, target_modules=_targets(skeleton.model, paths, lora), bias="none"
+    )
+    inject_adapter_in_model(config, skeleton.model, adapter_name=NAME, low_cpu_mem_usage=True)
+    for _, layer in _layers(skeleton.model):
+        layer.lora_A.to(skeleton.model.dtype)
+        layer.lora_B.to(skeleton.model.dtype)
+    return config
+
+
+def _check_saved(skeleton: Skeleton) -> None:
+    for path in skeleton.chain.paths_of("projector"):
+        if not isinstance(part_at(skeleton.model, path), nn.Module):
+            raise ModelError(
+                f"training.lora.train_projector: {path} is a weight outside modules, which peft cannot save with an "
+                "adapter; set parts: [projector, ...] for adapters in the projector"
+            )
+
+
+def draw_adapters(model: PreTrainedModel, paths: Iterable[str], seed: int) -> None:
+    """Draw the adapters under `paths` as peft does, A at random and B as 0, each from a random stream of its own."""
+    for path in paths:
+        part = part_at(model, path)
+        for name, layer in _layers(part) if isinstance(part, nn.Module) else ():
+            torch.manual_seed((seed << 32) + zlib.crc32(f"{path}.{name}".encode()))
+            layer.reset_lora_parameters(NAME, init_lora_weights=True)
+
+
+def _layers(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    return ((name, layer) for name, layer in module.named_modules() if isinstance(layer, LoraLayer))
+
+
+def _targets(model: PreTrainedModel, paths: Sequence[str], lora: LoraSection) -> list[str]:
+    """Return the names of the modules that get an adapter, as peft matches them: a name, or the end of one."""
+    modules = {
+        f"{path}.{name}".rstrip("."): module
+        for path in paths
+        if isinstance(part := part_at(model, path), nn.Module)
+        for name, module in part.named_modules()
+    }
+    linear = [name for name, module in modules.items() if isinstance(module, nn.Linear)]
+    known = ", ".join(list(dict.fromkeys(name.rpartition(".")[2] for name in linear))[:_SHOWN])
+    where = ", ".join(lora.parts)
+    if not linear:
+        raise ModelError(f"training.lora.parts: {where} has no linear layer; name another part")
+    if lora.targets is None:
+        return linear
+    for target in lora.targets:
+        if not any(_is(name, target) for name in linear):
+            what = "no linear layer" if any(_is(name, target) for name in modules) else "no module"
+            raise ModelError(f"training.lora.targets: {target} is {what} of {where}; known there: {known}")
+    return [name for name in linear if any(_is(name, target) for target in lora.targets)]
+
+
+def _is(name: str, target: str) -> bool:
+    return name == target or name.endswith(f".{target}")
