@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
@@ -27,12 +28,17 @@ _SIZED: dict[LayerKind, int] = {"vision_embedding": 0, "vision": 0, "projector":
 _RECOMPUTE, _PACK, _LOADING, _COMMUNICATION, _UPDATE = range(3, 8)
 _SMALL = 0.02
 """Change of a factor for a derivative: large enough for the slowest stage to change for some packs."""
+_REMEMBERED = 64
+"""Scaled costs that are cached: derivatives of all plans are taken at few factors."""
 
 
 def scaled(costs: LayerCosts, factors: Sequence[float] | Array) -> LayerCosts:
     """Return the costs times one factor for each of COSTS."""
-    factors = [float(factor) for factor in factors]
+    return _scaled(costs, tuple(map(float, factors)))
 
+
+@lru_cache(_REMEMBERED)
+def _scaled(costs: LayerCosts, factors: tuple[float, ...]) -> LayerCosts:
     def times(coefficients: Coefficients, factor: float) -> Coefficients:
         units, tokens, squares, constant = (value * factor for value in coefficients)
         return units, tokens, squares, constant

@@ -76,7 +76,7 @@ class KnownTrials:
         return (*self._known, *self.trials)
 
     def answer(self, plan: Plan) -> FinishedTrial | None:
-        found = [trial for trial in self.everything() if trial.plan.id == plan.id]
+        found = [trial for trial in self.everything() if trial.plan == plan]
         conclusive = next(filter(is_conclusive, found), None)
         return found[-1] if conclusive is None and len(found) >= MOST_TRANSIENT_FAILURES else conclusive
 
@@ -143,7 +143,7 @@ class StudyLedger(KnownTrials):
         if role in REPEATS:
             trial = self._store.start_trial(*wanted)
         elif self.answer(plan) is None:
-            known = sum(trial.plan.id == plan.id for trial in self.trials)
+            known = sum(trial.plan == plan for trial in self.trials)
             trial = self._store.claim_trial(*wanted, finished=known)
         self.open += (trial,) if trial else ()
         return trial

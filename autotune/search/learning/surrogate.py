@@ -33,6 +33,8 @@ _OWN = {0.1: 0.8, 0.5: 0.2}
 """Share of the plan variance that is independent of even the most similar plan, with its prior probability."""
 _LEAST_SHARE = 0.02
 """Widths below this probability, as a share of the most probable ones, are left out."""
+_BATCH = 40
+"""Choices of widths whose evidence numpy computes at once."""
 _FREEDOM = 4.0
 """Degrees of freedom of Student's t."""
 _ROUNDS = 5
@@ -207,9 +209,14 @@ class Surrogate:
             _Widths(plan=plan, own=own, drift=drift, drift_seconds=seconds, noise=noise)
             for plan, own, drift, seconds, noise in product(_PLAN_WIDTHS, _OWN, _DRIFT_WIDTHS, _DRIFT_SECONDS, _NOISES)
         ]
-        logarithms = [_evidence(smooth(each) + np.diag(noises(each)), residuals) + _prior(each) for each in candidates]
+        batches = (candidates[start : start + _BATCH] for start in range(0, len(candidates), _BATCH))
+        evidence = [
+            _evidence(np.stack([smooth(each) + np.diag(noises(each)) for each in batch]), residuals)
+            for batch in batches
+        ]
+        logarithms = np.concatenate(evidence) + [_prior(each) for each in candidates]
         # The largest one is subtracted so that the exponentials do not underflow.
-        shares = np.exp(np.array(logarithms) - max(logarithms))
+        shares = np.exp(logarithms - max(logarithms))
         shares[shares < _LEAST_SHARE] = 0
         shares /= shares.sum()
         return [
@@ -225,14 +232,18 @@ def _seconds(trial: FinishedTrial) -> float:
 
 def _same(plans: Sequence[Plan], others: Sequence[Plan]) -> Array:
     """1 where a plan is one of the others, [plans, others]."""
-    same = np.array([plan.id for plan in plans])[:, None] == np.array([plan.id for plan in others], dtype=str)
+    numbers: dict[Plan, int] = {}
+    one, other = ([numbers.setdefault(plan, len(numbers)) for plan in each] for each in (plans, others))
+    same = np.array(one)[:, None] == np.array(other, dtype=int)
     return np.asarray(same, dtype=np.float64)
 
 
-def _evidence(covariance: Array, residuals: Array) -> float:
-    """Return the logarithm of the marginal likelihood, up to a constant."""
-    lower = np.linalg.cholesky(covariance)
-    return -0.5 * float((np.linalg.solve(lower, residuals) ** 2).sum()) - float(np.log(np.diag(lower)).sum())
+def _evidence(covariances: Array, residuals: Array) -> Array:
+    """Return the logarithm of the marginal likelihood for each of [choices, trials, trials], up to a constant."""
+    lower = np.linalg.cholesky(covariances)
+    determinants = np.log(np.diagonal(lower, axis1=-2, axis2=-1)).sum(axis=-1)
+    evidence: Array = -0.5 * (np.linalg.solve(lower, residuals) ** 2).sum(axis=-1) - determinants
+    return evidence
 
 
 def _prior(widths: _Widths) -> float:
