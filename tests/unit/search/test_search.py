@@ -267,11 +267,13 @@ def test_other_samplers_spend_the_budget(bench: Bench, sampler: str) -> None:
     assert spent(ledger.trials) == 20
 
 
-def test_an_exhaustive_search_that_goes_on_begins_where_it_ended(bench: Bench) -> None:
+@pytest.mark.usefixtures("unsatisfied")
+def test_an_exhaustive_search_that_goes_on_begins_where_it_ended(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "_IDLE_SUGGESTIONS", 3)
     study = bench.study()
-    first = bench.search(study, SimulatedLauncher(PREDICTOR), trials=40, sampler="exhaustive", time_limit="1h")
-    more = bench.search(study, SimulatedLauncher(PREDICTOR), trials=45, sampler="exhaustive", time_limit="1h")
-    assert (spent(first.trials), spent(more.trials)) == (40, 45)
+    first = bench.search(study, SimulatedLauncher(PREDICTOR), trials=16, sampler="exhaustive", time_limit="1h")
+    more = bench.search(study, SimulatedLauncher(PREDICTOR), trials=19, sampler="exhaustive", time_limit="1h")
+    assert (spent(first.trials), spent(more.trials)) == (16, 19)
 
 
 def test_a_plan_that_runs_out_of_memory_when_it_is_repeated_does_not_win(bench: Bench) -> None:
@@ -335,7 +337,7 @@ def test_confirmation_goes_on_while_no_plan_is_surely_the_fastest(
 
 @pytest.mark.usefixtures("unsatisfied")
 def test_one_plan_is_run_again_after_every_eight_trials(bench: Bench) -> None:
-    ledger = bench.search(bench.study(), SimulatedLauncher(PREDICTOR), trials=22)
+    ledger = bench.search(bench.study(), SimulatedLauncher(PREDICTOR), trials=22, time_limit="1h")
     found = roles([trial for trial in ledger.trials if trial.role != Role.CONFIRM])
     again = [number for number, role in enumerate(found) if role == Role.REFERENCE]
     assert len(again) >= 2
