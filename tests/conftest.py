@@ -44,13 +44,25 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
 
 
 @pytest.fixture(scope="session")
-def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder with `model/` and `data/` of 48 samples; read it, do not change it."""
-    folder = tmp_path_factory.mktemp("example")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The example as its generator makes it, with 48 samples, for what depends on the width of its layers."""
+    folder = tmp_path_factory.mktemp("wide")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(GENERATOR.parent))
         importlib.import_module(GENERATOR.stem).generate(folder, 48)
     return folder
+
+
+@pytest.fixture(scope="session")
+def example(wide: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with `model/`, of narrow layers, and `data/` of 48 samples; read it, do not change it."""
+    from tests.training_values import variant_of  # noqa: PLC0415  # imports torch, which most tests do without
+
+    def change(config: dict[str, Any]) -> None:
+        config["vision_config"] |= {"hidden_size": 32, "intermediate_size": 64}
+        config["text_config"] |= {"hidden_size": 48, "intermediate_size": 96}
+
+    return variant_of(wide, tmp_path_factory.mktemp("example"), change)
 
 
 @pytest.fixture(scope="session")

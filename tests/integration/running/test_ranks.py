@@ -66,10 +66,10 @@ def test_a_loss_that_is_no_number_fails_the_trial_with_the_remedy(
 
 
 def test_passing_the_memory_limit_is_out_of_memory_with_stage_and_bytes(
-    example: Path, pool: WarmPool, tmp_path: Path
+    wide: Path, pool: WarmPool, tmp_path: Path
 ) -> None:
     roomy, tight = plan_of("8+0", "4+8"), plan_of("8+0r8,0", "4+8r4,8")
-    limited = prepared_of(example, tmp_path, hardware={"memory_limit": "100MiB"})
+    limited = prepared_of(wide, tmp_path, hardware={"memory_limit": "100MiB"})
     answer = pool.ask(limited.request(roomy, SHORT), 120)
     assert isinstance(answer, OutOfMemory)
     assert answer.limit_bytes == 100 << 20 < answer.needed_bytes
