@@ -25,7 +25,7 @@ demo: $(READY)  ## tune and train a tiny model on this machine
 
 test: lint  ## run every check and every test
 	$(BIN)/python -m pytest -m "not ranks" --numprocesses logical --maxprocesses 4
-	$(BIN)/python -m pytest -m ranks tests/contracts tests/integration
+	$(BIN)/python -m pytest -m ranks --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/contracts tests/integration
 
 bench: $(READY)  ## run every benchmark; each prints one JSON object, together some four hours
 	status=0; for name in packing simulator solver prediction search tuning training database fuzz; do \
