@@ -95,7 +95,7 @@ def serve_on_two_ranks(folder: Path) -> None:
         for rank in (0, 1)
     ]
     try:
-        assert [rank.wait(timeout=240) for rank in ranks] == [0, 0]
+        assert [rank.wait(timeout=900) for rank in ranks] == [0, 0]
     finally:
         for rank in ranks:
             rank.kill()
