@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from autotune import errors
 from autotune.cli import main
 from autotune.cli.context import Terminated
-from autotune.cli.default_group import DefaultGroup
+from autotune.cli.parameters import DefaultGroup
 from autotune.job_file import load_job
 from benchmarks import chart
 from storage.errors import StorageError

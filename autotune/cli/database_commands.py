@@ -1,0 +1,73 @@
+"""The commands of `autotune db`, each over a library function."""
+
+from pathlib import Path
+
+import click
+
+from autotune.cli.context import Options
+from autotune.cli.parameters import common
+
+
+@click.group()
+def db() -> None:
+    """Upgrade, check, repair, vacuum and share the database."""
+
+
+@db.command()
+@common
+def upgrade(options: Options) -> None:
+    """Create the tables, or bring older ones to this version after a backup."""
+    from autotune.cli.database import upgrade_database
+
+    upgrade_database(options)
+
+
+@db.command()
+@common
+def check(options: Options) -> None:
+    """Verify every row, reference and page of the database; exit with 1 if anything is wrong."""
+    from autotune.cli.database import check_database
+
+    check_database(options)
+
+
+@db.command()
+@common
+def repair(options: Options) -> None:
+    """Copy the database, then save what can be read and drop rows that contradict themselves."""
+    from autotune.cli.database import repair_database
+
+    repair_database(options)
+
+
+@db.command()
+@common
+def vacuum(options: Options) -> None:
+    """Give the space of deleted rows back."""
+    from autotune.cli.database import vacuum_database
+
+    vacuum_database(options)
+
+
+@db.command()
+@click.option(
+    "--study", "studies", metavar="STUDY", multiple=True, help="A finished study; may be given several times."
+)
+@click.option("--hardware", metavar="NAME", help="Every finished study on devices with NAME in their name.")
+@click.option("--out", type=click.Path(path_type=Path), help="Write to this .jsonl file. Default: stdout.")
+@common
+def export(options: Options, studies: tuple[str, ...], hardware: str | None, out: Path | None) -> None:
+    """Write finished studies, with all that was measured, as a bundle for another database."""
+    from autotune.cli.database import export_bundle
+
+    export_bundle(options, studies, hardware=hardware, out=out)
+
+
+@db.command(name="import")
+@click.argument("bundle", type=click.Path(path_type=Path))
+@common
+def import_(options: Options, bundle: Path) -> None:
+    """Import a BUNDLE that `autotune db export` wrote; its plans count as measured elsewhere."""
+    from autotune.cli.database import import_bundle
+
+    import_bundle(options, bundle)

@@ -1,0 +1,51 @@
+"""The command `init`, which writes a job file."""
+
+from pathlib import Path
+
+from autotune.cli.context import Options
+from autotune.draft.arguments import read_arguments
+from autotune.draft.settings import Draft, draft_of
+from autotune.draft.template import job_text
+from autotune.errors import JobError
+from autotune.job_file import load_job
+from autotune.machine.hardware import probe_hardware
+from trials.whole_file import whole_file
+
+
+def write_job(
+    options: Options, model: str | None, data: tuple[Path, ...], *, trainer: Path | None, devices: int | None, out: Path
+) -> None:
+    """Write the job file, read it again, and print what the user should know."""
+    if out.exists():
+        raise JobError(f"{out} exists and is not overwritten; name another file with --out")
+    arguments = read_arguments(trainer) if trainer else None
+    devices = devices or (arguments and arguments.devices) or probe_hardware().devices
+    draft = draft_of(arguments, devices) if arguments else Draft(values={"hardware.devices": devices})
+    if model is not None:
+        draft.values["model.path"] = _relative(Path(model), out) if Path(model).is_dir() else model
+    if data:
+        for missing in (path for path in data if not path.exists()):
+            raise JobError(f"{missing}: no such file or folder; give annotation files")
+        draft.values["data.sources"] = [{"path": _relative(path, out)} for path in data]
+    for key, what in (("model.path", "MODEL"), ("data.sources", "DATA")):
+        if key not in draft.values:
+            where = f"{trainer} does not name it" if trainer else "or give a configuration with --from"
+            raise JobError(f"{what} is missing; give `autotune init MODEL DATA`; {where}")
+    with whole_file(out) as stream:
+        stream.write(job_text(draft).encode())
+    try:
+        load_job(out)
+    except JobError:
+        out.unlink()
+        raise
+    notes = "".join(f"\n- {note}" for note in draft.notes)
+    options.give(
+        lambda: {"job": str(out), "notes": draft.notes},
+        lambda: f"Wrote {out}; `autotune doctor {out}` checks the model and the data{notes}",
+    )
+
+
+def _relative(path: Path, out: Path) -> str:
+    """Return the path as the job file names it: relative to its folder where it is inside."""
+    folder, absolute = out.absolute().parent, path.absolute()
+    return str(absolute.relative_to(folder) if absolute.is_relative_to(folder) else absolute)

@@ -1,0 +1,32 @@
+"""Trainers whose configurations become job files. One module each, found by name."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from autotune.draft.arguments import Arguments
+from trials import plugins
+
+
+class Trainer(Protocol):
+    """What a module of this package offers."""
+
+    TITLE: str
+    """Name of the trainer, for messages."""
+
+    def recognises(self, arguments: Arguments) -> bool:
+        """Return whether these are arguments of this trainer."""
+
+    def settings(self, arguments: Arguments) -> dict[str, Any]:
+        """Return what the trainer takes for each argument, those that are not given included.
+
+        Names are those of transformers' `TrainingArguments`, those in `autotune.draft.settings` where it has none, and
+        the trainer's own for all others. Raise JobError for what is not supervised fine-tuning.
+        """
+
+
+TRAINERS: plugins.Plugins[Trainer] = plugins.Plugins(__name__)
+
+
+def renamed(arguments: Arguments, names: Mapping[str, str]) -> dict[str, Any]:
+    """Return the arguments by their common names; `names` has those that differ, by the trainer's own name."""
+    return {names.get(name, name): value for name, value in arguments.values.items()}

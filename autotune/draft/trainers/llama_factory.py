@@ -1,0 +1,42 @@
+"""LLaMA-Factory's YAML files and `llamafactory-cli train`. Source: its src/llamafactory/hparams."""
+
+from typing import Any
+
+from autotune.draft.arguments import Arguments
+from autotune.draft.trainers import renamed, transformers_trainer
+from autotune.errors import JobError
+
+TITLE = "LLaMA-Factory"
+
+_DEFAULTS = {
+    "finetuning_type": "lora",
+    "lora_rank": 8,
+    "lora_target": "all",
+    "freeze_vision": True,
+    "freeze_projector": True,
+    "cut_to": 2048,
+    "dataset_dir": "data",
+}
+_NAMES = {
+    "freeze_vision_tower": "freeze_vision",
+    "freeze_multi_modal_projector": "freeze_projector",
+    "freeze_language_model": "freeze_language",
+    "cutoff_len": "cut_to",
+    "val_size": "evaluation_share",
+    "dataset": "dataset_names",
+    "eval_dataset": "evaluation_names",
+    "media_dir": "images",
+}
+
+
+def recognises(arguments: Arguments) -> bool:
+    """Return whether arguments that only LLaMA-Factory has are among them."""
+    return "llamafactory-cli" in arguments.words or bool({"finetuning_type", "cutoff_len"} & set(arguments.values))
+
+
+def settings(arguments: Arguments) -> dict[str, Any]:
+    """Return the arguments of Trainer and of LLaMA-Factory. Raise JobError for another stage than fine-tuning."""
+    stage = arguments.values.get("stage", "sft")
+    if stage != "sft":
+        raise JobError(f"stage: {stage} is not supervised fine-tuning, which alone is trained here; give stage: sft")
+    return transformers_trainer.DEFAULTS | _DEFAULTS | renamed(arguments, _NAMES)

@@ -1,0 +1,59 @@
+"""ms-swift: `swift sft` and its YAML files. Source: swift.readthedocs.io, "Command Line Parameters"."""
+
+from typing import Any
+
+from autotune.draft.arguments import Arguments
+from autotune.draft.trainers import renamed, transformers_trainer
+from autotune.errors import JobError
+
+TITLE = "ms-swift"
+
+_DEFAULTS = {
+    "finetuning_type": "lora",
+    "weight_decay": 0.1,
+    "adam_beta2": 0.95,
+    "lr_scheduler_type": "cosine",
+    "per_device_train_batch_size": 1,
+    "gradient_accumulation_steps": None,
+    "lora_rank": 8,
+    "lora_alpha": 32,
+    "lora_dropout": 0.05,
+    "lora_target": "all-linear",
+    "freeze_vision": True,
+    "freeze_projector": True,
+    "save_steps": 500,
+}
+_FULL_LEARNING_RATE, _LEARNING_RATE = 1e-5, 1e-4
+_NAMES = {
+    "model": "model_name_or_path",
+    "train_type": "finetuning_type",
+    "tuner_type": "finetuning_type",
+    "sft_type": "finetuning_type",
+    "torch_dtype": "dtype",
+    "dataset": "data_path",
+    "val_dataset": "evaluation_path",
+    "split_dataset_ratio": "evaluation_share",
+    "freeze_vit": "freeze_vision",
+    "freeze_aligner": "freeze_projector",
+    "freeze_llm": "freeze_language",
+    "vit_lr": "vision_lr",
+    "aligner_lr": "projector_lr",
+    "target_modules": "lora_target",
+}
+
+
+def recognises(arguments: Arguments) -> bool:
+    """Return whether `swift` is run, or arguments that only ms-swift has are among them."""
+    own = {"train_type", "tuner_type", "freeze_vit", "freeze_aligner", "split_dataset_ratio"}
+    return "swift" in arguments.words or bool(own & set(arguments.values))
+
+
+def settings(arguments: Arguments) -> dict[str, Any]:
+    """Return the arguments of Trainer and of ms-swift. Raise JobError for another task than fine-tuning."""
+    task = arguments.values.get("task_type", "causal_lm")
+    if task != "causal_lm" or {"rlhf", "rlhf_type"} & (arguments.words | set(arguments.values)):
+        raise JobError("only supervised fine-tuning (`swift sft` with task_type: causal_lm) can be trained here")
+    found = transformers_trainer.DEFAULTS | _DEFAULTS | renamed(arguments, _NAMES)
+    if "learning_rate" not in arguments.values:
+        found["learning_rate"] = _FULL_LEARNING_RATE if found["finetuning_type"] == "full" else _LEARNING_RATE
+    return found

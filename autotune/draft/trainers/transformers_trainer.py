@@ -1,0 +1,59 @@
+"""Scripts over transformers' Trainer: InternVL's, LLaVA's and Qwen-VL's fine-tuning.
+
+Sources: transformers' TrainingArguments; the scripts in InternVL's internvl_chat/shell, LLaVA's scripts and Qwen-VL's
+qwen-vl-finetune.
+"""
+
+from typing import Any
+
+from autotune.draft.arguments import Arguments
+from autotune.draft.trainers import renamed
+
+TITLE = "a script over transformers' Trainer"
+
+DEFAULTS = {
+    "learning_rate": 5e-5,
+    "weight_decay": 0.0,
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.999,
+    "max_grad_norm": 1.0,
+    "num_train_epochs": 3,
+    "lr_scheduler_type": "linear",
+    "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 1,
+    "seed": 42,
+}
+_NAMES = {
+    "meta_path": "data_path",
+    "dataset_use": "data_path",
+    "image_folder": "images",
+    "model_max_length": "cut_to",
+    "max_seq_length": "cut_to",
+    "freeze_backbone": "freeze_vision",
+    "freeze_vision_tower": "freeze_vision",
+    "freeze_mlp": "freeze_projector",
+    "freeze_llm": "freeze_language",
+    "freeze_vision_model": "freeze_vision",
+    "tune_mm_vision": "tune_vision",
+    "tune_mm_mlp": "tune_projector",
+    "tune_mm_llm": "tune_language",
+    "mm_projector_lr": "projector_lr",
+    "merger_lr": "projector_lr",
+    "mm_vision_tower_lr": "vision_lr",
+    "vision_tower_lr": "vision_lr",
+    "use_llm_lora": "lora_rank",
+    "lora_r": "lora_rank",
+    "torch_dtype": "dtype",
+}
+
+
+def recognises(arguments: Arguments) -> bool:
+    """Return whether a model and Trainer's batch are given, which other trainers name in the same way."""
+    return "model_name_or_path" in arguments.values and not {"finetuning_type", "train_type", "tuner_type"} & set(
+        arguments.values
+    )
+
+
+def settings(arguments: Arguments) -> dict[str, Any]:
+    """Return Trainer's own arguments, and those that the scripts add."""
+    return DEFAULTS | renamed(arguments, _NAMES)
