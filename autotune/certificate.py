@@ -124,7 +124,7 @@ class Certificate:
         return self.verdict == "holds"
 
 
-def compare(step: int, reference: Reference, dtype: str, reports: Sequence[CertificationReport]) -> Comparison:
+def compare(step: int, dtype: str, reports: Sequence[CertificationReport]) -> Comparison:
     """Combine the reports of all ranks."""
     first = reports[0]
     every = [each for report in reports for each in report.parameters]
@@ -133,7 +133,7 @@ def compare(step: int, reference: Reference, dtype: str, reports: Sequence[Certi
     if first.loss_rounding is not None and first.expected_loss:
         error = max(error, first.loss_rounding / abs(first.expected_loss))
     return Comparison(
-        reference=reference,
+        reference=first.reference,
         step=step,
         samples=first.samples,
         blank_samples=first.blank_samples,

@@ -112,7 +112,7 @@ def _compared(prepared: Prepared, plan: Plan, folder: Path) -> tuple[Comparison,
     if not isinstance(answer, Answers):
         return answer
     reports = [report for report in answer.reports if isinstance(report, CertificationReport)]
-    comparison = compare(_STEP, reference, job.model.dtype, reports)
+    comparison = compare(_STEP, job.model.dtype, reports)
     return comparison, faults(comparison, job.training.global_batch_samples, [report.epoch for report in reports])
 
 

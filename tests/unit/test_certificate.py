@@ -55,6 +55,7 @@ def parameter(name: str, *, difference: float, expected: float = 1.0, **changes:
 
 def report(*parameters: ParameterComparison, **changes: Any) -> CertificationReport:
     found = CertificationReport(
+        reference="transformers",
         loss=2.0,
         expected_loss=2.0,
         loss_rounding=None,
@@ -67,7 +68,7 @@ def report(*parameters: ParameterComparison, **changes: Any) -> CertificationRep
 
 
 def faults_of(*parameters: ParameterComparison, dtype: str = "float32", **changes: Any) -> tuple[str, ...]:
-    return faults(compare(0, "transformers", dtype, [report(*parameters, **changes)]), 10, [EPOCH])
+    return faults(compare(0, dtype, [report(*parameters, **changes)]), 10, [EPOCH])
 
 
 def test_a_difference_counts_beyond_twice_the_expected_error() -> None:
@@ -94,14 +95,14 @@ def test_a_single_parameter_that_differs_shows() -> None:
 def test_a_part_without_gradients_holds_only_without_them() -> None:
     nothing = parameter("a", difference=0.0, expected=0.0)
     assert faults_of(nothing) == ()
-    assert compare(0, "transformers", "float32", [report(nothing)]).parts[0].cosine == 1
+    assert compare(0, "float32", [report(nothing)]).parts[0].cosine == 1
     assert faults_of(replace(nothing, found=1e-9, difference=1e-9))
 
 
 def test_other_faults_are_named() -> None:
-    compared = compare(0, "transformers", "float32", [report(loss=2.001)])
+    compared = compare(0, "float32", [report(loss=2.001)])
     assert faults(compared, 10, [EPOCH]) == ("the loss of the step is 2.001 instead of 2",)
-    fine = compare(0, "transformers", "float32", [report()])
+    fine = compare(0, "float32", [report()])
     assert faults(fine, 10, [EPOCH, replace(EPOCH, arrangement="other")]) == (
         "the ranks build different steps of the epoch",
     )
@@ -135,7 +136,7 @@ def certificate(comparison: Comparison | None, *reasons: str) -> Certificate:
 
 
 def test_a_certificate_is_stored_and_shown(tmp_path: Path) -> None:
-    made = certificate(compare(3, "stages", "float32", [report(parameter("a", difference=1e-7))]))
+    made = certificate(compare(3, "float32", [report(parameter("a", difference=1e-7), reference="stages")]))
     path = tmp_path / "certificates" / "0123456789abcdef-fedcba9876543210.json"
     write_certificate(path, made)
     (path.parent / "0123456789abcdef-other.json").write_text("{}")
@@ -149,7 +150,7 @@ def test_a_certificate_is_stored_and_shown(tmp_path: Path) -> None:
 
 
 def test_nothing_is_trained_without_a_certificate_that_holds() -> None:
-    compared = compare(0, "transformers", "float32", [report()])
+    compared = compare(0, "float32", [report()])
     require(certificate(compared))
     with pytest.raises(NotCertified, match="does not hold, so nothing was trained: a fault; `autotune show"):
         require(certificate(compared, "a fault"))

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field
 
 from trials import wire
-from trials.certification import EpochCount, ParameterComparison
+from trials.certification import EpochCount, ParameterComparison, Reference
 from trials.layer_costs import LayerKind
 from trials.outcome import Crash, OutOfMemory, StageMeasurement
 from trials.plan import ZeroStage
@@ -115,6 +115,8 @@ class TrainingReport:
 class CertificationReport:
     """A step under the plan and under the reference, as one rank computed it, and the epoch as it builds it."""
 
+    reference: Reference
+    """The requested one, or the stages where a sample holds a video."""
     loss: float
     expected_loss: float
     loss_rounding: float | None

@@ -1,7 +1,7 @@
 """Gradients of transformers' own model on single samples: without packing, stages or recomputation."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
@@ -11,9 +11,11 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from trials.data.records.sample import IGNORED, Encoded
-from trials.job import ModelSection
+from trials.job import ModelSection, TrainingSection
 from trials.model.family import Family, Images, load_family
-from trials.model.skeleton import build_skeleton, load_config
+from trials.model.paths import allocate
+from trials.model.skeleton import Skeleton, build_skeleton, load_config
+from trials.model.trained import choose_trained, draw_trained
 from trials.model.weights import draw_buffers, draw_weights
 
 
@@ -26,23 +28,37 @@ class Results:
     """float32 on the CPU, by the name of the parameter."""
 
 
-def build_model(settings: ModelSection, seed: int, device: torch.device) -> PreTrainedModel:
-    """Build the model with the weights that its folder holds, read by transformers, or that the ranks draw."""
+def build_model(settings: ModelSection, training: TrainingSection, device: torch.device) -> PreTrainedModel:
+    """Build the model with the weights that its folder holds, read by transformers, or that the ranks draw.
+
+    The job's adapters are added to it, and what it freezes has no gradients.
+    """
     config = load_config(settings.path, trust_remote_code=settings.trust_remote_code)
-    family, dtype = load_family(config), getattr(torch, settings.dtype)
+    skeleton = build_skeleton(config, getattr(torch, settings.dtype))
     if settings.weights == "pretrained":
-        loaded: nn.Module = family.AUTO_MODEL.from_pretrained(settings.path, dtype=dtype)
-        return cast(PreTrainedModel, loaded.to(device).train())
-    skeleton = build_skeleton(config, dtype)
+        loaded: nn.Module = skeleton.family.AUTO_MODEL.from_pretrained(settings.path, dtype=skeleton.model.dtype)
+        model = cast(PreTrainedModel, loaded.to(device))
+    else:
+        model = _drawn(skeleton, training.seed, device)
+    choose_trained(replace(skeleton, model=model), training)
+    for path in [path for path, _ in model.named_modules() if path.endswith((".lora_A", ".lora_B"))]:
+        allocate(model, path, device)
+    draw_trained(model, skeleton.chain.parts, training)
+    model.train()  # as under the plan
+    return model
+
+
+def _drawn(skeleton: Skeleton, seed: int, device: torch.device) -> PreTrainedModel:
     draw_weights(skeleton.model, (*skeleton.chain.parts, *skeleton.chain.unused), seed, device)
     draw_buffers(skeleton.model, skeleton.chain.buffers, device)
     weights = skeleton.model.state_dict()
     # Drawn apart, but one weight: that of the embedding.
     weights |= {name: weights[original] for name, original in skeleton.tied.items()}
     with torch.device(device):
-        model: PreTrainedModel = family.AUTO_MODEL.from_config(config, dtype=dtype)
+        model: PreTrainedModel = skeleton.family.AUTO_MODEL.from_config(
+            skeleton.model.config, dtype=skeleton.model.dtype
+        )
     model.load_state_dict(weights)
-    model.train()  # as under the plan
     return model
 
 
