@@ -18,9 +18,14 @@ _LOCK = ".autotune.lock"
 def check_output(job: Job) -> None:
     """Check, before any work is done, that the training may write to `training.output`. Leaves nothing behind.
 
-    Raises JobError for a folder that cannot be written, or that overlaps with the model or the data, OutputTaken for
-    one with other results, and DataError for a source that cannot be opened.
+    Raises JobError for a folder that cannot be written, or that overlaps with the model or the data, and for an adapter
+    to random weights, OutputTaken for a folder with other results, and DataError for a source that cannot be opened.
     """
+    if job.training.lora.rank and job.model.weights == "random":
+        raise JobError(
+            "training.lora with model.weights: random would train an adapter to weights that are in no folder; set "
+            "model.weights: pretrained, or remove training.lora"
+        )
     folder = job.training.output
     _check_overlap(job)
     try:

@@ -80,6 +80,19 @@ def test_a_job_that_asks_for_the_impossible_exits_with_2(
     assert "sampler" in message or not databases(home)
 
 
+@pytest.mark.parametrize("command", ["run", "launch"])
+def test_an_adapter_to_random_weights_is_refused_before_anything_is_measured(
+    command: str, job: JobFile, home: Path
+) -> None:
+    code, reported = refusal(command, job.spoil(training__lora={"rank": 4}))
+    assert code == 2
+    assert reported == (
+        "training.lora with model.weights: random would train an adapter to weights that are in no folder; set "
+        "model.weights: pretrained, or remove training.lora"
+    )
+    assert not databases(home)
+
+
 def test_a_warmup_longer_than_the_training_is_refused_before_anything_is_measured(job: JobFile) -> None:
     code, reported = refusal("run", job.spoil(training__warmup=30, training__epochs=2))
     assert code == 2
