@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from deepspeed import comm
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from trials.data.records.sample import IGNORED, Encoded
 from trials.job import ModelSection, TrainingSection
@@ -39,7 +39,7 @@ def build_model(settings: ModelSection, training: TrainingSection, device: torch
         loaded: nn.Module = skeleton.family.AUTO_MODEL.from_pretrained(settings.path, dtype=skeleton.model.dtype)
         model = cast(PreTrainedModel, loaded.to(device))
     else:
-        model = _drawn(skeleton, training.seed, device)
+        model = _drawn(skeleton, config, training.seed, device)
     choose_trained(replace(skeleton, model=model), training)
     for path in [path for path, _ in model.named_modules() if path.endswith((".lora_A", ".lora_B"))]:
         allocate(model, path, device)
@@ -48,16 +48,15 @@ def build_model(settings: ModelSection, training: TrainingSection, device: torch
     return model
 
 
-def _drawn(skeleton: Skeleton, seed: int, device: torch.device) -> PreTrainedModel:
+def _drawn(skeleton: Skeleton, config: PretrainedConfig, seed: int, device: torch.device) -> PreTrainedModel:
+    # `config`, since that of the skeleton's model names the attention of packs.
     draw_weights(skeleton.model, (*skeleton.chain.parts, *skeleton.chain.unused), seed, device)
     draw_buffers(skeleton.model, skeleton.chain.buffers, device)
     weights = skeleton.model.state_dict()
     # Drawn apart, but one weight: that of the embedding.
     weights |= {name: weights[original] for name, original in skeleton.tied.items()}
     with torch.device(device):
-        model: PreTrainedModel = skeleton.family.AUTO_MODEL.from_config(
-            skeleton.model.config, dtype=skeleton.model.dtype
-        )
+        model: PreTrainedModel = skeleton.family.AUTO_MODEL.from_config(config, dtype=skeleton.model.dtype)
     model.load_state_dict(weights)
     return model
 
