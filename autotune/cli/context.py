@@ -101,12 +101,13 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
         # The interpreter's last collection takes another fourth, for memory that the exit frees in any case.
         atexit.register(gc.freeze)
         streams.keep_stderr_open()
-        before = click.get_current_context().find_root().params  # the same options before the command's name
+        context = click.get_current_context(silent=True)
+        before = context.find_root().params if context else {}  # the same options before the command's name
         options = Options(
-            as_json=as_json or before["as_json"],
-            database=before["db"] if db is None else db,
-            verbose=verbose + before["verbose"],
-            quiet=quiet or before["quiet"],
+            as_json=as_json or before.get("as_json", False),
+            database=before.get("db") if db is None else db,
+            verbose=verbose + before.get("verbose", 0),
+            quiet=quiet or before.get("quiet", False),
         )
         _configure_logging(options)
         try:

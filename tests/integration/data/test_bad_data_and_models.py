@@ -115,7 +115,7 @@ def test_unusable_samples_to_evaluate_on_are_refused_before_anything_runs(
 def test_samples_to_evaluate_on_that_are_trained_on_too_are_warned_of(
     example: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    source = {"path": str(example / "data" / "train.jsonl")}
+    source = {"path": str((example / "data" / "train.jsonl").resolve())}
     job = job_of(
         example,
         tmp_path / "output",

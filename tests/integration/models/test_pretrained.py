@@ -38,7 +38,7 @@ def as_transformers_saves(model: PreTrainedModel, folder: Path) -> None:
 
 
 def in_shards(model: PreTrainedModel, folder: Path) -> None:
-    model.save_pretrained(folder, max_shard_size="2MB")
+    model.save_pretrained(folder, max_shard_size="100KB")
     assert len(list(folder.glob("model-*.safetensors"))) > 2
 
 
