@@ -101,6 +101,8 @@ class Subject:
     software: Software
     seed: int
     global_batch_samples: int
+    adapters: str | None = None
+    """Settings of the LoRA adapters, where the job has some."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from autotune.launch import check_devices
 from autotune.workload import Prepared
 from trials.certification import Reference
 from trials.errors import OutputTaken
-from trials.job import TrainingSection
+from trials.job import PARTS, TrainingSection
 from trials.launchers.local import LocalLauncher
 from trials.outcome import Cause, OutOfMemory
 from trials.plan import Plan
@@ -32,6 +32,7 @@ from trials.tasks.request import Certification
 
 _log = logging.getLogger(__name__)
 
+_MODES = {"frozen": "frozen", "adapters": "with adapters"}
 _STEP = 0
 """Any step would do: steps are in random order."""
 _TIMEOUTS = 10
@@ -138,6 +139,7 @@ def _subject(prepared: Prepared, plan: Plan) -> Subject:
         software=work.software,
         seed=job.training.seed,
         global_batch_samples=job.training.global_batch_samples,
+        adapters=job.training.lora.model_dump_json() if job.training.lora.rank else None,
     )
 
 
@@ -171,10 +173,11 @@ def _of_settings(training: TrainingSection) -> str:
         f", {name} {rate:g}" for name, rate in training.learning_rates.model_dump(exclude_none=True).items()
     )
     warmup = f" after a warm-up of {training.warmup:g}" if training.warmup else ""
+    trained = "".join(f", {part} {_MODES[mode]}" for part in PARTS if (mode := training.mode_of(part)) != "whole")
     clip = "no clipping" if training.clip_norm is None else f"clipping at {training.clip_norm:g}"
     return (
         f"learning rate {training.learning_rate:g}{rates}, {training.schedule}{warmup}, weight decay "
-        f"{training.weight_decay:g}, {clip}: the same under every plan, and not part of the comparison"
+        f"{training.weight_decay:g}, {clip}{trained}: the same under every plan, and not part of the comparison"
     )
 
 

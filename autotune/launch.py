@@ -25,7 +25,7 @@ from trials.plan import Plan
 from trials.run.pool import Answers, WarmPool
 from trials.tasks.answer import TrainingReport
 from trials.tasks.request import Request, Training
-from trials.tasks.training.output import open_output
+from trials.tasks.training.output import RECORD_FILE, open_output, read_record
 from trials.tasks.training.progress import PROGRESS_FILE, Evaluated, Line, Progress, ProgressReader, read_lines
 from trials.tasks.training.schedule import schedule_of
 from trials.tasks.training.settings import training_settings
@@ -81,8 +81,10 @@ def launch(
     hardware = prepared.workload.hardware
     check_output(prepared.job)
     check_loggers(prepared.job)
-    _check_warmup(prepared, plan)
     output = prepared.job.training.output
+    record = read_record(output / RECORD_FILE)
+    if not changes_plan and not (record and record.changes):  # the schedule is that of the first plan
+        _check_warmup(prepared, plan)
     request = prepared.request(plan, Training(output=output, max_steps=max_steps))
     with held(output):
         earlier = read_lines(output / PROGRESS_FILE)
@@ -90,14 +92,16 @@ def launch(
         opened = open_output(output, training_settings(request, prepared.index.digest), plan, instead_of=instead_of)
         if certificate is not None:
             write_certificate(output / CERTIFICATE_FILE, certificate)
+        elif instead_of is not None:
+            (output / CERTIFICATE_FILE).unlink(missing_ok=True)  # that of the plan before
         run = logged_run(prepared.job, plan, opened, earlier)
         with TrainingLog(prepared.job.training.loggers, run) as log:
             evaluates = prepared.held_out is not None
             watch = _Watch(output / PROGRESS_FILE, log, on_step, on_evaluation, stops, evaluates=evaluates)
             work = store.add_workload(prepared.workload)
-            record = store.start_launch(plan, work, predicted_samples_per_second, agent_id)
-            ending = _Ending(record.id, watch.reader, store, spool)
-            report, blanks = _train(request, hardware.accelerator, folder / record.id, watch, ending)
+            started = store.start_launch(plan, work, predicted_samples_per_second, agent_id)
+            ending = _Ending(started.id, watch.reader, store, spool)
+            report, blanks = _train(request, hardware.accelerator, folder / started.id, watch, ending)
     reader = watch.reader
     return Launched(
         report=report,

@@ -38,7 +38,10 @@ def logged_run(job: Job, plan: Plan, opened: OpenedOutput, earlier: Iterable[Lin
     """Describe a training for its loggers; `earlier` are the lines of progress before it was opened."""
     settings = job.model_dump(mode="json", exclude={"database"})  # its URL may hold a password
     config = {"plan": {"id": plan.id, **wire.to_document(plan)}, "job": settings}
-    logged = frozenset((name, line.step) for line in earlier for name in metrics(line))
+    changes = opened.record.changes
+    # The steps after a change of the plan have other batches than those that were logged before.
+    is_other = bool(changes) and changes[-1].steps == opened.steps
+    logged = frozenset((name, line.step) for line in earlier if not is_other for name in metrics(line))
     return LoggedRun(id=opened.record.id, output=job.training.output, config=config, done=opened.steps, logged=logged)
 
 

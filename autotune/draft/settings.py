@@ -198,6 +198,9 @@ def _adapters(given: "_Given", draft: Draft) -> None:
         given.take("lora_dropout", _number),
         given.take("lora_target", _texts),
     )
+    for part in frozen:
+        if draft.values.pop(f"training.learning_rates.{part}", None) is not None:
+            draft.notes.append(f"The learning rate of the {part} is left out: its weights are frozen")
     has_adapters = kind == "lora" or enabled or (kind is None and rank and enabled is None)
     if frozen and not has_adapters:
         draft.values["training.freeze"] = frozen
@@ -205,7 +208,8 @@ def _adapters(given: "_Given", draft: Draft) -> None:
         return
     rank = rank or _LORA_RANK
     draft.values |= {"training.lora.rank": rank, "training.lora.alpha": int(alpha or 2 * rank)}
-    draft.values["training.lora.parts"] = [part for part in PARTS if part not in frozen]
+    # InternVL's scripts freeze the language model's own weights where it has adapters.
+    draft.values["training.lora.parts"] = [part for part in PARTS if part not in frozen] or ["language"]
     if target and not {"all", "all-linear", "auto"} & set(target):
         draft.values["training.lora.targets"] = target
     if dropout:

@@ -16,7 +16,7 @@ from trials.data.indexing import IndexReport, Reading, build_index
 from trials.data.packers import PACKERS
 from trials.data.packs import Oversize
 from trials.errors import DataError
-from trials.job import DataSection, ModelSection, Source
+from trials.job import DataSection, ModelSection, Source, TrainingSection
 
 DATA_PARALLEL = 8
 """Data ranks where the job names no devices; the papers measure their ratios on 8."""
@@ -101,7 +101,7 @@ def _job_material(file: JobFile, wanted: PackOptions, progress: Callable[[Readin
         raise PackError(f"--model applies only to a file of lengths; {file.path} is a job, which names its own model")
     job = file.load()
     data = job.data.model_copy(update={"oversize": wanted.oversize or job.data.oversize})
-    weights, name = _model_weights(job.model)
+    weights, name = _model_weights(job.model, job.training)
     index, found = build_index(data, load_measurer(job.model, data), Path(), progress, cache=lengths_folder())
     index, _ = hold_out(index, job.evaluation)
     return Material(
@@ -122,7 +122,7 @@ def _lengths_material(path: Path, wanted: PackOptions, progress: Callable[[Readi
     _check_lengths(data.sources[0])
     weights, name = paper_weights(), NAME
     if wanted.model is not None:
-        weights, name = _model_weights(ModelSection(path=wanted.model))
+        weights, name = _model_weights(ModelSection(path=wanted.model), TrainingSection())
     if data.oversize == "truncate":
         data = data.model_copy(update={"max_tokens": _context(data, wanted.model)})
     index, found = build_index(data, None, Path(), progress)
@@ -164,7 +164,7 @@ def _context(data: DataSection, model: str | None) -> int | None:
     return token_limit(data, load_config(model))
 
 
-def _model_weights(settings: ModelSection) -> tuple[CostWeights, str]:
+def _model_weights(settings: ModelSection, training: TrainingSection) -> tuple[CostWeights, str]:
     """Return the model's analytic cost, which needs no weights, and its name."""
     from trials.model.family import find_family  # noqa: PLC0415
     from trials.model.rough_cost import rough_weights  # noqa: PLC0415
@@ -174,5 +174,5 @@ def _model_weights(settings: ModelSection) -> tuple[CostWeights, str]:
     config = load_config(settings.path, trust_remote_code=settings.trust_remote_code)
     if not find_family(config):
         return rough_weights(config), f"{Path(settings.path).name} (roughly, from its parameters)"
-    shape = model_shape(settings.model_copy(update={"weights": "random"}))
-    return cost_weights(shape), shape.name
+    shape = model_shape(settings.model_copy(update={"weights": "random"}), training)
+    return cost_weights(shape, training), shape.name

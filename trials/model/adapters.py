@@ -1,6 +1,7 @@
 """LoRA adapters of peft in the model: put in before it is cut, and drawn from the seed."""
 
 import zlib
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -83,7 +84,25 @@ def _targets(model: PreTrainedModel, paths: Sequence[str], lora: LoraSection) ->
         if not any(_is(name, target) for name in linear):
             what = "no linear layer" if any(_is(name, target) for name in modules) else "no module"
             raise ModelError(f"training.lora.targets: {target} is {what} of {where}; known there: {known}")
-    return [name for name in linear if any(_is(name, target) for target in lora.targets)]
+    chosen = [name for name in linear if any(_is(name, target) for target in lora.targets)]
+    _check_layers(paths, chosen, lora)
+    return chosen
+
+
+def _check_layers(paths: Sequence[str], chosen: Sequence[str], lora: LoraSection) -> None:
+    """Raise ModelError for adapters in some of the layers of a part: one layer stands for all when costs are measured."""
+    of_list: defaultdict[str, list[str]] = defaultdict(list)
+    for path in paths:
+        before, _, number = path.rpartition(".")
+        if number.isdigit():
+            of_list[before].append(path)
+    for before, layers in of_list.items():
+        without = [path for path in layers if not any(name.startswith(f"{path}.") for name in chosen)]
+        if without and len(without) < len(layers):
+            raise ModelError(
+                f"training.lora.targets: {', '.join(lora.targets or ())} leaves {len(without)} of the {len(layers)} "
+                f"layers in {before} without an adapter; name modules that all of them have, such as q_proj"
+            )
 
 
 def _is(name: str, target: str) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 
@@ -61,11 +61,15 @@ class Session:
         return epoch_order(self.index, self.request.job.training.seed, number)
 
     def batches(
-        self, epoch: Epoch, steps: Sequence[int], workers: int | None = None
+        self,
+        epoch: Epoch,
+        steps: Sequence[int],
+        workers: int | None = None,
+        on_error: Literal["skip", "fail"] | None = None,
     ) -> Generator[MicroBatch, None, None]:
         """Yield this rank's packs of these steps in order; close it when done. Raise DataError for `on_error: fail`.
 
-        `workers` replaces `data.workers` of the job.
+        `workers` and `on_error` replace those of `data` in the job.
         """
         data = self.request.job.data
         for batch in micro_batches(
@@ -77,7 +81,7 @@ class Session:
             pixels=self.engine.stage.cut.embeds,
             workers=(data.workers or 0) if workers is None else workers,
             pin=self.device.type == "cuda",
-            on_error=data.on_error,
+            on_error=on_error or data.on_error,
         ):
             self.blank_samples += len(batch.faults)
             yield batch

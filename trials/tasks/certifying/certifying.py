@@ -56,7 +56,7 @@ def run_certification(request: Request, task: Certification, rank: int, device: 
     samples, blanks = _encoded(found, rows[rank :: comm.get_world_size()])
     targets, blank_samples = _summed(device, sum(map(_targets, samples)) + blanks.targets, blanks.samples)
     reference = task.reference
-    if reference == "transformers" and any(found.index.sample(int(row)).videos for row in rows):
+    if reference == "transformers" and any(_has_video(found.index, int(row)) for row in rows):
         reference = "stages"  # what transformers' own model takes of a video, its processor alone makes
     if reference == "transformers":
         rounded, exact = _by_transformers(request, found, samples, targets, device)
@@ -121,6 +121,14 @@ def _parts(stage: StageModule) -> dict[str, Part]:
     parts: dict[str, Part] = dict.fromkeys((*chain.vision_embedding, *chain.vision_layers), "vision")
     parts |= dict.fromkeys(chain.projector[:-1], "projector")
     return {name: parts.get(path, "language") for path in stage.paths for name, _ in parameters_at(stage.model, path)}
+
+
+def _has_video(index: DatasetIndex, row: int) -> bool:
+    """Return whether a sample holds a video; False for one that can no longer be read, which becomes a blank one."""
+    try:
+        return bool(index.sample(row).videos)
+    except DataError:
+        return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,19 +104,26 @@ def _mean_loss(session: Session, epoch: Epoch, stops: Callable[[], bool]) -> flo
 
 @contextmanager
 def _set_aside(session: Session) -> Iterator[None]:
-    """Restore the random state and the stopwatch afterwards: a loader draws a seed, and its time is not a step's."""
+    """Restore what an evaluation changes afterwards.
+
+    The random state: a loader draws a seed. The stopwatch: this is no time of a step. The number of blank samples: none
+    is trained on here.
+    """
     devices = [session.device] if session.device.type == "cuda" else []
+    blank_samples = session.blank_samples
     with torch.random.fork_rng(devices=devices):
         yield
+    session.blank_samples = blank_samples
     session.engine.stopwatch.read()
 
 
 def check_weights(session: Session, epoch: Epoch) -> None:
     """Run one pack of each data rank, of `epoch`, forward; raise NotFinite when its loss is not finite.
 
-    Weights that a step has made too large can be finite, while all their losses are not.
+    Weights that a step has made too large can be finite, while all their losses are not. A sample that can no longer be
+    read must not prevent a checkpoint, so it is blank here.
     """
-    with _set_aside(session), closing(session.batches(epoch, (0,), workers=0)) as batches:
+    with _set_aside(session), closing(session.batches(epoch, (0,), workers=0, on_error="skip")) as batches:
         loss, _ = session.engine.evaluate(batches, 1)
     if not math.isfinite(loss):
         raise not_finite("the loss with the weights after it", loss)
