@@ -1,4 +1,4 @@
-"""Certificates: whether a plan computes the same gradients as the plain model, on all samples of the data."""
+"""Certificates: whether a plan computes the gradients of a reference, and trains on all samples of the data."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -24,9 +24,9 @@ _LEAST_ERROR, _LEAST_ERROR_OF_PARAMETER = 1.5e-2, 0.25
 """Least errors of bfloat16 where they are measured on single samples. Kernels that sum over the tokens of a pack in
 bfloat16, such as those of a CPU for biases and embeddings, have larger ones there."""
 _ALLOWED = 2.0
-"""Expected errors that a difference may have."""
+"""A difference may be this many times the expected error."""
 _FLOOR = 1e-2
-"""Share of the norm of a part: a parameter with less, such as the bias of keys, has mostly rounding errors."""
+"""A parameter whose norm is a smaller share of its part's, such as the bias of keys, has mostly rounding errors."""
 _GLOBAL_BATCH = 0.1
 """Every plan keeps the mean samples of a step within this share of the global batch."""
 
@@ -84,7 +84,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What a certificate is about."""
+    """The plan and the job of a certificate."""
 
     plan: str
     """Id of the plan."""
@@ -107,16 +107,16 @@ class Subject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
-    """Whether a plan is neutral to learning on a job, and what the answer is based on."""
+    """Whether a plan computes the right gradients on a job, and the comparison that shows it."""
 
     subject: Subject
     verdict: Literal["holds", "does not hold", "not made"]
     reasons: tuple[str, ...]
     """Why it does not hold, or was not made."""
     comparison: Comparison | None
-    """None where it was not made."""
+    """None if the verdict is `not made`."""
     changes_learning: tuple[str, ...]
-    """What changes learning, since it is no part of the comparison."""
+    """What changes the training and is not part of the comparison, in sentences."""
     created: datetime
     seconds: float
     """Time that it took."""
@@ -182,7 +182,7 @@ def _ratio(difference: float, expected: float) -> float:
 
 
 def faults(comparison: Comparison, global_batch_samples: int, epochs: Iterable[EpochCount]) -> tuple[str, ...]:
-    """Return why the plan is not neutral to learning, in sentences; `epochs` are those that the ranks have built."""
+    """Return in sentences why the certificate does not hold; `epochs` are as each rank has built them."""
     epoch, loss = comparison.epoch, comparison.loss
     found = [
         f"the gradient of {each.part} differs by {each.difference:.2g} ({each.allowed_difference:.2g} is allowed), and "
@@ -210,7 +210,7 @@ def certificate_path(folder: Path, plan: str, workload: str) -> Path:
 
 
 def stored_certificates(folder: Path, plan: str) -> tuple[Certificate, ...]:
-    """Return the certificates of a plan in `folder`, newest last; files that are none are left out."""
+    """Return the certificates of a plan in `folder`, newest last; other files are skipped."""
     found = (read_certificate(path) for path in folder.glob(f"{plan}-*.json"))
     return tuple(sorted((each for each in found if each), key=lambda each: each.created))
 

@@ -1,4 +1,4 @@
-"""Certification of a plan: the ranks compute one real step twice, and the agent judges what they found."""
+"""Certification of a plan: the ranks compute one real step twice, and the agent compares the results."""
 
 import logging
 import time
@@ -44,7 +44,7 @@ _REFERENCE_BYTES = 8
 def certify(prepared: Prepared, plan: Plan, folder: Path) -> Certificate:
     """Compare one step of the plan with the best reference that fits, and store the certificate below `folder`.
 
-    A failure of the ranks gives a certificate that was not made. Raises PlanNotValid for a plan that needs more
+    If the ranks fail, the verdict is `not made`. Raises PlanNotValid for a plan that needs more
     devices.
     """
     check_devices(prepared, plan)
@@ -93,10 +93,10 @@ def require(certificate: Certificate) -> None:
 
 
 def check_place(output: Path) -> None:
-    """Raise OutputTaken when a training's output folder holds a file in the certificate's place that is none."""
+    """Raise OutputTaken when the output folder has another file under the name of the certificate."""
     path = output / CERTIFICATE_FILE
     if path.exists() and read_certificate(path) is None:
-        raise OutputTaken(f"{path} is no certificate of autotune; move it, or name another training.output")
+        raise OutputTaken(f"{path} is not a certificate of autotune; move it, or name another training.output")
 
 
 def _compared(prepared: Prepared, plan: Plan, folder: Path) -> tuple[Comparison, tuple[str, ...]] | Cause:
@@ -109,7 +109,7 @@ def _compared(prepared: Prepared, plan: Plan, folder: Path) -> tuple[Comparison,
             answer = pool.ask(request, _TIMEOUTS * job.search.trial_timeout)
             if not isinstance(answer, OutOfMemory) or reference == references[-1]:
                 break
-            _log.info("no memory for the reference %s: %s", reference, answer)
+            _log.info("the reference %s does not fit in memory: %s", reference, answer)
     if not isinstance(answer, Answers):
         return answer
     reports = [report for report in answer.reports if isinstance(report, CertificationReport)]
@@ -144,7 +144,7 @@ def _subject(prepared: Prepared, plan: Plan) -> Subject:
 
 
 def _of_data(prepared: Prepared, comparison: Comparison | None) -> tuple[str, ...]:
-    """Return in which way the plan and the data change learning."""
+    """Return what the plan and the data change in the training."""
     data, index = prepared.job.data, prepared.index
     found = []
     if comparison:
@@ -156,7 +156,7 @@ def _of_data(prepared: Prepared, comparison: Comparison | None) -> tuple[str, ..
         )
         if comparison.blank_samples:
             found.append(
-                f"{comparison.blank_samples} samples of the step cannot be read; blank ones take their places, and the "
+                f"{comparison.blank_samples} samples of the step cannot be read; blank samples replace them, and the "
                 "loss is still divided by their targets"
             )
         if epoch.skipped:

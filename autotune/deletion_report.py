@@ -1,10 +1,10 @@
-"""What a deletion of studies takes away, in words."""
+"""Text about what a deletion of studies removes."""
 
 from storage.deletion import Deletion
 
 
 def deletion_text(deletion: Deletion) -> str:
-    """Say what goes with some studies, and what that means for others."""
+    """Describe what is deleted with the studies, and the effect on other studies."""
     parts = (
         (deletion.trials, "trial", ""),
         (deletion.best_plans, "best plan", ""),
@@ -17,12 +17,12 @@ def deletion_text(deletion: Deletion) -> str:
     noun = "study" if len(deletion.studies) == 1 else "studies"
     lines = [f"{noun} {', '.join(deletion.studies)}, with {counts or 'nothing in it'}."]
     if deletion.trials:
-        lines.append("Later searches do not know these measurements; layer profiles stay.")
+        lines.append("Later searches cannot use these measurements; layer profiles stay.")
     if deletion.calibrations:
         lines.append("Later searches on similar workloads do not start from its calibration.")
     if deletion.heirs:
         lines.append(
-            f"Begun later on the same workload: {', '.join(deletion.heirs)}. They may have counted these results; "
+            f"Later studies of the same workload: {', '.join(deletion.heirs)}. They may have used these results; "
             "their winners stay, but plans that only a deleted study tried cannot be shown any more."
         )
     return "\n".join(lines)

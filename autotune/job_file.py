@@ -126,7 +126,7 @@ def _set(document: Document, place: Place, value: object) -> None:
             if part >= count:
                 raise JobError(f"--set {dotted(place)}: {dotted(at[:-1])} has {count} entries, counted from 0")
         elif not isinstance(holder, dict):
-            raise JobError(f"--set {dotted(place)}: {dotted(at[:-1])} is no section, so it has no key {part!r}")
+            raise JobError(f"--set {dotted(place)}: {dotted(at[:-1])} is not a section, so it has no key {part!r}")
         elif holder.get(part) is None and not is_last:
             holder[part] = {}
             document.lines[at] = _NO_LINE

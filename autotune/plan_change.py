@@ -1,4 +1,4 @@
-"""Change of the plan of a training that has begun."""
+"""Continuation of a training with another plan."""
 
 from autotune.errors import PlanNotValid
 from autotune.workload import Prepared
@@ -10,10 +10,10 @@ from trials.tasks.training.output import RECORD_FILE, read_record
 
 
 def plan_to_replace(prepared: Prepared, plan: Plan, store: Store) -> Plan | None:
-    """Return the plan of the training in the output folder, which `plan` is to continue; None where it is that plan.
+    """Return the plan of the training in the output folder that `plan` replaces; None where both are the same.
 
-    Raises PlanNotValid where there is no training, where its plan is not known any more, and for a plan that the model
-    or the data cannot be trained with.
+    Raises PlanNotValid where there is no training, where its plan is no longer known, and for a plan that cannot train
+    the model on the data.
     """
     output, model = prepared.job.training.output, prepared.workload.model
     record = read_record(output / RECORD_FILE)
@@ -34,5 +34,5 @@ def plan_to_replace(prepared: Prepared, plan: Plan, store: Store) -> Plan | None
     except UnknownRecord as error:
         raise PlanNotValid(
             f"the samples that the training in {output} has trained on are not known: {error}; continue it with the "
-            "database that knows its plan, or start again in another training.output"
+            "database that holds its plan, or start again in another training.output"
         ) from error

@@ -1,4 +1,4 @@
-"""The log of a training: its progress, for all loggers of the job."""
+"""Progress of a training, passed to all loggers of the job."""
 
 import importlib.util
 import logging
@@ -26,7 +26,7 @@ def check_loggers(job: Job) -> None:
     known = plugins.names(LOGGERS)
     for name in job.training.loggers:
         if name not in known:
-            raise JobError(f"training.loggers: {name!r} is not one of the loggers here: {', '.join(known)}")
+            raise JobError(f"training.loggers: {name!r} is not a logger; known are: {', '.join(known)}")
         if importlib.util.find_spec(name) is None:
             raise JobError(
                 f"training.loggers: {name} needs a package that is not installed; install it with `pip install "
@@ -61,7 +61,7 @@ def metrics(line: Line) -> Mapping[str, float]:
 
 
 class TrainingLog:
-    """Passes progress to loggers. One that fails is warned of and left out: it must not end a training."""
+    """Pass progress to loggers. One that fails is switched off with a warning, since it must not end a training."""
 
     def __init__(self, names: Iterable[str], run: LoggedRun) -> None:
         """Raises what `Logger.start` raises."""
@@ -93,4 +93,4 @@ class TrainingLog:
             yield
         except logger.ERRORS as error:
             self._logs.pop(name, None)
-            _log.warning("training.loggers: %s failed and gets nothing more of this launch: %s", name, error)
+            _log.warning("training.loggers: %s failed and is switched off for the rest of this launch: %s", name, error)

@@ -1,4 +1,4 @@
-"""What a user of transformers writes to train the example: its `Trainer`, a collator that pads, and a held-out loss.
+"""Training of the example with transformers alone: its `Trainer`, a collator that pads, and a held-out loss.
 
     torchrun --nproc-per-node 2 benchmarks/hf_trainer.py train runs.json
     python benchmarks/hf_trainer.py draw model.json
@@ -134,7 +134,7 @@ def pad(samples: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
 
 
 class Progress(TrainerCallback):
-    """Writes a line after each optimizer step, as autotune's trainings do."""
+    """Write a line after each optimizer step, as autotune's trainings do."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

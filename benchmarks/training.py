@@ -1,4 +1,4 @@
-"""Full trainings: as fast as promised, compared with transformers' Trainer, and killed. Prints one JSON object.
+"""Full trainings: promised speed, comparison with transformers' Trainer, and kills. Prints one JSON object.
 
     python -m benchmarks.training [--part promises rival kills] [--scale 1.0]
 

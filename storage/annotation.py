@@ -56,7 +56,7 @@ def checked_tag(tag: str) -> str:
 
 def _check_text(what: str, text: str, most: int) -> None:
     if not text:
-        raise BadAnnotation(f"{what} needs at least one character; --remove takes one away")
+        raise BadAnnotation(f"{what} needs at least one character; --remove removes it")
     if len(text) > most:
         raise BadAnnotation(f"{what} has at most {most} characters, not {len(text)}; shorten it")
     if not text.isascii() and any(0xD800 <= ord(char) <= 0xDFFF for char in text):

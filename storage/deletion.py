@@ -1,4 +1,4 @@
-"""What a deletion of studies takes away, and what uses them."""
+"""What a deletion of studies removes, and the processes that use them."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ class Use:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deletion:
-    """What goes with some studies. Counts are of rows."""
+    """What is deleted with some studies, as numbers of rows."""
 
     studies: tuple[str, ...]
     """Their names."""
@@ -31,6 +31,6 @@ class Deletion:
     calibrations: int
     """Calibration states, from which searches on similar workloads start."""
     heirs: tuple[str, ...]
-    """Names of other studies that may have counted results of these: they keep their winners."""
+    """Names of later studies that may have used their results; these keep their winners."""
     uses: tuple[Use, ...]
-    """Processes that keep the studies from being deleted while they live."""
+    """Processes that prevent the deletion while they run."""

@@ -1,4 +1,4 @@
-"""The part of the store that keeps it in order: deletion, archiving, notes and tags, bundles, and checks."""
+"""Maintenance of a store: deletion, archiving, notes and tags, bundles, and checks."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Housekeeping:
-    """Methods of the `Store` that concern what is stored as a whole; its contract holds for them."""
+    """Methods of `Store` that maintain its records; they have the same contract."""
 
     def __init__(self, database: Database) -> None:
         """Take ownership of an open database with current tables."""
@@ -29,14 +29,14 @@ class Housekeeping:
         return schema.lock(self._database)
 
     def deletion(self, study_ids: Collection[str]) -> Deletion:
-        """Return what `delete_studies` would take away, and the processes that may keep it from doing so."""
+        """Return what `delete_studies` would delete, and the processes that may prevent it."""
         with self._database.transaction(snapshot=True) as connection:
             return deletion.examine(connection, study_ids)
 
     def delete_studies(self, study_ids: Collection[str], gone: Collection[str] = ()) -> Deletion:
         """Delete the studies with their trials and winners, and the plans that no other study tried.
 
-        The trainings, notes and tags of these plans go with them; workloads and layer profiles stay. Results that
+        The trainings, notes and tags of these plans are deleted too; workloads and layer profiles stay. Results that
         arrive later raise DeletedRecord. The agents in `gone` are ended. Raises StudyInUse, with nothing changed,
         while another agent searches in one of the studies or trains with one of their plans.
         """
@@ -70,7 +70,7 @@ class Housekeeping:
             return tried.subject(connection, name)
 
     def annotations(self, kind: str, ids: Collection[str] | None = None) -> Mapping[str, Annotation]:
-        """Return notes and tags by id, of all subjects of the kind `study` or `plan` that have some, or of some."""
+        """Return notes and tags by id, of all subjects of `kind` (`study` or `plan`) that have any, or of `ids`."""
         with self._database.transaction() as connection:
             return annotations.of(connection, kind, ids)
 
@@ -118,9 +118,9 @@ class Housekeeping:
             return tuple(health.problems(connection))
 
     def vacuum(self, check: Callable[[], None] = lambda: None) -> "Vacuumed":
-        """Give the space of deleted rows back, and update the statistics of the tables.
+        """Free the space of deleted rows, and update the statistics of the tables.
 
-        SQLite writes the whole file anew while others wait: `check` must raise while another process uses the file.
+        SQLite rewrites the whole file while others wait: `check` must raise while another process uses the file.
         Raises DatabaseUnavailable, with nothing changed.
         """
         from storage.upkeep.vacuum import vacuum  # noqa: PLC0415 - look-ups do without

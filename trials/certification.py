@@ -1,4 +1,4 @@
-"""What ranks find when they certify a plan: gradients of one step next to a reference, and the samples of an epoch."""
+"""What ranks report of a certified plan: gradients of one step and of a reference, and the samples of an epoch."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -16,7 +16,7 @@ Reference: TypeAlias = Literal["transformers", "stages", "recomputed-stages"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterComparison:
-    """The gradient of one parameter under the plan, next to that of the reference. Norms are Euclidean."""
+    """The gradient of one parameter under the plan, compared with that of the reference. Norms are Euclidean."""
 
     name: str
     part: Part

@@ -80,7 +80,7 @@ class DataSection(_Section):
 
 
 class EvaluationSection(_Section):
-    """Samples on which the loss is measured during the training, and that it is not trained on."""
+    """Samples on which the loss is measured during the training, and which are not trained on."""
 
     samples: Annotated[float, Field(gt=0)] | None = None
     """Samples of `data.sources` to hold out of the training: a share below 1, or a whole number."""
@@ -89,7 +89,7 @@ class EvaluationSection(_Section):
     every: Annotated[int, Field(gt=0)] | None = None
     """Steps between evaluations; at the end of each epoch when absent. The end of the training has one in any case."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
-    """Draws the held-out samples; `training.seed` does not change them."""
+    """Seed by which the held-out samples are drawn; `training.seed` does not change them."""
 
     @field_validator("samples")
     @classmethod
@@ -130,7 +130,7 @@ class LoraSection(_Section):
     rank: Annotated[int, Field(gt=0, le=4096)] | None = None
     """No adapters when absent."""
     alpha: Annotated[int, Field(gt=0)] = 16
-    """What an adapter adds is scaled by alpha / rank."""
+    """The output of an adapter is scaled by alpha / rank."""
     parts: Annotated[tuple[Part, ...], Field(min_length=1)] = ("language",)
     """Parts of the model whose layers have adapters."""
     targets: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1)] | None = None
@@ -138,7 +138,7 @@ class LoraSection(_Section):
     train_projector: bool = False
     """Whether the projector's own weights train too; they are saved with the adapter."""
     dropout: float = 0.0
-    """Only 0: what is drawn would depend on packs and stages, so that a plan would change the training."""
+    """Must be 0: dropout masks would depend on packs and stages, so that a plan would change the training."""
 
     @model_validator(mode="after")
     def _has_a_rank(self) -> Self:
@@ -153,8 +153,8 @@ class LoraSection(_Section):
     def _no_dropout(cls, dropout: float) -> float:
         if dropout:
             raise ValueError(
-                f"must be 0, not {dropout:g}: what is drawn would depend on the plan, which has to leave the training "
-                "as it is; remove it"
+                f"must be 0, not {dropout:g}: dropout masks would depend on the plan, which must not change the "
+                "training; remove it"
             )
         return dropout
 
@@ -174,7 +174,7 @@ class TrainingSection(_Section):
     learning_rates: LearningRatesSection = LearningRatesSection()
     """Learning rates of parts of the model."""
     freeze: tuple[Part, ...] = ()
-    """Parts of the model whose weights stay as they are."""
+    """Parts of the model whose weights are not trained."""
     lora: LoraSection = LoraSection()
     """Adapters that train instead of the model's own weights."""
     max_steps: Annotated[int, Field(gt=0)] | None = None
@@ -198,7 +198,7 @@ class TrainingSection(_Section):
     keep_checkpoints: Annotated[int, Field(gt=0)] = 2
     """Newest checkpoints to keep; older ones of the same training are removed."""
     loggers: tuple[str, ...] = ()
-    """Modules of `autotune.loggers` that get the progress, besides the console and progress.jsonl."""
+    """Modules of `autotune.loggers` that log the progress, in addition to the console and progress.jsonl."""
 
     @field_validator("warmup")
     @classmethod
@@ -240,7 +240,7 @@ class TrainingSection(_Section):
         return lora
 
     def mode_of(self, part: Part) -> TrainedAs:
-        """Return what of a part trains."""
+        """Return how a part is trained."""
         if self.lora.rank is None:
             return "frozen" if part in self.freeze else "whole"
         if part in self.lora.parts:

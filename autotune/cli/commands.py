@@ -78,20 +78,20 @@ def tune(options: Options, job: "JobFile", trials: int | None, time_limit: float
 @SET
 @click.option("--plan", metavar="ID", help="ID of a tried plan to train with. Default: the winner.")
 @click.option(
-    "--resume-with", metavar="ID", help="ID of a tried plan that goes on with the training instead of its own."
+    "--resume-with", metavar="ID", help="ID of a tried plan with which to continue a training of another plan."
 )
 @click.option("--steps", type=click.IntRange(min=1), help="Stop, with a checkpoint, after this many steps in all.")
 @click.option("--dry-run", is_flag=True, help="Print the commands of the ranks without starting them.")
-@click.option("--certify", is_flag=True, help="First compare a step's gradients with the plain model; refuse if wrong.")
+@click.option(
+    "--certify", is_flag=True, help="First compare a step's gradients with a reference; train only if they agree."
+)
 @common
 def launch(options: Options, job: "JobFile", **wanted: Any) -> None:
     """Run the full training of JOB with its best plan."""
     from autotune.cli.work import LaunchOptions, launch_job
 
     if wanted["resume_with"] and (wanted["plan"] or wanted["dry_run"]):
-        raise click.UsageError(
-            "--resume-with names the plan and changes the training; give it without --plan, --dry-run"
-        )
+        raise click.UsageError("--resume-with cannot be combined with --plan or --dry-run; remove one of them")
     launch_job(options, job, LaunchOptions(**wanted))
 
 
@@ -258,7 +258,7 @@ def delete(options: Options, names: tuple[str, ...], yes: bool) -> None:
 @_STUDIES
 @common
 def archive(options: Options, names: tuple[str, ...]) -> None:
-    """Hide each STUDY: it is not listed, and searches and launches use it only by name."""
+    """Hide each STUDY from lists, later searches and launches, which use it only by name."""
     from autotune.cli.studies import archive_studies
 
     archive_studies(options, names, is_undone=False)

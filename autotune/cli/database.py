@@ -54,7 +54,7 @@ def repair_database(options: Options) -> None:
 
 
 def vacuum_database(options: Options) -> None:
-    """Give unused space back. Raises DeviceBusy while another process works with a SQLite file."""
+    """Free unused space. Raises DeviceBusy while another process works with a SQLite file."""
     url = options.database_url()
     with open_store(url) as store:
         done, name = store.vacuum(lambda: _check_unused(url, "vacuum")), store.masked_url

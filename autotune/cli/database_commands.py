@@ -43,7 +43,7 @@ def repair(options: Options) -> None:
 @db.command()
 @common
 def vacuum(options: Options) -> None:
-    """Give the space of deleted rows back."""
+    """Free the space of deleted rows."""
     from autotune.cli.database import vacuum_database
 
     vacuum_database(options)

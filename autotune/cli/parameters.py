@@ -91,7 +91,7 @@ SET = click.option(
 
 
 def with_common_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that stand before or behind the name of every command."""
+    """Add the options that may be given before or after the name of every command."""
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout and nothing else."),
         click.option(

@@ -29,7 +29,7 @@ class Arguments:
     devices: int | None = None
     """Processes that the command starts."""
     unknown: tuple[str, ...] = ()
-    """Arguments whose values depend on what a script does not set."""
+    """Arguments whose values use variables that the script does not set."""
 
 
 def read_arguments(path: Path) -> Arguments:

@@ -42,14 +42,14 @@ _SEARCHED = {
     "fsdp",
     "use_packed_ds",
 }
-"""What the search for a plan decides."""
+"""Arguments that the search for a plan decides."""
 _LORA_RANK = 8
-"""Rank of adapters for which no rank is given, as in peft."""
+"""Default rank of adapters, as in peft."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Draft:
-    """A job file to be written."""
+    """Values and notes of a job file before it is written."""
 
     values: dict[str, Any] = field(default_factory=dict)
     """Value by dotted key of the job."""
@@ -58,9 +58,9 @@ class Draft:
 
 
 def draft_of(arguments: Arguments, devices: int) -> Draft:
-    """Return the job that trains as the arguments say, on a number of devices.
+    """Return the draft of a job with the settings of the arguments, for a number of devices.
 
-    Raises JobError for arguments of no known trainer, and for those that contradict themselves.
+    Raises JobError for arguments of an unknown trainer, and for contradictory ones.
     """
     title, values = _common(arguments)
     draft = Draft(notes=[f"Taken from a configuration of {title}"])
@@ -83,7 +83,7 @@ def _common(arguments: Arguments) -> tuple[str, dict[str, Any]]:
         if trainer.recognises(arguments):
             return trainer.TITLE, trainer.settings(arguments)
     known = ", ".join(trainer.TITLE for _, trainer in plugins.each(TRAINERS))
-    raise JobError(f"these are not arguments of a trainer that is known here: {known}")
+    raise JobError(f"the arguments are not those of a known trainer: {known}")
 
 
 def _data(given: "_Given", draft: Draft) -> None:
@@ -111,7 +111,7 @@ def _data(given: "_Given", draft: Draft) -> None:
 
 
 def _source(path: str, images: str | None) -> dict[str, Any]:
-    file, is_part, count = path.partition("#")  # ms-swift takes a number of samples behind the name
+    file, is_part, count = path.partition("#")  # ms-swift takes a number of samples after the name
     source: dict[str, Any] = {"path": _local(file)}
     if images:
         source["images"] = images
@@ -121,7 +121,7 @@ def _source(path: str, images: str | None) -> dict[str, Any]:
 
 
 def _local(path: str) -> str:
-    """Return an absolute path where it exists, since the job file may stand elsewhere; else the text as it is."""
+    """Return the absolute path if it exists, since the job file may be in another folder; else the text unchanged."""
     return str(Path(path).absolute()) if Path(path).exists() else path
 
 
@@ -217,7 +217,7 @@ def _adapters(given: "_Given", draft: Draft) -> None:
 
 
 def _leave(arguments: Arguments, given: "_Given", draft: Draft) -> None:
-    """Note what was not taken over."""
+    """Add notes about arguments that were not taken over."""
     if arguments.unknown:
         draft.notes.append(f"Not known, since the script does not set them: {', '.join(arguments.unknown)}")
     if searched := sorted(_SEARCHED & given.left):
@@ -235,7 +235,7 @@ class _Given:
         """Names of the values that were not taken."""
 
     def take(self, name: str, read: "Callable[[Any], _Value]") -> "_Value | None":
-        """Return a value; None where there is none, or where it is left to another file. Raise JobError."""
+        """Return a value; None where it is absent, empty or `auto`. Raise JobError for one of another kind."""
         value = self._values.get(name)
         self.left.discard(name)
         if isinstance(value, str) and read is not _text and read is not _texts:

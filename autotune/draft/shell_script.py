@@ -71,7 +71,7 @@ def _value(word: str, variables: dict[str, str | None]) -> str | None:
 
 
 def _arithmetic(expression: str, variables: dict[str, str | None]) -> str:
-    """Return the number that a shell computes; an expression that it cannot compute here stays as it is."""
+    """Return the number that a shell computes; leave an expression that cannot be computed here unchanged."""
     names = re.sub(r"\$\{?([A-Za-z_]\w*)\}?", r"\1", expression)
     result = _number(re.sub(r"[A-Za-z_]\w*", lambda name: variables.get(name[0]) or name[0], names))
     return f"$(({expression}))" if result is None else str(result)

@@ -1,4 +1,4 @@
-"""Text of a job file: every key of its sections with its meaning, and as a comment where it keeps its default."""
+"""Text of a job file: every key of its sections with its meaning; keys with their defaults are comments."""
 
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -13,9 +13,9 @@ from autotune.draft.settings import Draft
 from trials.job import Job
 
 _WIDTH = 100
-_HEADER = "A job of autotune. Keys behind `#` have the default that is shown; docs/job-file.md describes all of them."
+_HEADER = "A job of autotune. Keys after `#` have the default that is shown; docs/job-file.md describes all of them."
 _ALWAYS = ("training.global_batch_samples", "training.learning_rate", "search.trials", "search.time_limit")
-"""Keys to write in any case, so that their sections are there."""
+"""Keys that are always written, so that their sections are there."""
 
 
 def job_text(draft: Draft) -> str:

@@ -1,4 +1,4 @@
-"""Loggers, which get the progress of a training. One module each, found by name.
+"""Loggers of the progress of a training. One module each, found by name.
 
 A module has the name of the package that it needs, which is also the name of the extra that installs it.
 """
@@ -13,7 +13,7 @@ from trials import plugins
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedRun:
-    """A training as a logger names it; a resumed one is the same run."""
+    """A training for a logger; a resumed training is the same run."""
 
     id: str
     """16 hexadecimal digits, the same for all launches of a training."""
@@ -34,7 +34,7 @@ class RunLog(Protocol):
         """Add the values of these metrics after `step`."""
 
     def close(self, failed: bool, /) -> None:
-        """Write what is left of a launch that has ended, or failed."""
+        """Write what is still buffered, and end the log of a launch that has succeeded or `failed`."""
 
 
 class Logger(Protocol):
@@ -44,7 +44,7 @@ class Logger(Protocol):
     """What its functions raise when the log cannot be written, such as for a full disk or a network."""
 
     def start(self, run: LoggedRun) -> RunLog:
-        """Begin a log, or continue that of earlier launches of the training without metrics that it has twice.
+        """Begin a log, or continue that of earlier launches of the training without repeating a metric.
 
         Raise JobError when the user has to do something first, such as to log in.
         """

@@ -22,7 +22,7 @@ class _Events:
         self._writer = SummaryWriter(
             str(run.output / "tensorboard"), purge_step=run.done + 1, flush_secs=_FLUSH_SECONDS
         )
-        # Four spaces make a block of code of it: TensorBoard takes a text for Markdown.
+        # TensorBoard reads text as Markdown, in which four spaces begin a block of code.
         self._writer.add_text("config", indent(json.dumps(run.config, indent=2), "    "), run.done)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:

@@ -1,4 +1,4 @@
-"""Weights & Biases. Its environment variables, such as WANDB_PROJECT and WANDB_MODE, work as always."""
+"""Weights & Biases. Its environment variables, such as WANDB_PROJECT and WANDB_MODE, work as usual."""
 
 import os
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from autotune.loggers import LoggedRun, RunLog
 
 ERRORS = (wandb.errors.Error, OSError, EOFError, RuntimeError)
 _FINISH_SECONDS = 300.0
-"""Most time to wait for uploads at the end; what is left is in its folder, for `wandb sync`."""
+"""Most time to wait for uploads at the end; the rest stays in its folder, for `wandb sync`."""
 
 
 def start(run: LoggedRun) -> RunLog:

@@ -1,6 +1,6 @@
 """Commands that train, with the times at which the lines of their progress file arrive.
 
-The times are those of this process: how long a training takes is not told by the program that trains.
+Times are measured here, and not taken from the program that trains.
 """
 
 import json
@@ -58,7 +58,7 @@ class Ended:
 
 
 class Follower:
-    """Reads the lines that are added to a progress file, which may be replaced by one with fewer lines."""
+    """Read the lines that are added to a progress file, which may be replaced by one with fewer lines."""
 
     def __init__(self, path: Path) -> None:
         self.steps: list[Step] = []

@@ -12,7 +12,7 @@ _GENERATE = Path(__file__).parents[2] / "examples" / "tiny-internvl" / "generate
 
 
 def make_example(folder: Path, samples: int, held_out: int = 0) -> tuple[Path, Path, Path]:
-    """Make the example in `folder`; return its model, and the annotation files for training and of the rest."""
+    """Make the example in `folder`; return its model, and the annotation files of training and held-out samples."""
     count = str(samples + held_out)
     generate = [sys.executable, str(_GENERATE), "--folder", str(folder), "--samples", count]
     subprocess.run(generate, check=True, stdout=sys.stderr)
@@ -25,7 +25,7 @@ def make_example(folder: Path, samples: int, held_out: int = 0) -> tuple[Path, P
 
 
 def write_job(file: Path, model: Path, data: Path, /, **changes: Mapping[str, Any]) -> Path:
-    """Write a job on two ranks whose output is the folder `output` beside it; `changes` are added to its sections."""
+    """Write a job for two ranks with the folder `output` next to it; `changes` are added to its sections."""
     document: dict[str, dict[str, Any]] = {
         "model": {"path": str(model), "weights": "random", "dtype": "float32"},
         "data": {"sources": [{"path": str(data)}]},

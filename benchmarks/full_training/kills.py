@@ -25,9 +25,9 @@ _STEPS_PER_KILL = 4
 _LAYERS = {"vision_config": 4, "text_config": 2}
 _SAMPLES, _BATCH = 160, 8
 _LAST_STEPS = 8
-"""Steps behind the last kill, so that no training ends before it is killed."""
+"""Steps after the last kill, so that no training ends before it is killed."""
 _LATEST_SECONDS = 0.1
-"""A kill comes up to so long after its step, to meet every part of the next one, and checkpoints."""
+"""Longest delay of a kill after its step, so that kills hit every part of a step, and checkpoints."""
 Losses = Mapping[int, float]
 
 
@@ -91,7 +91,7 @@ def _checkpointed(job: Path) -> int:
 
 
 def _make_shallow(model: Path) -> None:
-    """Leave the example's model few layers."""
+    """Reduce the layers of the example's model."""
     config = json.loads((model / "config.json").read_text())
     for part, layers in _LAYERS.items():
         config[part]["num_hidden_layers"] = layers
@@ -166,7 +166,7 @@ def _left_after(mark: str, struck: float) -> dict[str, Any]:
 
 
 def _marked(mark: str) -> list[psutil.Process]:
-    """Return the processes with this mark; what a process forks has it, whatever becomes of its parent."""
+    """Return the processes with this mark, which every process inherits from its parent."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):

@@ -20,7 +20,7 @@ BATCH = 8
 WORKERS = 1
 """Processes of each rank that decode images ahead in the long trainings."""
 _DROPPED = 1
-"""The first step warms up; the product leaves it out, too."""
+"""The first step is a warm-up, which autotune leaves out, too."""
 
 
 def promises(folder: Path, steps: int, short_steps: int, search: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -21,7 +21,7 @@ def has_tag(table: Table, key: Column[Any], tag: str) -> ColumnElement[bool]:
 
 
 def of(connection: Connection, kind: str, keys: Collection[str] | None) -> dict[str, Annotation]:
-    """Return those of the subjects of one kind, or of some of them, by key; without empty ones."""
+    """Return the annotations of all subjects of a kind that have any, or of `keys`, by key."""
     notes, tags = dict[str, str](), dict[str, list[str]]()
     for table in (NOTE, TAG):
         query = select(table).where(table.c.kind == TABLES[kind].name)

@@ -64,7 +64,7 @@ def examine(connection: Connection, ids: Collection[str]) -> Deletion:
 def delete_studies(connection: Connection, ids: Collection[str], gone: Collection[str]) -> Deletion:
     _hold(connection, ids)
     _end_gone(connection, _uses(connection, ids), gone)
-    # Who else uses the rows is read after they are locked.
+    # Uses of the rows are read again once the rows are locked.
     for table, query in ((TRIAL, _trials(ids)), (PLAN, _plans(ids))):
         connection.execute(query.with_only_columns(table.c.id).order_by(table.c.id).with_for_update())
     done = examine(connection, ids)
@@ -159,7 +159,7 @@ def _heirs(connection: Connection, ids: Collection[str]) -> tuple[str, ...]:
 
 
 def _rows_of(ids: Collection[str]) -> dict[Table, Select[Any]]:
-    """Return queries for the keys of all rows that go, in an order in which rows come before those they refer to."""
+    """Return queries for the keys of all rows to delete; rows come before those that they refer to."""
     trials, plans = _trials(ids), _plans(ids)
     of_trials, of_plans = (query.with_only_columns(query.selected_columns.id) for query in (trials, plans))
 

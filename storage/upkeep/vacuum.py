@@ -1,4 +1,4 @@
-"""Space of deleted rows, given back."""
+"""Vacuum, which frees the space of deleted rows."""
 
 import logging
 import shutil
@@ -29,7 +29,7 @@ class Vacuumed:
 
 
 def vacuum(database: Database, check: Callable[[], None]) -> Vacuumed:
-    """Write a SQLite file anew without the space of deleted rows; mark that of PostgreSQL's tables for reuse.
+    """Rewrite a SQLite file without the space of deleted rows; mark that of PostgreSQL's tables for reuse.
 
     Update the statistics from which queries are planned. Raises DatabaseUnavailable, with nothing changed.
     """
@@ -60,7 +60,7 @@ def _size(path: Path) -> int:
 
 
 def _check_space(database: Database, path: Path, cursor: Any) -> None:
-    """Raise DatabaseUnavailable if the disk cannot hold the new file beside the old one."""
+    """Raise DatabaseUnavailable if the disk cannot hold the new file together with the old one."""
     pages, unused, page_bytes = (
         cursor.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
     )

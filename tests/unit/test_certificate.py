@@ -161,5 +161,5 @@ def test_nothing_is_trained_without_a_certificate_that_holds() -> None:
 def test_another_file_in_its_place_is_not_replaced(tmp_path: Path) -> None:
     check_place(tmp_path)
     (tmp_path / "certificate.json").write_text('{"my": "own"}')
-    with pytest.raises(OutputTaken, match=r"certificate.json is no certificate of autotune; move it"):
+    with pytest.raises(OutputTaken, match=r"certificate.json is not a certificate of autotune; move it"):
         check_place(tmp_path)

@@ -224,9 +224,13 @@ def test_a_configuration_of_deepspeed_becomes_a_job() -> None:
     [
         ("a.yaml", "model_name_or_path: [", "line 1"),
         ("a.yaml", "model_name_or_path: MODEL\n", "DATA is missing"),
-        ("a.yaml", "x: 1\n", "not arguments of a trainer that is known here: DeepSpeed, LLaMA-Factory"),
+        ("a.yaml", "x: 1\n", "the arguments are not those of a known trainer: DeepSpeed, LLaMA-Factory"),
         ("a.yaml", "[1, 2]\n", "holds no settings"),
-        ("a.yaml", LLAMA_FACTORY.replace("stage: sft", "stage: dpo"), "stage: dpo is not supervised fine-tuning"),
+        (
+            "a.yaml",
+            LLAMA_FACTORY.replace("stage: sft", "stage: dpo"),
+            "stage: dpo is not supported, only supervised fine-tuning is",
+        ),
         ("a.yaml", LLAMA_FACTORY.replace("1.0e-4", "fast"), "learning_rate: 'fast' is not a number"),
         ("a.yaml", LLAMA_FACTORY.replace("1.0e-4", "-1.0"), "training.learning_rate"),
         ("a.yaml", LLAMA_FACTORY + "fp16: true\n", "bf16 and fp16 are both on"),

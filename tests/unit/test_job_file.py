@@ -157,7 +157,7 @@ def test_every_problem_is_listed_with_its_line(job_file: Path) -> None:
         ("training: {lora: {rank: 0}}", "training.lora.rank: must be greater than 0, not 0"),
         (
             "training: {lora: {dropout: 0.05}}",
-            "training.lora.dropout: must be 0, not 0.05: what is drawn would depend on the plan",
+            "training.lora.dropout: must be 0, not 0.05: dropout masks would depend on the plan",
         ),
         (
             "training: {lora: {parts: [projector], train_projector: true}}",
@@ -311,7 +311,7 @@ def test_changes_complete_a_file_that_lacks_something(job_file: Path) -> None:
         ("=2", "--set '=2': give KEY=VALUE"),
         ("training..epochs=2", "--set 'training..epochs=2': give KEY=VALUE"),
         ("data.sources[3].repeat=2", "--set data.sources[3].repeat: data.sources has 1 entries, counted from 0"),
-        ("model.path.x=2", "--set model.path.x: model.path is no section, so it has no key 'x'"),
+        ("model.path.x=2", "--set model.path.x: model.path is not a section, so it has no key 'x'"),
         ("training.output=[a", "--set training.output: the value is not valid YAML"),
         ("training={a: 1, a: 2}", "--set training: a: given twice"),
         (

@@ -16,9 +16,9 @@ from trials.job import EvaluationSection
 def hold_out(index: DatasetIndex, evaluation: EvaluationSection) -> tuple[DatasetIndex, DatasetIndex | None]:
     """Return (the samples to train on, those of `evaluation.samples`, or None where it is not given).
 
-    They are drawn by `evaluation.seed` from the samples that an epoch shows, each of them at most once. They depend on
-    the data alone, so every plan, training seed and resumed training has the same. Raise DataError when none is left to
-    train on.
+    They are drawn with `evaluation.seed` from the samples of an epoch, each at most once. They depend only on the data
+    and this seed, so they are the same for every plan, training seed and resumed training. Raise
+    DataError when none is left to train on.
     """
     if evaluation.samples is None:
         return index, None
@@ -43,7 +43,7 @@ def _each_once(index: DatasetIndex) -> DatasetIndex:
 
 
 def trained_on(training: DatasetIndex, seed: int, held_out: DatasetIndex) -> Ints:
-    """Return the rows of `held_out` whose records a training with this seed shows, too."""
+    """Return the rows of `held_out` whose records a training with this seed also uses."""
     shown = training.keep(np.unique(epoch_order(training, seed, 0)))
     found = np.zeros(len(held_out), dtype=np.bool_)
     for number, file in enumerate(held_out.files):

@@ -1,4 +1,4 @@
-"""Pipeline instructions of DeepSpeed for stages that do not train, or that lie before all that trains."""
+"""Pipeline instructions of DeepSpeed for frozen stages, and for stages without trained ones before them."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
@@ -12,17 +12,17 @@ from trials.model.stage import StageModule
 Instructions: TypeAlias = Mapping[type, Callable[..., None]]
 
 _IDLE = "idle"
-"""Name in a stage of the parameter that DeepSpeed wants where none trains."""
+"""Name of the parameter that a stage without trained ones gets, because DeepSpeed needs one."""
 
 
 def idle_parameter(stage: StageModule) -> nn.Parameter:
-    """Give the stage a parameter that trains and has no effect: DeepSpeed runs no stage without one."""
+    """Give the stage a trained parameter without effect: DeepSpeed runs no stage without one."""
     stage.register_parameter(_IDLE, nn.Parameter(torch.zeros(1).to(next(stage.parameters()))))
     return stage.get_parameter(_IDLE)
 
 
 def instructions_of(stage: StageModule, usual: Instructions) -> dict[type, Callable[..., None]]:
-    """Return the usual instructions, but without gradients and backward passes before all that trains."""
+    """Return the usual instructions, without gradients and backward passes where nothing before is trained."""
 
     def send_and_free(engine: Any, buffer_id: int) -> None:
         usual[schedule.SendActivation](engine, buffer_id=buffer_id)

@@ -1,4 +1,4 @@
-"""LoRA adapters of peft in the model: put in before it is cut, and drawn from the seed."""
+"""LoRA adapters of peft, added to the model before it is cut and drawn from the seed."""
 
 import zlib
 from collections import defaultdict
@@ -17,12 +17,12 @@ from trials.model.paths import part_at
 from trials.model.skeleton import Skeleton
 
 NAME = "default"
-"""The name that peft gives to an adapter that has no other."""
+"""Default name of an adapter in peft."""
 _SHOWN = 12
 
 
 def add_adapters(skeleton: Skeleton, lora: LoraSection) -> LoraConfig:
-    """Put adapters into the skeleton's model, in which then nothing else trains; return their configuration.
+    """Add adapters to the skeleton's model, whose other weights peft freezes; return their configuration.
 
     Raise ModelError for targets that are no linear layer of the parts, and for a projector that trains whole but that
     peft cannot save with the adapter.
@@ -90,7 +90,7 @@ def _targets(model: PreTrainedModel, paths: Sequence[str], lora: LoraSection) ->
 
 
 def _check_layers(paths: Sequence[str], chosen: Sequence[str], lora: LoraSection) -> None:
-    """Raise ModelError for adapters in some of the layers of a part: one layer stands for all when costs are measured."""
+    """Raise ModelError for adapters in some of the layers of a part: the profile measures one layer for all."""
     of_list: defaultdict[str, list[str]] = defaultdict(list)
     for path in paths:
         before, _, number = path.rpartition(".")

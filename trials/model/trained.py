@@ -1,4 +1,4 @@
-"""What trains: the parameters that a training changes, and what that means for the passes of a step."""
+"""Trained and frozen parameters of a model, and the passes that each of its parts needs."""
 
 from collections.abc import Iterable
 
@@ -12,7 +12,7 @@ from trials.model.skeleton import Chain, Skeleton
 
 
 def choose_trained(skeleton: Skeleton, training: TrainingSection) -> None:
-    """Add the adapters of the job, and set `requires_grad` of every parameter: False where a weight stays as it is.
+    """Add the adapters of the job, and set `requires_grad` of every parameter: False where it is frozen.
 
     Raise ModelError for adapters that do not fit the model, and where nothing is left to train.
     """
@@ -42,12 +42,12 @@ def draw_trained(model: PreTrainedModel, paths: Iterable[str], training: Trainin
 
 
 def trains(model: nn.Module, paths: Iterable[str]) -> bool:
-    """Return whether a parameter under one of the paths trains."""
+    """Return whether a parameter under one of the paths is trained."""
     return any(parameter.requires_grad for path in paths for _, parameter in parameters_at(model, path))
 
 
 def trained_parts(training: TrainingSection, chain: Chain) -> str | None:
-    """Describe what trains, as a key of measurements; None where the whole model does."""
+    """Return the trained parts as text, for the model's fingerprint; None where the whole model is trained."""
     modes = {part: training.mode_of(part) for part in PARTS if chain.paths_of(part)}
     if set(modes.values()) == {"whole"}:
         return None
@@ -58,11 +58,11 @@ def trained_parts(training: TrainingSection, chain: Chain) -> str | None:
 
 
 def passes(training: TrainingSection, part: Part) -> int:
-    """Return the passes over a part in a step: forward, for gradients of its input, and for those of its weights."""
+    """Return how many passes a step makes over a part: forward, gradients of its input, gradients of its weights."""
     match training.mode_of(part):
         case "whole":
             return 3
-        case "adapters":  # whose own weights are few
+        case "adapters":  # their own weights are few
             return 2
         case "frozen":
             # The word embedding, before the language layers, is frozen with them.

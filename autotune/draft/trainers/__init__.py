@@ -17,7 +17,7 @@ class Trainer(Protocol):
         """Return whether these are arguments of this trainer."""
 
     def settings(self, arguments: Arguments) -> dict[str, Any]:
-        """Return what the trainer takes for each argument, those that are not given included.
+        """Return the value of every argument, with the trainer's defaults for those that are not given.
 
         Names are those of transformers' `TrainingArguments`, those in `autotune.draft.settings` where it has none, and
         the trainer's own for all others. Raise JobError for what is not supervised fine-tuning.

@@ -21,7 +21,7 @@ def recognises(arguments: Arguments) -> bool:
 
 
 def settings(arguments: Arguments) -> dict[str, Any]:
-    """Return the settings of the engine, the optimizer and the schedule. Raise JobError for another one than Adam."""
+    """Return the settings of engine, schedule and optimizer. Raise JobError unless that is Adam or AdamW."""
     optimizer, scheduler, bf16, fp16 = (_section(arguments.values, key) for key in _NESTED)
     name = optimizer.get("type", "AdamW")
     if str(name).lower() not in _OPTIMIZERS:

@@ -35,8 +35,8 @@ def recognises(arguments: Arguments) -> bool:
 
 
 def settings(arguments: Arguments) -> dict[str, Any]:
-    """Return the arguments of Trainer and of LLaMA-Factory. Raise JobError for another stage than fine-tuning."""
+    """Return the arguments of Trainer and of LLaMA-Factory. Raise JobError for a stage other than fine-tuning."""
     stage = arguments.values.get("stage", "sft")
     if stage != "sft":
-        raise JobError(f"stage: {stage} is not supervised fine-tuning, which alone is trained here; give stage: sft")
+        raise JobError(f"stage: {stage} is not supported, only supervised fine-tuning is; give stage: sft")
     return transformers_trainer.DEFAULTS | _DEFAULTS | renamed(arguments, _NAMES)

@@ -49,7 +49,7 @@ def recognises(arguments: Arguments) -> bool:
 
 
 def settings(arguments: Arguments) -> dict[str, Any]:
-    """Return the arguments of Trainer and of ms-swift. Raise JobError for another task than fine-tuning."""
+    """Return the arguments of Trainer and of ms-swift. Raise JobError for a task other than fine-tuning."""
     task = arguments.values.get("task_type", "causal_lm")
     if task != "causal_lm" or {"rlhf", "rlhf_type"} & (arguments.words | set(arguments.values)):
         raise JobError("only supervised fine-tuning (`swift sft` with task_type: causal_lm) can be trained here")

@@ -1,4 +1,4 @@
-"""Scripts over transformers' Trainer: InternVL's, LLaVA's and Qwen-VL's fine-tuning.
+"""Scripts based on transformers' Trainer: InternVL's, LLaVA's and Qwen-VL's fine-tuning.
 
 Sources: transformers' TrainingArguments; the scripts in InternVL's internvl_chat/shell, LLaVA's scripts and Qwen-VL's
 qwen-vl-finetune.
@@ -9,7 +9,7 @@ from typing import Any
 from autotune.draft.arguments import Arguments
 from autotune.draft.trainers import renamed
 
-TITLE = "a script over transformers' Trainer"
+TITLE = "a script based on transformers' Trainer"
 
 DEFAULTS = {
     "learning_rate": 5e-5,
@@ -48,7 +48,7 @@ _NAMES = {
 
 
 def recognises(arguments: Arguments) -> bool:
-    """Return whether a model and Trainer's batch are given, which other trainers name in the same way."""
+    """Return whether the model is named as for Trainer, without arguments that only other trainers have."""
     return "model_name_or_path" in arguments.values and not {"finetuning_type", "train_type", "tuner_type"} & set(
         arguments.values
     )

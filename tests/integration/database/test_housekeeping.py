@@ -173,7 +173,7 @@ def test_notes_and_tags_are_shown_where_a_study_or_plan_is(store: Store, older: 
     [
         (["note", "tiny", "x"], "several studies"),
         (["note", "no-such", "x"], "no study and no plan begins with 'no-such'"),
-        (["note", PLAN, ""], "--remove takes one away"),
+        (["note", PLAN, ""], "--remove removes it"),
         (["note", PLAN, "\udcff"], "UTF-8"),
         (["note", PLAN, "x", "--remove"], "either a text or --remove"),
         (["tag", PLAN, "a,b"], "without commas"),

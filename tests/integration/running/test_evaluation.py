@@ -132,7 +132,7 @@ def test_a_learning_rate_that_makes_nan_leaves_the_last_good_checkpoint(
     before = {path: path.read_bytes() for path in output.rglob("*.safetensors")}
     refused = pool.ask(at(1e30).request(plan, Training(output=output)), 120)
     assert isinstance(refused, Crash)
-    assert "step 3, learning rate 1e+30: the loss with the weights after it is nan; lower" in refused.detail
+    assert "step 3, learning rate 1e+30: the loss after this step is nan; lower" in refused.detail
     assert {path: path.read_bytes() for path in output.rglob("*.safetensors")} == before
     assert train(pool, prepared, plan, max_steps=4).steps == 4
     assert sorted(losses(prepared)) == [1, 2, 3, 4]

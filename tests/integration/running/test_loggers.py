@@ -114,7 +114,7 @@ def test_a_logger_that_cannot_write_is_warned_of_once_and_left_out(
         for step in (1, 2):
             log.add(Progress(step=step, of=2, loss=1.5, seconds=1, samples=8))
     (warning,) = caplog.messages
-    assert warning.startswith("training.loggers: tensorboard failed and gets nothing more of this launch: ")
+    assert warning.startswith("training.loggers: tensorboard failed and is switched off for the rest of this launch: ")
     assert (tmp_path / "tensorboard").read_text() == "in the way"
 
 
@@ -126,6 +126,6 @@ def test_a_logger_that_cannot_be_used_is_refused_with_the_remedy(
             check_loggers(job_of(example, tmp_path, training={"loggers": [name]}))
         return str(caught.value)
 
-    assert refusal("tensorbord") == "training.loggers: 'tensorbord' is not one of the loggers here: tensorboard, wandb"
+    assert refusal("tensorbord") == "training.loggers: 'tensorbord' is not a logger; known are: tensorboard, wandb"
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     assert "install it with `pip install 'vlm-autotune[tensorboard]'`, or remove tensorboard" in refusal("tensorboard")

@@ -23,13 +23,13 @@ class Said:
     videos: tuple[Video | None, ...] = ()
     """The same for each `<video>`."""
     has_video: bool = False
-    """Whether one of them is no text but a part of its own."""
+    """Whether a video is a separate part of the content, not a placeholder in the text."""
 
 
 def placed(said: Sequence[Said], images: Images, videos: tuple[Video, ...], unplaced: int) -> Sample:
     """Return the sample in which every `<image>` and `<video>` has what the record's own keys name.
 
-    Where no turn says the place of `images` or `videos`, they are shown before the first question, at most `unplaced`
+    Where no turn has a place for `images` or `videos`, they are shown before the first question, at most `unplaced`
     of each, as InternVL's loader does. Raise RecordError where the counts differ.
     """
     turns = list(said)

@@ -14,7 +14,7 @@ from trials.errors import DataError
 from trials.regular_file import check_regular
 
 _FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts,mpeg,flv,asf,ogg,gif"
-"""Formats in one file. Others, such as playlists, name further files or addresses that would be opened."""
+"""Formats that consist of one file. Others, such as playlists, name further files or addresses that would be opened."""
 _MOST_PACKETS = 10_000_000
 """Most packets that are counted where the header does not say the number of frames."""
 

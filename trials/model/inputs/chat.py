@@ -26,10 +26,10 @@ _PROBE = "Hello", "World"
 
 
 class VideoLoader(Protocol):
-    """What makes a family's videos from a model folder."""
+    """Loads the video inputs of a family from a model folder."""
 
     def __call__(self, path: str, config: PretrainedConfig, processor: Any) -> VideoInputs:
-        """Return them. Raise ModelError for a folder from which they cannot be made."""
+        """Return the video inputs. Raise ModelError for a folder whose settings cannot be used."""
 
 
 def measurer(
@@ -101,7 +101,7 @@ class Tokenised:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Written:
-    """A conversation, or the beginning of one, with the videos of the whole."""
+    """A conversation or its beginning, with the videos of the whole conversation."""
 
     turns: tuple[Turn, ...]
     videos: tuple[VideoCount, ...]

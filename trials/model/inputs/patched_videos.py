@@ -1,7 +1,7 @@
-"""Videos of Qwen's models: which frames are taken, and how large they become.
+"""Videos of Qwen's models: which frames are taken, and their prepared size.
 
-Sources: the video processors of Qwen2-VL (Qwen2.5-VL has the same) and Qwen3-VL in transformers, and for files of which
-the settings say nothing qwen-vl-utils, with which Qwen trains.
+Sources: the video processors of Qwen2-VL (Qwen2.5-VL has the same) and Qwen3-VL in transformers. Defaults for files are
+those of qwen-vl-utils, with which Qwen trains.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ from transformers.utils.constants import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 from trials.data.records.sample import Clip, Ints
 
 USUAL_FPS = 2.0
-"""Frames per second of frames that are given as images, and taken from files, where nothing else is said."""
+"""Frames per second of frames that are given as images, and taken from files, where no other rate is given."""
 _SHARED: dict[str, Any] = {
     "do_resize": True,
     "do_rescale": True,
@@ -39,7 +39,7 @@ class VideoRules:
     """What differs between the video processors of Qwen's models."""
 
     defaults: Mapping[str, Any]
-    """The settings where a model folder does not say them."""
+    """Settings that a model folder may leave out."""
     sampled: Callable[[Clip, Mapping[str, Any]], Ints]
     """(a file, settings) -> numbers of the frames that are taken."""
     resized: Callable[[int, tuple[int, int], Mapping[str, Any]], tuple[int, int]]
@@ -56,7 +56,7 @@ def _sampled_in_steps(clip: Clip, settings: Mapping[str, Any]) -> Ints:
         count = int(min(max(wanted, settings["min_frames"]), most, total)) // together * together
     if not 0 < count <= total:
         raise ValueError(f"{count} frames would be taken of its {total}")
-    # By torch, whose float32 decides which frame a fraction belongs to.
+    # With torch, because rounding in float32 decides which frames are taken.
     return torch.arange(0, total, total / count).int().numpy().astype(np.int64)
 
 
@@ -105,7 +105,7 @@ QWEN2 = VideoRules(
     sampled=_sampled_in_steps,
     resized=_resized_by_frame,
 )
-"""Frames in equal steps, each frame within bounds of its own."""
+"""Frames in equal steps; the bounds on pixels apply to each frame."""
 QWEN3 = VideoRules(
     defaults={
         **_SHARED,
@@ -119,4 +119,4 @@ QWEN3 = VideoRules(
     sampled=_sampled_evenly,
     resized=_resized_as_whole,
 )
-"""Frames from the first to the last, all frames together within bounds."""
+"""Frames spread evenly from the first to the last; the bounds on pixels apply to all frames together."""

@@ -1,4 +1,4 @@
-"""Videos as a model's own video processor makes them. The original needs torchvision, the settings and torch do not."""
+"""Videos as a model's own video processor prepares them, which needs torchvision; this module needs torch alone."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,16 +17,16 @@ from trials.errors import DataError, ModelError
 
 FILE = "video_preprocessor_config.json"
 _MODES = {2: "bilinear", 3: "bicubic"}
-"""Of Pillow's numbers for resampling."""
+"""Names in torch of Pillow's numbers for resampling."""
 _STEPS = ("do_resize", "do_rescale", "do_normalize")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VideoCount:
-    """A video in the text, and its units."""
+    """How a video appears in the text, and how many vision units it has."""
 
     text: str
-    """What the processor writes for it, in which each video token stands for `width` of them."""
+    """Text that the processor writes for it; each video token in it represents `width` tokens."""
     width: int
     units: int
 
@@ -44,11 +44,11 @@ class PreparedVideo:
 
 
 class VideoInputs(Protocol):
-    """A family's videos: what stands for them in the text, and what the vision tower takes."""
+    """A family's videos: their text, and the inputs of the vision tower."""
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """All that lengths of videos depend on besides the model's processor."""
+        """What lengths of videos depend on in addition to the model's processor."""
 
     def count(self, clip: Clip) -> VideoCount:
         """Return what the processor makes of a video. Raise DataError for one that it refuses."""

@@ -169,9 +169,9 @@ def random_images(config: PretrainedConfig, units: int) -> Images:
 def placed(config: PretrainedConfig, input_ids: Ints, grids: Ints, steps: Sequence[float]) -> Ints:
     """Return positions [3, tokens] in time, height and width (M-RoPE, Qwen2-VL paper, section 2.1).
 
-    Text counts all three on; the tokens of an image or video count rows and columns from where the text stands, and
-    layers of frames by their one of `steps` [grids], rounded down. The text behind it goes on from the last row or
-    column, whichever is larger.
+    Text advances all three by 1. The tokens of an image or video count rows and columns from the position of the text
+    before, and layers of frames in their entry of `steps` [grids], rounded down. The text after it continues from the
+    last row or column, whichever is larger.
     """
     merge = config.vision_config.spatial_merge_size
     images = np.flatnonzero(np.isin(input_ids, (config.image_token_id, config.video_token_id)))

@@ -1,4 +1,4 @@
-"""Videos as patches: each `temporal_patch_size` frames are one layer of patches, which attend to each other alone."""
+"""Videos as patches: `temporal_patch_size` frames form one layer of patches, which attend only to each other."""
 
 import copy
 import math
@@ -38,7 +38,7 @@ class PatchVideos:
         self._settings = _sized(load_settings(path, rules.defaults))
         _check(self._settings, config)
         self._frames = FramePreparation(self._settings)
-        # What writes the text asks a part that needs torchvision for two sizes.
+        # The text depends on sizes of the video processor, which itself needs torchvision.
         self._processor = copy.copy(processor)
         self._processor.video_processor = SimpleNamespace(**{name: self._settings[name] for name in _PATCHES})
 
@@ -60,7 +60,7 @@ class PatchVideos:
     def count(self, clip: Clip) -> VideoCount:
         frames, height, width = self._grid(clip)
         merged = self._settings["merge_size"]
-        # One merged patch for each layer of patches: what is behind it has the same text for any number.
+        # One merged patch for each layer: the text around it does not depend on their number.
         inputs = {
             "video_grid_thw": np.array([[frames, merged, merged]]),
             "video_metadata": [metadata_of(clip, self.chosen(clip), USUAL_FPS)],
@@ -94,7 +94,7 @@ class PatchVideos:
         return math.ceil(frames / together), size[0] // side, size[1] // side
 
     def _patches(self, frames: torch.Tensor, grid: tuple[int, int, int]) -> torch.Tensor:
-        """Return [units, merged patches, values] of frames [frames, 3, height, width]; the last frame fills up."""
+        """Return [units, merged patches, values] of frames [frames, 3, height, width]; missing ones repeat the last."""
         side, together, merged = (self._settings[name] for name in _PATCHES)
         missing = grid[0] * together - len(frames)
         whole = torch.cat([frames, frames[-1:].expand(missing, -1, -1, -1)])

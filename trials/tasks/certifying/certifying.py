@@ -57,7 +57,7 @@ def run_certification(request: Request, task: Certification, rank: int, device: 
     targets, blank_samples = _summed(device, sum(map(_targets, samples)) + blanks.targets, blanks.samples)
     reference = task.reference
     if reference == "transformers" and any(_has_video(found.index, int(row)) for row in rows):
-        reference = "stages"  # what transformers' own model takes of a video, its processor alone makes
+        reference = "stages"  # the inputs of transformers' own model for a video come from its processor alone
     if reference == "transformers":
         rounded, exact = _by_transformers(request, found, samples, targets, device)
     else:
@@ -135,11 +135,11 @@ def _has_video(index: DatasetIndex, row: int) -> bool:
 class _Blanks:
     samples: int
     targets: int
-    """Targets that the index counts for them, by which a training divides its loss too."""
+    """Their target tokens in the index. A training divides its loss by them too."""
 
 
 def _encoded(found: _Found, rows: Ints) -> tuple[list[Encoded], _Blanks]:
-    """Return the samples that can be read; a training shows blank ones without a target in place of the others."""
+    """Return the samples that can be read, and counts of the others, which a training replaces by blank ones."""
     samples, unreadable = [], []
     for row in map(int, rows):
         try:
@@ -186,7 +186,7 @@ def _by_stages(
     with _session(replace(request, plan=plan), rank, device) as session:
         mine = [row[None] for row in rows[session.coordinates.data_rank :: data]]
         count = -(-len(rows) // data)
-        # Ranks run as many micro-batches each, so some have an empty one.
+        # Every rank runs the same number of micro-batches, so the last one of some is empty.
         packs = [*mine, *(rows[:0],) * (count - len(mine))]
         pixels = session.engine.stage.cut.embeds
         dataset = PackDataset(session.index, packs, session.encoder, pixels=pixels, padded=True)
@@ -197,7 +197,7 @@ def _by_stages(
 
 def _comparisons(found: _Found, exact: Results, rounded: Results | None) -> Iterator[ParameterComparison]:
     for name, gradient in found.results.gradients.items():
-        # A second copy of a tied weight has the name of neither in the whole model.
+        # The whole model has a tied weight once, under the name of the original.
         expected = _named(exact, name, found.tied)
         yield ParameterComparison(
             name=name,

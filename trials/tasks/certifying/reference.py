@@ -29,9 +29,9 @@ class Results:
 
 
 def build_model(settings: ModelSection, training: TrainingSection, device: torch.device) -> PreTrainedModel:
-    """Build the model with the weights that its folder holds, read by transformers, or that the ranks draw.
+    """Build the model with the weights of its folder, read by transformers, or with the random ones of the ranks.
 
-    The job's adapters are added to it, and what it freezes has no gradients.
+    The job's adapters are added, and its frozen parameters get no gradients.
     """
     config = load_config(settings.path, trust_remote_code=settings.trust_remote_code)
     skeleton = build_skeleton(config, getattr(torch, settings.dtype))
@@ -53,7 +53,7 @@ def _drawn(skeleton: Skeleton, config: PretrainedConfig, seed: int, device: torc
     draw_weights(skeleton.model, (*skeleton.chain.parts, *skeleton.chain.unused), seed, device)
     draw_buffers(skeleton.model, skeleton.chain.buffers, device)
     weights = skeleton.model.state_dict()
-    # Drawn apart, but one weight: that of the embedding.
+    # Tied weights are drawn twice, but the model has one: that of the embedding.
     weights |= {name: weights[original] for name, original in skeleton.tied.items()}
     with torch.device(device):
         model: PreTrainedModel = skeleton.family.AUTO_MODEL.from_config(config, dtype=skeleton.model.dtype)
@@ -90,7 +90,7 @@ def model_results(
 
 
 def without_dropout(model: nn.Module) -> None:
-    """Set every dropout of the model to 0: it is drawn anew in each pass, so that gradients could not be compared."""
+    """Set every dropout of the model to 0: masks differ between passes, so gradients could not be compared."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0

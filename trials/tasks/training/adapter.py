@@ -1,4 +1,4 @@
-"""The result of a training with LoRA: a folder that `PeftModel.from_pretrained` loads onto the model it began with."""
+"""The result of a training with LoRA: a folder that `PeftModel.from_pretrained` loads onto the base model."""
 
 from pathlib import Path
 from typing import cast
@@ -16,11 +16,11 @@ from trials.tasks.training.output import RECORD_FILE, TrainingRecord, publish
 
 _WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
-"""Path of the model in peft's own."""
+"""Prefix of the parameters' names in peft's model."""
 
 
 def save_adapter(session: Session, folder: Path, record: TrainingRecord, steps: int) -> None:
-    """Write adapters, and a projector that trained, with their configuration and tokenizer; every rank must call it.
+    """Write the adapters, any trained projector, configuration and tokenizer; every rank must call it.
 
     An existing `folder` is renamed. Raise TrialsError when the adapter cannot be written to the disk.
     """

@@ -1,4 +1,4 @@
-"""The course of a training: which epoch, and which steps of it, follow each other, also where its plan was changed."""
+"""The course of a training: the sequence of its steps, also after changes of its plan."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,16 +25,16 @@ class EpochSource(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Stretch:
-    """Steps of one epoch under one plan."""
+    """Consecutive steps of one epoch under one plan."""
 
     epoch: int
     plan: Plan
     order: Ints | None
-    """The samples that are left of the epoch, as rows of the index; None for all."""
+    """The remaining samples of the epoch, as rows of the index; None for all."""
     before: int
     """Total optimizer steps before the first one of the stretch."""
     steps: int
-    """Steps that run: the first ones of what the plan makes of the samples."""
+    """Steps that are run: the first ones of those that the plan builds from the samples."""
     ends_epoch: bool
 
 
@@ -55,11 +55,11 @@ class Course:
 
 
 def set_course(changes: Sequence[PlanChange], plan: Plan, epochs: int, source: EpochSource) -> Course:
-    """Return the course of a training of `epochs` epochs that goes on with `plan` after the `changes`.
+    """Return the course of a training of `epochs` epochs that continues with `plan` after the `changes`.
 
-    What a change leaves of an epoch is packed by the next plan: the samples that no step before has trained on, each
-    once, in the order of the epoch. Plans with equal packing and data degree have equal steps, so nothing changes
-    between those.
+    After a change, the next plan packs the rest of the epoch: the samples that no step has trained on, each once, in
+    the order of the epoch. Plans with equal packing and data degree have equal steps, so a change between them is
+    ignored.
     """
     parts = _parts(changes, plan)
     stretches: list[Stretch] = []
@@ -106,11 +106,10 @@ def _left(epoch: Epoch, steps: int, order: Ints) -> Ints:
 def follow_pace(
     courses: Sequence[Course], changes: Sequence[PlanChange], most: int | None
 ) -> tuple[tuple[int, float], ...]:
-    """Return where a training stands in the schedule of its first plan, as (steps, steps in that schedule), ascending.
+    """Map steps of a training to positions in the schedule of its first plan: ascending (steps, position).
 
     `courses` are those before each change and after the last one; `most` is `training.max_steps`. Between two entries
-    the position is linear. So the schedule ends with the training's last step, whatever their number is, without a leap
-    at a change.
+    the position is linear. So the schedule does not jump at a change, and ends with the training's last step.
     """
     end = _total(courses[0], most)
     pace = [(0, 0.0)]

@@ -1,4 +1,4 @@
-"""Evaluations of a training: the loss on held-out samples, which leaves the state of the training as it was."""
+"""Evaluations of a training: the loss on held-out samples. The state of the training does not change."""
 
 import math
 import time
@@ -40,8 +40,8 @@ class Evaluator:
     def run(self, step: int, stops: Callable[[], bool]) -> bool:
         """Evaluate where `step` has an evaluation; every rank must call it.
 
-        `stops` is called on every rank, between packs, and has the same result on all. Return False when it was True
-        before the end. Raise NotFinite for a loss that is not finite.
+        `stops` is called on every rank, between packs, and has the same result on all. Return False when it stopped
+        the evaluation. Raise NotFinite for a loss that is not finite.
         """
         epoch = self._epoch
         if epoch is None or not self._is_due(step):
@@ -104,11 +104,7 @@ def _mean_loss(session: Session, epoch: Epoch, stops: Callable[[], bool]) -> flo
 
 @contextmanager
 def _set_aside(session: Session) -> Iterator[None]:
-    """Restore what an evaluation changes afterwards.
-
-    The random state: a loader draws a seed. The stopwatch: this is no time of a step. The number of blank samples: none
-    is trained on here.
-    """
+    """Restore the random state, which a loader advances, the number of blank samples, and the stopwatch."""
     devices = [session.device] if session.device.type == "cuda" else []
     blank_samples = session.blank_samples
     with torch.random.fork_rng(devices=devices):
@@ -118,20 +114,20 @@ def _set_aside(session: Session) -> Iterator[None]:
 
 
 def check_weights(session: Session, epoch: Epoch) -> None:
-    """Run one pack of each data rank, of `epoch`, forward; raise NotFinite when its loss is not finite.
+    """Run one pack of `epoch` forward on each data rank; raise NotFinite when the loss is not finite.
 
-    Weights that a step has made too large can be finite, while all their losses are not. A sample that can no longer be
-    read must not prevent a checkpoint, so it is blank here.
+    Weights that have diverged can themselves be finite. A sample that can no longer be read is blank here, since it must
+    not prevent a checkpoint.
     """
     with _set_aside(session), closing(session.batches(epoch, (0,), workers=0, on_error="skip")) as batches:
         loss, _ = session.engine.evaluate(batches, 1)
     if not math.isfinite(loss):
-        raise not_finite("the loss with the weights after it", loss)
+        raise not_finite("the loss after this step", loss)
 
 
 @contextmanager
 def explained(session: Session, schedule: Schedule, step: int) -> Iterator[None]:
-    """Add the step and its learning rate to a NotFinite, and what the next launch does."""
+    """Add to a NotFinite the step, its learning rate and how the next launch continues."""
     try:
         yield
     except NotFinite as error:
