@@ -200,7 +200,7 @@ def _adapters(given: "_Given", draft: Draft) -> None:
     )
     for part in frozen:
         if draft.values.pop(f"training.learning_rates.{part}", None) is not None:
-            draft.notes.append(f"The learning rate of the {part} is left out: its weights are frozen")
+            draft.notes.append(f"The learning rate of the part {part} is left out: its weights are frozen")
     has_adapters = kind == "lora" or enabled or (kind is None and rank and enabled is None)
     if frozen and not has_adapters:
         draft.values["training.freeze"] = frozen

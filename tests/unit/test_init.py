@@ -199,6 +199,21 @@ def test_a_launch_script_of_internvl_becomes_a_job() -> None:
     assert any("grad_checkpoint" in note for note in notes)
 
 
+def test_adapters_of_a_script_of_internvl_are_those_of_the_language_model() -> None:
+    flags = INTERNVL.replace("freeze_llm False", "freeze_llm True --use_llm_lora 16").replace("mlp False", "mlp True")
+    lora = converted("lora.sh", flags)[0].training.lora
+    assert (lora.rank, lora.parts) == (16, ("language",))
+
+
+def test_the_learning_rate_of_a_frozen_part_is_left_out() -> None:
+    job, notes = converted(
+        "finetune.sh", INTERNVL.replace("--bf16", "--vision_tower_lr 1e-6 --mm_projector_lr 1e-5 --bf16")
+    )
+    assert job.training.learning_rates.vision is None
+    assert job.training.learning_rates.projector == 1e-5
+    assert "The learning rate of the part vision is left out: its weights are frozen" in notes
+
+
 def test_a_script_of_ms_swift_becomes_a_job(folder: Path) -> None:
     job, notes = converted("train.sh", SWIFT, "--devices", "2")
     assert [(source.path.name, source.sampling) for source in job.data.sources] == [

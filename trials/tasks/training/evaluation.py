@@ -116,8 +116,8 @@ def _set_aside(session: Session) -> Iterator[None]:
 def check_weights(session: Session, epoch: Epoch) -> None:
     """Run one pack of `epoch` forward on each data rank; raise NotFinite when the loss is not finite.
 
-    Weights that have diverged can themselves be finite. A sample that can no longer be read is blank here, since it must
-    not prevent a checkpoint.
+    Weights that have diverged can themselves be finite. A sample that can no longer be read is blank here: it must not
+    prevent a checkpoint.
     """
     with _set_aside(session), closing(session.batches(epoch, (0,), workers=0, on_error="skip")) as batches:
         loss, _ = session.engine.evaluate(batches, 1)
