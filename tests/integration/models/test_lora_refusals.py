@@ -34,6 +34,10 @@ def training(**settings: Any) -> TrainingSection:
             "training.lora.targets: query_key_value is no module of language; known there: q_proj, k_proj, v_proj, "
             "o_proj, gate_proj, up_proj, down_proj",
         ),
+        (
+            {"targets": ["layers.0.self_attn.q_proj"]},
+            "training.lora.targets: layers.0.self_attn.q_proj leaves 7 of the 8 layers",
+        ),
         ({"targets": ["_proj"]}, "training.lora.targets: _proj is no module of language"),
         ({"targets": ["input_layernorm"]}, "training.lora.targets: input_layernorm is no linear layer of language"),
         ({"targets": ["lm_head"]}, "training.lora.targets: lm_head is no module of language"),
