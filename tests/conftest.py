@@ -68,6 +68,16 @@ def example(wide: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def shallow(example: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The example with 4 vision and 2 language layers, for what does not depend on their number."""
+    return _with_few_layers(example, tmp_path_factory.mktemp("shallow"))
+
+
+@pytest.fixture(scope="session")
+def wide_shallow(wide: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, for what depends on the width of the layers."""
+    return _with_few_layers(wide, tmp_path_factory.mktemp("wide-shallow"))
+
+
+def _with_few_layers(example: Path, folder: Path) -> Path:
     from tests.training_values import variant_of  # noqa: PLC0415  # imports torch, which most tests do without
 
     def change(config: dict[str, Any]) -> None:
@@ -75,4 +85,4 @@ def shallow(example: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         config["text_config"]["num_hidden_layers"] = 2
         config["text_config"]["layer_types"] = config["text_config"]["layer_types"][:2]
 
-    return variant_of(example, tmp_path_factory.mktemp("shallow"), change)
+    return variant_of(example, folder, change)

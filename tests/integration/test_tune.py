@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 import sqlite3
 import subprocess
@@ -21,7 +22,9 @@ import yaml
 from click.testing import CliRunner
 
 from autotune import certify
-from autotune.cli import main
+from autotune.certificate import stored_certificates
+from autotune.cli import main, work
+from autotune.folders import certificates_folder, work_folder
 from tests import postgres
 from tests.processes import children, wait_for_the_end
 from tests.training_values import job_of
@@ -180,6 +183,12 @@ def test_a_plan_whose_certificate_does_not_hold_is_not_trained(user: User, monke
     assert answer.exit_code == 3
     assert "does not hold, so nothing was trained: the gradient of vision differs by 0.5" in answer.stderr
     assert not user.output.exists()
+    (plan,) = re.findall("the certificate of plan ([0-9a-f]{16})", answer.stderr)
+    with user.environment():
+        stored = stored_certificates(certificates_folder(work_folder(None)), plan)
+    assert stored[0].verdict == "does not hold"
+    # Another plan may win this time, with a certificate that holds.
+    monkeypatch.setattr(work, "known_certificate", lambda *_: stored[0])
     again, output = user.run("tune", str(user.job))
     assert again["certificate"]["verdict"] == "does not hold"
     assert "does not hold: the gradient of vision differs by 0.5" in output

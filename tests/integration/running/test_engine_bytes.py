@@ -24,11 +24,11 @@ CASES = [(dtype, plan_of("4+2", data=2, zero=zero, packing=ONE)) for dtype, zero
 ]
 
 
-def test_every_zero_stage_holds_its_static_bytes(shallow: Path, tmp_path: Path) -> None:
+def test_every_zero_stage_holds_its_static_bytes(wide_shallow: Path, tmp_path: Path) -> None:
     files = []
     for number, (dtype, plan) in enumerate(CASES):
         folder = tmp_path / str(number)
-        prepared = prepared_of(shallow, folder, model={"dtype": dtype}, training={"global_batch_samples": 2})
+        prepared = prepared_of(wide_shallow, folder, model={"dtype": dtype}, training={"global_batch_samples": 2})
         files.append(folder / "request.json")
         files[-1].write_text(wire.encode(prepared.request(plan, Training(output=folder))))
     for lines in bytes_on_two_ranks(files, tmp_path):

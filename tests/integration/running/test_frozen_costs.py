@@ -37,10 +37,10 @@ CASES: dict[str, tuple[dict[str, Any], set[LayerKind], Sequence[Plan]]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_time_and_bytes_are_predicted_without_what_does_not_run(
-    name: str, shallow: Path, pool: WarmPool, tmp_path: Path
+    name: str, wide_shallow: Path, pool: WarmPool, tmp_path: Path
 ) -> None:
     training, without_backward, plans = CASES[name]
-    prepared = prepared_of(shallow, tmp_path, training=training)
+    prepared = prepared_of(wide_shallow, tmp_path, training=training)
     with open_store(f"sqlite:///{tmp_path}/autotune.db") as store:
         store.add_workload(prepared.workload)
         costs = layer_costs(prepared, store, pool, tmp_path)

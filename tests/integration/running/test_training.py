@@ -183,7 +183,7 @@ def test_the_final_model_is_the_trained_one_as_transformers_saves_it(
     generation = {"temperature": 0.25, "do_sample": True, "transformers_version": "5.0.0"}
     (tmp_path / "model" / "generation_config.json").write_text(json.dumps(generation))
     config = json.loads((tmp_path / "model" / "config.json").read_text())
-    config["text_config"]["intermediate_size"] = 1024  # ZeRO 3 leaves weights below 100,000 elements whole
+    config["text_config"]["intermediate_size"] = 4096  # ZeRO 3 leaves weights below 100,000 elements whole
     config["tie_word_embeddings"] = config["text_config"]["tie_word_embeddings"] = tied
     (tmp_path / "model" / "config.json").write_text(json.dumps(config))
     model_section = {"path": str(tmp_path / "model")}
