@@ -18,7 +18,7 @@ from benchmarks.full_training.photos import FAMILIES, make_data
 
 BATCH = 8
 WORKERS = 1
-"""Processes of each rank that decode images ahead in the long trainings."""
+"""Processes of each rank that decode images ahead in the short trainings."""
 _DROPPED = 1
 """The first step is a warm-up, which autotune leaves out, too."""
 
@@ -26,7 +26,8 @@ _DROPPED = 1
 def promises(folder: Path, steps: int, short_steps: int, search: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield a row for each family: a search, then `steps` steps with its winner, all on one epoch of photos.
 
-    Then `short_steps` without processes that decode ahead, with the same plan.
+    The job has the defaults of CPU ranks, which decode images themselves. Then `short_steps` with processes that decode
+    ahead, with the same plan, whose waits are those of a machine with free cores.
     """
     data = make_data(folder / "data", steps * BATCH)
     for name, make in FAMILIES.items():
@@ -35,23 +36,23 @@ def promises(folder: Path, steps: int, short_steps: int, search: Mapping[str, An
 
 
 def _promise(folder: Path, data: Path, short_steps: int, search: Mapping[str, Any]) -> dict[str, Any]:
-    ahead, alone = (
+    usual, ahead = (
         write_job(
             folder / kind / "job.yaml",
             folder / "model",
             data,
-            data={"workers": workers},
+            data=settings,
             training={"global_batch_samples": BATCH},
             search=search,
         )
-        for kind, workers in (("ahead", WORKERS), ("alone", 0))
+        for kind, settings in (("usual", {}), ("ahead", {"workers": WORKERS}))
     )
     machine = [machine_seconds()]
-    tuned = run(autotune("tune", ahead, "--json"), folder / "tune")
+    tuned = run(autotune("tune", usual, "--json"), folder / "tune")
     machine.append(machine_seconds())
-    trained = _launch(ahead)
+    trained = _launch(usual)
     machine.append(machine_seconds())
-    short = _launch(alone, "--plan", tuned.document["id"], "--steps", str(short_steps))
+    short = _launch(ahead, "--plan", tuned.document["id"], "--steps", str(short_steps))
     promised = float(tuned.document["samples_per_second"])
     measured = samples_per_second(trained.steps, _DROPPED)
     return {
@@ -74,8 +75,8 @@ def _promise(folder: Path, data: Path, short_steps: int, search: Mapping[str, An
         "step_seconds": spread([step.line["seconds"] for step in trained.steps[_DROPPED:]]),
         "step_samples": spread([step.line["samples"] for step in trained.steps[_DROPPED:]]),
         "wait_share": wait_share(trained.steps, _DROPPED),
-        "wait_share_without_workers": wait_share(short.steps, _DROPPED),
-        "samples_per_second_without_workers": samples_per_second(short.steps, _DROPPED),
+        "wait_share_ahead": wait_share(short.steps, _DROPPED),
+        "samples_per_second_ahead": samples_per_second(short.steps, _DROPPED),
         "machine_seconds": dict(zip(("before the search", "after it", "after the training"), machine, strict=True)),
         "disturbing_cores": {"search": tuned.disturbing_cores, "training": trained.disturbing_cores},
     }

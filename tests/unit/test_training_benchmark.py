@@ -73,7 +73,7 @@ def test_the_wait_share_is_of_the_time_and_not_of_the_steps() -> None:
 
 def test_a_promise_is_missed_in_either_direction_and_a_wait_by_the_worst_family() -> None:
     def row(ratio: float, wait_share: float) -> dict[str, float]:
-        return {"measured_over_promised": ratio, "wait_share": wait_share, "steps": 200}
+        return {"measured_over_promised": ratio, "wait_share_ahead": wait_share, "steps": 200}
 
     rows = [row(1.04, 0.01), row(0.96, 0.02)]
     assert held(training.check_promises(rows)) == [True, True]
