@@ -85,7 +85,9 @@ def check_promises(rows: Sequence[Row]) -> list[Check]:
     fewest = min(row["steps"] for row in rows)
     return [
         at_most(f"difference from the promised samples per second, over {fewest} steps or more", errors, 0.05),
-        at_most("share of the steps that waits for data, decoded ahead", [row["wait_share_ahead"] for row in rows], 0.02),
+        at_most(
+            "share of the steps that waits for data, decoded ahead", [row["wait_share_ahead"] for row in rows], 0.02
+        ),
     ]
 
 

@@ -176,7 +176,9 @@ def test_a_tuning_ends_with_a_certificate(user: User) -> None:
     assert certificate in shown["certificates"]
 
 
-def test_a_plan_whose_certificate_does_not_hold_is_not_trained(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_whose_certificate_does_not_hold_is_not_trained(
+    user: User, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(certify, "faults", lambda *_: ("the gradient of vision differs by 0.5",))
     with user.environment():
         answer = CliRunner().invoke(main, ["launch", str(user.job), "--certify"])
@@ -189,9 +191,9 @@ def test_a_plan_whose_certificate_does_not_hold_is_not_trained(user: User, monke
     assert stored[0].verdict == "does not hold"
     # Another plan may win this time, with a certificate that holds.
     monkeypatch.setattr(work, "known_certificate", lambda *_: stored[0])
-    again, output = user.run("tune", str(user.job))
+    again, _ = user.run("tune", str(user.job))
     assert again["certificate"]["verdict"] == "does not hold"
-    assert "does not hold: the gradient of vision differs by 0.5" in output
+    assert "does not hold: the gradient of vision differs by 0.5" in caplog.text
 
 
 def test_launch_trains_with_the_best_plan_and_compares_the_speed(user: User) -> None:
