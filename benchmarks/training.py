@@ -83,11 +83,10 @@ def _search(scale: float) -> Mapping[str, Any]:
 def check_promises(rows: Sequence[Row]) -> list[Check]:
     errors = [abs(row["measured_over_promised"] - 1) for row in rows]
     fewest = min(row["steps"] for row in rows)
+    waits = [row["wait_share_ahead"] for row in rows]
     return [
         at_most(f"difference from the promised samples per second, over {fewest} steps or more", errors, 0.05),
-        at_most(
-            "share of the steps that waits for data, decoded ahead", [row["wait_share_ahead"] for row in rows], 0.02
-        ),
+        at_most("share of the steps that waits for data, decoded ahead", waits, 0.02),
     ]
 
 
