@@ -8,13 +8,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from autotune.certificate import CERTIFICATE_FILE, Certificate, write_certificate
-from autotune.errors import JobError, LaunchFailed, PlanNotValid
+from autotune.certification.certificate import CERTIFICATE_FILE, Certificate, write_certificate
+from autotune.errors import JobError, LaunchFailed
 from autotune.plan_change import plan_to_replace
 from autotune.silence import Silence
 from autotune.training_log import TrainingLog, check_loggers, logged_run
 from autotune.training_output import check_output, held
-from autotune.workload import Prepared
+from autotune.workload import Prepared, check_devices
 from storage.errors import DatabaseUnavailable
 from storage.records import LaunchResult
 from storage.spool import Spool
@@ -111,16 +111,6 @@ def launch(
         blank_samples=blanks,
         evaluations=tuple(line for line in read_lines(output / PROGRESS_FILE) if isinstance(line, Evaluated)),
     )
-
-
-def check_devices(prepared: Prepared, plan: Plan) -> None:
-    """Raise PlanNotValid for a plan that needs more devices than the job has."""
-    devices = prepared.workload.hardware.devices
-    if plan.layout.world_size > devices:
-        raise PlanNotValid(
-            f"plan {plan.id} needs {plan.layout.world_size} devices, the job has {devices}; raise "
-            "hardware.devices, or run `autotune tune` for a plan that fits"
-        )
 
 
 def _check_warmup(prepared: Prepared, plan: Plan) -> None:

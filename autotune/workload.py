@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.errors import JobError
+from autotune.errors import JobError, PlanNotValid
 from autotune.machine.hardware import default_memory_limit, default_workers, probe_hardware, software
 from autotune.machine.host import shared_memory_bytes
 from trials.data import formats
@@ -218,3 +218,13 @@ def _warn_of_bad_data(report: IndexReport) -> None:
         _log.warning("%d samples have %d tokens: longer ones are cut to that", report.cut, report.max_tokens)
     if report.wrong_sizes:
         _log.warning("%d images have another size than recorded; the size in the file is used", report.wrong_sizes)
+
+
+def check_devices(prepared: Prepared, plan: Plan) -> None:
+    """Raise PlanNotValid for a plan that needs more devices than the job has."""
+    devices = prepared.workload.hardware.devices
+    if plan.layout.world_size > devices:
+        raise PlanNotValid(
+            f"plan {plan.id} needs {plan.layout.world_size} devices, the job has {devices}; raise "
+            "hardware.devices, or run `autotune tune` for a plan that fits"
+        )

@@ -124,8 +124,8 @@ def _annotated(store: Store, found: Sequence[Known]) -> list[Known]:
 
 
 def show_plan(options: Options, plan: str) -> None:
-    from autotune.certificate import stored_certificates
-    from autotune.certificate_report import certificate_text
+    from autotune.certification.certificate import stored_certificates
+    from autotune.certification.certificate_report import certificate_text
     from autotune.folders import certificates_folder, work_folder
     from autotune.known_plan import known_text
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune import study_report
-from autotune.certificate import Certificate
-from autotune.certificate_report import certificate_text
-from autotune.certify import certify, check_place, known_certificate, require
+from autotune.certification.certificate import Certificate
+from autotune.certification.certificate_report import certificate_text
+from autotune.certification.certify import certify, check_place, known_certificate, require
 from autotune.cli.context import Options, Terminated, first_signal_noted
 from autotune.cli.progress import reading_progress
 from autotune.errors import PlanNotValid

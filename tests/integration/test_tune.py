@@ -21,8 +21,8 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from autotune import certify
-from autotune.certificate import stored_certificates
+from autotune.certification import certify
+from autotune.certification.certificate import stored_certificates
 from autotune.cli import main, work
 from autotune.folders import certificates_folder, work_folder
 from tests import postgres

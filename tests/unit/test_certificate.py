@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from autotune.certificate import (
+from autotune.certification.certificate import (
     Certificate,
     Comparison,
     Subject,
@@ -17,8 +17,8 @@ from autotune.certificate import (
     stored_certificates,
     write_certificate,
 )
-from autotune.certificate_report import certificate_text
-from autotune.certify import check_place, require
+from autotune.certification.certificate_report import certificate_text
+from autotune.certification.certify import check_place, require
 from autotune.errors import NotCertified
 from trials.certification import EpochCount, ParameterComparison
 from trials.errors import OutputTaken

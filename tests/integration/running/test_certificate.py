@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from autotune import certify
-from autotune.certificate import compare, faults, stored_certificates
+from autotune.certification import certify
+from autotune.certification.certificate import compare, faults, stored_certificates
 from autotune.folders import certificates_folder
 from tests import faulty_ranks
 from tests.faulty_ranks import FAULTS

@@ -1,6 +1,6 @@
 """Certificates as text for people."""
 
-from autotune.certificate import Certificate, Comparison
+from autotune.certification.certificate import Certificate, Comparison
 from autotune.text_table import table
 from trials.certification import EpochCount, Reference
 

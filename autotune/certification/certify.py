@@ -5,7 +5,7 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from autotune.certificate import (
+from autotune.certification.certificate import (
     CERTIFICATE_FILE,
     Certificate,
     Comparison,
@@ -18,8 +18,7 @@ from autotune.certificate import (
 )
 from autotune.errors import NotCertified
 from autotune.folders import certificates_folder
-from autotune.launch import check_devices
-from autotune.workload import Prepared
+from autotune.workload import Prepared, check_devices
 from trials.certification import Reference
 from trials.errors import OutputTaken
 from trials.job import PARTS, TrainingSection

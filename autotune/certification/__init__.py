@@ -1,0 +1,1 @@
+"""Certificates: whether a plan computes the gradients of the plain model."""
