@@ -4,7 +4,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
-from storage.records import Baseline, BestPlan, ParetoPlan, TrialResult
+from storage.records import Baseline, BestPlan, DisturbedRun, ParetoPlan, TrialResult
 from storage.store import Store
 from trials.layer_costs import KINDS, LayerCost, LayerCosts, LinkCost, LoadCost, UpdateCost
 from trials.outcome import (
@@ -196,3 +196,21 @@ def concluded(store: Store, best: BestPlan, lessons: str = "{}") -> BestPlan:
     assert store.conclude_study(best, lessons, agent)
     store.end_agent(agent)
     return best
+
+
+SHARED, OWN = packed_plan(), packed_plan(40)
+"""Plans that `searched` tries: one of several studies, and one of a single study."""
+DISTURBED = DisturbedRun(outcome=completed(), epoch_seconds=1.0, contamination="others")
+
+
+def searched(store: Store, *, plans: tuple[int, ...] = (9, 40), winner: int = 9) -> str:
+    """A finished study with every outcome, a disturbed run and a trial that was given up."""
+    study = new_study(store)
+    for name, outcome in OUTCOMES.items():
+        store.finish_trial(result_of(store.start_trial(study, packed_plan(plans[0]), name).id, outcome))
+    for qv in plans:
+        trial = store.start_trial(study, packed_plan(qv), "sampled")
+        store.finish_trial(replace(result_of(trial.id), disturbed=(DISTURBED,)))
+    store.abandon_trial(store.start_trial(study, packed_plan(plans[-1]), "sampled").id)
+    concluded(store, best_of(study, plan=packed_plan(winner)))
+    return study
