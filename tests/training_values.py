@@ -9,6 +9,9 @@ from typing import Any
 from autotune.workload import Prepared, prepare
 from trials.job import Job
 from trials.plan import Layout, Packed, Packing, Plan, Stage, ZeroStage
+from trials.run.pool import Answers, WarmPool
+from trials.tasks.answer import TrainingReport
+from trials.tasks.request import Training
 
 PACKED = Packed(qv=10, qt=500, qv_min=10, qt_min=400)
 
@@ -55,3 +58,13 @@ def plan_of(*stages: str, data: int = 1, zero: ZeroStage = 0, packing: Packing =
     """A plan whose pipeline has these stages."""
     layout = Layout(pipeline=len(stages), data=data, zero=zero)
     return Plan(packing=packing, layout=layout, stages=tuple(stage(text) for text in stages))
+
+
+def train(pool: WarmPool, prepared: Prepared, plan: Plan, max_steps: int | None = None) -> TrainingReport:
+    """Train on warm ranks, and return the report of rank 0."""
+    task = Training(output=prepared.job.training.output, max_steps=max_steps)
+    answer = pool.ask(prepared.request(plan, task), 180)
+    assert isinstance(answer, Answers), answer
+    report = answer.reports[0]
+    assert isinstance(report, TrainingReport)
+    return report

@@ -286,3 +286,13 @@ def test_text_alone_on_one_rank_can_be_drawn(tmp_path: Path) -> None:
     found = document(path, "--qv", "0", "--qt", "1000", "--data-parallel", "1", "--plot", picture)
     assert found["after"]["vision_fill"] is None
     assert "Qt = 1000" in picture.read_text()
+
+
+def test_what_a_job_freezes_costs_less_in_its_packs(example: Path, tmp_path: Path) -> None:
+    path = JobFile(example, tmp_path).path
+    whole, frozen = (
+        read_material(job_file.JobFile(path=path, changes=changes), PackOptions()).weights
+        for changes in ((), ("training.freeze=[vision]",))
+    )
+    assert frozen.unit < whole.unit
+    assert frozen.token == whole.token

@@ -11,10 +11,9 @@ from transformers import AutoModelForImageTextToText
 
 from autotune.workload import Prepared
 from tests.integration.models.test_parity import ADAM_SHARE, plain_model, reference
-from tests.integration.running.test_training import train
 from tests.integration.running.test_training_families import checkpointed
 from tests.saved_models import saved_model
-from tests.training_values import plan_of, prepared_of
+from tests.training_values import plan_of, prepared_of, train
 from trials.data.tokens import pack
 from trials.model.family import join_samples
 from trials.model.stage import StageModule

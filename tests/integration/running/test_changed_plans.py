@@ -13,14 +13,13 @@ from autotune.errors import PlanNotValid
 from autotune.plan_change import plan_to_replace
 from autotune.workload import Prepared
 from storage.store import Store
-from tests.training_values import plan_of, prepared_of
+from tests.training_values import plan_of, prepared_of, train
 from trials.data.epoch import Epoch
 from trials.data.order import epoch_order
 from trials.data.records.sample import Ints
 from trials.errors import OutputTaken
 from trials.plan import Packed, Padded, Plan
-from trials.run.pool import Answers, WarmPool
-from trials.tasks.answer import TrainingReport
+from trials.run.pool import WarmPool
 from trials.tasks.request import Training
 from trials.tasks.training.course import set_course
 from trials.tasks.training.output import RECORD_FILE, open_output, read_record
@@ -43,15 +42,6 @@ def prepared(example: Path, folder: Path, **training: Any) -> Prepared:
     data = {"sources": [{"path": str(example / "data" / "train.jsonl"), "sampling": "first:24"}]}
     settings = {"epochs": 2, "global_batch_samples": 8, "learning_rate": 5e-3, **training}
     return prepared_of(example, folder, data=data, training=settings)
-
-
-def train(pool: WarmPool, prepared: Prepared, plan: Plan, max_steps: int | None = None) -> TrainingReport:
-    task = Training(output=prepared.job.training.output, max_steps=max_steps)
-    answer = pool.ask(prepared.request(plan, task), 180)
-    assert isinstance(answer, Answers), answer
-    report = answer.reports[0]
-    assert isinstance(report, TrainingReport)
-    return report
 
 
 def change(prepared: Prepared, plan: Plan, store: Store) -> None:

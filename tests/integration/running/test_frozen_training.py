@@ -7,9 +7,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.integration.running.test_training import losses, stored_tensors, train
+from tests.integration.running.test_training import losses, stored_tensors
 from tests.saved_models import saved_model
-from tests.training_values import plan_of, prepared_of
+from tests.training_values import plan_of, prepared_of, train
 from trials.errors import OutputTaken
 from trials.model.skeleton import build_skeleton, load_config
 from trials.run.pool import WarmPool

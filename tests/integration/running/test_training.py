@@ -14,7 +14,7 @@ from transformers import AutoModelForImageTextToText, AutoTokenizer
 
 from autotune.workload import Prepared
 from tests.saved_models import saved_model
-from tests.training_values import plan_of, prepared_of
+from tests.training_values import plan_of, prepared_of, train
 from trials.outcome import Crash
 from trials.plan import Plan
 from trials.run.pool import Answers, WarmPool
@@ -28,15 +28,6 @@ PIPELINE = plan_of("3+0r1,0", "1+2")
 ZERO = plan_of("4+2r0,1", data=2, zero=1)
 SPLIT_WEIGHTS = plan_of("4+2r0,1", data=2, zero=3)
 EPOCHS = {"epochs": 2, "global_batch_samples": 8, "learning_rate": 5e-3}
-
-
-def train(pool: WarmPool, prepared: Prepared, plan: Plan, max_steps: int | None = None) -> TrainingReport:
-    task = Training(output=prepared.job.training.output, max_steps=max_steps)
-    answer = pool.ask(prepared.request(plan, task), 180)
-    assert isinstance(answer, Answers), answer
-    report = answer.reports[0]
-    assert isinstance(report, TrainingReport)
-    return report
 
 
 def losses(prepared: Prepared) -> dict[int, float]:

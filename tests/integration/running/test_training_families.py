@@ -13,15 +13,14 @@ from transformers import AutoModelForImageTextToText
 
 from autotune.workload import Prepared
 from tests.contracts.test_families import TINY
-from tests.training_values import plan_of, prepared_of
+from tests.training_values import plan_of, prepared_of, train
 from trials import plugins
 from trials.data.tokens import pack
 from trials.model.family import join_samples
 from trials.model.skeleton import build_skeleton, load_config
 from trials.model.weights import draw_weights
 from trials.plan import Plan
-from trials.run.pool import Answers, WarmPool
-from trials.tasks.answer import TrainingReport
+from trials.run.pool import WarmPool
 from trials.tasks.request import Training
 from trials.tasks.session import build_stage
 from trials.tasks.training.progress import PROGRESS_FILE
@@ -51,15 +50,6 @@ def job_of(example: Path, model: Path, folder: Path, *, weights: str = "random",
         data={"sources": [{"path": str(example / "data" / "train.jsonl"), "sampling": "first:16"}]},
         training={"global_batch_samples": 8, "learning_rate": 5e-3, **training},
     )
-
-
-def train(pool: WarmPool, prepared: Prepared, plan: Plan, max_steps: int | None = None) -> TrainingReport:
-    task = Training(output=prepared.job.training.output, max_steps=max_steps)
-    answer = pool.ask(prepared.request(plan, task), 180)
-    assert isinstance(answer, Answers), answer
-    report = answer.reports[0]
-    assert isinstance(report, TrainingReport)
-    return report
 
 
 def losses(prepared: Prepared) -> dict[int, float]:
