@@ -89,7 +89,7 @@ class Bench:
         settings: Mapping[str, object],
     ) -> Iterator[Search]:
         prepared = prepared_of(
-            self.folder, memory, **{"trials": 10, "time_limit": "60s", "step_error": 0.0, **settings}
+            self.folder, memory, **{"trials": 10, "time_limit": "60s", "step_error": 0.0, "final_steps": 0, **settings}
         )
         limits, calibrated, found = limits_of(memory), CalibratedPredictor(PREDICTOR), prepared.job.search
         solver = Solver(PREDICTOR, limits)

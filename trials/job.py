@@ -308,6 +308,8 @@ class SearchSection(_Section):
     """Fewer steps are timed once the error of their mean is below this share."""
     confirm_rounds: Annotated[int, Field(gt=0)] = 3
     """Most repeats of each finalist, in turns."""
+    final_steps: Annotated[int, Field(ge=0)] = 40
+    """Most steps of the last trial, which measures the winner longer where time is left; 0 for no such trial."""
     trial_timeout: Seconds = 300.0
     """A trial without a result after this is ended; the start of its processes does not count."""
     space: SpaceSection = SpaceSection()

@@ -6,11 +6,14 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from autotune.search.execution.ledger import Ledger, busy_seconds, duration_seconds, ran
-from autotune.search.roles import BASELINES, Role
+from autotune.search.roles import BASELINES, CONFIRMATION
 from autotune.search.winner import FINALISTS
 from storage.records import FinishedTrial, TrialRecord
 from trials.job import SearchSection
 from trials.outcome import Completed
+
+_FINAL_SHARE = 0.1
+"""Share of the time that is kept for the long measurement of the winner."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -30,7 +33,7 @@ class Budget:
     def spent(self) -> list[TrialRecord]:
         """Trials that count against `search.trials`, running ones included: not rejected plans, not confirmations."""
         trials = (*filter(ran, self.ledger.trials), *self.ledger.open)
-        return [trial for trial in trials if trial.role != Role.CONFIRM]
+        return [trial for trial in trials if trial.role not in CONFIRMATION]
 
     def allows_trial(self, reserved: int = 0) -> bool:
         """Return whether one more trial is left besides the `reserved` ones, with time for it and the confirmation."""
@@ -39,13 +42,18 @@ class Budget:
 
     def has_time(self, runs: int) -> bool:
         """Return whether the time and device-hour budgets allow `runs` more trials, after those that run now."""
-        counted = [trial for trial in self.ledger.trials if trial.role != Role.CONFIRM]
+        counted = [trial for trial in self.ledger.trials if trial.role not in CONFIRMATION]
         completed = [trial for trial in counted if isinstance(trial.result.outcome, Completed)]
         mean = fmean(map(duration_seconds, completed)) if completed else 0.0
         device_mean = fmean(map(_device_seconds, completed)) if completed else 0.0
         spent = sum(map(_device_seconds, self.ledger.trials)) + device_mean * (runs + len(self.ledger.open))
         hours = math.inf if self.settings.device_hours is None else self.settings.device_hours
-        return self.clock() + mean * runs < self._deadline and spent < 3600 * hours
+        return mean * runs < self.seconds_left - _FINAL_SHARE * self.settings.time_limit and spent < 3600 * hours
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds until the time limit; negative after it."""
+        return self._deadline - self.clock()
 
 
 def _device_seconds(trial: FinishedTrial) -> float:

@@ -33,6 +33,8 @@ class Candidate:
     role: Role
     suggestion: optuna.Trial | None = None
     """Optuna's trial, where the sampler suggested the plan."""
+    timed_steps: int | None = None
+    """Most steps to time; `search.timed_steps` when absent."""
 
 
 _Slots: TypeAlias = TrialSlots[tuple[RunningTrial, Candidate], TrialResult]
@@ -98,7 +100,7 @@ class Executor:
         on_step = self.proposals.pruning(suggestion, self.advisor.to_beat()) if suggestion else None
 
         def measure(runner: Runner, on_wait: Callable[[], None]) -> TrialResult:
-            return self.ledger.put(trial, runner.run(plan, on_step, on_wait))
+            return self.ledger.put(trial, runner.run(plan, on_step, on_wait, candidate.timed_steps))
 
         slots.start((trial, candidate), measure)
 

@@ -23,8 +23,12 @@ class Role(StrEnum):
     """Repeat during the search that tells drift of the machine from noise."""
     CONFIRM = "confirm"
     """Repeat of a finalist at the end."""
+    FINAL = "final"
+    """Longer measurement of the winner, after everything else."""
 
 
 BASELINES = (Role.CURRENT_PLAN, Role.DEFAULT, Role.DEFAULT_NO_RECOMPUTE, Role.OMNIBAL)
-REPEATS = (Role.REFERENCE, Role.CONFIRM)
+CONFIRMATION = (Role.CONFIRM, Role.FINAL)
+"""Roles of trials after the search, which do not count against `search.trials`."""
+REPEATS = (Role.REFERENCE, *CONFIRMATION)
 """Roles of trials of a plan that was tried before."""

@@ -38,6 +38,8 @@ OWN_SAMPLER = "model"
 _IDLE_SUGGESTIONS = 50
 """Suggestions in a row that need no run, after which the sampler is taken to have nothing new."""
 _LEAST_GAIN = 0.001
+_SHARE_OF_TIMEOUT = 0.5
+"""Share of the timeout of a trial that the long measurement of the winner may take; building the model counts, too."""
 _GAIN_IN_NOISE = 0.1
 """An expected gain below this share of the error of one trial, or below _LEAST_GAIN, is not worth a trial."""
 
@@ -95,7 +97,8 @@ class Search:
         """Repeat the finalists in turns, so that drift of the machine affects all alike, and return the standings.
 
         The first round includes the baselines, later ones only plans that may win; it ends when one is sure to win or
-        the time is spent. Only one agent of a study may do so; it waits for the last trials of the others.
+        the time is spent. Then the winner is measured over more steps. Only one agent of a study may do so; it waits
+        for the last trials of the others.
 
         Raises NoFeasiblePlan when no plan completed, and TrialsKeepFailing.
         """
@@ -105,7 +108,7 @@ class Search:
             self._executor.catch_up()
         if not self._standings().repeated:
             give_up("no plan of the search space completed", self.ledger.trials)
-        self._executor.run(self._repeats(), self.runners[:1])
+        self._executor.run(chain(self._repeats(), self._final()), self.runners[:1])
         return self._standings()
 
     # --- plans that are tried first ---
@@ -256,6 +259,23 @@ class Search:
             is_sure = not now.repeated or now.winner().loss <= SMALL_LOSS
             if is_sure or not self._budget.has_time(FINALISTS):
                 return
+
+    def _final(self) -> Iterator[Candidate]:
+        """The winner over more steps: a few similar steps do not give the speed of a whole training."""
+        done = {trial.plan for trial in ranked(self.ledger.trials) if trial.role == Role.FINAL}
+        for _ in range(FINALISTS):  # the longer measurement may make another plan the winner
+            now = self._standings()
+            if not now.repeated:
+                return
+            winner = now.entries[now.winner().number]
+            epoch_steps = len(self.predictor.predict(winner.plan).step_seconds)
+            seconds = min(self._budget.seconds_left, _SHARE_OF_TIMEOUT * self.settings.trial_timeout)
+            affordable = int(seconds / winner.epoch_seconds * epoch_steps)
+            steps = min(self.settings.final_steps, affordable, epoch_steps - self.settings.warmup_steps)
+            if winner.plan in done or steps <= self.settings.timed_steps:
+                return
+            done.add(winner.plan)
+            yield Candidate(plan=winner.plan, role=Role.FINAL, timed_steps=steps)
 
     def _standings(self) -> Standings:
         roles = dict(self._roles)

@@ -212,7 +212,8 @@ def test_launch_trains_with_the_best_plan_and_compares_the_speed(user: User) -> 
 def test_another_plan_continues_a_training(user: User, shallow: Path, tmp_path: Path) -> None:
     other = User(shallow, tmp_path)
     other.homes = user.homes
-    begun, _ = other.run("launch", str(other.job), "--steps", "1")
+    begun, _ = other.run("launch", str(other.job), "--steps", "1", "--certify")
+    assert (other.output / "certificate.json").exists()
     plan = next(plan for _, plan, _, kind in user.rows(FINISHED) if kind == "completed" and plan != begun["plan"])
     with user.environment():
         refused = CliRunner().invoke(main, ["launch", str(other.job), "--plan", plan])
@@ -220,6 +221,7 @@ def test_another_plan_continues_a_training(user: User, shallow: Path, tmp_path: 
     assert f"or change its plan with `--resume-with {plan}`" in refused.stderr
     done, _ = other.run("launch", str(other.job), "--resume-with", plan[:10])
     assert (done["plan"], done["finished"]) == (plan, True)
+    assert not (other.output / "certificate.json").exists()  # it was that of the plan before
     again, _ = other.run("launch", str(other.job), "--resume-with", plan)
     assert again["steps"] == done["steps"]
     samples = [json.loads(line)["samples"] for line in (other.output / "progress.jsonl").read_text().splitlines()]

@@ -69,16 +69,21 @@ class Runner:
         return None
 
     def run(
-        self, plan: Plan, on_step: StepCallback | None = None, on_wait: Callable[[], None] = lambda: None
+        self,
+        plan: Plan,
+        on_step: StepCallback | None = None,
+        on_wait: Callable[[], None] = lambda: None,
+        timed_steps: int | None = None,
     ) -> RunResult:
         """Run warm-up and timed steps, until their mean is as sure as asked for or `on_step` returns False.
 
+        At most `timed_steps` are timed, `search.timed_steps` when absent.
         A disturbed run is repeated once, without `on_step`, and the repeat counts. `on_wait` is called many times a
         second; what it raises ends the ranks and is raised.
         """
         search = self._prepared.job.search
         prediction = self._predictor.base.predict(plan)
-        task = trial_steps(prediction, search)
+        task = trial_steps(prediction, search.warmup_steps, timed_steps or search.timed_steps)
         request = self._prepared.request(plan, task)
         disturbed: tuple[DisturbedRun, ...] = ()
         joules: list[float | None] = []

@@ -105,7 +105,7 @@ class CalibratedPredictor:
             case Completed(measurement=measurement):
                 self.observe(plan, measurement, settings.warmup_steps, base=base)
             case Failed(cause=OutOfMemory() as cause):
-                steps = trial_steps(self.base.predict(plan), settings)
+                steps = trial_steps(self.base.predict(plan), settings.warmup_steps, settings.timed_steps)
                 # The stage failed in one of these steps; which one is unknown, so all of them count.
                 predicted = _bytes_in(self.base, plan, (*steps.warmup_steps, *steps.timed_steps))[cause.stage]
                 self._exceeded.append(Peak(predicted=predicted, measured=cause.needed_bytes))
