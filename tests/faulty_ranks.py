@@ -1,6 +1,5 @@
-"""A program: serves the request in each folder on one rank, with the fault in the computation that the folder names."""
+"""Requests that ranks serve with a fault in their computation."""
 
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -9,7 +8,6 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-import torch
 
 from trials.data import epoch, loader
 from trials.engine import engine
@@ -67,10 +65,10 @@ FAULTS: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
 }
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
+def serve_with_faults(folder: Path) -> bool:
+    """Serve the request in each subfolder with the fault that it is named after; return whether all were served."""
     served = []
     for name in FAULTS:
         with FAULTS[name]():
-            served.append(serve(Path(sys.argv[1], name)))
-    sys.exit(not all(served))
+            served.append(serve(folder / name))
+    return all(served)

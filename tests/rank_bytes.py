@@ -1,13 +1,11 @@
-"""A rank as a program: trains two steps of each request and prints the bytes that its model takes.
+"""Bytes that the model of a rank takes while it trains two steps of a request.
 
 Counted are the storages of weights, gradients and optimizer states, after the passes of the second step and before its
 update. Buffers for communication are left out.
 """
 
-import json
 import os
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -67,7 +65,12 @@ def _tensors(value: Any, seen: set[int]) -> Iterator[torch.Tensor]:
         yield from _tensors(each, seen)
 
 
-def measured_bytes(file: Path) -> dict[str, int]:
+def measured_bytes(files: Sequence[Path]) -> list[dict[str, int]]:
+    """Return the bytes of each request, on the rank that this process is."""
+    return [_bytes_of(file) for file in files]
+
+
+def _bytes_of(file: Path) -> dict[str, int]:
     request = wire.decode(Request, file.read_text())
     rank = int(os.environ["RANK"])
     with (
@@ -88,9 +91,3 @@ def whole_bytes(session: Session) -> int:
     """Return the bytes of the small weights that ZeRO 3 leaves whole on every rank."""
     parameters = [each for each in session.engine.stage.parameters() if hasattr(each, "ds_numel")]
     return sum(each.nbytes for each in parameters)
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    for argument in sys.argv[1:]:
-        sys.stdout.write(json.dumps(measured_bytes(Path(argument))) + "\n")

@@ -1,12 +1,11 @@
 """What a search may still spend: trials, time, and hours of devices."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
 
 from autotune.search.execution.ledger import Ledger, busy_seconds, duration_seconds, ran
-from autotune.search.roles import BASELINES, CONFIRMATION
+from autotune.search.roles import BASELINES, CONFIRMATION, Role
 from autotune.search.winner import FINALISTS
 from storage.records import FinishedTrial, TrialRecord
 from trials.job import SearchSection
@@ -38,17 +37,27 @@ class Budget:
     def allows_trial(self, reserved: int = 0) -> bool:
         """Return whether one more trial is left besides the `reserved` ones, with time for it and the confirmation."""
         is_left = len(self.spent) + reserved < self.settings.trials and not self.ledger.is_closing
-        return is_left and self.has_time(1 + FINALISTS + len(BASELINES))
+        return is_left and self._affords([*(1 + FINALISTS) * [None], *BASELINES])
 
     def has_time(self, runs: int) -> bool:
         """Return whether the time and device-hour budgets allow `runs` more trials, after those that run now."""
-        counted = [trial for trial in self.ledger.trials if trial.role not in CONFIRMATION]
-        completed = [trial for trial in counted if isinstance(trial.result.outcome, Completed)]
-        mean = fmean(map(duration_seconds, completed)) if completed else 0.0
-        device_mean = fmean(map(_device_seconds, completed)) if completed else 0.0
-        spent = sum(map(_device_seconds, self.ledger.trials)) + device_mean * (runs + len(self.ledger.open))
+        return self._affords(runs * [None])
+
+    def _affords(self, runs: Sequence[Role | None]) -> bool:
+        """Return whether the budgets allow trials of these baselines, and one of another plan for each None."""
+        counted = (trial for trial in self.ledger.trials if trial.role not in CONFIRMATION)
+        completed = sorted((t for t in counted if isinstance(t.result.outcome, Completed)), key=duration_seconds)
         hours = math.inf if self.settings.device_hours is None else self.settings.device_hours
-        return mean * runs < self.seconds_left - _FINAL_SHARE * self.settings.time_limit and spent < 3600 * hours
+        seconds = device_seconds = 0.0
+        if completed:
+            shortest = {trial.role: trial for trial in reversed(completed)}
+            # The median of a few trials leaves out the first one, whose ranks had to start.
+            typical = completed[(len(completed) - 1) // 2]
+            expected = [shortest.get(role, typical) if role else typical for role in runs]
+            seconds = sum(map(duration_seconds, expected))
+            device_seconds = sum(map(_device_seconds, (*expected, *(typical for _ in self.ledger.open))))
+        spent = sum(map(_device_seconds, self.ledger.trials)) + device_seconds
+        return seconds < self.seconds_left - _FINAL_SHARE * self.settings.time_limit and spent < 3600 * hours
 
     @property
     def seconds_left(self) -> float:

@@ -1,8 +1,5 @@
 """Certificates on real ranks: a plan that is neutral to learning holds, and each fault in its computation shows."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +9,8 @@ import pytest
 from autotune.certification import certify
 from autotune.certification.certificate import compare, faults, stored_certificates
 from autotune.folders import certificates_folder
-from tests import faulty_ranks
-from tests.faulty_ranks import FAULTS
+from tests.faulty_ranks import FAULTS, serve_with_faults
+from tests.own_ranks import on_ranks
 from tests.saved_models import saved_model
 from tests.training_values import plan_of, prepared_of
 from trials.plan import Plan
@@ -72,7 +69,7 @@ def test_every_fault_in_the_computation_shows(shallow: Path, tmp_path: Path) -> 
     request = prepared.request(PIPELINE, Certification(step=0, reference="transformers"))
     for name in FAULTS:
         write_request(tmp_path / name, request)
-    serve_on_two_ranks(tmp_path)
+    assert on_ranks(serve_with_faults, tmp_path) == [True, True]
     found = {name: faults_in(tmp_path / name) for name in FAULTS}
     assert found["none"] == ()
     for name in ("wrong-scale", "lost-sample", "shifted-positions"):
@@ -89,19 +86,3 @@ def faults_in(folder: Path) -> Sequence[str]:
     assert len(reports) == 2, answers
     comparison = compare(0, "float32", reports)
     return faults(comparison, BATCH["global_batch_samples"], [report.epoch for report in reports])
-
-
-def serve_on_two_ranks(folder: Path) -> None:
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", faulty_ranks.__name__, str(folder)],
-            env={**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "DS_ACCELERATOR": "cpu"},
-        )
-        for rank in (0, 1)
-    ]
-    try:
-        assert [rank.wait(timeout=900) for rank in ranks] == [0, 0]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()

@@ -248,7 +248,7 @@ def test_pretrained_weights_are_where_a_training_begins(shallow: Path, pool: War
 
 
 def job_with_pictures(shallow: Path, folder: Path, **data: Any) -> tuple[Prepared, Path]:
-    """Return a job of two steps with a checkpoint after each, and a picture of its first pack that a test may damage."""
+    """Return a job of two steps with a checkpoint after each, and a picture of its first pack, to be damaged."""
     shutil.copytree(shallow / "data", folder / "data")
     prepared = prepared_of(
         shallow,

@@ -192,8 +192,15 @@ def test_time_that_an_earlier_run_took_is_spent(bench: Bench) -> None:
 def test_time_for_the_repetitions_is_left(bench: Bench) -> None:
     study = bench.study()
     bench.record(study, measured(), seconds=100)
-    ledger = bench.search(study, SimulatedLauncher(PREDICTOR), time_limit="5min")
+    ledger = bench.search(study, SimulatedLauncher(PREDICTOR), time_limit="3min")  # no time for another such trial
     assert set(roles(ledger.trials)) == {*ALWAYS, Role.CONFIRM}
+
+
+def test_a_slow_first_trial_is_not_taken_for_the_length_of_every_trial(bench: Bench) -> None:
+    study = bench.study()
+    bench.record(study, measured(), seconds=100)  # whose ranks had to start
+    ledger = bench.search(study, SimulatedLauncher(PREDICTOR), time_limit="5min")
+    assert Role.SAMPLED in roles(ledger.trials)
 
 
 class Dying(SimulatedLauncher):
