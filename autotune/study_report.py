@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from autotune.evidence import evidence_of
 from autotune.text_table import table
 from storage.annotation import Annotation
 from storage.nearness import Difference
@@ -71,7 +72,7 @@ def _named(plan: Plan) -> str:
 
 
 def best_text(best: BestPlan, trials: Iterable[TrialRecord] = ()) -> str:
-    """Show the winner and the baselines; `trials` are those of the study, of which the disturbed ones are counted."""
+    """Show the winner and the baselines; `trials` are those of the study, on which the figures rest."""
     rows = [
         ("best", _speed(best.samples_per_second, best.samples_per_second_error), f"{best.epoch_seconds:.1f}", ""),
         *(
@@ -89,21 +90,9 @@ def best_text(best: BestPlan, trials: Iterable[TrialRecord] = ()) -> str:
     if best.confidence is not None:
         first = f"A tie: {', '.join(best.ties)} may be as fast; fastest" if best.ties else "Fastest of the finalists"
         lines.append(f"{first} with a probability of {best.confidence:.0%}")
-    lines += filter(None, (_disturbed_text(best, trials), _payback_text(best), _pareto_text(best)))
+    lines += evidence_of(best, trials).warnings
+    lines += filter(None, (_payback_text(best), _pareto_text(best)))
     return "\n".join(lines)
-
-
-def _disturbed_text(best: BestPlan, trials: Iterable[TrialRecord]) -> str:
-    finished = [trial for trial in trials if isinstance(trial, FinishedTrial)]
-    runs = [trial for trial in finished if isinstance(trial.result.outcome, Completed)]
-    disturbed = [trial for trial in runs if trial.result.contamination]
-    if not disturbed:
-        return ""
-    of_winner, its = ([trial for trial in each if trial.plan.id == best.plan.id] for each in (runs, disturbed))
-    return (
-        f"Disturbed: {len(disturbed)} of {len(runs)} measured runs, {len(its)} of {len(of_winner)} of the winner "
-        f"({disturbed[-1].result.contamination}); measure again with `autotune tune --fresh` on an idle machine"
-    )
 
 
 def _payback_text(best: BestPlan) -> str:
@@ -135,9 +124,10 @@ def _pareto_text(best: BestPlan) -> str:
     return f"\n{table(('Pareto set', 'samples/s', 'peak MiB', 'J/sample'), rows)}"
 
 
-def best_document(best: BestPlan) -> dict[str, Any]:
-    """Return the winner as JSON values."""
-    return {"id": best.plan.id, **_plain(best)}
+def best_document(best: BestPlan, trials: Iterable[TrialRecord] | None = None) -> dict[str, Any]:
+    """Return the winner as JSON values; with the `trials` of its study also what the figures rest on."""
+    evidence = {} if trials is None else {"evidence": _plain(evidence_of(best, trials))}
+    return {"id": best.plan.id, **_plain(best), **evidence}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,10 +255,10 @@ def study_text(listed: Listed, trials: Sequence[TrialRecord]) -> str:
     return "\n".join((head, *filter(None, (annotation_text(listed.annotation),)), "", *lines, "", winner))
 
 
-def tried_document(tried: TriedPlan) -> dict[str, Any]:
-    """Return a tried plan as JSON values; for a winner with all that is stored of it."""
+def tried_document(tried: TriedPlan, ran: Iterable[TrialRecord]) -> dict[str, Any]:
+    """Return a tried plan as JSON values; for a winner with all that is stored of it. `ran` are its study's trials."""
     won = tried.won
-    found = best_document(won) if won else {"id": tried.plan.id, **_plain(tried)}
+    found = best_document(won, ran) if won else {"id": tried.plan.id, **_plain(tried)}
     return {**found, "won": won is not None, "trials": [_plain(trial) for trial in tried.trials]}
 
 
@@ -278,13 +268,14 @@ def show_text(
     validity: Validity,
     launches: Sequence[LaunchRecord],
     *,
+    ran: Iterable[TrialRecord],
     used_by: Sequence[str],
     annotation: Annotation,
 ) -> str:
-    """Show the plan, how certain it is, its measurements, and whether it holds here."""
+    """Show the plan, how certain it is, its measurements, and whether it holds here. `ran` are its study's trials."""
     named = f"Plan {tried.plan.id}\n  {plan_text(tried.plan)}"
     sections = [
-        best_text(tried.won, tried.trials) if tried.won else named,
+        best_text(tried.won, ran) if tried.won else named,
         f"{known}\nHere: {validity.verdict}{_reason(validity)}",
     ]
     sections += filter(None, (annotation_text(annotation),))

@@ -132,6 +132,7 @@ def show_plan(options: Options, plan: str) -> None:
     with open_store(options.database_url()) as store:
         tried = store.find_plan(plan)
         launches = store.launches(tried.plan.id)
+        ran = store.trials(tried.study.id)
         used = _uses(store).get(tried.plan.id, ())
         annotation = store.annotations("plan", [tried.plan.id]).get(tried.plan.id, Annotation())
     folder = certificates_folder(work_folder(options.database_url()))
@@ -139,7 +140,7 @@ def show_plan(options: Options, plan: str) -> None:
     holds, known = holds_here(tried, _hardware_here), known_text(tried)
     options.give(
         lambda: {
-            **study_report.tried_document(tried),
+            **study_report.tried_document(tried, ran),
             "known": known,
             **_state(holds, used),
             "launches": [wire.to_document(launch) for launch in launches],
@@ -148,7 +149,7 @@ def show_plan(options: Options, plan: str) -> None:
         },
         lambda: "\n\n".join(
             (
-                study_report.show_text(tried, known, holds, launches, used_by=used, annotation=annotation),
+                study_report.show_text(tried, known, holds, launches, ran=ran, used_by=used, annotation=annotation),
                 *map(certificate_text, certificates),
             )
         ),

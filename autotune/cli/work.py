@@ -64,7 +64,7 @@ def tune_job(options: Options, file: JobFile, *, trials: int | None, time_limit:
         reasons = "; ".join(certificate.reasons)
         _log.warning("the certificate of plan %s: %s: %s", best.plan.id, certificate.verdict, reasons)
     options.give(
-        lambda: {**study_report.best_document(best), "certificate": wire.to_document(certificate)},
+        lambda: {**study_report.best_document(best, ran), "certificate": wire.to_document(certificate)},
         lambda: f"{study_report.best_text(best, ran)}\n\n{certificate_text(certificate)}",
     )
 
@@ -106,7 +106,7 @@ def run_job(options: Options, file: JobFile) -> None:
         launched = _launch(options, bench, chosen, None, certificate)
         workers = bench.prepared.job.data.workers
     options.give(
-        lambda: {"best": study_report.best_document(best), "launch": _launch_document(chosen, launched)},
+        lambda: {"best": study_report.best_document(best, ran), "launch": _launch_document(chosen, launched)},
         lambda: _launch_text(chosen, launched, workers),
     )
 

@@ -49,6 +49,10 @@ class Standing:
     disturbed: bool = False
     """Whether all of these trials were disturbed."""
 
+    @property
+    def is_baseline(self) -> bool:
+        return not self.roles.isdisjoint(BASELINES)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Winner:
@@ -57,7 +61,7 @@ class Winner:
     number: int
     """Position of the plan that is most probably fastest."""
     confidence: float | None
-    """Probability that no other is faster; None without another."""
+    """Probability that no other is faster; None without another, and where baselines alone were measured."""
     ties: tuple[int, ...]
     """Positions of the plans that may be as fast."""
     loss: float
@@ -128,7 +132,7 @@ class Standings:
         ties = [numbers[other] for other in range(len(numbers)) if other != winner and slower[other] < SURE]
         return Winner(
             number=numbers[winner],
-            confidence=sure if len(numbers) > 1 else None,
+            confidence=sure if len(numbers) > 1 and any(not each.is_baseline for each in self.entries) else None,
             ties=tuple(ties),
             loss=float((drawn[:, winner] - drawn.min(axis=1)).mean()),
         )

@@ -55,6 +55,7 @@ def test_a_trial_that_ended_early_or_was_disturbed_says_so() -> None:
 def test_the_winner_is_shown_with_how_many_runs_were_disturbed() -> None:
     winner, trial = best(), completed(PADDED_PLAN, 100.0)
     marked = replace(trial, plan=winner.plan, result=replace(trial.result, contamination="others computed"))
+    marked = replace(marked, id="6" * 32)
     text = best_text(winner, (trial, marked))
     assert "Disturbed: 1 of 2 measured runs, 1 of 1 of the winner (others computed)" in text
     assert "Disturbed" not in best_text(winner, (trial,))

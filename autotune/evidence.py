@@ -1,0 +1,110 @@
+"""What the figures of a winner rest on: disturbed runs, figures corrected for drift, and plans that were searched."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from autotune.search.roles import BASELINES
+from storage.records import BestPlan, FinishedTrial, TrialRecord
+from trials.outcome import Completed
+
+_ROUNDING = 0.005
+"""Share by which a figure may be outside the range of its measurements without a word."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Corrected:
+    """A stated time outside the range of its measurements, because it is corrected for the machine's drift."""
+
+    name: str
+    """`best`, or the role of a baseline."""
+    epoch_seconds: float
+    measured: tuple[float, float]
+    """Shortest and longest measured seconds of an epoch."""
+
+    def __str__(self) -> str:
+        shortest, longest = self.measured
+        return (
+            f"{self.name}: {self.epoch_seconds:.1f} s an epoch is corrected for the speed of the machine, which "
+            f"changed during the search; its runs took {shortest:.1f} to {longest:.1f} s"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What the figures of a winner rest on."""
+
+    runs: int
+    """Trials of the study with a measurement."""
+    disturbed_runs: int
+    winner_runs: int
+    """Those of the winner."""
+    disturbed_winner_runs: int
+    disturbance: str | None
+    """Reason of the last disturbed run."""
+    searched_plans: int
+    """Measured plans other than the baselines."""
+    corrected: tuple[Corrected, ...]
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        """What to keep in mind about the figures, in words."""
+        return tuple(self._warnings())
+
+    def _warnings(self) -> Iterator[str]:
+        if self.runs and not self.searched_plans:
+            yield (
+                "Nothing was searched: the budget allowed the baselines alone, and this is the fastest of them; raise "
+                "search.time_limit or search.trials"
+            )
+        if self.disturbed_runs:
+            yield (
+                f"Disturbed: {self.disturbed_runs} of {self.runs} measured runs, {self.disturbed_winner_runs} of "
+                f"{self.winner_runs} of the winner ({self.disturbance}); measure again with `autotune tune --fresh` on "
+                "an idle machine"
+            )
+        yield from map(str, self.corrected)
+
+
+def evidence_of(best: BestPlan, trials: Iterable[TrialRecord]) -> Evidence:
+    """Return what the winner's figures rest on; `trials` are those of its study."""
+    finished = (trial for trial in trials if isinstance(trial, FinishedTrial))
+    runs = [trial for trial in finished if isinstance(trial.result.outcome, Completed)]
+    disturbed = [trial for trial in runs if trial.result.is_disturbed]
+    of_baselines = {trial.plan.id for trial in runs if trial.role in BASELINES}
+    return Evidence(
+        runs=len(runs),
+        disturbed_runs=len(disturbed),
+        winner_runs=_count(runs, best.plan.id),
+        disturbed_winner_runs=_count(disturbed, best.plan.id),
+        disturbance=disturbed[-1].result.contamination if disturbed else None,
+        searched_plans=len({trial.plan.id for trial in runs} - of_baselines),
+        corrected=tuple(_corrected(best, runs)),
+    )
+
+
+def _count(runs: Sequence[FinishedTrial], plan_id: str) -> int:
+    return sum(trial.plan.id == plan_id for trial in runs)
+
+
+def _corrected(best: BestPlan, runs: Sequence[FinishedTrial]) -> Iterator[Corrected]:
+    ranges = _ranges(runs)
+    stated = {"best": best.epoch_seconds}
+    stated |= {each.role: best.workload.data.samples / each.samples_per_second for each in best.baselines}
+    for name, seconds in stated.items():
+        plans = {best.plan.id} if name == "best" else {trial.plan.id for trial in runs if trial.role == name}
+        found = [ranges[plan] for plan in plans if plan in ranges]
+        outside = [(low, high) for low, high in found if not low * (1 - _ROUNDING) <= seconds <= high * (1 + _ROUNDING)]
+        # Of several plans of one kind of baseline, the figure is that of the fastest.
+        if found and len(outside) == len(found):
+            yield Corrected(name=name, epoch_seconds=seconds, measured=min(found))
+
+
+def _ranges(runs: Sequence[FinishedTrial]) -> Mapping[str, tuple[float, float]]:
+    """Return the shortest and longest seconds of an epoch in the whole runs of each plan."""
+    measured = defaultdict[str, list[float]](list)
+    for trial in runs:
+        outcome, seconds = trial.result.outcome, trial.result.epoch_seconds
+        if isinstance(outcome, Completed) and not outcome.shortened and seconds is not None:
+            measured[trial.plan.id].append(seconds)
+    return {plan: (min(found), max(found)) for plan, found in measured.items()}
