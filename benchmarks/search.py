@@ -31,7 +31,7 @@ from autotune.search.execution.ledger import ran
 from autotune.search.execution.runner import Runner
 from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.learning.warm_start import moved
-from autotune.search.roles import Role
+from autotune.search.roles import CONFIRMATION, Role
 from autotune.search.sampling.advisor import Advisor
 from autotune.search.sampling.context import SamplerContext
 from autotune.search.sampling.proposals import SAMPLERS, Proposals
@@ -101,7 +101,7 @@ def search(
     regrets: list[float] = []
 
     def listen(trial: FinishedTrial, is_known: bool) -> None:
-        if not is_known and ran(trial) and trial.role != Role.CONFIRM:
+        if not is_known and ran(trial) and trial.role not in CONFIRMATION:
             chosen = advisor.best()
             regrets.append(launcher.epoch_seconds(chosen) / best - 1 if chosen else math.inf)
 

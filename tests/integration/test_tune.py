@@ -25,6 +25,7 @@ from autotune.certification import certify
 from autotune.certification.certificate import stored_certificates
 from autotune.cli import main, work
 from autotune.folders import certificates_folder, work_folder
+from autotune.search.roles import CONFIRMATION, REPEATS
 from tests import postgres
 from tests.processes import children, wait_for_the_end
 from tests.training_values import job_of
@@ -114,7 +115,7 @@ def user(shallow: Path, tmp_path_factory: pytest.TempPathFactory, give_profile: 
 def test_the_baselines_are_tried_and_the_winner_is_compared_with_them(user: User) -> None:
     roles = [role for _, _, role, _ in user.rows(FINISHED + " ORDER BY trial.number")]
     assert [role for role in roles if role != "predicted"][:3] == ["default", "default-no-recompute", "omnibal"]
-    assert {"confirm"} <= set(roles)
+    assert {"confirm", "final"} <= set(roles)
     baselines = {baseline["role"]: baseline for baseline in user.first["baselines"]}
     shortened = user.rows(FINISHED + " WHERE outcome.document LIKE '%\"shortened\":true%'")
     assert {"default", "omnibal"} <= {*baselines, *(role for _, _, role, _ in shortened)}
@@ -134,7 +135,7 @@ def test_a_larger_budget_runs_only_what_is_not_answered_yet(user: User) -> None:
     ids = {identity for identity, *_ in user.rows(FINISHED)}
     user.run("tune", str(user.job), "--trials", "5")
     new = [row for row in user.rows(FINISHED) if row[0] not in ids]
-    assert not [plan for _, plan, role, _ in new if role not in ("confirm", "reference") and plan in before]
+    assert not [plan for _, plan, role, _ in new if role not in REPEATS and plan in before]
     assert len(user.rows("SELECT id FROM autotune_study")) == 2
 
 
@@ -255,7 +256,7 @@ def test_a_tuning_that_is_killed_at_any_moment_loses_nothing(
     user.run("tune", str(user.job))
     finished = user.rows(FINISHED)
     assert len(user.rows("SELECT id FROM autotune_study")) == 1
-    searched = Counter(plan for _, plan, role, kind in finished if role != "confirm" and kind == "completed")
+    searched = Counter(plan for _, plan, role, kind in finished if role not in CONFIRMATION and kind == "completed")
     assert set(searched.values()) == {1}
     acknowledged = {int(line.split()[1]) for line in output.splitlines() if line.strip().startswith("trial ")}
     kept = {number for (number,) in user.rows("SELECT number FROM autotune_trial WHERE status = 'finished'")}
@@ -273,7 +274,8 @@ def test_trials_run_side_by_side_each_on_a_device_of_its_own(
     user = User(shallow, tmp_path, devices=1, parallel=2)
     give_profile(user.url, 1, shallow)
     best, _ = user.run("tune", str(user.job))
-    times = user.rows("SELECT started, finished FROM autotune_trial WHERE role != 'confirm' ORDER BY number")
+    searched = "role NOT IN ('confirm', 'final')"
+    times = user.rows(f"SELECT started, finished FROM autotune_trial WHERE {searched} ORDER BY number")
     assert any(later[0] < earlier[1] for earlier, later in pairwise(times))
     confirmed = user.rows("SELECT started, finished FROM autotune_trial WHERE role = 'confirm' ORDER BY number")
     assert len(confirmed) >= 2
@@ -300,9 +302,9 @@ def test_agents_on_two_machines_share_a_search_and_outlive_each_other(
             assert connection.execute("SELECT count(*) FROM autotune_study").fetchone() == (1,)
     assert "running" not in {status for *_, status in statuses}
     finished = [(agent, plan, role) for agent, plan, role, status in statuses if status == "finished"]
-    assert len({agent for agent, _, role in finished if role != "confirm"}) >= 2
-    assert len({agent for agent, _, role in finished if role == "confirm"}) == 1
-    plans = Counter(plan for _, plan, role in finished if role not in ("confirm", "reference"))
+    assert len({agent for agent, _, role in finished if role not in CONFIRMATION}) >= 2
+    assert len({agent for agent, _, role in finished if role in CONFIRMATION}) == 1
+    plans = Counter(plan for _, plan, role in finished if role not in REPEATS)
     assert set(plans.values()) == {1}
 
 
