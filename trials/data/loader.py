@@ -4,6 +4,7 @@ import logging
 import multiprocessing
 import signal
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -66,12 +67,24 @@ def micro_batches(
     dataset = PackDataset(index, packs, encoder, pixels=pixels, padded=epoch.packs.padded)
     # Faults come as values: raised in a worker, one would come back with the worker's traceback as its message.
     loader = DataLoader(dataset, batch_size=None, num_workers=workers, worker_init_fn=_end_with_rank, pin_memory=pin)
-    for batch in loader:
+    for batch in _received_ahead(iter(loader)) if workers else loader:
         if batch.faults and on_error == "fail":
             raise DataError(batch.faults[0])
         for fault in batch.faults:
             logger.warning("%s; a blank sample is used instead", fault)
         yield batch
+
+
+def _received_ahead(batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
+    """Receive the next micro-batch from its process while the rank computes with the one before.
+
+    Its tensors come over several connections to a process that is busy with the one after it.
+    """
+    with ThreadPoolExecutor(1, thread_name_prefix="receiver") as receiver:
+        coming = receiver.submit(next, batches, None)
+        while (batch := coming.result()) is not None:
+            coming = receiver.submit(next, batches, None)
+            yield batch
 
 
 def _end_with_rank(_worker: int) -> None:
