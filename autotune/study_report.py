@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autotune.evidence import evidence_of
+from autotune.explanation_report import explanation_text, plan_time_text
 from autotune.text_table import table
 from storage.annotation import Annotation
 from storage.nearness import Difference
@@ -91,7 +92,7 @@ def best_text(best: BestPlan, trials: Iterable[TrialRecord] = ()) -> str:
         first = f"A tie: {', '.join(best.ties)} may be as fast; fastest" if best.ties else "Fastest of the finalists"
         lines.append(f"{first} with a probability of {best.confidence:.0%}")
     lines += evidence_of(best, trials).warnings
-    lines += filter(None, (_payback_text(best), _pareto_text(best)))
+    lines += filter(None, (_payback_text(best), explanation_text(best), _pareto_text(best)))
     return "\n".join(lines)
 
 
@@ -259,7 +260,8 @@ def tried_document(tried: TriedPlan, ran: Iterable[TrialRecord]) -> dict[str, An
     """Return a tried plan as JSON values; for a winner with all that is stored of it. `ran` are its study's trials."""
     won = tried.won
     found = best_document(won, ran) if won else {"id": tried.plan.id, **_plain(tried)}
-    return {**found, "won": won is not None, "trials": [_plain(trial) for trial in tried.trials]}
+    time = None if tried.time is None else _plain(tried.time)
+    return {**found, "won": won is not None, "time": time, "trials": [_plain(trial) for trial in tried.trials]}
 
 
 def show_text(
@@ -278,6 +280,8 @@ def show_text(
         best_text(tried.won, ran) if tried.won else named,
         f"{known}\nHere: {validity.verdict}{_reason(validity)}",
     ]
+    if not tried.won and (time := tried.time):
+        sections.append(plan_time_text(time))
     sections += filter(None, (annotation_text(annotation),))
     finished = [trial for trial in tried.trials if isinstance(trial, FinishedTrial)]
     work = tried.workload

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Literal
 
+from storage.explanation import Explanation, PlanTime
 from trials.outcome import Completed, Outcome
 from trials.plan import Plan
 from trials.workload import Hardware, ModelShape, Software, Workload
@@ -206,6 +207,8 @@ class BestPlan:
     """Ids of the plans whose speed does not differ significantly from it."""
     pareto: tuple[ParetoPlan, ...] = ()
     """The plans that no other plan beats in every objective; empty unless several objectives were asked for."""
+    explanation: Explanation | None = None
+    """Why it won; None for a winner that an earlier version stored, or whose steps are not of this epoch."""
     imported_from: str | None = None
     """Name of the database that it was imported from; None for a local winner."""
 
@@ -230,6 +233,12 @@ class TriedPlan:
     def won(self) -> BestPlan | None:
         """The winner, where it is this plan."""
         return self.winner if self.winner is not None and self.winner.plan.id == self.plan.id else None
+
+    @property
+    def time(self) -> PlanTime | None:
+        """Where the time of the plan goes; None for a plan that the study did not compare with its winner."""
+        why = self.winner.explanation if self.winner is not None else None
+        return None if why is None else why.of(self.plan.id)
 
     @property
     def imported_from(self) -> str | None:

@@ -1,8 +1,8 @@
 """Attribution of the time of a step to parts that sum to the whole, each by one cause added to an ideal step.
 
 The causes are added in this order, so that no part is negative: padding, recomputation, loading of data, stages of
-unequal work, data ranks of unequal work, the pipeline's order, communication, the optimizer. docs/methods.md defines
-each.
+unequal work, data ranks of unequal work, the pipeline's order, packs of unequal work, communication, the optimizer.
+docs/methods.md defines each.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ class PackSeconds:
     recompute: Array
     """The part of `backward` that is recomputation."""
     samples: Array
-    """The samples alone on all stages together, without padding and recomputation, [packs]."""
+    """The samples alone, without padding and recomputation."""
     sends: Array
     """Sending the states from each stage to the next, [packs, stages - 1]."""
     returns: Array
@@ -37,6 +37,18 @@ class PackSeconds:
     def loaded_forward(self) -> Array:
         """Forward passes with the loading that they wait for, as the schedule runs them."""
         return self.load + self.forward
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Pace:
+    """How much longer than in `PackSeconds` the ranks take, [data ranks, stages]."""
+
+    work: Array
+    """Factor of the forward and backward passes."""
+    load: Array
+    """Factor of the waiting for data."""
+    wait: Array
+    """Further seconds of waiting for the data of each pack."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -60,9 +72,10 @@ class Breakdown:
     stage_imbalance: Array
     """Work of the busiest stage above that of the mean stage, on average over the data ranks."""
     data_imbalance: Array
-    """Work of the busiest stage of the slowest data rank above that of the mean data rank."""
+    """Work of the busiest stage of the slowest data rank above that of the mean data rank, and waiting of stages for
+    each other because the packs of a step are uneven."""
     bubble: Array
-    """Waiting of the busiest stage for its neighbours, as the pipeline fills and drains and where packs are uneven."""
+    """Waiting of the busiest stage for its neighbours as the pipeline fills and drains."""
     communication: Array
     """Sends between stages, and the reduction of gradients over data ranks."""
     optimizer: Array
@@ -86,40 +99,61 @@ class Breakdown:
         )
 
 
-def attribute(packs: Ints, seconds: PackSeconds, update: UpdateSeconds) -> tuple[Breakdown, Array]:
+def attribute(
+    packs: Ints, seconds: PackSeconds, update: UpdateSeconds, pace: Pace | None = None
+) -> tuple[Breakdown, Array]:
     """Return (parts of each step, seconds in which the ranks of each stage run passes [steps, stages]).
 
     `packs` are numbers of packs, [steps, micro-batches, data ranks].
     """
     steps, count, ranks = packs.shape
     of_ranks = packs.transpose(0, 2, 1).reshape(-1, count)
-    passes = seconds.loaded_forward[of_ranks], seconds.backward[of_ranks]
-    sends = seconds.sends[of_ranks]
+    own = _at_pace(seconds, of_ranks, steps, pace)
+    passes, sends = (own.loaded_forward, own.backward), own.sends
     stages = passes[0].shape[2]
-    schedule = simulate(*passes, sends, seconds.returns[of_ranks])
+    schedule = simulate(*passes, sends, own.returns)
     # Where nothing is sent, as with one stage, both simulations are equal.
     without_sends = simulate(*passes) if sends.any() else schedule
+    even = simulate(*map(_evened, passes)) if stages > 1 else without_sends
     work = schedule.busy.reshape(steps, ranks, stages)
     busiest = work.max(axis=2)
 
     def spread(of_packs: Array) -> Array:
-        """Spread seconds of packs [packs] over all ranks of their step, [steps]."""
-        each: Array = of_packs[packs].sum(axis=(1, 2)) / (ranks * stages)
+        """Spread seconds of packs [steps * data ranks, micro-batches, stages] over all ranks of their step, [steps]."""
+        each: Array = of_packs.reshape(steps, -1).sum(axis=1) / (ranks * stages)
         return each
 
+    uneven_seconds, even_seconds = (each.seconds.reshape(steps, ranks).max(axis=1) for each in (without_sends, even))
+    # Packs in a good order take less time than equal ones, which leave the last stages idle for longer.
+    bubble = np.minimum(even_seconds, uneven_seconds) - busiest.max(axis=1)
     # Data ranks reduce when all of them are there; a stage need not wait for the others.
     ends = schedule.ends.reshape(steps, ranks, stages).max(axis=1) + update.reduction
     reached = (
         np.zeros(steps),
-        spread(seconds.samples),
-        spread((seconds.forward + seconds.backward - seconds.recompute).sum(axis=1)),
-        spread((seconds.forward + seconds.backward).sum(axis=1)),
+        spread(own.samples),
+        spread(own.forward + own.backward - own.recompute),
+        spread(own.forward + own.backward),
         work.mean(axis=(1, 2)),
         busiest.mean(axis=1),
-        busiest.max(axis=1),
-        without_sends.seconds.reshape(steps, ranks).max(axis=1),
+        uneven_seconds - bubble,
+        uneven_seconds,
         ends.max(axis=1),
         (ends + update.optimizer).max(axis=1),
     )
     names = [field.name for field in fields(Breakdown)]
     return Breakdown(**dict(zip(names, np.diff(reached, axis=0), strict=True))), work.sum(axis=1)
+
+
+def _at_pace(seconds: PackSeconds, of_ranks: Ints, steps: int, pace: Pace | None) -> PackSeconds:
+    """Return the seconds of the packs of each rank in each step, [steps * data ranks, micro-batches, stages]."""
+    found = {field.name: getattr(seconds, field.name)[of_ranks] for field in fields(PackSeconds)}
+    if pace is not None:
+        work, load, wait = (np.tile(each, (steps, 1))[:, None] for each in (pace.work, pace.load, pace.wait))
+        found |= {name: found[name] * work for name in ("forward", "backward", "recompute", "samples")}
+        found["load"] = found["load"] * load + wait
+    return PackSeconds(**found)
+
+
+def _evened(of_packs: Array) -> Array:
+    """Return the seconds of as many equal packs, [n, micro-batches, stages]."""
+    return np.broadcast_to(of_packs.mean(axis=1, keepdims=True), of_packs.shape)

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from autotune.predict.attribution import Breakdown, PackSeconds, UpdateSeconds, attribute
+from autotune.predict.attribution import Breakdown, Pace, PackSeconds, UpdateSeconds, attribute
 from autotune.predict.chosen_steps import ChosenSteps
 from autotune.predict.costs import Array
 from autotune.predict.memory import StageBytes, StageMemory
@@ -104,10 +104,9 @@ class Predictor:
     def predict(self, plan: Plan) -> Prediction:
         sizes = self.sizes(plan.packing, plan.layout)
         parts = Parts.of(cut(plan))
-        seconds, update = self.pack_seconds(parts, sizes), self._update_seconds(plan.layout, parts)
-        breakdowns, works = zip(*(attribute(block, seconds, update) for block in sizes.blocks), strict=True)
-        breakdown = Breakdown.joined(breakdowns)
-        work = np.concatenate(works).sum(axis=0) / plan.layout.data
+        update = self.update_parts(plan.layout, parts)
+        breakdown, of_steps = self.attributed(parts, sizes, update)
+        work = of_steps.sum(axis=0) / plan.layout.data
         busy = work + len(breakdown.ideal) * (update.reduction + update.optimizer)
         whole = float(breakdown.seconds.sum()) or 1.0  # costs may all be 0
         return Prediction(
@@ -119,7 +118,16 @@ class Predictor:
             batch_deviation=sizes.epoch.batch_deviation,
         )
 
-    def _update_seconds(self, layout: Layout, parts: Parts) -> UpdateSeconds:
+    def attributed(
+        self, parts: Parts, sizes: EpochSizes, update: UpdateSeconds, pace: Pace | None = None
+    ) -> tuple[Breakdown, Array]:
+        """Return what `attribute` does, for the steps of one plan in the order of the blocks of `sizes`."""
+        seconds = self.pack_seconds(parts, sizes)
+        breakdowns, works = zip(*(attribute(block, seconds, update, pace) for block in sizes.blocks), strict=True)
+        return Breakdown.joined(breakdowns), np.concatenate(works)
+
+    def update_parts(self, layout: Layout, parts: Parts) -> UpdateSeconds:
+        """Return the seconds of reduction and optimizer of the stages of one plan."""
         parameters = parts.layers @ self._trained
         reduced = parameters * GRADIENT_BYTES if layout.data > 1 else np.zeros_like(parameters)
         return UpdateSeconds(
@@ -129,7 +137,7 @@ class Predictor:
 
     def update_seconds(self, layout: Layout, parts: Parts) -> Array:
         """Return the seconds of reduction and optimizer, [stages]."""
-        update = self._update_seconds(layout, parts)
+        update = self.update_parts(layout, parts)
         seconds: Array = update.reduction + update.optimizer
         return seconds
 
@@ -166,7 +174,6 @@ class Predictor:
     def pack_seconds(self, parts: Parts, sizes: EpochSizes) -> PackSeconds:
         """Return the seconds of all packs on the stages of one plan."""
         forward, backward = self.pass_seconds(parts, sizes.table)
-        chain = (parts.layers @ (self._forward + self._backward)).sum(axis=0)
         link = self.costs.link
         # A stage sends what its last layer outputs; the last stage sends nothing.
         last = len(KINDS) - 1 - np.argmax(parts.layers[:-1, ::-1] > 0, axis=1)
@@ -176,7 +183,7 @@ class Predictor:
             forward=forward,
             backward=backward,
             recompute=sizes.table @ (parts.recomputed @ self._again).T,
-            samples=sizes.samples_alone @ chain,
+            samples=sizes.samples_alone @ (parts.layers @ (self._forward + self._backward)).T,
             sends=sends,
             returns=sends * self._has_backward[last],
         )

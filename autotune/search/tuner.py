@@ -9,8 +9,11 @@ from autotune.errors import JobError, NoFeasiblePlan
 from autotune.search.assembly import assemble
 from autotune.search.execution.ledger import Listener, StudyLedger, duration_seconds
 from autotune.search.executor import LOOK_SECONDS
+from autotune.search.explanation.explainer import Explainer
 from autotune.search.pareto import pareto
 from autotune.search.sampling.proposals import SAMPLERS, database
+from autotune.search.search import Search
+from autotune.search.solver.limits import Limits
 from autotune.search.space.current_plan import current_plan
 from autotune.search.space.feasible import check_space
 from autotune.search.winner import Standings
@@ -81,7 +84,7 @@ class Tuner:
             if not self._leads(study):
                 return self._stored_winner(study)
             standings = search.confirm()
-        best = self._best_plan(study, ledger, standings)
+        best = self._best_plan(study, ledger, standings, search)
         if self._store.conclude_study(best, wire.encode(search.predictor.state), self._agent.id):
             return best
         return self._stored_winner(study)  # another agent took this silent one for dead and concluded the study
@@ -139,13 +142,20 @@ class Tuner:
             raise Superseded("another agent is finishing this search; run the command again to see its winner")
         return winner
 
-    def _best_plan(self, study: StudyRecord, ledger: StudyLedger, standings: Standings) -> BestPlan:
+    def _best_plan(self, study: StudyRecord, ledger: StudyLedger, standings: Standings, search: Search) -> BestPlan:
         if not standings.repeated:
             raise NoFeasiblePlan("every plan ran out of memory when it was repeated; raise hardware.memory_limit")
         winner = standings.winner()
         fastest = standings.entries[winner.number]
         samples = self._workload.data.samples
         speed = samples / fastest.epoch_seconds
+        explainer = Explainer(
+            predictor=search.predictor,
+            surrogate=search.advisor.surrogate,
+            limits=Limits.of(self._workload),
+            trials=ledger.everything(),
+            study_id=study.id,
+        )
         return BestPlan(
             plan=fastest.plan,
             workload=self._workload,
@@ -160,4 +170,5 @@ class Tuner:
             confidence=winner.confidence,
             ties=tuple(standings.entries[number].plan.id for number in winner.ties),
             created=datetime.now(UTC),
+            explanation=explainer.explain(standings, winner),
         )

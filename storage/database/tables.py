@@ -303,6 +303,7 @@ BEST_PLAN = Table(
     Column("confidence", Finite),
     _required("ties", Text),
     _required("pareto", Text),
+    Column("explanation", Text),
 )
 
 LAUNCH = Table(

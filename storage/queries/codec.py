@@ -24,6 +24,7 @@ from storage.database.tables import (
     WORKLOAD,
 )
 from storage.errors import NotStorable
+from storage.explanation import Explanation
 from storage.records import (
     AbandonedTrial,
     Baseline,
@@ -190,7 +191,8 @@ def result(row: Row) -> TrialResult:
 
 
 def best_plan_row(value: BestPlan) -> dict[str, Any]:
-    documents = {name: _encoded(getattr(value, name), kind) for name, kind in _DOCUMENTS.items()}
+    documents: dict[str, str | None] = {name: _encoded(getattr(value, name), kind) for name, kind in _DOCUMENTS.items()}
+    documents["explanation"] = None if value.explanation is None else _encoded(value.explanation)
     replaced = {"plan", "workload", "imported_from", *documents}
     kept = {name: column for name, column in columns(value).items() if name not in replaced}
     return {"plan_id": value.plan.id, "workload_fingerprint": value.workload.fingerprint, **documents, **kept}
@@ -198,6 +200,8 @@ def best_plan_row(value: BestPlan) -> dict[str, Any]:
 
 def best_plan(row: Row) -> BestPlan:
     documents = {name: wire.decode(kind, row[BEST_PLAN.c[name]]) for name, kind in _DOCUMENTS.items()}
+    why = row[BEST_PLAN.c.explanation]
+    documents["explanation"] = None if why is None else wire.decode(Explanation, why)
     given = {"plan": plan(row), "workload": workload(row), "imported_from": row.get(BUNDLE.c.source)}
     return _value(BestPlan, BEST_PLAN, row, **given, **documents)
 

@@ -15,6 +15,7 @@ from storage.store import Store, open_store
 from storage.validity import Verdict, validity
 from tests.storage_values import (
     COSTS,
+    EXPLANATION,
     NOON,
     OUTCOMES,
     PADDED_PLAN,
@@ -316,6 +317,8 @@ def test_a_bundle_that_contradicts_what_is_stored_is_refused(there: Store, bundl
 def test_a_bundle_of_a_padded_plan_without_data_fields_is_whole(store: Store, there: Store, tmp_path: Path) -> None:
     study = store.create_study(store.add_workload(WORKLOAD), {}, seed=0).id
     store.finish_trial(result_of(store.start_trial(study, PADDED_PLAN, "default").id))
-    concluded(store, best_of(study, plan=PADDED_PLAN, confidence=None, ties=(), pareto=(), baselines=()))
+    bare = {"confidence": None, "ties": (), "pareto": (), "baselines": ()}
+    concluded(store, best_of(study, plan=PADDED_PLAN, explanation=EXPLANATION, **bare))
     there.import_bundle(exported(store, study, tmp_path / "bundle"))
-    assert there.best_plans()[0].plan == PADDED_PLAN
+    (found,) = there.best_plans()
+    assert (found.plan, found.explanation) == (PADDED_PLAN, EXPLANATION)

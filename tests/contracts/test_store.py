@@ -12,6 +12,7 @@ from storage.queries import studies
 from storage.records import AbandonedTrial, FinishedTrial, LaunchResult, RunningTrial
 from storage.store import Store
 from tests.storage_values import (
+    EXPLANATION,
     NOON,
     OUTCOMES,
     PADDED_PLAN,
@@ -265,8 +266,17 @@ def test_what_refers_to_nothing_is_refused(store: Store) -> None:
 def test_a_winner_comes_back_equal(store: Store) -> None:
     bare = concluded(store, best_of(new_study(store), baselines=(), confidence=None, ties=(), pareto=()))
     assert store.best_plans() == (bare,)
-    rich = concluded(store, best_of(new_study(store)))
+    rich = concluded(store, best_of(new_study(store), explanation=EXPLANATION))
     assert set(store.best_plans()) == {bare, rich}
+
+
+def test_where_the_time_of_a_compared_plan_goes_is_found_with_it(store: Store) -> None:
+    study = new_study(store)
+    for plan in (packed_plan(), PADDED_PLAN, packed_plan(40)):
+        store.finish_trial(result_of(store.start_trial(study, plan, "sampled").id))
+    concluded(store, best_of(study, explanation=EXPLANATION))
+    assert store.find_plan(PADDED_PLAN.id).time == EXPLANATION.plans[1]
+    assert store.find_plan(packed_plan(40).id).time is None
 
 
 def test_winners_are_the_fastest_first_within_the_workload_searched_last(store: Store) -> None:

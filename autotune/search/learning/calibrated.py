@@ -1,6 +1,6 @@
 """Predictions that are corrected by the trials of a search."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -85,6 +85,12 @@ class CalibratedPredictor:
     def covariance(self) -> Array:
         """Posterior covariance of the factors of FEATURES, [features, features]."""
         return self._calibration.covariance
+
+    def drawn(self, random: np.random.Generator, count: int) -> Iterator[Predictor]:
+        """Yield predictors without bytes whose costs are draws from the posterior of the factors."""
+        mean = np.array([*self._calibration.factors, self._calibration.schedule_factor - 1])
+        for factors in random.multivariate_normal(mean, self.covariance, count, method="eigh"):
+            yield self.base.with_costs(scaled(self.base.costs, np.maximum(factors[: len(COSTS)], 0.0)))
 
     def relative_error(self, plan: Plan) -> float:
         """Return the standard error of the predicted `epoch_seconds`, as a share of it."""

@@ -17,7 +17,10 @@ from tests.storage_values import PADDED_PLAN, packed_plan
 ROOT = Path(__file__).parents[3]
 ASSETS = ROOT / "tests" / "assets"
 TYPES = ("trials/plan.py", "trials/workload.py", "trials/outcome.py")
-RECORDS = ("Baseline", "ParetoPlan")
+RECORDS = {
+    "records.py": ("Baseline", "ParetoPlan"),
+    "explanation.py": ("TimePart", "PlanTime", "ChangeEffect", "Explanation"),
+}
 COLUMNS = {
     "HARDWARE": "hardware",
     "MODEL": "modelshape",
@@ -107,7 +110,8 @@ def later(tmp_path: Path) -> Path:
         shutil.copytree(ROOT / name, tmp_path / "later" / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in TYPES:
         add_field(tmp_path / "later" / name, "later_{name}: int = 0")
-    add_field(tmp_path / "later" / "storage" / "records.py", "later_{name}: int = 0", RECORDS)
+    for name, classes in RECORDS.items():
+        add_field(tmp_path / "later" / "storage" / name, "later_{name}: int = 0", classes)
     columns = add_columns(tmp_path / "later" / "storage" / "database" / "tables.py")
     versions = tmp_path / "later" / "storage" / "migrations" / "versions"
     head = max(path.stem[1:5] for path in versions.glob("r*.py"))

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from autotune.predict.attribution import Breakdown, PackSeconds, UpdateSeconds, attribute
+from autotune.predict.attribution import Breakdown, Pace, PackSeconds, UpdateSeconds, attribute
 from autotune.predict.costs import Array
 from autotune.predict.schedule import simulate
 from trials.data.records.sample import Ints
@@ -23,7 +23,7 @@ def pack_seconds(forward: Array, sends: float = 0.0) -> PackSeconds:
         forward=forward,
         backward=forward,
         recompute=np.zeros_like(forward),
-        samples=2 * forward.sum(axis=1),
+        samples=2 * forward,
         sends=np.full((len(forward), forward.shape[1] - 1), sends),
         returns=np.full((len(forward), forward.shape[1] - 1), sends),
     )
@@ -46,7 +46,7 @@ def test_equal_work_everywhere_is_ideal() -> None:
 
 def test_what_samples_do_not_need_is_padding() -> None:
     seconds = pack_seconds(np.full((2, 1), 3.0))
-    padded = PackSeconds(**{**_fields(seconds), "samples": np.array([4.0, 6.0])})
+    padded = PackSeconds(**{**_fields(seconds), "samples": np.array([[4.0], [6.0]])})
     assert parts([[0], [1]], padded) == {**NOTHING, "ideal": 10.0, "padding": 2.0}
 
 
@@ -79,12 +79,26 @@ def test_a_stage_with_more_layers_is_stage_imbalance_and_the_way_through_the_pip
     assert parts(packs, equal) == {**NOTHING, "ideal": 6 * 4.0, "bubble": 2 * 4.0}
 
 
-def test_packs_that_differ_between_stages_are_bubble_where_the_stages_sums_are_equal() -> None:
+def test_waiting_for_uneven_packs_is_data_imbalance_where_the_stages_sums_are_equal() -> None:
     uneven = pack_seconds(np.array([[1.0, 3.0], [3.0, 1.0]]))
-    found = parts([[0], [1], [1], [0]], uneven)
-    assert (found["ideal"], found["stage_imbalance"]) == (16.0, 0.0)
+    assert parts([[0], [1], [1], [0]], uneven) == {**NOTHING, "ideal": 16.0, "data_imbalance": 2.0, "bubble": 4.0}
     equal = parts([[0]] * 4, pack_seconds(np.array([[2.0, 2.0]])))
-    assert (found["bubble"], equal["bubble"]) == (6.0, 4.0)
+    assert equal == {**NOTHING, "ideal": 16.0, "bubble": 4.0}
+
+
+def test_packs_in_a_good_order_shorten_the_bubble() -> None:
+    """The first and the last pack pass the pipeline alone: small ones there make the others wait less."""
+    packs = pack_seconds(np.array([[2.0, 2.0], [4.0, 4.0], [3.0, 3.0]]))
+    assert parts([[0], [1], [1], [0]], packs) == {**NOTHING, "ideal": 24.0, "bubble": 4.0}
+    assert parts([[2]] * 4, packs) == {**NOTHING, "ideal": 24.0, "bubble": 6.0}
+
+
+def test_a_slow_rank_is_measured_as_imbalance() -> None:
+    seconds = pack_seconds(np.full((2, 1), 3.0))
+    slow = Pace(work=np.array([[1.0], [2.0]]), load=np.ones((2, 1)), wait=np.array([[0.5], [0.5]]))
+    breakdown, work = attribute(np.array([[[0, 1]]]), seconds, update(1), slow)
+    assert breakdown.totals == {**NOTHING, "ideal": 9.0, "loading": 0.5, "data_imbalance": 3.0}
+    assert work.tolist() == [[19.0]]
 
 
 def test_sends_and_reductions_are_communication_and_the_update_is_optimizer() -> None:
@@ -126,7 +140,7 @@ def attributed(draw: st.DrawFn) -> tuple[Ints, PackSeconds, UpdateSeconds]:
             forward=forward,
             backward=backward + again,
             recompute=again,
-            samples=share * (forward + backward).sum(axis=1),
+            samples=share * (forward + backward),
             sends=seconds(packs.size, stages - 1),
             returns=seconds(packs.size, stages - 1),
         ),

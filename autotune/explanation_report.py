@@ -1,0 +1,226 @@
+"""Why a plan won, as text: where the time went, what each change gives, what it costs, and what would help further."""
+
+import math
+from collections.abc import Iterator, Sequence
+
+from autotune.text_table import table
+from storage.explanation import BEST, ChangeEffect, Explanation, PlanTime, TimePart
+from storage.records import BestPlan
+
+_MEBI = 1 << 20
+_LEAST_SAVED = 0.001
+"""Share of an epoch that counts as a gain."""
+_SIGNIFICANT = 2.0
+"""Standard errors by which two figures must differ to be told apart."""
+_WORTH_ADVICE = 0.02
+_MOST_ADVICE = 3
+NAMES = {
+    "ideal": "useful work",
+    "padding": "padding",
+    "recompute": "recompute",
+    "loading": "data wait",
+    "stage_imbalance": "stage imbalance",
+    "data_imbalance": "data imbalance",
+    "bubble": "pipeline bubble",
+    "communication": "communication",
+    "optimizer": "update",
+    "unexplained": "not explained",
+}
+_MEANINGS = {
+    "ideal": "the samples' own work, spread evenly over all ranks",
+    "padding": "pad tokens up to the longest sample of a micro-batch",
+    "recompute": "layers that run forward a second time to save memory",
+    "loading": "ranks that wait for data to be read and encoded",
+    "stage_imbalance": "stages that wait for a stage with more work",
+    "data_imbalance": "ranks that wait because packs differ in work",
+    "bubble": "stages that wait while the pipeline fills and drains",
+    "communication": "sends between stages, sums over data ranks",
+    "optimizer": "update of the weights",
+    "unexplained": "measured time beyond the simulated steps",
+}
+_BASES = {
+    "measured": "measured",
+    "divided": "measured work, divided by the profile",
+    "simulated": "simulated from measured work",
+    "predicted": "predicted",
+    "rest": "measured, minus all above",
+}
+_CHANGES = {"packing": "packing alone", "split": "split alone", "recompute": "recompute alone"}
+_ADVICE = {
+    "padding": "pack the samples",
+    "loading": "raise data.workers, or put the data on a faster disk",
+    "stage_imbalance": "stages hold whole layers; a model or a pipeline degree with a more even split would remove it",
+    "data_imbalance": "a larger global batch has more packs to choose from for each step",
+    "bubble": "a larger global batch has more micro-batches; twice as many halve it, about",
+    "communication": "faster links between the devices, or fewer stages and data ranks",
+    "optimizer": "a larger global batch updates less often",
+}
+
+
+def explanation_text(best: BestPlan) -> str:
+    """Return why the winner won; empty for a winner without an explanation."""
+    why = best.explanation
+    if why is None:
+        return ""
+    sections = (
+        _headline(why),
+        _parts_table([time for time in (why.of_usual, why.winner) if time is not None]),
+        _changes(why),
+        _memory(why, best.workload.memory_limit_bytes),
+        _payback(why, best.search_seconds),
+        _further(why, best.workload.memory_limit_bytes),
+    )
+    return "\n\n".join(("", *filter(None, sections)))
+
+
+def plan_time_text(time: PlanTime) -> str:
+    """Return where the time of one plan goes."""
+    return f"{_losses(time)}\n\n{_parts_table([time])}"
+
+
+def _headline(why: Explanation) -> str:
+    usual, winner = why.of_usual, why.winner
+    if usual is None:
+        return f"Why it won: no baseline was measured, so only its own time is explained. {_losses(winner)}"
+    if usual.plan_id == winner.plan_id:
+        return f"Why it won: no plan was faster than {usual.role}, the usual settings. {_losses(winner)}"
+    return f"Why it won. {_losses(usual)}"
+
+
+def _losses(time: PlanTime) -> str:
+    """Say in which parts most of the time is lost."""
+    name = "the winner" if time.role == BEST else time.role
+    runs = f"{time.runs} runs" if time.runs > 1 else "one run"
+    doubt = ", all disturbed" if time.disturbed else ", ended early" if time.shortened else ""
+    useful = next(part for part in time.parts if part.name == "ideal")
+    text = (
+        f"With {name} an epoch takes {_with_error(time.epoch_seconds, time.epoch_seconds_error)} s in {time.steps} "
+        f"steps (measured in {runs}{doubt}), of which {useful.seconds / time.epoch_seconds:.0%} is useful work."
+    )
+    first, second, *_ = time.causes
+    if first.seconds <= 0:
+        return text
+    apart = first.seconds - second.seconds > _SIGNIFICANT * math.hypot(first.error, second.error)
+    largest = f"The largest loss is {NAMES[first.name]}: {_share(first, time)} of the time"
+    if second.seconds <= 0:
+        return f"{text} {largest}."
+    order = ", then" if apart else "; within the errors it may also be"
+    return f"{text} {largest}{order} {NAMES[second.name]}: {_share(second, time)}."
+
+
+def _parts_table(times: Sequence[PlanTime]) -> str:
+    """Return the parts of one or two plans: useful work, then the losses of the first plan by size, then the rest."""
+    first = times[0]
+    order = ["ideal", *(part.name for part in first.causes), "unexplained"]
+    rows = [
+        (
+            NAMES[name],
+            *(entry for time in times for entry in _entries(time.part(name), time)),
+            _MEANINGS[name],
+            _BASES[first.part(name).basis],
+        )
+        for name in order
+    ]
+    whole = [entry for time in times for entry in (_with_error(time.epoch_seconds, time.epoch_seconds_error), "100%")]
+    columns = [column for time in times for column in (f"{time.role} s", "share")]
+    header = ("part of an epoch", *columns, "what it is", "how it is known")
+    return table(header, [*rows, ("whole", *whole, "", "measured")])
+
+
+def _entries(part: TimePart, time: PlanTime) -> tuple[str, str]:
+    return _with_error(part.seconds, part.error), _share(part, time)
+
+
+def _changes(why: Explanation) -> str:
+    usual, winner = why.of_usual, why.winner
+    if usual is None or not why.changes:
+        return ""
+    gain = usual.epoch_seconds / winner.epoch_seconds
+    error = gain * math.hypot(
+        usual.epoch_seconds_error / usual.epoch_seconds, winner.epoch_seconds_error / winner.epoch_seconds
+    )
+    together = (
+        "all together",
+        _with_error(winner.epoch_seconds, winner.epoch_seconds_error),
+        f"{gain:.2f} +- {error:.2f}",
+        f"{winner.peak_bytes / _MEBI:,.0f}",
+        "measured",
+    )
+    rows = [_change_row(effect, _CHANGES[effect.change]) for effect in why.changes]
+    return table((f"change of {usual.role}", "epoch s", "gain", "peak MiB", ""), [*rows, together])
+
+
+def _change_row(effect: ChangeEffect, name: str) -> tuple[str, ...]:
+    peak = f"{effect.peak_bytes / _MEBI:,.0f}"
+    known = f"measured, {effect.plan.id}" if effect.measured else "predicted"
+    if not effect.fits:
+        return name, "-", "-", peak, "does not fit the memory"
+    seconds = _with_error(effect.epoch_seconds, effect.epoch_seconds_error)
+    return name, seconds, f"{effect.gain:.2f} +- {effect.gain_error:.2f}", peak, known
+
+
+def _memory(why: Explanation, limit_bytes: int) -> str:
+    winner, usual = why.winner, why.of_usual
+    most = winner.peak_bytes
+    stage = winner.stage_peak_bytes.index(most)
+    text = (
+        f"Memory: its fullest stage, {stage}, needs {most / _MEBI:,.0f} MiB of {limit_bytes / _MEBI:,.0f} MiB "
+        f"({most / limit_bytes:.0%})"
+    )
+    if usual is None or usual.plan_id == winner.plan_id:
+        return text
+    more = (most - usual.peak_bytes) / _MEBI
+    return f"{text}, {abs(more):,.0f} MiB {'more' if more >= 0 else 'less'} than with {usual.role}"
+
+
+def _payback(why: Explanation, search_seconds: float) -> str:
+    usual, winner = why.of_usual, why.winner
+    if usual is None:
+        return ""
+    saved = usual.epoch_seconds - winner.epoch_seconds
+    if saved < _LEAST_SAVED * winner.epoch_seconds:
+        return ""
+    epochs = search_seconds / saved
+    steps = math.ceil(epochs * winner.steps)
+    return (
+        f"Compared with {usual.role}, the {search_seconds:,.0f} s of the search's trials are paid back after "
+        f"{epochs:.1f} epochs ({steps:,} step{'s' * (steps != 1)})"
+    )
+
+
+def _further(why: Explanation, limit_bytes: int) -> str:
+    """Say what is left of the winner's losses, and what would reduce them."""
+    lines = list(_advice(why, limit_bytes))
+    return "\n".join(("What would help further:", *lines)) if lines else ""
+
+
+def _advice(why: Explanation, limit_bytes: int) -> Iterator[str]:
+    winner = why.winner
+    large = [
+        part
+        for part in winner.causes
+        if part.seconds > max(_WORTH_ADVICE * winner.epoch_seconds, _SIGNIFICANT * part.error)
+    ]
+    for part in large[:_MOST_ADVICE]:
+        what = _ADVICE.get(part.name) or _more_memory(why.further, limit_bytes)
+        yield f"- {NAMES[part.name]}, {_share(part, winner)} of the time: {what}"
+
+
+def _more_memory(further: Sequence[ChangeEffect], limit_bytes: int) -> str:
+    if not further:
+        return "more memory per rank"
+    (effect,) = further
+    gain = f"{effect.gain:.2f} +- {effect.gain_error:.2f} times as fast"
+    if effect.peak_bytes > limit_bytes:
+        return f"with {effect.peak_bytes / _MEBI:,.0f} MiB per rank nothing is recomputed: {gain}, predicted"
+    return f"recomputing nothing may just fit, at {effect.peak_bytes / _MEBI:,.0f} MiB: {gain}, predicted"
+
+
+def _with_error(seconds: float, error: float) -> str:
+    digits = 1 if abs(seconds) < 1000 else 0
+    # z: no minus sign before a part that is rounded to 0.
+    return f"{seconds:z,.{digits}f} +- {error:,.{digits}f}"
+
+
+def _share(part: TimePart, time: PlanTime) -> str:
+    return f"{part.seconds / time.epoch_seconds:z.0%} +- {part.error / time.epoch_seconds:.0%}"

@@ -1,0 +1,1 @@
+"""Why the winner of a search won."""

@@ -1,0 +1,112 @@
+"""What single changes of a plan give: of the usual settings towards the winner, and of the winner with more memory."""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from autotune.search.learning.calibrated import CalibratedPredictor
+from autotune.search.learning.surrogate import Surrogate
+from autotune.search.solver.limits import Limits
+from autotune.search.solver.solver import Solver
+from storage.explanation import Change, ChangeEffect
+from storage.records import FinishedTrial
+from trials.errors import DataError, InvalidPlan
+from trials.outcome import Completed, Failed, OutOfMemory
+from trials.plan import Plan, Stage, layer_counts
+
+
+class Changes:
+    """Estimates of changed plans, from the trials of a search and the predictions that these corrected."""
+
+    def __init__(
+        self,
+        predictor: CalibratedPredictor,
+        surrogate: Surrogate,
+        limits: Limits,
+        trials: Iterable[FinishedTrial],
+        measured: Sequence[Plan],
+    ) -> None:
+        """`measured` are the plans that whole trials rank."""
+        self._predictor, self._surrogate, self._limits = predictor, surrogate, limits
+        self._trials, self._measured = tuple(trials), frozenset(measured)
+
+    def towards(self, winner: Plan, usual: Plan) -> tuple[ChangeEffect, ...]:
+        """Return the effects of the winner's packing, split and recomputation on the usual settings, each alone."""
+        return tuple(self._effect(change, usual, plan) for change, plan in self._variants(winner, usual))
+
+    def without_recompute(self, winner: Plan) -> tuple[ChangeEffect, ...]:
+        """Return the effect of more memory on the winner, in which no layer is recomputed; empty if none is now."""
+        stages = tuple(replace(stage, recompute_vision=0, recompute_language=0) for stage in winner.stages)
+        if stages == winner.stages:
+            return ()
+        return (self._effect("no-recompute", winner, replace(winner, stages=stages)),)
+
+    def _variants(self, winner: Plan, usual: Plan) -> Iterator[tuple[Change, Plan]]:
+        """Yield those variants that differ from the usual settings and keep the global batch."""
+        solver = Solver(self._predictor.corrected, self._limits)
+        # Some data have too few samples for the packs of a variant.
+        with suppress(InvalidPlan, DataError):
+            if usual.packing != winner.packing and solver.keeps_batch(winner.packing, usual.layout):
+                yield "packing", replace(usual, packing=winner.packing)
+        with suppress(InvalidPlan, DataError):
+            split = resplit(usual, winner)
+            if split != usual and solver.keeps_batch(split.packing, split.layout):
+                yield "split", split
+        with suppress(InvalidPlan, DataError):
+            lean = solver.fit(usual.packing, usual.layout, usual.boundaries)
+            if lean is not None and lean != usual:
+                yield "recompute", lean
+
+    def _effect(self, change: Change, before: Plan, plan: Plan) -> ChangeEffect:
+        is_measured = {before, plan} <= self._measured
+        estimate = self._surrogate.measured if is_measured else self._surrogate.posterior
+        posterior = estimate((before, plan))
+        seconds = math.exp(posterior.mean[1])
+        faster, error = posterior.difference(0, 1)
+        peak, is_exceeded = self._peak(plan)
+        return ChangeEffect(
+            change=change,
+            plan=plan,
+            epoch_seconds=seconds,
+            epoch_seconds_error=seconds * float(posterior.error[1]),
+            gain=math.exp(faster),
+            gain_error=math.exp(faster) * error,
+            peak_bytes=peak,
+            fits=not is_exceeded,
+            measured=is_measured,
+        )
+
+    def _peak(self, plan: Plan) -> tuple[int, bool]:
+        """Return (bytes of the fullest rank, whether they exceed the limit): measured, else predicted."""
+        outcomes = [trial.result.outcome for trial in self._trials if trial.plan == plan]
+        if ran := [outcome.measurement.peak_bytes for outcome in outcomes if isinstance(outcome, Completed)]:
+            return max(ran), False
+        causes = [outcome.cause for outcome in outcomes if isinstance(outcome, Failed)]
+        if failed := [cause.needed_bytes for cause in causes if isinstance(cause, OutOfMemory)]:
+            return max(failed), True
+        memory = self._predictor.memory(plan)
+        expected = round(max(stage.expected for stage in memory))
+        return expected, expected > self._limits.memory_limit_bytes
+
+
+def resplit(usual: Plan, winner: Plan) -> Plan:
+    """Return the usual settings with the winner's layout and boundaries, and as large a share of layers recomputed."""
+    vision = _share((stage.recompute_vision, stage.vision) for stage in usual.stages)
+    language = _share((stage.recompute_language, stage.language) for stage in usual.stages)
+    counts = layer_counts(winner.boundaries, sum(stage.vision for stage in usual.stages))
+    stages = (
+        Stage(
+            vision=of_vision,
+            language=of_language,
+            recompute_vision=round(vision * of_vision),
+            recompute_language=round(language * of_language),
+        )
+        for of_vision, of_language in counts
+    )
+    return replace(usual, layout=winner.layout, stages=tuple(stages))
+
+
+def _share(recomputed_of: Iterable[tuple[int, int]]) -> float:
+    recomputed, layers = map(sum, zip(*recomputed_of, strict=True))
+    return recomputed / max(layers, 1)

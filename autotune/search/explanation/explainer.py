@@ -1,0 +1,101 @@
+"""The explanation of a search's winner, from its trials and the predictions that they corrected."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from autotune.search.explanation.changes import Changes
+from autotune.search.explanation.measured_time import MeasuredTime, usable
+from autotune.search.learning.calibrated import CalibratedPredictor
+from autotune.search.learning.surrogate import Surrogate
+from autotune.search.roles import BASELINES
+from autotune.search.solver.limits import Limits
+from autotune.search.winner import Standings, Winner, ranked
+from storage.explanation import BEST, Explanation, PlanTime
+from storage.records import FinishedTrial
+from trials.outcome import Completed, Measurement
+from trials.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explainer:
+    """Explains the winner of a study."""
+
+    predictor: CalibratedPredictor
+    surrogate: Surrogate
+    limits: Limits
+    trials: Sequence[FinishedTrial]
+    """All trials that the search knows, also those of other studies."""
+    study_id: str
+
+    def explain(self, standings: Standings, winner: Winner) -> Explanation | None:
+        """Return why the winner won; None if no run of it measured steps of this epoch."""
+        best = standings.entries[winner.number].plan
+        found = [(plan, self._time(standings, plan, role)) for plan, role in self._plans(standings, winner)]
+        times = {time.role: (plan, time) for plan, time in found if time is not None}
+        if BEST not in times:
+            return None
+        usual = next((role for role in BASELINES if role in times), None)
+        measured = [entry.plan for entry in standings.entries]
+        changes = Changes(self.predictor, self.surrogate, self.limits, self.trials, measured)
+        return Explanation(
+            plans=tuple(time for _, time in times.values()),
+            usual=usual,
+            changes=changes.towards(best, times[usual][0]) if usual else (),
+            further=changes.without_recompute(best),
+        )
+
+    def _plans(self, standings: Standings, winner: Winner) -> Iterator[tuple[Plan, str]]:
+        """Yield (plan, role) of the winner, of one plan of each kind of baseline, and of ties."""
+        yield standings.entries[winner.number].plan, BEST
+        tried = [trial for trial in self.trials if trial.study_id == self.study_id]
+        for role in BASELINES:
+            ranked_plans = [entry.plan for entry in standings.entries if role in entry.roles]
+            # A baseline that was clearly slower ended early and has no rank, but its steps were measured.
+            plans = ranked_plans or [trial.plan for trial in tried if trial.role == role]
+            if plans:
+                yield plans[0], str(role)
+        for number in winner.ties:
+            yield standings.entries[number].plan, f"tie {standings.entries[number].plan.id}"
+
+    def _time(self, standings: Standings, plan: Plan, role: str) -> PlanTime | None:
+        runs = [(trial, run) for trial, run in self._runs(plan) if usable(run, plan, self.predictor)]
+        if not runs:
+            return None
+        measured = [run for _, run in runs]
+        of_runs = fmean(trial.result.epoch_seconds or 0.0 for trial, _ in runs)
+        entry = next((entry for entry in standings.entries if entry.plan == plan), None)
+        seconds = of_runs if entry is None else entry.epoch_seconds
+        own_error = fmean(trial.result.epoch_seconds_error or 0.0 for trial, _ in runs)
+        error = own_error if entry is None else entry.epoch_seconds_error
+        time = MeasuredTime(
+            self.predictor,
+            plan,
+            measured,
+            epoch_seconds=seconds,
+            epoch_seconds_error=error,
+            run_seconds=of_runs,
+        )
+        return PlanTime(
+            plan_id=plan.id,
+            role=role,
+            epoch_seconds=seconds,
+            epoch_seconds_error=error,
+            steps=time.steps,
+            parts=time.parts,
+            stage_peak_bytes=_peaks(measured, plan.layout.pipeline),
+            runs=len(runs),
+            disturbed=all(trial.result.is_disturbed for trial, _ in runs),
+            shortened=entry is None,
+        )
+
+    def _runs(self, plan: Plan) -> list[tuple[FinishedTrial, Measurement]]:
+        """Return the runs that rank the plan; those that ended early only where there are no others."""
+        of_plan = [trial for trial in self.trials if trial.plan == plan]
+        found = [(trial, trial.result.outcome) for trial in ranked(of_plan) or of_plan]
+        return [(trial, outcome.measurement) for trial, outcome in found if isinstance(outcome, Completed)]
+
+
+def _peaks(runs: Sequence[Measurement], stages: int) -> tuple[int, ...]:
+    ranks = [rank for run in runs for rank in run.stages]
+    return tuple(max(rank.peak_bytes for rank in ranks if rank.stage == stage) for stage in range(stages))

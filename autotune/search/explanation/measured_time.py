@@ -1,0 +1,180 @@
+"""Where the time of a measured plan goes: its simulation, at the pace at which its ranks were measured.
+
+The parts sum to the measured time: what the simulation does not explain is a part as well.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+
+import numpy as np
+
+from autotune.predict.attribution import Breakdown, Pace, UpdateSeconds
+from autotune.predict.chosen_steps import ChosenSteps
+from autotune.predict.costs import Array
+from autotune.predict.parts import Parts
+from autotune.predict.predictor import Predictor
+from autotune.predict.sizes import EpochSizes
+from autotune.search.learning.calibrated import CalibratedPredictor
+from storage.explanation import UNEXPLAINED, Basis, TimePart
+from trials.model.cut import cut
+from trials.outcome import Measurement
+from trials.plan import Plan
+
+_DRAWS = 32
+"""Draws of the calibration's factors and of the measurements' noise, which give errors to about an eighth."""
+_STEPS = 64
+"""Most steps on which errors are estimated."""
+_NAMES = tuple(field.name for field in fields(Breakdown))
+_BASES: dict[str, Basis] = {
+    "ideal": "divided",
+    "padding": "divided",
+    "recompute": "divided",
+    "loading": "measured",
+    "stage_imbalance": "measured",
+    "data_imbalance": "simulated",
+    "bubble": "simulated",
+    "communication": "predicted",
+    "optimizer": "measured",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Ranks:
+    """Mean seconds per step of each rank, [data ranks, stages]."""
+
+    work: Array
+    """Forward and backward passes."""
+    load: Array
+    optimizer: Array
+
+    @classmethod
+    def mean(cls, several: "Sequence[_Ranks]") -> "_Ranks":
+        return cls(**{name: np.mean([getattr(each, name) for each in several], axis=0) for name in cls.__slots__})
+
+
+class MeasuredTime:
+    """The parts of an epoch under one plan, from its runs."""
+
+    def __init__(
+        self,
+        predictor: CalibratedPredictor,
+        plan: Plan,
+        runs: Sequence[Measurement],
+        *,
+        epoch_seconds: float,
+        epoch_seconds_error: float,
+        run_seconds: float,
+    ) -> None:
+        """`run_seconds` are those of an epoch as the runs alone say; `epoch_seconds` are corrected for drift."""
+        self._predictor, self._plan, self._runs = predictor, plan, runs
+        self._seconds, self._error = epoch_seconds, epoch_seconds_error
+        self._drift = epoch_seconds / run_seconds
+        self._sizes = predictor.base.sizes(plan.packing, plan.layout)
+        self._of_runs = [ChosenSteps(self._sizes, run.steps) for run in runs]
+        self._parts = Parts.of(cut(plan))
+
+    @property
+    def steps(self) -> int:
+        """Steps of an epoch."""
+        return self._sizes.epoch.steps
+
+    @property
+    def parts(self) -> tuple[TimePart, ...]:
+        """The parts, which sum to the seconds of the epoch."""
+        found, errors = self._totals(self._predictor.corrected, self._sizes, self._measured), self._errors
+        rest = self._seconds - float(found.sum())
+        seconds, rest_error = [*found.tolist(), rest], float(np.hypot(self._error, errors[-1]))
+        return tuple(
+            TimePart(name=name, seconds=each, error=error, basis=basis)
+            for (name, basis), each, error in zip(
+                [*((name, self._basis(name)) for name in _NAMES), (UNEXPLAINED, "rest")],
+                seconds,
+                [*errors[:-1].tolist(), rest_error],
+                strict=True,
+            )
+        )
+
+    def _basis(self, name: str) -> Basis:
+        # With several data ranks, a rank waits for the others inside its measured update.
+        return "predicted" if name == "optimizer" and self._plan.layout.data > 1 else _BASES[name]
+
+    @cached_property
+    def _measured(self) -> _Ranks:
+        """What the runs measured, at the speed of `epoch_seconds`."""
+        found = _Ranks.mean([_measured(each, self._plan) for each in self._runs])
+        drift = self._drift
+        return _Ranks(work=found.work * drift, load=found.load * drift, optimizer=found.optimizer * drift)
+
+    @property
+    def _errors(self) -> Array:
+        """Standard errors of the seconds of each part, and of their sum."""
+        count = min(self.steps, _STEPS)
+        some = ChosenSteps(self._sizes, np.unique(np.linspace(0, self.steps - 1, count).round()).astype(int).tolist())
+        random = np.random.default_rng(0)
+        noise = self._error / self._seconds
+        drawn = []
+        for predictor in self._predictor.drawn(random, _DRAWS):
+            measured = self._measured
+            shape = measured.work.shape
+            noisy = _Ranks(
+                work=measured.work * np.exp(noise * random.standard_normal(shape)),
+                load=measured.load * np.exp(noise * random.standard_normal(shape)),
+                optimizer=measured.optimizer,
+            )
+            found = self._totals(predictor, some, noisy) * self.steps / count
+            drawn.append([*found.tolist(), float(found.sum())])
+        errors: Array = np.std(drawn, axis=0)
+        return errors
+
+    def _totals(self, predictor: Predictor, sizes: EpochSizes, measured: _Ranks) -> Array:
+        """Return the seconds of each part of these steps, simulated at the measured pace, [parts]."""
+        update = predictor.update_parts(self._plan.layout, self._parts)
+        if self._plan.layout.data == 1:
+            update = UpdateSeconds(reduction=update.reduction, optimizer=measured.optimizer[0])
+        pace = self._pace(predictor, measured)
+        totals = predictor.attributed(self._parts, sizes, update, pace)[0].totals
+        return np.array([totals[name] for name in _NAMES])
+
+    def _pace(self, predictor: Predictor, measured: _Ranks) -> Pace:
+        """Return by how much the ranks were slower in their runs than predicted for the same steps."""
+        expected = _Ranks.mean([self._expected(predictor, each) for each in self._of_runs])
+        packs = self._sizes.epoch.micro_batches
+        foreseen = expected.load > 0
+        return Pace(
+            work=_ratio(measured.work, expected.work),
+            load=_ratio(measured.load, expected.load),
+            # Workers load ahead, so that no waiting is predicted; some is measured nevertheless.
+            wait=np.where(foreseen, 0.0, measured.load / packs),
+        )
+
+    def _expected(self, predictor: Predictor, sizes: ChosenSteps) -> _Ranks:
+        """Return what is predicted for the ranks in a mean step of these."""
+        seconds = predictor.pack_seconds(self._parts, sizes)
+
+        def mean(side: Array) -> Array:
+            sums: Array = np.sum([side[block].sum(axis=(0, 1)) for block in sizes.blocks], axis=0)
+            return sums / len(sizes.steps)
+
+        work = mean(seconds.forward + seconds.backward)
+        return _Ranks(work=work, load=mean(seconds.load), optimizer=np.zeros_like(work))
+
+
+def usable(run: Measurement, plan: Plan, predictor: CalibratedPredictor) -> bool:
+    """Return whether the epoch has the steps that were measured; that of a job with another seed may not."""
+    steps = predictor.base.sizes(plan.packing, plan.layout).epoch.steps
+    return max(run.steps) < steps and len(run.stages) == plan.layout.world_size
+
+
+def _measured(run: Measurement, plan: Plan) -> _Ranks:
+    work, load, optimizer = (np.zeros((plan.layout.data, plan.layout.pipeline)) for _ in range(3))
+    for rank in run.stages:
+        where = rank.data_rank, rank.stage
+        work[where] = rank.forward_seconds + rank.backward_seconds
+        load[where], optimizer[where] = rank.load_seconds, rank.optimizer_seconds
+    return _Ranks(work=work, load=load, optimizer=optimizer)
+
+
+def _ratio(measured: Array, expected: Array) -> Array:
+    """Return measured / expected; 1 where nothing is expected."""
+    return np.divide(measured, expected, out=np.ones_like(measured), where=expected > 0)

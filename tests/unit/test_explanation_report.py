@@ -1,0 +1,89 @@
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from autotune.explanation_report import explanation_text
+from autotune.study_report import best_text
+from storage.explanation import BEST, Explanation
+from tests.storage_values import EXPLANATION, PADDED_PLAN, best_of, packed_plan, plan_time
+
+WINNER, USUAL = EXPLANATION.plans
+
+
+def text_of(explanation: Explanation | None) -> str:
+    return explanation_text(best_of("5" * 32, explanation=explanation, search_seconds=50.0))
+
+
+def cells(text: str, first: str) -> list[str]:
+    """Return the entries of the row of a table that begins with `first`."""
+    (row,) = (line for line in text.splitlines() if line.startswith(f"{first}  "))
+    return [cell.strip() for cell in row.split("  ") if cell.strip()]
+
+
+def test_the_largest_loss_of_the_usual_settings_is_named_first() -> None:
+    text = text_of(EXPLANATION)
+    assert "With default an epoch takes 200.0 +- 1.5 s in 32 steps (measured in one run)" in text
+    assert "53% is useful work. The largest loss is padding: 30% +- 3% of the time, then recompute: 10% +- 1%." in text
+
+
+def test_losses_that_the_errors_do_not_tell_apart_are_both_named() -> None:
+    close = plan_time(PADDED_PLAN, "default", padding=21.0, recompute=20.0)
+    text = text_of(replace(EXPLANATION, plans=(WINNER, close)))
+    assert "is padding: 10% +- 1% of the time; within the errors it may also be recompute: 10% +- 1%." in text
+
+
+def test_the_time_of_both_plans_is_shown_by_part_and_sums_to_the_whole() -> None:
+    text = text_of(EXPLANATION)
+    assert cells(text, "padding")[1:5] == ["60.0 +- 6.0", "30% +- 3%", "0.0 +- 0.0", "0% +- 0%"]
+    assert cells(text, "not explained")[1:5] == ["4.0 +- 0.4", "2% +- 0%", "-1.0 +- 0.1", "-1% +- 0%"]
+    assert cells(text, "whole")[1:5] == ["200.0 +- 1.5", "100%", "100.0 +- 1.5", "100%"]
+    rows = [line.split("  ")[0] for line in text.splitlines()]
+    assert rows.index("useful work") < rows.index("padding") < rows.index("recompute") < rows.index("not explained")
+
+
+def test_each_change_alone_is_compared_with_all_together() -> None:
+    text = text_of(EXPLANATION)
+    assert cells(text, "packing alone")[1:] == ["140.0 +- 3.0", "1.43 +- 0.03", "62,464", "predicted"]
+    assert cells(text, "recompute alone")[1:] == ["-", "-", "92,160", "does not fit the memory"]
+    assert cells(text, "all together")[1:] == ["100.0 +- 1.5", "2.00 +- 0.03", "62,464", "measured"]
+
+
+def test_memory_payback_and_what_would_help_further_are_stated() -> None:
+    text = text_of(EXPLANATION)
+    assert "its fullest stage, 1, needs 62,464 MiB of 77,824 MiB (80%), 21,504 MiB more than with default" in text
+    assert "the 50 s of the search's trials are paid back after 0.5 epochs (16 steps)" in text
+    further = text.partition("What would help further:")[2].splitlines()[1:]
+    assert "with 81,920 MiB per rank nothing is recomputed: 1.11 +- 0.02 times as fast, predicted" in further[0]
+    assert further[1].startswith("- pipeline bubble, 5% +- 0% of the time: a larger global batch")
+
+
+def test_usual_settings_that_won_are_said_to_be_fastest() -> None:
+    same = replace(EXPLANATION, plans=(WINNER, replace(USUAL, plan_id=packed_plan().id)), changes=())
+    assert "no plan was faster than default, the usual settings" in text_of(same)
+
+
+def test_a_winner_without_baselines_explains_its_own_time() -> None:
+    alone = Explanation(plans=(WINNER,), usual=None, changes=(), further=())
+    text = text_of(alone)
+    assert "no baseline was measured" in text
+    assert "With the winner an epoch takes 100.0 +- 1.5 s" in text
+    assert "paid back" not in text
+
+
+@pytest.mark.parametrize(("field", "doubt"), [("disturbed", "all disturbed"), ("shortened", "ended early")])
+def test_doubtful_measurements_are_named(field: str, doubt: str) -> None:
+    changed: dict[str, Any] = {field: True}
+    doubtful = replace(USUAL, **changed)
+    assert f"(measured in one run, {doubt})" in text_of(replace(EXPLANATION, plans=(WINNER, doubtful)))
+
+
+def test_a_winner_of_an_earlier_version_is_shown_without_an_explanation() -> None:
+    assert text_of(None) == ""
+    assert "Why it won" not in best_text(best_of("5" * 32))
+
+
+def test_the_winner_comes_first_in_an_explanation() -> None:
+    assert EXPLANATION.winner.role == BEST
+    assert EXPLANATION.of(PADDED_PLAN.id) == USUAL
+    assert EXPLANATION.of("0" * 16) is None
