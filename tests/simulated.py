@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 
@@ -286,10 +286,17 @@ class Undisturbed:
         return Conditions(disturbing_cpu=0.0, own_cpu=0.0, disturbing_gpu=False, throttled=(), energy_joules=None)
 
 
+class Clock(Protocol):
+    """A simulated machine."""
+
+    def now(self) -> datetime:
+        """Return the simulated time."""
+
+
 class SimulatedLedger(KnownTrials):
     """A ledger in memory, on the clock of the simulated machine."""
 
-    def __init__(self, launcher: SimulatedLauncher, known: Iterable[FinishedTrial] = ()) -> None:
+    def __init__(self, launcher: Clock, known: Iterable[FinishedTrial] = ()) -> None:
         """`known` are trials of other studies on the same workload."""
         super().__init__(None, known)
         self._launcher = launcher

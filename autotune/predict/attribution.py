@@ -1,7 +1,7 @@
 """Attribution of the time of a step to parts that sum to the whole, each by one cause added to an ideal step.
 
-The causes are added in this order, so that no part is negative: padding, recomputation, loading of data, stages of
-unequal work, data ranks of unequal work, the pipeline's order, packs of unequal work, communication, the optimizer.
+The causes are added in this order, so that no part is negative: padding, recomputation, stages of unequal work, data
+ranks of unequal work, the pipeline's order, packs of unequal work, loading of data, communication, the optimizer.
 docs/methods.md defines each.
 """
 
@@ -67,8 +67,6 @@ class Breakdown:
     """Work of the samples alone, spread evenly over all ranks."""
     padding: Array
     recompute: Array
-    loading: Array
-    """Reading and encoding the data."""
     stage_imbalance: Array
     """Work of the busiest stage above that of the mean stage, on average over the data ranks."""
     data_imbalance: Array
@@ -76,6 +74,8 @@ class Breakdown:
     each other because the packs of a step are uneven."""
     bubble: Array
     """Waiting of the busiest stage for its neighbours as the pipeline fills and drains."""
+    loading: Array
+    """Reading and encoding the data, and waiting of other ranks for that."""
     communication: Array
     """Sends between stages, and the reduction of gradients over data ranks."""
     optimizer: Array
@@ -102,20 +102,22 @@ class Breakdown:
 def attribute(
     packs: Ints, seconds: PackSeconds, update: UpdateSeconds, pace: Pace | None = None
 ) -> tuple[Breakdown, Array]:
-    """Return (parts of each step, seconds in which the ranks of each stage run passes [steps, stages]).
+    """Return (parts of each step, seconds in which the ranks of each stage load and run passes [steps, stages]).
 
     `packs` are numbers of packs, [steps, micro-batches, data ranks].
     """
     steps, count, ranks = packs.shape
     of_ranks = packs.transpose(0, 2, 1).reshape(-1, count)
     own = _at_pace(seconds, of_ranks, steps, pace)
-    passes, sends = (own.loaded_forward, own.backward), own.sends
-    stages = passes[0].shape[2]
-    schedule = simulate(*passes, sends, own.returns)
-    # Where nothing is sent, as with one stage, both simulations are equal.
-    without_sends = simulate(*passes) if sends.any() else schedule
-    even = simulate(*map(_evened, passes)) if stages > 1 else without_sends
-    work = schedule.busy.reshape(steps, ranks, stages)
+    passes, loaded = (own.forward, own.backward), (own.loaded_forward, own.backward)
+    stages = own.forward.shape[2]
+    uneven = simulate(*passes)
+    even = simulate(*map(_evened, passes)) if stages > 1 else uneven
+    # Where nothing is loaded or sent, simulations are equal.
+    with_loads = simulate(*loaded) if own.load.any() else uneven
+    is_sent = own.sends.any() or own.returns.any()
+    schedule = simulate(*loaded, own.sends, own.returns) if is_sent else with_loads
+    work = uneven.busy.reshape(steps, ranks, stages)
     busiest = work.max(axis=2)
 
     def spread(of_packs: Array) -> Array:
@@ -123,7 +125,9 @@ def attribute(
         each: Array = of_packs.reshape(steps, -1).sum(axis=1) / (ranks * stages)
         return each
 
-    uneven_seconds, even_seconds = (each.seconds.reshape(steps, ranks).max(axis=1) for each in (without_sends, even))
+    uneven_seconds, even_seconds, loaded_seconds = (
+        each.seconds.reshape(steps, ranks).max(axis=1) for each in (uneven, even, with_loads)
+    )
     # Packs in a good order take less time than equal ones, which leave the last stages idle for longer.
     bubble = np.minimum(even_seconds, uneven_seconds) - busiest.max(axis=1)
     # Data ranks reduce when all of them are there; a stage need not wait for the others.
@@ -132,16 +136,17 @@ def attribute(
         np.zeros(steps),
         spread(own.samples),
         spread(own.forward + own.backward - own.recompute),
-        spread(own.forward + own.backward),
         work.mean(axis=(1, 2)),
         busiest.mean(axis=1),
         uneven_seconds - bubble,
         uneven_seconds,
+        loaded_seconds,
         ends.max(axis=1),
         (ends + update.optimizer).max(axis=1),
     )
     names = [field.name for field in fields(Breakdown)]
-    return Breakdown(**dict(zip(names, np.diff(reached, axis=0), strict=True))), work.sum(axis=1)
+    busy = schedule.busy.reshape(steps, ranks, stages).sum(axis=1)
+    return Breakdown(**dict(zip(names, np.diff(reached, axis=0), strict=True))), busy
 
 
 def _at_pace(seconds: PackSeconds, of_ranks: Ints, steps: int, pace: Pace | None) -> PackSeconds:

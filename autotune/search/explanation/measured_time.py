@@ -37,6 +37,9 @@ _BASES: dict[str, Basis] = {
     "communication": "predicted",
     "optimizer": "measured",
 }
+_FROM_THE_MODEL: tuple[Basis, ...] = ("simulated", "predicted")
+_REST: Basis = "rest"
+_TINY = 1e-12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -84,14 +87,14 @@ class MeasuredTime:
         """The parts, which sum to the seconds of the epoch."""
         found, errors = self._totals(self._predictor.corrected, self._sizes, self._measured), self._errors
         rest = self._seconds - float(found.sum())
-        seconds, rest_error = [*found.tolist(), rest], float(np.hypot(self._error, errors[-1]))
+        bases = [self._basis(name) for name in _NAMES]
+        # Work is measured, so the rest is waiting or sending that the simulation gets wrong.
+        unsure = np.where([basis in _FROM_THE_MODEL for basis in bases], found, 0.0)
+        errors = np.hypot(errors, [*(rest * unsure / max(float(unsure.sum()), abs(rest), _TINY)), self._error])
         return tuple(
-            TimePart(name=name, seconds=each, error=error, basis=basis)
-            for (name, basis), each, error in zip(
-                [*((name, self._basis(name)) for name in _NAMES), (UNEXPLAINED, "rest")],
-                seconds,
-                [*errors[:-1].tolist(), rest_error],
-                strict=True,
+            TimePart(name=name, seconds=seconds, error=error, basis=basis)
+            for name, basis, seconds, error in zip(
+                (*_NAMES, UNEXPLAINED), (*bases, _REST), (*found.tolist(), rest), errors.tolist(), strict=True
             )
         )
 
