@@ -38,7 +38,7 @@ def of_tried(tried: TriedPlan) -> KnownPlan:
     """Return the plan with its speed: as the study found it for a winner, else the mean of its runs."""
     if tried.won:
         return of_winner(tried.won)
-    runs = _counted(tried)
+    runs = counted_runs(tried)
     if not runs:
         return KnownPlan(plan=tried.plan, speed=None)
     seconds = [trial.result.epoch_seconds or math.nan for trial in runs]
@@ -66,7 +66,7 @@ def _place(tried: TriedPlan) -> str:
 
 
 def _evidence(tried: TriedPlan) -> str:
-    runs = _counted(tried)
+    runs = counted_runs(tried)
     if not runs:
         finished = [trial.result for trial in tried.trials if isinstance(trial, FinishedTrial)]
         ends = Counter(outcome_text(result.outcome, result.epoch_seconds) for result in finished)
@@ -78,7 +78,7 @@ def _evidence(tried: TriedPlan) -> str:
     return f"measured {times}{doubt}"
 
 
-def _counted(tried: TriedPlan) -> Sequence[FinishedTrial]:
+def counted_runs(tried: TriedPlan) -> Sequence[FinishedTrial]:
     """Return the completed runs; disturbed ones only where there are no others."""
     finished = [(trial, trial.result.outcome) for trial in tried.trials if isinstance(trial, FinishedTrial)]
     whole = [trial for trial, outcome in finished if isinstance(outcome, Completed) and not outcome.shortened]

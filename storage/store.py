@@ -347,14 +347,14 @@ class Store(Housekeeping):
         with self._database.transaction() as connection:
             return plans.of_study(connection, study_id)
 
-    def find_plan(self, id_prefix: str, now: Workload | None = None) -> TriedPlan:
-        """Return the tried plan whose id begins with `id_prefix`, with its record in one study.
+    def find_plan(self, id_prefix: str, now: Workload | None = None, *, study_id: str | None = None) -> TriedPlan:
+        """Return the tried plan whose id begins with `id_prefix`, with its record in one study: `study_id` if given.
 
         Of several studies, prefer the most valid one for the workload `now`, then one that the plan won, then local
         studies to imported ones, then the newest. Raises UnknownPlan, with the nearest ids, and AmbiguousId.
         """
         with self._database.transaction() as connection:
-            return tried.find(connection, id_prefix, now)
+            return tried.find(connection, id_prefix, now, study_id)
 
     def start_launch(
         self,

@@ -312,6 +312,17 @@ def show(options: Options, plan: str) -> None:
 
 
 @main.command()
+@click.argument("first", metavar="PLAN")
+@click.argument("second", metavar="PLAN")
+@common
+def compare(options: Options, first: str, second: str) -> None:
+    """Show two tried PLANs side by side. PLAN@STUDY chooses a study; a STUDY alone means its winner."""
+    from autotune.cli.compare import compare_plans
+
+    compare_plans(options, first, second)
+
+
+@main.command()
 @click.argument("job", required=False, **JOB_PATH)
 @SET
 @common

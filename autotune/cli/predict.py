@@ -9,6 +9,7 @@ from autotune.forecast.forecast import Forecast, Forecaster
 from autotune.forecast.forecast_report import forecast_document, forecast_text
 from autotune.forecast.plot import check_plot, plot
 from autotune.job_file import JobFile
+from autotune.known_plan import known_text
 from autotune.plan_file import is_plan_file, read_plan
 from storage.store import open_store
 from trials.job import Job
@@ -61,4 +62,6 @@ def _plan(options: Options, job: Job, text: str) -> Plan:
     if is_plan_file(text):
         return read_plan(Path(text))
     with open_store(options.database_url(job.database)) as store:
-        return store.find_plan(text).plan
+        tried = store.find_plan(text)
+    options.tell(known_text(tried))
+    return tried.plan

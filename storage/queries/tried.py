@@ -21,9 +21,14 @@ from trials.workload import Workload
 _SHOWN = 5
 
 
-def find(connection: Connection, id_prefix: str, now: Workload | None) -> TriedPlan:
+def find(connection: Connection, id_prefix: str, now: Workload | None, study_id: str | None) -> TriedPlan:
     plan = rows.get(connection, PLAN, _id(connection, id_prefix))
-    found = connection.execute(_studies(plan["id"])).mappings().all()
+    query = _studies(plan["id"])
+    found = connection.execute(query if study_id is None else query.where(STUDY.c.id == study_id)).mappings().all()
+    if not found:
+        raise UnknownPlan(
+            f"study {study_id} did not try plan {plan['id']}; `autotune studies STUDY` lists those it did"
+        )
 
     def tried(row: Row) -> TriedPlan:
         study = codec.study(row)

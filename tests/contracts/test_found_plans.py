@@ -75,3 +75,13 @@ def test_an_unknown_plan_is_answered_with_the_nearest_ids(store: Store) -> None:
     mistyped = packed_plan().id[:6] + "%"
     with pytest.raises(UnknownPlan, match=packed_plan().id):
         store.find_plan(mistyped)
+
+
+def test_a_plan_is_found_in_the_study_that_is_asked_for(store: Store) -> None:
+    elsewhere = changed("hardware.device_name", "NVIDIA H100")
+    first = concluded(store, best_of(new_study(store), created=NOON))
+    concluded(store, best_of(new_study(store, elsewhere), workload=elsewhere))
+    other = new_study(store)
+    assert store.find_plan(packed_plan().id, elsewhere, study_id=first.study_id).won == first
+    with pytest.raises(UnknownPlan, match=f"study {other} did not try plan {packed_plan().id}"):
+        store.find_plan(packed_plan().id, study_id=other)

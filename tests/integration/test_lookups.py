@@ -55,6 +55,7 @@ def modules_of(environment: Mapping[str, str], folder: Path, *arguments: str) ->
         "plans --here",
         "plans --verdict re-measure --json",
         f"show {packed_plan(1).id}",
+        f"compare {packed_plan(1).id} {packed_plan(2).id}",
         "studies",
         "studies STUDY",
         "db check",

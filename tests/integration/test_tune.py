@@ -160,6 +160,34 @@ def test_plans_and_show_answer_from_the_database(user: User) -> None:
     assert shown["trials"][0]["result"]["outcome"]["measurement"]["stages"]
 
 
+def test_every_plan_that_was_tried_is_found_by_its_id_with_how_well_it_is_known(user: User) -> None:
+    for (plan,) in user.rows("SELECT DISTINCT plan_id FROM autotune_trial"):
+        shown, _ = user.run("show", plan[:8])
+        assert shown["id"] == plan
+        assert "measured" in shown["known"] or "no run of it was completed" in shown["known"]
+        predicted, output = user.run("predict", str(user.job), "--plan", plan[:8])
+        assert predicted["plans"][0]["id"] == plan
+        assert shown["known"] in output
+
+
+def test_a_tuning_explains_why_its_plan_won(user: User) -> None:
+    why = user.first["explanation"]
+    best, *others = why["plans"]
+    assert (best["plan_id"], best["role"]) == (user.first["id"], "best")
+    assert why["usual"] == "default" in {plan["role"] for plan in others}
+    for plan in why["plans"]:
+        assert sum(part["seconds"] for part in plan["parts"]) == pytest.approx(plan["epoch_seconds"])
+    default = next(plan for plan in others if plan["role"] == "default")
+    parts = {part["name"]: part["seconds"] for part in default["parts"]}
+    assert min(parts["ideal"], parts["padding"], parts["recompute"]) > 0
+    assert {change["change"] for change in why["changes"]} <= {"packing", "split", "recompute"}
+    with user.environment():
+        shown = CliRunner().invoke(main, ["show", default["plan_id"]])
+        compared = CliRunner().invoke(main, ["compare", default["plan_id"][:8], best["plan_id"][:8]])
+    assert "With default an epoch takes" in shown.stdout
+    assert "Where the time of an epoch goes" in compared.stdout
+
+
 def test_the_optuna_study_holds_the_same_trials(user: User) -> None:
     names = {name for (name,) in user.rows("SELECT name FROM autotune_study")}
     assert {name for (name,) in user.rows("SELECT study_name FROM studies")} == names

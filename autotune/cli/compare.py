@@ -1,0 +1,47 @@
+"""The command that shows two tried plans side by side."""
+
+from contextlib import suppress
+
+from autotune.cli.context import Options
+from autotune.plan_comparison import PlanComparison, comparison_document, comparison_text
+from storage.errors import UnknownPlan, UnknownRecord
+from storage.records import TriedPlan
+from storage.store import Store, open_store
+
+
+def compare_plans(options: Options, first: str, second: str) -> None:
+    with open_store(options.database_url()) as store:
+        compared = _compared(store, first, second)
+    options.give(lambda: comparison_document(compared), lambda: comparison_text(compared))
+
+
+def _compared(store: Store, first: str, second: str) -> PlanComparison:
+    """Return the plans, in a study that tried both of them if there is one and none was chosen."""
+    one, other = _found(store, first), _found(store, second)
+    if one.study.id != other.study.id and not _is_of_a_study(one, first) and not _is_of_a_study(other, second):
+        with suppress(UnknownPlan):
+            return PlanComparison(first=one, second=store.find_plan(other.plan.id, study_id=one.study.id))
+        with suppress(UnknownPlan):
+            return PlanComparison(first=store.find_plan(one.plan.id, study_id=other.study.id), second=other)
+    return PlanComparison(first=one, second=other)
+
+
+def _is_of_a_study(tried: TriedPlan, name: str) -> bool:
+    """Return whether the name chose a study."""
+    return not tried.plan.id.startswith(name.lower())
+
+
+def _found(store: Store, name: str) -> TriedPlan:
+    """Return a plan by `PLAN`, `PLAN@STUDY`, or `STUDY` for its winner; the names may be shortened."""
+    plan, _, study = name.partition("@")
+    if study:
+        return store.find_plan(plan, study_id=store.find_study(study).id)
+    try:
+        return store.find_plan(name)
+    except UnknownPlan:
+        with suppress(UnknownRecord):
+            found = store.find_study(name)
+            if (winner := store.winner(found.id)) is None:
+                raise UnknownPlan(f"study {found.name} has no winner yet; name one of its plans") from None
+            return store.find_plan(winner.plan.id, study_id=found.id)
+        raise

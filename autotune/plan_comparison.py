@@ -1,0 +1,199 @@
+"""Two tried plans side by side, also of studies on other hardware."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean
+from typing import Any
+
+from autotune.explanation_report import NAMES
+from autotune.known_plan import Speed, counted_runs, known_text, of_tried
+from autotune.study_report import packing_text, tried_document
+from autotune.text_table import table
+from storage.nearness import Difference, differences, fields_of
+from storage.records import TriedPlan
+from trials import wire
+from trials.outcome import Completed, StageMeasurement
+from trials.workload import Workload
+
+_MEBI = 1 << 20
+_SHOWN = 6
+_SECONDS = {
+    "load_seconds": "load",
+    "forward_seconds": "forward",
+    "backward_seconds": "backward",
+    "optimizer_seconds": "update",
+    "idle_seconds": "idle",
+}
+_NOTHING = "-"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageMeans:
+    """Means of a stage over its ranks and runs; seconds are those of a mean step."""
+
+    load_seconds: float
+    forward_seconds: float
+    backward_seconds: float
+    optimizer_seconds: float
+    idle_seconds: float
+    peak_bytes: int
+    """Of the fullest rank."""
+    static_bytes: int
+    """Of the fullest rank."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanComparison:
+    """Two tried plans."""
+
+    first: TriedPlan
+    second: TriedPlan
+
+    @property
+    def plans(self) -> tuple[TriedPlan, TriedPlan]:
+        return self.first, self.second
+
+    @cached_property
+    def differences(self) -> tuple[Difference, ...]:
+        """Differences between the workloads, the most important first."""
+        return differences(*(fields_of(tried.workload) for tried in self.plans))
+
+    @property
+    def ratio(self) -> Speed | None:
+        """Speed of the second plan divided by that of the first; None if one has none, or the samples differ."""
+        one, other = (of_tried(tried).speed for tried in self.plans)
+        if one is None or other is None or _samples(self.first.workload) != _samples(self.second.workload):
+            return None
+        mean = other.mean / one.mean
+        return Speed(mean=mean, error=mean * math.hypot(one.error / one.mean, other.error / other.mean))
+
+
+def _samples(workload: Workload) -> tuple[object, ...]:
+    """Return what two workloads must share for their samples per second to be comparable."""
+    return workload.model.fingerprint, workload.data.fingerprint, workload.global_batch_samples, workload.oversize
+
+
+def stage_means(tried: TriedPlan) -> tuple[StageMeans, ...]:
+    """Return the means of each stage; empty for a plan that no trial measured to its end."""
+    outcomes = [trial.result.outcome for trial in counted_runs(tried)]
+    ranks = [rank for outcome in outcomes if isinstance(outcome, Completed) for rank in outcome.measurement.stages]
+    stages = sorted({rank.stage for rank in ranks})
+    return tuple(_means([rank for rank in ranks if rank.stage == stage]) for stage in stages)
+
+
+def _means(ranks: Sequence[StageMeasurement]) -> StageMeans:
+    return StageMeans(
+        **{name: fmean(getattr(rank, name) for rank in ranks) for name in _SECONDS},
+        peak_bytes=max(rank.peak_bytes for rank in ranks),
+        static_bytes=max(rank.static_bytes for rank in ranks),
+    )
+
+
+def comparison_document(compared: PlanComparison) -> dict[str, Any]:
+    """Return the comparison as JSON values."""
+    return {
+        "plans": [
+            {
+                **tried_document(tried),
+                "study": tried.study.name,
+                "workload": wire.to_document(tried.workload),
+                "known": known_text(tried),
+                "speed": wire.to_document(of_tried(tried).speed),
+                "stages": [wire.to_document(stage) for stage in stage_means(tried)],
+            }
+            for tried in compared.plans
+        ],
+        "speed_ratio": wire.to_document(compared.ratio),
+        "differences": [wire.to_document(each) for each in compared.differences],
+    }
+
+
+def comparison_text(compared: PlanComparison) -> str:
+    """Show both plans in columns, then how they differ in speed and in what they were measured on."""
+    header = ("", *(tried.plan.id for tried in compared.plans))
+    sections = [table(header, list(_rows(compared)))]
+    if any(tried.time for tried in compared.plans):
+        sections.append(f"Where the time of an epoch goes:\n{table(header, list(_time_rows(compared)))}")
+    stages = [stage_means(tried) for tried in compared.plans]
+    if any(stages):
+        names = [f"{name} ms" for name in _SECONDS.values()]
+        columns = ("stage", *names, "peak MiB", "of limit", "static MiB")
+        sections += [
+            f"Stages of {tried.plan.id}, in a mean step:\n{table(columns, _stage_rows(tried, means))}"
+            for tried, means in zip(compared.plans, stages, strict=True)
+            if means
+        ]
+    return "\n\n".join((*sections, _verdict(compared)))
+
+
+def _rows(compared: PlanComparison) -> Iterator[tuple[str, str, str]]:
+    columns = [_column(tried) for tried in compared.plans]
+    for name in columns[0]:
+        yield (name, *(column[name] for column in columns))
+
+
+def _column(tried: TriedPlan) -> dict[str, str]:
+    plan, work, speed = tried.plan, tried.workload, of_tried(tried).speed
+    layout = plan.layout
+    epoch = None if speed is None else work.data.samples / speed.mean
+    return {
+        "study": tried.study.name,
+        "model": work.model.name,
+        "hardware": str(work.hardware),
+        "samples/s": _NOTHING if speed is None else f"{speed.mean:.1f} +- {speed.error:.1f}",
+        "epoch s": _NOTHING if epoch is None else f"{epoch:,.1f}",
+        "known": known_text(tried),
+        "packing": packing_text(plan.packing),
+        "layout": f"pipeline {layout.pipeline} x data {layout.data}, ZeRO {layout.zero}",
+        "split": " | ".join(f"{stage.vision}v+{stage.language}l" for stage in plan.stages),
+        "recompute": " | ".join(f"{stage.recompute_vision}v+{stage.recompute_language}l" for stage in plan.stages),
+    }
+
+
+def _time_rows(compared: PlanComparison) -> Iterator[tuple[str, str, str]]:
+    """Yield the share of each part of an epoch for the plans that their study explains."""
+    times = [tried.time for tried in compared.plans]
+    shares = [
+        {
+            part.name: f"{part.seconds / time.epoch_seconds:z.0%} +- {part.error / time.epoch_seconds:.0%}"
+            for part in time.parts
+        }
+        if time
+        else {}
+        for time in times
+    ]
+    names = dict.fromkeys(name for share in shares for name in share)
+    for name in names:
+        yield (NAMES[name], *(share.get(name, "unknown") for share in shares))
+
+
+def _stage_rows(tried: TriedPlan, means: Sequence[StageMeans]) -> list[tuple[str, ...]]:
+    limit = tried.workload.memory_limit_bytes
+    return [
+        (
+            str(number),
+            *(f"{getattr(stage, name) * 1000:.0f}" for name in _SECONDS),
+            f"{stage.peak_bytes / _MEBI:,.0f}",
+            f"{stage.peak_bytes / limit:.0%}",
+            f"{stage.static_bytes / _MEBI:,.0f}",
+        )
+        for number, stage in enumerate(means)
+    ]
+
+
+def _verdict(compared: PlanComparison) -> str:
+    one, other = (tried.plan.id for tried in compared.plans)
+    ratio, found = compared.ratio, compared.differences
+    if ratio is not None:
+        lines = [f"{other} is {ratio.mean:.2f} +- {ratio.error:.2f} times as fast as {one}"]
+    elif any(of_tried(tried).speed is None for tried in compared.plans):
+        lines = ["One of the plans has no measured speed, so their speeds are not compared"]
+    else:
+        lines = ["Their samples/s are not comparable: they were measured on another model, data or batch"]
+    if found:
+        rest = len(found) - _SHOWN
+        more = f"; {rest} more" if rest > 0 else ""
+        lines.append(f"Measured on different workloads: {'; '.join(map(str, found[:_SHOWN]))}{more}")
+    return "\n".join(lines)

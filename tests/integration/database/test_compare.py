@@ -1,0 +1,143 @@
+"""Two plans side by side, from a database alone."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from autotune.cli import main
+from storage.store import Store, open_store
+from tests.storage_values import (
+    EXPLANATION,
+    OUTCOMES,
+    PADDED_PLAN,
+    WORKLOAD,
+    best_of,
+    changed,
+    concluded,
+    new_study,
+    packed_plan,
+    result_of,
+)
+from trials.workload import Workload
+
+H100 = changed("hardware.device_name", "NVIDIA H100")
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """A study here, one on other hardware that the same plan won twice as fast, and one on other data."""
+    url = f"sqlite:///{tmp_path}/known.db"
+    with open_store(url) as store:
+        add(store, WORKLOAD, 100.0)
+        add(store, H100, 50.0)
+        add(store, changed("data.samples", 2000), 100.0, plan=packed_plan(3))
+        study = store.studies()[0].id
+        store.finish_trial(result_of(store.start_trial(study, packed_plan(40), "sampled").id, OUTCOMES["crash"]))
+    return url
+
+
+def add(store: Store, workload: Workload, epoch_seconds: float, **fields: Any) -> None:
+    study = new_study(store, workload)
+    winner = fields.get("plan", packed_plan())
+    for plan, seconds in ((winner, epoch_seconds), (PADDED_PLAN, 200.0)):
+        trial = store.start_trial(study, plan, "default")
+        store.finish_trial(replace(result_of(trial.id), epoch_seconds=seconds, epoch_seconds_error=seconds / 100))
+    samples = workload.data.samples
+    given = {"epoch_seconds": epoch_seconds, "samples_per_second": samples / epoch_seconds, "explanation": EXPLANATION}
+    concluded(store, best_of(study, workload=workload, samples_per_second_error=0.2, **given, **fields))
+
+
+def name_of(url: str, workload: Workload) -> str:
+    with open_store(url) as store:
+        return next(study.name for study in store.studies() if study.workload_fingerprint == workload.fingerprint)
+
+
+def asked(url: str, *plans: str) -> Result:
+    return CliRunner().invoke(main, ["compare", *plans, "--db", url])
+
+
+def text(url: str, *plans: str) -> str:
+    answer = asked(url, *plans)
+    assert answer.exit_code == 0, answer.stderr
+    return answer.stdout
+
+
+def test_the_winner_and_the_usual_settings_are_compared_by_all_that_is_known(url: str) -> None:
+    here = name_of(url, WORKLOAD)
+    shown = text(url, f"{PADDED_PLAN.id[:6]}@{here}", here)
+    plans, _, times = shown.partition("Where the time of an epoch goes:")
+    rows = {line.split("  ")[0]: line for line in plans.splitlines()}
+    assert "2 samples, padded" in rows["packing"]
+    assert "Qv 9" in rows["packing"]
+    assert "pipeline 1 x data 8, ZeRO 3" in rows["layout"]
+    assert "pipeline 2 x data 4, ZeRO 1" in rows["layout"]
+    assert rows["recompute"].endswith("1v+0l | 0v+0l")
+    (padding,) = (line for line in times.splitlines() if line.startswith("padding"))
+    assert padding.split() == ["padding", "30%", "+-", "3%", "0%", "+-", "0%"]
+    assert "may be as fast as the winner" in rows["known"]
+    assert "found this plan to be the fastest" in rows["known"]
+    assert shown.count("in a mean step:") == 2
+    assert f"{packed_plan().id} is 2.00 +- 0.0" in shown
+    assert "different workloads" not in shown
+
+
+def test_one_plan_on_other_hardware_is_compared_and_the_difference_named(url: str) -> None:
+    shown = text(url, name_of(url, WORKLOAD), f"{packed_plan().id[:8]}@{name_of(url, H100)}")
+    assert f"{packed_plan().id} is 2.00 +- 0.0" in shown
+    assert "Measured on different workloads: hardware.device_name" in shown
+
+
+def test_speeds_on_other_data_are_not_compared(url: str) -> None:
+    shown = text(url, name_of(url, WORKLOAD), packed_plan(3).id)
+    assert "Their samples/s are not comparable" in shown
+    assert "times as fast" not in shown
+
+
+def test_a_plan_without_a_measurement_is_shown_as_such(url: str) -> None:
+    shown = text(url, packed_plan(40).id, name_of(url, WORKLOAD))
+    assert "no run of it was completed: failed: rank 3 failed" in shown
+    assert "One of the plans has no measured speed" in shown
+    (padding,) = (line for line in shown.splitlines() if line.startswith("padding"))
+    assert padding.split()[1:] == ["unknown", "0%", "+-", "0%"]
+
+
+def test_plans_that_one_study_tried_are_compared_in_it(url: str) -> None:
+    """The padded plan was also tried elsewhere, later."""
+    (study,) = {
+        plan["study"] for plan in json.loads(asked(url, PADDED_PLAN.id, packed_plan(3).id, "--json").stdout)["plans"]
+    }
+    assert study == name_of(url, changed("data.samples", 2000))
+
+
+def test_a_program_gets_the_same(url: str) -> None:
+    answer = asked(url, PADDED_PLAN.id, packed_plan().id, "--json")
+    document = json.loads(answer.stdout)
+    one, other = document["plans"]
+    assert (one["id"], one["won"], other["won"]) == (PADDED_PLAN.id, False, True)
+    assert one["time"]["role"] == "default"
+    assert [stage["peak_bytes"] for stage in other["stages"]] == [60 << 30, 61 << 30]
+    assert other["speed"]["mean"] / one["speed"]["mean"] == pytest.approx(document["speed_ratio"]["mean"])
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        ("feed", "no plan begins with 'feed'"),
+        (f"{packed_plan(40).id}@tiny-internvl", "several studies begin with"),
+        (f"{PADDED_PLAN.id}@nowhere", "no study has a name or id that begins with 'nowhere'"),
+    ],
+)
+def test_an_unknown_name_is_refused(url: str, plan: str, message: str) -> None:
+    answer = asked(url, packed_plan().id, plan)
+    assert answer.exit_code == 2
+    assert message in answer.stderr
+
+
+def test_a_study_that_did_not_try_the_plan_is_named(url: str) -> None:
+    answer = asked(url, packed_plan().id, f"{packed_plan(40).id}@{name_of(url, WORKLOAD)}")
+    assert answer.exit_code == 2
+    assert "did not try plan" in answer.stderr
