@@ -70,7 +70,7 @@ def explanation_text(best: BestPlan) -> str:
         _payback(why, best.search_seconds),
         _further(why, best.workload.memory_limit_bytes),
     )
-    return "\n\n".join(("", *filter(None, sections)))
+    return "\n" + "\n\n".join(filter(None, sections))
 
 
 def plan_time_text(time: PlanTime) -> str:
@@ -147,7 +147,7 @@ def _changes(why: Explanation) -> str:
         "measured",
     )
     rows = [_change_row(effect, _CHANGES[effect.change]) for effect in why.changes]
-    return table((f"change of {usual.role}", "epoch s", "gain", "peak MiB", ""), [*rows, together])
+    return table((f"change of {usual.role}", "epoch s", "gain", "peak MiB", "known"), [*rows, together])
 
 
 def _change_row(effect: ChangeEffect, name: str) -> tuple[str, ...]:
@@ -178,8 +178,10 @@ def _payback(why: Explanation, search_seconds: float) -> str:
     if usual is None:
         return ""
     saved = usual.epoch_seconds - winner.epoch_seconds
-    if saved < _LEAST_SAVED * winner.epoch_seconds:
+    if usual.plan_id == winner.plan_id or saved < _LEAST_SAVED * winner.epoch_seconds:
         return ""
+    if saved < _SIGNIFICANT * math.hypot(usual.epoch_seconds_error, winner.epoch_seconds_error):
+        return f"The errors are too large to say when the search is paid back compared with {usual.role}"
     epochs = search_seconds / saved
     steps = math.ceil(epochs * winner.steps)
     return (

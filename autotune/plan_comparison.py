@@ -128,7 +128,7 @@ def comparison_text(compared: PlanComparison) -> str:
     return "\n\n".join((*sections, _verdict(compared)))
 
 
-def _rows(compared: PlanComparison) -> Iterator[tuple[str, str, str]]:
+def _rows(compared: PlanComparison) -> Iterator[tuple[str, ...]]:
     columns = [_column(tried) for tried in compared.plans]
     for name in columns[0]:
         yield (name, *(column[name] for column in columns))
@@ -152,7 +152,7 @@ def _column(tried: TriedPlan) -> dict[str, str]:
     }
 
 
-def _time_rows(compared: PlanComparison) -> Iterator[tuple[str, str, str]]:
+def _time_rows(compared: PlanComparison) -> Iterator[tuple[str, ...]]:
     """Yield the share of each part of an epoch for the plans that their study explains."""
     times = [tried.time for tried in compared.plans]
     shares = [

@@ -58,6 +58,13 @@ def test_memory_payback_and_what_would_help_further_are_stated() -> None:
     assert further[1].startswith("- pipeline bubble, 5% +- 0% of the time: a larger global batch")
 
 
+def test_a_gain_within_the_errors_is_not_said_to_pay_back() -> None:
+    unsure = replace(USUAL, epoch_seconds_error=60.0)
+    text = text_of(replace(EXPLANATION, plans=(WINNER, unsure)))
+    assert "The errors are too large to say when the search is paid back compared with default" in text
+    assert "are paid back after" not in text
+
+
 def test_usual_settings_that_won_are_said_to_be_fastest() -> None:
     same = replace(EXPLANATION, plans=(WINNER, replace(USUAL, plan_id=packed_plan().id)), changes=())
     assert "no plan was faster than default, the usual settings" in text_of(same)

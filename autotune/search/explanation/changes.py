@@ -9,7 +9,7 @@ from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.learning.surrogate import Surrogate
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.solver import Solver
-from storage.explanation import Change, ChangeEffect
+from storage.explanation import Change, ChangeEffect, PlanTime
 from storage.records import FinishedTrial
 from trials.errors import DataError, InvalidPlan
 from trials.outcome import Completed, Failed, OutOfMemory
@@ -31,16 +31,22 @@ class Changes:
         self._predictor, self._surrogate, self._limits = predictor, surrogate, limits
         self._trials, self._measured = tuple(trials), frozenset(measured)
 
-    def towards(self, winner: Plan, usual: Plan) -> tuple[ChangeEffect, ...]:
-        """Return the effects of the winner's packing, split and recomputation on the usual settings, each alone."""
-        return tuple(self._effect(change, usual, plan) for change, plan in self._variants(winner, usual))
+    def towards(self, winner: Plan, usual: Plan, time: PlanTime) -> tuple[ChangeEffect, ...]:
+        """Return the effects of the winner's packing, split and recomputation on the usual settings, each alone.
 
-    def without_recompute(self, winner: Plan) -> tuple[ChangeEffect, ...]:
-        """Return the effect of more memory on the winner, in which no layer is recomputed; empty if none is now."""
+        `time` is that of the usual settings.
+        """
+        return tuple(self._effect(change, usual, plan, time) for change, plan in self._variants(winner, usual))
+
+    def without_recompute(self, winner: Plan, time: PlanTime) -> tuple[ChangeEffect, ...]:
+        """Return the effect of more memory on the winner, in which no layer is recomputed; empty if none is now.
+
+        `time` is that of the winner.
+        """
         stages = tuple(replace(stage, recompute_vision=0, recompute_language=0) for stage in winner.stages)
         if stages == winner.stages:
             return ()
-        return (self._effect("no-recompute", winner, replace(winner, stages=stages)),)
+        return (self._effect("no-recompute", winner, replace(winner, stages=stages), time),)
 
     def _variants(self, winner: Plan, usual: Plan) -> Iterator[tuple[Change, Plan]]:
         """Yield those variants that differ from the usual settings and keep the global batch."""
@@ -58,20 +64,21 @@ class Changes:
             if lean is not None and lean != usual:
                 yield "recompute", lean
 
-    def _effect(self, change: Change, before: Plan, plan: Plan) -> ChangeEffect:
+    def _effect(self, change: Change, before: Plan, plan: Plan, time: PlanTime) -> ChangeEffect:
         is_measured = {before, plan} <= self._measured
         estimate = self._surrogate.measured if is_measured else self._surrogate.posterior
-        posterior = estimate((before, plan))
-        seconds = math.exp(posterior.mean[1])
-        faster, error = posterior.difference(0, 1)
+        faster, error = estimate((before, plan)).difference(0, 1)
+        gain = math.exp(faster)
+        # From the stated time of the plan before, so that the figures agree with each other.
+        seconds = time.epoch_seconds / gain
         peak, is_exceeded = self._peak(plan)
         return ChangeEffect(
             change=change,
             plan=plan,
             epoch_seconds=seconds,
-            epoch_seconds_error=seconds * float(posterior.error[1]),
-            gain=math.exp(faster),
-            gain_error=math.exp(faster) * error,
+            epoch_seconds_error=seconds * math.hypot(time.epoch_seconds_error / time.epoch_seconds, error),
+            gain=gain,
+            gain_error=gain * error,
             peak_bytes=peak,
             fits=not is_exceeded,
             measured=is_measured,

@@ -41,8 +41,8 @@ class Explainer:
         return Explanation(
             plans=tuple(time for _, time in times.values()),
             usual=usual,
-            changes=changes.towards(best, times[usual][0]) if usual else (),
-            further=changes.without_recompute(best),
+            changes=changes.towards(best, *times[usual]) if usual else (),
+            further=changes.without_recompute(*times[BEST]),
         )
 
     def _plans(self, standings: Standings, winner: Winner) -> Iterator[tuple[Plan, str]]:

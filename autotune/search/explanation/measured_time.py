@@ -55,6 +55,11 @@ class _Ranks:
     def mean(cls, several: "Sequence[_Ranks]") -> "_Ranks":
         return cls(**{name: np.mean([getattr(each, name) for each in several], axis=0) for name in cls.__slots__})
 
+    def noisy(self, noise: float, random: np.random.Generator) -> "_Ranks":
+        """Return the seconds with independent relative errors."""
+        factors = np.exp(noise * random.standard_normal((3, *self.work.shape)))
+        return _Ranks(work=self.work * factors[0], load=self.load * factors[1], optimizer=self.optimizer * factors[2])
+
 
 class MeasuredTime:
     """The parts of an epoch under one plan, from its runs."""
@@ -118,13 +123,7 @@ class MeasuredTime:
         noise = self._error / self._seconds
         drawn = []
         for predictor in self._predictor.drawn(random, _DRAWS):
-            measured = self._measured
-            shape = measured.work.shape
-            noisy = _Ranks(
-                work=measured.work * np.exp(noise * random.standard_normal(shape)),
-                load=measured.load * np.exp(noise * random.standard_normal(shape)),
-                optimizer=measured.optimizer,
-            )
+            noisy = self._measured.noisy(noise, random)
             found = self._totals(predictor, some, noisy) * self.steps / count
             drawn.append([*found.tolist(), float(found.sum())])
         errors: Array = np.std(drawn, axis=0)

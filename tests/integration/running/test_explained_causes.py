@@ -36,10 +36,6 @@ def explained(prepared: Prepared, costs: LayerCosts, pool: WarmPool, usual: Plan
     return found
 
 
-def shares(found: Explained) -> dict[str, float]:
-    return {part.name: part.seconds / found.time.epoch_seconds for part in found.time.parts}
-
-
 def records(lengths: Iterator[int]) -> str:
     turns = [
         [{"from": "human", "value": "Count."}, {"from": "gpt", "value": " ".join(["one"] * length)}]
@@ -57,11 +53,10 @@ def test_texts_of_very_unequal_lengths_are_padding(
         shallow,
         tmp_path,
         data={"sources": [{"path": str(data)}]},
-        training={"global_batch_samples": 16},
+        training={"global_batch_samples": 32},
     )
-    found = explained(prepared, costs, pool, plan_of("4+2r4,2", data=2, packing=PADDED))
+    found = explained(prepared, costs, pool, plan_of("4+2r4,2", data=2, packing=Padded(samples=8)))
     assert found.time.causes[0].name == "padding"
-    assert shares(found)["padding"] > 0.35
 
 
 def test_a_heavy_vision_tower_on_the_first_stage_is_stage_imbalance(
@@ -77,4 +72,3 @@ def test_a_heavy_vision_tower_on_the_first_stage_is_stage_imbalance(
     found = explained(prepared, costs, pool, plan_of("4+0r4,0", "0+2r0,2", packing=PADDED))
     assert found.time.causes[0].name == "stage_imbalance"
     assert found.time.part("stage_imbalance").basis == "measured"
-    assert shares(found)["stage_imbalance"] > 0.25

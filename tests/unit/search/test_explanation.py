@@ -1,0 +1,242 @@
+"""Where the time of measured plans goes, and what changes of them give, on a small simulated job."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autotune.predict.predictor import Predictor
+from autotune.search.explanation.changes import Changes, resplit
+from autotune.search.explanation.explainer import Explainer
+from autotune.search.learning.calibrated import CalibratedPredictor
+from autotune.search.learning.surrogate import Surrogate
+from autotune.search.roles import Role
+from autotune.search.winner import standings_of
+from storage.explanation import BEST, Explanation, PlanTime
+from storage.records import FinishedTrial
+from tests.search_values import COSTS, finished, limits_of, predictor_of, runner_of
+from tests.simulated import Behaviour, SimulatedLauncher
+from tests.training_values import plan_of
+from trials.layer_costs import LoadCost
+from trials.outcome import Completed, Failed, OutOfMemory, StageMeasurement
+from trials.plan import Packed, Padded, Plan
+
+PADDED = Padded(samples=4)
+DEFAULT = plan_of("5+0r5,0", "0+4r0,4", packing=PADDED)
+LEAN = plan_of("5+0", "0+4", packing=PADDED)
+BETTER = plan_of("4+0", "1+4", packing=Packed(qv=12, qt=480, qv_min=12, qt_min=416))
+AMPLE, QUIET = 1 << 40, Behaviour(noise=0.002)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[[Plan], FinishedTrial]:
+    """Run a plan on a quiet machine that is as the profile says."""
+    runner = runner_of(tmp_path, SimulatedLauncher(predictor_of(), QUIET), timed_steps=4)
+
+    def trial(plan: Plan) -> FinishedTrial:
+        result = runner.run(plan)
+        assert isinstance(result.outcome, Completed)
+        return finished(
+            plan,
+            result.outcome,
+            epoch_seconds=result.epoch_seconds or 0.0,
+            epoch_seconds_error=result.epoch_seconds_error or 0.0,
+        )
+
+    return trial
+
+
+def explained(
+    *trials: tuple[Role, FinishedTrial], predictor: Predictor | None = None, memory: int = AMPLE
+) -> Explanation | None:
+    calibrated = CalibratedPredictor(predictor or predictor_of())
+    surrogate, known = Surrogate(calibrated), [replace(trial, role=str(role)) for role, trial in trials]
+    for trial in known:
+        surrogate.learn(trial)
+    roles = {trial.plan: frozenset({trial.role}) for trial in known}
+    standings = standings_of(known, surrogate, roles)
+    explainer = Explainer(
+        predictor=calibrated,
+        surrogate=surrogate,
+        limits=limits_of(memory),
+        trials=known,
+        study_id=known[0].study_id,
+    )
+    return explainer.explain(standings, standings.winner())
+
+
+def times(explanation: Explanation | None) -> dict[str, PlanTime]:
+    assert explanation is not None
+    for plan in explanation.plans:
+        assert sum(part.seconds for part in plan.parts) == pytest.approx(plan.epoch_seconds)
+    return {plan.role: plan for plan in explanation.plans}
+
+
+def slower(trial: FinishedTrial, change: Callable[[StageMeasurement], StageMeasurement]) -> FinishedTrial:
+    """Return the trial with other measurements of its ranks."""
+    outcome = trial.result.outcome
+    assert isinstance(outcome, Completed)
+    measurement = replace(outcome.measurement, stages=tuple(map(change, outcome.measurement.stages)))
+    return replace(trial, result=replace(trial.result, outcome=replace(outcome, measurement=measurement)))
+
+
+def test_a_run_that_goes_as_predicted_has_the_predicted_parts(run: Callable[[Plan], FinishedTrial]) -> None:
+    found = times(explained((Role.DEFAULT, run(DEFAULT)), (Role.SAMPLED, run(BETTER))))
+    for role, plan in (("default", DEFAULT), (BEST, BETTER)):
+        predicted = predictor_of().predict(plan).breakdown.totals
+        for name, seconds in predicted.items():
+            part = found[role].part(name)
+            assert part.seconds == pytest.approx(seconds, rel=0.02, abs=0.02 * found[role].epoch_seconds), name
+        assert abs(found[role].part("unexplained").seconds) < 0.01 * found[role].epoch_seconds
+
+
+def test_a_stage_that_the_ranks_measure_as_slow_is_imbalance_though_the_profile_does_not_know(
+    run: Callable[[Plan], FinishedTrial],
+) -> None:
+    def sick(rank: StageMeasurement) -> StageMeasurement:
+        factor = 5.0 if rank.stage == 0 else 1.0
+        return replace(
+            rank, forward_seconds=factor * rank.forward_seconds, backward_seconds=factor * rank.backward_seconds
+        )
+
+    usual = run(DEFAULT)
+    before, after = (times(explained((Role.DEFAULT, trial)))[BEST] for trial in (usual, slower(usual, sick)))
+    more = after.part("stage_imbalance").seconds - before.part("stage_imbalance").seconds
+    assert more > 0.5 * before.epoch_seconds
+
+
+def test_waiting_for_data_that_workers_should_have_loaded_is_a_part(run: Callable[[Plan], FinishedTrial]) -> None:
+    """With workers the predicted waiting is 0; the measured one counts nevertheless."""
+    usual, ahead = run(DEFAULT), predictor_of(replace(COSTS, loading=LoadCost()))
+    late = slower(usual, lambda rank: replace(rank, load_seconds=0.1))
+    none = times(
+        explained((Role.DEFAULT, slower(usual, lambda rank: replace(rank, load_seconds=0.0))), predictor=ahead)
+    )
+    some = times(explained((Role.DEFAULT, late), predictor=ahead))
+    steps = some[BEST].steps
+    assert none[BEST].part("loading").seconds == pytest.approx(0.0, abs=1e-9)
+    # Each of the two stages waits for a tenth of a second a step, the second one mostly while the first one does.
+    assert 0.1 * steps * 0.9 < some[BEST].part("loading").seconds < 0.2 * steps * 1.1
+
+
+def test_the_usual_settings_are_the_current_plan_where_there_is_one(run: Callable[[Plan], FinishedTrial]) -> None:
+    found = explained((Role.DEFAULT, run(DEFAULT)), (Role.CURRENT_PLAN, run(LEAN)), (Role.SAMPLED, run(BETTER)))
+    assert [*times(found)][:3] == [BEST, "present", "default"]
+    assert found is not None
+    assert found.usual == "present"
+    assert found.of_usual == times(found)["present"]
+
+
+def test_a_default_that_ended_early_is_explained_from_the_steps_that_ran(run: Callable[[Plan], FinishedTrial]) -> None:
+    usual = run(DEFAULT)
+    outcome = usual.result.outcome
+    assert isinstance(outcome, Completed)
+    short = replace(usual, result=replace(usual.result, outcome=replace(outcome, shortened=True)))
+    found = times(explained((Role.DEFAULT, short), (Role.SAMPLED, run(BETTER))))
+    assert found["default"].shortened
+    assert found["default"].epoch_seconds == pytest.approx(usual.result.epoch_seconds)
+    assert not found[BEST].shortened
+
+
+def test_only_disturbed_runs_are_named(run: Callable[[Plan], FinishedTrial]) -> None:
+    usual, quiet = run(DEFAULT), run(DEFAULT)
+    disturbed = replace(usual, result=replace(usual.result, contamination="others"))
+    assert times(explained((Role.DEFAULT, disturbed)))[BEST].disturbed
+    both = times(explained((Role.DEFAULT, disturbed), (Role.DEFAULT, quiet)))[BEST]
+    assert (both.disturbed, both.runs) == (False, 1)
+
+
+def test_a_search_without_a_measured_baseline_explains_its_winner_alone(run: Callable[[Plan], FinishedTrial]) -> None:
+    failed = finished(DEFAULT, Failed(cause=OutOfMemory(stage=0, rank=0, needed_bytes=2, limit_bytes=1)))
+    found = explained((Role.SAMPLED, run(BETTER)), (Role.DEFAULT, failed))
+    assert [*times(found)] == [BEST]
+    assert found is not None
+    assert (found.usual, found.changes) == (None, ())
+
+
+def test_runs_of_steps_or_ranks_that_this_epoch_does_not_have_explain_nothing(
+    run: Callable[[Plan], FinishedTrial],
+) -> None:
+    """As after a change of the seed, for which trials are kept."""
+    usual = run(DEFAULT)
+    outcome = usual.result.outcome
+    assert isinstance(outcome, Completed)
+    steps = tuple(step + 1000 for step in outcome.measurement.steps)
+    measured = outcome.measurement
+    for measurement in (replace(measured, steps=steps), replace(measured, stages=measured.stages[:1])):
+        other = replace(usual, result=replace(usual.result, outcome=replace(outcome, measurement=measurement)))
+        assert explained((Role.DEFAULT, other)) is None
+
+
+def test_errors_grow_with_those_of_the_measurement(run: Callable[[Plan], FinishedTrial]) -> None:
+    usual = run(DEFAULT)
+    unsure = replace(usual, result=replace(usual.result, epoch_seconds_error=usual.result.epoch_seconds))
+    sure, vague = (times(explained((Role.DEFAULT, trial)))[BEST] for trial in (usual, unsure))
+    for name in ("ideal", "stage_imbalance", "unexplained"):
+        assert vague.part(name).error > 3 * sure.part(name).error, name
+
+
+# --- what changes give ---
+
+
+def changes_of(trials: Sequence[FinishedTrial], memory: int = AMPLE) -> Changes:
+    calibrated = CalibratedPredictor(predictor_of())
+    surrogate = Surrogate(calibrated)
+    for trial in trials:
+        surrogate.learn(trial)
+    measured = [trial.plan for trial in trials if isinstance(trial.result.outcome, Completed)]
+    return Changes(calibrated, surrogate, limits_of(memory), trials, measured)
+
+
+def time_of(plan: Plan, seconds: float) -> PlanTime:
+    return PlanTime(
+        plan_id=plan.id,
+        role="default",
+        epoch_seconds=seconds,
+        epoch_seconds_error=0.01 * seconds,
+        steps=15,
+        parts=(),
+        stage_peak_bytes=(1,),
+        runs=1,
+    )
+
+
+def test_each_change_alone_is_predicted_where_it_was_not_measured(run: Callable[[Plan], FinishedTrial]) -> None:
+    trials = [run(DEFAULT), run(BETTER), run(LEAN)]
+    effects = changes_of(trials).towards(BETTER, DEFAULT, time_of(DEFAULT, 100.0))
+    found = {effect.change: effect for effect in effects}
+    assert [*found] == ["packing", "split", "recompute"]
+    assert found["packing"].plan == replace(DEFAULT, packing=BETTER.packing)
+    assert found["split"].plan == plan_of("4+0r4,0", "1+4r1,4", packing=PADDED)
+    assert (found["recompute"].plan, found["recompute"].measured) == (LEAN, True)
+    predictor = predictor_of()
+    for effect in effects:
+        true = predictor.epoch_seconds(DEFAULT) / predictor.epoch_seconds(effect.plan)
+        assert effect.gain == pytest.approx(true, rel=0.02), effect.change
+        assert effect.epoch_seconds * effect.gain == pytest.approx(100.0)
+        assert effect.fits
+
+
+def test_a_change_that_does_not_fit_says_so(run: Callable[[Plan], FinishedTrial]) -> None:
+    least = max(predictor_of().predict(DEFAULT).stage_bytes)
+    packed = replace(DEFAULT, packing=BETTER.packing)
+    ran_out = finished(packed, Failed(cause=OutOfMemory(stage=1, rank=1, needed_bytes=12345, limit_bytes=12000)))
+    effects = changes_of([run(DEFAULT), ran_out], round(1.05 * least)).towards(BETTER, DEFAULT, time_of(DEFAULT, 100.0))
+    found = {effect.change: effect for effect in effects}
+    assert (found["packing"].fits, found["packing"].peak_bytes) == (False, 12345)
+
+
+def test_changes_that_the_winner_does_not_make_are_left_out(run: Callable[[Plan], FinishedTrial]) -> None:
+    changes = changes_of([run(DEFAULT)])
+    assert [effect.change for effect in changes.towards(LEAN, DEFAULT, time_of(DEFAULT, 100.0))] == ["recompute"]
+    assert changes.towards(LEAN, LEAN, time_of(LEAN, 100.0)) == ()
+    assert changes.without_recompute(LEAN, time_of(LEAN, 100.0)) == ()
+    (further,) = changes.without_recompute(DEFAULT, time_of(DEFAULT, 100.0))
+    assert further.plan == LEAN
+    assert further.gain > 1.1
+
+
+def test_another_split_recomputes_as_large_a_share() -> None:
+    half = plan_of("4+0r2,0", "1+4r1,2", packing=PADDED)
+    assert resplit(half, plan_of("5+2", "0+2")) == plan_of("5+2r3,1", "0+2r0,1", packing=PADDED)
