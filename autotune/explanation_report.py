@@ -57,13 +57,17 @@ _ADVICE = {
 }
 
 
-def explanation_text(best: BestPlan) -> str:
-    """Return why the winner won; empty for a winner without an explanation."""
+def explanation_text(best: BestPlan, changed: str) -> str:
+    """Return why the winner won; empty for a winner without an explanation.
+
+    `changed` shows what it changes in the usual settings.
+    """
     why = best.explanation
     if why is None:
         return ""
     sections = (
         _headline(why),
+        changed,
         _parts_table([time for time in (why.of_usual, why.winner) if time is not None]),
         _changes(why),
         _memory(why, best.workload.memory_limit_bytes),
@@ -95,17 +99,17 @@ def _losses(time: PlanTime) -> str:
     useful = next(part for part in time.parts if part.name == "ideal")
     text = (
         f"With {name} an epoch takes {_with_error(time.epoch_seconds, time.epoch_seconds_error)} s in {time.steps} "
-        f"steps (measured in {runs}{doubt}), of which {useful.seconds / time.epoch_seconds:.0%} is useful work."
+        f"steps (measured in {runs}{doubt}), of which {useful.seconds / time.epoch_seconds:.1%} is useful work."
     )
     first, second, *_ = time.causes
     if first.seconds <= 0:
         return text
     apart = first.seconds - second.seconds > _SIGNIFICANT * math.hypot(first.error, second.error)
-    largest = f"The largest loss is {NAMES[first.name]}: {_share(first, time)} of the time"
+    largest = f"The largest loss is {NAMES[first.name]}: {share_text(first, time)} of the time"
     if second.seconds <= 0:
         return f"{text} {largest}."
     order = ", then" if apart else "; within the errors it may also be"
-    return f"{text} {largest}{order} {NAMES[second.name]}: {_share(second, time)}."
+    return f"{text} {largest}{order} {NAMES[second.name]}: {share_text(second, time)}."
 
 
 def _parts_table(times: Sequence[PlanTime]) -> str:
@@ -128,7 +132,7 @@ def _parts_table(times: Sequence[PlanTime]) -> str:
 
 
 def _entries(part: TimePart, time: PlanTime) -> tuple[str, str]:
-    return _with_error(part.seconds, part.error), _share(part, time)
+    return _with_error(part.seconds, part.error), share_text(part, time)
 
 
 def _changes(why: Explanation) -> str:
@@ -205,7 +209,7 @@ def _advice(why: Explanation, limit_bytes: int) -> Iterator[str]:
     ]
     for part in large[:_MOST_ADVICE]:
         what = _ADVICE.get(part.name) or _more_memory(why.further, limit_bytes)
-        yield f"- {NAMES[part.name]}, {_share(part, winner)} of the time: {what}"
+        yield f"- {NAMES[part.name]}, {share_text(part, winner)} of the time: {what}"
 
 
 def _more_memory(further: Sequence[ChangeEffect], limit_bytes: int) -> str:
@@ -224,5 +228,6 @@ def _with_error(seconds: float, error: float) -> str:
     return f"{seconds:z,.{digits}f} +- {error:,.{digits}f}"
 
 
-def _share(part: TimePart, time: PlanTime) -> str:
-    return f"{part.seconds / time.epoch_seconds:z.0%} +- {part.error / time.epoch_seconds:.0%}"
+def share_text(part: TimePart, time: PlanTime) -> str:
+    """Return the share of an epoch that a part takes, with its error."""
+    return f"{part.seconds / time.epoch_seconds:z.1%} +- {part.error / time.epoch_seconds:.1%}"

@@ -7,9 +7,9 @@ from functools import cached_property
 from statistics import fmean
 from typing import Any
 
-from autotune.explanation_report import NAMES
+from autotune.explanation_report import NAMES, share_text
 from autotune.known_plan import Speed, counted_runs, known_text, of_tried
-from autotune.study_report import packing_text, tried_document
+from autotune.study_report import plan_parts, tried_document
 from autotune.text_table import table
 from storage.nearness import Difference, differences, fields_of
 from storage.records import TriedPlan
@@ -135,8 +135,7 @@ def _rows(compared: PlanComparison) -> Iterator[tuple[str, ...]]:
 
 
 def _column(tried: TriedPlan) -> dict[str, str]:
-    plan, work, speed = tried.plan, tried.workload, of_tried(tried).speed
-    layout = plan.layout
+    work, speed = tried.workload, of_tried(tried).speed
     epoch = None if speed is None else work.data.samples / speed.mean
     return {
         "study": tried.study.name,
@@ -145,25 +144,14 @@ def _column(tried: TriedPlan) -> dict[str, str]:
         "samples/s": _NOTHING if speed is None else f"{speed.mean:.1f} +- {speed.error:.1f}",
         "epoch s": _NOTHING if epoch is None else f"{epoch:,.1f}",
         "known": known_text(tried),
-        "packing": packing_text(plan.packing),
-        "layout": f"pipeline {layout.pipeline} x data {layout.data}, ZeRO {layout.zero}",
-        "split": " | ".join(f"{stage.vision}v+{stage.language}l" for stage in plan.stages),
-        "recompute": " | ".join(f"{stage.recompute_vision}v+{stage.recompute_language}l" for stage in plan.stages),
+        **plan_parts(tried.plan),
     }
 
 
 def _time_rows(compared: PlanComparison) -> Iterator[tuple[str, ...]]:
     """Yield the share of each part of an epoch for the plans that their study explains."""
     times = [tried.time for tried in compared.plans]
-    shares = [
-        {
-            part.name: f"{part.seconds / time.epoch_seconds:z.0%} +- {part.error / time.epoch_seconds:.0%}"
-            for part in time.parts
-        }
-        if time
-        else {}
-        for time in times
-    ]
+    shares = [{part.name: share_text(part, time) for part in time.parts} if time else {} for time in times]
     names = dict.fromkeys(name for share in shares for name in share)
     for name in names:
         yield (NAMES[name], *(share.get(name, "unknown") for share in shares))

@@ -29,13 +29,19 @@ _LEAST_SAVED = 0.001
 
 def plan_text(plan: Plan) -> str:
     """Return one line with layout, split, recompute and packing."""
+    parts = plan_parts(plan)
+    return f"{parts['layout']}; split {parts['split']}; recompute {parts['recompute']}; {parts['packing']}"
+
+
+def plan_parts(plan: Plan) -> dict[str, str]:
+    """Return the text of each part of a plan, by its name."""
     layout = plan.layout
-    split = " | ".join(f"{stage.vision}v+{stage.language}l" for stage in plan.stages)
-    recompute = " | ".join(f"{stage.recompute_vision}v+{stage.recompute_language}l" for stage in plan.stages)
-    return (
-        f"pipeline {layout.pipeline} x data {layout.data}, ZeRO {layout.zero}; split {split}; "
-        f"recompute {recompute}; {packing_text(plan.packing)}"
-    )
+    return {
+        "packing": packing_text(plan.packing),
+        "layout": f"pipeline {layout.pipeline} x data {layout.data}, ZeRO {layout.zero}",
+        "split": " | ".join(f"{stage.vision}v+{stage.language}l" for stage in plan.stages),
+        "recompute": " | ".join(f"{stage.recompute_vision}v+{stage.recompute_language}l" for stage in plan.stages),
+    }
 
 
 def packing_text(packing: Packing) -> str:
@@ -91,9 +97,20 @@ def best_text(best: BestPlan, trials: Iterable[TrialRecord] = ()) -> str:
     if best.confidence is not None:
         first = f"A tie: {', '.join(best.ties)} may be as fast; fastest" if best.ties else "Fastest of the finalists"
         lines.append(f"{first} with a probability of {best.confidence:.0%}")
+    why = explanation_text(best, _changed_text(best))
     lines += evidence_of(best, trials).warnings
-    lines += filter(None, (_payback_text(best), explanation_text(best), _pareto_text(best)))
+    lines += filter(None, (_payback_text(best), why, _pareto_text(best)))
     return "\n".join(lines)
+
+
+def _changed_text(best: BestPlan) -> str:
+    """Show what the winner changes in the usual settings; empty without any."""
+    usual = best.explanation.of_usual if best.explanation else None
+    if usual is None:
+        return ""
+    before, after = plan_parts(usual.plan), plan_parts(best.plan)
+    rows = [(name, before[name], after[name]) for name in before if before[name] != after[name]]
+    return table(("what changed", usual.role, "best"), rows) if rows else ""
 
 
 def _payback_text(best: BestPlan) -> str:

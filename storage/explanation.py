@@ -32,7 +32,7 @@ class TimePart:
 class PlanTime:
     """Where the time of a measured plan goes."""
 
-    plan_id: str
+    plan: Plan
     role: str
     """BEST, the kind of baseline, or `tie` with the plan's id."""
     epoch_seconds: float
@@ -50,6 +50,10 @@ class PlanTime:
     """Whether all of these runs were disturbed."""
     shortened: bool = False
     """Whether all of these runs ended early because the plan was clearly slower."""
+
+    @property
+    def plan_id(self) -> str:
+        return self.plan.id
 
     @property
     def peak_bytes(self) -> int:

@@ -167,7 +167,7 @@ def plan_time(plan: Plan, role: str, **seconds: float) -> PlanTime:
     whole = 100.0 if role == BEST else 200.0
     given = {**dict.fromkeys(names, 0.0), "ideal": whole - sum(seconds.values()), **seconds}
     return PlanTime(
-        plan_id=plan.id,
+        plan=plan,
         role=role,
         epoch_seconds=whole,
         epoch_seconds_error=1.5,

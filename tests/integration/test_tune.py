@@ -29,6 +29,8 @@ from autotune.search.roles import CONFIRMATION, REPEATS
 from tests import postgres
 from tests.processes import children, wait_for_the_end
 from tests.training_values import job_of
+from trials import wire
+from trials.plan import Plan
 
 pytestmark = pytest.mark.ranks
 
@@ -173,7 +175,7 @@ def test_every_plan_that_was_tried_is_found_by_its_id_with_how_well_it_is_known(
 def test_a_tuning_explains_why_its_plan_won(user: User) -> None:
     why = user.first["explanation"]
     best, *others = why["plans"]
-    assert (best["plan_id"], best["role"]) == (user.first["id"], "best")
+    assert (best["plan"], best["role"]) == (user.first["plan"], "best")
     assert why["usual"] == "default" in {plan["role"] for plan in others}
     for plan in why["plans"]:
         assert sum(part["seconds"] for part in plan["parts"]) == pytest.approx(plan["epoch_seconds"])
@@ -181,9 +183,10 @@ def test_a_tuning_explains_why_its_plan_won(user: User) -> None:
     parts = {part["name"]: part["seconds"] for part in default["parts"]}
     assert min(parts["ideal"], parts["padding"], parts["recompute"]) > 0
     assert {change["change"] for change in why["changes"]} <= {"packing", "split", "recompute"}
+    identity = wire.decode(Plan, json.dumps(default["plan"])).id
     with user.environment():
-        shown = CliRunner().invoke(main, ["show", default["plan_id"]])
-        compared = CliRunner().invoke(main, ["compare", default["plan_id"][:8], best["plan_id"][:8]])
+        shown = CliRunner().invoke(main, ["show", identity])
+        compared = CliRunner().invoke(main, ["compare", identity[:8], user.first["id"][:8]])
     assert "With default an epoch takes" in shown.stdout
     assert "Where the time of an epoch goes" in compared.stdout
 

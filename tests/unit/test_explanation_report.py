@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from autotune.explanation_report import explanation_text
-from autotune.study_report import best_text
+from autotune.study_report import best_text, packing_text
 from storage.explanation import BEST, Explanation
 from tests.storage_values import EXPLANATION, PADDED_PLAN, best_of, packed_plan, plan_time
 
@@ -12,7 +12,7 @@ WINNER, USUAL = EXPLANATION.plans
 
 
 def text_of(explanation: Explanation | None) -> str:
-    return explanation_text(best_of("5" * 32, explanation=explanation, search_seconds=50.0))
+    return explanation_text(best_of("5" * 32, explanation=explanation, search_seconds=50.0), "")
 
 
 def cells(text: str, first: str) -> list[str]:
@@ -24,19 +24,29 @@ def cells(text: str, first: str) -> list[str]:
 def test_the_largest_loss_of_the_usual_settings_is_named_first() -> None:
     text = text_of(EXPLANATION)
     assert "With default an epoch takes 200.0 +- 1.5 s in 32 steps (measured in one run)" in text
-    assert "53% is useful work. The largest loss is padding: 30% +- 3% of the time, then recompute: 10% +- 1%." in text
+    assert (
+        "53.0% is useful work. The largest loss is padding: 30.0% +- 3.0% of the time, then recompute: 10.0% +- 1.0%."
+        in text
+    )
+
+
+def test_what_the_winner_changes_in_the_usual_settings_is_listed() -> None:
+    text = best_text(best_of("5" * 32, explanation=EXPLANATION))
+    assert cells(text, "packing")[1:] == ["2 samples, padded", packing_text(packed_plan().packing)]
+    assert cells(text, "split")[1:] == ["2v+4l", "2v+1l | 0v+3l"]
+    assert "what changed" not in best_text(best_of("5" * 32, explanation=replace(EXPLANATION, usual=None)))
 
 
 def test_losses_that_the_errors_do_not_tell_apart_are_both_named() -> None:
     close = plan_time(PADDED_PLAN, "default", padding=21.0, recompute=20.0)
     text = text_of(replace(EXPLANATION, plans=(WINNER, close)))
-    assert "is padding: 10% +- 1% of the time; within the errors it may also be recompute: 10% +- 1%." in text
+    assert "is padding: 10.5% +- 1.1% of the time; within the errors it may also be recompute: 10.0% +- 1.0%." in text
 
 
 def test_the_time_of_both_plans_is_shown_by_part_and_sums_to_the_whole() -> None:
     text = text_of(EXPLANATION)
-    assert cells(text, "padding")[1:5] == ["60.0 +- 6.0", "30% +- 3%", "0.0 +- 0.0", "0% +- 0%"]
-    assert cells(text, "not explained")[1:5] == ["4.0 +- 0.4", "2% +- 0%", "-1.0 +- 0.1", "-1% +- 0%"]
+    assert cells(text, "padding")[1:5] == ["60.0 +- 6.0", "30.0% +- 3.0%", "0.0 +- 0.0", "0.0% +- 0.0%"]
+    assert cells(text, "not explained")[1:5] == ["4.0 +- 0.4", "2.0% +- 0.2%", "-1.0 +- 0.1", "-1.0% +- 0.1%"]
     assert cells(text, "whole")[1:5] == ["200.0 +- 1.5", "100%", "100.0 +- 1.5", "100%"]
     rows = [line.split("  ")[0] for line in text.splitlines()]
     assert rows.index("useful work") < rows.index("padding") < rows.index("recompute") < rows.index("not explained")
@@ -55,7 +65,7 @@ def test_memory_payback_and_what_would_help_further_are_stated() -> None:
     assert "the 50 s of the search's trials are paid back after 0.5 epochs (16 steps)" in text
     further = text.partition("What would help further:")[2].splitlines()[1:]
     assert "with 81,920 MiB per rank nothing is recomputed: 1.11 +- 0.02 times as fast, predicted" in further[0]
-    assert further[1].startswith("- pipeline bubble, 5% +- 0% of the time: a larger global batch")
+    assert further[1].startswith("- pipeline bubble, 5.0% +- 0.5% of the time: a larger global batch")
 
 
 def test_a_gain_within_the_errors_is_not_said_to_pay_back() -> None:
@@ -66,7 +76,7 @@ def test_a_gain_within_the_errors_is_not_said_to_pay_back() -> None:
 
 
 def test_usual_settings_that_won_are_said_to_be_fastest() -> None:
-    same = replace(EXPLANATION, plans=(WINNER, replace(USUAL, plan_id=packed_plan().id)), changes=())
+    same = replace(EXPLANATION, plans=(WINNER, replace(USUAL, plan=packed_plan())), changes=())
     assert "no plan was faster than default, the usual settings" in text_of(same)
 
 

@@ -77,7 +77,7 @@ class Explainer:
             run_seconds=of_runs,
         )
         return PlanTime(
-            plan_id=plan.id,
+            plan=plan,
             role=role,
             epoch_seconds=seconds,
             epoch_seconds_error=error,

@@ -77,7 +77,7 @@ def test_the_winner_and_the_usual_settings_are_compared_by_all_that_is_known(url
     assert "pipeline 2 x data 4, ZeRO 1" in rows["layout"]
     assert rows["recompute"].endswith("1v+0l | 0v+0l")
     (padding,) = (line for line in times.splitlines() if line.startswith("padding"))
-    assert padding.split() == ["padding", "30%", "+-", "3%", "0%", "+-", "0%"]
+    assert padding.split() == ["padding", "30.0%", "+-", "3.0%", "0.0%", "+-", "0.0%"]
     assert "may be as fast as the winner" in rows["known"]
     assert "found this plan to be the fastest" in rows["known"]
     assert shown.count("in a mean step:") == 2
@@ -102,7 +102,7 @@ def test_a_plan_without_a_measurement_is_shown_as_such(url: str) -> None:
     assert "no run of it was completed: failed: rank 3 failed" in shown
     assert "One of the plans has no measured speed" in shown
     (padding,) = (line for line in shown.splitlines() if line.startswith("padding"))
-    assert padding.split()[1:] == ["unknown", "0%", "+-", "0%"]
+    assert padding.split()[1:] == ["unknown", "0.0%", "+-", "0.0%"]
 
 
 def test_plans_that_one_study_tried_are_compared_in_it(url: str) -> None:

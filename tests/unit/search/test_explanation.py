@@ -191,7 +191,7 @@ def changes_of(trials: Sequence[FinishedTrial], memory: int = AMPLE) -> Changes:
 
 def time_of(plan: Plan, seconds: float) -> PlanTime:
     return PlanTime(
-        plan_id=plan.id,
+        plan=plan,
         role="default",
         epoch_seconds=seconds,
         epoch_seconds_error=0.01 * seconds,
