@@ -2,25 +2,25 @@
 
 import hashlib
 import json
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import torch
 import transformers
 
+from autotune.events import Listener, Phase, PhaseBegan
 from trials.job import ModelSection
 from trials.model import parity
 from trials.whole_file import whole_file
 
 
-def check_architecture(settings: ModelSection, config_digest: str, folder: Path, tell: Callable[[str], None]) -> None:
+def check_architecture(settings: ModelSection, config_digest: str, folder: Path, listener: Listener) -> None:
     """Compare the model's stages with transformers' own model, unless `folder` says that they were found equal.
 
     A model with code of its own is compared each time: that code may have changed. Raises what `check_parity` raises.
     """
     if settings.trust_remote_code:
-        tell("Comparing a small copy of the model with transformers; a model with its own code is compared each time")
+        _begin(listener, "a model with its own code is compared each time")
         parity.check_parity(settings)
         return
     # A change of the model code in this project requires another comparison.
@@ -32,12 +32,17 @@ def check_architecture(settings: ModelSection, config_digest: str, folder: Path,
     passed = folder / key
     if _text(passed) == key:
         return
-    tell("Comparing a small copy of the model with transformers; this is done once for each architecture")
+    _begin(listener, "this is done once for each architecture")
     parity.check_parity(settings)
     with suppress(OSError):  # the next command compares again
         folder.mkdir(parents=True, exist_ok=True)
         with whole_file(passed) as stream:
             stream.write(key.encode())
+
+
+def _begin(listener: Listener, when: str) -> None:
+    text = f"Comparing a small copy of the model with transformers; {when}"
+    listener(PhaseBegan(phase=Phase.PROBE, text=text))
 
 
 def _text(file: Path) -> str | None:

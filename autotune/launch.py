@@ -10,6 +10,7 @@ from typing import Literal
 
 from autotune.certification.certificate import CERTIFICATE_FILE, Certificate, write_certificate
 from autotune.errors import JobError, LaunchFailed
+from autotune.events import Listener, Phase, PhaseBegan, start_events, unheard
 from autotune.plan_change import plan_to_replace
 from autotune.silence import Silence
 from autotune.training_log import TrainingLog, check_loggers, logged_run
@@ -62,8 +63,7 @@ def launch(
     max_steps: int | None,
     certificate: Certificate | None = None,
     changes_plan: bool = False,
-    on_step: Callable[[Progress], None],
-    on_evaluation: Callable[[Evaluated], None] = lambda _: None,
+    listener: Listener = unheard,
     stops: Callable[[], bool] = lambda: False,
 ) -> Launched:
     """Train until the end, or until `max_steps`; an interrupted training resumes.
@@ -97,10 +97,12 @@ def launch(
         run = logged_run(prepared.job, plan, opened, earlier)
         with TrainingLog(prepared.job.training.loggers, run) as log:
             evaluates = prepared.held_out is not None
-            watch = _Watch(output / PROGRESS_FILE, log, on_step, on_evaluation, stops, evaluates=evaluates)
+            watch = _Watch(output / PROGRESS_FILE, log, listener, stops, evaluates=evaluates)
             work = store.add_workload(prepared.workload)
             started = store.start_launch(plan, work, predicted_samples_per_second, agent_id)
             ending = _Ending(started.id, watch.reader, store, spool)
+            text = f"Training with plan {plan.id} into {output}"
+            listener(PhaseBegan(phase=Phase.TRAINING, text=text, last_step=max_steps))
             report, blanks = _train(request, hardware.accelerator, folder / started.id, watch, ending)
     reader = watch.reader
     return Launched(
@@ -132,8 +134,7 @@ class _Watch:
         self,
         path: Path,
         log: TrainingLog,
-        on_step: Callable[[Progress], None],
-        on_evaluation: Callable[[Evaluated], None],
+        listener: Listener,
         stops: Callable[[], bool],
         *,
         evaluates: bool,
@@ -141,8 +142,7 @@ class _Watch:
         self.stops = stops
         self._silence = Silence(evaluates=evaluates)
         self._log = log
-        self._on_step = on_step
-        self._on_evaluation = on_evaluation
+        self.listener = listener
         self.reader = ProgressReader(path, self._hear)
 
     def look(self, pids: tuple[int, ...]) -> None:
@@ -154,10 +154,9 @@ class _Watch:
         self._log.add(line)
         if isinstance(line, Progress):
             self._silence.step(line.seconds)
-            self._on_step(line)
         else:
             self._silence.evaluation(line.seconds)
-            self._on_evaluation(line)
+        self.listener(line)
 
 
 def _train(
@@ -166,7 +165,8 @@ def _train(
     """Return (report of rank 0, number of samples that could not be read)."""
     layout, reader = request.plan.layout, watch.reader
     try:
-        with WarmPool(LocalLauncher(logs, layout.world_size, accelerator)) as pool:
+        launcher = LocalLauncher(logs, layout.world_size, accelerator)
+        with WarmPool(launcher, on_start=start_events(watch.listener)) as pool:
             answer = pool.ask(request, math.inf, lambda: watch.look(pool.pids), stops=watch.stops)
         reader.look()
     except KeyboardInterrupt:

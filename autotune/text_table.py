@@ -9,15 +9,36 @@ from itertools import zip_longest
 _GAP = "  "
 
 
+def fitted(text: str, width: int | None = None) -> str:
+    """Return the text with lines that are longer than `width` folded between words, with the indent of their line.
+
+    Lines of a chart, with a word that does not fit, stay. `width` is by default that of the terminal; without a
+    terminal lines are not folded.
+    """
+    width = width or _terminal_width()
+    return "\n".join(line if len(line) <= width else _folded(line, width) for line in text.split("\n"))
+
+
+def _folded(line: str, width: int) -> str:
+    indent = line[: len(line) - len(line.lstrip())]
+    if len(indent) + max(map(len, line.split())) > width:
+        return line
+    lines = textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines)
+
+
+def _terminal_width() -> int:
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    return shutil.get_terminal_size().columns if is_terminal else sys.maxsize
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> str:
     """Return columns as wide as their widest entry, folded between words where lines are longer than `width`.
 
     Where even single words need more, each row is a paragraph with a line per column. `width` is by default that
     of the terminal; without a terminal lines are not folded.
     """
-    width = width or (
-        shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else sys.maxsize
-    )
+    width = width or _terminal_width()
     columns = list(zip(header, *rows, strict=True))
     widths = [max(map(len, column)) for column in columns]
     least = [max((len(word) for entry in column for word in entry.split()), default=0) for column in columns]

@@ -1,18 +1,18 @@
 """The resources of a command on a job: the prepared job, its database, and exclusive use of the devices."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.architecture import check_architecture
+from autotune.events import Listener, Phase, PhaseBegan, unheard
 from autotune.folders import architectures_folder, lengths_folder, spool_folder, work_folder
 from autotune.machine.agent import Agent
 from autotune.machine.devices import device_names, locked, make_folder, resource
 from autotune.workload import Prepared, look_at, read_data
 from storage.spool import Spool
 from storage.store import Store, open_store
-from trials.data.indexing import Reading
 from trials.job import Job
 
 
@@ -32,12 +32,7 @@ class Workbench:
 
 
 @contextmanager
-def workbench(
-    job: Job,
-    database_url: str | None,
-    progress: Callable[[Reading], None] | None = None,
-    tell: Callable[[str], None] = lambda _: None,
-) -> Iterator[Workbench]:
+def workbench(job: Job, database_url: str | None, listener: Listener = unheard) -> Iterator[Workbench]:
     """Describe the model, lease the devices, open the database and read the data, in this order.
 
     So a job that names a wrong file leaves no database behind, and a database error is reported before the data is
@@ -45,11 +40,12 @@ def workbench(
     """
     folder = work_folder(database_url)
     outline = look_at(job)
-    check_architecture(job.model, outline.shape.config_digest, architectures_folder(), tell)
+    check_architecture(job.model, outline.shape.config_digest, architectures_folder(), listener)
     names = device_names(outline.hardware, job.search.parallel)
     with locked(names), open_store(database_url) as store, Agent(store) as agent:
         agent.take([resource(name) for name in names])
         store.adopt_model(outline.shape, outline.path_digest)
         make_folder(folder)
-        prepared = read_data(job, outline, folder, progress, cache=lengths_folder())
+        listener(PhaseBegan(phase=Phase.LENGTHS, text="Reading the data"))
+        prepared = read_data(job, outline, folder, listener, cache=lengths_folder())
         yield Workbench(prepared=prepared, store=store, agent=agent, folder=folder)

@@ -2,18 +2,18 @@
 
 import logging
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.errors import JobError, PlanNotValid
+from autotune.events import Listener, unheard
 from autotune.machine.hardware import default_memory_limit, default_workers, probe_hardware, software
 from autotune.machine.host import shared_memory_bytes
 from trials.data import formats
 from trials.data.epoch import CostWeights, Epoch, job_epoch
 from trials.data.held_out import hold_out, trained_on
 from trials.data.index import DatasetIndex, profile
-from trials.data.indexing import IndexReport, Reading, build_index
+from trials.data.indexing import IndexReport, build_index
 from trials.data.records.sample import Encoder, Ints
 from trials.errors import DataError
 from trials.job import Job, Part, TrainingSection
@@ -121,7 +121,7 @@ def read_data(
     job: Job,
     outline: Outline,
     folder: Path,
-    progress: Callable[[Reading], None] | None = None,
+    listener: Listener = unheard,
     *,
     cache: Path | None = None,
 ) -> Prepared:
@@ -134,11 +134,11 @@ def read_data(
     if job.data.workers is None:  # set here, so that trials and the full training have the same
         workers = default_workers(hardware, job.search.parallel, shared_bytes=shared_memory_bytes())
         job = job.model_copy(update={"data": job.data.model_copy(update={"workers": workers})})
-    index, report = build_index(job.data, outline.encoder, Path(), progress, cache=cache)
+    index, report = build_index(job.data, outline.encoder, Path(), listener, cache=cache)
     _warn_of_bad_data(report)
     index, held_out = hold_out(index, job.evaluation)
     if job.evaluation.sources is not None:
-        held_out = _read_held_out(job, index, outline.encoder, progress, cache)
+        held_out = _read_held_out(job, index, outline.encoder, listener, cache)
     if held_out is not None and not held_out.target_tokens.any():
         raise DataError(f"evaluation: none of the {len(held_out)} samples has a target token; choose others")
     data = profile(index)
@@ -173,11 +173,11 @@ def read_data(
 
 
 def _read_held_out(
-    job: Job, training: DatasetIndex, encoder: Encoder, progress: Callable[[Reading], None] | None, cache: Path | None
+    job: Job, training: DatasetIndex, encoder: Encoder, listener: Listener, cache: Path | None
 ) -> DatasetIndex:
     """Return the index of `evaluation.sources`; log bad lines, and samples that are also trained on, as warnings."""
     data = job.data.model_copy(update={"sources": job.evaluation.sources})
-    held_out, report = build_index(data, encoder, Path(), progress, cache=cache)
+    held_out, report = build_index(data, encoder, Path(), listener, cache=cache)
     _warn_of_bad_data(report)
     profile(held_out)  # raises where no sample is shown
     if len(rows := trained_on(training, job.training.seed, held_out)):

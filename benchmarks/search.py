@@ -25,6 +25,7 @@ import numpy as np
 import optuna
 from optuna.storages import InMemoryStorage
 
+from autotune.events import Event, TrialEnded
 from autotune.predict.calibration import CalibrationState
 from autotune.search.baselines import baselines
 from autotune.search.execution.ledger import ran
@@ -41,7 +42,6 @@ from benchmarks.replay import grid, replayed
 from benchmarks.result import Check, at_least, at_most, finish
 from benchmarks.surface import FOLDER, Surface, read_surface
 from benchmarks.workloads import NOISY, SimulatedWorkload, workloads
-from storage.records import FinishedTrial
 from tests.simulated import Behaviour, SimulatedLedger, Undisturbed
 from trials import plugins
 from trials.outcome import Completed
@@ -100,8 +100,10 @@ def search(
     ledger = SimulatedLedger(launcher)
     regrets: list[float] = []
 
-    def listen(trial: FinishedTrial, is_known: bool) -> None:
-        if not is_known and ran(trial) and trial.role not in CONFIRMATION:
+    def listen(event: Event) -> None:
+        if not isinstance(event, TrialEnded) or event.is_known:
+            return
+        if ran(event.trial) and event.trial.role not in CONFIRMATION:
             chosen = advisor.best()
             regrets.append(launcher.epoch_seconds(chosen) / best - 1 if chosen else math.inf)
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from autotune.events import Event, Note, TrialEnded
 from autotune.machine.agent import Agent
 from autotune.predict.predictor import Predictor
 from autotune.search.execution.ledger import duration_seconds, ran
@@ -60,14 +61,20 @@ def main() -> None:
 def _tuning(prepared: Prepared, store: Store, folder: Path) -> dict[str, Any]:
     trials: list[FinishedTrial] = []
 
-    def listen(trial: FinishedTrial, _: bool) -> None:
-        trials.append(trial)
-        print(f"trial {trial.number}: {trial.role}, {trial.result.outcome.kind}", file=sys.stderr, flush=True)
+    def listen(event: Event) -> None:
+        match event:
+            case TrialEnded(trial=trial):
+                trials.append(trial)
+                print(f"trial {trial.number}: {trial.role}, {trial.result.outcome.kind}", file=sys.stderr, flush=True)
+            case Note(text=text):
+                print(text, file=sys.stderr, flush=True)
+            case _:
+                pass
 
     began = time.perf_counter()
     with Agent(store) as agent:
         bench = Workbench(prepared=prepared, store=store, agent=agent, folder=folder)
-        best = Tuner(bench, listen, lambda reason: print(reason, file=sys.stderr, flush=True)).tune()
+        best = Tuner(bench, listen).tune()
     seconds = time.perf_counter() - began
     done = [trial for trial in trials if ran(trial)]
     timed = sum(sum(_steps(trial)) for trial in done)

@@ -1,7 +1,7 @@
 """Whole searches on a real database, on a simulated machine."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -10,9 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
+from autotune.events import Event, Note, TrialEnded
 from autotune.machine.agent import Agent
 from autotune.search.baselines import Baseline, baselines
-from autotune.search.execution.ledger import Ledger, Listener, StudyLedger
+from autotune.search.execution.ledger import Ledger, StudyLedger
 from autotune.search.execution.runner import Runner
 from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.learning.surrogate import Posterior
@@ -51,7 +52,9 @@ class Bench:
     remembers: bool = True
     """Whether trials of other studies count."""
     current_plan: Plan | None = None
-    listener: Listener = lambda _trial, _known: None
+    on_end: Callable[[FinishedTrial], None] = lambda _: None
+    """Called with each trial that has ended."""
+    events: list[Event] = dataclasses.field(default_factory=list)
     said: list[str] = dataclasses.field(default_factory=list)
     """Why searches ended."""
     standings: Standings = EMPTY
@@ -109,7 +112,6 @@ class Bench:
                 advisor=advisor,
                 runners=[Runner(prepared, calibrated, pool, watch=Undisturbed) for pool in pools],
                 listener=self._listen,
-                on_stop=self.said.append,
                 baselines=chain(
                     [Baseline(role=Role.CURRENT_PLAN, plan=self.current_plan)] if self.current_plan else [],
                     baselines(prepared.workload, PREDICTOR, solver, limits, hold_all=False),
@@ -118,9 +120,16 @@ class Bench:
             search.explore()
             yield search
 
-    def _listen(self, trial: FinishedTrial, known: bool) -> None:
-        self.reported.append((trial, known))
-        self.listener(trial, known)
+    def _listen(self, event: Event) -> None:
+        self.events.append(event)
+        match event:
+            case TrialEnded(trial=trial, is_known=is_known):
+                self.reported.append((trial, is_known))
+                self.on_end(trial)
+            case Note(text=text):
+                self.said.append(text)
+            case _:
+                pass
 
     def record(self, study: StudyRecord, outcome: Outcome, seconds: float) -> TrialResult:
         """The default plan's trial in an earlier run, whose result is in the spool."""

@@ -25,6 +25,16 @@ def parse_seconds(value: object) -> float:
     return _parse(value, _SECONDS, "a time such as 90s, 10min or 1.5h")
 
 
+def duration_text(seconds: float) -> str:
+    """Return a duration for people: `4 s`, `1 min 12 s` or `2 h 05 min`."""
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
 def _parse(value: object, units: dict[str, float] | dict[str, int], example: str) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MOST:
         return float(value)

@@ -17,6 +17,7 @@ from autotune.certification.certificate import (
     write_certificate,
 )
 from autotune.errors import NotCertified
+from autotune.events import Listener, Phase, PhaseBegan, start_events, unheard
 from autotune.folders import certificates_folder
 from autotune.workload import Prepared, check_devices
 from trials.certification import Reference
@@ -40,7 +41,7 @@ _REFERENCE_BYTES = 8
 """Bytes of a parameter of the reference: a float32 weight and the float32 sum of its gradients."""
 
 
-def certify(prepared: Prepared, plan: Plan, folder: Path) -> Certificate:
+def certify(prepared: Prepared, plan: Plan, folder: Path, listener: Listener = unheard) -> Certificate:
     """Compare one step of the plan with the best reference that fits, and store the certificate below `folder`.
 
     If the ranks fail, the verdict is `not made`. Raises PlanNotValid for a plan that needs more
@@ -48,7 +49,9 @@ def certify(prepared: Prepared, plan: Plan, folder: Path) -> Certificate:
     """
     check_devices(prepared, plan)
     start = time.monotonic()
-    answer = _compared(prepared, plan, folder)
+    text = f"Certifying plan {plan.id}: the gradients of one step, compared with a reference"
+    listener(PhaseBegan(phase=Phase.CERTIFICATE, text=text))
+    answer = _compared(prepared, plan, folder, listener)
     subject, training = _subject(prepared, plan), prepared.job.training
     comparison, reasons = (
         answer if isinstance(answer, tuple) else (None, (f"{answer}; logs are in {_logs(folder, plan)}",))
@@ -98,11 +101,14 @@ def check_place(output: Path) -> None:
         raise OutputTaken(f"{path} is not a certificate of autotune; move it, or name another training.output")
 
 
-def _compared(prepared: Prepared, plan: Plan, folder: Path) -> tuple[Comparison, tuple[str, ...]] | Cause:
+def _compared(
+    prepared: Prepared, plan: Plan, folder: Path, listener: Listener
+) -> tuple[Comparison, tuple[str, ...]] | Cause:
     """Return the comparison with its faults, or why the ranks failed with every reference."""
     job, accelerator = prepared.job, prepared.workload.hardware.accelerator
     references = _references(prepared)
-    with WarmPool(LocalLauncher(_logs(folder, plan), plan.layout.world_size, accelerator)) as pool:
+    launcher = LocalLauncher(_logs(folder, plan), plan.layout.world_size, accelerator)
+    with WarmPool(launcher, on_start=start_events(listener)) as pool:
         for reference in references:
             request = prepared.request(plan, Certification(step=_STEP, reference=reference))
             answer = pool.ask(request, _TIMEOUTS * job.search.trial_timeout)

@@ -26,6 +26,13 @@ if TYPE_CHECKING:
     from autotune.job_file import JobFile
 
 
+def _inspect(options: Options) -> None:
+    """Show that the command works: it imports torch next, which takes seconds."""
+    from autotune.events import Phase, PhaseBegan
+
+    options.display(PhaseBegan(phase=Phase.PROBE, text="Inspecting the model, the data and the hardware"))
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="vlm-autotune", prog_name="autotune")
 @with_common_options
@@ -68,6 +75,7 @@ def init(options: Options, model: str | None, data: tuple[Path, ...], **wanted: 
 @common
 def tune(options: Options, job: "JobFile", trials: int | None, time_limit: float | None, resume: bool) -> None:
     """Search the best plan for JOB with short, real training steps."""
+    _inspect(options)
     from autotune.cli.work import tune_job
 
     tune_job(options, job, trials=trials, time_limit=time_limit, fresh=not resume)
@@ -88,10 +96,11 @@ def tune(options: Options, job: "JobFile", trials: int | None, time_limit: float
 @common
 def launch(options: Options, job: "JobFile", **wanted: Any) -> None:
     """Run the full training of JOB with its best plan."""
-    from autotune.cli.work import LaunchOptions, launch_job
-
     if wanted["resume_with"] and (wanted["plan"] or wanted["dry_run"]):
         raise click.UsageError("--resume-with cannot be combined with --plan or --dry-run; remove one of them")
+    _inspect(options)
+    from autotune.cli.work import LaunchOptions, launch_job
+
     launch_job(options, job, LaunchOptions(**wanted))
 
 
@@ -101,6 +110,7 @@ def launch(options: Options, job: "JobFile", **wanted: Any) -> None:
 @common
 def run(options: Options, job: "JobFile") -> None:
     """Tune JOB if no valid plan is known, then launch it."""
+    _inspect(options)
     from autotune.cli.work import run_job
 
     run_job(options, job)
@@ -114,6 +124,7 @@ def run(options: Options, job: "JobFile") -> None:
 @common
 def profile(options: Options, job: "JobFile", out: Path | None, fresh: bool) -> None:
     """Time each kind of layer of JOB's model alone, and store its costs for predictions."""
+    _inspect(options)
     from autotune.cli.layer_profile import profile_job
 
     profile_job(options, job, out=out, fresh=fresh)
@@ -143,6 +154,7 @@ def profile(options: Options, job: "JobFile", out: Path | None, fresh: bool) -> 
 @common
 def predict(options: Options, job: "JobFile", plan: str | None, top: int, plot: Path | None, **wishes: Any) -> None:
     """Predict how fast plans for JOB are, here or on other devices, without running them."""
+    _inspect(options)
     from autotune.cli.predict import predict_job
     from autotune.forecast.cluster import ClusterOptions
 
@@ -328,6 +340,8 @@ def compare(options: Options, first: str, second: str) -> None:
 @common
 def doctor(options: Options, job: "JobFile | None") -> None:
     """Report on hardware, software and database, on problems to solve, and on the data of JOB."""
+    if job is not None:
+        _inspect(options)
     from autotune.cli.doctor import examine
 
     examine(options, job)
@@ -341,7 +355,7 @@ def schema(options: Options) -> None:
 
     from autotune.job_file import json_schema
 
-    options.give(json_schema, lambda: json.dumps(json_schema(), indent=2))
+    options.give(json_schema, lambda: json.dumps(json_schema(), indent=2), is_code=True)
 
 
 @main.command()
@@ -354,7 +368,7 @@ def completion(options: Options, shell: str) -> None:
     kind = get_completion_class(shell)
     assert kind is not None, "click knows the shells of the argument"
     script = kind(main, {}, "autotune", "_AUTOTUNE_COMPLETE").source()
-    options.give(lambda: {"script": script}, lambda: script)
+    options.give(lambda: {"script": script}, lambda: script, is_code=True)
 
 
 main.add_command(db)

@@ -12,15 +12,17 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
 from autotune.cli import os_errors
+from autotune.cli.display.display import Display
 from autotune.cli.visible import VisibleFormatter, visible
 from autotune.errors import AutotuneError, exit_code
+from autotune.text_table import fitted
 from storage.errors import StorageError
 from trials import streams
 from trials.errors import TrialsError
@@ -49,18 +51,21 @@ class Options:
     database: str | None
     verbose: int
     quiet: bool
+    display: Display = field(default_factory=Display)
+    """The listener of everything that the command does."""
 
-    def tell(self, text: str) -> None:
-        """Print progress to stderr, unless `--quiet` is given."""
-        if not self.quiet:
-            click.echo(visible(text), err=True)
+    def give(
+        self, document: Callable[[], Mapping[str, Any]], text: Callable[[], str], *, is_code: bool = False
+    ) -> None:
+        """Print the result as JSON or text; at a terminal long lines are folded, unless the text `is_code`.
 
-    def give(self, document: Callable[[], Mapping[str, Any]], text: Callable[[], str]) -> None:
-        """Print the result as JSON or text. Raises AutotuneError for NaN in JSON, or when stdout cannot be written."""
+        Raises AutotuneError for NaN in JSON, or when stdout cannot be written.
+        """
+        self.display.close()  # stdout may be the same terminal
         if sys.stdout is None:  # click would print nothing, without an error
             raise AutotuneError("the result cannot be written to stdout: it is closed; write it elsewhere")
         if not self.as_json:
-            result = visible(text())
+            result = visible(text() if is_code else fitted(text()))
         else:
             try:
                 result = json.dumps(document(), indent=2, allow_nan=False)
@@ -79,9 +84,10 @@ class Options:
 
     def give_early(self, text: Callable[[], str]) -> None:
         """Print a part of the text result early. Errors are left to `give` at the end."""
+        self.display.close()
         if not self.as_json and sys.stdout is not None:
             with suppress(OSError):
-                click.echo(visible(text()))
+                click.echo(visible(fitted(text())))
 
     def database_url(self, of_job: str | None = None) -> str | None:
         """Return `--db`, else AUTOTUNE_DB_URL unless it is empty, else the job's; None for the user's own file."""
@@ -103,16 +109,18 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
         streams.keep_stderr_open()
         context = click.get_current_context(silent=True)
         before = context.find_root().params if context else {}  # the same options before the command's name
+        name = context.info_name if context else None
         options = Options(
             as_json=as_json or before.get("as_json", False),
             database=before.get("db") if db is None else db,
             verbose=verbose + before.get("verbose", 0),
             quiet=quiet or before.get("quiet", False),
+            display=Display(name or "autotune", quiet=quiet or before.get("quiet", False)),
         )
         _configure_logging(options)
         try:
             with _polite_signals():
-                command(options, **arguments)
+                _displayed(options.display, functools.partial(command, options, **arguments))
         except (AutotuneError, StorageError, TrialsError) as error:
             click.echo(visible(f"Error: {error}"), err=True)
             sys.exit(exit_code(error))
@@ -127,6 +135,14 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
             sys.exit(request.exit_code)
 
     return run
+
+
+def _displayed(display: Display, command: Callable[[], None]) -> None:
+    display.expect_work()
+    try:
+        command()
+    finally:
+        display.close()
 
 
 @contextmanager
@@ -208,9 +224,21 @@ def first_signal_noted() -> Iterator[NotedSignal]:
 
 def _configure_logging(options: Options) -> None:
     level = logging.ERROR if options.quiet else (logging.WARNING, logging.INFO, logging.DEBUG)[min(options.verbose, 2)]
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _StderrHandler()
     handler.setFormatter(VisibleFormatter("%(levelname)s: %(message)s"))
     # Other libraries keep WARNING, so that -vv shows the messages of this project only.
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     for name in ("autotune", "storage", "trials"):
         logging.getLogger(name).setLevel(level)
+
+
+class _StderrHandler(logging.StreamHandler[TextIO]):
+    """Handler that writes to the present `sys.stderr`, which a live display replaces, so that lines appear above it."""
+
+    @property
+    def stream(self) -> TextIO:
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, _: TextIO) -> None:
+        """Ignore the stream of the constructor."""

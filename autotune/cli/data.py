@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from autotune.cli.context import Options
-from autotune.cli.progress import reading_progress
+from autotune.events import Phase, PhaseBegan
 from autotune.job_file import JobFile
 from autotune.output_file import check_no_input
 from autotune.packing.balance import balanced
@@ -18,12 +18,12 @@ def pack_data(options: Options, file: JobFile, wanted: PackOptions, *, out: Path
         check_pack_file(out)
     if picture:
         check_plot(picture)
-    options.tell(f"Reading {file.path}")
-    with reading_progress(options) as progress:
-        material = read_material(file, wanted, progress)
+    options.display(PhaseBegan(phase=Phase.LENGTHS, text=f"Reading {file.path}"))
+    material = read_material(file, wanted, options.display)
     for target in filter(None, (out, picture)):
         check_no_input(target, (file.path, *(each.path for each in material.index.files)))
-    options.tell(f"{len(material.index)} samples of {material.found.records} records; packing")
+    text = f"{len(material.index)} samples of {material.found.records} records; packing"
+    options.display(PhaseBegan(phase=Phase.PACKING, text=text))
     found = balanced(material, wanted)
     if out:
         write_packs(out, found.after.epoch)

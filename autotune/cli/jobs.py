@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune.cli.context import Options
-from autotune.cli.progress import reading_progress
 from autotune.folders import lengths_folder
 from trials.workload import Workload
 
@@ -28,5 +27,5 @@ def workload_of(options: Options, job: "Job", outline: "Outline") -> Workload:
 
     from autotune.workload import read_data
 
-    with tempfile.TemporaryDirectory() as folder, reading_progress(options) as progress:
-        return read_data(job, outline, Path(folder), progress, cache=lengths_folder()).workload
+    with tempfile.TemporaryDirectory() as folder:
+        return read_data(job, outline, Path(folder), options.display, cache=lengths_folder()).workload

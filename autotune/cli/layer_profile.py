@@ -4,7 +4,7 @@ from pathlib import Path
 
 from autotune import output_file
 from autotune.cli.context import Options
-from autotune.cli.progress import reading_progress
+from autotune.events import start_events
 from autotune.forecast.profile_file import stored_costs
 from autotune.job_file import JobFile
 from autotune.predict.costs_table import TypicalPack, costs_document, costs_text
@@ -20,21 +20,18 @@ def profile_job(options: Options, file: JobFile, *, out: Path | None, fresh: boo
         output_file.check_output_file(out, (".json",))
         output_file.check_no_input(out, (file.path,))
     job = file.load()
-    options.tell("Inspecting the model, the data and the hardware")
-    with (
-        reading_progress(options) as progress,
-        workbench(job, options.database_url(job.database), progress, options.tell) as bench,
-    ):
+    listener = options.display
+    with workbench(job, options.database_url(job.database), listener) as bench:
         work, logs = bench.prepared.workload, bench.folder / "ranks" / "profile"
-        options.tell(f"Profiling the layers on {work.hardware}")
         bench.store.add_workload(work)
-        with WarmPool(LocalLauncher(logs, work.hardware.devices, work.hardware.accelerator)) as pool:
-            costs = layer_costs(bench.prepared, bench.store, pool, logs, fresh=fresh)
+        launcher = LocalLauncher(logs, work.hardware.devices, work.hardware.accelerator)
+        with WarmPool(launcher, on_start=start_events(listener)) as pool:
+            costs = layer_costs(bench.prepared, bench.store, pool, logs, listener, fresh=fresh)
         stored = bench.store.layer_profile(work.hardware.fingerprint, work.model.fingerprint, work.software)
     assert stored is not None, "`layer_costs` stores the profile that it returns"
     if out:
         with output_file.whole(out) as partial:
             partial.write_text(wire.encode(stored_costs(stored)))
-        options.tell(f"Wrote the costs to {out}")
+        options.display.tell(f"Wrote the costs to {out}")
     pack = TypicalPack.of(work.data)
     options.give(lambda: {**costs_document(costs, pack), "file": out and str(out)}, lambda: costs_text(costs, pack))

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from autotune.cli.context import Options
-from autotune.cli.progress import reading_progress
+from autotune.events import Phase, PhaseBegan
 from autotune.forecast.cluster import ClusterOptions, cluster_of_file, cluster_of_store
 from autotune.forecast.forecast import Forecast, Forecaster
 from autotune.forecast.forecast_report import forecast_document, forecast_text
@@ -38,23 +38,23 @@ def predict_job(
         with open_store(options.database_url(job.database)) as store:
             store.adopt_model(shape, path_digest(job.model))
             cluster = cluster_of_store(job, shape, store, cluster_options)
-    options.tell("Reading the data")
-    with reading_progress(options) as progress:
-        forecaster = Forecaster(job, shape, cluster, progress)
+    options.display(PhaseBegan(phase=Phase.LENGTHS, text="Reading the data"))
+    forecaster = Forecaster(job, shape, cluster, options.display)
     if cluster_options.profile_file is None:
         with open_store(options.database_url(job.database)) as store:
             trials = store.comparable_trials(forecaster.workload)
         if trials:
-            options.tell("Learning from trials")
+            options.display(PhaseBegan(phase=Phase.PREDICTION, text="Learning from trials"))
             forecaster.learn(trials)
     if chosen is not None:
         found: tuple[Forecast, ...] = (forecaster.of(chosen),)
     else:
-        options.tell("Solving for the best plans of every layout and packing")
+        text = "Solving for the best plans of every layout and packing"
+        options.display(PhaseBegan(phase=Phase.PREDICTION, text=text))
         found = forecaster.best(top)
     if picture:
         plot(found[0], picture)
-        options.tell(f"Wrote the plot to {picture}")
+        options.display.tell(f"Wrote the plot to {picture}")
     options.give(lambda: forecast_document(forecaster, found), lambda: forecast_text(forecaster, found))
 
 

@@ -65,7 +65,7 @@ def delete_studies(options: Options, names: Sequence[str], *, is_confirmed: bool
         planned = store.deletion(ids)
         gone = _gone(store, planned.uses)
         if not is_confirmed:
-            _confirm(planned)
+            _confirm(options, planned)
         done = store.delete_studies(ids, gone)
         _delete_from_optuna(store, done.studies)
     document = wire.to_document(done)
@@ -107,7 +107,8 @@ def _gone(store: Store, uses: Sequence[Use]) -> list[str]:
         return [each for each in sorted(ids) if agent.is_gone(each)]
 
 
-def _confirm(planned: Deletion) -> None:
+def _confirm(options: Options, planned: Deletion) -> None:
+    options.display.close()
     text = visible(f"This deletes {deletion_text(planned)}")
     if not sys.stdin.isatty():
         raise click.UsageError(f"{text}\nNothing was deleted, since there is no terminal to ask on; give --yes")

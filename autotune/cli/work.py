@@ -3,7 +3,7 @@
 import logging
 import signal
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,6 @@ from autotune.certification.certificate import Certificate
 from autotune.certification.certificate_report import certificate_text
 from autotune.certification.certify import certify, check_place, known_certificate, require
 from autotune.cli.context import Options, Terminated, first_signal_noted
-from autotune.cli.progress import reading_progress
 from autotune.errors import PlanNotValid
 from autotune.job_file import JobFile
 from autotune.known_plan import KnownPlan, known_text, of_tried, of_winner
@@ -29,10 +28,9 @@ from trials.job import Job
 from trials.launchers.commands import worker_commands
 from trials.plan import Plan
 from trials.tasks.request import Training, write_request
-from trials.tasks.training.progress import Evaluated, Progress
+from trials.tasks.training.progress import Evaluated
 
 _log = logging.getLogger(__name__)
-_SHOWN_STEPS = 12
 _LONG_DATA_WAIT = 0.02
 """Share of a training's time above which more workers are worth their cores."""
 
@@ -81,7 +79,7 @@ def launch_job(options: Options, file: JobFile, wanted: LaunchOptions) -> None:
             accelerator = prepared.workload.hardware.accelerator
             commands = worker_commands(chosen.plan.layout.world_size, accelerator, folder)
             document = {"commands": [{"argv": list(c.argv), "environment": dict(c.environment)} for c in commands]}
-            options.give(lambda: document, lambda: "\n".join(command.shell() for command in commands))
+            options.give(lambda: document, lambda: "\n".join(command.shell() for command in commands), is_code=True)
             return
         certificate = _certify(options, bench, chosen.plan) if wanted.certify else None
         changes_plan = wanted.resume_with is not None
@@ -114,13 +112,9 @@ def run_job(options: Options, file: JobFile) -> None:
 @contextmanager
 def _open(options: Options, job: Job) -> Iterator[Workbench]:
     check_loggers(job)
-    options.tell("Inspecting the model, the data and the hardware")
-    with ExitStack() as stack:
-        # The progress bar ends when the data are read; the workbench stays open.
-        with reading_progress(options) as progress:
-            bench = stack.enter_context(workbench(job, options.database_url(job.database), progress, options.tell))
+    with workbench(job, options.database_url(job.database), options.display) as bench:
         work = bench.prepared.workload
-        options.tell(
+        options.display.tell(
             f"{work.data.samples} samples; {work.model.vision_layers} vision and {work.model.language_layers} language "
             f"layers; {work.hardware}"
         )
@@ -128,14 +122,11 @@ def _open(options: Options, job: Job) -> Iterator[Workbench]:
 
 
 def _tune(options: Options, bench: Workbench, *, fresh: bool) -> BestPlan:
-    return Tuner(
-        bench, lambda trial, known: options.tell(study_report.trial_line(trial, known=known)), options.tell
-    ).tune(fresh=fresh)
+    return Tuner(bench, options.display).tune(fresh=fresh)
 
 
 def _certify(options: Options, bench: Workbench, plan: Plan) -> Certificate:
-    options.tell(f"Certifying plan {plan.id}: the gradients of one step, compared with a reference")
-    return certify(bench.prepared, plan, bench.folder)
+    return certify(bench.prepared, plan, bench.folder, options.display)
 
 
 def _launch(
@@ -150,19 +141,7 @@ def _launch(
     """Train with the plan. Raises NotCertified where it has a certificate that does not hold."""
     if certificate is not None:
         require(certificate)
-        options.tell(certificate_text(certificate))
-    options.tell(f"Training with plan {chosen.plan.id} into {bench.prepared.job.training.output}")
-
-    def on_step(progress: Progress) -> None:
-        if progress.step in (1, progress.of) or progress.step % max(1, progress.of // _SHOWN_STEPS) == 0:
-            speed = progress.samples / progress.seconds
-            rate = "" if progress.learning_rate is None else f"  learning rate {progress.learning_rate:.2e}"
-            options.tell(f"  step {progress.step}/{progress.of}  loss {progress.loss:.3f}{rate}  {speed:.1f} samples/s")
-
-    def on_evaluation(found: Evaluated) -> None:
-        took = f"{found.samples} samples in {found.seconds:.1f} s"
-        options.tell(f"  step {found.step}/{found.of}  evaluation loss {found.evaluation_loss:.3f}  {took}")
-
+        options.display.tell(certificate_text(certificate))
     with first_signal_noted() as noted:
         launched = launch(
             bench.prepared,
@@ -175,13 +154,14 @@ def _launch(
             max_steps=steps,
             certificate=certificate,
             changes_plan=changes_plan,
-            on_step=on_step,
-            on_evaluation=on_evaluation,
-            stops=lambda: noted.stops(options.tell),
+            listener=options.display,
+            stops=lambda: noted.stops(options.display.tell),
         )
     if launched.report.stopped:
         done = launched.report.steps
-        options.tell(f"Stopped after step {done} with a checkpoint; the same command goes on with step {done + 1}")
+        options.display.tell(
+            f"Stopped after step {done} with a checkpoint; the same command goes on with step {done + 1}"
+        )
         raise Terminated(noted.number or signal.SIGTERM)  # a rank alone may have got a SIGTERM
     return launched
 
@@ -204,11 +184,11 @@ def _chosen(options: Options, bench: Workbench, plan_id: str | None) -> KnownPla
     found = validity(tried.workload, now, imported_from=tried.imported_from)
     if found.verdict is Verdict.REMEASURE:
         changes = "; ".join(map(str, found.changes))
-        options.tell(f"Plan {tried.plan.id} was measured under other conditions: {changes}")
+        options.display.tell(f"Plan {tried.plan.id} was measured under other conditions: {changes}")
     if found.verdict is Verdict.INVALID:
         reasons = "; ".join(str(change) for change in found.changes if change.verdict is Verdict.INVALID)
         raise PlanNotValid(f"plan {tried.plan.id} does not hold here: {reasons}; run `autotune tune`")
-    options.tell(known_text(tried))
+    options.display.tell(known_text(tried))
     return of_tried(tried)
 
 

@@ -1,10 +1,11 @@
 """Forecasts of plans without devices or ranks, as `autotune predict` makes them."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autotune.errors import PredictError
+from autotune.events import Listener, unheard
 from autotune.folders import lengths_folder
 from autotune.forecast.cluster import Cluster
 from autotune.machine.hardware import default_workers
@@ -19,7 +20,7 @@ from storage.records import FinishedTrial
 from trials.data.epoch import Epoch, job_epoch
 from trials.data.held_out import hold_out
 from trials.data.index import profile
-from trials.data.indexing import Reading, build_index
+from trials.data.indexing import build_index
 from trials.errors import DataError, InvalidPlan
 from trials.job import Job
 from trials.layer_costs import LayerCosts
@@ -71,13 +72,11 @@ class Forecast:
 class Forecaster:
     """Forecasts for one job on one cluster."""
 
-    def __init__(
-        self, job: Job, shape: ModelShape, cluster: Cluster, progress: Callable[[Reading], None] | None = None
-    ) -> None:
+    def __init__(self, job: Job, shape: ModelShape, cluster: Cluster, listener: Listener = unheard) -> None:
         """Read the job's data; raises what `build_index` raises."""
         self.job, self.shape, self.cluster = job, shape, cluster
         measurer = load_measurer(job.model, job.data)
-        index, self.report = build_index(job.data, measurer, Path(), progress, cache=lengths_folder())
+        index, self.report = build_index(job.data, measurer, Path(), listener, cache=lengths_folder())
         self.index, _ = hold_out(index, job.evaluation)
         self.workload = Workload(
             model=shape,

@@ -1,10 +1,10 @@
 """The input of `autotune pack`: lengths of a job's data or of a file, and the settings to pack them."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.errors import PackError
+from autotune.events import Listener, unheard
 from autotune.job_file import JobFile
 from autotune.packing.paper_model import NAME, paper_weights
 from trials import plugins
@@ -12,7 +12,7 @@ from trials.data import formats
 from trials.data.epoch import BEST, CostWeights
 from trials.data.held_out import hold_out
 from trials.data.index import DatasetIndex
-from trials.data.indexing import IndexReport, Reading, build_index
+from trials.data.indexing import IndexReport, build_index
 from trials.data.packers import PACKERS
 from trials.data.packs import Oversize
 from trials.errors import DataError
@@ -60,10 +60,10 @@ class Material:
     oversize: Oversize
 
 
-def read_material(file: JobFile, wanted: PackOptions, progress: Callable[[Reading], None] | None = None) -> Material:
+def read_material(file: JobFile, wanted: PackOptions, listener: Listener = unheard) -> Material:
     """Read the data of a job (YAML), or lengths (JSON), without using devices or a database.
 
-    `progress` is that of `build_index`. Raises PackError for other files, JobError for a job that cannot be used,
+    Raises PackError for other files, JobError for a job that cannot be used,
     ModelError for its model, and what `build_index` raises.
     """
     _check(wanted)
@@ -71,11 +71,11 @@ def read_material(file: JobFile, wanted: PackOptions, progress: Callable[[Readin
     if not path.is_file():
         raise PackError(f"{path}: {'is a folder' if path.is_dir() else 'no such file'}; give a job file or lengths")
     if path.suffix in _JOBS:
-        return _job_material(file, wanted, progress)
+        return _job_material(file, wanted, listener)
     if file.changes:
         raise PackError(f"{path}: --set replaces values of a job, and this is none; remove --set {file.changes[0]}")
     if path.suffix in _LENGTHS:
-        return _lengths_material(path, wanted, progress)
+        return _lengths_material(path, wanted, listener)
     kinds = ", ".join((*_JOBS, *_LENGTHS))
     raise PackError(
         f"{path}: {path.suffix or 'a name without suffix'} is not a supported kind of file; give one of {kinds}"
@@ -92,7 +92,7 @@ def _check(wanted: PackOptions) -> None:
             raise PackError(f"--{name}-min {least} is above --{name} {most}; lower the first or raise the second")
 
 
-def _job_material(file: JobFile, wanted: PackOptions, progress: Callable[[Reading], None] | None) -> Material:
+def _job_material(file: JobFile, wanted: PackOptions, listener: Listener) -> Material:
     # These import torch, which packing a file of lengths does not need.
     from autotune.folders import lengths_folder  # noqa: PLC0415
     from trials.model.inputs.encoders import load_measurer  # noqa: PLC0415
@@ -102,7 +102,7 @@ def _job_material(file: JobFile, wanted: PackOptions, progress: Callable[[Readin
     job = file.load()
     data = job.data.model_copy(update={"oversize": wanted.oversize or job.data.oversize})
     weights, name = _model_weights(job.model, job.training)
-    index, found = build_index(data, load_measurer(job.model, data), Path(), progress, cache=lengths_folder())
+    index, found = build_index(data, load_measurer(job.model, data), Path(), listener, cache=lengths_folder())
     index, _ = hold_out(index, job.evaluation)
     return Material(
         path=file.path,
@@ -117,7 +117,7 @@ def _job_material(file: JobFile, wanted: PackOptions, progress: Callable[[Readin
     )
 
 
-def _lengths_material(path: Path, wanted: PackOptions, progress: Callable[[Reading], None] | None) -> Material:
+def _lengths_material(path: Path, wanted: PackOptions, listener: Listener) -> Material:
     data = DataSection(sources=(Source(path=path.absolute()),), oversize=wanted.oversize or "own-pack")
     _check_lengths(data.sources[0])
     weights, name = paper_weights(), NAME
@@ -125,7 +125,7 @@ def _lengths_material(path: Path, wanted: PackOptions, progress: Callable[[Readi
         weights, name = _model_weights(ModelSection(path=wanted.model), TrainingSection())
     if data.oversize == "truncate":
         data = data.model_copy(update={"max_tokens": _context(data, wanted.model)})
-    index, found = build_index(data, None, Path(), progress)
+    index, found = build_index(data, None, Path(), listener)
     return Material(
         path=path,
         index=index,

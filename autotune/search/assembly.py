@@ -1,15 +1,16 @@
 """The parts of a search, built and connected for one study."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import chain
 
 from optuna.storages import BaseStorage
 
+from autotune.events import Listener, Phase, PhaseBegan
 from autotune.machine.conditions import MachineWatch
 from autotune.predict.predictor import Predictor
 from autotune.search.baselines import Baseline, baselines
-from autotune.search.execution.ledger import Ledger, Listener
+from autotune.search.execution.ledger import Ledger
 from autotune.search.execution.profiling import layer_costs
 from autotune.search.execution.runner import Runner
 from autotune.search.learning.calibrated import CalibratedPredictor
@@ -26,6 +27,7 @@ from autotune.workbench import Workbench
 from storage.records import StudyRecord
 from trials.plan import Plan
 from trials.run.pool import WarmPool
+from trials.units import duration_text
 
 
 def assemble(
@@ -38,7 +40,6 @@ def assemble(
     current_plan: Plan | None,
     warm_start: bool,
     listener: Listener,
-    on_stop: Callable[[str], None],
 ) -> Search:
     """Build the search of a study; profile the layers first when no profile of them is stored.
 
@@ -48,7 +49,9 @@ def assemble(
     """
     prepared, store = bench.prepared, bench.store
     workload, settings = prepared.workload, prepared.job.search
-    costs = layer_costs(prepared, store, pools[0], bench.folder / "ranks")
+    costs = layer_costs(prepared, store, pools[0], bench.folder / "ranks", listener)
+    limit = duration_text(settings.time_limit)
+    listener(PhaseBegan(phase=Phase.SEARCH, text=f"Searching with at most {settings.trials} trials in {limit}"))
     predictor = Predictor(
         costs.with_workers(prepared.job.data.workers or 0), prepared.epoch, workload.model.element_bytes
     )
@@ -69,7 +72,6 @@ def assemble(
             Runner(prepared, calibrated, pool, partial(MachineWatch, group=group)) for group, pool in enumerate(pools)
         ],
         listener=listener,
-        on_stop=on_stop,
         baselines=chain(
             [Baseline(role=Role.CURRENT_PLAN, plan=current_plan)] if current_plan else [],
             baselines(workload, predictor, solver, limits, hold_all=holds_all(workload)),

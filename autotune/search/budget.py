@@ -34,6 +34,11 @@ class Budget:
         trials = (*filter(ran, self.ledger.trials), *self.ledger.open)
         return [trial for trial in trials if trial.role not in CONFIRMATION]
 
+    @property
+    def seconds_left(self) -> float:
+        """Seconds until the time limit; negative once it has passed."""
+        return self._deadline - self.clock()
+
     def allows_trial(self, reserved: int = 0) -> bool:
         """Return whether one more trial is left besides the `reserved` ones, with time for it and the confirmation."""
         is_left = len(self.spent) + reserved < self.settings.trials and not self.ledger.is_closing

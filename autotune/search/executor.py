@@ -7,8 +7,9 @@ from typing import TypeAlias
 
 import optuna
 
+from autotune.events import Listener, TrialBegan, TrialEnded
 from autotune.search.execution.failures import stop_if_all_fail
-from autotune.search.execution.ledger import Ledger, Listener, ran
+from autotune.search.execution.ledger import Ledger, ran
 from autotune.search.execution.run_result import RunResult
 from autotune.search.execution.runner import Runner
 from autotune.search.execution.slots import TrialSlots
@@ -74,7 +75,7 @@ class Executor:
         news, gone = self.ledger.catch_up()
         for trial in news:
             self.advisor.learn(trial)
-            self.listener(trial, True)
+            self.listener(TrialEnded(trial=trial, is_known=True))
         if gone:  # or Optuna would take their plans for running for ever
             self.synchronize()
 
@@ -102,6 +103,7 @@ class Executor:
         def measure(runner: Runner, on_wait: Callable[[], None]) -> TrialResult:
             return self.ledger.put(trial, runner.run(plan, on_step, on_wait, candidate.timed_steps))
 
+        self.listener(TrialBegan(trial=trial))
         slots.start((trial, candidate), measure)
 
     def _collect(self, slots: _Slots, *, wait_for_one: bool) -> None:
@@ -111,7 +113,7 @@ class Executor:
     def _record(self, running: RunningTrial, candidate: Candidate, result: TrialResult) -> None:
         trial = self.ledger.finish(running, result)
         self.advisor.learn(trial)
-        self.listener(trial, False)
+        self.listener(TrialEnded(trial=trial, is_known=False))
         if candidate.suggestion:
             self.proposals.tell(candidate.suggestion, trial.id, trial.role, self.judge(trial))
         elif trial.role not in REPEATS:

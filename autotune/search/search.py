@@ -1,16 +1,17 @@
 """One search: the plans predicted best, baselines, the sampler's proposals, and repeated runs of the finalists."""
 
-import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
+from autotune.events import Event, Listener, Note, Phase, PhaseBegan, SearchStatus, TrialBegan, TrialEnded
 from autotune.search.baselines import Baseline
+from autotune.search.best_so_far import best_so_far
 from autotune.search.budget import Budget
 from autotune.search.execution.failures import give_up
-from autotune.search.execution.ledger import Ledger, Listener, ran
+from autotune.search.execution.ledger import Ledger, ran
 from autotune.search.execution.runner import Runner
 from autotune.search.executor import LOOK_SECONDS, Candidate, Executor
 from autotune.search.learning.calibrated import CalibratedPredictor
@@ -18,12 +19,11 @@ from autotune.search.roles import BASELINES, Role
 from autotune.search.sampling.advisor import Advisor
 from autotune.search.sampling.proposals import Judgement, Proposals
 from autotune.search.space.space import Space
-from autotune.search.winner import FINALISTS, SMALL_LOSS, Standings, ranked, standings_of
+from autotune.search.winner import FINALISTS, SMALL_LOSS, Roles, Standings, ranked, standings_of
 from trials.job import SearchSection
 from trials.outcome import Completed
 from trials.plan import Plan
 
-_log = logging.getLogger(__name__)
 _PREDICTED_PLANS = 3
 _NEARLY = 1.2
 """Largest ratio to the best predicted time with which plans of other pipeline degrees are tried first."""
@@ -60,8 +60,6 @@ class Search:
     baselines: Iterable[Baseline]
     inherited: Sequence[Plan] = ()
     """Winners of earlier searches on similar workloads."""
-    on_stop: Callable[[str], None] = _log.info
-    """Called with the reason, in words, when no further plan is sampled."""
     clock: Callable[[], float] = time.monotonic
     _budget: Budget = field(init=False)
     _executor: Executor = field(init=False)
@@ -78,7 +76,7 @@ class Search:
             space=self.space,
             predictor=self.predictor,
             advisor=self.advisor,
-            listener=self.listener,
+            listener=self._tell,
         )
 
     def explore(self) -> None:
@@ -108,8 +106,22 @@ class Search:
             self._executor.catch_up()
         if not self._standings().repeated:
             give_up("no plan of the search space completed", self.ledger.trials)
+        self._tell(PhaseBegan(phase=Phase.REPEATS, text="Repeating the finalists in turns"))
         self._executor.run(chain(self._repeats(), self._final()), self.runners[:1])
         return self._standings()
+
+    def _tell(self, event: Event) -> None:
+        """Pass the event on; tell what a trial leaves of the budget, and the best plan after it."""
+        self.listener(event)
+        if isinstance(event, TrialBegan | TrialEnded):
+            trials, best = ranked(self.ledger.everything()), self.advisor.best()
+            status = SearchStatus(
+                spent=len(self._budget.spent),
+                trials=self.settings.trials,
+                seconds_left=self._budget.seconds_left,
+                best=best_so_far(best, trials, self._all_roles(), self.advisor.surrogate) if best else None,
+            )
+            self.listener(status)
 
     # --- plans that are tried first ---
 
@@ -165,7 +177,7 @@ class Search:
         if known is None:
             yield Candidate(plan=plan, role=role)
         elif known.study_id not in {trial.study_id for trial in self.ledger.trials}:
-            self.listener(known, True)
+            self._tell(TrialEnded(trial=known, is_known=True))
 
     def _left_to_compare(self) -> int:
         """Trials that are kept for further plans of the baselines; all baselines together take about a quarter."""
@@ -183,7 +195,7 @@ class Search:
         while idle < _IDLE_SUGGESTIONS:
             if not self._is_promising():
                 if not self.ledger.open:
-                    self.on_stop(self._stop_reason())
+                    self._tell(Note(text=self._stop_reason()))
                     return
                 yield None  # what still runs may change that, and must be over before the finalists are repeated
                 continue
@@ -275,10 +287,14 @@ class Search:
             if winner.plan in done or steps <= self.settings.timed_steps:
                 return
             done.add(winner.plan)
+            self._tell(PhaseBegan(phase=Phase.REPEATS, text="Measuring the winner over more steps"))
             yield Candidate(plan=winner.plan, role=Role.FINAL, timed_steps=steps)
 
     def _standings(self) -> Standings:
+        return standings_of(self.ledger.everything(), self.advisor.surrogate, self._all_roles(), self.space.allows)
+
+    def _all_roles(self) -> Roles:
         roles = dict(self._roles)
         for trial in self.ledger.trials:  # of this study alone: another search had another current plan
             roles[trial.plan] = roles.get(trial.plan, frozenset()) | {trial.role}
-        return standings_of(self.ledger.everything(), self.advisor.surrogate, roles, self.space.allows)
+        return roles

@@ -1,13 +1,14 @@
 """Tunes a prepared job: from what the store knows to a confirmed winner in it."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 
 from autotune.errors import JobError, NoFeasiblePlan
+from autotune.events import Listener, start_events, unheard
 from autotune.search.assembly import assemble
-from autotune.search.execution.ledger import Listener, StudyLedger, duration_seconds
+from autotune.search.execution.ledger import StudyLedger, duration_seconds
 from autotune.search.executor import LOOK_SECONDS
 from autotune.search.explanation.explainer import Explainer
 from autotune.search.pareto import pareto
@@ -33,10 +34,8 @@ _OF_AN_AGENT = ("parallel", "workers", "trial_timeout")
 class Tuner:
     """Finds the best plan of one job, resuming what an earlier run began."""
 
-    def __init__(self, bench: Workbench, listener: Listener, on_stop: Callable[[str], None]) -> None:
+    def __init__(self, bench: Workbench, listener: Listener = unheard) -> None:
         """Check the settings of the search and store the workload.
-
-        `on_stop` is called with the reason, in words, when no further plan is sampled.
 
         Raises JobError for an unknown sampler, and for a current plan that is not one of this job.
         """
@@ -45,7 +44,7 @@ class Tuner:
         self._workload = bench.prepared.workload
         self._store = bench.store
         self._agent = bench.agent
-        self._listener, self._on_stop = listener, on_stop
+        self._listener = listener
         try:
             plugins.load(SAMPLERS, self._job.search.sampler)
         except UnknownName as error:
@@ -78,7 +77,6 @@ class Tuner:
                 # Other trials of this workload say more than similar workloads, and began with what those say.
                 warm_start=not is_fresh and all(trial.study_id == study.id for trial in known),
                 listener=self._listener,
-                on_stop=self._on_stop,
             )
             search.explore()
             if not self._leads(study):
@@ -120,6 +118,7 @@ class Tuner:
                             groups=search.parallel,
                         ),
                         REQUESTS_PER_START[search.workers],
+                        start_events(self._listener, group),
                     )
                 )
                 for group in range(search.parallel)

@@ -37,6 +37,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path(__file__).parent, help="where model/ and data/ are made")
     parser.add_argument("--samples", type=int, default=SAMPLES)
     arguments = parser.parse_args()
+    print(f"{arguments.folder}: a tiny model and {arguments.samples} samples, some seconds", flush=True)
     made = generate(arguments.folder, arguments.samples)
     print(f"{arguments.folder}: {'made model/ and data/' if made else 'model/ and data/ are up to date'}")
 

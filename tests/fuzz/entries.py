@@ -207,7 +207,7 @@ class Entries:
 def _searched(job: Job, url: str) -> bool:
     """Do what a search does before its first trial."""
     with workbench(job, url) as bench:
-        Tuner(bench, lambda _trial, _known: None, lambda _text: None)
+        Tuner(bench)
         work = bench.prepared.workload
         limits = Limits(
             vision_layers=work.model.vision_layers,

@@ -118,7 +118,6 @@ def test_a_warmup_longer_than_the_training_with_this_plan_is_refused(example: Pa
             tmp_path,
             predicted_samples_per_second=None,
             max_steps=None,
-            on_step=unused,
         )
 
 

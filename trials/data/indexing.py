@@ -15,6 +15,7 @@ from trials.data.formats import AnnotationFile, Chunk
 from trials.data.index import COLUMNS, DatasetIndex
 from trials.data.lengths import ChunkLengths
 from trials.data.measuring import cores, measured
+from trials.data.reading import Reading
 from trials.data.records.sample import BadLine, Measurer
 from trials.errors import DataError
 from trials.job import DataSection
@@ -42,15 +43,6 @@ class IndexReport:
     """Number of tokens that longer samples were cut to; None when none was."""
     cut: int
     """Samples of exactly `max_tokens` tokens."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """Progress of indexing."""
-
-    records: int
-    share: float | None
-    """Share of all chunks; None until it is known what has to be measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,10 +56,19 @@ class WarmPool:
     Not for use by several threads. Leaving the context ends every rank.
     """
 
-    def __init__(self, launcher: Launcher, requests_per_start: int = REQUESTS_PER_START["warm"]) -> None:
-        """Replace the ranks after `requests_per_start` requests."""
+    def __init__(
+        self,
+        launcher: Launcher,
+        requests_per_start: int = REQUESTS_PER_START["warm"],
+        on_start: Callable[[bool], None] = lambda _: None,
+    ) -> None:
+        """Replace the ranks after `requests_per_start` requests.
+
+        `on_start` is called with False when new ranks start, and with True when all of them have begun with a request.
+        """
         self._launcher = launcher
         self._requests_per_start = requests_per_start
+        self._on_start = on_start
         self._ranks: RankGroup | None = None
         self._served = 0
         self._first: tuple[Footprint, ...] = ()
@@ -114,6 +123,7 @@ class WarmPool:
         if self._ranks is not None and self._ranks.dead():
             self._end()
         if self._ranks is None:
+            self._on_start(False)
             self._ranks = self._launcher.start()
         return self._ranks
 
@@ -152,6 +162,7 @@ class WarmPool:
         while time.monotonic() < deadline:
             if not has_begun and len(ranks.begun()) == world_size:
                 has_begun, deadline = True, time.monotonic() + timeout_seconds
+                self._on_start(True)
             answers = ranks.answers()
             # Read after the answers, so that `on_step` gets the last step before they are returned.
             while (seconds := ranks.next_step()) is not None:

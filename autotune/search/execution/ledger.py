@@ -1,6 +1,6 @@
 """The trials of one study and known trials of others. Every result is on disk as soon as it is there."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
@@ -17,9 +17,6 @@ from trials.plan import Plan
 
 MOST_TRANSIENT_FAILURES = 2
 """Failures after which a study does not try a plan again, even if each may have had a transient cause."""
-
-Listener = Callable[[FinishedTrial, bool], None]
-"""Called with each trial as it ends, and with whether its result was known before."""
 
 
 class Ledger(Protocol):

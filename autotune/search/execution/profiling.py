@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 
 from autotune.errors import ProfileError, TrialsKeepFailing
+from autotune.events import Listener, Phase, PhaseBegan, unheard
 from autotune.predict.costs import fit_costs
 from autotune.search.execution.failures import with_remedy
 from autotune.search.space.layouts import zero_stages
@@ -26,7 +27,9 @@ _SAMPLES = 8
 """Mean samples of the largest profiled pack, about."""
 
 
-def layer_costs(prepared: Prepared, store: Store, pool: Pool, logs: Path, *, fresh: bool = False) -> LayerCosts:
+def layer_costs(
+    prepared: Prepared, store: Store, pool: Pool, logs: Path, listener: Listener = unheard, *, fresh: bool = False
+) -> LayerCosts:
     """Return the stored costs of this model on this hardware and software, or profile the layers and store the costs.
 
     They are profiled when `fresh`, and when there is no stored profile or one of another version. Raises what
@@ -40,6 +43,7 @@ def layer_costs(prepared: Prepared, store: Store, pool: Pool, logs: Path, *, fre
             return wire.decode(LayerCosts, stored.document)
         except WireError as error:
             _log.info("the stored profile is of another version and is measured again: %s", error)
+    listener(PhaseBegan(phase=Phase.PROFILE, text=f"Profiling the layers on {work.hardware}"))
     costs = profile_layers(prepared, pool, logs)
     store.save_layer_profile(*keys, wire.encode(costs))
     return costs

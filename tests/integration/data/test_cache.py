@@ -12,7 +12,8 @@ from PIL import Image
 from tests.data_values import record, write_records
 from tests.measurers import Words
 from trials.data.index import COLUMNS, DatasetIndex
-from trials.data.indexing import IndexReport, Reading, build_index
+from trials.data.indexing import IndexReport, build_index
+from trials.data.reading import Reading
 from trials.data.records import file_chunk
 from trials.job import DataSection
 

@@ -14,7 +14,8 @@ from tests.data_values import record, write_records
 from tests.training_values import prepared_of
 from trials.data import indexing
 from trials.data.index import DatasetIndex
-from trials.data.indexing import IndexReport, Reading, build_index
+from trials.data.indexing import IndexReport, build_index
+from trials.data.reading import Reading
 from trials.data.records.sample import Encoder
 from trials.errors import DataError
 from trials.job import DataSection, Source

@@ -71,7 +71,6 @@ def test_every_step_and_evaluation_of_a_resumed_training_is_logged_once(
                 tmp_path / "launches",
                 predicted_samples_per_second=None,
                 max_steps=steps,
-                on_step=lambda _: None,
             )
 
     monkeypatch.setenv("WANDB_MODE", "offline")

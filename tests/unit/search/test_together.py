@@ -52,11 +52,11 @@ def test_groups_of_devices_run_trials_at_the_same_time(bench: Bench) -> None:
     barrier = Barrier(2)
     one, other = Together(barrier), Together(barrier)
 
-    def listen(trial: FinishedTrial, _: bool) -> None:
+    def listen(trial: FinishedTrial) -> None:
         if trial.number >= 4:
             barrier.abort()  # from here on, each goes on alone
 
-    bench.listener = listen
+    bench.on_end = listen
     study = bench.study()
     ledger = bench.search(study, one, other)
     assert min(one.met, other.met) >= 2
@@ -131,7 +131,7 @@ def test_agents_share_one_study(database_url: str, tmp_path: Path) -> None:
         study, barrier = benches[0].study(), Barrier(2)
         launchers = [Together(barrier), Together(barrier)]
         for bench in benches:
-            bench.listener = lambda trial, _: barrier.abort() if trial.number >= 4 else None
+            bench.on_end = lambda trial: barrier.abort() if trial.number >= 4 else None
         with ThreadPoolExecutor(2) as threads:
             both = [
                 threads.submit(bench.explore, study, launcher, trials=9)
@@ -214,7 +214,7 @@ def test_open_trials_of_an_agent_that_died_are_closed_and_run_again(bench: Bench
     other = bench.store.add_agent("another host", "1 1")
     left: list[RunningTrial] = []
 
-    def listen(trial: FinishedTrial, _: bool) -> None:
+    def listen(trial: FinishedTrial) -> None:
         if left or trial.role != Role.SAMPLED:
             return
         with database(bench.store.optuna_url) as storage:
@@ -228,7 +228,7 @@ def test_open_trials_of_an_agent_that_died_are_closed_and_run_again(bench: Bench
         left.append(begun)
         bench.store.end_agent(other.id)
 
-    bench.listener = listen
+    bench.on_end = listen
     bench.search(study, SimulatedLauncher(PREDICTOR))
     assert left
     assert bench.store.running_trials(study.id) == ()
@@ -245,6 +245,6 @@ def test_a_plan_that_a_living_agent_runs_is_left_to_it(bench: Bench) -> None:
     assert theirs is not None
 
     bench.remembers = False
-    bench.listener = lambda *_: bench.store.abandon_trial(theirs.id)  # or the search would wait for it
+    bench.on_end = lambda _: bench.store.abandon_trial(theirs.id)  # or the search would wait for it
     ledger = bench.search(study, SimulatedLauncher(PREDICTOR))
     assert ledger.trials[0].plan != plan

@@ -1,0 +1,54 @@
+"""Events as lines, where stderr is no terminal, and a line now and then while nothing happens."""
+
+import time
+from threading import Event as Flag
+from threading import Thread
+
+import click
+
+from autotune.cli.display.board import Board, Clock
+from autotune.cli.visible import visible
+from autotune.events import Event
+
+_EVERY_SECONDS = 4.0
+_LONG_PHASE_SECONDS = 600.0
+_SELDOM_SECONDS = 30.0
+"""Between lines of a phase that takes long: a training of a week shall not fill its log."""
+
+
+class LineView:
+    """Writes lines that last, and what is done now when none came for some seconds."""
+
+    def __init__(self, board: Board, clock: Clock = time.monotonic) -> None:
+        self._board = board
+        self._clock = clock
+        self._written = clock()
+        self._closed = Flag()
+        self._thread = Thread(target=self._watch, name="display", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def hear(self, event: Event) -> None:
+        if text := self._board.hear(event):
+            self.tell(text)
+
+    def tell(self, text: str) -> None:
+        self._written = self._clock()
+        click.echo(visible(text), err=True)
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def look(self) -> float:
+        """Write a line if none came for long; return the seconds until the next look."""
+        every = _EVERY_SECONDS if self._board.seconds < _LONG_PHASE_SECONDS else _SELDOM_SECONDS
+        left = self._written + every - self._clock()
+        if left > 0:
+            return left
+        self.tell(self._board.line())
+        return every
+
+    def _watch(self) -> None:
+        while not self._closed.wait(self.look()):
+            pass

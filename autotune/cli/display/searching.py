@@ -1,0 +1,85 @@
+"""State of a search for its display."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from autotune.events import BestSoFar, Event, SearchStatus, TrialBegan, TrialEnded
+from autotune.search.roles import Role
+from autotune.study_report import plan_text, trial_line
+from storage.records import FinishedTrial, RunningTrial
+from trials.outcome import Completed, Failed
+from trials.units import duration_text
+
+
+class Searching:
+    """Trials of a search and its repeats."""
+
+    share: float | None = None
+    """A search may end at any trial."""
+
+    def __init__(self) -> None:
+        self._running: dict[str, tuple[RunningTrial, float]] = {}
+        """Trials by id, with the times at which they began."""
+        self._status: SearchStatus | None = None
+        self._heard = 0.0
+        """Time of the status."""
+        self._repeats = 0
+        self._outcomes: Counter[str] = Counter()
+        self._disturbed = 0
+        self._failure = ""
+
+    def hear(self, event: Event, now: float) -> str:
+        match event:
+            case TrialBegan(trial=trial):
+                self._running[trial.id] = trial, now
+                self._repeats += trial.role == Role.CONFIRM
+            case TrialEnded(trial=ended, is_known=is_known):
+                self._running.pop(ended.id, None)
+                if not is_known:
+                    self._count(ended)
+                return trial_line(ended, known=is_known)
+            case SearchStatus():
+                self._status, self._heard = event, now
+            case _:
+                pass
+        return ""
+
+    def headline(self, now: float) -> str:
+        if self._status is None:
+            return "solving for the plans to try first"
+        trials = f"repeat {self._repeats}" if self._repeats else f"trial {self._status.spent} of at most"
+        trials += "" if self._repeats else f" {self._status.trials}"
+        running = [f"{trial.plan.id} for {duration_text(now - began)}" for trial, began in self._running.values()]
+        left = self._status.seconds_left - (now - self._heard)
+        limit = f"at most {duration_text(left)} left" if left > 0 else "the time is used up"
+        return f"{trials} ({', '.join(running) or 'choosing the next plan'}), {limit}"
+
+    def rows(self, now: float) -> Sequence[tuple[str, str]]:
+        rows = [
+            ("now", f"{trial.role} {trial.plan.id}, {duration_text(now - began)}: {plan_text(trial.plan)}")
+            for trial, began in self._running.values()
+        ]
+        if self._status is not None and self._status.best is not None:
+            rows.append(("best", _best_text(self._status.best)))
+        if self._outcomes:
+            counts = ", ".join(f"{count} {name}" for name, count in self._outcomes.items())
+            disturbed = f"; {self._disturbed} disturbed by other load" if self._disturbed else ""
+            rows.append(("so far", f"{counts}{disturbed}{self._failure}"))
+        return rows
+
+    def _count(self, trial: FinishedTrial) -> None:
+        outcome = trial.result.outcome
+        is_shortened = isinstance(outcome, Completed) and outcome.shortened
+        self._outcomes["ended early" if is_shortened else outcome.kind] += 1
+        self._disturbed += trial.result.is_disturbed
+        if isinstance(outcome, Failed):
+            self._failure = f"; last failure: {outcome.cause}"
+
+
+def _best_text(best: BestSoFar) -> str:
+    gains = [
+        f"{gain.gain:.2f} +- {gain.error:.2f} times as fast as {gain.role}" if gain.error else f"it is {gain.role}"
+        for gain in best.gains
+    ]
+    compared = ", ".join(gains) or "no baseline has completed yet"
+    return f"{best.plan.id}, epoch {best.epoch_seconds:.1f} +- {best.epoch_seconds_error:.1f} s: {compared}"

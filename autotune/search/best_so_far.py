@@ -1,0 +1,34 @@
+"""The best plan of a search that still runs, compared with the baselines."""
+
+import math
+from collections.abc import Sequence
+
+from autotune.events import BestSoFar, Gain
+from autotune.search.learning.surrogate import Surrogate
+from autotune.search.roles import BASELINES
+from autotune.search.winner import Roles
+from storage.records import FinishedTrial
+from trials.plan import Plan
+
+
+def best_so_far(best: Plan, trials: Sequence[FinishedTrial], roles: Roles, surrogate: Surrogate) -> BestSoFar:
+    """Compare a measured plan with the fastest plan of each kind of baseline, by the posterior.
+
+    `trials` are those that rank their plans; the surrogate has learnt from them.
+    """
+    tried = dict.fromkeys(trial.plan for trial in trials)
+    plans = [best, *(plan for plan in tried if not roles.get(plan, frozenset()).isdisjoint(BASELINES))]
+    posterior = surrogate.posterior(plans)
+    gains = []
+    for role in BASELINES:
+        numbers = [number for number, plan in enumerate(plans) if role in roles.get(plan, ())]
+        if numbers:
+            slower, error = posterior.difference(min(numbers, key=lambda number: posterior.mean[number]), 0)
+            gains.append(Gain(role=str(role), gain=math.exp(slower), error=math.exp(slower) * error))
+    seconds = math.exp(posterior.mean[0])
+    return BestSoFar(
+        plan=best,
+        epoch_seconds=seconds,
+        epoch_seconds_error=seconds * float(posterior.error[0]),
+        gains=tuple(gains),
+    )

@@ -1,0 +1,156 @@
+"""What is said about events, without a terminal."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+
+from autotune.cli.display.board import Board
+from autotune.events import Event, Phase, PhaseBegan, RanksStart, TrialBegan
+from tests.display_values import BEST, EVALUATED, PLAN, SEARCH, SHORT, STEP, TRAINING, ended, running, status
+from trials.data.reading import Reading
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def hear(board: Board, events: Iterable[Event]) -> list[str]:
+    """Return the texts that last."""
+    return [text for event in events if (text := board.hear(event))]
+
+
+def test_until_a_phase_begins_the_name_of_the_command_stands_for_it(clock: Clock) -> None:
+    board = Board("db check", clock)
+    clock.now += 4
+    assert board.rows() == [("db check", "4 s")]
+    assert board.line() == "  db check, 4 s"
+
+
+def test_the_ids_of_all_trials_last_with_their_causes_of_failure(clock: Clock) -> None:
+    said = "\n".join(hear(Board("tune", clock), SEARCH))
+    assert said.count(PLAN.id) == 1
+    assert "trial 1  default              failed: out of memory on stage 1" in said
+    assert "disturbed: other processes used 1.2 of 2 cores" in said
+
+
+def test_a_running_trial_is_shown_with_its_plan_its_duration_and_what_is_left(clock: Clock) -> None:
+    board = Board("tune", clock)
+    hear(board, SEARCH[:8])
+    clock.now += 20
+    hear(board, [TrialBegan(trial=running(6)), status(7, 100.0)])
+    clock.now += 5
+    first, now = board.rows()
+    assert first == ("search", f"25 s: trial 7 of at most 14 ({PLAN.id} for 5 s), at most 1 min 35 s left")
+    assert now[0] == "now"
+    assert now[1].startswith(f"sampled {PLAN.id}, 5 s: pipeline 2 x data 4, ZeRO 1; split 2v+1l | 0v+3l")
+    clock.now += 96
+    assert board.line().endswith("(" + PLAN.id + " for 1 min 41 s), the time is used up")
+
+
+def test_the_best_plan_is_compared_with_each_baseline_and_outcomes_are_counted(clock: Clock) -> None:
+    board = Board("tune", clock)
+    hear(board, SEARCH)
+    phase, now, best, so_far = board.rows()
+    assert phase[0] == "repeats"
+    assert "repeat 1" in phase[1]
+    assert now[1].startswith(f"confirm {PLAN.id}")
+    compared = "2.29 +- 0.03 times as fast as default, it is omnibal"
+    assert best == ("best", f"{PLAN.id}, epoch 126.6 +- 1.5 s: {compared}")
+    assert so_far == (
+        "so far",
+        f"2 completed, 1 failed; 1 disturbed by other load; last failure: {SHORT.cause}",
+    )
+
+
+def test_a_best_plan_without_a_baseline_claims_no_gain(clock: Clock) -> None:
+    board = Board("tune", clock)
+    hear(board, [*SEARCH[:8], status(1, 9.0, replace(BEST, gains=()))])
+    assert board.rows()[1][1].endswith("no baseline has completed yet")
+
+
+def test_results_of_others_are_not_counted_as_outcomes_of_this_search(clock: Clock) -> None:
+    board = Board("tune", clock)
+    (said,) = hear(board, [*SEARCH[7:8], replace(ended(running(0)), is_known=True)])[1:]
+    assert said.startswith("    known  sampled")
+    assert len(board.rows()) == 1
+
+
+def test_starting_ranks_are_named_until_they_have_begun(clock: Clock) -> None:
+    board = Board("profile", clock)
+    hear(board, SEARCH[4:6])
+    assert board.line() == "  profile, 0 s: starting the ranks"
+    board.hear(RanksStart(group=1, is_ready=False))
+    board.hear(RanksStart(is_ready=True))
+    assert board.line() == "  profile, 0 s: starting the ranks"
+    board.hear(RanksStart(group=1, is_ready=True))
+    assert board.line() == "  profile, 0 s"
+
+
+def test_reading_shows_records_speed_and_share(clock: Clock) -> None:
+    board = Board("pack", clock)
+    hear(board, SEARCH[1:2])
+    clock.now += 10
+    board.hear(Reading(records=1000, share=None))
+    assert (board.line(), board.share) == ("  lengths, 10 s: 1,000 records, 100/s", None)
+    board.hear(Reading(records=23456, share=0.5))
+    assert (board.line(), board.share) == ("  lengths, 10 s: 23,456 records, 2,346/s, 50%", 0.5)
+
+
+def test_a_training_shows_its_speed_waits_and_time_left(clock: Clock) -> None:
+    board = Board("launch", clock)
+    said = hear(board, TRAINING)
+    assert [line.split()[1] for line in said[1:-1]] == [
+        "1/120",
+        "10/120",
+        "20/120",
+        "30/120",
+        "40/120",
+        "50/120",
+        "60/120",
+    ]
+    assert said[-1] == "  step 60/120  evaluation loss 3.500  8 samples in 4.0 s"
+    assert board.rows() == [
+        ("training", "0 s: step 60 of 120, loss 5.650, 8.0 samples/s; about 2 min 00 s left"),
+        ("data", "waited for in 25.0% of the time"),
+        ("held out", "loss 3.500 after step 60, best 3.500 after step 60"),
+    ]
+    assert board.share == 0.5
+
+
+def test_the_first_step_counts_neither_for_speed_nor_for_waits(clock: Clock) -> None:
+    board = Board("launch", clock)
+    hear(board, [*TRAINING[:1], replace(STEP, seconds=60.0)])
+    assert board.line() == "  training, 0 s: step 1 of 120, loss 6.250"
+    board.hear(replace(STEP, step=2))
+    assert "8.0 samples/s" in board.line()
+
+
+def test_a_late_step_is_noticed_and_the_end_is_that_of_this_launch(clock: Clock) -> None:
+    board = Board("launch", clock)
+    hear(board, [PhaseBegan(phase=Phase.TRAINING, text="Training", last_step=4)])
+    assert "no step yet" in board.line()
+    hear(board, [replace(STEP, step=number) for number in (1, 2, 3)])
+    clock.now += 5
+    assert board.line().endswith("step 3 of 4, loss 6.250, 8.0 samples/s; about 2 s left")
+    clock.now += 2
+    assert board.line().endswith("about 2 s left; no step for 7 s")
+    board.hear(replace(STEP, step=4))
+    assert board.line().endswith("step 4 of 4, loss 6.250, 8.0 samples/s; writing the results")
+
+
+def test_the_best_evaluation_is_kept(clock: Clock) -> None:
+    board = Board("launch", clock)
+    hear(board, [*TRAINING, replace(EVALUATED, step=80, evaluation_loss=4.5)])
+    assert board.rows()[-1] == ("held out", "loss 4.500 after step 80, best 3.500 after step 60")
