@@ -7,7 +7,7 @@ import struct
 import subprocess
 import termios
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -32,8 +32,12 @@ class Recording:
     exit_code: int
 
     @property
+    def output(self) -> bytes:
+        return b"".join(chunk for _, chunk in self.chunks)
+
+    @property
     def text(self) -> str:
-        return b"".join(chunk for _, chunk in self.chunks).decode()
+        return self.output.decode()
 
     def longest_silence(self) -> tuple[float, str]:
         """Return the longest time without output, before its end included, and the last line before it."""
@@ -43,21 +47,42 @@ class Recording:
         before = b"".join(chunk for _, chunk in self.chunks[:worst]).decode(errors="replace").splitlines()
         return gaps[worst], before[-1] if before else ""
 
-    def screen(self, at: float | None = None, resized: tuple[float, int] | None = None) -> list[str]:
-        """Return the lines that a terminal shows, after all output or after that of the first `at` seconds.
+    def screen(self) -> list[str]:
+        """Return the lines of the terminal in the end, those that scrolled out of it included."""
+        screen = Screen(self.columns or 80)
+        screen.feed(self.output)
+        return screen.lines()
 
-        `resized` is the time of a change of the width, and the new width.
-        """
-        screen = pyte.HistoryScreen(self.columns or 80, ROWS, history=10_000, ratio=1.0)
-        stream = pyte.ByteStream(screen)
-        for when, chunk in self.chunks:
-            if at is not None and when > at:
-                break
-            if resized and when > resized[0] and screen.columns != resized[1]:
-                screen.resize(columns=resized[1])
-            stream.feed(chunk)
-        above = ("".join(line[column].data for column in range(screen.columns)) for line in screen.history.top)
-        lines = [line.rstrip() for line in (*above, *screen.display)]
+    def screens(self) -> Iterator[list[str]]:
+        """Yield the lines that were visible on the terminal after each piece of output."""
+        screen = Screen(self.columns or 80)
+        for _, chunk in self.chunks:
+            screen.feed(chunk)
+            yield screen.visible()
+
+
+class Screen:
+    """An emulated terminal."""
+
+    def __init__(self, columns: int) -> None:
+        self._screen = pyte.HistoryScreen(columns, ROWS, history=10_000, ratio=1.0)
+        self._stream = pyte.ByteStream(self._screen)
+
+    def feed(self, output: bytes) -> None:
+        self._stream.feed(output)
+
+    def resize(self, columns: int) -> None:
+        self._screen.resize(columns=columns)
+
+    def lines(self) -> list[str]:
+        """Return the lines that scrolled out of the screen, and those on it."""
+        columns = range(self._screen.columns)
+        above = ["".join(line[column].data for column in columns).rstrip() for line in self._screen.history.top]
+        return [*above, *self.visible()]
+
+    def visible(self) -> list[str]:
+        """Return the lines on the screen."""
+        lines = [line.rstrip() for line in self._screen.display]
         while lines and not lines[-1]:
             lines.pop()
         return lines
@@ -69,11 +94,12 @@ def record(
     *,
     folder: Path,
     environment: Mapping[str, str],
-    on_output: Callable[[int, int, bytes], None] = lambda *_: None,
+    on_output: Callable[[int, int, bytes], bool | None] = lambda *_: None,
 ) -> Recording:
     """Run the command at a terminal, or with a pipe where `columns` is None.
 
     `on_output` is called with its process id, the descriptor of the terminal or the pipe, and each piece of output.
+    Once it has returned True, the terminal or the pipe is closed.
     """
     ours, theirs = os.pipe() if columns is None else pty.openpty()
     if columns is not None:
@@ -93,9 +119,10 @@ def record(
     with suppress(OSError):  # a terminal whose last process has ended
         while chunk := os.read(ours, _CHUNK):
             chunks.append((time.monotonic() - began, chunk))
-            on_output(process.pid, ours, chunk)
-    exit_code = process.wait()
+            if on_output(process.pid, ours, chunk):
+                break
     os.close(ours)
+    exit_code = process.wait()
     return Recording(columns=columns, chunks=tuple(chunks), seconds=time.monotonic() - began, exit_code=exit_code)
 
 

@@ -1,6 +1,6 @@
 """Tables at the widths of terminals."""
 
-from autotune.text_table import table
+from autotune.text_table import fitted, table
 
 HEADER = ("plan", "hardware", "here")
 ROWS = [
@@ -37,3 +37,14 @@ def test_where_words_do_not_fit_each_row_is_a_paragraph() -> None:
         "plan      0000000000000000",
         "here      valid",
     ]
+
+
+def test_long_lines_are_folded_between_words_with_their_indent() -> None:
+    text = "short\n  pipeline 1 x data 2, ZeRO 0; split 12v+8l\n" + "-" * 30
+    assert fitted(text, 24).splitlines() == ["short", "  pipeline 1 x data 2,", "  ZeRO 0; split 12v+8l", "-" * 30]
+    assert fitted(text) == text  # no terminal
+
+
+def test_rows_of_a_chart_are_not_folded() -> None:
+    row = f"stage 0 |{'0123' * 10}|"
+    assert fitted(row, 40) == row

@@ -2,6 +2,9 @@
 
 import re
 import time
+from queue import Empty, SimpleQueue
+from threading import Event as Flag
+from threading import Thread
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
@@ -14,6 +17,8 @@ from autotune.cli.visible import visible
 from autotune.events import Event
 
 _REFRESHES_PER_SECOND = 4
+_PATIENT_SECONDS = 1.0
+"""Longest wait for the terminal, which Ctrl-S may have stopped: the work goes on."""
 _SPINNER = "-\\|/"
 _BAR_COLUMNS = 28
 _INDENT = "  "
@@ -22,7 +27,10 @@ _MOST_INDENT = 0.1
 
 
 class LiveView:
-    """Draws the board at the bottom of the terminal. Other output to stderr appears above it."""
+    """Draws the board at the bottom of the terminal. Other output to stderr appears above it.
+
+    A thread of its own writes: a signal, which interrupts the main thread anywhere, tears and repeats no line.
+    """
 
     def __init__(self, board: Board) -> None:
         self._board = board
@@ -33,24 +41,48 @@ class LiveView:
         self._live = Live(
             self,  # an object that is drawn anew each time, so that text is never printed above an old state
             console=self._console,
-            refresh_per_second=_REFRESHES_PER_SECOND,
+            auto_refresh=False,
             transient=True,
             redirect_stdout=False,  # stdout is for results
         )
 
+        self._texts: SimpleQueue[tuple[str, Flag] | None] = SimpleQueue()
+        """Texts to print, each with a flag that is set then; None at the end."""
+        self._has_begun = Flag()
+        self._thread = Thread(target=self._write, name="display", daemon=True)
+
     def start(self) -> None:
-        self._live.start(refresh=True)
+        self._thread.start()
+        self._has_begun.wait(_PATIENT_SECONDS)  # until then, other output would not appear above it
 
     def hear(self, event: Event) -> None:
         if text := self._board.hear(event):
             self.tell(text)
 
     def tell(self, text: str) -> None:
-        lines = [_hanging(line, self._console.width) for line in visible(text).split("\n")]
-        self._console.print(Group(*lines))
+        is_printed = Flag()
+        self._texts.put((text, is_printed))
+        is_printed.wait(_PATIENT_SECONDS)  # so that later output of others follows
 
     def close(self) -> None:
-        self._live.stop()
+        self._texts.put(None)
+        self._thread.join()
+
+    def _write(self) -> None:
+        with self._live:
+            self._has_begun.set()
+            while True:
+                try:
+                    wanted = self._texts.get(timeout=1 / _REFRESHES_PER_SECOND)
+                except Empty:
+                    self._live.refresh()
+                    continue
+                if wanted is None:
+                    return
+                text, is_printed = wanted
+                lines = [_hanging(line, self._console.width) for line in visible(text).split("\n")]
+                self._console.print(Group(*lines))
+                is_printed.set()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draw the rows of the board, without trailing blanks, which a terminal would wrap when it is made narrower."""

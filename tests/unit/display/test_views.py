@@ -10,7 +10,7 @@ import pytest
 
 from autotune.cli.context import Options, _StderrHandler
 from autotune.cli.display import display as displays
-from autotune.cli.display import line_view
+from autotune.cli.display import line_view, live_view
 from autotune.cli.display.board import Board
 from autotune.cli.display.display import Display
 from autotune.cli.display.line_view import LineView
@@ -19,7 +19,7 @@ from autotune.events import Event, Note, Phase, PhaseBegan
 from tests.display_values import PLAN, SEARCH, TRAINING
 from tests.processes import wait_for
 from tests.storage_values import PADDED_PLAN
-from tests.terminals import Terminal, terminal
+from tests.terminals import terminal
 
 ESCAPES = "name\x1b[2J\x1b]0;pwned\x07\x9b2K"
 
@@ -32,16 +32,11 @@ def hear(display: Display, events: Iterable[Event]) -> None:
 # --- live ---
 
 
-def shown(screen: Terminal, text: str) -> None:
-    """Wait until the screen shows the text; the display is drawn a few times a second."""
-    wait_for(lambda: text in screen.words)
-
-
 @pytest.mark.parametrize("columns", [120, 80, 40])
-def test_a_search_is_live_at_every_width(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    with terminal(columns, monkeypatch) as (display, screen):
+def test_a_search_is_live_at_every_width(columns: int) -> None:
+    with terminal(columns) as (display, screen):
         hear(display, SEARCH)
-        shown(screen, "repeat 1")
+        screen.wait_for("repeat 1")
         words, lines = screen.words, screen.lines()
         # Whole ids, wherever lines are folded: people copy them.
         assert all(plan.id in " ".join(lines) for plan in (PLAN, PADDED_PLAN))
@@ -53,34 +48,33 @@ def test_a_search_is_live_at_every_width(columns: int, monkeypatch: pytest.Monke
         assert {"disturbed", "Inspecting", "pipeline", "recompute"} <= set(re.findall(r"\w+", screen.text))
         display.close()
         last = screen.lines()
+        assert b"\x1b[?25h" in screen.written.rpartition(b"\x1b[?25l")[2]  # the cursor is shown again
     assert last[-1] == "Repeating the finalists in turns"
     assert [line for line in last if line.startswith("  trial ")] == [
         line for line in lines if line.startswith("  trial ")
     ]
-    assert screen.written.rstrip().endswith((b"\x1b[?25h", b"\x1b[2K"))
-    assert b"\x1b[?25h" in screen.written.rpartition(b"\x1b[?25l")[2]
 
 
-def test_a_training_is_live_with_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    with terminal(80, monkeypatch) as (display, screen):
+def test_a_training_is_live_with_a_bar() -> None:
+    with terminal(80) as (display, screen):
         hear(display, TRAINING)
-        shown(screen, "step 60 of 120, loss 5.650, 8.0 samples/s; about 2 min 00 s left")
+        screen.wait_for("step 60 of 120, loss 5.650, 8.0 samples/s; about 2 min 00 s left")
         assert "waited for in 25.0% of the time" in screen.words
         assert "\u2501" * 10 in screen.text
         assert "  step 50/120  loss 5.750" in screen.text
 
 
-def test_other_output_appears_above_and_is_never_torn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_output_appears_above_and_is_never_torn() -> None:
     handler = _StderrHandler()
     handler.setFormatter(VisibleFormatter("%(levelname)s: %(message)s"))
     log = logging.getLogger("autotune.tests.display")
     log.addHandler(handler)
-    with terminal(80, monkeypatch) as (display, screen):
+    with terminal(80) as (display, screen):
         hear(display, SEARCH[:10])
         log.warning("a warning of %s", "a thread")
         sys.stderr.write("of print\n")
         hear(display, SEARCH[10:])
-        shown(screen, "repeat 1")
+        screen.wait_for("repeat 1")
         display.close()
         lines = screen.lines()
     log.removeHandler(handler)
@@ -90,8 +84,8 @@ def test_other_output_appears_above_and_is_never_torn(monkeypatch: pytest.Monkey
     assert lines[first + 2].startswith("  trial 0  sampled")
 
 
-def test_escapes_and_markup_in_names_are_shown_and_never_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
-    with terminal(120, monkeypatch) as (display, screen):
+def test_escapes_and_markup_in_names_are_shown_and_never_obeyed() -> None:
+    with terminal(120) as (display, screen):
         hear(display, [PhaseBegan(phase=Phase.PROBE, text=f"[bold]{ESCAPES}[/bold] :smile:")])
         display.tell(f"[red]{ESCAPES}")
         display.close()
@@ -100,43 +94,50 @@ def test_escapes_and_markup_in_names_are_shown_and_never_obeyed(monkeypatch: pyt
     assert f"[bold]{neutral}[/bold] :smile:\n[red]{neutral}" in text
 
 
-def test_a_resized_terminal_is_filled_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    with terminal(120, monkeypatch) as (display, screen):
+def test_a_resized_terminal_is_filled_anew() -> None:
+    with terminal(120) as (display, screen):
         hear(display, SEARCH[:-4])
-        shown(screen, "choosing the next plan")
+        screen.wait_for("choosing the next plan")
         screen.resize(60)
         hear(display, SEARCH[-4:])
-        shown(screen, "repeat 1")
+        screen.wait_for("repeat 1")
         live = screen.lines()[screen.lines().index("Repeating the finalists in turns") + 1 :]
         assert max(map(len, live)) <= 60
         assert " ".join(" ".join(live).split()).count("repeat 1") == 1
         screen.resize(100)
         display.tell("a line after it")
-        shown(screen, "a line after it")
+        screen.wait_for("a line after it")
         display.close()
         assert screen.lines()[-1] == "a line after it"
 
 
-def test_no_color_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
-    with terminal(80, monkeypatch, NO_COLOR="1") as (display, screen):
+def test_work_goes_on_while_the_terminal_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_view, "_PATIENT_SECONDS", 0.01)
+    with terminal(80) as (display, screen):
+        for number in range(200):  # more than a terminal holds before someone reads it
+            display.tell(f"line {number} {'-' * 60}")
+        screen.wait_for("line 199")
+
+
+def test_no_color_is_obeyed() -> None:
+    with terminal(80, NO_COLOR="1") as (display, screen):
         hear(display, TRAINING)
-        shown(screen, "step 60 of 120")
+        screen.wait_for("step 60 of 120")
         colours = re.findall(rb"\x1b\[([\d;]*)m", screen.written)
-    assert b"step 60" in screen.written
     assert not [code for code in colours if re.search(rb"(^|;)(3[0-8]|4[0-8]|9\d)(;|$)", code)]
 
 
 def test_work_that_says_nothing_is_shown_after_some_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(displays, "_LATE_SECONDS", 0.01)
-    with terminal(80, monkeypatch) as (display, screen):
+    with terminal(80) as (display, screen):
         display.expect_work()
-        shown(screen, "tune 0 s")
+        screen.wait_for("tune 0 s")
         display.close()
         assert not screen.text
 
 
-def test_a_command_that_ends_soon_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    with terminal(80, monkeypatch) as (display, screen):
+def test_a_command_that_ends_soon_shows_nothing() -> None:
+    with terminal(80) as (display, screen):
         display.expect_work()
         display.close()
         display._open_late()
@@ -145,7 +146,7 @@ def test_a_command_that_ends_soon_shows_nothing(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_result_is_printed_below_a_closed_display(monkeypatch: pytest.MonkeyPatch) -> None:
-    with terminal(80, monkeypatch) as (display, screen):
+    with terminal(80) as (display, screen):
         options = Options(as_json=False, database=None, verbose=0, quiet=False, display=display)
         monkeypatch.setattr(sys, "stdout", sys.stderr)
         hear(options.display, SEARCH)
@@ -159,8 +160,8 @@ def test_a_result_is_printed_below_a_closed_display(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("kind", ["dumb", "unknown", ""])
-def test_a_terminal_that_cannot_move_its_cursor_gets_lines(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with terminal(80, monkeypatch, kind) as (display, screen):
+def test_a_terminal_that_cannot_move_its_cursor_gets_lines(kind: str) -> None:
+    with terminal(80, kind) as (display, screen):
         display.expect_work()
         hear(display, SEARCH)
         assert b"\x1b" not in screen.written
@@ -233,7 +234,7 @@ def test_quiet_shows_nothing(columns: int | None, monkeypatch: pytest.MonkeyPatc
         quiet.tell("a line")
         assert not stream.getvalue()
         return
-    with terminal(columns, monkeypatch) as (_, screen):
+    with terminal(columns) as (_, screen):
         quiet.expect_work()
         hear(quiet, SEARCH)
         quiet.tell("a line")

@@ -142,6 +142,15 @@ def test_the_time_of_a_request_does_not_include_the_start_of_its_ranks(
     assert now > 0.2
 
 
+def test_the_start_of_ranks_is_told_and_that_they_have_begun(tmp_path: Path) -> None:
+    told: list[bool] = []
+    with WarmPool(SmallLauncher(tmp_path), 2, told.append) as pool:
+        for _ in range(3):
+            assert isinstance(pool.ask(request_in(tmp_path), 60), Answers)
+    # The second request has the ranks of the first one.
+    assert told == [False, True, True, False, True]
+
+
 def test_ranks_that_do_not_begin_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pools, "_START_SECONDS", 0.5)
     with WarmPool(SmallLauncher(tmp_path, start_seconds=600.0)) as pool:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trials.units import parse_bytes, parse_seconds
+from trials.units import duration_text, parse_bytes, parse_seconds
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,21 @@ def test_sizes_are_bytes(written: object, expected: int) -> None:
 @pytest.mark.parametrize(("written", "expected"), [("90s", 90), ("10min", 600), ("1.5h", 5400), (2.5, 2.5)])
 def test_times_are_seconds(written: object, expected: float) -> None:
     assert parse_seconds(written) == expected
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.4, "0 s"),
+        (59.9, "59 s"),
+        (60, "1 min 00 s"),
+        (3599, "59 min 59 s"),
+        (7500, "2 h 05 min"),
+        (3e5, "83 h 20 min"),
+    ],
+)
+def test_durations_are_for_people(seconds: float, text: str) -> None:
+    assert duration_text(seconds) == text
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,123 @@
+"""What people see while a command works. Prints one JSON object.
+
+    python -m benchmarks.people [--part silence captures] [--pictures FOLDER]
+
+`silence` runs the commands of `make demo` without a terminal, and measures the longest time without output. `captures`
+runs a shorter search and training at terminals of three widths, and draws a picture of each into the folder.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from io import StringIO
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from rich.console import Console
+from rich.text import Text
+
+from benchmarks.recording import Recording, record
+from benchmarks.result import Check, at_most, finish
+
+Row: TypeAlias = Mapping[str, Any]
+EXAMPLE = Path(__file__).parents[1] / "examples" / "tiny-internvl"
+MOST_SILENT_SECONDS = 5.0
+WIDTHS = (120, 80, 40)
+SHORT = "--set search.trials=6 --set search.time_limit=60s --set training.max_steps=30"
+MOMENTS = {"search": r"trial [4-6] of at most 6 \(\w+", "training": r"step 2\d of 30"}
+"""Texts of the screens that are drawn."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--pictures", type=Path, help="Folder for the pictures.")
+    arguments = parser.parse_args()
+    rows: list[Row] = []
+    checks: list[Check] = []
+    for part in arguments.part:
+        found, check = PARTS[part](arguments.pictures)
+        rows += found
+        checks.append(check)
+    finish(rows, checks)
+
+
+def silence(_: Path | None) -> tuple[list[Row], Check]:
+    with _user() as folder:
+        row = _row("make demo", _run(folder, None, "generate.py && {autotune} run job.yaml"))
+    return [row], _check("longest silence of `make demo`, seconds", [row])
+
+
+def captures(pictures: Path | None) -> tuple[list[Row], Check]:
+    rows = []
+    for columns in WIDTHS:
+        with _user() as folder:
+            _run(folder, None, "generate.py")
+            done = _run(folder, columns, f"-m autotune run job.yaml {SHORT}")
+        rows.append(_row("run", done))
+        for name, moment in MOMENTS.items():
+            shown = [lines for lines in done.screens() if re.search(moment, " ".join(lines))]
+            if pictures and shown:
+                _draw(shown[-1], columns, pictures / f"{name}-{columns}.svg")
+    return rows, _check("longest silence at a terminal, seconds", rows)
+
+
+PARTS: Mapping[str, Callable[[Path | None], tuple[list[Row], Check]]] = {"silence": silence, "captures": captures}
+
+
+@contextmanager
+def _user() -> Iterator[Path]:
+    """Provide a folder with the scripts of the example, where nothing is known yet."""
+    with tempfile.TemporaryDirectory() as name:
+        for file in ("generate.py", "scenes.py", "job.yaml"):
+            shutil.copy(EXAMPLE / file, name)
+        yield Path(name)
+
+
+def _run(folder: Path, columns: int | None, arguments: str) -> Recording:
+    """Run `python ARGUMENTS` in the folder, in a shell."""
+    python = f'"{sys.executable}"'
+    command = f"{python} {arguments.format(autotune=f'{python} -m autotune')}"
+    environment = {
+        "XDG_DATA_HOME": str(folder / "data-home"),
+        "XDG_CACHE_HOME": str(folder / "cache-home"),
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(EXAMPLE.parents[1]), os.environ.get("PYTHONPATH")))),
+    }
+    done = record(["sh", "-c", command], columns, folder=folder, environment=environment)
+    sys.stderr.write(done.text if columns is None else "\n".join((*done.screen(), "")))
+    if done.exit_code:
+        raise SystemExit(f"{command} ended with exit code {done.exit_code}")
+    return done
+
+
+def _row(what: str, done: Recording) -> Row:
+    seconds, before = done.longest_silence()
+    return {
+        "command": what,
+        "columns": done.columns,
+        "seconds": round(done.seconds, 1),
+        "longest_silence_seconds": round(seconds, 2),
+        "line_before_it": before[-200:],
+        "load": os.getloadavg()[0],
+    }
+
+
+def _check(name: str, rows: list[Row]) -> Check:
+    return at_most(name, [row["longest_silence_seconds"] for row in rows], MOST_SILENT_SECONDS)
+
+
+def _draw(lines: list[str], columns: int, file: Path) -> None:
+    console = Console(record=True, width=columns, file=StringIO(), force_terminal=True)
+    for line in lines:
+        console.print(Text(line), soft_wrap=True)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    console.save_svg(str(file), title=f"{columns} columns")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""What a search tells its listener."""
+
+from itertools import takewhile
+
+import pytest
+
+from autotune.events import Note, Phase, PhaseBegan, SearchStatus, TrialBegan, TrialEnded
+from autotune.search.roles import Role
+from tests.search_bench import PREDICTOR, Bench
+from tests.simulated import Behaviour, SimulatedLauncher
+from trials.outcome import Rejected
+
+
+@pytest.mark.usefixtures("unsatisfied")
+def test_every_trial_that_runs_begins_and_ends_once_with_what_is_left_after_it(bench: Bench) -> None:
+    ledger = bench.search(bench.study(), SimulatedLauncher(PREDICTOR, Behaviour(crash_share=0.2), seed=1), trials=8)
+    began = [event.trial.id for event in bench.events if isinstance(event, TrialBegan)]
+    ended = [event.trial for event in bench.events if isinstance(event, TrialEnded)]
+    assert [trial.id for trial in ended] == [trial.id for trial in ledger.trials]
+    assert began == [trial.id for trial in ended if not isinstance(trial.result.outcome, Rejected)]
+    followers = [
+        after for event, after in zip(bench.events, bench.events[1:], strict=False) if isinstance(event, TrialEnded)
+    ]
+    statuses = [status for status in followers if isinstance(status, SearchStatus)]
+    assert len(statuses) == len(ended)
+    assert [status.trials for status in statuses] == [8] * len(ended)
+    assert statuses[-1].spent == max(status.spent for status in statuses) <= 8
+    left = [status.seconds_left for status in statuses]
+    assert left == sorted(left, reverse=True)
+    assert 0 < left[0] <= 60
+
+
+def test_the_best_plan_so_far_is_the_winner_in_the_end_with_its_gain(bench: Bench) -> None:
+    bench.search(bench.study(), SimulatedLauncher(PREDICTOR))
+    *_, last = (event for event in bench.events if isinstance(event, SearchStatus))
+    assert last.best is not None
+    standings = bench.standings
+    winner = standings.winner().number
+    assert last.best.plan == standings.entries[winner].plan
+    assert last.best.epoch_seconds == pytest.approx(standings.entries[winner].epoch_seconds, rel=0.05)
+    compared = {baseline.role: baseline.gain for baseline in standings.compare(winner, 100)}
+    gains = {gain.role: gain.gain for gain in last.best.gains}
+    assert gains.keys() == compared.keys() >= {Role.DEFAULT}
+    assert [gains[role] for role in gains] == pytest.approx([compared[role] for role in gains], rel=0.1)
+    assert all(gain.error > 0 for gain in last.best.gains if gain.gain != 1)
+
+
+def test_until_a_trial_has_completed_there_is_no_best_plan(bench: Bench) -> None:
+    bench.search(bench.study(), SimulatedLauncher(PREDICTOR))
+    before = takewhile(lambda event: not isinstance(event, TrialEnded), bench.events)
+    assert [status.best for status in before if isinstance(status, SearchStatus)] == [None]
+
+
+def test_the_repeats_begin_after_the_reason_why_no_plan_is_sampled(bench: Bench) -> None:
+    bench.search(bench.study(), SimulatedLauncher(PREDICTOR))
+    said = [event for event in bench.events if isinstance(event, Note | PhaseBegan)]
+    assert [type(event) for event in said] == [Note, PhaseBegan]
+    assert isinstance(said[1], PhaseBegan)
+    assert said[1].phase == Phase.REPEATS
+    after = bench.events[bench.events.index(said[1]) :]
+    assert {event.trial.role for event in after if isinstance(event, TrialBegan)} == {Role.CONFIRM}
