@@ -29,7 +29,7 @@ EXAMPLE = Path(__file__).parents[1] / "examples" / "tiny-internvl"
 MOST_SILENT_SECONDS = 5.0
 WIDTHS = (120, 80, 40)
 SHORT = "--set search.trials=6 --set search.time_limit=60s --set training.max_steps=30"
-MOMENTS = {"search": r"trial [4-6] of at most 6 \(\w+", "training": r"step 2\d of 30"}
+MOMENTS = {"search": r"[4-6] of at most 6 trials, trial \d", "training": r"step 2\d of 30"}
 """Texts of the screens that are drawn."""
 
 

@@ -58,7 +58,9 @@ class Terminal:
 
 
 @contextmanager
-def terminal(columns: int, kind: str = "xterm-256color", **variables: str) -> Iterator[tuple[Display, Terminal]]:
+def terminal(
+    columns: int, kind: str = "xterm-256color", encoding: str = "utf-8", **variables: str
+) -> Iterator[tuple[Display, Terminal]]:
     """Provide the display of a command, and the terminal that is `sys.stderr`.
 
     Its size is that of every terminal of this process. `variables` are added to the environment.
@@ -67,7 +69,8 @@ def terminal(columns: int, kind: str = "xterm-256color", **variables: str) -> It
     resize(ours, columns)
     size, display = os.get_terminal_size, Display("tune")
     # The stream closes its descriptor.
-    with pytest.MonkeyPatch.context() as patch, open(theirs, "w", encoding="utf-8") as stream:  # noqa: PTH123
+    stream = open(theirs, "w", encoding=encoding, errors="backslashreplace")  # noqa: PTH123, SIM115
+    with pytest.MonkeyPatch.context() as patch, stream:
         patch.setattr(os, "get_terminal_size", lambda *_: size(theirs))
         patch.setattr(sys, "stderr", stream)
         for name in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):

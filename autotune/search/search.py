@@ -101,7 +101,9 @@ class Search:
         Raises NoFeasiblePlan when no plan completed, and TrialsKeepFailing.
         """
         self._executor.catch_up()
-        while self.ledger.open:  # another agent finishes its last trial
+        if self.ledger.open:
+            self._tell(PhaseBegan(phase=Phase.REPEATS, text="Waiting for the last trials of other agents"))
+        while self.ledger.open:
             time.sleep(LOOK_SECONDS)
             self._executor.catch_up()
         if not self._standings().repeated:

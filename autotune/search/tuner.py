@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 
 from autotune.errors import JobError, NoFeasiblePlan
-from autotune.events import Listener, start_events, unheard
+from autotune.events import Listener, Phase, PhaseBegan, start_events, unheard
 from autotune.search.assembly import assemble
 from autotune.search.execution.ledger import StudyLedger, duration_seconds
 from autotune.search.executor import LOOK_SECONDS
@@ -126,12 +126,17 @@ class Tuner:
 
     def _leads(self, study: StudyRecord) -> bool:
         """Return whether this agent repeats the finalists and names the winner; wait while another one does."""
+        waits = False
         while (now := self._store.study(study.id)).finished is None:
             if now.leader_id is None or self._agent.is_gone(now.leader_id):
                 self._store.lead_study(study.id, self._agent.id, instead_of=now.leader_id)
             elif now.leader_id == self._agent.id:
                 return True
             else:
+                if not waits:
+                    text = "Waiting for another agent, which repeats the finalists"
+                    self._listener(PhaseBegan(phase=Phase.REPEATS, text=text))
+                waits = True
                 time.sleep(LOOK_SECONDS)
         return False
 

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ from tests.users import JobFile
 ROOT = Path(__file__).parents[2]
 SHOW_CURSOR = b"\x1b[?25h"
 
-pytestmark = [pytest.mark.ranks, pytest.mark.usefixtures("home")]
+pytestmark = pytest.mark.usefixtures("home")
 
 
 @pytest.fixture
@@ -45,6 +46,7 @@ def command(*arguments: str | Path) -> list[str | Path]:
     return [sys.executable, "-m", "autotune", *arguments]
 
 
+@pytest.mark.ranks
 def test_a_run_is_live_from_its_first_seconds_to_its_result(profiled: JobFile) -> None:
     seen = b""
 
@@ -64,7 +66,7 @@ def test_a_run_is_live_from_its_first_seconds_to_its_result(profiled: JobFile) -
     live = re.findall(rb"[-|/\\\\] (probe|lengths|search|repeats|certificate|training)", done.output)
     assert set(live) == {b"probe", b"search", b"repeats", b"certificate", b"training"} | (set(live) & {b"lengths"})
     assert b"starting the ranks" in done.output
-    assert re.search(rb"trial 3 of at most 3 \(", done.output)
+    assert re.search(rb"3 of at most 3 trials, trial \d \(", done.output)
     # The result, on stdout, is below everything that came before it, and the display has gone.
     assert f"The model is in {profiled.output / 'model'}" in " ".join(" ".join(lasting[-3:]).split())
     assert not re.search(r"^[-|/\\] \w+ \d+ s", text, flags=re.MULTILINE)
@@ -100,6 +102,7 @@ def of_database() -> Iterator[Event]:
             yield TrialEnded(trial=trial, is_known=False)
 
 
+@pytest.mark.ranks
 def test_without_a_terminal_there_are_lines_and_with_q_the_result_alone(profiled: JobFile) -> None:
     tuned = record(command("tune", profiled.path), None, folder=ROOT, environment={"FORCE_COLOR": "1"})
     assert tuned.exit_code == 0, tuned.text
@@ -137,3 +140,18 @@ def test_a_command_that_is_ended_leaves_a_clean_terminal(
             "Interrupted; what was measured is kept.",
         ]
         assert SHOW_CURSOR in done.output.rpartition(b"\x1b[?25l")[2]
+
+
+def test_a_database_that_does_not_answer_is_waited_for_with_a_sign_of_life(heard_interrupts: None) -> None:
+    is_sent = False
+
+    def end(_: int, descriptor: int, chunk: bytes) -> None:
+        nonlocal is_sent
+        if not is_sent and re.search(rb"plans +(\x1b\[\d*m *)*[3-9] s", chunk):
+            is_sent = True
+            os.write(descriptor, b"\x03")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"postgresql://user@127.0.0.1:{server.getsockname()[1]}/none"
+        done = record(command("plans", "--db", url), 80, folder=ROOT, environment={}, on_output=end)
+    assert (done.exit_code, done.screen()) == (130, ["Interrupted; what was measured is kept."])

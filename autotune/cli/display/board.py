@@ -116,6 +116,7 @@ class Board:
         match event.phase:
             case Phase.SEARCH | Phase.REPEATS:
                 self._part = self._part if isinstance(self._part, Searching) else Searching()
+                self._part.hear(event, self._began)
             case Phase.TRAINING:
                 self._part = Training(event.last_step)
             case _:

@@ -3,8 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from autotune.events import BestSoFar, Event, SearchStatus, TrialBegan, TrialEnded
-from autotune.search.roles import Role
+from autotune.events import BestSoFar, Event, Phase, PhaseBegan, SearchStatus, TrialBegan, TrialEnded
 from autotune.study_report import plan_text, trial_line
 from storage.records import FinishedTrial, RunningTrial
 from trials.outcome import Completed, Failed
@@ -23,16 +22,17 @@ class Searching:
         self._status: SearchStatus | None = None
         self._heard = 0.0
         """Time of the status."""
-        self._repeats = 0
+        self._phase = Phase.SEARCH
         self._outcomes: Counter[str] = Counter()
         self._disturbed = 0
         self._failure = ""
 
     def hear(self, event: Event, now: float) -> str:
         match event:
+            case PhaseBegan(phase=phase):
+                self._phase = phase
             case TrialBegan(trial=trial):
                 self._running[trial.id] = trial, now
-                self._repeats += trial.role == Role.CONFIRM
             case TrialEnded(trial=ended, is_known=is_known):
                 self._running.pop(ended.id, None)
                 if not is_known:
@@ -45,19 +45,25 @@ class Searching:
         return ""
 
     def headline(self, now: float) -> str:
+        is_search = self._phase == Phase.SEARCH
         if self._status is None:
-            return "solving for the plans to try first"
-        trials = f"repeat {self._repeats}" if self._repeats else f"trial {self._status.spent} of at most"
-        trials += "" if self._repeats else f" {self._status.trials}"
-        running = [f"{trial.plan.id} for {duration_text(now - began)}" for trial, began in self._running.values()]
+            return "solving for the plans to try first" if is_search else ""
         left = self._status.seconds_left - (now - self._heard)
-        limit = f"at most {duration_text(left)} left" if left > 0 else "the time is used up"
-        return f"{trials} ({', '.join(running) or 'choosing the next plan'}), {limit}"
+        parts = [
+            f"{self._status.spent} of at most {self._status.trials} trials" if is_search else "",
+            *(
+                f"trial {trial.number} ({trial.plan.id}) for {duration_text(now - began)}"
+                for trial, began in self._running.values()
+            ),
+            "choosing the next plan" if is_search and not self._running else "",
+            f"at most {duration_text(left)} left" if left > 0 else "the time is used up",
+        ]
+        return ", ".join(filter(None, parts))
 
-    def rows(self, now: float) -> Sequence[tuple[str, str]]:
+    def rows(self, _: float) -> Sequence[tuple[str, str]]:
         rows = [
-            ("now", f"{trial.role} {trial.plan.id}, {duration_text(now - began)}: {plan_text(trial.plan)}")
-            for trial, began in self._running.values()
+            ("now", f"trial {trial.number}, {trial.role}, {trial.plan.id}: {plan_text(trial.plan)}")
+            for trial, _ in self._running.values()
         ]
         if self._status is not None and self._status.best is not None:
             rows.append(("best", _best_text(self._status.best)))

@@ -52,26 +52,35 @@ def test_a_running_trial_is_shown_with_its_plan_its_duration_and_what_is_left(cl
     hear(board, [TrialBegan(trial=running(6)), status(7, 100.0)])
     clock.now += 5
     first, now = board.rows()
-    assert first == ("search", f"25 s: trial 7 of at most 14 ({PLAN.id} for 5 s), at most 1 min 35 s left")
+    assert first == ("search", f"25 s: 7 of at most 14 trials, trial 6 ({PLAN.id}) for 5 s, at most 1 min 35 s left")
     assert now[0] == "now"
-    assert now[1].startswith(f"sampled {PLAN.id}, 5 s: pipeline 2 x data 4, ZeRO 1; split 2v+1l | 0v+3l")
+    assert now[1].startswith(f"trial 6, sampled, {PLAN.id}: pipeline 2 x data 4, ZeRO 1; split 2v+1l | 0v+3l")
     clock.now += 96
-    assert board.line().endswith("(" + PLAN.id + " for 1 min 41 s), the time is used up")
+    assert board.line().endswith(f"trial 6 ({PLAN.id}) for 1 min 41 s, the time is used up")
 
 
 def test_the_best_plan_is_compared_with_each_baseline_and_outcomes_are_counted(clock: Clock) -> None:
     board = Board("tune", clock)
     hear(board, SEARCH)
     phase, now, best, so_far = board.rows()
-    assert phase[0] == "repeats"
-    assert "repeat 1" in phase[1]
-    assert now[1].startswith(f"confirm {PLAN.id}")
+    assert phase == ("repeats", f"0 s: trial 3 ({PLAN.id}) for 0 s, at most 1 min 00 s left")
+    assert now[1].startswith(f"trial 3, confirm, {PLAN.id}")
     compared = "2.29 +- 0.03 times as fast as default, it is omnibal"
     assert best == ("best", f"{PLAN.id}, epoch 126.6 +- 1.5 s: {compared}")
     assert so_far == (
         "so far",
         f"2 completed, 1 failed; 1 disturbed by other load; last failure: {SHORT.cause}",
     )
+
+
+def test_a_search_without_a_running_trial_chooses_and_repeats_wait(clock: Clock) -> None:
+    board = Board("tune", clock)
+    hear(board, SEARCH[7:8])
+    assert board.line() == "  search, 0 s: solving for the plans to try first"
+    hear(board, SEARCH[8:-3])
+    assert board.line() == "  search, 0 s: 3 of at most 14 trials, choosing the next plan, at most 1 min 10 s left"
+    hear(board, SEARCH[-3:-2])
+    assert board.line() == "  repeats, 0 s: at most 1 min 10 s left"
 
 
 def test_a_best_plan_without_a_baseline_claims_no_gain(clock: Clock) -> None:

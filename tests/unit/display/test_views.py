@@ -36,7 +36,7 @@ def hear(display: Display, events: Iterable[Event]) -> None:
 def test_a_search_is_live_at_every_width(columns: int) -> None:
     with terminal(columns) as (display, screen):
         hear(display, SEARCH)
-        screen.wait_for("repeat 1")
+        screen.wait_for(f"trial 3 ({PLAN.id}) for")
         words, lines = screen.words, screen.lines()
         # Whole ids, wherever lines are folded: people copy them.
         assert all(plan.id in " ".join(lines) for plan in (PLAN, PADDED_PLAN))
@@ -73,15 +73,17 @@ def test_other_output_appears_above_and_is_never_torn() -> None:
         hear(display, SEARCH[:10])
         log.warning("a warning of %s", "a thread")
         sys.stderr.write("of print\n")
+        sys.stderr.write("[bold]without an end")
+        sys.stderr.flush()
         hear(display, SEARCH[10:])
-        screen.wait_for("repeat 1")
+        screen.wait_for(f"trial 3 ({PLAN.id}) for")
         display.close()
         lines = screen.lines()
     log.removeHandler(handler)
     first = lines.index("WARNING: a warning of a thread")
-    assert lines[first : first + 2] == ["WARNING: a warning of a thread", "of print"]
+    assert lines[first : first + 3] == ["WARNING: a warning of a thread", "of print", "[bold]without an end"]
     assert lines[first - 1] == "Searching with at most 14 trials in 5 min 00 s"
-    assert lines[first + 2].startswith("  trial 0  sampled")
+    assert lines[first + 3].startswith("  trial 0  sampled")
 
 
 def test_escapes_and_markup_in_names_are_shown_and_never_obeyed() -> None:
@@ -100,10 +102,10 @@ def test_a_resized_terminal_is_filled_anew() -> None:
         screen.wait_for("choosing the next plan")
         screen.resize(60)
         hear(display, SEARCH[-4:])
-        screen.wait_for("repeat 1")
+        screen.wait_for(f"trial 3 ({PLAN.id}) for")
         live = screen.lines()[screen.lines().index("Repeating the finalists in turns") + 1 :]
         assert max(map(len, live)) <= 60
-        assert " ".join(" ".join(live).split()).count("repeat 1") == 1
+        assert " ".join(" ".join(live).split()).count(f"trial 3 ({PLAN.id}) for") == 1
         screen.resize(100)
         display.tell("a line after it")
         screen.wait_for("a line after it")
@@ -117,6 +119,16 @@ def test_work_goes_on_while_the_terminal_is_stopped(monkeypatch: pytest.MonkeyPa
         for number in range(200):  # more than a terminal holds before someone reads it
             display.tell(f"line {number} {'-' * 60}")
         screen.wait_for("line 199")
+
+
+def test_without_utf_8_everything_is_ascii() -> None:
+    with terminal(80, encoding="ascii") as (display, screen):
+        hear(display, TRAINING)
+        display.tell("\u96ea")
+        screen.wait_for("step 60 of 120")
+        assert screen.written.isascii()
+        assert "-" * 10 in screen.text
+        assert r"\u96ea" in screen.lines()
 
 
 def test_no_color_is_obeyed() -> None:
@@ -193,7 +205,7 @@ def test_a_pipe_gets_a_line_when_none_came_for_some_seconds(monkeypatch: pytest.
     assert stream.getvalue() == written
     now += 0.1
     assert view.look() == 4.0
-    line = f"  search, 4 s: trial 1 of at most 14 ({PLAN.id} for 4 s), at most 1 min 36 s left\n"
+    line = f"  search, 4 s: 1 of at most 14 trials, trial 0 ({PLAN.id}) for 4 s, at most 1 min 36 s left\n"
     assert stream.getvalue() == written + line
     view.hear(Note(text="said"))
     now += 3.9

@@ -2,10 +2,15 @@
 
 from itertools import takewhile
 
+import numpy as np
 import pytest
 
 from autotune.events import Note, Phase, PhaseBegan, SearchStatus, TrialBegan, TrialEnded
+from autotune.search.best_so_far import best_so_far
+from autotune.search.learning.calibrated import CalibratedPredictor
+from autotune.search.learning.surrogate import Surrogate
 from autotune.search.roles import Role
+from autotune.search.winner import ranked
 from tests.search_bench import PREDICTOR, Bench
 from tests.simulated import Behaviour, SimulatedLauncher
 from trials.outcome import Rejected
@@ -43,6 +48,21 @@ def test_the_best_plan_so_far_is_the_winner_in_the_end_with_its_gain(bench: Benc
     assert gains.keys() == compared.keys() >= {Role.DEFAULT}
     assert [gains[role] for role in gains] == pytest.approx([compared[role] for role in gains], rel=0.1)
     assert all(gain.error > 0 for gain in last.best.gains if gain.gain != 1)
+
+
+def test_the_best_plan_is_compared_with_the_fastest_plan_of_a_kind_of_baseline(bench: Bench) -> None:
+    trials = bench.search(bench.study(), SimulatedLauncher(PREDICTOR)).trials
+    surrogate = Surrogate(CalibratedPredictor(PREDICTOR))
+    for trial in trials:
+        surrogate.learn(trial)
+    plans = list(dict.fromkeys(trial.plan for trial in ranked(trials)))
+    seconds = dict(zip(plans, np.exp(surrogate.posterior(plans).mean), strict=True))
+    best, second, *others = sorted(plans, key=seconds.__getitem__)
+    roles = {plan: frozenset({str(Role.OMNIBAL)}) for plan in (second, *others)}
+    found = best_so_far(best, ranked(trials), roles, surrogate)
+    assert others
+    assert found.epoch_seconds == pytest.approx(seconds[best])
+    assert [gain.gain for gain in found.gains] == [pytest.approx(seconds[second] / seconds[best])]
 
 
 def test_until_a_trial_has_completed_there_is_no_best_plan(bench: Bench) -> None:
