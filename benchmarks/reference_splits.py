@@ -8,7 +8,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 from autotune.predict.costs import Array
 from autotune.predict.sizes import EpochSizes
-from trials.engine.memory import static_bytes
+from trials.engine.static_memory import static_bytes
 from trials.layer_costs import KINDS, LayerCosts
 from trials.plan import Layout, Stage
 

@@ -8,7 +8,7 @@ import numpy as np
 from autotune.predict.costs import Array
 from autotune.predict.parts import LANGUAGE, VISION, Parts
 from autotune.predict.sizes import EpochSizes
-from trials.engine.memory import stages_static_bytes
+from trials.engine.static_memory import stages_static_bytes
 from trials.layer_costs import KINDS, LayerCosts
 from trials.plan import Layout
 
@@ -25,6 +25,24 @@ class StageBytes:
     low: float
     expected: float
     high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeakParts:
+    """Parts of the expected peak bytes of a stage."""
+
+    static: float
+    """Weights, gradients and optimizer states."""
+    kept: float
+    """Activations of layers that are not recomputed, of all packs in flight."""
+    recomputed: float
+    """Inputs of the layers that are recomputed, and the activations of the one that is being recomputed."""
+    transient: float
+    """Gradients and workspaces of the layer that runs."""
+
+    @property
+    def total(self) -> float:
+        return self.static + self.kept + self.recomputed + self.transient
 
 
 class StageMemory:
@@ -66,6 +84,32 @@ class StageMemory:
             high=static + most * (1 + error),
         )
 
+    def peak_parts(self, part: Parts, layout: Layout, number: int, sizes: EpochSizes) -> PeakParts:
+        """Return the parts of what `expected` gives for one stage."""
+        in_flight = min(layout.pipeline - number, sizes.epoch.micro_batches)
+        coefficients = self._split(part, len(KINDS))
+        last = len(KINDS) - 1 - int(np.argmax(part.layers[0, ::-1] > 0))
+        static = float(self._static(part, layout)[0])
+        kept, inputs = _heaviest(sizes, in_flight, *coefficients)
+        (transient,) = _heaviest(sizes, 1, self._transient[last])
+        found = [PeakParts(static=static, kept=kept, recomputed=inputs, transient=transient)]
+        others, inputs_of_others = _heaviest(sizes, in_flight - 1, *coefficients) if in_flight > 1 else (0.0, 0.0)
+        for kind in (VISION, LANGUAGE):
+            count, recomputed = part.layers[0, kind], part.recomputed[0, kind]
+            if count > 0 and recomputed == count:  # see `_most`
+                kept_before, inputs_before = self._split(part, kind)
+                again = inputs_before + (recomputed - 1) * self._inputs[kind] + self._kept[kind] + self._shared[kind]
+                kept, inputs, transient = _heaviest(sizes, 1, kept_before, again, self._transient[kind])
+                found.append(
+                    PeakParts(
+                        static=static,
+                        kept=others + kept,
+                        recomputed=inputs_of_others + inputs,
+                        transient=transient,
+                    )
+                )
+        return max(found, key=lambda parts: parts.total)
+
     def kept(self, parts: Parts, sizes: EpochSizes) -> Array:
         """Return the bytes that each pack keeps on each stage between its two passes, [packs, stages]."""
         kept: Array = sizes.table @ self._of_packs(parts, len(KINDS)).T
@@ -92,12 +136,17 @@ class StageMemory:
 
     def _of_packs(self, parts: Parts, kinds: int) -> Array:
         """Return coefficients of the bytes that a pack keeps in layers of the first `kinds` kinds, [stages, 4]."""
+        whole, inputs = self._split(parts, kinds)
+        kept: Array = whole + inputs
+        return kept
+
+    def _split(self, parts: Parts, kinds: int) -> tuple[Array, Array]:
+        """Return the same coefficients, of layers that are kept whole, and of inputs of those that are recomputed."""
         layers, recomputed = parts.layers[:, :kinds], parts.recomputed[:, :kinds]
         whole = layers - recomputed
-        kept: Array = (
-            whole @ self._kept[:kinds] + (whole > 0) @ self._shared[:kinds] + recomputed @ self._inputs[:kinds]
-        )
-        return kept
+        kept: Array = whole @ self._kept[:kinds] + (whole > 0) @ self._shared[:kinds]
+        inputs: Array = recomputed @ self._inputs[:kinds]
+        return kept, inputs
 
     def _static(self, parts: Parts, layout: Layout) -> Array:
         counts = (parts.layers @ of_layers for of_layers in (self._parameters, self._frozen))
@@ -108,6 +157,14 @@ class StageMemory:
 def _rows(coefficients: Iterable[tuple[float, ...]]) -> Array:
     """Return coefficients with a row for each kind of layer."""
     return np.array(list(coefficients))
+
+
+def _heaviest(sizes: EpochSizes, in_flight: int, *coefficients: Array) -> tuple[float, ...]:
+    """Return the bytes by each of the coefficients, [4] or [1, 4], of the packs whose sum of them is largest."""
+    rows = np.vstack([np.atleast_2d(each) for each in coefficients])
+    candidates = sizes.heaviest(in_flight)
+    heaviest = candidates[np.argmax(candidates @ rows.sum(axis=0))]
+    return tuple((rows @ heaviest).tolist())
 
 
 def _largest(candidates: Array, coefficients: Array) -> Array:

@@ -9,13 +9,13 @@ import numpy as np
 from autotune.predict.attribution import Breakdown, Pace, PackSeconds, UpdateSeconds, attribute
 from autotune.predict.chosen_steps import ChosenSteps
 from autotune.predict.costs import Array
-from autotune.predict.memory import StageBytes, StageMemory
+from autotune.predict.memory import PeakParts, StageBytes, StageMemory
 from autotune.predict.parts import Parts
 from autotune.predict.schedule import simulate
 from autotune.predict.sizes import EpochSizes
 from trials.data.epoch import Epoch
 from trials.data.records.sample import Ints
-from trials.engine.memory import GRADIENT_BYTES
+from trials.engine.static_memory import GRADIENT_BYTES
 from trials.layer_costs import KINDS, LayerCosts
 from trials.model.cut import cut
 from trials.plan import Layout, Packing, Plan
@@ -214,4 +214,12 @@ class Predictor:
         """Return the interval of the bytes of each stage of one plan."""
         return tuple(
             self._memory.interval(parts[number : number + 1], layout, number, sizes) for number in range(len(parts))
+        )
+
+    def peak_parts(self, plan: Plan) -> tuple[PeakParts, ...]:
+        """Return the parts of the expected peak bytes of each stage."""
+        parts, sizes = Parts.of(cut(plan)), self.sizes(plan.packing, plan.layout)
+        return tuple(
+            self._memory.peak_parts(parts[number : number + 1], plan.layout, number, sizes)
+            for number in range(len(parts))
         )

@@ -1,15 +1,14 @@
-"""Memory of a rank: static bytes by formula, and meters that raise when a step exceeds the limit."""
+"""Memory of a rank: static bytes of its module, and meters that raise when a step exceeds the limit."""
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from trials.data.epoch import Floats
+from trials.engine.static_memory import static_bytes
 from trials.plan import Layout
 
 
@@ -35,16 +34,6 @@ class MemoryMeter(Protocol):
         ...
 
 
-GRADIENT_BYTES = 4
-"""Bytes of a parameter's gradient: micro-batches are summed, and data ranks averaged, in float32."""
-
-
-def static_bytes(parameters: int, element_bytes: int, layout: Layout, *, frozen: int = 0) -> int:
-    """Return the bytes of weights, gradients and AdamW's states of a stage, whose `frozen` parameters do not train."""
-    counts = (np.array([count], dtype=np.float64) for count in (parameters, frozen))
-    return int(stages_static_bytes(*counts, element_bytes=element_bytes, layout=layout)[0])
-
-
 def module_static_bytes(stage: nn.Module, layout: Layout) -> int:
     """Return the static bytes of a stage's module."""
     parameters = list(stage.parameters())
@@ -52,22 +41,6 @@ def module_static_bytes(stage: nn.Module, layout: Layout) -> int:
     sizes = [getattr(parameter, "ds_numel", parameter.numel()) for parameter in parameters]
     frozen = sum(size for size, parameter in zip(sizes, parameters, strict=True) if not parameter.requires_grad)
     return static_bytes(sum(sizes), parameters[0].element_size(), layout, frozen=frozen)
-
-
-def stages_static_bytes(parameters: Floats, frozen: Floats, *, element_bytes: int, layout: Layout) -> Floats:
-    """Return the static bytes of each of several stages, [stages], as whole numbers; exact below 2^53 bytes.
-
-    `frozen` of the `parameters`, both [stages], have neither gradients nor states. ZeRO 0, for float32 weights alone,
-    keeps two float32 moments of every other parameter. ZeRO 1 splits them, and a float32 copy of the weights, over the
-    data-parallel ranks; ZeRO 2 splits the gradients too, ZeRO 3 also the weights, frozen ones included (ZeRO paper,
-    section 3).
-    """
-    trained = parameters - frozen
-    share = trained / layout.data
-    states = 8 * trained if layout.zero == 0 else 12 * share
-    gradients = GRADIENT_BYTES * (share if layout.zero >= 2 else trained)
-    weights = element_bytes * (parameters / layout.data if layout.zero == 3 else parameters)
-    return np.rint(weights + gradients + states)
 
 
 def memory_meter(device: torch.device, stage: nn.Module, layout: Layout, memory_limit_bytes: int) -> MemoryMeter:

@@ -1,9 +1,12 @@
 """The part of the chain that each pipeline stage holds."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from trials.model.skeleton import Chain
 from trials.plan import Plan
+
+if TYPE_CHECKING:
+    from trials.model.skeleton import Chain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +27,7 @@ class Cut:
     heads: bool
     """Whether this is the last stage, which holds the head and computes the loss."""
 
-    def paths(self, chain: Chain) -> tuple[str, ...]:
+    def paths(self, chain: "Chain") -> tuple[str, ...]:
         """Module paths of this stage's parameters."""
         return (
             *(chain.vision_embedding if self.embeds else ()),

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trials.engine.memory import stages_static_bytes, static_bytes
+from trials.engine.static_memory import stages_static_bytes, static_bytes
 from trials.plan import Layout, ZeroStage
 
 zeros: st.SearchStrategy[ZeroStage] = st.sampled_from([0, 1, 2, 3])

@@ -9,7 +9,7 @@ from autotune.predict.parts import Parts
 from tests.data_values import index_of, lengths
 from tests.search_values import BATCH, COSTS, INDEX, costs_of, frozen_vision, layer_cost, layer_costs, predictor_of
 from tests.training_values import plan_of
-from trials.engine.memory import static_bytes
+from trials.engine.static_memory import static_bytes
 from trials.layer_costs import KINDS, LayerCosts, LinkCost, LoadCost
 from trials.model.cut import Cut, cut
 from trials.plan import Packed, Packing, Padded, Plan, ZeroStage

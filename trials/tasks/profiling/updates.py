@@ -8,8 +8,8 @@ from deepspeed import comm
 
 from trials.data.loader import MicroBatch
 from trials.engine.engine import OPTIMIZER, build_engine
-from trials.engine.memory import GRADIENT_BYTES
 from trials.engine.optimizer import build_optimizer
+from trials.engine.static_memory import GRADIENT_BYTES
 from trials.engine.stopwatch import Stopwatch
 from trials.job import TrainingSection
 from trials.model.family import join_samples
