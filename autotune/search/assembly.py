@@ -17,6 +17,7 @@ from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.learning.warm_start import inherited_calibration, inherited_plans
 from autotune.search.roles import Role
 from autotune.search.sampling.advisor import Advisor
+from autotune.search.sampling.attributes import study_attributes
 from autotune.search.sampling.context import SamplerContext
 from autotune.search.sampling.proposals import Proposals
 from autotune.search.search import Search
@@ -61,10 +62,12 @@ def assemble(
     space = feasible_space(workload, solver, remedy="raise hardware.memory_limit", wanted=settings.space)
     advisor = Advisor(space, calibrated, limits, settings)
     context = SamplerContext(space=space, advisor=advisor, seed=study.seed)
+    proposals = Proposals(optuna, study.name, settings.sampler, context)
+    proposals.describe(study_attributes(workload))
     return Search(
         settings=settings,
         ledger=ledger,
-        proposals=Proposals(optuna, study.name, settings.sampler, context),
+        proposals=proposals,
         space=space,
         predictor=calibrated,
         advisor=advisor,

@@ -14,7 +14,7 @@ from autotune.search.execution.run_result import RunResult
 from autotune.search.execution.runner import Runner
 from autotune.search.execution.slots import TrialSlots
 from autotune.search.learning.calibrated import CalibratedPredictor
-from autotune.search.roles import REPEATS, Role
+from autotune.search.roles import Role
 from autotune.search.sampling.advisor import Advisor
 from autotune.search.sampling.proposals import Judgement, Proposals, judge
 from autotune.search.space.space import Space
@@ -81,9 +81,8 @@ class Executor:
 
     def synchronize(self) -> None:
         """Bring Optuna's study in line with the trials that agents left behind that are gone."""
-        trials = [trial for trial in self.ledger.left() if trial.role not in REPEATS]
         with self.ledger.exclusive():
-            self.proposals.synchronize(trials, self.judge, self.ledger.is_left)
+            self.proposals.synchronize(self.ledger.left(), self.judge, self.ledger.is_left)
 
     def judge(self, trial: FinishedTrial) -> Judgement:
         return judge(trial.result.outcome, trial.result.epoch_seconds, self.predictor.epoch_seconds(trial.plan))
@@ -93,7 +92,7 @@ class Executor:
         trial = self.ledger.begin(plan, candidate.role, self.space.point(plan) or {})
         if trial is None:  # another agent was faster
             if suggestion:
-                self.proposals.tell(suggestion, None, Role.SAMPLED, Judgement.nothing())
+                self.proposals.tell(suggestion, None, Judgement.nothing())
             return
         if rejection := runner.rejection(plan):
             self._record(trial, candidate, self.ledger.put(trial, RunResult(outcome=rejection)))
@@ -115,8 +114,8 @@ class Executor:
         self.advisor.learn(trial)
         self.listener(TrialEnded(trial=trial, is_known=False))
         if candidate.suggestion:
-            self.proposals.tell(candidate.suggestion, trial.id, trial.role, self.judge(trial))
-        elif trial.role not in REPEATS:
+            self.proposals.tell(candidate.suggestion, trial, self.judge(trial))
+        else:
             self.proposals.add(trial, self.judge(trial))
         # What fails here may work on another agent's machine.
         own = [trial for trial in self.ledger.trials if trial.agent_id == self.ledger.agent_id and ran(trial)]

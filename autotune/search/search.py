@@ -205,11 +205,11 @@ class Search:
             plan = self.space.plan(suggestion.params)
             known = self.ledger.answer(plan)
             if known is not None:
-                self.proposals.tell(suggestion, known.id, Role.SAMPLED, self._executor.judge(known))
+                self.proposals.tell(suggestion, known, self._executor.judge(known))
                 idle += 1
                 continue
             if plan in {trial.plan for trial in self.ledger.open}:
-                self.proposals.tell(suggestion, None, Role.SAMPLED, Judgement.nothing())
+                self.proposals.tell(suggestion, None, Judgement.nothing())
                 idle += 1
                 yield None
                 continue

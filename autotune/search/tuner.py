@@ -1,5 +1,6 @@
 """Tunes a prepared job: from what the store knows to a confirmed winner in it."""
 
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -12,6 +13,7 @@ from autotune.search.execution.ledger import StudyLedger, duration_seconds
 from autotune.search.executor import LOOK_SECONDS
 from autotune.search.explanation.explainer import Explainer
 from autotune.search.pareto import pareto
+from autotune.search.sampling.attributes import winner_attributes
 from autotune.search.sampling.proposals import SAMPLERS, database
 from autotune.search.search import Search
 from autotune.search.solver.limits import Limits
@@ -19,13 +21,14 @@ from autotune.search.space.current_plan import current_plan
 from autotune.search.space.feasible import check_space
 from autotune.search.winner import Standings
 from autotune.workbench import Workbench
-from storage.errors import Superseded
+from storage.errors import DatabaseUnavailable, Superseded
 from storage.records import BestPlan, StudyRecord
 from trials import plugins, wire
 from trials.errors import UnknownName
 from trials.launchers.local import LocalLauncher
 from trials.run.pool import REQUESTS_PER_START, WarmPool
 
+_log = logging.getLogger(__name__)
 _FRESH = "fresh"
 _OF_AN_AGENT = ("parallel", "workers", "trial_timeout")
 """Settings in which agents of one search may differ."""
@@ -82,10 +85,14 @@ class Tuner:
             if not self._leads(study):
                 return self._stored_winner(study)
             standings = search.confirm()
-        best = self._best_plan(study, ledger, standings, search)
-        if self._store.conclude_study(best, wire.encode(search.predictor.state), self._agent.id):
-            return best
-        return self._stored_winner(study)  # another agent took this silent one for dead and concluded the study
+            best = self._best_plan(study, ledger, standings, search)
+            if not self._store.conclude_study(best, wire.encode(search.predictor.state), self._agent.id):
+                return self._stored_winner(study)  # another agent took this silent one for dead and concluded the study
+            try:
+                search.proposals.describe(winner_attributes(best))
+            except DatabaseUnavailable as error:  # the winner is stored; only the dashboard lacks it
+                _log.info("the winner is not shown in Optuna's dashboard: %s", error)
+        return best
 
     def _open_study(self, fresh: bool) -> StudyRecord:
         """Create a study, or unless `fresh` join the last one when it was given the same settings."""

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from autotune.cli import main, work
 from autotune.folders import certificates_folder, work_folder
 from autotune.search.roles import CONFIRMATION, REPEATS
 from tests import postgres
+from tests.dashboards import ask, attributes, dashboard
 from tests.processes import children, wait_for_the_end
 from tests.training_values import job_of
 from trials import wire
@@ -112,6 +114,39 @@ def user(shallow: Path, tmp_path_factory: pytest.TempPathFactory, give_profile: 
     give_profile(user.url, example=shallow)
     user.first, _ = user.run("tune", str(user.job))
     return user
+
+
+def test_the_dashboard_shows_the_winner_the_machine_and_the_times_and_causes_of_trials(user: User) -> None:
+    stored = {row[0]: row[1:] for row in user.rows("SELECT id, role, started, finished FROM autotune_trial")}
+    with dashboard(user.url) as address:
+        (summary,) = ask(f"{address}/api/studies")["study_summaries"]
+        study = ask(f"{address}/api/studies/{summary['study_id']}?after=0")
+    described = attributes(study)
+    assert study["objective_names"] == ["epoch seconds"]
+    assert (described["winner"], described["model"]) == (user.first["id"], user.first["workload"]["model"]["name"])
+    assert described["hardware"].startswith("2 CPU ranks")
+    shown = {attributes(each)["trial_id"]: each for each in study["trials"]}
+    assert shown.keys() == stored.keys()
+    for identity, (role, started, finished) in stored.items():
+        each = shown[identity]
+        assert attributes(each)["role"] == role
+        assert abs(local_time(each["datetime_complete"]) - utc_time(finished)) < timedelta(seconds=5)
+        if role != "sampled":  # Optuna times its own suggestions
+            assert (local_time(each["datetime_start"]), local_time(each["datetime_complete"])) == (
+                utc_time(started),
+                utc_time(finished),
+            )
+    failed = [attributes(each) for each in shown.values() if each["constraints"] != [0.0]]
+    assert all(each["outcome"] in ("rejected", "out-of-memory") and each["cause"] for each in failed)
+
+
+def local_time(text: str) -> datetime:
+    """Return a time of Optuna, which stores no zone."""
+    return datetime.fromisoformat(text).astimezone(UTC)
+
+
+def utc_time(text: str) -> datetime:
+    return datetime.fromisoformat(text).replace(tzinfo=UTC)
 
 
 def test_the_baselines_are_tried_and_the_winner_is_compared_with_them(user: User) -> None:

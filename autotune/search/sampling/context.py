@@ -11,7 +11,9 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState, create_trial
 from typing_extensions import override
 
+from autotune.search.roles import REPEATS
 from autotune.search.sampling.advisor import Advisor
+from autotune.search.sampling.attributes import ROLE
 from autotune.search.space.space import Space
 
 Distributions = dict[str, BaseDistribution]
@@ -53,8 +55,8 @@ class PointSampler(BaseSampler):
 class Nearest(PointSampler):
     """Wraps a sampler that knows no plans: each suggestion near the solver's plans is moved to the nearest valid one.
 
-    The wrapped sampler only sees trials of plans in the space. If it saw one without parameters, as of a baseline,
-    Optuna would find no parameter common to all trials, and draw each independently.
+    The wrapped sampler only sees the first trials of plans in the space. If it saw one without parameters, as of a
+    baseline, Optuna would find no parameter common to all trials, and draw each independently.
     """
 
     def __init__(self, sampler: BaseSampler, space: Space) -> None:
@@ -85,7 +87,8 @@ class Nearest(PointSampler):
         near = self.space.near
         seen = optuna.create_study(direction=study.direction)
         for trial in study.get_trials(deepcopy=False):
-            if trial.state.is_finished() and near.keys() <= trial.params.keys():
+            is_repeat = trial.user_attrs.get(ROLE) in REPEATS
+            if trial.state.is_finished() and near.keys() <= trial.params.keys() and not is_repeat:
                 moved = copy(trial)
                 moved.params = {name: _within(values, trial.params[name]) for name, values in near.items()}
                 moved.distributions = near

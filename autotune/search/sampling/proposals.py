@@ -1,20 +1,25 @@
 """The Optuna study of a search: what was tried, and what to try next. It can be rebuilt from the tables of trials."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import count
+from typing import Any
 
 import optuna
 from optuna.distributions import check_distribution_compatibility
-from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
+from optuna.exceptions import ExperimentalWarning, StorageInternalError, UpdateFinishedTrialError
 from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
 from autotune.errors import JobError
 from autotune.search.execution.runner import StepCallback
+from autotune.search.roles import Role
+from autotune.search.sampling.attributes import AGENT_ID, ROLE, TRIAL_ID, trial_attributes
 from autotune.search.sampling.context import SamplerContext, SamplerModule
 from autotune.search.sampling.pruner import TO_BEAT, ClearlyWorse
 from storage.database.engine import explain
@@ -25,7 +30,7 @@ from trials.outcome import Completed, Failed, Outcome, OutOfMemory, Rejected
 
 _log = logging.getLogger(__name__)
 SAMPLERS: plugins.Plugins[SamplerModule] = plugins.Plugins("autotune.search.samplers")
-_TRIAL_ID, _AGENT_ID = "trial_id", "agent_id"
+_OBJECTIVE = "epoch seconds"
 _LOCK_SECONDS = 120
 _CONSTRAINTS = "constraints"
 """Where Optuna keeps a list of them, and the one place where its dashboard (0.21) looks; it knows no named ones yet."""
@@ -115,6 +120,9 @@ class Proposals:
                 storage=storage, study_name=name, sampler=suggesting, pruner=ClearlyWorse(), load_if_exists=True
             )
             self._study_id = storage.get_study_id_from_name(name)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ExperimentalWarning)
+                self._study.set_metric_names([_OBJECTIVE])
             self._check_space()
 
     def _check_space(self) -> None:
@@ -141,9 +149,9 @@ class Proposals:
         No other agent may do so meanwhile.
         """
         for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING, TrialState.WAITING)):
-            if is_left(trial.user_attrs.get(_AGENT_ID)):
+            if is_left(trial.user_attrs.get(AGENT_ID)):
                 self._study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
-        known = {trial.user_attrs.get(_TRIAL_ID) for trial in self._study.get_trials(deepcopy=False)}
+        known = {trial.user_attrs.get(TRIAL_ID) for trial in self._study.get_trials(deepcopy=False)}
         for record in trials:
             if record.id not in known:
                 self.add(record, judged(record))
@@ -153,7 +161,7 @@ class Proposals:
         """Ask the sampler for the next point, for an agent. It is open until `tell`."""
         trial = self._study.ask(self._space.distributions)
         if agent_id is not None:
-            trial.set_user_attr(_AGENT_ID, agent_id)
+            trial.set_user_attr(AGENT_ID, agent_id)
         return trial
 
     @_errors()
@@ -173,15 +181,21 @@ class Proposals:
 
         return report
 
-    def tell(self, trial: optuna.Trial, trial_id: str | None, role: str, judgement: Judgement) -> None:
-        """Finish a suggested trial. `trial_id` is its id in the store; None for a suggestion that was not run.
+    @_errors()
+    def describe(self, attributes: Mapping[str, Any]) -> None:
+        """Set user attributes of the study; the values are JSON values."""
+        for name, value in attributes.items():
+            self._study.set_user_attr(name, value)
+
+    def tell(self, trial: optuna.Trial, record: FinishedTrial | None, judgement: Judgement) -> None:
+        """Finish a suggested trial. `record` is the trial of its plan in the store; None if there is none.
 
         A trial that another agent has failed meanwhile, because this one was silent, is added by `synchronize` later.
         """
         with suppress(UpdateFinishedTrialError), _errors():
-            if trial_id is not None:
-                trial.set_user_attr(_TRIAL_ID, trial_id)
-            trial.set_user_attr("role", role)
+            found = {} if record is None else trial_attributes(record)
+            for name, value in {**found, ROLE: Role.SAMPLED}.items():
+                trial.set_user_attr(name, value)
             if judgement.violation is not None:
                 number = self._storage.get_trial_id_from_study_id_trial_number(self._study_id, trial.number)
                 self._storage.set_trial_system_attr(number, _CONSTRAINTS, [judgement.violation])
@@ -189,18 +203,24 @@ class Proposals:
 
     @_errors()
     def add(self, record: FinishedTrial, judgement: Judgement) -> None:
-        """Add a trial that the sampler did not suggest here: a baseline, a seed, or one of another run.
+        """Add a trial that the sampler did not suggest here: a baseline, a seed, a repeat, or one of another run.
 
-        Its parameters are those of its plan in this study's space; a plan outside it has none.
+        Samplers do not learn from repeats (`Nearest`). Its parameters are those of its plan in this study's space; a
+        plan outside it has none.
         """
         point = self._space.point(record.plan) or {}
-        self._study.add_trial(
-            optuna.trial.create_trial(
-                state=judgement.state,
-                value=judgement.value,
-                params=point,
-                distributions={name: self._space.distributions[name] for name in point},
-                user_attrs={_TRIAL_ID: record.id, "role": record.role},
-                system_attrs={} if judgement.violation is None else {_CONSTRAINTS: [judgement.violation]},
-            )
+        trial = optuna.trial.create_trial(
+            state=judgement.state,
+            value=judgement.value,
+            params=point,
+            distributions={name: self._space.distributions[name] for name in point},
+            user_attrs=dict(trial_attributes(record)),
+            system_attrs={} if judgement.violation is None else {_CONSTRAINTS: [judgement.violation]},
         )
+        trial.datetime_start, trial.datetime_complete = _local(record.started), _local(record.result.finished)
+        self._study.add_trial(trial)
+
+
+def _local(time: datetime) -> datetime:
+    """Return the time as Optuna stores it: local, without a zone."""
+    return time.astimezone().replace(tzinfo=None)

@@ -1,5 +1,6 @@
 import sqlite3
 from dataclasses import replace
+from datetime import UTC
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,13 @@ from optuna.trial import FrozenTrial, TrialState
 from autotune.errors import JobError
 from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.sampling.advisor import Advisor
+from autotune.search.sampling.attributes import study_attributes, trial_attributes
 from autotune.search.sampling.context import SamplerContext
 from autotune.search.sampling.proposals import Judgement, Proposals, database, judge
 from autotune.search.space.space import Space
 from storage.errors import DatabaseUnavailable
 from storage.records import FinishedTrial
-from tests.search_values import axes_of, finished, limits_of, padded_plan, predictor_of, solver_of
+from tests.search_values import axes_of, finished, limits_of, padded_plan, predictor_of, solver_of, workload_of
 from tests.storage_values import OUTCOMES, completed
 from trials.errors import UnknownName
 from trials.job import SearchSection
@@ -85,26 +87,26 @@ def test_a_suggestion_is_a_point_of_the_space_and_open_until_tell(tmp_path: Path
     suggestion = proposals.suggest()
     assert set(suggestion.params) == set(SPACE.distributions)
     assert [found.state for found in stored(tmp_path)] == [TrialState.RUNNING]
-    proposals.tell(suggestion, "a" * 32, "sampled", GOOD)
+    proposals.tell(suggestion, trial(1), GOOD)
     (stored_trial,) = stored(tmp_path)
     assert (stored_trial.state, stored_trial.value, dict(stored_trial.constraints)) == (
         TrialState.COMPLETE,
         100.0,
         {"0": 0.0},
     )
-    assert stored_trial.user_attrs == {"trial_id": "a" * 32, "role": "sampled"}
+    assert stored_trial.user_attrs == {**trial_attributes(trial(1)), "role": "sampled"}
 
 
 def test_a_suggestion_without_a_plan_becomes_a_failure_without_a_stored_trial(tmp_path: Path) -> None:
     proposals = open_proposals(tmp_path)
-    proposals.tell(proposals.suggest(), None, "sampled", Judgement.nothing())
+    proposals.tell(proposals.suggest(), None, Judgement.nothing())
     (stored_trial,) = stored(tmp_path)
     assert (stored_trial.state, stored_trial.user_attrs) == (TrialState.FAIL, {"role": "sampled"})
 
 
 def test_an_infeasible_plan_is_stored_with_its_violation(tmp_path: Path) -> None:
     proposals = open_proposals(tmp_path)
-    proposals.tell(proposals.suggest(), "a" * 32, "sampled", TOO_LARGE)
+    proposals.tell(proposals.suggest(), trial(1, "out of memory"), TOO_LARGE)
     proposals.add(trial(2), TOO_LARGE)
     assert [dict(found.constraints) for found in stored(tmp_path)] == [{"0": 0.25}] * 2
 
@@ -117,7 +119,7 @@ def test_synchronizing_ends_what_an_interrupted_run_left_open(tmp_path: Path) ->
 
 def test_synchronizing_adds_what_the_study_lacks_exactly_once(tmp_path: Path) -> None:
     proposals = open_proposals(tmp_path)
-    proposals.tell(proposals.suggest(), trial(1).id, "sampled", GOOD)
+    proposals.tell(proposals.suggest(), trial(1), GOOD)
     proposals.add(trial(2), GOOD)
     for _ in range(2):
         open_proposals(tmp_path).synchronize([trial(1), trial(2), trial(3), trial(4, plan=padded_plan(4))], judged)
@@ -135,13 +137,43 @@ def test_a_study_is_rebuilt_with_its_infeasible_plans_and_failures(tmp_path: Pat
     assert (crashed.state, crashed.value) == (TrialState.FAIL, None)
 
 
+def test_a_trial_has_the_times_of_its_run_and_the_cause_of_its_failure(tmp_path: Path) -> None:
+    open_proposals(tmp_path).add(trial(3, "crash"), Judgement.nothing())
+    (found,) = stored(tmp_path)
+    assert found.datetime_start is not None
+    assert (found.datetime_start.astimezone(UTC), found.datetime_complete) == (trial(3).started, found.datetime_start)
+    assert found.user_attrs["outcome"] == "crash"
+    assert found.user_attrs["cause"] == "rank 3 failed: ValueError: '; DROP TABLE autotune_trial; --"
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "gp"])
+def test_a_sampler_does_not_learn_from_repeats(tmp_path: Path, sampler: str) -> None:
+    suggested = []
+    for repeats in (0, 30):
+        (folder := tmp_path / str(repeats)).mkdir()
+        proposals = open_proposals(folder, sampler)
+        for number in range(len(PLANS)):
+            proposals.add(trial(number), GOOD)
+        for number in range(repeats):
+            proposals.add(replace(trial(number % 3), id=f"{number + 100:032x}", role="confirm"), TOO_LARGE)
+        suggested.append(proposals.suggest().params)
+    assert suggested[0] == suggested[1]
+
+
+def test_a_study_names_its_objective_and_what_it_tunes(tmp_path: Path) -> None:
+    open_proposals(tmp_path).describe(study_attributes(workload_of()))
+    study = optuna.load_study(study_name="study", storage=url_of(tmp_path))
+    assert study.metric_names == ["epoch seconds"]
+    assert study.user_attrs["hardware"] == str(workload_of().hardware)
+
+
 def test_a_trial_that_was_ended_early_is_pruned(tmp_path: Path) -> None:
     shortened = replace(completed(), shortened=True)
     pruned = Judgement(state=TrialState.PRUNED, value=None, violation=0.0)
     assert judge(shortened, 500.0, 90.0) == pruned
     proposals = open_proposals(tmp_path)
     suggestion = proposals.suggest()
-    proposals.tell(suggestion, "a" * 32, "sampled", pruned)
+    proposals.tell(suggestion, trial(2), pruned)
     open_proposals(tmp_path).synchronize([finished(PLANS[1], shortened, 1, epoch_seconds=500.0)], judged)
     assert [found.state for found in stored(tmp_path)] == [TrialState.PRUNED] * 2
 
@@ -165,7 +197,7 @@ def test_the_sampler_keeps_away_from_what_does_not_fit(tmp_path: Path) -> None:
         suggestion = proposals.suggest()
         suggested.append(suggestion.params["layout"])
         fits = suggested[-1] == "p2-d1-z0"
-        proposals.tell(suggestion, f"{number + 50:032x}", "sampled", GOOD if fits else TOO_LARGE)
+        proposals.tell(suggestion, trial(number + 50, plan=SPACE.starts[0]), GOOD if fits else TOO_LARGE)
     assert suggested.count("p2-d1-z0") > 5
 
 

@@ -151,7 +151,7 @@ def test_agents_share_one_study(database_url: str, tmp_path: Path) -> None:
         with database(benches[0].store.optuna_url) as storage:
             found = optuna.load_study(study_name=study.name, storage=storage).get_trials()
         recorded = [each.user_attrs["trial_id"] for each in found if "trial_id" in each.user_attrs]
-        assert sorted(recorded) == sorted(trial.id for trial in trials if trial.role not in REPEATS)
+        assert sorted(recorded) == sorted(trial.id for trial in trials)
         assert not any(each.state == TrialState.RUNNING for each in found)
 
 

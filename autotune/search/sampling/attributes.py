@@ -1,0 +1,74 @@
+"""User attributes of Optuna's study and trials, which its dashboard shows."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.study_report import plan_text
+from storage.records import BestPlan, FinishedTrial
+from trials import wire
+from trials.outcome import Completed, Failed, Outcome, Rejected
+from trials.workload import Workload
+
+TRIAL_ID, AGENT_ID, ROLE = "trial_id", "agent_id", "role"
+_MEBI = 1 << 20
+
+
+def trial_attributes(record: FinishedTrial) -> Mapping[str, Any]:
+    """Describe a stored trial: its plan, what it measured or why it failed, and what disturbed it."""
+    result = record.result
+    found: dict[str, Any] = {
+        TRIAL_ID: record.id,
+        ROLE: record.role,
+        "trial": record.number,
+        "plan": record.plan.id,
+        "plan_text": plan_text(record.plan),
+        "outcome": _kind(result.outcome),
+    }
+    match result.outcome:
+        case Completed(measurement=measurement):
+            found["epoch_seconds_error"] = result.epoch_seconds_error
+            found["samples_per_second"] = measurement.measured_samples_per_second
+            found["peak_mib"] = measurement.peak_bytes / _MEBI
+        case Rejected(reason=reason):
+            found["cause"] = reason
+        case Failed(cause=cause):
+            found["cause"] = str(cause)
+    if result.contamination is not None:
+        found["disturbed"] = result.contamination
+    return found
+
+
+def _kind(outcome: Outcome) -> str:
+    match outcome:
+        case Completed(shortened=True):
+            return "ended early"
+        case Failed(cause=cause):
+            return cause.kind
+        case _:
+            return outcome.kind
+
+
+def study_attributes(workload: Workload) -> Mapping[str, Any]:
+    """Describe what a study tunes, and on which machine."""
+    return {
+        "model": workload.model.name,
+        "hardware": str(workload.hardware),
+        "samples": workload.data.samples,
+        "global_batch_samples": workload.global_batch_samples,
+        "memory_limit_mib": workload.memory_limit_bytes / _MEBI,
+        "software": wire.to_document(workload.software),
+        "workload": workload.fingerprint,
+    }
+
+
+def winner_attributes(best: BestPlan) -> Mapping[str, Any]:
+    """Describe the winner of a study: its plan, its speed, and its gains over the baselines."""
+    return {
+        "winner": best.plan.id,
+        "winner_text": plan_text(best.plan),
+        "winner_samples_per_second": best.samples_per_second,
+        "winner_samples_per_second_error": best.samples_per_second_error,
+        "winner_gains": {baseline.role: baseline.gain for baseline in best.baselines},
+        "winner_probability": best.confidence,
+        "winner_ties": list(best.ties),
+    }
