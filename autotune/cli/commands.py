@@ -335,6 +335,17 @@ def compare(options: Options, first: str, second: str) -> None:
 
 
 @main.command()
+@click.argument("study", required=False)
+@click.option("--out", type=click.Path(path_type=Path), help="HTML file to write. Default: report-ID.html, here.")
+@common
+def report(options: Options, study: str | None, out: Path | None) -> None:
+    """Write a report of STUDY, or of the newest study, as one HTML file."""
+    from autotune.cli.html_report import report_study
+
+    report_study(options, study, out)
+
+
+@main.command()
 @click.argument("job", required=False, **JOB_PATH)
 @SET
 @common

@@ -6,6 +6,7 @@ from typing import Any
 
 from autotune.forecast.forecast import Forecast, Forecaster
 from autotune.forecast.gantt import LEGEND, gantt
+from autotune.predict.attribution import MEANINGS
 from autotune.predict.costs import Array
 from autotune.predict.predictor import MOST_BATCH_DEVIATION
 from autotune.study_report import plan_text
@@ -13,18 +14,7 @@ from autotune.text_table import table
 from trials import wire
 
 _MEBI = 1 << 20
-_PARTS = {
-    "ideal": "the samples' own work, spread perfectly over all ranks",
-    "padding": "pad tokens, stand-in images",
-    "recompute": "layers that run forward again",
-    "stage_imbalance": "stages with more work than others",
-    "data_imbalance": "data ranks or packs with more work than others",
-    "bubble": "the pipeline fills and drains",
-    "loading": "reading and encoding the data, where no workers do it ahead",
-    "communication": "sends between stages, reduction of gradients",
-    "optimizer": "update of the weights",
-    "beside_schedule": "measured time that the simulation does not explain",
-}
+_PARTS = {**MEANINGS, "beside_schedule": "measured time that the simulation does not explain"}
 
 
 def forecast_text(forecaster: Forecaster, found: Sequence[Forecast]) -> str:

@@ -71,6 +71,11 @@ def test_a_look_up_imports_no_training_library(arguments: str, environment: Mapp
     assert not imported & HEAVY
 
 
+def test_a_report_imports_no_training_library(environment: Mapping[str, str], tmp_path: Path) -> None:
+    imported, _ = modules_of(environment, tmp_path, "report", "--out", str(tmp_path / "report.html"))
+    assert not imported & {"torch", "transformers", "deepspeed", "datasets", "matplotlib", "alembic"}
+
+
 @pytest.mark.parametrize("arguments", ["studies", "studies --model tiny", "db check", "db upgrade"])
 def test_a_look_up_that_describes_no_machine_does_not_import_the_drivers_library(
     arguments: str, environment: Mapping[str, str], tmp_path: Path

@@ -1,0 +1,204 @@
+"""Chart of the trials of a search in their order."""
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+from autotune.report.charts.chart import (
+    INK,
+    MUTED,
+    PAPER,
+    Chart,
+    Row,
+    Spec,
+    Table,
+    boxes,
+    category,
+    coloured,
+    count_axis,
+    number,
+    spec,
+    tooltip,
+)
+from autotune.report.charts.quantities import seconds_text, with_error
+from autotune.report.source import Source, is_whole
+from autotune.search.roles import BASELINES, REPEATS, Role
+from autotune.study_report import outcome_text, plan_text
+from storage.records import FinishedTrial, TrialRecord
+from trials.outcome import Completed
+
+_KINDS = {
+    "baseline": "var(--orange)",
+    "predicted": "var(--purple)",
+    "proposed by the sampler": "var(--blue)",
+    "repeat": "var(--green)",
+    "no result": "var(--red)",
+}
+
+
+def history(source: Source) -> Chart:
+    """Chart the epoch seconds of all trials, with the best so far and the baselines."""
+    trials = source.finished
+    rows = [_row(trial) for trial in trials]
+    timed = source.timed
+    bests = accumulate((trial.result.epoch_seconds or 0.0 for trial in timed), min)
+    steps = [{"trial": trial.number, "best": round(best, 4)} for trial, best in zip(timed, bests, strict=True)]
+    if steps:
+        steps.append({"trial": trials[-1].number, "best": steps[-1]["best"]})
+    fastest = min((trial.result.epoch_seconds or 0.0 for trial in timed), default=None)
+    disturbed = sum(trial.result.is_disturbed for trial in timed)
+    return Chart(
+        id="history",
+        title="The search, trial by trial",
+        text=(
+            "Seconds that an epoch would take with the plan of each trial; the line is the best so far, bars are one "
+            f"standard error. Hollow points were disturbed by other load ({disturbed} of {len(timed)}). Crosses at the "
+            "bottom gave no result, and triangles were ended early as clearly slower. Select a point to see all runs "
+            "of its plan."
+        ),
+        summary=(
+            f"{len(trials)} finished trials, {len(timed)} of them measured to the end"
+            + ("" if fastest is None else f", the fastest with {seconds_text(fastest)} an epoch")
+        ),
+        basis="measured",
+        spec=_spec(rows, steps, _baselines(source)),
+        legend=(*boxes(_KINDS), ("best so far", INK, "line")),
+        table=Table(
+            header=("trial", "role", "plan", "outcome", "epoch seconds", "disturbed by", "settings"),
+            rows=tuple(map(_line, source.trials)),
+        ),
+    )
+
+
+def _kind(trial: FinishedTrial) -> str:
+    if not isinstance(trial.result.outcome, Completed):
+        return "no result"
+    if trial.role in BASELINES:
+        return "baseline"
+    if trial.role in REPEATS:
+        return "repeat"
+    return "predicted" if trial.role in (Role.PREDICTED, Role.INHERITED) else "proposed by the sampler"
+
+
+def _row(trial: FinishedTrial) -> Row:
+    result = trial.result
+    row = {
+        "trial": trial.number,
+        "plan": trial.plan.id,
+        "role": trial.role,
+        "kind": _kind(trial),
+        "outcome": outcome_text(result.outcome, result.epoch_seconds),
+    }
+    if result.epoch_seconds is not None:
+        error = result.epoch_seconds_error or 0.0
+        row |= {
+            "seconds": round(result.epoch_seconds, 4),
+            "low": round(result.epoch_seconds - error, 4),
+            "high": round(result.epoch_seconds + error, 4),
+            "how": "ended early" if not is_whole(trial) else "disturbed" if result.is_disturbed else "trusted",
+        }
+    return row
+
+
+def _baselines(source: Source) -> list[Row]:
+    """Return the seconds of the fastest run of each kind of baseline."""
+    found: dict[str, float] = {}
+    for trial in source.timed:
+        if trial.role in BASELINES:
+            seconds = trial.result.epoch_seconds or 0.0
+            found[trial.role] = min(seconds, found.get(trial.role, seconds))
+    return [{"baseline": role, "seconds": round(seconds, 4)} for role, seconds in found.items()]
+
+
+def _spec(rows: Sequence[Row], steps: Sequence[Row], baselines: Sequence[Row]) -> Spec:
+    y = number("seconds", "seconds of an epoch", scale={"zero": False, "nice": True})
+    most = max((row["trial"] for row in rows), default=0)
+    x = number("trial", "trial", axis=count_axis(most), scale={"padding": 12, "nice": False})
+    lines = tooltip(("trial", "trial", "d"), ("role", "role"), ("plan", "plan"), ("outcome", "outcome"))
+    faded: Spec = {"condition": {"param": "plan-of", "value": 1}, "value": 0.15}
+    hollow = {"test": "datum.how == 'disturbed'", "value": PAPER}
+    timed: Spec = {
+        "transform": [{"filter": "isValid(datum.seconds)"}],
+        "params": [{"name": "plan-of", "select": {"type": "point", "fields": ["plan"]}}],
+        "mark": {"type": "point", "size": 60, "filled": False, "strokeWidth": 2, "cursor": "pointer"},
+        "encoding": {
+            "x": x,
+            "y": y,
+            "stroke": coloured("kind", _KINDS),
+            "fill": {**coloured("kind", _KINDS), "condition": hollow},
+            "shape": {"condition": {"test": "datum.how == 'ended early'", "value": "triangle-down"}, "value": "circle"},
+            "opacity": faded,
+            "tooltip": lines,
+        },
+    }
+    failed: Spec = {
+        "transform": [{"filter": "!isValid(datum.seconds)"}],
+        "mark": {"type": "point", "shape": "cross", "size": 110, "angle": 45, "filled": True},
+        "encoding": {
+            "x": x,
+            "y": {"value": {"expr": "height - 6"}},
+            "color": coloured("kind", _KINDS),
+            "tooltip": lines,
+        },
+    }
+    errors: Spec = {
+        "transform": [{"filter": "isValid(datum.seconds)"}],
+        "mark": {"type": "rule", "strokeWidth": 1.5},
+        "encoding": {
+            "x": x,
+            "y": {**y, "field": "low"},
+            "y2": {"field": "high"},
+            "color": coloured("kind", _KINDS),
+            "opacity": faded,
+        },
+    }
+    best: Spec = {
+        "data": {"values": steps},
+        "mark": {"type": "line", "interpolate": "step-after", "color": INK, "strokeWidth": 1.5},
+        "encoding": {"x": x, "y": {**y, "field": "best"}},
+    }
+    usual: Spec = {
+        "data": {"values": baselines},
+        "mark": {"type": "rule", "color": MUTED, "strokeDash": [4, 4]},
+        "encoding": {"y": y},
+    }
+    names: Spec = {
+        "data": {"values": baselines},
+        "mark": {"type": "text", "align": "right", "baseline": "bottom", "dy": -3, "color": MUTED, "fontSize": 11},
+        "encoding": {"x": {"value": "width"}, "y": y, "text": category("baseline")},
+    }
+    # A layer without data would have no extent.
+    has_seconds, has_failures = ("seconds" in row for row in rows), ("seconds" not in row for row in rows)
+    layers = [
+        *([usual, names] if baselines else []),
+        *([best] if steps else []),
+        *([errors, timed] if any(has_seconds) else []),
+        *([failed] if any(has_failures) else []),
+    ]
+    return spec(rows, height=320 if steps else 60, layer=layers)
+
+
+def _line(trial: TrialRecord) -> tuple[str, ...]:
+    if not isinstance(trial, FinishedTrial):
+        return (
+            str(trial.number),
+            trial.role,
+            trial.plan.id,
+            "no result yet, or its process died",
+            "",
+            "",
+            plan_text(trial.plan),
+        )
+    result = trial.result
+    seconds = (
+        "" if result.epoch_seconds is None else with_error(result.epoch_seconds, result.epoch_seconds_error or 0.0)
+    )
+    outcome = outcome_text(result.outcome, result.epoch_seconds)
+    return (
+        str(trial.number),
+        trial.role,
+        trial.plan.id,
+        outcome,
+        seconds,
+        result.contamination or "",
+        plan_text(trial.plan),
+    )

@@ -1,0 +1,214 @@
+"""Charts of the plans of a search: speed against memory, what mattered, and why plans failed."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from autotune.report.charts.chart import (
+    LIMIT,
+    PAPER,
+    Chart,
+    Row,
+    Spec,
+    Table,
+    boxes,
+    category,
+    coloured,
+    count_axis,
+    number,
+    spec,
+    tooltip,
+)
+from autotune.report.charts.quantities import Memory, share_text
+from autotune.report.source import Source
+from autotune.study_report import plan_text
+from storage.records import AbandonedTrial, FinishedTrial, TrialRecord
+from trials.outcome import Completed, Failed, Rejected
+from trials.plan import Plan
+
+_CAUSES = {
+    "out-of-memory": "ran out of memory",
+    "rejected": "cannot fit, so it never ran",
+    "crash": "crashed",
+    "timeout": "took too long",
+    "ended early": "ended early as clearly slower",
+    "given up": "its process died",
+    "unfinished": "no result yet",
+}
+
+
+_MOST_PARAMETERS = 15
+_IN_FRONT, _OTHER = "in the Pareto set", "other plan"
+_KINDS = {_IN_FRONT: "var(--blue)", _OTHER: "var(--grey)"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A measured plan by speed and memory."""
+
+    plan: Plan
+    samples_per_second: float
+    peak_bytes: int
+    joules_per_sample: float | None = None
+
+    def beats(self, other: "Point") -> bool:
+        """Return whether this plan is no worse in speed and memory, and better in one of them."""
+        mine, theirs = (-self.samples_per_second, self.peak_bytes), (-other.samples_per_second, other.peak_bytes)
+        return mine[0] <= theirs[0] and mine[1] <= theirs[1] and mine != theirs
+
+
+def pareto(source: Source) -> Chart:
+    """Chart the speed and the peak memory of the measured plans, and those that no other plan beats in both."""
+    points = _points(source)
+    stored = {each.plan.id: each.joules_per_sample for each in (source.winner.pareto if source.winner else ())}
+    front = [
+        one for one in points if one.plan.id in stored or (not stored and not any(each.beats(one) for each in points))
+    ]
+    front.sort(key=lambda one: one.peak_bytes)
+    unit = Memory(source.workload.memory_limit_bytes)
+    rows: list[Row] = [
+        {
+            "plan": one.plan.id,
+            "speed": round(one.samples_per_second, 4),
+            "memory": unit.of(one.peak_bytes),
+            "kind": _IN_FRONT if one in front else _OTHER,
+            "settings": plan_text(one.plan),
+        }
+        for one in points
+    ]
+    lines = tuple(
+        (
+            one.plan.id,
+            f"{one.samples_per_second:.2f}",
+            unit.text(one.peak_bytes),
+            "-" if (joules := stored.get(one.plan.id)) is None else f"{joules:.3g}",
+            plan_text(one.plan),
+        )
+        for one in sorted(front, key=lambda one: -one.samples_per_second)
+    )
+    return Chart(
+        id="pareto",
+        title="Speed against memory: the Pareto set",
+        text=(
+            f"Each point is a plan. Of those in the Pareto set, none is beaten by another plan in all objectives. The "
+            f"line is the limit of {unit.text(source.workload.memory_limit_bytes)} per rank."
+        ),
+        summary=f"{len(front)} of {len(points)} measured plans are in the Pareto set",
+        basis="measured",
+        spec=_pareto_spec(rows, unit.of(source.workload.memory_limit_bytes), unit.unit),
+        legend=(*boxes(_KINDS), ("limit", LIMIT, "line")),
+        table=Table(header=("plan", "samples/s", "peak memory", "J/sample", "settings"), rows=lines),
+    )
+
+
+def _points(source: Source) -> list[Point]:
+    found = []
+    for plan, runs in source.runs_by_plan.items():
+        seconds = fmean(trial.result.epoch_seconds or 0.0 for trial in runs)
+        measured = [trial.result.outcome for trial in runs]
+        peak = max(each.measurement.peak_bytes for each in measured if isinstance(each, Completed))
+        found.append(Point(plan=plan, samples_per_second=source.workload.data.samples / seconds, peak_bytes=peak))
+    return found
+
+
+def _pareto_spec(rows: Sequence[Row], limit: float, unit: str) -> Spec:
+    x = number("memory", f"peak memory of the fullest rank, {unit}", scale={"zero": False, "padding": 12})
+    y = number("speed", "samples/s", scale={"zero": False, "padding": 12})
+    front: Spec = {
+        "transform": [{"filter": f"datum.kind == '{_IN_FRONT}'"}],
+        "mark": {"type": "line", "color": "var(--blue)", "strokeWidth": 1, "opacity": 0.6},
+        "encoding": {"x": x, "y": y, "order": {"field": "memory", "type": "quantitative"}},
+    }
+    points: Spec = {
+        "mark": {"type": "circle", "size": 80, "opacity": 0.85, "stroke": PAPER},
+        "encoding": {
+            "x": x,
+            "y": y,
+            "color": coloured("kind", _KINDS),
+            "tooltip": tooltip(
+                ("plan", "plan"), ("speed", "samples/s", ".4~g"), ("memory", unit, ",.4~g"), ("settings", "settings")
+            ),
+        },
+    }
+    rule: Spec = {
+        "mark": {"type": "rule", "color": LIMIT, "strokeWidth": 2, "strokeDash": [5, 3]},
+        "encoding": {"x": {"datum": limit}},
+    }
+    return spec(rows, height=300, layer=[rule, front, points])
+
+
+def importance(shares: Mapping[str, float], trials: int) -> Chart:
+    """Chart the importances of the parameters of the search."""
+    lines = tuple((name.replace("_", " "), share_text(share)) for name, share in shares.items())
+    largest = list(zip(lines, shares.values(), strict=True))[:_MOST_PARAMETERS]
+    rows = [{"parameter": name, "percent": round(100 * share, 3)} for (name, _), share in largest]
+    cut = f" The {_MOST_PARAMETERS} largest are drawn." if len(lines) > _MOST_PARAMETERS else ""
+    return Chart(
+        id="importance",
+        title="Which settings mattered",
+        text=(
+            f"Importances of the parameters of the search for the time of an epoch, from {trials} trials (Optuna's "
+            f"PED-ANOVA). Few trials give rough values.{cut}"
+        ),
+        summary="; ".join(f"{name} {share}" for (name, share), _ in largest),
+        basis="measured",
+        spec=spec(
+            rows,
+            height=22 * len(rows),
+            mark={"type": "bar", "color": "var(--blue)"},
+            encoding={
+                "y": category("parameter"),
+                "x": number("percent", "importance, per cent"),
+                "tooltip": tooltip(("parameter", "parameter"), ("percent", "per cent", ".3~g")),
+            },
+        ),
+        table=Table(header=("parameter", "importance"), rows=lines),
+    )
+
+
+def failures(trials: Sequence[TrialRecord]) -> Chart:
+    """Chart the trials without a whole measurement by cause; there has to be one."""
+    found = [(trial, *cause) for trial in trials if (cause := _cause(trial))]
+    counts = Counter(kind for _, kind, _ in found)
+    rows = [{"cause": kind, "what": _CAUSES[kind], "trials": counts[kind]} for kind in _CAUSES if counts[kind]]
+    return Chart(
+        id="failures",
+        title="Trials without a whole result, by cause",
+        text=f"{len(found)} of {len(trials)} trials. The search learns from them which plans fit.",
+        summary="; ".join(f"{row['cause']}: {row['trials']}" for row in rows),
+        basis="measured",
+        spec=spec(
+            rows,
+            height=28 * len(rows),
+            mark={"type": "bar", "color": "var(--red)"},
+            encoding={
+                "y": category("cause"),
+                "x": number("trials", "trials", axis=count_axis(max(counts.values()))),
+                "tooltip": tooltip(("cause", "cause"), ("what", "meaning"), ("trials", "trials", "d")),
+            },
+        ),
+        table=Table(
+            header=("trial", "role", "plan", "cause", "detail"),
+            rows=tuple((str(trial.number), trial.role, trial.plan.id, kind, detail) for trial, kind, detail in found),
+        ),
+    )
+
+
+def has_failures(trials: Sequence[TrialRecord]) -> bool:
+    return any(_cause(trial) for trial in trials)
+
+
+def _cause(trial: TrialRecord) -> tuple[str, str] | None:
+    """Return (kind, detail) of a trial that was not measured to the end."""
+    if not isinstance(trial, FinishedTrial):
+        return ("given up", "") if isinstance(trial, AbandonedTrial) else ("unfinished", "")
+    match trial.result.outcome:
+        case Completed(shortened=True):
+            return "ended early", ""
+        case Rejected(reason=reason):
+            return "rejected", reason
+        case Failed(cause=cause):
+            return cause.kind, str(cause)
+        case _:
+            return None

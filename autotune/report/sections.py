@@ -1,0 +1,128 @@
+"""The sections of a report: what is known becomes a chart, what is not is said in words."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from autotune.report.charts import history, layers, memory, packs, plans, step
+from autotune.report.charts.chart import Chart, Table
+from autotune.report.environment import environment
+from autotune.report.importance import importances, measured_points
+from autotune.report.reproduction import Listing, reproduction
+from autotune.report.sides import Side
+from autotune.report.simulation import Packed, Simulated
+from autotune.report.source import Source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A part of the page under a heading."""
+
+    id: str
+    title: str
+    charts: tuple[Chart, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What could not be shown, and why."""
+    tables: tuple[Table, ...] = ()
+    listings: tuple[Listing, ...] = ()
+
+
+def sections(source: Source, sides: Sequence[Side], database: str | None) -> tuple[Section, ...]:
+    """Return all sections in order."""
+    return (
+        _step(sides),
+        _memory(source, sides),
+        _layers(source),
+        _packs(sides),
+        _search(source),
+        _plans(source),
+        Section(id="environment", title="Environment", tables=tuple(environment(source))),
+        Section(id="reproduce", title="Reproduce", listings=tuple(reproduction(source, database))),
+    )
+
+
+def _step(sides: Sequence[Side]) -> Section:
+    simulated = [(side, side.simulated) for side in sides if isinstance(side.simulated, Simulated)]
+    longest = max((found.timeline.seconds for _, found in simulated), default=0.0)
+    measured = [side for side in sides if side.measurement is not None]
+
+    def charts() -> Iterator[Chart]:
+        if simulated:
+            yield step.causes([side for side, _ in simulated])
+        for side, found in simulated:
+            if found.timeline.seconds > 0:
+                yield step.gantt(side, longest)
+        if measured:
+            yield step.ranks(measured)
+
+    return Section(
+        id="step", title="Time: one step", charts=tuple(charts()), notes=(*_unsimulated(sides), *_unmeasured(sides))
+    )
+
+
+def _unsimulated(sides: Sequence[Side]) -> Iterator[str]:
+    for side in sides:
+        if isinstance(side.simulated, str):
+            yield f"{side.title} ({side.plan.id}) is not simulated: {side.simulated}."
+
+
+def _unmeasured(sides: Sequence[Side]) -> Iterator[str]:
+    if not sides:
+        yield "No plan was tried yet."
+    for side in sides:
+        if side.measurement is None:
+            yield f"{side.title} ({side.plan.id}) has no complete measurement."
+
+
+def _memory(source: Source, sides: Sequence[Side]) -> Section:
+    limit = source.workload.memory_limit_bytes
+    known = [side for side in sides if side.measurement is not None or isinstance(side.simulated, Simulated)]
+    most = max((memory.most_bytes(side, limit) for side in known), default=0.0)
+    charts = tuple(memory.memory(side, limit, most) for side in known)
+    notes = () if charts else ("The memory of no plan is known.",)
+    return Section(id="memory", title="Memory", charts=charts, notes=(*notes, *_unsimulated(sides)))
+
+
+def _layers(source: Source) -> Section:
+    if source.profile is None:
+        return Section(
+            id="layers",
+            title="Layers",
+            notes=(
+                "No profile of the layers is stored for this hardware, model and software; `autotune profile JOB` "
+                "measures one on that machine.",
+            ),
+        )
+    return Section(id="layers", title="Layers", charts=(layers.layers(source.profile, source.workload),))
+
+
+def _packs(sides: Sequence[Side]) -> Section:
+    packed = [side for side in sides if isinstance(side.packs, Packed)]
+    notes = tuple(f"{side.title}: {side.packs}." for side in sides if isinstance(side.packs, str))
+    charts = (packs.packs(packed), packs.waste(packed)) if packed else ()
+    return Section(
+        id="packs",
+        title="Packs and balance",
+        charts=charts,
+        notes=notes or (() if charts else ("No plan was tried yet.",)),
+    )
+
+
+def _search(source: Source) -> Section:
+    charts: list[Chart] = [history.history(source)] if source.finished else []
+    notes = [] if charts else ["No trial of this study has finished."]
+    shares = importances(source.finished)
+    if shares:
+        charts.append(plans.importance(shares, len(measured_points(source.finished))))
+    else:
+        notes.append("Too few measured plans of the search space to say which settings mattered.")
+    if plans.has_failures(source.trials):
+        charts.append(plans.failures(source.trials))
+    elif source.trials:
+        notes.append("Every trial was measured to its end: there are no failures to show.")
+    return Section(id="search", title="The search", charts=tuple(charts), notes=tuple(notes))
+
+
+def _plans(source: Source) -> Section:
+    if not source.timed:
+        return Section(id="plans", title="Plans", notes=("No plan was measured to its end.",))
+    return Section(id="plans", title="Plans", charts=(plans.pareto(source),))

@@ -1,0 +1,65 @@
+"""The two plans that a report compares: the usual settings, and what the search found."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from autotune.known_plan import Speed
+from autotune.report.simulation import Packed, Simulated, Simulator
+from autotune.report.source import Source
+from storage.records import FinishedTrial
+from trials.outcome import Completed, Measurement
+from trials.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Side:
+    """One of the compared plans, with what is measured and what is simulated of it."""
+
+    key: Literal["before", "after"]
+    title: str
+    plan: Plan
+    roles: tuple[str, ...]
+    """Why it was tried."""
+    speed: Speed | None
+    """None for a plan that no run measured to its end."""
+    epoch_seconds: float | None
+    """Seconds of an epoch at that speed."""
+    run: FinishedTrial | None
+    """The newest complete run, undisturbed if there is such a run."""
+    simulated: Simulated | str
+    """The simulation, or why there is none."""
+    packs: Packed | str
+    """The packs of drawn samples, or why there are none."""
+
+    @property
+    def measurement(self) -> Measurement | None:
+        outcome = None if self.run is None else self.run.result.outcome
+        return outcome.measurement if isinstance(outcome, Completed) else None
+
+
+def sides(source: Source, simulator: Simulator) -> tuple[Side, ...]:
+    """Return the baseline and the best plan, as far as they were tried; one where they are the same plan."""
+    before, after = source.baseline, source.best
+    found = []
+    if before is not None and before != after:
+        found.append(_side(source, simulator, "before", "Before: the usual settings", before))
+    if after is not None:
+        name = "After: the best plan" if source.winner is not None else "After: the fastest plan so far"
+        found.append(_side(source, simulator, "after", name, after))
+    return tuple(found)
+
+
+def _side(source: Source, simulator: Simulator, key: Literal["before", "after"], title: str, plan: Plan) -> Side:
+    runs = source.runs(plan)
+    speed, simulated = source.speed(plan), simulator.simulate(plan)
+    return Side(
+        key=key,
+        title=title,
+        plan=plan,
+        roles=tuple(dict.fromkeys(trial.role for trial in source.trials if trial.plan == plan)),
+        speed=speed,
+        epoch_seconds=source.workload.data.samples / speed.mean if speed is not None and speed.mean > 0 else None,
+        run=runs[-1] if runs else None,
+        simulated=simulated,
+        packs=simulator.packs(plan) if isinstance(simulated, str) else simulated.packs,
+    )

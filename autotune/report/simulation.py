@@ -1,0 +1,130 @@
+"""Simulations of the plans of a study from its stored profile and histogram of lengths, without its data."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from autotune.machine.hardware import default_workers
+from autotune.predict.memory import PeakParts
+from autotune.predict.predictor import Prediction, Predictor
+from autotune.predict.timeline import Timeline, timeline
+from autotune.report.lengths import drawn_index
+from autotune.report.source import Source
+from autotune.search.learning.calibrated import CalibratedPredictor
+from trials.data.epoch import CostWeights, Epoch, build_epoch
+from trials.data.index import DatasetIndex
+from trials.data.metrics import Balance, balance
+from trials.data.packs import Oversize
+from trials.errors import TrialsError
+from trials.layer_costs import LayerCosts
+from trials.plan import Packing, Plan
+
+_LEAST_SAMPLES, _MOST_SAMPLES = 2000, 60_000
+_LEAST_STEPS = 4
+_MOST_RANKS = 4096
+_OVERSIZE: dict[str, Oversize] = {"own-pack": "own-pack", "truncate": "truncate", "skip": "skip", "fail": "own-pack"}
+"""A sample that the job would refuse was not there; drawn lengths may exceed a capacity by a part of a bin."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Simulated:
+    """One plan on drawn samples."""
+
+    prediction: Prediction
+    timeline: Timeline
+    memory: tuple[PeakParts, ...]
+    """By stage."""
+    packs: "Packed"
+    epoch_factor: float
+    """Samples of the whole epoch over those that were drawn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Packed:
+    """An epoch of drawn samples, and its balance."""
+
+    epoch: Epoch
+    balance: Balance
+
+
+class Simulator:
+    """Simulates plans of one workload, each on the same drawn samples."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._work = source.workload
+        self._weights = CostWeights(
+            unit=self._work.model.unit_flops, token=self._work.model.token_flops, square=self._work.model.square_flops
+        )
+        self._built: dict[tuple[Packing, int], Epoch] = {}
+
+    @cached_property
+    def index(self) -> DatasetIndex:
+        """The drawn samples. Raises ValueError for an unusable histogram."""
+        wanted = max(_LEAST_SAMPLES, _LEAST_STEPS * self._work.global_batch_samples)
+        return drawn_index(self._work.data, min(wanted, _MOST_SAMPLES))
+
+    def packs(self, plan: Plan) -> Packed | str:
+        """Pack the samples as the plan does, or return why they cannot be packed."""
+        try:
+            epoch = self._epoch(plan.packing, plan.layout.data)
+            return Packed(epoch=epoch, balance=balance(epoch, self._weights))
+        except (TrialsError, ValueError, ArithmeticError) as error:
+            return f"the samples of the stored histogram cannot be packed like this: {error}"
+
+    def simulate(self, plan: Plan) -> Simulated | str:
+        """Simulate a typical step and the epoch of a plan, or return why that is not possible."""
+        if self._predictor is None:
+            return (
+                "no profile of the layers is stored for this hardware, model and software; `autotune profile JOB` "
+                "measures one on that machine"
+            )
+        if plan.layout.world_size > _MOST_RANKS:
+            return f"{plan.layout.world_size} ranks are too many to simulate here"
+        packs = self.packs(plan)
+        if isinstance(packs, str):
+            return packs
+        try:
+            prediction = self._predictor.predict(plan)
+            return Simulated(
+                prediction=prediction,
+                timeline=timeline(self._predictor.corrected, plan, prediction),
+                memory=self._predictor.corrected.peak_parts(plan),
+                packs=packs,
+                epoch_factor=self._work.data.samples / packs.balance.samples,
+            )
+        except (ValueError, ArithmeticError, IndexError) as error:
+            return f"the stored profile cannot predict this plan: {error}"
+
+    @cached_property
+    def costs(self) -> LayerCosts | None:
+        """Costs of the layers with the number of loading workers that the machine gets by default."""
+        if self._source.profile is None:
+            return None
+        parallel = self._source.study.settings.get("parallel", 1)
+        workers = default_workers(self._work.hardware, parallel if isinstance(parallel, int) else 1)
+        return self._source.profile.costs.with_workers(workers)
+
+    @cached_property
+    def _predictor(self) -> CalibratedPredictor | None:
+        if self.costs is None:
+            return None
+        try:
+            base = Predictor(self.costs, self._epoch, self._work.model.element_bytes)
+            return CalibratedPredictor(base, self._source.calibration)
+        except (KeyError, ValueError):  # a dtype or calibration that this version does not know
+            return None
+
+    def _epoch(self, packing: Packing, data_parallel: int) -> Epoch:
+        key = packing, data_parallel
+        if key not in self._built:
+            self._built[key] = build_epoch(
+                self.index,
+                packing,
+                data_parallel=data_parallel,
+                global_batch_samples=self._work.global_batch_samples,
+                weights=self._weights,
+                seed=self._source.study.seed,
+                epoch=0,
+                oversize=_OVERSIZE.get(self._work.oversize, "own-pack"),
+            )
+        return self._built[key]

@@ -1,0 +1,153 @@
+"""What the database holds of one study, for its report."""
+
+import logging
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from autotune.errors import NoProfile
+from autotune.forecast.profile_file import ProfiledCosts, stored_costs
+from autotune.known_plan import Speed, of_tried
+from autotune.predict.calibration import CalibrationState
+from autotune.search.roles import BASELINES
+from storage.annotation import Annotation
+from storage.errors import DatabaseDamaged, UnknownRecord
+from storage.records import BestPlan, FinishedTrial, StudyRecord, TrialRecord, TriedPlan
+from storage.store import Store
+from trials import wire
+from trials.errors import WireError
+from trials.outcome import Completed
+from trials.plan import Plan
+from trials.workload import Workload
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A study with everything that is stored of it. Rows that cannot be read are left out."""
+
+    study: StudyRecord
+    workload: Workload
+    trials: tuple[TrialRecord, ...]
+    winner: BestPlan | None
+    annotation: Annotation
+    profile: ProfiledCosts | None
+    """Profile of the layers on exactly this hardware, model and software."""
+    calibration: CalibrationState | None
+    """Corrections of the profile, as the search left them."""
+
+    @property
+    def finished(self) -> tuple[FinishedTrial, ...]:
+        return tuple(trial for trial in self.trials if isinstance(trial, FinishedTrial))
+
+    @property
+    def timed(self) -> tuple[FinishedTrial, ...]:
+        """The trials that measured their plan to the end."""
+        return tuple(trial for trial in self.finished if is_whole(trial))
+
+    def runs(self, plan: Plan) -> tuple[FinishedTrial, ...]:
+        """Return the complete runs of a plan; disturbed ones only where there are no others."""
+        return self.runs_by_plan.get(plan, ())
+
+    @property
+    def runs_by_plan(self) -> Mapping[Plan, tuple[FinishedTrial, ...]]:
+        """The `runs` of every plan that has some."""
+        whole: dict[Plan, list[FinishedTrial]] = defaultdict(list)
+        for trial in self.timed:
+            whole[trial.plan].append(trial)
+        return {
+            plan: tuple([trial for trial in trials if trial.result.contamination is None] or trials)
+            for plan, trials in whole.items()
+        }
+
+    def speed(self, plan: Plan) -> Speed | None:
+        """Return the samples per second of a plan, as the search or its runs found them; None without any."""
+        if self.winner is not None:
+            roles = {trial.role for trial in self.trials if trial.plan == plan}
+            stated = [each for each in self.winner.baselines if each.role in roles and self._is_only(plan, each.role)]
+            if stated and plan != self.winner.plan:
+                return Speed(mean=stated[0].samples_per_second, error=stated[0].samples_per_second_error)
+        trials = tuple(trial for trial in self.trials if trial.plan == plan)
+        tried = TriedPlan(plan=plan, workload=self.workload, study=self.study, winner=self.winner, trials=trials)
+        return of_tried(tried).speed
+
+    def _is_only(self, plan: Plan, role: str) -> bool:
+        """Return whether no other plan ran in this role."""
+        return {trial.plan for trial in self.trials if trial.role == role} == {plan}
+
+    @property
+    def baseline(self) -> Plan | None:
+        """The usual settings: the first kind of baseline that completed, else the first that was tried."""
+        order: dict[str, int] = {
+            role: number for number, role in enumerate((BASELINES[1], BASELINES[0], *BASELINES[2:]))
+        }
+        tried = sorted((trial for trial in self.trials if trial.role in order), key=lambda trial: order[trial.role])
+        plans = list(dict.fromkeys(trial.plan for trial in tried))
+        return next((plan for plan in plans if self.runs(plan)), plans[0] if plans else None)
+
+    @property
+    def best(self) -> Plan | None:
+        """The winner, or the plan that is fastest so far."""
+        if self.winner is not None:
+            return self.winner.plan
+        fastest = min(self.timed, key=lambda trial: trial.result.epoch_seconds or 0.0, default=None)
+        return None if fastest is None else fastest.plan
+
+
+def is_whole(trial: FinishedTrial) -> bool:
+    """Return whether the trial measured its plan to the end."""
+    outcome = trial.result.outcome
+    return isinstance(outcome, Completed) and not outcome.shortened and (trial.result.epoch_seconds or 0.0) > 0
+
+
+def find_study(store: Store, name: str | None) -> StudyRecord:
+    """Return the study whose name or id begins with `name`, or the newest one. Raises UnknownRecord and AmbiguousId."""
+    if name is not None:
+        return store.find_study(name)
+    newest = store.studies(limit=1)
+    if not newest:
+        raise UnknownRecord("no study is stored, so there is nothing to report; run `autotune tune JOB` first")
+    return newest[0]
+
+
+def read_source(store: Store, study: StudyRecord) -> Source:
+    """Read everything that is stored of a study. Raises DatabaseDamaged where its workload cannot be read."""
+    workload = store.workload(study.workload_fingerprint)
+    return Source(
+        study=study,
+        workload=workload,
+        trials=store.trials(study.id),
+        winner=_winner(store, study),
+        annotation=store.annotations("study", [study.id]).get(study.id, Annotation()),
+        profile=_profile(store, workload),
+        calibration=_calibration(study),
+    )
+
+
+def _winner(store: Store, study: StudyRecord) -> BestPlan | None:
+    try:
+        return store.winner(study.id)
+    except DatabaseDamaged as error:
+        _log.warning("the winner of %s is left out: %s", study.name, error)
+        return None
+
+
+def _profile(store: Store, workload: Workload) -> ProfiledCosts | None:
+    keys = workload.hardware.fingerprint, workload.model.fingerprint, workload.software
+    try:
+        stored = store.layer_profile(*keys)
+        return None if stored is None else stored_costs(stored)
+    except (DatabaseDamaged, NoProfile, ValueError) as error:
+        _log.warning("the profile of the layers is left out: %s", error)
+        return None
+
+
+def _calibration(study: StudyRecord) -> CalibrationState | None:
+    if study.lessons is None:
+        return None
+    try:
+        return wire.decode(CalibrationState, study.lessons)
+    except WireError as error:
+        _log.info("the corrections of the predictions are left out: %s", error)
+        return None

@@ -1,0 +1,115 @@
+"""The result of a study in a few sentences and figures."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from autotune.report.charts.chart import Table
+from autotune.report.charts.quantities import TIMES, seconds_text, with_error
+from autotune.report.sides import Side
+from autotune.report.source import Source
+from autotune.study_report import packing_text
+from trials.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """One figure with its name."""
+
+    name: str
+    value: str
+    note: str = ""
+
+
+def headline(source: Source, sides: Sequence[Side]) -> str:
+    """Return one sentence with the result."""
+    runs = len(source.timed)
+    if not runs and source.winner is None:
+        return "No trial of this search was measured to its end, so there is no result yet."
+    if source.winner is None:
+        return f"This search has no winner yet; {runs} trial{'s' * (runs != 1)} measured so far."
+    before = sides[0] if sides[0].key == "before" else None
+    if before is None:
+        return "The usual settings are the best plan that the search found."
+    gain = next((each for each in source.winner.baselines if each.role in before.roles), None)
+    if gain is None:
+        return "The search found a plan. Its gain over the usual settings is not known."
+    faster = [each for each in source.winner.baselines if each.gain < 1]
+    doubt = "".join(f" But {each.role} was measured to be {1 / each.gain:.2f} times as fast as it." for each in faster)
+    return (
+        f"The best plan trains {with_error(gain.gain, gain.gain_error, 2)} times as fast as the usual settings "
+        f"({gain.role}).{doubt}"
+    )
+
+
+def cards(source: Source, sides: Sequence[Side]) -> Iterator[Card]:
+    """Yield the main figures, as far as they are known."""
+    names = {"before": "usual settings", "after": "best plan"}
+    for side in sides:
+        if (speed := side.speed) is not None:
+            epoch = "" if side.epoch_seconds is None else f"{seconds_text(side.epoch_seconds)} an epoch"
+            yield Card(name=names[side.key], value=f"{with_error(speed.mean, speed.error)} samples/s", note=epoch)
+    best = source.winner
+    if best is None:
+        return
+    for baseline in best.baselines:
+        if not sides or baseline.role not in sides[0].roles:
+            yield Card(
+                name=f"gain over {baseline.role}",
+                value=f"{with_error(baseline.gain, baseline.gain_error, 2)}{TIMES}",
+                note=f"{with_error(baseline.samples_per_second, baseline.samples_per_second_error)} samples/s",
+            )
+    if best.confidence is not None:
+        ties = f"a tie with {', '.join(best.ties)}" if best.ties else "among the plans that were repeated"
+        yield Card(name="probability to be the fastest", value=f"{best.confidence:.0%}", note=ties)
+    yield Card(name="time of the search's trials", value=seconds_text(best.search_seconds), note=_payback(source))
+    disturbed = [trial for trial in source.timed if trial.result.is_disturbed]
+    if disturbed:
+        yield Card(
+            name="disturbed runs",
+            value=f"{len(disturbed)} of {len(source.timed)}",
+            note="by other load, so the probability is less certain",
+        )
+
+
+def _payback(source: Source) -> str:
+    best = source.winner
+    if best is None or not best.baselines:
+        return ""
+    other = min(best.baselines, key=lambda baseline: baseline.gain)
+    saved = best.workload.data.samples / other.samples_per_second - best.epoch_seconds
+    if saved <= 0:
+        return f"{other.role} is as fast"
+    return f"paid back in {best.search_seconds / saved:.1f} epochs, compared with {other.role}"
+
+
+def changes(sides: Sequence[Side]) -> Table:
+    """Return what the plans set, side by side."""
+    settings = [_settings(side.plan) for side in sides]
+    return Table(
+        caption="What the plans set",
+        header=("setting", *(side.title for side in sides)),
+        rows=tuple((name, *(each[name] for each in settings)) for name in settings[0]),
+    )
+
+
+def _settings(plan: Plan) -> dict[str, str]:
+    layout = plan.layout
+    return {
+        "plan": plan.id,
+        "micro-batches": packing_text(plan.packing),
+        "devices": f"pipeline {layout.pipeline} {TIMES} data {layout.data}, ZeRO {layout.zero}",
+        "layers of the stages": _stages((stage.vision, stage.language) for stage in plan.stages),
+        "recomputed layers": _stages((stage.recompute_vision, stage.recompute_language) for stage in plan.stages),
+    }
+
+
+def _stages(counts: Iterable[tuple[int, int]]) -> str:
+    """Return the layers of each stage in words; equal neighbours are counted."""
+    found = []
+    for (vision, language), same in groupby(counts):
+        kinds = ((vision, "vision"), (language, "language"))
+        layers = " + ".join(f"{count} {kind}" for count, kind in kinds if count) or "none"
+        stages = len(list(same))
+        found.append(f"{stages} {TIMES} {layers}" if stages > 1 else layers)
+    return " | ".join(found)

@@ -1,0 +1,40 @@
+"""A stored study with its report, and a browser."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from playwright.sync_api import Browser
+
+from autotune.cli import main
+from storage.store import open_store
+from tests.browser import CHROMIUM, NEEDED, chromium
+from tests.report_studies import searched
+
+
+@pytest.fixture(scope="package")
+def study_url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """URL of a database with one finished study; read it, do not change it."""
+    folder = tmp_path_factory.mktemp("study")
+    url = f"sqlite:///{folder}/study.db"
+    with open_store(url) as store:
+        searched(folder, store)
+    return url
+
+
+@pytest.fixture(scope="package")
+def report(study_url: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of that study."""
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    answer = CliRunner().invoke(main, ["report", "--db", study_url, "--out", str(path)])
+    assert answer.exit_code == 0, answer.output
+    return path
+
+
+@pytest.fixture(scope="package")
+def browser() -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip(NEEDED)
+    with chromium() as browser:
+        yield browser

@@ -1,0 +1,50 @@
+"""A simulation from stored lengths alone agrees with that of the data."""
+
+import pytest
+
+from autotune.report.importance import importances
+from autotune.report.simulation import Simulated, Simulator
+from autotune.report.source import Source, read_source
+from storage.store import open_store
+from tests.report_studies import searched
+from tests.search_bench import PREDICTOR
+from tests.search_values import completed, padded_plan
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
+    folder = tmp_path_factory.mktemp("study")
+    with open_store(f"sqlite:///{folder}/study.db") as store:
+        study, _ = searched(folder, store)
+        return read_source(store, study)
+
+
+def test_the_epochs_of_all_tried_plans_are_near_those_of_the_data(source: Source) -> None:
+    simulator = Simulator(source)
+    for plan in dict.fromkeys(trial.plan for trial in source.trials):
+        found = simulator.simulate(plan)
+        assert isinstance(found, Simulated), found
+        seconds = found.prediction.epoch_seconds * found.epoch_factor
+        assert seconds == pytest.approx(PREDICTOR.epoch_seconds(plan), rel=0.08)
+        assert len(found.memory) == plan.layout.pipeline
+
+
+def test_the_baseline_is_the_default_and_the_best_plan_the_winner(source: Source) -> None:
+    assert source.winner is not None
+    assert source.best == source.winner.plan
+    assert "default" in {trial.role for trial in source.trials if trial.plan == source.baseline}
+    assert source.baseline is not None
+    speed = source.speed(source.baseline)
+    assert speed is not None
+    assert speed.mean == next(each.samples_per_second for each in source.winner.baselines if each.role == "default")
+
+
+def test_importances_are_shares_of_the_parameters_that_varied(source: Source) -> None:
+    shares = importances(source.finished)
+    assert sum(shares.values()) == pytest.approx(1)
+    points = [trial.parameters for trial in source.finished if trial.parameters]
+    assert all(len({point[name] for point in points}) > 1 for name in shares)
+
+
+def test_few_trials_have_no_importances() -> None:
+    assert importances([completed(padded_plan(number), 100.0) for number in range(1, 9)]) == {}
