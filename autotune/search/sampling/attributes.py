@@ -14,19 +14,19 @@ _MEBI = 1 << 20
 
 
 def trial_attributes(record: FinishedTrial) -> Mapping[str, Any]:
-    """Describe a stored trial: its plan, what it measured or why it failed, and what disturbed it."""
+    """Describe a stored trial: its plan, what it measured or why it failed, and what disturbed it.
+
+    There are few of them, because Optuna takes a transaction for each.
+    """
     result = record.result
     found: dict[str, Any] = {
         TRIAL_ID: record.id,
         ROLE: record.role,
-        "trial": record.number,
         "plan": record.plan.id,
-        "plan_text": plan_text(record.plan),
         "outcome": _kind(result.outcome),
     }
     match result.outcome:
         case Completed(measurement=measurement):
-            found["epoch_seconds_error"] = result.epoch_seconds_error
             found["samples_per_second"] = measurement.measured_samples_per_second
             found["peak_mib"] = measurement.peak_bytes / _MEBI
         case Rejected(reason=reason):

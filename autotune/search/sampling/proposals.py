@@ -22,6 +22,7 @@ from autotune.search.roles import Role
 from autotune.search.sampling.attributes import AGENT_ID, ROLE, TRIAL_ID, trial_attributes
 from autotune.search.sampling.context import SamplerContext, SamplerModule
 from autotune.search.sampling.pruner import TO_BEAT, ClearlyWorse
+from autotune.study_report import plan_text
 from storage.database.engine import explain
 from storage.errors import DatabaseUnavailable
 from storage.records import FinishedTrial
@@ -214,7 +215,7 @@ class Proposals:
             value=judgement.value,
             params=point,
             distributions={name: self._space.distributions[name] for name in point},
-            user_attrs=dict(trial_attributes(record)),
+            user_attrs={**trial_attributes(record), **({} if point else {"plan_text": plan_text(record.plan)})},
             system_attrs={} if judgement.violation is None else {_CONSTRAINTS: [judgement.violation]},
         )
         trial.datetime_start, trial.datetime_complete = _local(record.started), _local(record.result.finished)
