@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from autotune.predict.predictor import Predictor
+from autotune.prediction.predictor import Predictor
 from autotune.search.baselines import Baseline, baselines
 from autotune.search.execution.profiling import profile_layers
 from autotune.search.execution.runner import Runner

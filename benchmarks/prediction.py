@@ -27,8 +27,8 @@ from typing import Any
 import numpy as np
 
 from autotune.job_file import load_job
-from autotune.predict.costs import Array
-from autotune.predict.predictor import MOST_BATCH_DEVIATION, Predictor
+from autotune.prediction.costs import Array
+from autotune.prediction.predictor import MOST_BATCH_DEVIATION, Predictor
 from autotune.search.execution.profiling import profile_layers
 from autotune.search.execution.runner import Runner
 from autotune.search.learning.calibrated import CalibratedPredictor, peaks

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from autotune.predict.costs import Array
-from autotune.predict.sizes import EpochSizes
+from autotune.prediction.costs import Array
+from autotune.prediction.sizes import EpochSizes
 from trials.engine.static_memory import static_bytes
 from trials.layer_costs import KINDS, LayerCosts
 from trials.plan import Layout, Stage

@@ -26,7 +26,7 @@ import optuna
 from optuna.storages import InMemoryStorage
 
 from autotune.events import Event, TrialEnded
-from autotune.predict.calibration import CalibrationState
+from autotune.prediction.calibration import CalibrationState
 from autotune.search.baselines import baselines
 from autotune.search.execution.ledger import ran
 from autotune.search.execution.runner import Runner

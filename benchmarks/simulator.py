@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from autotune.predict.costs import Array
-from autotune.predict.schedule import simulate
+from autotune.prediction.costs import Array
+from autotune.prediction.schedule import simulate
 from benchmarks.result import Check, at_most, finish
 
 STAGES, MICRO_BATCHES = 8, 64

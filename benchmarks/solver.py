@@ -2,7 +2,7 @@
 
     python -m benchmarks.solver [--repeats 20] [--milp-seconds 5] [--cases 24]
 
-Layer costs are those of an analytic device, see autotune/predict/analytic.py: nothing is measured on one. Times of the
+Layer costs are those of an analytic device, see autotune/prediction/analytic.py: nothing is measured on one. Times of the
 solver are medians on one core, with the packs already made.
 """
 
@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from autotune.predict.analytic import LABEL
-from autotune.predict.parts import Parts
-from autotune.predict.predictor import Predictor
+from autotune.prediction.analytic import LABEL
+from autotune.prediction.parts import Parts
+from autotune.prediction.predictor import Predictor
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.solver import Solver
 from autotune.search.solver.splits import Wanted

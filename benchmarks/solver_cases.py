@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autotune.predict.analytic import A100, LanguageShape, VisionShape, analytic_costs
-from autotune.predict.predictor import Predictor
+from autotune.prediction.analytic import A100, LanguageShape, VisionShape, analytic_costs
+from autotune.prediction.predictor import Predictor
 from autotune.search.solver.limits import HEADROOM, Limits
 from autotune.search.solver.solver import Solver
 from benchmarks.packing import WEIGHTS, index_of

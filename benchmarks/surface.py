@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from autotune.predict.predictor import Predictor
+from autotune.prediction.predictor import Predictor
 from autotune.search.execution.runner import estimate_epoch
 from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.learning.surrogate import Surrogate

@@ -20,7 +20,7 @@ import numpy as np
 
 from autotune.events import Event, Note, TrialEnded
 from autotune.machine.agent import Agent
-from autotune.predict.predictor import Predictor
+from autotune.prediction.predictor import Predictor
 from autotune.search.execution.ledger import duration_seconds, ran
 from autotune.search.execution.profiling import layer_costs
 from autotune.search.execution.runner import Runner

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from autotune.predict.analytic import A100, LanguageShape, VisionShape, analytic_costs
-from autotune.predict.features import COSTS, scaled
-from autotune.predict.parts import Parts
-from autotune.predict.predictor import Predictor
+from autotune.prediction.analytic import A100, LanguageShape, VisionShape, analytic_costs
+from autotune.prediction.features import COSTS, scaled
+from autotune.prediction.parts import Parts
+from autotune.prediction.predictor import Predictor
 from autotune.search.solver.limits import HEADROOM, Limits
 from autotune.search.solver.solver import Solver
 from autotune.search.space.feasible import feasible_space

@@ -8,7 +8,7 @@ from typing import Any
 
 from autotune.job_file import load_job
 from autotune.machine.hardware import probe_hardware, software
-from autotune.predict.predictor import Predictor
+from autotune.prediction.predictor import Predictor
 from autotune.search.execution.runner import Runner
 from autotune.search.learning.calibrated import CalibratedPredictor
 from storage.store import open_store

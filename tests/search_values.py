@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from autotune.predict.predictor import EpochOf, Predictor
+from autotune.prediction.predictor import EpochOf, Predictor
 from autotune.search.execution.runner import Runner
 from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.solver.limits import Limits

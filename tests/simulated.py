@@ -12,10 +12,10 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from autotune.machine.conditions import Conditions
-from autotune.predict.chosen_steps import ChosenSteps
-from autotune.predict.features import stage_features
-from autotune.predict.parts import Parts
-from autotune.predict.predictor import Predictor
+from autotune.prediction.chosen_steps import ChosenSteps
+from autotune.prediction.features import stage_features
+from autotune.prediction.parts import Parts
+from autotune.prediction.predictor import Predictor
 from autotune.search.execution.ledger import KnownTrials
 from autotune.search.execution.run_result import RunResult
 from autotune.search.roles import Role

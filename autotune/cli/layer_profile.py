@@ -7,7 +7,7 @@ from autotune.cli.context import Options
 from autotune.events import start_events
 from autotune.forecast.profile_file import stored_costs
 from autotune.job_file import JobFile
-from autotune.predict.costs_table import TypicalPack, costs_document, costs_text
+from autotune.prediction.costs_table import TypicalPack, costs_document, costs_text
 from autotune.search.execution.profiling import layer_costs
 from autotune.workbench import workbench
 from trials import wire

@@ -13,9 +13,9 @@ from autotune.certification.certificate_report import certificate_text
 from autotune.certification.certify import certify, check_place, known_certificate, require
 from autotune.cli.context import Options, Terminated, first_signal_noted
 from autotune.errors import PlanNotValid
+from autotune.full_training import Launched, launch
 from autotune.job_file import JobFile
 from autotune.known_plan import KnownPlan, known_text, of_tried, of_winner
-from autotune.launch import Launched, launch
 from autotune.search.tuner import Tuner
 from autotune.training_log import check_loggers
 from autotune.training_output import check_new, check_output

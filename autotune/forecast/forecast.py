@@ -9,8 +9,8 @@ from autotune.events import Listener, unheard
 from autotune.folders import lengths_folder
 from autotune.forecast.cluster import Cluster
 from autotune.machine.hardware import default_workers
-from autotune.predict.predictor import MOST_BATCH_DEVIATION, Prediction, Predictor
-from autotune.predict.timeline import Timeline, timeline
+from autotune.prediction.predictor import MOST_BATCH_DEVIATION, Prediction, Predictor
+from autotune.prediction.timeline import Timeline, timeline
 from autotune.search.execution.ledger import is_conclusive
 from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.solver.limits import Limits

@@ -6,9 +6,9 @@ from typing import Any
 
 from autotune.forecast.forecast import Forecast, Forecaster
 from autotune.forecast.gantt import LEGEND, gantt
-from autotune.predict.attribution import MEANINGS
-from autotune.predict.costs import Array
-from autotune.predict.predictor import MOST_BATCH_DEVIATION
+from autotune.prediction.attribution import MEANINGS
+from autotune.prediction.costs import Array
+from autotune.prediction.predictor import MOST_BATCH_DEVIATION
 from autotune.study_report import plan_text
 from autotune.text_table import table
 from trials import wire

@@ -5,7 +5,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.predict.timeline import Timeline
+from autotune.prediction.timeline import Timeline
 
 WIDTH = 100
 _FORWARD, _BACKWARD = "0123456789", "ABCDEFGHIJ"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.forecast.forecast import Forecast
 from autotune.output_file import whole
 from autotune.packing.plot import check_plot
-from autotune.predict.timeline import Timeline
+from autotune.prediction.timeline import Timeline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

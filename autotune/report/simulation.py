@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from autotune.machine.hardware import default_workers
-from autotune.predict.memory import PeakParts
-from autotune.predict.predictor import Prediction, Predictor
-from autotune.predict.timeline import Timeline, timeline
+from autotune.prediction.memory import PeakParts
+from autotune.prediction.predictor import Prediction, Predictor
+from autotune.prediction.timeline import Timeline, timeline
 from autotune.report.lengths import drawn_index
 from autotune.report.source import Source
 from autotune.search.learning.calibrated import CalibratedPredictor

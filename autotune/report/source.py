@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from autotune.errors import NoProfile
 from autotune.forecast.profile_file import ProfiledCosts, stored_costs
 from autotune.known_plan import Speed, of_tried
-from autotune.predict.calibration import CalibrationState
+from autotune.prediction.calibration import CalibrationState
 from autotune.search.roles import BASELINES
 from storage.annotation import Annotation
 from storage.errors import DatabaseDamaged, UnknownRecord

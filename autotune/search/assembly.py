@@ -8,7 +8,7 @@ from optuna.storages import BaseStorage
 
 from autotune.events import Listener, Phase, PhaseBegan
 from autotune.machine.conditions import MachineWatch
-from autotune.predict.predictor import Predictor
+from autotune.prediction.predictor import Predictor
 from autotune.search.baselines import Baseline, baselines
 from autotune.search.execution.ledger import Ledger
 from autotune.search.execution.profiling import layer_costs

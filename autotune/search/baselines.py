@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise, product
 
-from autotune.predict.predictor import MOST_BATCH_DEVIATION, Predictor
+from autotune.prediction.predictor import MOST_BATCH_DEVIATION, Predictor
 from autotune.search.roles import Role
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.solver import Solver

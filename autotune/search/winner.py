@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.predict.costs import Array
+from autotune.prediction.costs import Array
 from autotune.search.learning.surrogate import Posterior, Surrogate
 from autotune.search.roles import BASELINES
 from storage.records import Baseline, FinishedTrial

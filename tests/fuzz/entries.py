@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from autotune.cli import main
 from autotune.job_file import load_job
 from autotune.plan_file import read_plan
-from autotune.predict.predictor import Predictor
+from autotune.prediction.predictor import Predictor
 from autotune.search.baselines import baselines
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.solver import Solver

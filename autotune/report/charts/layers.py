@@ -1,7 +1,7 @@
 """Chart of the measured costs of each kind of layer."""
 
 from autotune.forecast.profile_file import ProfiledCosts
-from autotune.predict.costs_table import TypicalPack
+from autotune.prediction.costs_table import TypicalPack
 from autotune.report.charts.chart import (
     COLOURS,
     PAPER,

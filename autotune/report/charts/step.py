@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from autotune.predict.attribution import MEANINGS
+from autotune.prediction.attribution import MEANINGS
 from autotune.report.charts.chart import (
     COLOURS,
     PAPER,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from autotune.errors import ProfileError, TrialsKeepFailing
 from autotune.events import Listener, Phase, PhaseBegan, unheard
-from autotune.predict.costs import fit_costs
+from autotune.prediction.costs import fit_costs
 from autotune.search.execution.failures import with_remedy
 from autotune.search.space.layouts import zero_stages
 from autotune.workload import Prepared

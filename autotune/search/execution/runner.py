@@ -9,8 +9,8 @@ from statistics import fmean, stdev
 import numpy as np
 
 from autotune.machine.conditions import MachineWatch, Watch, disturbance
-from autotune.predict.predictor import MOST_BATCH_DEVIATION, Prediction
-from autotune.predict.trial_steps import trial_steps
+from autotune.prediction.predictor import MOST_BATCH_DEVIATION, Prediction
+from autotune.prediction.trial_steps import trial_steps
 from autotune.search.execution.run_result import RunResult
 from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.workload import Prepared

@@ -9,12 +9,12 @@ from functools import cached_property
 
 import numpy as np
 
-from autotune.predict.attribution import Breakdown, Pace, UpdateSeconds
-from autotune.predict.chosen_steps import ChosenSteps
-from autotune.predict.costs import Array
-from autotune.predict.parts import Parts
-from autotune.predict.predictor import Predictor
-from autotune.predict.sizes import EpochSizes
+from autotune.prediction.attribution import Breakdown, Pace, UpdateSeconds
+from autotune.prediction.chosen_steps import ChosenSteps
+from autotune.prediction.costs import Array
+from autotune.prediction.parts import Parts
+from autotune.prediction.predictor import Predictor
+from autotune.prediction.sizes import EpochSizes
 from autotune.search.learning.calibrated import CalibratedPredictor
 from storage.explanation import UNEXPLAINED, Basis, TimePart
 from trials.model.cut import cut

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from autotune.predict.calibration import Calibration, CalibrationState, Observation, Peak
-from autotune.predict.chosen_steps import ChosenSteps
-from autotune.predict.costs import Array
-from autotune.predict.features import COSTS, LAYER_COSTS, Features, scaled, stage_features, step_features
-from autotune.predict.memory import StageBytes
-from autotune.predict.parts import Parts
-from autotune.predict.predictor import Prediction, Predictor
-from autotune.predict.trial_steps import trial_steps
+from autotune.prediction.calibration import Calibration, CalibrationState, Observation, Peak
+from autotune.prediction.chosen_steps import ChosenSteps
+from autotune.prediction.costs import Array
+from autotune.prediction.features import COSTS, LAYER_COSTS, Features, scaled, stage_features, step_features
+from autotune.prediction.memory import StageBytes
+from autotune.prediction.parts import Parts
+from autotune.prediction.predictor import Prediction, Predictor
+from autotune.prediction.trial_steps import trial_steps
 from trials.job import SearchSection
 from trials.model.cut import cut
 from trials.outcome import Completed, Failed, Measurement, Outcome, OutOfMemory

@@ -15,8 +15,8 @@ from itertools import product
 
 import numpy as np
 
-from autotune.predict.costs import Array
-from autotune.predict.predictor import Predictor
+from autotune.prediction.costs import Array
+from autotune.prediction.predictor import Predictor
 from autotune.search.learning.calibrated import CalibratedPredictor
 from storage.records import FinishedTrial
 from trials import plugins

@@ -3,7 +3,7 @@
 import logging
 from itertools import pairwise
 
-from autotune.predict.calibration import CalibrationState
+from autotune.prediction.calibration import CalibrationState
 from autotune.search.solver.solver import Solver
 from autotune.search.space.space import Space
 from storage.nearness import fields_of

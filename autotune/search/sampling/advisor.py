@@ -10,9 +10,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from autotune.predict.costs import Array
-from autotune.predict.features import LAYER_COSTS
-from autotune.predict.memory import StageBytes
+from autotune.prediction.costs import Array
+from autotune.prediction.features import LAYER_COSTS
+from autotune.prediction.memory import StageBytes
 from autotune.search.execution.ledger import MOST_TRANSIENT_FAILURES, duration_seconds, is_conclusive
 from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.learning.surrogate import Surrogate

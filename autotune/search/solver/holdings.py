@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.predict.parts import LANGUAGE, VISION, Parts
+from autotune.prediction.parts import LANGUAGE, VISION, Parts
 from trials.data.records.sample import Ints
 from trials.layer_costs import KINDS
 

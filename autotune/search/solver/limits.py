@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.predict.memory import StageBytes
+from autotune.prediction.memory import StageBytes
 from trials.workload import Workload
 
 HEADROOM = 0.97

@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from autotune.predict.costs import Array
-from autotune.predict.parts import Parts
-from autotune.predict.predictor import Predictor
+from autotune.prediction.costs import Array
+from autotune.prediction.parts import Parts
+from autotune.prediction.predictor import Predictor
 from autotune.search.solver.holdings import Holdings
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.recompute import Bools, LayerSeconds, least_recomputes

@@ -7,8 +7,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.predict.costs import Array
-from autotune.predict.parts import LANGUAGE, Parts
+from autotune.prediction.costs import Array
+from autotune.prediction.parts import LANGUAGE, Parts
 from autotune.search.solver.holdings import Holdings
 from trials.data.records.sample import Ints
 

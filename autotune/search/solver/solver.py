@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from autotune.predict.comparison import cautious_seconds
-from autotune.predict.costs import Array
-from autotune.predict.parts import Parts
-from autotune.predict.predictor import MOST_BATCH_DEVIATION, Predictor
+from autotune.prediction.comparison import cautious_seconds
+from autotune.prediction.costs import Array
+from autotune.prediction.parts import Parts
+from autotune.prediction.predictor import MOST_BATCH_DEVIATION, Predictor
 from autotune.search.solver.holdings import Holdings
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.problem import Problem

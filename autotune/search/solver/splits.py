@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.predict.costs import Array
+from autotune.prediction.costs import Array
 from trials.data.records.sample import Ints
 
 _ROUNDING = 1 + 1e-12

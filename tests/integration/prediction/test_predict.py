@@ -15,8 +15,8 @@ from autotune.cli import main
 from autotune.forecast.profile_file import ProfiledCosts
 from autotune.machine.devices import lock_file
 from autotune.machine.hardware import software
-from autotune.predict.features import COSTS as FACTORS
-from autotune.predict.features import scaled
+from autotune.prediction.features import COSTS as FACTORS
+from autotune.prediction.features import scaled
 from storage.store import open_store
 from tests.forecast_values import PLAN, Trials, store_profile
 from tests.storage_values import WORKLOAD, best_of, concluded

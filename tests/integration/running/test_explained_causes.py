@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from autotune.predict.predictor import Predictor
+from autotune.prediction.predictor import Predictor
 from autotune.search.baselines import Baseline
 from autotune.search.roles import Role
 from autotune.workload import Prepared

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autotune.predict.parts import Parts
-from autotune.predict.predictor import Predictor
+from autotune.prediction.parts import Parts
+from autotune.prediction.predictor import Predictor
 from autotune.search.execution.profiling import layer_costs
 from storage.store import open_store
 from tests.training_values import plan_of, prepared_of

@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from wandb.proto import wandb_internal_pb2
 
 from autotune.errors import JobError
-from autotune.launch import launch
+from autotune.full_training import launch
 from autotune.loggers import LoggedRun
 from autotune.training_log import TrainingLog, check_loggers, metrics
 from storage.spool import Spool

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from autotune.predict.predictor import Predictor
+from autotune.prediction.predictor import Predictor
 from autotune.workload import Prepared
 from tests.training_values import plan_of
 from trials.engine.memory import MemoryExceeded, SavedTensorMeter

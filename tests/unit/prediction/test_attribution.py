@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from autotune.predict.attribution import Breakdown, Pace, PackSeconds, UpdateSeconds, attribute
-from autotune.predict.costs import Array
-from autotune.predict.schedule import simulate
+from autotune.prediction.attribution import Breakdown, Pace, PackSeconds, UpdateSeconds, attribute
+from autotune.prediction.costs import Array
+from autotune.prediction.schedule import simulate
 from trials.data.records.sample import Ints
 
 NOTHING = dict.fromkeys([field.name for field in fields(Breakdown)], 0.0)

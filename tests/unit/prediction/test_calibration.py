@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.predict.calibration import Calibration, Observation, Peak
-from autotune.predict.features import COSTS, FEATURES, scaled, stage_features, step_features
-from autotune.predict.memory import StageBytes
-from autotune.predict.predictor import Predictor
+from autotune.prediction.calibration import Calibration, Observation, Peak
+from autotune.prediction.features import COSTS, FEATURES, scaled, stage_features, step_features
+from autotune.prediction.memory import StageBytes
+from autotune.prediction.predictor import Predictor
 from autotune.search.learning.calibrated import CalibratedPredictor, peaks
 from tests.search_values import COSTS as LAYER_COSTS
 from tests.search_values import MEBI, keeping, predictor_of, prepared_of, runner_of

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.predict.comparison import MOST_STEPS, cautious_seconds
-from autotune.predict.predictor import Predictor
+from autotune.prediction.comparison import MOST_STEPS, cautious_seconds
+from autotune.prediction.predictor import Predictor
 from tests.data_values import index_of
 from tests.search_values import COSTS, predictor_of, random_rows
 from trials.layer_costs import LinkCost

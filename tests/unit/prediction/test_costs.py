@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.errors import ProfileError
-from autotune.predict.costs import fit_costs
+from autotune.prediction.costs import fit_costs
 from tests.search_values import COSTS, layer_costs
 from trials import wire
 from trials.errors import WireError

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.predict.parts import Parts
-from autotune.predict.predictor import Predictor
+from autotune.prediction.parts import Parts
+from autotune.prediction.predictor import Predictor
 from tests.search_values import LANGUAGE_LAYERS, VISION_LAYERS, layer_costs, predictor_of
 from trials.layer_costs import LayerCosts
 from trials.model.cut import cut

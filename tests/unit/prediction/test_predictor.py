@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.predict.parts import Parts
+from autotune.prediction.parts import Parts
 from tests.data_values import index_of, lengths
 from tests.search_values import BATCH, COSTS, INDEX, costs_of, frozen_vision, layer_cost, layer_costs, predictor_of
 from tests.training_values import plan_of

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from autotune.predict.costs import Array
-from autotune.predict.schedule import simulate, trace
+from autotune.prediction.costs import Array
+from autotune.prediction.schedule import simulate, trace
 
 PARTNERS = {SendActivation: RecvActivation, RecvActivation: SendActivation, SendGrad: RecvGrad, RecvGrad: SendGrad}
 TOWARDS = {SendActivation: 1, RecvActivation: -1, SendGrad: -1, RecvGrad: 1}

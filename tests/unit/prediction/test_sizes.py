@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.predict.sizes import EpochSizes
+from autotune.prediction.sizes import EpochSizes
 from tests.data_values import index_of, lengths
 from tests.search_values import epoch_of
 from trials.plan import Packed, Packing, Padded

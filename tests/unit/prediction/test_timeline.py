@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from autotune.forecast.gantt import WIDTH, gantt
-from autotune.predict.timeline import Timeline, timeline
+from autotune.prediction.timeline import Timeline, timeline
 from tests.search_values import COSTS, predictor_of
 from tests.training_values import plan_of
 from trials.layer_costs import LinkCost

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.machine.conditions import Conditions
-from autotune.predict.predictor import Prediction
+from autotune.prediction.predictor import Prediction
 from autotune.search.execution.runner import Runner, estimate_epoch
 from autotune.search.learning.calibrated import CalibratedPredictor
 from tests import storage_values

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from autotune.predict.predictor import Predictor
+from autotune.prediction.predictor import Predictor
 from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.roles import Role
 from autotune.search.sampling.advisor import Advisor, Proposal

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.predict.predictor import Predictor
+from autotune.prediction.predictor import Predictor
 from autotune.search.explanation.changes import Changes, resplit
 from autotune.search.explanation.explainer import Explainer
 from autotune.search.learning.calibrated import CalibratedPredictor

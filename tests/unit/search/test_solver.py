@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.predict.comparison import MOST_STEPS
-from autotune.predict.costs import Array
-from autotune.predict.parts import LANGUAGE, VISION, Parts
-from autotune.predict.predictor import Predictor
-from autotune.predict.sizes import EpochSizes
+from autotune.prediction.comparison import MOST_STEPS
+from autotune.prediction.costs import Array
+from autotune.prediction.parts import LANGUAGE, VISION, Parts
+from autotune.prediction.predictor import Predictor
+from autotune.prediction.sizes import EpochSizes
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.solver import Solver
 from autotune.search.solver.splits import Wanted

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.predict.features import scaled
+from autotune.prediction.features import scaled
 from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.learning.warm_start import inherited_calibration, inherited_plans, moved
 from autotune.search.solver.solver import Solver

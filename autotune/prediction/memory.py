@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.predict.costs import Array
-from autotune.predict.parts import LANGUAGE, VISION, Parts
-from autotune.predict.sizes import EpochSizes
+from autotune.prediction.costs import Array
+from autotune.prediction.parts import LANGUAGE, VISION, Parts
+from autotune.prediction.sizes import EpochSizes
 from trials.engine.static_memory import stages_static_bytes
 from trials.layer_costs import KINDS, LayerCosts
 from trials.plan import Layout

@@ -6,13 +6,13 @@ from functools import lru_cache
 
 import numpy as np
 
-from autotune.predict.attribution import Breakdown, Pace, PackSeconds, UpdateSeconds, attribute
-from autotune.predict.chosen_steps import ChosenSteps
-from autotune.predict.costs import Array
-from autotune.predict.memory import PeakParts, StageBytes, StageMemory
-from autotune.predict.parts import Parts
-from autotune.predict.schedule import simulate
-from autotune.predict.sizes import EpochSizes
+from autotune.prediction.attribution import Breakdown, Pace, PackSeconds, UpdateSeconds, attribute
+from autotune.prediction.chosen_steps import ChosenSteps
+from autotune.prediction.costs import Array
+from autotune.prediction.memory import PeakParts, StageBytes, StageMemory
+from autotune.prediction.parts import Parts
+from autotune.prediction.schedule import simulate
+from autotune.prediction.sizes import EpochSizes
 from trials.data.epoch import Epoch
 from trials.data.records.sample import Ints
 from trials.engine.static_memory import GRADIENT_BYTES

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.errors import ProfileError
-from autotune.predict.robust_fit import fit_not_negative
+from autotune.prediction.robust_fit import fit_not_negative
 from trials.layer_costs import (
     KINDS,
     NOTHING,

@@ -7,10 +7,10 @@ from typing import TypeAlias
 
 import numpy as np
 
-from autotune.predict.chosen_steps import ChosenSteps
-from autotune.predict.costs import Array
-from autotune.predict.parts import Parts
-from autotune.predict.predictor import Predictor
+from autotune.prediction.chosen_steps import ChosenSteps
+from autotune.prediction.costs import Array
+from autotune.prediction.parts import Parts
+from autotune.prediction.predictor import Predictor
 from trials.layer_costs import Coefficients, LayerCost, LayerCosts, LayerKind, LoadCost
 from trials.model.cut import cut
 from trials.plan import Plan

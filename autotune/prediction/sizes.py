@@ -4,7 +4,7 @@ from functools import cached_property
 
 import numpy as np
 
-from autotune.predict.costs import Array
+from autotune.prediction.costs import Array
 from trials.data.epoch import Epoch
 from trials.data.records.sample import Ints
 

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.predict.costs import Array
-from autotune.predict.parts import Parts
-from autotune.predict.predictor import Prediction, Predictor
-from autotune.predict.schedule import simulate, trace
+from autotune.prediction.costs import Array
+from autotune.prediction.parts import Parts
+from autotune.prediction.predictor import Prediction, Predictor
+from autotune.prediction.schedule import simulate, trace
 from trials.model.cut import cut
 from trials.plan import Plan
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autotune.predict.costs import Array
-from autotune.predict.features import COSTS, FEATURES, Features
-from autotune.predict.memory import StageBytes
+from autotune.prediction.costs import Array
+from autotune.prediction.features import COSTS, FEATURES, Features
+from autotune.prediction.memory import StageBytes
 
 _MACHINE_WIDTH = 0.20
 """Prior standard deviation of a factor that all computation shares, such as another clock or load."""

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from autotune.predict.chosen_steps import ChosenSteps
-from autotune.predict.costs import Array
-from autotune.predict.predictor import Predictor
+from autotune.prediction.chosen_steps import ChosenSteps
+from autotune.prediction.costs import Array
+from autotune.prediction.predictor import Predictor
 from trials.plan import Plan
 
 MOST_STEPS = 64

@@ -6,7 +6,7 @@ from itertools import groupby
 
 import numpy as np
 
-from autotune.predict.sizes import EpochSizes
+from autotune.prediction.sizes import EpochSizes
 from trials.data.records.sample import Ints
 
 

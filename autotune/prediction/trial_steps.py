@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from autotune.predict.predictor import Prediction
+from autotune.prediction.predictor import Prediction
 from trials.tasks.request import Trial
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.predict.costs import Array
+from autotune.prediction.costs import Array
 from trials.data.records.sample import Ints
 from trials.layer_costs import KINDS
 from trials.model.cut import Cut

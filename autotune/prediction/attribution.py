@@ -10,8 +10,8 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from autotune.predict.costs import Array
-from autotune.predict.schedule import simulate
+from autotune.prediction.costs import Array
+from autotune.prediction.schedule import simulate
 from trials.data.records.sample import Ints
 
 MEANINGS = {

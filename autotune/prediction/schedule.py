@@ -14,7 +14,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from autotune.predict.costs import Array
+from autotune.prediction.costs import Array
 from trials.data.records.sample import Ints
 
 _TOGETHER = 512

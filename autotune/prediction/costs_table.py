@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from autotune.predict.costs import Array
+from autotune.prediction.costs import Array
 from trials import wire
 from trials.layer_costs import Coefficients, LayerCosts
 from trials.workload import DataProfile
