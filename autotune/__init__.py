@@ -1,7 +1,69 @@
-"""The tuner: reads the job, predicts, searches, launches and reports."""
+"""The tuner: reads the job, predicts, searches, launches and reports.
 
+The names of `__all__` are the public interface (docs/library.md). Each is imported when it is first used, so that
+`import autotune` costs nothing.
+"""
+
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from autotune.forecast.forecast import Forecast
+    from autotune.full_training import Launched
+    from autotune.job_file import load_job
+    from autotune.library.best_plan import best_plan
+    from autotune.library.launch import launch
+    from autotune.library.pack import pack
+    from autotune.library.predict import predict
+    from autotune.library.tune import tune
+    from autotune.loop.collator import PackCollator
+    from autotune.loop.sampler import EvenPackSampler, PackSampler, PackStep
+    from autotune.loop.samples import SampleDataset
+    from autotune.packing.balance import Balanced
+    from storage.records import BestPlan
+    from trials.job import Job
+    from trials.plan import Plan
+
+__all__ = [
+    "Balanced",
+    "BestPlan",
+    "EvenPackSampler",
+    "Forecast",
+    "Job",
+    "Launched",
+    "PackCollator",
+    "PackSampler",
+    "PackStep",
+    "Plan",
+    "SampleDataset",
+    "best_plan",
+    "launch",
+    "load_job",
+    "pack",
+    "predict",
+    "tune",
+]
+_MODULES = {
+    "Balanced": "autotune.packing.balance",
+    "BestPlan": "storage.records",
+    "EvenPackSampler": "autotune.loop.sampler",
+    "Forecast": "autotune.forecast.forecast",
+    "Job": "trials.job",
+    "Launched": "autotune.full_training",
+    "PackCollator": "autotune.loop.collator",
+    "PackSampler": "autotune.loop.sampler",
+    "PackStep": "autotune.loop.sampler",
+    "Plan": "trials.plan",
+    "SampleDataset": "autotune.loop.samples",
+    "best_plan": "autotune.library.best_plan",
+    "launch": "autotune.library.launch",
+    "load_job": "autotune.job_file",
+    "pack": "autotune.library.pack",
+    "predict": "autotune.library.predict",
+    "tune": "autotune.library.tune",
+}
 
 _HOME = Path(__file__).resolve().parents[1]
 
@@ -13,3 +75,15 @@ for _name in ("storage", "trials"):  # common names, which a folder of the user'
             f"autotune needs its own package {_name!r} in {_HOME}, but Python finds {', '.join(_found) or 'none'}; "
             "remove the folder that contains it from PYTHONPATH, rename it, or start autotune in another folder"
         )
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
+    value = getattr(import_module(_MODULES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

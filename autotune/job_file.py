@@ -1,13 +1,13 @@
-"""Reading of job files: from YAML to a checked `Job` with absolute paths."""
+"""Reading of jobs: from YAML, or from values in memory, to a checked `Job` with absolute paths."""
 
 import difflib
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, TypeAlias, cast, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -36,6 +36,9 @@ _KEY_PART = re.compile(r"\w+", re.ASCII)
 _NO_LINE = 0
 """Line of values that the command line sets."""
 
+JobLike: TypeAlias = Job | str | os.PathLike[str] | Mapping[str, Any]
+"""A job, the path of a job file, or the sections and keys of one as a mapping."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFile:
@@ -63,6 +66,65 @@ def load_job(path: Path, changes: Iterable[str] = ()) -> Job:
         raise _error(path, [error.problem]) from error
     for change in changes:
         _apply(document, change)
+    return _absolute(_checked(document, path), path.absolute().parent)
+
+
+def as_job(job: JobLike) -> Job:
+    """Return the job that a path, a mapping or a job stands for.
+
+    Relative paths of a mapping or a job are relative to the current folder. Raises JobError like `load_job`.
+    """
+    match job:
+        case Job():
+            return _absolute(job, Path.cwd())
+        case Mapping():
+            return _absolute(_checked(_document(job)), Path.cwd())
+        case str() | os.PathLike():
+            return load_job(Path(job))
+    raise JobError(
+        f"a job is the path of a job file, a mapping with the sections of one, or a Job, not {_shown(job)}; give one"
+    )
+
+
+def with_values(job: Job, section: str, values: Mapping[str, Any]) -> Job:
+    """Return the job with other values of a section, checked like those of a file. Raises JobError."""
+    if not values:
+        return job
+    document = job.model_dump(mode="json")
+    document[section] |= values
+    return _checked(_document(document))
+
+
+def _document(values: Mapping[str, Any]) -> Document:
+    """Return values of a program as the document of a file. Raise JobError for what no file can hold."""
+    try:
+        value = json.loads(json.dumps(dict(values), default=_plain))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise JobError(f"the job cannot be read: {error}; give texts, numbers, lists and mappings") from error
+    places = dict(_places(value, ()))
+    if nulls := [place for place, each in places.items() if isinstance(each, str) and "\0" in each]:
+        # The system's calls raise ValueError for such a path.
+        raise JobError(f"the job: {dotted(nulls[0])}: holds a null character (\\0); remove it")
+    return Document(value=value, lines=dict.fromkeys(places, _NO_LINE))
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{_shown(value)} is not a value of a job")
+
+
+def _places(value: object, place: Place) -> Iterable[tuple[Place, object]]:
+    yield place, value
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for part, inner in items:
+        yield from _places(inner, (*place, part))
+
+
+def _checked(document: Document, path: Path | None = None) -> Job:
+    """Return the job of a document, which may come from a file. Raise JobError with every problem."""
     try:
         # JSON mode: strict about numbers and booleans, while lists may become tuples and texts may become paths.
         job = Job.model_validate_json(json.dumps(document.value), strict=True)
@@ -73,7 +135,7 @@ def load_job(path: Path, changes: Iterable[str] = ()) -> Job:
         raise _error(path, [*document.problems, *(_problem(each, document) for each in faults)]) from error
     if document.problems:
         raise _error(path, document.problems)
-    return _absolute(job, path.absolute().parent)
+    return job
 
 
 def json_schema() -> dict[str, Any]:
@@ -135,10 +197,12 @@ def _set(document: Document, place: Place, value: object) -> None:
         holder = holder[part]
 
 
-def _error(path: Path, problems: list[Problem]) -> JobError:
+def _error(path: Path | None, problems: list[Problem]) -> JobError:
+    """Return the error of a file, or of values in memory where there is no path."""
     ordered = sorted(problems, key=lambda problem: problem.line)
+    given = "--set " if path else "the job: "
     return JobError(
-        "\n".join(f"{path}, {problem}" if problem.line != _NO_LINE else f"--set {problem.text}" for problem in ordered)
+        "\n".join(f"{path}, {problem}" if problem.line != _NO_LINE else f"{given}{problem.text}" for problem in ordered)
     )
 
 

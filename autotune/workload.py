@@ -2,11 +2,13 @@
 
 import logging
 import math
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.errors import JobError, PlanNotValid
 from autotune.events import Listener, unheard
+from autotune.folders import lengths_folder
 from autotune.machine.hardware import default_memory_limit, default_workers, probe_hardware, software
 from autotune.machine.host import shared_memory_bytes
 from trials.data import formats
@@ -135,7 +137,7 @@ def read_data(
         workers = default_workers(hardware, job.search.parallel, shared_bytes=shared_memory_bytes())
         job = job.model_copy(update={"data": job.data.model_copy(update={"workers": workers})})
     index, report = build_index(job.data, outline.encoder, Path(), listener, cache=cache)
-    _warn_of_bad_data(report)
+    warn_of_bad_data(report)
     index, held_out = hold_out(index, job.evaluation)
     if job.evaluation.sources is not None:
         held_out = _read_held_out(job, index, outline.encoder, listener, cache)
@@ -172,13 +174,19 @@ def read_data(
     )
 
 
+def workload_of(job: Job, outline: Outline, listener: Listener = unheard) -> Workload:
+    """Read the data of the job, without taking its devices or opening a database; raises what `read_data` raises."""
+    with tempfile.TemporaryDirectory() as folder:
+        return read_data(job, outline, Path(folder), listener, cache=lengths_folder()).workload
+
+
 def _read_held_out(
     job: Job, training: DatasetIndex, encoder: Encoder, listener: Listener, cache: Path | None
 ) -> DatasetIndex:
     """Return the index of `evaluation.sources`; log bad lines, and samples that are also trained on, as warnings."""
     data = job.data.model_copy(update={"sources": job.evaluation.sources})
     held_out, report = build_index(data, encoder, Path(), listener, cache=cache)
-    _warn_of_bad_data(report)
+    warn_of_bad_data(report)
     profile(held_out)  # raises where no sample is shown
     if len(rows := trained_on(training, job.training.seed, held_out)):
         _log.warning(
@@ -209,7 +217,7 @@ def _check_warmup(training: TrainingSection, samples: int) -> None:
         )
 
 
-def _warn_of_bad_data(report: IndexReport) -> None:
+def warn_of_bad_data(report: IndexReport) -> None:
     if report.bad:
         shown = "\n".join(f"  {line}" for line in report.bad_lines[:_SHOWN_LINES])
         more = f"\n  and {report.bad - _SHOWN_LINES} more" if report.bad > _SHOWN_LINES else ""

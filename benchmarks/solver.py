@@ -2,8 +2,8 @@
 
     python -m benchmarks.solver [--repeats 20] [--milp-seconds 5] [--cases 24]
 
-Layer costs are those of an analytic device, see autotune/prediction/analytic.py: nothing is measured on one. Times of the
-solver are medians on one core, with the packs already made.
+Layer costs are those of an analytic device, see autotune/prediction/analytic.py: nothing is measured on one. Times of
+the solver are medians on one core, with the packs already made.
 """
 
 import argparse

@@ -6,7 +6,6 @@ import gc
 import json
 import logging
 import math
-import os
 import signal
 import sys
 import time
@@ -21,6 +20,7 @@ import click
 from autotune.cli import os_errors
 from autotune.cli.display.display import Display
 from autotune.cli.visible import VisibleFormatter, visible
+from autotune.database_setting import chosen_database
 from autotune.errors import AutotuneError, exit_code
 from autotune.text_table import fitted
 from storage.errors import StorageError
@@ -90,8 +90,8 @@ class Options:
                 click.echo(visible(fitted(text())))
 
     def database_url(self, of_job: str | None = None) -> str | None:
-        """Return `--db`, else AUTOTUNE_DB_URL unless it is empty, else the job's; None for the user's own file."""
-        return self.database if self.database is not None else os.environ.get("AUTOTUNE_DB_URL") or of_job
+        """Return `--db`, else what `chosen_database` returns."""
+        return chosen_database(self.database, of_job)
 
 
 def guarded(command: Callable[..., None]) -> Callable[..., None]:

@@ -1,10 +1,8 @@
 """The workload of a job, for commands that run nothing."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune.cli.context import Options
-from autotune.folders import lengths_folder
 from trials.workload import Workload
 
 if TYPE_CHECKING:
@@ -22,10 +20,7 @@ def outline_of(file: "JobFile") -> "tuple[Job, Outline]":
 
 
 def workload_of(options: Options, job: "Job", outline: "Outline") -> Workload:
-    """Read the data of the job, without taking its devices or opening a database."""
-    import tempfile
+    """Read the data of the job, with progress on stderr."""
+    from autotune import workload
 
-    from autotune.workload import read_data
-
-    with tempfile.TemporaryDirectory() as folder:
-        return read_data(job, outline, Path(folder), options.display, cache=lengths_folder()).workload
+    return workload.workload_of(job, outline, options.display)

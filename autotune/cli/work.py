@@ -12,17 +12,15 @@ from autotune.certification.certificate import Certificate
 from autotune.certification.certificate_report import certificate_text
 from autotune.certification.certify import certify, check_place, known_certificate, require
 from autotune.cli.context import Options, Terminated, first_signal_noted
-from autotune.errors import PlanNotValid
 from autotune.full_training import Launched, launch
-from autotune.job_file import JobFile
-from autotune.known_plan import KnownPlan, known_text, of_tried, of_winner
+from autotune.job_file import JobFile, with_values
+from autotune.known_plan import KnownPlan, of_winner
+from autotune.plan_choice import choose_plan
 from autotune.search.tuner import Tuner
 from autotune.training_log import check_loggers
 from autotune.training_output import check_new, check_output
 from autotune.workbench import Workbench, workbench
-from storage.nearness import fields_of
 from storage.records import BestPlan
-from storage.validity import Verdict, validity
 from trials import wire
 from trials.job import Job
 from trials.launchers.commands import worker_commands
@@ -52,8 +50,7 @@ class LaunchOptions:
 def tune_job(options: Options, file: JobFile, *, trials: int | None, time_limit: float | None, fresh: bool) -> None:
     job = file.load()
     changes = {"trials": trials, "time_limit": time_limit}
-    given = {name: value for name, value in changes.items() if value is not None}  # the command line checked the values
-    job = job.model_copy(update={"search": job.search.model_copy(update=given)})
+    job = with_values(job, "search", {name: value for name, value in changes.items() if value is not None})
     with _open(options, job) as bench:
         best = _tune(options, bench, fresh=fresh)
         certificate = known_certificate(bench.prepared, best.plan, bench.folder) or _certify(options, bench, best.plan)
@@ -72,7 +69,8 @@ def launch_job(options: Options, file: JobFile, wanted: LaunchOptions) -> None:
     check_output(job)
     check_place(job.training.output)
     with _open(options, job) as bench:
-        chosen = _chosen(options, bench, wanted.resume_with or wanted.plan)
+        wanted_plan = wanted.resume_with or wanted.plan
+        chosen = choose_plan(bench.store, bench.prepared.workload, wanted_plan, options.display)
         if wanted.dry_run:
             folder, prepared = bench.folder / "launch" / "dry-run", bench.prepared
             write_request(folder, prepared.request(chosen.plan, Training(output=job.training.output)))
@@ -93,7 +91,7 @@ def run_job(options: Options, file: JobFile) -> None:
     check_output(job)
     check_place(job.training.output)
     with _open(options, job) as bench:
-        best, certificate = _known(bench), None
+        best, certificate = bench.store.last_winner(bench.prepared.workload.fingerprint), None
         if best is None:
             check_new(job.training.output)
             best = _tune(options, bench, fresh=False)
@@ -164,44 +162,6 @@ def _launch(
         )
         raise Terminated(noted.number or signal.SIGTERM)  # a rank alone may have got a SIGTERM
     return launched
-
-
-def _known(bench: Workbench) -> BestPlan | None:
-    """Return the winner of the last search on exactly this workload."""
-    return bench.store.last_winner(bench.prepared.workload.fingerprint)
-
-
-def _chosen(options: Options, bench: Workbench, plan_id: str | None) -> KnownPlan:
-    """Return the named plan, or the last winner of this job. Raises PlanNotValid if there is no valid one."""
-    if plan_id is None:
-        if known := _known(bench):
-            return of_winner(known)
-        raise PlanNotValid(
-            f"no plan is known for this job here; run `autotune tune` or `autotune run` first{_or_nearest(bench)}"
-        )
-    now = bench.prepared.workload
-    tried = bench.store.find_plan(plan_id, now)
-    found = validity(tried.workload, now, imported_from=tried.imported_from)
-    if found.verdict is Verdict.REMEASURE:
-        changes = "; ".join(map(str, found.changes))
-        options.display.tell(f"Plan {tried.plan.id} was measured under other conditions: {changes}")
-    if found.verdict is Verdict.INVALID:
-        reasons = "; ".join(str(change) for change in found.changes if change.verdict is Verdict.INVALID)
-        raise PlanNotValid(f"plan {tried.plan.id} does not hold here: {reasons}; run `autotune tune`")
-    options.display.tell(known_text(tried))
-    return of_tried(tried)
-
-
-def _or_nearest(bench: Workbench) -> str:
-    """Name the nearest plan that may run here, as a further remedy; empty where there is none."""
-    now = bench.prepared.workload
-    for near in bench.store.nearest_plans(fields_of(now), limit=1):
-        best = near.best
-        found = validity(best.workload, now, imported_from=best.imported_from)
-        if found.verdict is not Verdict.INVALID:
-            changes = "; ".join(map(str, found.changes))
-            return f", or train with the nearest by `--plan {best.plan.id}`, which was not measured here: {changes}"
-    return ""
 
 
 def _launch_document(chosen: KnownPlan, launched: Launched) -> dict[str, Any]:

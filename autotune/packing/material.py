@@ -16,7 +16,7 @@ from trials.data.indexing import IndexReport, build_index
 from trials.data.packers import PACKERS
 from trials.data.packs import Oversize
 from trials.errors import DataError
-from trials.job import DataSection, ModelSection, Source, TrainingSection
+from trials.job import DataSection, Job, ModelSection, Source, TrainingSection
 
 DATA_PARALLEL = 8
 """Data ranks where the job names no devices; the papers measure their ratios on 8."""
@@ -66,12 +66,11 @@ def read_material(file: JobFile, wanted: PackOptions, listener: Listener = unhea
     Raises PackError for other files, JobError for a job that cannot be used,
     ModelError for its model, and what `build_index` raises.
     """
-    _check(wanted)
     path = file.path
     if not path.is_file():
         raise PackError(f"{path}: {'is a folder' if path.is_dir() else 'no such file'}; give a job file or lengths")
     if path.suffix in _JOBS:
-        return _job_material(file, wanted, listener)
+        return job_material(file.load(), path, wanted, listener)
     if file.changes:
         raise PackError(f"{path}: --set replaces values of a job, and this is none; remove --set {file.changes[0]}")
     if path.suffix in _LENGTHS:
@@ -92,20 +91,21 @@ def _check(wanted: PackOptions) -> None:
             raise PackError(f"--{name}-min {least} is above --{name} {most}; lower the first or raise the second")
 
 
-def _job_material(file: JobFile, wanted: PackOptions, listener: Listener) -> Material:
+def job_material(job: Job, path: Path, wanted: PackOptions, listener: Listener = unheard) -> Material:
+    """Read the data of a job; `path` names it in reports. Raises like `read_material`."""
     # These import torch, which packing a file of lengths does not need.
     from autotune.folders import lengths_folder  # noqa: PLC0415
     from trials.model.inputs.encoders import load_measurer  # noqa: PLC0415
 
+    _check(wanted)
     if wanted.model is not None:
-        raise PackError(f"--model applies only to a file of lengths; {file.path} is a job, which names its own model")
-    job = file.load()
+        raise PackError(f"--model applies only to a file of lengths; {path} is a job, which names its own model")
     data = job.data.model_copy(update={"oversize": wanted.oversize or job.data.oversize})
     weights, name = _model_weights(job.model, job.training)
     index, found = build_index(data, load_measurer(job.model, data), Path(), listener, cache=lengths_folder())
     index, _ = hold_out(index, job.evaluation)
     return Material(
-        path=file.path,
+        path=path,
         index=index,
         found=found,
         weights=weights,
@@ -118,6 +118,7 @@ def _job_material(file: JobFile, wanted: PackOptions, listener: Listener) -> Mat
 
 
 def _lengths_material(path: Path, wanted: PackOptions, listener: Listener) -> Material:
+    _check(wanted)
     data = DataSection(sources=(Source(path=path.absolute()),), oversize=wanted.oversize or "own-pack")
     _check_lengths(data.sources[0])
     weights, name = paper_weights(), NAME

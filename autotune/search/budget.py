@@ -64,10 +64,6 @@ class Budget:
         spent = sum(map(_device_seconds, self.ledger.trials)) + device_seconds
         return seconds < self.seconds_left - _FINAL_SHARE * self.settings.time_limit and spent < 3600 * hours
 
-    @property
-    def seconds_left(self) -> float:
-        """Seconds until the time limit; negative after it."""
-        return self._deadline - self.clock()
 
 
 def _device_seconds(trial: FinishedTrial) -> float:

@@ -22,6 +22,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from autotune import tune
 from autotune.certification import certify
 from autotune.certification.certificate import stored_certificates
 from autotune.cli import main, work
@@ -167,10 +168,15 @@ def test_tuning_again_starts_no_trial(user: User) -> None:
     assert again["id"] == user.first["id"] in {plan for _, plan, _, _ in before}
 
 
-def test_a_larger_budget_runs_only_what_is_not_answered_yet(user: User) -> None:
+def test_a_larger_budget_runs_only_what_is_not_answered_yet(user: User, capfd: pytest.CaptureFixture[str]) -> None:
     before = {plan for _, plan, role, kind in user.rows(FINISHED) if kind == "completed"}
     ids = {identity for identity, *_ in user.rows(FINISHED)}
-    user.run("tune", str(user.job), "--trials", "5")
+    told: list[str] = []
+    with user.environment():
+        best = tune(user.job, trials=5, tell=told.append)  # as the command does
+    assert capfd.readouterr() == ("", "")
+    assert best.plan.id in {plan for _, plan, _, _ in user.rows(FINISHED)}
+    assert any("trial" in line for line in told)
     new = [row for row in user.rows(FINISHED) if row[0] not in ids]
     assert not [plan for _, plan, role, _ in new if role not in REPEATS and plan in before]
     assert len(user.rows("SELECT id FROM autotune_study")) == 2

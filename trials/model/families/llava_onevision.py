@@ -90,9 +90,26 @@ def model_inputs(config: PretrainedConfig, input_ids: torch.Tensor, images: Imag
         inputs |= {
             "pixel_values": images.pixels,
             "image_sizes": images.grids[:, 1:],
-            "batch_num_images": torch.tensor([len(images.grids)]),
+            "batch_num_images": torch.tensor(_images_of_samples(images.grids)),
         }
     return inputs
+
+
+def _images_of_samples(grids: torch.Tensor) -> list[int]:
+    """Return the number of images of each sample of a pack, where samples with several may be counted as one.
+
+    A single image is cut, so it has two units or more; those of a sample with several are whole.
+    """
+    counts: list[int] = []
+    was_whole = False
+    for units in grids[:, 0].tolist():
+        is_whole = units == 1
+        if is_whole and was_whole:
+            counts[-1] += 1
+        else:
+            counts.append(1)
+        was_whole = is_whole
+    return counts
 
 
 def shrink_vision(settings: dict[str, Any], layers: int) -> None:

@@ -1,0 +1,22 @@
+"""The best plan that is known."""
+
+from autotune.database_setting import chosen_database
+from autotune.job_file import JobLike, as_job
+from autotune.plan_choice import known_winner
+from autotune.workload import look_at, workload_of
+from storage.records import BestPlan
+from storage.store import open_store
+
+
+def best_plan(job: JobLike, *, database: str | None = None) -> BestPlan:
+    """Return the winner of the last search on exactly this job, on this hardware.
+
+    Takes no devices and measures nothing but the lengths of new samples. Raises PlanNotValid where no search on this
+    job is finished; the message names the nearest plan.
+    """
+    job = as_job(job)
+    outline = look_at(job)
+    now = workload_of(job, outline)
+    with open_store(chosen_database(database, job.database)) as store:
+        store.adopt_model(outline.shape, outline.path_digest)
+        return known_winner(store, now)

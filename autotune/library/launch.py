@@ -1,0 +1,69 @@
+"""The full training."""
+
+from collections.abc import Callable
+
+from autotune import full_training
+from autotune.certification.certify import certify as certify_plan
+from autotune.certification.certify import check_place, require
+from autotune.database_setting import chosen_database
+from autotune.errors import JobError
+from autotune.events import Listener, unheard
+from autotune.full_training import Launched
+from autotune.job_file import JobLike, as_job
+from autotune.library.values import check_whole, text_of
+from autotune.plan_choice import choose_plan
+from autotune.training_log import check_loggers
+from autotune.training_output import check_output
+from autotune.workbench import workbench
+from trials.plan import Plan
+
+
+def launch(
+    job: JobLike,
+    *,
+    plan: Plan | str | None = None,
+    resume_with: Plan | str | None = None,
+    steps: int | None = None,
+    certify: bool = False,
+    database: str | None = None,
+    listener: Listener = unheard,
+    stops: Callable[[], bool] = lambda: False,
+) -> Launched:
+    """Run the full training of a job with its best plan, or with a tried `plan`; an interrupted training resumes.
+
+    A plan is given by its id or as a value. `resume_with` continues a training of another plan with this one. The
+    training stops after `steps` in all. With `certify` it starts only if the gradients of one step agree with a
+    reference. `stops` is called many times a second: once it returns True, the ranks finish their step and write a
+    checkpoint. Without it, Ctrl-C ends them at once, and the next launch continues from the last checkpoint.
+
+    Raises PlanNotValid, NotCertified, OutputTaken, DeviceBusy and LaunchFailed.
+    """
+    if plan is not None and resume_with is not None:
+        raise JobError("`plan` and `resume_with` exclude each other; give one of them")
+    check_whole(JobError, steps=(steps, 1))
+    wanted = resume_with if plan is None else plan
+    plan_id = wanted.id if isinstance(wanted, Plan) else None if wanted is None else text_of(JobError, "plan", wanted)
+    job = as_job(job)
+    check_loggers(job)
+    check_output(job)
+    check_place(job.training.output)
+    with workbench(job, chosen_database(database, job.database), listener) as bench:
+        chosen = choose_plan(bench.store, bench.prepared.workload, plan_id, listener)
+        certificate = None
+        if certify:
+            certificate = certify_plan(bench.prepared, chosen.plan, bench.folder, listener)
+            require(certificate)
+        return full_training.launch(
+            bench.prepared,
+            chosen.plan,
+            bench.store,
+            bench.spool,
+            bench.folder / "launch",
+            agent_id=bench.agent.id,
+            predicted_samples_per_second=chosen.speed.mean if chosen.speed else None,
+            max_steps=steps,
+            certificate=certificate,
+            changes_plan=resume_with is not None,
+            listener=listener,
+            stops=stops,
+        )

@@ -1,0 +1,67 @@
+"""Packs without training."""
+
+import os
+from pathlib import Path
+from typing import get_args
+
+from autotune.errors import PackError
+from autotune.job_file import JobFile, JobLike, as_job
+from autotune.library.values import check_whole, text_of
+from autotune.output_file import check_no_input
+from autotune.packing.balance import Balanced, balanced
+from autotune.packing.material import PackOptions, job_material, read_material
+from autotune.packing.packs_file import check_pack_file, write_packs
+from trials.data.packs import Oversize
+
+
+def pack(
+    data: JobLike,
+    *,
+    qv: int | None = None,
+    qt: int | None = None,
+    qv_min: int | None = None,
+    qt_min: int | None = None,
+    packer: str | None = None,
+    data_parallel: int | None = None,
+    global_batch: int | None = None,
+    seed: int | None = None,
+    epoch: int = 0,
+    oversize: Oversize | None = None,
+    model: str | None = None,
+    out: str | os.PathLike[str] | None = None,
+) -> Balanced:
+    """Pack the data of a job, or a file of lengths, and measure the balance before and after; needs no device.
+
+    The options are those of the command. `out` is a file for the packs, .jsonl or .parquet, which replaces an existing
+    one. Raises PackError for options and files that cannot be used.
+    """
+    check_whole(PackError, qv=(qv, 0), qt=(qt, 1), qv_min=(qv_min, 0), qt_min=(qt_min, 0), seed=(seed, 0))
+    check_whole(PackError, data_parallel=(data_parallel, 1), global_batch=(global_batch, 1), epoch=(epoch, 0))
+    if oversize not in (None, *get_args(Oversize)):
+        raise PackError(f"oversize is one of {', '.join(get_args(Oversize))}, not {oversize!r}")
+    wanted = PackOptions(
+        qv=qv,
+        qt=qt,
+        qv_min=qv_min,
+        qt_min=qt_min,
+        packer=None if packer is None else text_of(PackError, "packer", packer),
+        data_parallel=data_parallel,
+        global_batch_samples=global_batch,
+        seed=seed,
+        epoch=epoch,
+        oversize=oversize,
+        model=None if model is None else text_of(PackError, "model", model),
+    )
+    target = None if out is None else Path(text_of(PackError, "out", out))
+    if target:
+        check_pack_file(target)
+    if isinstance(data, str | os.PathLike):
+        material = read_material(JobFile(path=Path(data)), wanted)
+    else:
+        material = job_material(as_job(data), Path("job"), wanted)
+    if target:
+        check_no_input(target, (material.path, *(each.path for each in material.index.files)))
+    found = balanced(material, wanted)
+    if target:
+        write_packs(target, found.after.epoch)
+    return found

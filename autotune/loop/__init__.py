@@ -1,0 +1,1 @@
+"""Packs for a training loop of one's own: samples, batch samplers and a collator."""

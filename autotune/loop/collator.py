@@ -1,0 +1,62 @@
+"""The collator of packs for models of transformers."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+from transformers import PretrainedConfig
+
+from autotune.errors import PackError
+from autotune.loop.samples import SampleDataset
+from trials.data.loader import collate
+from trials.data.records.sample import Encoded
+from trials.model.plain.packed_inputs import packed_inputs, stand_in
+from trials.model.plain.packing_check import check_packing
+from trials.model.skeleton import load_config
+
+
+class PackCollator:
+    """Joins the samples of a pack to one sequence, as the arguments of a model of transformers.
+
+    A batch has input ids [1, T], positions that begin anew in each sample, from which transformers keeps the samples
+    apart, labels that no sample shares with another, and the pixels as the model takes them. A pack without images gets
+    blank ones without a target, so that the vision tower always runs.
+
+    The model's loss of a pack is the sum over its targets divided by `num_items_in_batch`; give the `target_tokens` of
+    the `PackStep`.
+    """
+
+    def __init__(self, samples: SampleDataset, model: nn.Module) -> None:
+        """Check on a small copy of the model that a pack has the results of its samples one by one.
+
+        Raise PackError for another model than the job's, and ModelError where the model's attention does not keep the
+        samples apart.
+        """
+        config = getattr(model, "config", None)
+        if not isinstance(config, PretrainedConfig):
+            raise PackError(
+                f"the model must be one of transformers, not {type(model).__name__}; give it before it is wrapped"
+            )
+        settings = samples.job.model
+        wanted = load_config(settings.path, trust_remote_code=settings.trust_remote_code)
+        if _kind(config) != _kind(wanted):
+            raise PackError(
+                f"the model is {_kind(config)}, but the samples are encoded for {settings.path}, {_kind(wanted)}; load "
+                "that model"
+            )
+        check_packing(wanted, config.get_text_config()._attn_implementation)
+        self._config = wanted
+        self._encoder = samples.encoder
+        self._stand_in = stand_in(wanted)
+
+    def __call__(self, samples: Sequence[Encoded]) -> dict[str, Any]:
+        """Return the arguments of the model for one pack, which may be empty."""
+        shown = list(samples)
+        if self._stand_in is not None and all(sample.pixel_values is None for sample in shown):
+            shown.append(self._stand_in)
+        return packed_inputs(self._config, collate(shown, self._encoder, pixels=True, padded=False))
+
+
+def _kind(config: PretrainedConfig) -> str:
+    text = config.get_text_config()
+    return f"a {config.model_type!r} with {text.num_hidden_layers} layers and {text.vocab_size} tokens"

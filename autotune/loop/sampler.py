@@ -1,0 +1,173 @@
+"""Batch samplers that yield the packs of a plan, in the optimizer steps of `launch`."""
+
+from collections.abc import Iterator, Mapping, Sized
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from torch.utils.data import Sampler
+
+from autotune.errors import PackError
+from autotune.loop.samples import SampleDataset
+from trials import wire
+from trials.data.epoch import Epoch, job_epoch
+from trials.plan import Packed, Packing, Padded, Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackStep:
+    """One optimizer step, with totals over all data ranks."""
+
+    number: int
+    """Within its epoch, counted from 0."""
+    packs: int
+    """Packs of each rank."""
+    samples: int
+    target_tokens: int
+    """The loss of a step is the sum over its targets, divided by this number."""
+
+
+class PackSampler(Sampler[list[int]]):
+    """The packs of one data rank, as lists of sample numbers: a `batch_sampler` of PyTorch's `DataLoader`.
+
+    Equal arguments give equal packs, on every rank and after every restart. With the data degree of the plan, the steps
+    are those of `launch`. Call `set_epoch` before each epoch. A pack is empty where there are fewer packs than ranks.
+    """
+
+    def __init__(
+        self,
+        samples: SampleDataset,
+        plan: Plan | Packing,
+        *,
+        rank: int = 0,
+        ranks: int = 1,
+        dataset: Sized | None = None,
+    ) -> None:
+        """Take the packing of `plan` alone; `ranks` data ranks share the packs of each step.
+
+        `dataset` is the dataset to draw from if it is not `samples`; each of its items is one record of the data.
+        Raise PackError for a dataset of another length, and for a rank that does not exist.
+        """
+        super().__init__()
+        if not isinstance(samples, SampleDataset):
+            raise PackError(f"samples must be a SampleDataset, not {type(samples).__name__}; make one from the job")
+        if isinstance(ranks, bool) or not isinstance(ranks, int) or not isinstance(rank, int) or not 0 <= rank < ranks:
+            raise PackError(f"rank {rank!r} of {ranks!r} does not exist; ranks are counted from 0")
+        packing = plan.packing if isinstance(plan, Plan) else plan
+        if not isinstance(packing, Packed | Padded):
+            raise PackError(
+                f"plan must be a Plan or its packing, not {type(plan).__name__}; such as best_plan(job).plan"
+            )
+        if dataset is not None and len(dataset) != samples.records:
+            raise PackError(
+                f"the dataset has {len(dataset)} items but the data of the job {samples.records} records; make both of "
+                "the same files"
+            )
+        self._samples = samples
+        self._packing = packing
+        self._rank, self._ranks = rank, ranks
+        self._first_step = 0
+        self._epoch = self._built(0)
+        self.epoch = 0
+        """Number of the epoch, counted from 0."""
+
+    def set_epoch(self, epoch: int, first_step: int = 0) -> None:
+        """Yield the packs of this epoch from now on, from step `first_step` on. Raise PackError past its end."""
+        built = self._epoch if epoch == self.epoch else self._built(epoch)
+        if not 0 <= first_step <= built.steps:
+            raise PackError(f"epoch {epoch} has {built.steps} steps, so none begins after {first_step}")
+        self._epoch, self.epoch, self._first_step = built, epoch, first_step
+
+    @property
+    def steps(self) -> tuple[PackStep, ...]:
+        """The steps that an iteration yields, in order."""
+        return tuple(self._step(self._epoch, number) for number in range(self._first_step, self._epoch.steps))
+
+    def __len__(self) -> int:
+        """Return the number of packs that an iteration yields."""
+        return sum(len(self._epoch.rows(number)) for number in range(self._first_step, self._epoch.steps))
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for number in range(self._first_step, self._epoch.steps):
+            yield from self._packs(self._epoch, number)
+
+    def state_dict(self, step: int) -> dict[str, Any]:
+        """Return the state after step `step` of this epoch, as values that JSON can hold.
+
+        The step is asked for because loading processes are ahead of the training.
+        """
+        return {**self._identity(), "epoch": self.epoch, "steps": step + 1}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue after the step of a state. Raise PackError for a state of other data or of another packing."""
+        changed = [name for name, value in self._identity().items() if state.get(name) != value]
+        if changed:
+            was = ", ".join(f"{name} was {state.get(name)!r} and is {self._identity()[name]!r}" for name in changed)
+            raise PackError(f"the state is not of these packs: {was}; restore what changed, or start a new training")
+        self.set_epoch(state["epoch"], state["steps"])
+
+    def _identity(self) -> dict[str, Any]:
+        """Return what decides the packs."""
+        training = self._samples.job.training
+        return {
+            "data": self._samples.index.digest,
+            "packing": wire.encode(self._packing, Packing),
+            "ranks": self._ranks,
+            "seed": training.seed,
+            "global_batch_samples": training.global_batch_samples,
+            "oversize": self._samples.job.data.oversize,
+        }
+
+    def _built(self, number: int) -> Epoch:
+        samples = self._samples
+        return job_epoch(
+            samples.job, samples.index, samples.weights, self._packing, data_parallel=self._ranks, number=number
+        )
+
+    def _step(self, epoch: Epoch, number: int) -> PackStep:
+        step = epoch.step(number)
+        packs = len(step.packs[self._rank])
+        return PackStep(number=number, packs=packs, samples=step.samples, target_tokens=step.target_tokens)
+
+    def _packs(self, epoch: Epoch, number: int) -> Iterator[list[int]]:
+        """Yield the packs of this rank in one step, as numbers of samples."""
+        for rows in epoch.step(number).packs[self._rank]:
+            yield self._samples.index.record[rows].tolist()
+
+
+class EvenPackSampler(Sampler[list[int]]):
+    """The packs of several epochs in one pass, with the same number of packs in every step: empty ones are added.
+
+    For programs that accumulate a fixed number of batches and expect epochs of equal length, such as the `Trainer` of
+    transformers, while a step of a plan may have fewer packs than another. Empty packs add nothing to a loss.
+    """
+
+    micro_batches: int
+    """Packs of each step."""
+    steps: tuple[PackStep, ...]
+    """All steps, without the packs that were added."""
+
+    def __init__(self, sampler: PackSampler, epochs: int) -> None:
+        """Pack each of the `epochs` once, to count its steps."""
+        super().__init__()
+        if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
+            raise PackError(f"epochs must be a whole number of at least 1, not {epochs!r}")
+        self._sampler, self._epochs = sampler, epochs
+        self.steps = tuple(step for _ in self._each_epoch() for step in sampler.steps)
+        self.micro_batches = max(step.packs for step in self.steps)
+
+    def __len__(self) -> int:
+        """Return the number of packs, those that are added included."""
+        return len(self.steps) * self.micro_batches
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for _ in self._each_epoch():
+            packs = iter(self._sampler)
+            for step in self._sampler.steps:
+                yield from islice(packs, step.packs)
+                yield from ([] for _ in range(self.micro_batches - step.packs))
+
+    def _each_epoch(self) -> Iterator[int]:
+        for epoch in range(self._epochs):
+            self._sampler.set_epoch(epoch)
+            yield epoch

@@ -1,0 +1,87 @@
+"""The samples of a job as a PyTorch dataset."""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from torch.utils.data import Dataset
+
+from autotune.folders import lengths_folder
+from autotune.job_file import JobLike, as_job
+from autotune.workload import warn_of_bad_data
+from trials.data.epoch import CostWeights
+from trials.data.held_out import hold_out
+from trials.data.index import DatasetIndex
+from trials.data.indexing import build_index
+from trials.data.loader import encode
+from trials.data.records.sample import Encoded, Encoder
+from trials.errors import DataError
+from trials.job import Job
+from trials.model.inputs.encoders import load_encoder
+from trials.model.shape import cost_weights, model_shape
+
+_log = logging.getLogger(__name__)
+
+
+class _VideoShown(DataError):
+    """A sample has a video."""
+
+
+class SampleDataset(Dataset[Encoded]):
+    """The samples on which a job trains, encoded for its model. Reads the data, but uses no device and no database.
+
+    A sample's number is its position in the data: counted from 0 over the records of all `data.sources`, those that
+    cannot be used included. So the numbers are those of any other dataset with the same records in the same order, and
+    of the file that `autotune pack --out` writes. Numbers of records that are not trained on raise IndexError.
+    """
+
+    job: Job
+    index: DatasetIndex
+    """Place and lengths of each sample."""
+    records: int
+    """Records of the data, those that are not trained on included."""
+    weights: CostWeights
+    """Cost by which packs are matched, as in `launch`."""
+    encoder: Encoder
+
+    def __init__(self, job: JobLike) -> None:
+        """Measure the lengths of samples that are not in the cache. Raise JobError, ModelError and DataError."""
+        self.job = as_job(job)
+        self.encoder = load_encoder(self.job.model, self.job.data)
+        self.weights = cost_weights(model_shape(self.job.model, self.job.training), self.job.training)
+        index, report = build_index(self.job.data, self.encoder, Path(), cache=lengths_folder())
+        warn_of_bad_data(report)
+        self.index, _ = hold_out(index, self.job.evaluation)
+        self.records = report.records
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __getitem__(self, number: int) -> Encoded:
+        """Encode a sample. One that can no longer be read is blank, with a warning, as in a launch.
+
+        Raise DataError instead under `data.on_error: fail`, and for a sample with a video.
+        """
+        row = self.row(number)
+        try:
+            if self.index.sample(row).videos:
+                raise _VideoShown(
+                    f"{self.index.where(row)}: shows a video, whose inputs transformers makes in its own processor; "
+                    "train on videos with `autotune launch`"
+                )
+            return encode(self.index, row, self.encoder, pixels=True)
+        except DataError as error:
+            if self.job.data.on_error == "fail" or isinstance(error, _VideoShown):
+                raise
+            _log.warning("%s; a blank sample is used instead", error)
+            blank = self.encoder.blank(self.index.lengths(row), pixels=True)
+            # Not zeros, which Idefics3 takes for padding and removes.
+            return replace(blank, pixel_values=None if blank.pixel_values is None else np.ones_like(blank.pixel_values))
+
+    def row(self, number: int) -> int:
+        """Return the row of a sample in the index. Raise IndexError for a record that is not trained on."""
+        row = int(np.searchsorted(self.index.record, number))
+        if row == len(self.index) or self.index.record[row] != number:
+            raise IndexError(f"record {number} is not one of the {len(self.index)} samples that are trained on")
+        return row

@@ -1,0 +1,51 @@
+"""The choice of a stored plan to train a job with."""
+
+from autotune.errors import PlanNotValid
+from autotune.events import Listener, Note
+from autotune.known_plan import KnownPlan, known_text, of_tried, of_winner
+from storage.nearness import fields_of
+from storage.records import BestPlan
+from storage.store import Store
+from storage.validity import Verdict, validity
+from trials.workload import Workload
+
+
+def known_winner(store: Store, now: Workload) -> BestPlan:
+    """Return the winner of the last search on exactly this workload. Raises PlanNotValid if there is none."""
+    winner = store.last_winner(now.fingerprint)
+    if winner is None:
+        raise PlanNotValid(
+            f"no plan is known for this job here; run `autotune tune` or `autotune run` first{_or_nearest(store, now)}"
+        )
+    return winner
+
+
+def choose_plan(store: Store, now: Workload, plan_id: str | None, listener: Listener) -> KnownPlan:
+    """Return the tried plan whose id begins with `plan_id`, or the last winner of this workload.
+
+    The `listener` gets how well a named plan is known. Raises PlanNotValid if there is no plan or it does not hold
+    here, and what `Store.find_plan` raises.
+    """
+    if plan_id is None:
+        return of_winner(known_winner(store, now))
+    tried = store.find_plan(plan_id, now)
+    found = validity(tried.workload, now, imported_from=tried.imported_from)
+    if found.verdict is Verdict.REMEASURE:
+        changes = "; ".join(map(str, found.changes))
+        listener(Note(text=f"Plan {tried.plan.id} was measured under other conditions: {changes}"))
+    if found.verdict is Verdict.INVALID:
+        reasons = "; ".join(str(change) for change in found.changes if change.verdict is Verdict.INVALID)
+        raise PlanNotValid(f"plan {tried.plan.id} does not hold here: {reasons}; run `autotune tune`")
+    listener(Note(text=known_text(tried)))
+    return of_tried(tried)
+
+
+def _or_nearest(store: Store, now: Workload) -> str:
+    """Name the nearest plan that may run here, as a further remedy; empty where there is none."""
+    for near in store.nearest_plans(fields_of(now), limit=1):
+        best = near.best
+        found = validity(best.workload, now, imported_from=best.imported_from)
+        if found.verdict is not Verdict.INVALID:
+            changes = "; ".join(map(str, found.changes))
+            return f", or train with the nearest by `--plan {best.plan.id}`, which was not measured here: {changes}"
+    return ""

@@ -1,0 +1,58 @@
+"""Training with the packs of the best plan in a plain PyTorch loop.
+
+    python plain_loop.py job.yaml
+    torchrun --nproc-per-node 2 plain_loop.py job.yaml
+
+The job has pretrained weights. Learning rate, betas and weight decay are those of the job, without a schedule.
+"""
+
+import contextlib
+import os
+import sys
+
+import torch
+from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+from transformers import AutoModelForImageTextToText
+
+from autotune import PackCollator, PackSampler, SampleDataset, best_plan
+
+job = sys.argv[1]
+rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+if ranks > 1:
+    distributed.init_process_group("gloo")
+
+samples = SampleDataset(job)
+settings = samples.job.training
+model = AutoModelForImageTextToText.from_pretrained(samples.job.model.path, dtype=torch.float32).train()
+sampler = PackSampler(samples, best_plan(job).plan, rank=rank, ranks=ranks)
+loader = DataLoader(samples, batch_sampler=sampler, collate_fn=PackCollator(samples, model))
+
+network = DistributedDataParallel(model) if ranks > 1 else model
+groups = [
+    {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": settings.weight_decay},
+    {"params": [p for p in model.parameters() if p.ndim <= 1], "weight_decay": 0.0},
+]
+optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate, betas=settings.betas)
+
+for epoch in range(settings.epochs):
+    sampler.set_epoch(epoch)
+    batches = iter(loader)
+    for step in sampler.steps:
+        total = torch.zeros(())
+        for pack in range(step.packs):
+            is_last = pack == step.packs - 1
+            with contextlib.nullcontext() if is_last or ranks == 1 else network.no_sync():
+                loss = network(**next(batches), num_items_in_batch=step.target_tokens).loss
+                (loss * ranks).backward()  # DDP averages gradients over the ranks
+            total += loss.detach()
+        optimizer.step()
+        optimizer.zero_grad()
+        if ranks > 1:
+            distributed.all_reduce(total)
+        if rank == 0:
+            print(f"epoch {epoch} step {step.number} loss {total:.7f}", flush=True)
+
+if ranks > 1:
+    distributed.destroy_process_group()

@@ -1,0 +1,177 @@
+"""Batch samplers of packs: the steps of a launch, for a loop of one's own."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from torch.utils.data import DataLoader
+
+from autotune import EvenPackSampler, PackSampler, SampleDataset
+from autotune.errors import PackError
+from autotune.workload import Prepared, prepare
+from tests.training_values import PACKED, job_of, plan_of
+from trials.data.records.sample import IGNORED
+from trials.errors import DataError
+from trials.plan import Padded, Plan
+
+PLAN = plan_of("9+0", "3+8", data=2)
+PADDED = Plan(packing=Padded(samples=3), layout=PLAN.layout, stages=PLAN.stages)
+
+
+@pytest.fixture(scope="module")
+def folder(example: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The example's data with two records that cannot be used."""
+    folder = tmp_path_factory.mktemp("data")
+    (folder / "model").symlink_to(example / "model")
+    (folder / "data").mkdir()
+    (folder / "data" / "images").symlink_to(example / "data" / "images")
+    lines = (example / "data" / "train.jsonl").read_text().splitlines()
+    lines[2:2] = ['{"id": "broken"}', "no JSON"]
+    (folder / "data" / "train.jsonl").write_text("\n".join(lines))
+    return folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def caches(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Lengths are kept in a folder of these tests."""
+    patch = pytest.MonkeyPatch()
+    patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture(scope="module")
+def prepared(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    """The job as a launch prepares it."""
+    return prepare(job_of(folder, folder / "output", training={"epochs": 3}), tmp_path_factory.mktemp("prepared"))
+
+
+@pytest.fixture(scope="module")
+def samples(prepared: Prepared) -> SampleDataset:
+    return SampleDataset(prepared.job)
+
+
+@pytest.mark.parametrize("plan", [PLAN, PADDED], ids=["packed", "padded"])
+@pytest.mark.parametrize("epoch", [0, 2])
+def test_the_packs_of_all_ranks_are_those_of_a_launch(
+    plan: Plan, epoch: int, prepared: Prepared, samples: SampleDataset
+) -> None:
+    expected = prepared.epoch(plan.packing, 2, epoch)
+    steps = [expected.step(number) for number in range(expected.steps)]
+    for rank in range(2):
+        sampler = PackSampler(samples, plan, rank=rank, ranks=2)
+        sampler.set_epoch(epoch)
+        packs = [prepared.index.record[rows].tolist() for step in steps for rows in step.packs[rank]]
+        assert list(sampler) == list(sampler) == packs
+        assert len(sampler) == len(packs)
+        assert [(each.number, each.packs, each.samples, each.target_tokens) for each in sampler.steps] == [
+            (number, len(step.packs[rank]), step.samples, step.target_tokens) for number, step in enumerate(steps)
+        ]
+
+
+def test_numbers_count_the_records_of_the_data_as_packs_in_a_file_do(samples: SampleDataset, folder: Path) -> None:
+    numbers = sorted(number for pack in PackSampler(samples, PACKED) for number in pack)
+    assert numbers == [0, 1, *range(4, 50)]
+    assert (len(samples), samples.records) == (48, 50)
+    records = (folder / "data" / "train.jsonl").read_text().splitlines()
+    images = [len(json.loads(record).get("image", "")) > 0 for record in (records[number] for number in numbers)]
+    assert [samples[number].pixel_values is not None for number in numbers] == images
+    for number in (2, 50, -1):
+        with pytest.raises(IndexError, match=f"record {number} is not one of the 48 samples that are trained on"):
+            samples[number]
+
+
+def test_held_out_samples_are_in_no_pack(folder: Path, prepared: Prepared) -> None:
+    job = job_of(folder, folder / "output", evaluation={"samples": 8})
+    numbers = [number for pack in PackSampler(SampleDataset(job), PACKED) for number in pack]
+    assert len(numbers) == len(set(numbers)) == 40
+
+
+def test_an_epoch_goes_on_from_a_stored_state(samples: SampleDataset) -> None:
+    whole = PackSampler(samples, PLAN, rank=1, ranks=2)
+    whole.set_epoch(1)
+    packs = list(whole)
+    state = json.loads(json.dumps(whole.state_dict(1)))
+    other = PackSampler(samples, PLAN, rank=1, ranks=2)
+    other.load_state_dict(state)
+    done = sum(step.packs for step in whole.steps[:2])
+    assert (other.epoch, list(other), len(other)) == (1, packs[done:], len(packs) - done)
+    assert other.steps == whole.steps[2:]
+    last = whole.state_dict(len(whole.steps) - 1)
+    other.load_state_dict(last)
+    assert list(other) == []
+    with pytest.raises(PackError, match=r"epoch 1 has \d+ steps, so none begins after 99"):
+        whole.set_epoch(1, 99)
+
+
+def test_a_state_of_other_data_or_packs_is_refused(samples: SampleDataset, folder: Path) -> None:
+    state = PackSampler(samples, PLAN, ranks=2).state_dict(0)
+    with pytest.raises(PackError, match="the state is not of these packs: ranks was 2 and is 1; restore what changed"):
+        PackSampler(samples, PLAN).load_state_dict(state)
+    with pytest.raises(PackError, match=r"packing was .*qv.* and is .*padded"):
+        PackSampler(samples, PADDED, ranks=2).load_state_dict(state)
+    source = {"path": str(folder / "data" / "train.jsonl"), "sampling": "first:40"}
+    fewer = SampleDataset(job_of(folder, folder / "output", data={"sources": [source]}))
+    with pytest.raises(PackError, match=r"the state is not of these packs: data was '.*' and is '.*'"):
+        PackSampler(fewer, PLAN, ranks=2).load_state_dict(state)
+    with pytest.raises(PackError, match="data was None"):
+        PackSampler(samples, PLAN, ranks=2).load_state_dict({})
+
+
+def test_every_step_of_an_even_sampler_has_as_many_packs(samples: SampleDataset) -> None:
+    sampler = PackSampler(samples, PLAN)
+    even = EvenPackSampler(sampler, 3)
+    packs = list(even)
+    assert len(packs) == len(even) == len(even.steps) * even.micro_batches
+    assert {step.packs for step in even.steps} != {even.micro_batches}
+    expected = []
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        expected += list(sampler)
+    assert [pack for pack in packs if pack] == [pack for pack in expected if pack]
+    for number, step in enumerate(even.steps):
+        first = number * even.micro_batches
+        assert not any(packs[first + step.packs : first + even.micro_batches])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"rank": 2, "ranks": 2}, "rank 2 of 2 does not exist"),
+        ({"rank": "0"}, "rank '0' of 1 does not exist"),
+        ({"ranks": 0}, "rank 0 of 0 does not exist"),
+        ({"plan": "5b38"}, "plan must be a Plan or its packing, not str; such as best_plan"),
+        ({"samples": "job.yaml"}, "samples must be a SampleDataset, not str; make one from the job"),
+        ({"dataset": [1, 2, 3]}, "the dataset has 3 items but the data of the job 50 records; make both of the same"),
+    ],
+)
+def test_arguments_of_a_sampler_are_checked(arguments: dict[str, object], message: str, samples: SampleDataset) -> None:
+    given: dict[str, object] = {"samples": samples, "plan": PLAN, **arguments}
+    with pytest.raises(PackError, match=message):
+        PackSampler(**given)  # type: ignore[arg-type]
+
+
+def test_a_dataset_of_ones_own_is_drawn_from_by_the_same_numbers(samples: SampleDataset) -> None:
+    own = [f"record {number}" for number in range(50)]
+    sampler = PackSampler(samples, PLAN, ranks=2, dataset=own)
+    loader: DataLoader[str] = DataLoader(own, batch_sampler=sampler, collate_fn=list)  # type: ignore[arg-type]
+    assert list(loader) == [[own[number] for number in pack] for pack in sampler]
+
+
+def test_a_sample_that_has_changed_is_blank_or_refused(
+    example: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "model").symlink_to(example / "model")
+    shutil.copytree(example / "data", tmp_path / "data")
+    file = tmp_path / "data" / "train.jsonl"
+    skipping, failing = (
+        SampleDataset(job_of(tmp_path, tmp_path, data={"sources": [{"path": str(file)}], "on_error": on_error}))
+        for on_error in ("skip", "fail")
+    )
+    assert (skipping[0].labels != IGNORED).any()
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    records[0]["conversations"][1]["value"] += " And more."
+    file.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    assert (skipping[0].labels == IGNORED).all()
+    assert "its record or an image has changed, index the dataset again; a blank sample is used" in caplog.text
+    with pytest.raises(DataError, match="its record or an image has changed, index the dataset again"):
+        failing[0]

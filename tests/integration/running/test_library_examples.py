@@ -1,0 +1,116 @@
+"""The examples of the library train as `launch` does, step by step."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from autotune import best_plan, launch
+from autotune.events import Event
+from autotune.workload import prepare
+from storage.store import open_store
+from tests.saved_models import saved_model
+from tests.storage_values import best_of, concluded
+from tests.training_values import job_of, plan_of
+from trials.plan import Plan
+from trials.tasks.training.progress import Progress
+
+pytestmark = pytest.mark.ranks
+
+EXAMPLES = Path(__file__).parents[3] / "examples" / "library"
+PIPELINE = plan_of("3+0r1,0", "1+2r0,1")
+DATA = plan_of("4+2r0,1", data=2)
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """A user with a job, whose two databases have a winner each."""
+
+    job: Path
+    environment: Mapping[str, str]
+
+    def database(self, plan: Plan) -> str:
+        return f"sqlite:///{self.job.parent}/{plan.id}.db"
+
+    def losses(self, plan: Plan, *command: str) -> list[float]:
+        """Return the losses that an example prints, by step."""
+        environment = {**self.environment, "AUTOTUNE_DB_URL": self.database(plan)}
+        command = (sys.executable, *command, str(self.job))
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return [float(loss) for loss in re.findall(r"step \d+ loss (\S+)", done.stdout)]
+
+
+@pytest.fixture(scope="module")
+def world(shallow: Path, tmp_path_factory: pytest.TempPathFactory) -> World:
+    folder = tmp_path_factory.mktemp("world")
+    saved_model(shallow, folder / "saved")
+    job = job_of(
+        shallow,
+        folder / "output",
+        model={"path": str(folder / "saved"), "weights": "pretrained"},
+        data={"sources": [{"path": str(shallow / "data" / "train.jsonl"), "sampling": "first:32"}]},
+        training={"epochs": 2, "schedule": "constant"},
+    )
+    file = folder / "job.yaml"
+    file.write_text(yaml.safe_dump(job.model_dump(mode="json", exclude_none=True)))
+    homes = {"XDG_DATA_HOME": str(folder / "data"), "XDG_CACHE_HOME": str(folder / "cache")}
+    world = World(job=file, environment={**os.environ, **homes, "OMP_NUM_THREADS": "1"})
+    prepared = prepare(job, folder / "prepared")
+    for plan in (PIPELINE, DATA):
+        with open_store(world.database(plan)) as store:
+            study = store.create_study(store.add_workload(prepared.workload), {}, 0)
+            concluded(store, best_of(study.id, workload=prepared.workload, plan=plan, ties=(), pareto=()))
+    # What the tests rely on: packs without images, and steps of different sizes.
+    steps = [(number, step) for number in range(2) for step in range(prepared.epoch(PIPELINE.packing, 1, number).steps)]
+    packs = [prepared.epoch(PIPELINE.packing, 1, number).step(step).packs[0] for number, step in steps]
+    assert any(not prepared.index.vision_units[pack].any() for each in packs for pack in each)
+    assert len({len(each) for each in packs}) > 1
+    return world
+
+
+def launched(world: World, plan: Plan, folder: Path) -> list[float]:
+    """Return the losses of a launch by its steps."""
+    found: list[float] = []
+
+    def listen(event: Event) -> None:
+        if isinstance(event, Progress):
+            found.append(event.loss)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in world.environment.items():
+            patch.setenv(name, value)
+        database = world.database(plan)
+        assert best_plan(world.job, database=database).plan == plan
+        settings = yaml.safe_load(world.job.read_text())
+        settings["training"]["output"] = folder / "output"
+        done = launch(settings, database=database, listener=listen)
+    assert done.report.finished
+    assert done.steps == len(found)
+    return found
+
+
+@pytest.fixture(scope="module")
+def expected(world: World, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """Losses of a launch with a pipeline."""
+    found = launched(world, PIPELINE, tmp_path_factory.mktemp("launched"))
+    assert found[-1] < found[0] - 0.3
+    return found
+
+
+@pytest.mark.parametrize("command", [("plain_loop.py",), ("trainer.py",), (*TORCHRUN, "pipeline.py")], ids=" ".join)
+def test_an_example_has_the_losses_of_launch(command: tuple[str, ...], world: World, expected: list[float]) -> None:
+    *program, script = command
+    assert world.losses(PIPELINE, *program, str(EXAMPLES / script)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_plain_loop_on_two_ranks_has_the_losses_of_launch(world: World, tmp_path: Path) -> None:
+    found = world.losses(DATA, *TORCHRUN, str(EXAMPLES / "plain_loop.py"))
+    assert found == pytest.approx(launched(world, DATA, tmp_path), rel=1e-5)

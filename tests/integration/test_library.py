@@ -1,0 +1,219 @@
+"""The commands as functions of `autotune`."""
+
+import json
+import pkgutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import autotune
+from autotune import best_plan, launch, load_job, pack, predict, tune
+from autotune.errors import JobError, PackError, PlanNotValid, PredictError
+from autotune.events import Event, PhaseBegan
+from autotune.folders import lengths_folder
+from autotune.workload import look_at, workload_of
+from storage.errors import UnknownPlan
+from storage.records import BestPlan
+from storage.store import open_store
+from tests.storage_values import best_of, concluded
+from tests.training_values import plan_of
+from tests.users import JobFile, databases
+from trials.data.records.sample import Ints
+from trials.errors import ModelError
+
+HEAVY = {"torch", "transformers", "deepspeed", "numpy", "optuna", "scipy", "sqlalchemy", "pydantic", "click"}
+PLAN = plan_of("9+0", "3+8")
+
+pytestmark = pytest.mark.usefixtures("home")
+
+
+def test_importing_the_package_imports_no_library() -> None:
+    code = "import sys, autotune; print(*dir(autotune)); print(*{name.partition('.')[0] for name in sys.modules})"
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    names, imported = map(str.split, done.stdout.splitlines())
+    assert set(autotune.__all__) <= set(names)
+    assert not HEAVY & set(imported)
+
+
+def test_no_module_hides_a_public_name() -> None:
+    assert not {module.name for module in pkgutil.iter_modules(autotune.__path__)} & set(autotune.__all__)
+    assert all(getattr(autotune, name).__name__ == name for name in autotune.__all__)
+
+
+def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'tuner'; it has Balanced, BestPlan"):
+        autotune.tuner  # noqa: B018
+
+
+# --- jobs ---
+
+
+def test_a_path_a_mapping_and_a_job_are_the_same_job(job: JobFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    document = yaml.safe_load(job.path.read_text())
+    document["model"]["path"] = Path(document["model"]["path"])
+    document["training"]["output"] = "relative"
+    monkeypatch.chdir(job.path.parent)
+    job.spoil(training__output="relative")
+    found = [known_samples(each) for each in (job.path, str(job.path), document, load_job(job.path))]
+    assert found == [48] * 4
+
+
+def known_samples(job: Any) -> int:
+    """Samples of the job that a function of the library takes, by its packs."""
+    return len(pack(job, qv=10, qt=500).after.epoch.packs.samples)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("nowhere.yaml", "nowhere.yaml: no such file; give the path of a job file"),
+        (3, "a job is the path of a job file, a mapping with the sections of one, or a Job, not 3; give one"),
+        (None, "or a Job, not empty; give one"),
+        ({}, "the job: model: missing; add it\nthe job: data: missing; add it"),
+        ({"model": {"path": {1, 2}}, "data": {}}, "the job cannot be read: .* is not a value of a job; give texts"),
+        ({"model": {"path": "a\0b"}}, r"the job: model.path: holds a null character \(\\0\); remove it"),
+        ({"modle": {}}, "the job: modle: unknown key; did you mean model"),
+    ],
+    ids=["no file", "a number", "nothing", "an empty mapping", "a set", "a null character", "an unknown key"],
+)
+@pytest.mark.parametrize("function", [tune, best_plan, predict, launch])
+def test_what_is_no_job_is_refused(function: Callable[[Any], object], given: object, message: str, home: Path) -> None:
+    with pytest.raises(JobError, match=message):
+        function(given)
+    assert not databases(home)
+
+
+def test_a_model_that_does_not_exist_is_refused(job: JobFile) -> None:
+    with pytest.raises(ModelError, match=r"model folder .*nowhere does not exist"):
+        best_plan(job.spoil(model__path=str(job.path.parent / "nowhere")))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"trials": 0}, "the job: search.trials: must be greater than 0, not 0"),
+        ({"trials": "many"}, "the job: search.trials: must be a whole number, not 'many'"),
+        ({"time_limit": "soon"}, "the job: search.time_limit: 'soon' is not a time such as 90s"),
+    ],
+)
+def test_options_of_tune_are_checked_like_a_job_file(job: JobFile, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(JobError, match=message):
+        tune(job.path, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": 0}, "steps must be a whole number of at least 1, not 0"),
+        ({"plan": 3}, "plan must be a text, not int"),
+        ({"plan": "abc", "resume_with": "abc"}, "`plan` and `resume_with` exclude each other"),
+    ],
+)
+def test_options_of_launch_are_checked(job: JobFile, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(JobError, match=message):
+        launch(job.path, **options)
+
+
+# --- plans ---
+
+
+@pytest.fixture
+def winner(job: JobFile) -> BestPlan:
+    """The winner of a search on exactly the job, in the user's own database."""
+    settings = load_job(job.path)
+    work = workload_of(settings, look_at(settings))
+    with open_store() as store:
+        study = store.create_study(store.add_workload(work), {}, 0)
+        return concluded(store, best_of(study.id, workload=work, plan=PLAN, ties=(), pareto=()))
+
+
+def test_the_best_plan_is_the_winner_of_exactly_this_job(
+    job: JobFile, winner: BestPlan, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert best_plan(job.path) == winner
+    assert capfd.readouterr() == ("", "")
+    with pytest.raises(PlanNotValid, match=f"no plan is known for this job here; .*nearest by `--plan {PLAN.id}`"):
+        best_plan(job.spoil(hardware__memory_limit="3GiB"))
+    with pytest.raises(PlanNotValid, match="no plan is known for this job here"):
+        best_plan(job.path, database=f"sqlite:///{job.path.parent}/empty.db")
+
+
+def test_a_launch_without_a_known_plan_is_refused_and_makes_no_output(job: JobFile) -> None:
+    with pytest.raises(PlanNotValid, match="no plan is known for this job here; run `autotune tune`"):
+        launch(job.path)
+    with pytest.raises(UnknownPlan, match="no plan begins with 'abc'"):
+        launch(job.path, plan="abc")
+    assert not job.output.exists()
+
+
+def test_plans_are_predicted_as_by_the_command(job: JobFile, give_profile: Callable[..., None]) -> None:
+    with open_store() as store:
+        url = store.masked_url
+    give_profile(url)
+    heard: list[Event] = []
+    (found,) = predict(job.path, plan=PLAN, listener=heard.append)
+    assert [event.text for event in heard if isinstance(event, PhaseBegan)] == ["Reading the data"]
+    assert (found.plan, found.fits, found.epoch_seconds_error > 0) == (PLAN, True, True)
+    best = predict(job.path, top=2, memory_limit="1GiB")
+    assert best[0].prediction.epoch_seconds <= best[1].prediction.epoch_seconds
+    assert best[0].memory_limit_bytes == 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"top": 0}, "top must be a whole number of at least 1, not 0"),
+        ({"devices": 1.5}, "devices must be a whole number of at least 1, not 1.5"),
+        ({"memory_limit": "much"}, "memory_limit: 'much' is not a size such as 400MiB"),
+        ({"memory_limit": 0}, "memory_limit must be a whole number of at least 1, not 0"),
+        ({"plan": 3}, "plan must be a text, not int"),
+        ({"plan": "nowhere.yaml"}, "nowhere.yaml cannot be read"),
+    ],
+)
+def test_options_of_predict_are_checked(job: JobFile, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(PredictError, match=message):
+        predict(job.path, **options)
+
+
+# --- packs ---
+
+
+def test_packs_are_those_of_the_command_and_can_be_written(job: JobFile, tmp_path: Path) -> None:
+    out = tmp_path / "packs.jsonl"
+    found = pack(job.path, qv=10, qt=500, data_parallel=2, out=out)
+    assert (found.packing.qv, found.after.epoch.assignment.shape[1]) == (10, 2)
+    rows: list[Ints] = [rows for packs in found.after.epoch.step(0).packs for rows in packs]
+    written = [json.loads(line) for line in out.read_text().splitlines()]
+    first = [each["samples"] for each in written if each["step"] == 0]
+    assert first == [found.material.index.record[each].tolist() for each in rows]
+    assert lengths_folder().exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"qv": -1}, "qv must be a whole number of at least 0, not -1"),
+        ({"qt": "many"}, "qt must be a whole number of at least 1, not 'many'"),
+        ({"packer": 3}, "packer must be a text, not int"),
+        ({"packer": "tetris"}, "tetris is not one of the packers here"),
+        ({"oversize": "drop"}, "oversize is one of own-pack, truncate, skip, fail, not 'drop'"),
+        ({"out": "packs.txt"}, "packs.txt: a file of this kind cannot be written"),
+        ({"model": "other"}, "--model applies only to a file of lengths"),
+    ],
+)
+def test_options_of_pack_are_checked(job: JobFile, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(PackError, match=message):
+        pack(job.path, **options)
+
+
+def test_packs_are_not_written_over_an_input(job: JobFile) -> None:
+    data = Path(yaml.safe_load(job.path.read_text())["data"]["sources"][0]["path"])
+    link = job.path.parent / "packs.jsonl"
+    link.symlink_to(data)
+    with pytest.raises(PackError, match="is an input of this command and is not overwritten"):
+        pack(job.path, qv=10, qt=500, out=link)
