@@ -2,7 +2,8 @@
 
     torchrun --nproc-per-node 2 pipeline.py job.yaml
 
-The job has pretrained weights. Learning rate, betas and weight decay are those of the job, without a schedule.
+The job has pretrained weights. Learning rate, betas and weight decay are those of the job; there is no schedule and no
+clipping.
 """
 
 import os
@@ -63,9 +64,7 @@ class Projector(nn.Module):
         states = self.norm(states)[:, 1:]  # without the class token
         tiles, patches, width = states.shape
         side = int(patches**0.5)
-        features = self.projector(
-            self.shuffle(states.view(tiles, side, side, width), self.ratio).reshape(tiles, -1, 4 * width)
-        )
+        features = self.projector(self.shuffle(states.view(tiles, side, side, width), self.ratio).flatten(1, 2))
         words = self.words(tokens[0])
         joined = words.masked_scatter((tokens[0] == self.image_token)[:, None], features)
         return joined[None], tokens
@@ -155,11 +154,13 @@ def main() -> None:
     job, rank = sys.argv[1], int(os.environ["RANK"])
     # On a CPU, DeepSpeed would compile this operation for up to a minute.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed("gloo", auto_mpi_discovery=False)
+    deepspeed.init_distributed("nccl" if torch.cuda.is_available() else "gloo", auto_mpi_discovery=False)
 
     samples = SampleDataset(job)
     settings, plan = samples.job.training, best_plan(job).plan
     model = AutoModelForImageTextToText.from_pretrained(samples.job.model.path, dtype=torch.float32).train()
+    if model.get_output_embeddings().weight is model.get_input_embeddings().weight:
+        sys.exit("the word embedding is also the output projection: on two stages, their gradients have to be summed")
     data = plan.layout.data  # ranks of one stage are neighbours
     packs = EvenPackSampler(PackSampler(samples, plan, rank=rank % data, ranks=data), settings.epochs)
     loader = DataLoader(samples, batch_sampler=packs, collate_fn=PackCollator(samples, model))
@@ -174,7 +175,7 @@ def main() -> None:
     config = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": packs.micro_batches,
-        "gradient_clipping": settings.clip_norm or 0.0,  # its default is 1
+        "gradient_clipping": 0.0,  # its default is 1
         "zero_optimization": {"stage": plan.layout.zero},
         "zero_allow_untested_optimizer": True,
     }

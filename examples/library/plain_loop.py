@@ -3,7 +3,8 @@
     python plain_loop.py job.yaml
     torchrun --nproc-per-node 2 plain_loop.py job.yaml
 
-The job has pretrained weights. Learning rate, betas and weight decay are those of the job, without a schedule.
+The job has pretrained weights. Learning rate, betas and weight decay are those of the job; there is no schedule and no
+clipping.
 """
 
 import contextlib
@@ -20,12 +21,14 @@ from autotune import PackCollator, PackSampler, SampleDataset, best_plan
 
 job = sys.argv[1]
 rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+on_gpu = torch.cuda.is_available()
+device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if on_gpu else torch.device("cpu")
 if ranks > 1:
-    distributed.init_process_group("gloo")
+    distributed.init_process_group("nccl" if on_gpu else "gloo")
 
 samples = SampleDataset(job)
 settings = samples.job.training
-model = AutoModelForImageTextToText.from_pretrained(samples.job.model.path, dtype=torch.float32).train()
+model = AutoModelForImageTextToText.from_pretrained(samples.job.model.path, dtype=torch.float32).to(device).train()
 sampler = PackSampler(samples, best_plan(job).plan, rank=rank, ranks=ranks)
 loader = DataLoader(samples, batch_sampler=sampler, collate_fn=PackCollator(samples, model))
 
@@ -40,11 +43,14 @@ for epoch in range(settings.epochs):
     sampler.set_epoch(epoch)
     batches = iter(loader)
     for step in sampler.steps:
-        total = torch.zeros(())
+        total = torch.zeros((), device=device)
         for pack in range(step.packs):
+            batch = {
+                name: value.to(device) if torch.is_tensor(value) else value for name, value in next(batches).items()
+            }
             is_last = pack == step.packs - 1
             with contextlib.nullcontext() if is_last or ranks == 1 else network.no_sync():
-                loss = network(**next(batches), num_items_in_batch=step.target_tokens).loss
+                loss = network(**batch, num_items_in_batch=step.target_tokens).loss
                 (loss * ranks).backward()  # DDP averages gradients over the ranks
             total += loss.detach()
         optimizer.step()

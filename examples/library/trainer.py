@@ -3,7 +3,8 @@
     python trainer.py job.yaml
     torchrun --nproc-per-node 2 trainer.py job.yaml
 
-The job has pretrained weights. Learning rate, betas and weight decay are those of the job, without a schedule.
+The job has pretrained weights. Learning rate, betas, weight decay and clipping are those of the job; there is no
+schedule.
 """
 
 import sys
@@ -43,11 +44,12 @@ model = AutoModelForImageTextToText.from_pretrained(samples.job.model.path, dtyp
 arguments = TrainingArguments(
     output_dir=str(settings.output / "trainer"),
     num_train_epochs=1,  # the sampler has the packs of all epochs
-    gradient_accumulation_steps=1,
     optim="adamw_torch",
     learning_rate=settings.learning_rate,
     lr_scheduler_type="constant",
     weight_decay=settings.weight_decay,
+    adam_beta1=settings.betas[0],
+    adam_beta2=settings.betas[1],
     max_grad_norm=settings.clip_norm or 0.0,
     logging_steps=1,
     save_strategy="no",

@@ -1,7 +1,10 @@
 """The commands as functions of `autotune`."""
 
+import ast
+import inspect
 import json
 import pkgutil
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -22,11 +25,13 @@ from storage.records import BestPlan
 from storage.store import open_store
 from tests.storage_values import best_of, concluded
 from tests.training_values import plan_of
+from tests.unit.test_docs import rows
 from tests.users import JobFile, databases
 from trials.data.records.sample import Ints
 from trials.errors import ModelError
 
 HEAVY = {"torch", "transformers", "deepspeed", "numpy", "optuna", "scipy", "sqlalchemy", "pydantic", "click"}
+DOCUMENT = Path(__file__).parents[2] / "docs" / "library.md"
 PLAN = plan_of("9+0", "3+8")
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -48,6 +53,33 @@ def test_no_module_hides_a_public_name() -> None:
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
     with pytest.raises(AttributeError, match="no attribute 'tuner'; it has Balanced, BestPlan"):
         autotune.tuner  # noqa: B018
+
+
+def test_every_function_is_documented_with_its_options() -> None:
+    text = DOCUMENT.read_text()
+    assert set(autotune.__all__) <= set(re.findall(r"`(\w+)", text))
+    listed = {name: set(re.findall(r"`(\w+)`", options)) for name, options in rows(DOCUMENT, "function", "options")}
+    functions = (tune, best_plan, predict, pack, launch)
+    assert {f"`{function.__name__}`": _options_of(function) for function in functions} == listed
+
+
+def _options_of(function: Callable[..., object]) -> set[str]:
+    parameters = inspect.signature(function).parameters.values()
+    return {each.name for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+def test_the_code_in_the_documentation_can_be_compiled_and_imports_what_exists() -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
+    code = [ast.parse(block) for block in blocks]
+    assert len(code) == 2
+    imported = [
+        alias.name
+        for tree in code
+        for each in ast.walk(tree)
+        if isinstance(each, ast.ImportFrom)
+        for alias in each.names
+    ]
+    assert set(imported) <= set(autotune.__all__)
 
 
 # --- jobs ---
@@ -149,19 +181,6 @@ def test_a_launch_without_a_known_plan_is_refused_and_makes_no_output(job: JobFi
     with pytest.raises(UnknownPlan, match="no plan begins with 'abc'"):
         launch(job.path, plan="abc")
     assert not job.output.exists()
-
-
-def test_plans_are_predicted_as_by_the_command(job: JobFile, give_profile: Callable[..., None]) -> None:
-    with open_store() as store:
-        url = store.masked_url
-    give_profile(url)
-    heard: list[Event] = []
-    (found,) = predict(job.path, plan=PLAN, listener=heard.append)
-    assert [event.text for event in heard if isinstance(event, PhaseBegan)] == ["Reading the data"]
-    assert (found.plan, found.fits, found.epoch_seconds_error > 0) == (PLAN, True, True)
-    best = predict(job.path, top=2, memory_limit="1GiB")
-    assert best[0].prediction.epoch_seconds <= best[1].prediction.epoch_seconds
-    assert best[0].memory_limit_bytes == 1 << 30
 
 
 @pytest.mark.parametrize(

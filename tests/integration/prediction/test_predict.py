@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 from filelock import FileLock
 
+from autotune import predict
 from autotune.cli import main
 from autotune.forecast.profile_file import ProfiledCosts
 from autotune.machine.devices import lock_file
@@ -59,6 +60,20 @@ def test_a_plan_is_predicted_from_a_profile_without_devices_and_database(
     assert [stage["low"] <= stage["expected"] <= stage["high"] for stage in only["stages"]] == [True, True]
     assert max(end for _, end in only["step"]["update"]) == pytest.approx(only["step"]["seconds"], abs=1e-5)
     assert found["extrapolated"] == []
+
+
+def test_the_function_predicts_what_the_command_does(
+    job: JobFile, profile: Path, plan: Callable[[Plan], Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    told: list[str] = []
+    (found,) = predict(job.path, device_profile=profile, plan=PLAN, tell=told.append)
+    assert (told, capfd.readouterr()) == (["Reading the data"], ("", ""))
+    assert predict(str(job.path), device_profile=str(profile), plan=plan(PLAN))[0].parts == found.parts
+    (shown,) = predicted(job.path, "--device-profile", profile, "--plan", plan(PLAN))["plans"]
+    assert (shown["id"], shown["epoch_seconds"]) == (found.plan.id, pytest.approx(found.prediction.epoch_seconds))
+    first, second = predict(job.path, device_profile=profile, top=2, memory_limit="1GiB")
+    assert first.prediction.epoch_seconds <= second.prediction.epoch_seconds
+    assert first.memory_limit_bytes == 1 << 30
 
 
 def test_the_text_shows_parts_memory_and_a_chart_of_100_columns(
