@@ -99,9 +99,9 @@ def _document(values: Mapping[str, Any]) -> Document:
     """Return values of a program as the document of a file. Raise JobError for what no file can hold."""
     try:
         value = json.loads(json.dumps(dict(values), default=_plain))
+        places = dict(_places(value, ()))
     except (TypeError, ValueError, RecursionError) as error:
         raise JobError(f"the job cannot be read: {error}; give texts, numbers, lists and mappings") from error
-    places = dict(_places(value, ()))
     if nulls := [place for place, each in places.items() if isinstance(each, str) and "\0" in each]:
         # The system's calls raise ValueError for such a path.
         raise JobError(f"the job: {dotted(nulls[0])}: holds a null character (\\0); remove it")

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import threading
 import time
 from collections import deque
@@ -12,6 +13,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from itertools import islice
+from types import ModuleType
 from typing import TypeAlias
 
 from trials.data.formats import AnnotationFile, Chunk
@@ -89,11 +91,18 @@ def _pool(how: bytes, workers: int) -> Iterator[ProcessPoolExecutor]:
 
 
 def _submit(pool: ProcessPoolExecutor, task: Task) -> Future[ChunkLengths]:
-    """Submit a chunk. Worker processes inherit the signal mask: only this process handles Ctrl-C, and ends them."""
+    """Submit a chunk, for which the pool may start a process.
+
+    Worker processes inherit the signal mask: only this process handles Ctrl-C, and ends them. They would run the script
+    of this process again, which may be a user's without a guard, unless the main module has no file.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    script = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
     try:
         return pool.submit(_measure, task)
     finally:
+        sys.modules["__main__"] = script
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 

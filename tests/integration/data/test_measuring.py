@@ -85,6 +85,29 @@ def test_a_short_reading_starts_no_process(folder: Path, monkeypatch: pytest.Mon
     assert len(index(folder, Words(), 2)[0]) == RECORDS
 
 
+UNGUARDED = """
+import sys
+from pathlib import Path
+from tests.measurers import Words
+from trials.data import measuring
+from trials.data.records import file_chunk
+from trials.data.indexing import build_index
+from trials.job import DataSection
+
+measuring._START_SECONDS, file_chunk.CHUNK_RECORDS = -1.0, 3
+data = DataSection.model_validate({"sources": [{"path": "a.jsonl"}]})
+print(len(build_index(data, Words(), Path(sys.argv[1]), workers=2)[0]))
+"""
+
+
+def test_a_script_without_a_guard_is_not_run_again_by_the_processes(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(UNGUARDED)
+    command: list[str | Path] = [sys.executable, tmp_path / "script.py", folder]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{RECORDS}\n", "")
+
+
 SCRIPT = """
 import sys
 from pathlib import Path
