@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from autotune.text_table import table
+from autotune.time_parts import MEANINGS, NAMES
 from storage.explanation import BEST, ChangeEffect, Explanation, PlanTime, TimePart
 from storage.records import BestPlan
 
@@ -14,30 +15,6 @@ _SIGNIFICANT = 2.0
 """Standard errors by which two figures must differ to be told apart."""
 _WORTH_ADVICE = 0.02
 _MOST_ADVICE = 3
-NAMES = {
-    "ideal": "useful work",
-    "padding": "padding",
-    "recompute": "recompute",
-    "loading": "data wait",
-    "stage_imbalance": "stage imbalance",
-    "data_imbalance": "data imbalance",
-    "bubble": "pipeline bubble",
-    "communication": "communication",
-    "optimizer": "update",
-    "unexplained": "not explained",
-}
-_MEANINGS = {
-    "ideal": "the samples' own work, spread evenly over all ranks",
-    "padding": "pad tokens up to the longest sample of a micro-batch",
-    "recompute": "layers that run forward a second time to save memory",
-    "loading": "ranks that wait for data to be read and encoded",
-    "stage_imbalance": "stages that wait for a stage with more work",
-    "data_imbalance": "ranks that wait because packs differ in work",
-    "bubble": "stages that wait while the pipeline fills and drains",
-    "communication": "sends between stages, sums over data ranks",
-    "optimizer": "update of the weights",
-    "unexplained": "measured time beyond the simulated steps",
-}
 _BASES = {
     "measured": "measured",
     "divided": "measured work, divided by the profile",
@@ -120,7 +97,7 @@ def _parts_table(times: Sequence[PlanTime]) -> str:
         (
             NAMES[name],
             *(entry for time in times for entry in _entries(time.part(name), time)),
-            _MEANINGS[name],
+            MEANINGS[name],
             _BASES[first.part(name).basis],
         )
         for name in order

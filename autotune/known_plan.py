@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from autotune.study_report import outcome_text
+from autotune.plan_text import outcome_text
 from storage.records import BestPlan, FinishedTrial, TriedPlan
 from trials.outcome import Completed
 from trials.plan import Plan

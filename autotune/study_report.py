@@ -7,14 +7,14 @@ from typing import Any
 
 from autotune.evidence import evidence_of
 from autotune.explanation_report import explanation_text, plan_time_text
+from autotune.plan_text import named_plan, plan_parts, plan_text, trial_line
 from autotune.text_table import table
 from storage.annotation import Annotation
 from storage.nearness import Difference
 from storage.records import AbandonedTrial, BestPlan, FinishedTrial, LaunchRecord, StudyRecord, TrialRecord, TriedPlan
 from storage.validity import Validity
 from trials import wire
-from trials.outcome import Completed, Failed, Outcome, Rejected, StageMeasurement
-from trials.plan import Packing, Padded, Plan
+from trials.outcome import Completed, StageMeasurement
 from trials.workload import Workload
 
 _MEBI = 1 << 20
@@ -25,57 +25,6 @@ _ANNOTATION = 2
 """Columns of a table for tags and notes."""
 _LEAST_SAVED = 0.001
 """Share of an epoch that counts as a gain."""
-
-
-def plan_text(plan: Plan) -> str:
-    """Return one line with layout, split, recompute and packing."""
-    parts = plan_parts(plan)
-    return f"{parts['layout']}; split {parts['split']}; recompute {parts['recompute']}; {parts['packing']}"
-
-
-def plan_parts(plan: Plan) -> dict[str, str]:
-    """Return the text of each part of a plan, by its name."""
-    layout = plan.layout
-    return {
-        "packing": packing_text(plan.packing),
-        "layout": f"pipeline {layout.pipeline} x data {layout.data}, ZeRO {layout.zero}",
-        "split": " | ".join(f"{stage.vision}v+{stage.language}l" for stage in plan.stages),
-        "recompute": " | ".join(f"{stage.recompute_vision}v+{stage.recompute_language}l" for stage in plan.stages),
-    }
-
-
-def packing_text(packing: Packing) -> str:
-    if isinstance(packing, Padded):
-        return f"{packing.samples} samples, padded"
-    relaxed = f"Q'v {packing.qv_min}, Q't {packing.qt_min}"
-    return f"packs of Qv {packing.qv}, Qt {packing.qt} ({relaxed}; {packing.packer})"
-
-
-def outcome_text(outcome: Outcome, epoch_seconds: float | None) -> str:
-    match outcome:
-        case Completed(measurement=measurement, shortened=True):
-            return f"ended early, clearly slower: {measurement.measured_samples_per_second:.1f} samples/s"
-        case Completed(measurement=measurement):
-            speed, peak = measurement.measured_samples_per_second, measurement.peak_bytes / _MEBI
-            return f"epoch {epoch_seconds:.1f} s, {speed:.1f} samples/s, peak {peak:.0f} MiB"
-        case Rejected(reason=reason):
-            return f"rejected: {reason}"
-        case Failed(cause=cause):
-            return f"failed: {cause}"
-
-
-def trial_line(trial: FinishedTrial, *, known: bool) -> str:
-    """Return the two lines of a trial."""
-    prefix = "known" if known else f"trial {trial.number}"
-    outcome = outcome_text(trial.result.outcome, trial.result.epoch_seconds)
-    disturbed = f"; disturbed: {trial.result.contamination}" if trial.result.contamination else ""
-    disturbed += "; its result arrived after the trial was given up" if trial.given_up else ""
-    return f"{prefix:>9}  {trial.role:<20} {outcome}{disturbed}\n{_named(trial.plan)}"
-
-
-def _named(plan: Plan) -> str:
-    """Return the second line of a trial: the plan's ID and text."""
-    return f"{'':>11}{plan.id}  {plan_text(plan)}"
 
 
 def best_text(best: BestPlan, trials: Iterable[TrialRecord] = ()) -> str:
@@ -267,13 +216,13 @@ def study_text(listed: Listed, trials: Sequence[TrialRecord]) -> str:
             lines.append(trial_line(trial, known=False))
         else:
             state = "given up" if isinstance(trial, AbandonedTrial) else "running, or its process died"
-            lines.append(f"trial {trial.number}  {trial.role:<20} {state}\n{_named(trial.plan)}")
+            lines.append(f"trial {trial.number}  {trial.role:<20} {state}\n{named_plan(trial.plan)}")
     winner = best_text(best, trials) if best else "This study has no winner yet."
     head = studies_text([replace(listed, annotation=Annotation())])
     return "\n".join((head, *filter(None, (annotation_text(listed.annotation),)), "", *lines, "", winner))
 
 
-def tried_document(tried: TriedPlan, ran: Iterable[TrialRecord]) -> dict[str, Any]:
+def tried_document(tried: TriedPlan, ran: Iterable[TrialRecord] | None = None) -> dict[str, Any]:
     """Return a tried plan as JSON values; for a winner with all that is stored of it. `ran` are its study's trials."""
     won = tried.won
     found = best_document(won, ran) if won else {"id": tried.plan.id, **_plain(tried)}

@@ -29,7 +29,7 @@ from trials.model.shape import cost_weights
 from trials.plan import Layout, Packed, Packing, Plan
 from trials.workload import ModelShape, Workload
 
-_BESIDE = "beside_schedule"
+_UNEXPLAINED = "unexplained"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -53,10 +53,10 @@ class Forecast:
     def parts(self) -> dict[str, float]:
         """Seconds of each part of the epoch, which sum to the whole.
 
-        The last part, `beside_schedule`, is the measured time of trials beyond the simulated one; it may be negative.
+        The last part, `unexplained`, is the measured time of trials beyond the simulated one; it may be negative.
         """
         simulated = self.prediction.breakdown.totals
-        return {**simulated, _BESIDE: self.prediction.epoch_seconds - sum(simulated.values())}
+        return {**simulated, _UNEXPLAINED: self.prediction.epoch_seconds - sum(simulated.values())}
 
     @property
     def fits(self) -> bool:

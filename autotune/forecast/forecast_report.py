@@ -6,15 +6,14 @@ from typing import Any
 
 from autotune.forecast.forecast import Forecast, Forecaster
 from autotune.forecast.gantt import LEGEND, gantt
-from autotune.prediction.attribution import MEANINGS
+from autotune.plan_text import plan_text
 from autotune.prediction.costs import Array
 from autotune.prediction.predictor import MOST_BATCH_DEVIATION
-from autotune.study_report import plan_text
 from autotune.text_table import table
+from autotune.time_parts import MEANINGS
 from trials import wire
 
 _MEBI = 1 << 20
-_PARTS = {**MEANINGS, "beside_schedule": "measured time that the simulation does not explain"}
 
 
 def forecast_text(forecaster: Forecaster, found: Sequence[Forecast]) -> str:
@@ -135,7 +134,7 @@ def _parts(forecast: Forecast) -> str:
     whole = forecast.prediction.epoch_seconds
     # z: no minus sign before a part that is rounded to 0.
     rows = [
-        (name.replace("_", " "), f"{seconds:z.2f}", f"{seconds / whole:z.1%}", _PARTS[name])
+        (name.replace("_", " "), f"{seconds:z.2f}", f"{seconds / whole:z.1%}", MEANINGS[name])
         for name, seconds in forecast.parts.items()
     ]
     return table(("part of the epoch", "seconds", "share", "what it is"), rows)

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from autotune.packing.balance import UNPACKED, Balanced, Side
-from autotune.study_report import packing_text
+from autotune.plan_text import packing_text
 from autotune.text_table import table
 from trials import wire
 from trials.data.metrics import Spread

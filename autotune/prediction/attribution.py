@@ -14,19 +14,6 @@ from autotune.prediction.costs import Array
 from autotune.prediction.schedule import simulate
 from trials.data.records.sample import Ints
 
-MEANINGS = {
-    "ideal": "the samples' own work, spread perfectly over all ranks",
-    "padding": "pad tokens, stand-in images",
-    "recompute": "layers that run forward again",
-    "loading": "reading and encoding the data, where no workers do it ahead",
-    "stage_imbalance": "stages with more work than others",
-    "data_imbalance": "data ranks with more work than others",
-    "bubble": "the pipeline fills, drains and waits",
-    "communication": "sends between stages, reduction of gradients",
-    "optimizer": "update of the weights",
-}
-"""What each part of a `Breakdown` is, in words."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PackSeconds:

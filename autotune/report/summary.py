@@ -4,11 +4,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from autotune.plan_text import packing_text
 from autotune.report.charts.chart import Table
 from autotune.report.charts.quantities import TIMES, seconds_text, with_error
 from autotune.report.sides import Side
 from autotune.report.source import Source
-from autotune.study_report import packing_text
 from trials.plan import Plan
 
 

@@ -65,7 +65,6 @@ class Budget:
         return seconds < self.seconds_left - _FINAL_SHARE * self.settings.time_limit and spent < 3600 * hours
 
 
-
 def _device_seconds(trial: FinishedTrial) -> float:
     """Seconds of the trial, times the number of its devices."""
     return trial.plan.layout.world_size * duration_seconds(trial)

@@ -17,7 +17,6 @@ import yaml
 import autotune
 from autotune import best_plan, launch, load_job, pack, predict, tune
 from autotune.errors import JobError, PackError, PlanNotValid, PredictError
-from autotune.events import Event, PhaseBegan
 from autotune.folders import lengths_folder
 from autotune.workload import look_at, workload_of
 from storage.errors import UnknownPlan

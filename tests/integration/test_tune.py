@@ -26,6 +26,7 @@ from autotune import tune
 from autotune.certification import certify
 from autotune.certification.certificate import stored_certificates
 from autotune.cli import main, work
+from autotune.events import Event, TrialEnded
 from autotune.folders import certificates_folder, work_folder
 from autotune.search.roles import CONFIRMATION, REPEATS
 from tests import postgres
@@ -171,12 +172,12 @@ def test_tuning_again_starts_no_trial(user: User) -> None:
 def test_a_larger_budget_runs_only_what_is_not_answered_yet(user: User, capfd: pytest.CaptureFixture[str]) -> None:
     before = {plan for _, plan, role, kind in user.rows(FINISHED) if kind == "completed"}
     ids = {identity for identity, *_ in user.rows(FINISHED)}
-    told: list[str] = []
+    heard: list[Event] = []
     with user.environment():
-        best = tune(user.job, trials=5, tell=told.append)  # as the command does
+        best = tune(user.job, trials=5, listener=heard.append)  # as the command does
     assert capfd.readouterr() == ("", "")
     assert best.plan.id in {plan for _, plan, _, _ in user.rows(FINISHED)}
-    assert any("trial" in line for line in told)
+    assert any(isinstance(event, TrialEnded) and not event.is_known for event in heard)
     new = [row for row in user.rows(FINISHED) if row[0] not in ids]
     assert not [plan for _, plan, role, _ in new if role not in REPEATS and plan in before]
     assert len(user.rows("SELECT id FROM autotune_study")) == 2

@@ -2,7 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.study_report import best_text, trial_line
+from autotune.plan_text import trial_line
+from autotune.study_report import best_text
 from storage.records import Baseline, BestPlan
 from tests.search_values import completed
 from tests.storage_values import PADDED_PLAN, best_of

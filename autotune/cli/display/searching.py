@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from autotune.events import BestSoFar, Event, Phase, PhaseBegan, SearchStatus, TrialBegan, TrialEnded
-from autotune.study_report import plan_text, trial_line
+from autotune.plan_text import plan_text, trial_line
 from storage.records import FinishedTrial, RunningTrial
 from trials.outcome import Completed, Failed
 from trials.units import duration_text

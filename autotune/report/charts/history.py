@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from itertools import accumulate
 
+from autotune.plan_text import outcome_text, plan_text
 from autotune.report.charts.chart import (
     INK,
     MUTED,
@@ -22,7 +23,6 @@ from autotune.report.charts.chart import (
 from autotune.report.charts.quantities import seconds_text, with_error
 from autotune.report.source import Source, is_whole
 from autotune.search.roles import BASELINES, REPEATS, Role
-from autotune.study_report import outcome_text, plan_text
 from storage.records import FinishedTrial, TrialRecord
 from trials.outcome import Completed
 

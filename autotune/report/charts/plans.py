@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from autotune.plan_text import plan_text
 from autotune.report.charts.chart import (
     LIMIT,
     PAPER,
@@ -22,7 +23,6 @@ from autotune.report.charts.chart import (
 )
 from autotune.report.charts.quantities import Memory, share_text
 from autotune.report.source import Source
-from autotune.study_report import plan_text
 from storage.records import AbandonedTrial, FinishedTrial, TrialRecord
 from trials.outcome import Completed, Failed, Rejected
 from trials.plan import Plan

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from autotune.prediction.attribution import MEANINGS
 from autotune.report.charts.chart import (
     COLOURS,
     PAPER,
@@ -20,6 +19,7 @@ from autotune.report.charts.chart import (
 from autotune.report.charts.quantities import seconds_text, share_text
 from autotune.report.sides import Side
 from autotune.report.simulation import Simulated
+from autotune.time_parts import MEANINGS
 
 _TIME = "seconds from the beginning of the step"
 _MOST_PASSES = 3000

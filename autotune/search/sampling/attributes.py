@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.study_report import plan_text
+from autotune.plan_text import plan_text
 from storage.records import BestPlan, FinishedTrial
 from trials import wire
 from trials.outcome import Completed, Failed, Outcome, Rejected

@@ -17,12 +17,12 @@ from optuna.trial import TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
 from autotune.errors import JobError
+from autotune.plan_text import plan_text
 from autotune.search.execution.runner import StepCallback
 from autotune.search.roles import Role
 from autotune.search.sampling.attributes import AGENT_ID, ROLE, TRIAL_ID, trial_attributes
 from autotune.search.sampling.context import SamplerContext, SamplerModule
 from autotune.search.sampling.pruner import TO_BEAT, ClearlyWorse
-from autotune.study_report import plan_text
 from storage.database.engine import explain
 from storage.errors import DatabaseUnavailable
 from storage.records import FinishedTrial

@@ -13,6 +13,7 @@ from filelock import FileLock
 
 from autotune import predict
 from autotune.cli import main
+from autotune.events import Event, PhaseBegan
 from autotune.forecast.profile_file import ProfiledCosts
 from autotune.machine.devices import lock_file
 from autotune.machine.hardware import software
@@ -65,9 +66,10 @@ def test_a_plan_is_predicted_from_a_profile_without_devices_and_database(
 def test_the_function_predicts_what_the_command_does(
     job: JobFile, profile: Path, plan: Callable[[Plan], Path], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    told: list[str] = []
-    (found,) = predict(job.path, device_profile=profile, plan=PLAN, tell=told.append)
-    assert (told, capfd.readouterr()) == (["Reading the data"], ("", ""))
+    heard: list[Event] = []
+    (found,) = predict(job.path, device_profile=profile, plan=PLAN, listener=heard.append)
+    assert [event.text for event in heard if isinstance(event, PhaseBegan)] == ["Reading the data"]
+    assert capfd.readouterr() == ("", "")
     assert predict(str(job.path), device_profile=str(profile), plan=plan(PLAN))[0].parts == found.parts
     (shown,) = predicted(job.path, "--device-profile", profile, "--plan", plan(PLAN))["plans"]
     assert (shown["id"], shown["epoch_seconds"]) == (found.plan.id, pytest.approx(found.prediction.epoch_seconds))
@@ -210,8 +212,8 @@ def test_trials_correct_what_is_predicted_and_narrow_its_error(
     assert abs(alone["epoch_seconds"] / real - 1) > 0.08
     assert corrected["epoch_seconds"] == pytest.approx(real, rel=0.03)
     assert corrected["epoch_seconds_error"] < alone["epoch_seconds_error"] / 2
-    assert alone["parts"]["beside_schedule"] == pytest.approx(0, abs=1e-6)
-    assert corrected["parts"]["beside_schedule"] != pytest.approx(0, abs=1e-6)
+    assert alone["parts"]["unexplained"] == pytest.approx(0, abs=1e-6)
+    assert corrected["parts"]["unexplained"] != pytest.approx(0, abs=1e-6)
     assert sum(corrected["parts"].values()) == pytest.approx(corrected["epoch_seconds"])
     output = CliRunner().invoke(main, ["predict", str(job.path), "--plan", str(plan(PLAN))]).stdout
     assert f"Corrected by {len(OTHERS)} trials" in output

@@ -1,0 +1,58 @@
+"""Plans and trials as text."""
+
+from storage.records import FinishedTrial
+from trials.outcome import Completed, Failed, Outcome, Rejected
+from trials.plan import Packing, Padded, Plan
+
+_MEBI = 1 << 20
+
+
+def plan_text(plan: Plan) -> str:
+    """Return one line with layout, split, recompute and packing."""
+    parts = plan_parts(plan)
+    return f"{parts['layout']}; split {parts['split']}; recompute {parts['recompute']}; {parts['packing']}"
+
+
+def plan_parts(plan: Plan) -> dict[str, str]:
+    """Return the text of each part of a plan, by its name."""
+    layout = plan.layout
+    return {
+        "packing": packing_text(plan.packing),
+        "layout": f"pipeline {layout.pipeline} x data {layout.data}, ZeRO {layout.zero}",
+        "split": " | ".join(f"{stage.vision}v+{stage.language}l" for stage in plan.stages),
+        "recompute": " | ".join(f"{stage.recompute_vision}v+{stage.recompute_language}l" for stage in plan.stages),
+    }
+
+
+def packing_text(packing: Packing) -> str:
+    if isinstance(packing, Padded):
+        return f"{packing.samples} samples, padded"
+    relaxed = f"Q'v {packing.qv_min}, Q't {packing.qt_min}"
+    return f"packs of Qv {packing.qv}, Qt {packing.qt} ({relaxed}; {packing.packer})"
+
+
+def outcome_text(outcome: Outcome, epoch_seconds: float | None) -> str:
+    match outcome:
+        case Completed(measurement=measurement, shortened=True):
+            return f"ended early, clearly slower: {measurement.measured_samples_per_second:.1f} samples/s"
+        case Completed(measurement=measurement):
+            speed, peak = measurement.measured_samples_per_second, measurement.peak_bytes / _MEBI
+            return f"epoch {epoch_seconds:.1f} s, {speed:.1f} samples/s, peak {peak:.0f} MiB"
+        case Rejected(reason=reason):
+            return f"rejected: {reason}"
+        case Failed(cause=cause):
+            return f"failed: {cause}"
+
+
+def trial_line(trial: FinishedTrial, *, known: bool) -> str:
+    """Return the two lines of a trial."""
+    prefix = "known" if known else f"trial {trial.number}"
+    outcome = outcome_text(trial.result.outcome, trial.result.epoch_seconds)
+    disturbed = f"; disturbed: {trial.result.contamination}" if trial.result.contamination else ""
+    disturbed += "; its result arrived after the trial was given up" if trial.given_up else ""
+    return f"{prefix:>9}  {trial.role:<20} {outcome}{disturbed}\n{named_plan(trial.plan)}"
+
+
+def named_plan(plan: Plan) -> str:
+    """Return the second line of a trial: the plan's ID and text."""
+    return f"{'':>11}{plan.id}  {plan_text(plan)}"

@@ -1,0 +1,26 @@
+"""Names and meanings of the parts of an epoch's time."""
+
+NAMES = {
+    "ideal": "useful work",
+    "padding": "padding",
+    "recompute": "recompute",
+    "loading": "data wait",
+    "stage_imbalance": "stage imbalance",
+    "data_imbalance": "data imbalance",
+    "bubble": "pipeline bubble",
+    "communication": "communication",
+    "optimizer": "update",
+    "unexplained": "not explained",
+}
+MEANINGS = {
+    "ideal": "the samples' own work, spread evenly over all ranks",
+    "padding": "pad tokens up to the longest sample of a micro-batch",
+    "recompute": "layers that run forward a second time to save memory",
+    "loading": "ranks that wait for data to be read and encoded",
+    "stage_imbalance": "stages that wait for a stage with more work",
+    "data_imbalance": "ranks that wait because packs differ in work",
+    "bubble": "stages that wait while the pipeline fills and drains",
+    "communication": "sends between stages, sums over data ranks",
+    "optimizer": "update of the weights",
+    "unexplained": "measured time beyond the simulated steps",
+}
