@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -42,7 +43,7 @@ from benchmarks.replay import grid, replayed
 from benchmarks.result import Check, at_least, at_most, finish
 from benchmarks.surface import FOLDER, Surface, read_surface
 from benchmarks.workloads import NOISY, SimulatedWorkload, workloads
-from tests.simulated import Behaviour, SimulatedLedger, Undisturbed
+from tests.simulated import Behaviour, Observed, SimulatedLedger, Undisturbed
 from trials import plugins
 from trials.outcome import Completed
 from trials.plan import Plan
@@ -66,8 +67,9 @@ Task: TypeAlias = Callable[[int], dict[str, Any]]
 class Found:
     """What one search came to."""
 
-    regrets: tuple[float, ...]
-    """After each trial that counts; infinite while nothing was measured."""
+    workload: SimulatedWorkload
+    best_so_far: tuple[float, ...]
+    """True seconds of the best plan after each trial that counts; infinite while nothing was measured."""
     plan: Plan
     """The winner."""
     seconds: float
@@ -81,6 +83,11 @@ class Found:
     """All of them, repeats included."""
     state: CalibrationState
 
+    @property
+    def regrets(self) -> tuple[float, ...]:
+        """Difference from the fastest plan of all after each trial that counts, as a share."""
+        return tuple(seconds / self.workload.best_seconds - 1 for seconds in self.best_so_far)
+
 
 def search(
     workload: SimulatedWorkload,
@@ -91,21 +98,20 @@ def search(
 ) -> Found:
     """Ours; `after` another one, on a workload like this."""
     launcher = workload.launcher(behaviour, seed)
-    best = workload.best_seconds
     prepared = workload.prepared(trials=trials)
     limits = workload.limits(workload.memory_limit_bytes)
     calibrated = CalibratedPredictor(workload.predictor, after.state if after else None)
     space = workload.space(workload.predictor)
     advisor = Advisor(space, calibrated, limits, prepared.job.search)
     ledger = SimulatedLedger(launcher)
-    regrets: list[float] = []
+    best_so_far: list[float] = []
 
     def listen(event: Event) -> None:
         if not isinstance(event, TrialEnded) or event.is_known:
             return
         if ran(event.trial) and event.trial.role not in CONFIRMATION:
             chosen = advisor.best()
-            regrets.append(launcher.epoch_seconds(chosen) / best - 1 if chosen else math.inf)
+            best_so_far.append(launcher.epoch_seconds(chosen) if chosen else math.inf)
 
     solver = Solver(workload.predictor, limits)
     inherited = after and moved(after.plan, workload.workload, solver)
@@ -118,7 +124,7 @@ def search(
         space=space,
         predictor=calibrated,
         advisor=advisor,
-        runners=[Runner(prepared, calibrated, launcher, Undisturbed, launcher.clock)],
+        runners=[Runner(prepared, calibrated, launcher, partial(Observed, launcher), launcher.clock)],
         listener=listen,
         clock=launcher.clock,
         baselines=baselines(workload.workload, workload.predictor, solver, limits, hold_all=False),
@@ -130,7 +136,8 @@ def search(
     plan = standings.entries[winner.number].plan
     fastest = min(standings.compared, key=lambda number: launcher.epoch_seconds(standings.entries[number].plan))
     return Found(
-        regrets=tuple(regrets),
+        workload=workload,
+        best_so_far=tuple(best_so_far),
         plan=plan,
         seconds=launcher.epoch_seconds(plan),
         confidence=winner.confidence,

@@ -49,6 +49,10 @@ class Behaviour:
     """Share of trials that fail independently of their plan."""
     start_seconds: float = 1.0
     """Seconds of a trial before its first step."""
+    disturbed_share: float = 0.0
+    """Share of runs that another program slows down, which `Observed` sees."""
+    disturbance: float = 0.25
+    """Mean share by which such a run takes longer; the shares are exponentially distributed."""
 
 
 class SimulatedLauncher:
@@ -73,6 +77,7 @@ class SimulatedLauncher:
         self._world_size = world_size
         self._seconds = 0.0
         self._slowness = behaviour.drift * self._random.standard_normal()
+        self._disturbance = 0.0
         self.epoch_seconds = cache(self._epoch_seconds)
 
     def clock(self) -> float:
@@ -86,6 +91,11 @@ class SimulatedLauncher:
     def _epoch_seconds(self, plan: Plan) -> float:
         """Return the true epoch time, without noise and drift."""
         return self._truth.epoch_seconds(plan) * self._factor(plan)
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether another program slowed the last run down."""
+        return self._disturbance > 0
 
     @property
     def world_size(self) -> int:
@@ -119,6 +129,7 @@ class SimulatedLauncher:
         assert isinstance(task, Trial)
         self.asked.append(plan)
         self._pass(self._behaviour.start_seconds)
+        self._disturbance = self._disturb()
         if cause := self._cause_of(plan) or self._fault(request, task):
             return cause
         whole = self._truth.predict(plan)
@@ -136,6 +147,13 @@ class SimulatedLauncher:
         return Answers(
             reports=tuple(_report(stage, measured, int(whole.step_samples[list(steps)].sum())) for stage in stages)
         )
+
+    def _disturb(self) -> float:
+        """Draw the share by which another program slows a run down; nothing is drawn on an undisturbed machine."""
+        behaviour = self._behaviour
+        if not behaviour.disturbed_share or self._random.random() >= behaviour.disturbed_share:
+            return 0.0
+        return float(self._random.exponential(behaviour.disturbance))
 
     def _fault(self, request: Request, task: Trial) -> Cause | None:
         if self._random.random() < self._behaviour.crash_share:
@@ -162,7 +180,7 @@ class SimulatedLauncher:
 
     def _measure(self, plan: Plan, seconds: float) -> float:
         noise = math.exp(self._behaviour.noise * self._random.standard_normal() + self._slowness)
-        measured = seconds * self._factor(plan) * noise
+        measured = seconds * self._factor(plan) * noise * (1 + self._disturbance)
         self._pass(measured)
         return measured
 
@@ -284,6 +302,19 @@ class Undisturbed:
     @property
     def conditions(self) -> Conditions:
         return Conditions(disturbing_cpu=0.0, own_cpu=0.0, disturbing_gpu=False, throttled=(), energy_joules=None)
+
+
+class Observed(Undisturbed):
+    """Conditions of a simulated machine on which other programs run at times."""
+
+    def __init__(self, machine: SimulatedLauncher, hardware: Hardware) -> None:
+        """Observe the machine, on any hardware."""
+        super().__init__(hardware)
+        self._machine = machine
+
+    @property
+    def conditions(self) -> Conditions:
+        return replace(super().conditions, disturbing_gpu=self._machine.is_disturbed)
 
 
 class Clock(Protocol):
