@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from autotune.text_table import table
 from autotune.time_parts import MEANINGS, NAMES
-from storage.explanation import BEST, ChangeEffect, Explanation, PlanTime, TimePart
+from storage.explanation import BEST, IDEAL, UNEXPLAINED, ChangeEffect, Explanation, PlanTime, TimePart
 from storage.records import BestPlan
 
 _MEBI = 1 << 20
@@ -15,10 +15,12 @@ _SIGNIFICANT = 2.0
 """Standard errors by which two figures must differ to be told apart."""
 _WORTH_ADVICE = 0.02
 _MOST_ADVICE = 3
+_LEAST_SHOWN = 0.0005
+"""Share of an epoch that is not shown as 0.0%."""
 _BASES = {
     "measured": "measured",
     "divided": "measured work, divided by the profile",
-    "simulated": "simulated from measured work",
+    "simulated": "simulated with measured times",
     "predicted": "predicted",
     "rest": "measured, minus all above",
 }
@@ -73,7 +75,7 @@ def _losses(time: PlanTime) -> str:
     name = "the winner" if time.role == BEST else time.role
     runs = f"{time.runs} runs" if time.runs > 1 else "one run"
     doubt = ", all disturbed" if time.disturbed else ", ended early" if time.shortened else ""
-    useful = next(part for part in time.parts if part.name == "ideal")
+    useful = next(part for part in time.parts if part.name == IDEAL)
     text = (
         f"With {name} an epoch takes {_with_error(time.epoch_seconds, time.epoch_seconds_error)} s in {time.steps} "
         f"steps (measured in {runs}{doubt}), of which {useful.seconds / time.epoch_seconds:.1%} is useful work."
@@ -92,20 +94,22 @@ def _losses(time: PlanTime) -> str:
 def _parts_table(times: Sequence[PlanTime]) -> str:
     """Return the parts of one or two plans: useful work, then the losses of the first plan by size, then the rest."""
     first = times[0]
-    order = ["ideal", *(part.name for part in first.causes), "unexplained"]
-    rows = [
-        (
-            NAMES[name],
-            *(entry for time in times for entry in _entries(time.part(name), time)),
-            MEANINGS[name],
-            _BASES[first.part(name).basis],
-        )
-        for name in order
-    ]
+    order = [IDEAL, *(part.name for part in first.causes), UNEXPLAINED]
+    rows = [(NAMES[name], *(entry for time in times for entry in _entries(time.part(name), time))) for name in order]
     whole = [entry for time in times for entry in (_with_error(time.epoch_seconds, time.epoch_seconds_error), "100%")]
     columns = [column for time in times for column in (f"{time.role} s", "share")]
-    header = ("part of an epoch", *columns, "what it is", "how it is known")
-    return table(header, [*rows, ("whole", *whole, "", "measured")])
+    shown = table(("part of an epoch", *columns), [*rows, ("whole", *whole)])
+    return "\n".join((shown, "", *(_legend(name, times) for name in order if _is_visible(name, times))))
+
+
+def _is_visible(name: str, times: Sequence[PlanTime]) -> bool:
+    return any(abs(time.part(name).seconds) >= _LEAST_SHOWN * time.epoch_seconds for time in times)
+
+
+def _legend(name: str, times: Sequence[PlanTime]) -> str:
+    """Say what a part is, and how it is known."""
+    bases = dict.fromkeys(_BASES[time.part(name).basis] for time in times)
+    return f"- {NAMES[name]}: {MEANINGS[name]} ({'; '.join(bases)})"
 
 
 def _entries(part: TimePart, time: PlanTime) -> tuple[str, str]:

@@ -7,7 +7,7 @@ from trials.plan import Plan
 
 Basis: TypeAlias = Literal["measured", "divided", "simulated", "predicted", "rest"]
 """How a part of the time is known: measured on the ranks; measured work that is divided in the profile's proportions;
-simulated with measured work; from the profile, as far as trials corrected it; or the measured rest."""
+simulated with measured times; from the profile, as far as trials corrected it; or the measured rest."""
 IDEAL, UNEXPLAINED = "ideal", "unexplained"
 """Parts of the time that have no cause: the useful work, and the measured rest."""
 BEST = "best"

@@ -53,6 +53,13 @@ def test_the_time_of_both_plans_is_shown_by_part_and_sums_to_the_whole() -> None
     assert rows.index("useful work") < rows.index("padding") < rows.index("recompute") < rows.index("not explained")
 
 
+def test_what_each_part_is_and_how_it_is_known_is_said_of_the_parts_that_there_are() -> None:
+    text = text_of(EXPLANATION)
+    assert "- padding: pad tokens up to the longest sample of a micro-batch (measured work, divided by" in text
+    assert "- pipeline bubble: stages that wait while the pipeline fills and drains (simulated with" in text
+    assert "- communication" not in text
+
+
 def test_each_change_alone_is_compared_with_all_together() -> None:
     text = text_of(EXPLANATION)
     assert cells(text, "packing alone")[1:] == ["140.0 +- 3.0", "1.43 +- 0.03", "62,464", "predicted"]

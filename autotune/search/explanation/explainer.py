@@ -16,6 +16,9 @@ from storage.records import FinishedTrial
 from trials.outcome import Completed, Measurement
 from trials.plan import Plan
 
+_MOST_TIES = 3
+"""Ties whose time is explained."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explainer:
@@ -55,7 +58,7 @@ class Explainer:
             plans = ranked_plans or [trial.plan for trial in tried if trial.role == role]
             if plans:
                 yield plans[0], str(role)
-        for number in winner.ties:
+        for number in winner.ties[:_MOST_TIES]:
             yield standings.entries[number].plan, f"tie {standings.entries[number].plan.id}"
 
     def _time(self, standings: Standings, plan: Plan, role: str) -> PlanTime | None:

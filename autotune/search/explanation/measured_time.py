@@ -30,7 +30,7 @@ _BASES: dict[str, Basis] = {
     "ideal": "divided",
     "padding": "divided",
     "recompute": "divided",
-    "loading": "measured",
+    "loading": "simulated",
     "stage_imbalance": "measured",
     "data_imbalance": "simulated",
     "bubble": "simulated",
