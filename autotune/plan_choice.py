@@ -23,11 +23,13 @@ def known_winner(store: Store, now: Workload) -> BestPlan:
 def choose_plan(store: Store, now: Workload, plan_id: str | None, listener: Listener) -> KnownPlan:
     """Return the tried plan whose id begins with `plan_id`, or the last winner of this workload.
 
-    The `listener` gets how well a named plan is known. Raises PlanNotValid if there is no plan or it does not hold
+    The `listener` gets how well the plan is known. Raises PlanNotValid if there is no plan or it does not hold
     here, and what `Store.find_plan` raises.
     """
     if plan_id is None:
-        return of_winner(known_winner(store, now))
+        winner = known_winner(store, now)
+        listener(Note(text=known_text(store.find_plan(winner.plan.id, study_id=winner.study_id))))
+        return of_winner(winner)
     tried = store.find_plan(plan_id, now)
     found = validity(tried.workload, now, imported_from=tried.imported_from)
     if found.verdict is Verdict.REMEASURE:
