@@ -11,7 +11,7 @@ from autotune.cli.visible import visible
 from autotune.events import Event
 
 _EVERY_SECONDS = 4.0
-_LONG_PHASE_SECONDS = 600.0
+_LONG_PHASE_SECONDS = 3600.0
 _SELDOM_SECONDS = 30.0
 """Between lines of a phase that takes long: a training of a week shall not fill its log."""
 

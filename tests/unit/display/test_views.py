@@ -217,7 +217,7 @@ def test_a_long_phase_gets_fewer_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(sys, "stderr", stream := StringIO())
     view = LineView(Board("tune", lambda: now), lambda: now)
-    now += 601
+    now += 3601
     assert view.look() == 30.0
     now += 29.9
     assert 0 < view.look() < 0.2
