@@ -85,7 +85,7 @@ class Gain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BestSoFar:
-    """The measured plan with the least estimated time. The estimate combines the trials with the prediction."""
+    """The plan that the search takes to be fastest, by trials and predictions. The figures come from trials alone."""
 
     plan: Plan
     epoch_seconds: float

@@ -28,7 +28,10 @@ Row: TypeAlias = Mapping[str, Any]
 EXAMPLE = Path(__file__).parents[1] / "examples" / "tiny-internvl"
 MOST_SILENT_SECONDS = 5.0
 WIDTHS = (120, 80, 40)
-SHORT = "--set search.trials=5 --set search.time_limit=1min --set training.max_steps=20"
+SHORT = (
+    "--set search.trials=5 --set search.time_limit=1min --set search.warmup_steps=0 "
+    "--set training.global_batch_samples=4 --set training.max_steps=20"
+)
 MOMENTS = {"search": r"[3-5] of at most 5 trials, trial \d.*best", "training": r"step 1\d of 20"}
 """Texts of the screens that are drawn."""
 

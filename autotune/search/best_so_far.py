@@ -12,23 +12,23 @@ from trials.plan import Plan
 
 
 def best_so_far(best: Plan, trials: Sequence[FinishedTrial], roles: Roles, surrogate: Surrogate) -> BestSoFar:
-    """Compare a measured plan with the fastest plan of each kind of baseline, by the posterior.
+    """Compare a measured plan with the fastest plan of each kind of baseline, by the trials of these plans alone.
 
     `trials` are those that rank their plans; the surrogate has learnt from them.
     """
     tried = dict.fromkeys(trial.plan for trial in trials)
     plans = [best, *(plan for plan in tried if not roles.get(plan, frozenset()).isdisjoint(BASELINES))]
-    posterior = surrogate.posterior(plans)
+    measured = surrogate.measured(plans)
     gains = []
     for role in BASELINES:
         numbers = [number for number, plan in enumerate(plans) if role in roles.get(plan, ())]
         if numbers:
-            slower, error = posterior.difference(min(numbers, key=lambda number: posterior.mean[number]), 0)
+            slower, error = measured.difference(min(numbers, key=lambda number: measured.mean[number]), 0)
             gains.append(Gain(role=str(role), gain=math.exp(slower), error=math.exp(slower) * error))
-    seconds = math.exp(posterior.mean[0])
+    seconds = math.exp(measured.mean[0])
     return BestSoFar(
         plan=best,
         epoch_seconds=seconds,
-        epoch_seconds_error=seconds * float(posterior.error[0]),
+        epoch_seconds_error=seconds * float(measured.error[0]),
         gains=tuple(gains),
     )
