@@ -28,7 +28,8 @@ test: lint  ## run every check and every test
 	$(BIN)/python -m pytest -m ranks --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/contracts tests/integration
 
 bench: $(READY)  ## run every benchmark; each prints one JSON object, together some four hours
-	status=0; for name in packing simulator solver prediction search tuning training planted_causes certainty database people fuzz; do \
+	status=0; for name in packing simulator solver prediction search tuning training planted_causes certainty database people \
+			html_report fuzz; do \
 		$(BIN)/python -m benchmarks.$$name || status=1; done; exit $$status
 
 storm: $(READY)  ## kill, race, lock, fill and damage the database in full; some twenty minutes

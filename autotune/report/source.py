@@ -1,9 +1,10 @@
 """What the database holds of one study, for its report."""
 
 import logging
+import warnings
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autotune.errors import NoProfile
 from autotune.forecast.profile_file import ProfiledCosts, stored_costs
@@ -113,7 +114,10 @@ def find_study(store: Store, name: str | None) -> StudyRecord:
 
 def read_source(store: Store, study: StudyRecord) -> Source:
     """Read everything that is stored of a study. Raises DatabaseDamaged where its workload cannot be read."""
-    workload = store.workload(study.workload_fingerprint)
+    workload = _checked(store.workload(study.workload_fingerprint))
+    if not isinstance(study.settings, Mapping):
+        _log.warning("the settings of %s are left out: they are no mapping", study.name)
+        study = replace(study, settings={})
     return Source(
         study=study,
         workload=workload,
@@ -123,6 +127,17 @@ def read_source(store: Store, study: StudyRecord) -> Source:
         profile=_profile(store, workload),
         calibration=_calibration(study),
     )
+
+
+def _checked(workload: Workload) -> Workload:
+    """Return the workload. Raises DatabaseDamaged where a number of it is none; the database does not check types."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # pydantic warns where the types differ, which is what is looked for
+            document = wire.encode(workload)
+        return wire.decode(Workload, document)
+    except (WireError, ValueError, TypeError) as error:
+        raise DatabaseDamaged(f"the workload of the study cannot be used: {error}; run `autotune db repair`") from error
 
 
 def _winner(store: Store, study: StudyRecord) -> BestPlan | None:

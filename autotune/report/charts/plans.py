@@ -39,6 +39,8 @@ _CAUSES = {
 
 
 _MOST_PARAMETERS = 15
+_NEAR = 2
+"""Limits above this many times the largest peak are not drawn: the plans would be too close together."""
 _IN_FRONT, _OTHER = "in the Pareto set", "other plan"
 _KINDS = {_IN_FRONT: "var(--blue)", _OTHER: "var(--grey)"}
 
@@ -66,7 +68,8 @@ def pareto(source: Source) -> Chart:
         one for one in points if one.plan.id in stored or (not stored and not any(each.beats(one) for each in points))
     ]
     front.sort(key=lambda one: one.peak_bytes)
-    unit = Memory(source.workload.memory_limit_bytes)
+    limit_bytes, peaks = source.workload.memory_limit_bytes, [one.peak_bytes for one in points]
+    unit, is_near = Memory(limit_bytes), limit_bytes <= _NEAR * max(peaks)
     rows: list[Row] = [
         {
             "plan": one.plan.id,
@@ -91,13 +94,13 @@ def pareto(source: Source) -> Chart:
         id="pareto",
         title="Speed against memory: the Pareto set",
         text=(
-            f"Each point is a plan. Of those in the Pareto set, none is beaten by another plan in all objectives. The "
-            f"line is the limit of {unit.text(source.workload.memory_limit_bytes)} per rank."
+            "Each point is a plan. Of those in the Pareto set, none is beaten by another plan in all objectives. The "
+            f"limit of {unit.text(limit_bytes)} per rank is {'the line' if is_near else 'far to the right'}."
         ),
         summary=f"{len(front)} of {len(points)} measured plans are in the Pareto set",
         basis="measured",
-        spec=_pareto_spec(rows, unit.of(source.workload.memory_limit_bytes), unit.unit),
-        legend=(*boxes(_KINDS), ("limit", LIMIT, "line")),
+        spec=_pareto_spec(rows, unit.of(limit_bytes) if is_near else None, unit.unit),
+        legend=(*boxes(_KINDS), *((("limit", LIMIT, "line"),) if is_near else ())),
         table=Table(header=("plan", "samples/s", "peak memory", "J/sample", "settings"), rows=lines),
     )
 
@@ -112,8 +115,10 @@ def _points(source: Source) -> list[Point]:
     return found
 
 
-def _pareto_spec(rows: Sequence[Row], limit: float, unit: str) -> Spec:
-    x = number("memory", f"peak memory of the fullest rank, {unit}", scale={"zero": False, "padding": 12})
+def _pareto_spec(rows: Sequence[Row], limit: float | None, unit: str) -> Spec:
+    peaks = [row["memory"] for row in rows]
+    domain = [0.95 * min(peaks), 1.02 * max(*peaks, limit or 0.0, 0.0)]
+    x = number("memory", f"peak memory of the fullest rank, {unit}", scale={"domain": domain, "zero": False})
     y = number("speed", "samples/s", scale={"zero": False, "padding": 12})
     front: Spec = {
         "transform": [{"filter": f"datum.kind == '{_IN_FRONT}'"}],
@@ -135,7 +140,7 @@ def _pareto_spec(rows: Sequence[Row], limit: float, unit: str) -> Spec:
         "mark": {"type": "rule", "color": LIMIT, "strokeWidth": 2, "strokeDash": [5, 3]},
         "encoding": {"x": {"datum": limit}},
     }
-    return spec(rows, height=300, layer=[rule, front, points])
+    return spec(rows, height=300, layer=[*([] if limit is None else [rule]), front, points])
 
 
 def importance(shares: Mapping[str, float], trials: int) -> Chart:

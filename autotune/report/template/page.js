@@ -6,7 +6,7 @@ const config = {
   axis: {
     labelColor: "var(--ink)", titleColor: "var(--muted)", gridColor: "var(--line)", domainColor: "var(--line)",
     tickColor: "var(--line)", labelFontSize: narrow ? 11 : 12, titleFontSize: 12, titleFontWeight: "normal",
-    labelLimit: narrow ? 110 : 220,
+    labelLimit: narrow ? 138 : 220,
   },
   axisY: { grid: false },
   axisQuantitative: { grid: true, tickCount: narrow ? 4 : 8 },

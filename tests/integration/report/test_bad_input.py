@@ -85,7 +85,7 @@ def test_a_study_that_lacks_results_has_a_report_that_says_so(kind: str, browser
     with opened(browser, path, **PHONE) as shown:
         assert shown.said == []
         assert shown.value("[...document.querySelectorAll('.plot')].every(plot => plot.querySelector('svg'))")
-        assert shown.value("document.documentElement.scrollWidth <= window.innerWidth")
+        assert shown.value("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
 
 
 def test_without_a_study_there_is_nothing_to_report(tmp_path: Path) -> None:
@@ -113,6 +113,7 @@ BROKEN = {
         "UPDATE autotune_study SET lessons = "
         '\'{"time_mean": [], "time_covariance": [], "byte_mean": [], "byte_covariance": []}\''
     ),
+    "the settings": "UPDATE autotune_study SET settings = '\"x\"'",
     "the lengths": "UPDATE autotune_data_profile SET histogram = '[]'",
 }
 
@@ -128,11 +129,14 @@ def test_what_cannot_be_read_is_left_out(kind: str, study_url: str, tmp_path: Pa
     assert len(re.findall("<figure>", page)) >= (1 if kind == "all trials" else 8)
 
 
-def test_a_workload_that_cannot_be_read_is_refused(study_url: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "damage", ["autotune_data_profile SET histogram = 'x'", "autotune_model SET token_flops = '[]'"]
+)
+def test_a_workload_that_cannot_be_read_is_refused(damage: str, study_url: str, tmp_path: Path) -> None:
     broken = tmp_path / "study.db"
     shutil.copy(study_url.removeprefix("sqlite:///"), broken)
     with sqlite3.connect(broken) as connection:
-        connection.execute("UPDATE autotune_data_profile SET histogram = 'x'")
+        connection.execute(f"UPDATE {damage}")
     code, message = refusal("report", "--db", f"sqlite:///{broken}", "--out", tmp_path / "report.html")
     assert code == 4
     assert "repair" in message
