@@ -79,6 +79,13 @@ def known_certificate(prepared: Prepared, plan: Plan, folder: Path) -> Certifica
     return found if found and found.comparison and found.subject == subject else None
 
 
+def warn_of(certificate: Certificate) -> None:
+    """Log a warning unless the certificate holds."""
+    if not certificate.holds:
+        reasons = "; ".join(certificate.reasons)
+        _log.warning("the certificate of plan %s: %s: %s", certificate.subject.plan, certificate.verdict, reasons)
+
+
 def require(certificate: Certificate) -> None:
     """Raise NotCertified unless the certificate holds."""
     plan, reasons = certificate.subject.plan, "; ".join(certificate.reasons)

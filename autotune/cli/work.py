@@ -1,6 +1,5 @@
 """The commands that use the devices: tune, launch and run."""
 
-import logging
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +9,7 @@ from typing import Any
 from autotune import study_report
 from autotune.certification.certificate import Certificate
 from autotune.certification.certificate_report import certificate_text
-from autotune.certification.certify import certify, check_place, known_certificate, require
+from autotune.certification.certify import certify, check_place, known_certificate, require, warn_of
 from autotune.cli.context import Options, Terminated, first_signal_noted
 from autotune.full_training import Launched, launch
 from autotune.job_file import JobFile, with_values
@@ -28,7 +27,6 @@ from trials.plan import Plan
 from trials.tasks.request import Training, write_request
 from trials.tasks.training.progress import Evaluated
 
-_log = logging.getLogger(__name__)
 _LONG_DATA_WAIT = 0.02
 """Share of a training's time above which more workers are worth their cores."""
 
@@ -55,9 +53,7 @@ def tune_job(options: Options, file: JobFile, *, trials: int | None, time_limit:
         best = _tune(options, bench, fresh=fresh)
         certificate = known_certificate(bench.prepared, best.plan, bench.folder) or _certify(options, bench, best.plan)
         ran = bench.store.trials(best.study_id)
-    if not certificate.holds:
-        reasons = "; ".join(certificate.reasons)
-        _log.warning("the certificate of plan %s: %s: %s", best.plan.id, certificate.verdict, reasons)
+    warn_of(certificate)
     options.give(
         lambda: {**study_report.best_document(best, ran), "certificate": wire.to_document(certificate)},
         lambda: f"{study_report.best_text(best, ran)}\n\n{certificate_text(certificate)}",

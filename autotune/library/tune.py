@@ -1,8 +1,6 @@
 """The search for the best plan."""
 
-import logging
-
-from autotune.certification.certify import certify, known_certificate
+from autotune.certification.certify import certify, known_certificate, warn_of
 from autotune.database_setting import chosen_database
 from autotune.events import Listener, unheard
 from autotune.job_file import JobLike, as_job, with_values
@@ -10,8 +8,6 @@ from autotune.search.tuner import Tuner
 from autotune.training_log import check_loggers
 from autotune.workbench import workbench
 from storage.records import BestPlan
-
-_log = logging.getLogger(__name__)
 
 
 def tune(
@@ -38,7 +34,5 @@ def tune(
         certificate = known_certificate(bench.prepared, best.plan, bench.folder)
         if certificate is None:
             certificate = certify(bench.prepared, best.plan, bench.folder, listener)
-    if not certificate.holds:
-        reasons = "; ".join(certificate.reasons)
-        _log.warning("the certificate of plan %s: %s: %s", best.plan.id, certificate.verdict, reasons)
+    warn_of(certificate)
     return best

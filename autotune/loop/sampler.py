@@ -67,13 +67,23 @@ class PackSampler(Sampler[list[int]]):
         self._packing = packing
         self._rank, self._ranks = rank, ranks
         self._first_step = 0
+        self._is_loaded = False
         self._epoch = self._built(0)
         self.epoch = 0
         """Number of the epoch, counted from 0."""
 
-    def set_epoch(self, epoch: int, first_step: int = 0) -> None:
-        """Yield the packs of this epoch from now on, from step `first_step` on. Raise PackError past its end."""
+    def set_epoch(self, epoch: int, first_step: int | None = None) -> None:
+        """Yield the packs of this epoch from now on, from step `first_step` on.
+
+        By default these are all, but the first call after `load_state_dict` goes on from the state if it is of this
+        epoch. Raise PackError for an epoch or a step that does not exist.
+        """
+        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
+            raise PackError(f"epoch must be a whole number of at least 0, not {epoch!r}")
+        loaded, self._is_loaded = self._is_loaded and epoch == self.epoch, False
         built = self._epoch if epoch == self.epoch else self._built(epoch)
+        if first_step is None:
+            first_step = self._first_step if loaded else 0
         if not 0 <= first_step <= built.steps:
             raise PackError(f"epoch {epoch} has {built.steps} steps, so none begins after {first_step}")
         self._epoch, self.epoch, self._first_step = built, epoch, first_step
@@ -105,6 +115,7 @@ class PackSampler(Sampler[list[int]]):
             was = ", ".join(f"{name} was {state.get(name)!r} and is {self._identity()[name]!r}" for name in changed)
             raise PackError(f"the state is not of these packs: {was}; restore what changed, or start a new training")
         self.set_epoch(state["epoch"], state["steps"])
+        self._is_loaded = True
 
     def _identity(self) -> dict[str, Any]:
         """Return what decides the packs."""
@@ -116,6 +127,7 @@ class PackSampler(Sampler[list[int]]):
             "seed": training.seed,
             "global_batch_samples": training.global_batch_samples,
             "oversize": self._samples.job.data.oversize,
+            "weights": wire.to_document(self._samples.weights),
         }
 
     def _built(self, number: int) -> Epoch:
@@ -169,5 +181,5 @@ class EvenPackSampler(Sampler[list[int]]):
 
     def _each_epoch(self) -> Iterator[int]:
         for epoch in range(self._epochs):
-            self._sampler.set_epoch(epoch)
+            self._sampler.set_epoch(epoch, 0)
             yield epoch

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,10 +34,11 @@ def folder(example: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def caches(tmp_path_factory: pytest.TempPathFactory) -> None:
+def caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Lengths are kept in a folder of these tests."""
-    patch = pytest.MonkeyPatch()
-    patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -99,8 +101,43 @@ def test_an_epoch_goes_on_from_a_stored_state(samples: SampleDataset) -> None:
     last = whole.state_dict(len(whole.steps) - 1)
     other.load_state_dict(last)
     assert list(other) == []
-    with pytest.raises(PackError, match=r"epoch 1 has \d+ steps, so none begins after 99"):
-        whole.set_epoch(1, 99)
+
+
+def test_a_loop_over_epochs_goes_on_from_a_stored_state(samples: SampleDataset) -> None:
+    whole, other = (PackSampler(samples, PLAN, ranks=2) for _ in range(2))
+    expected = []
+    for epoch in range(1, 3):
+        whole.set_epoch(epoch)
+        skipped = whole.steps[0].packs if epoch == 1 else 0
+        expected += list(whole)[skipped:]
+    whole.set_epoch(1)
+    other.load_state_dict(whole.state_dict(0))
+    found = []
+    for epoch in range(other.epoch, 3):
+        other.set_epoch(epoch)
+        found += list(other)
+    assert found == expected
+    other.set_epoch(1)
+    assert list(other) == list(whole)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((1, 99), r"epoch 1 has \d+ steps, so none begins after 99"),
+        ((1, -1), r"epoch 1 has \d+ steps, so none begins after -1"),
+        ((-1,), "epoch must be a whole number of at least 0, not -1"),
+        (("1",), "epoch must be a whole number of at least 0, not '1'"),
+    ],
+)
+def test_an_epoch_or_step_that_does_not_exist_is_refused(
+    arguments: tuple[int, ...], message: str, samples: SampleDataset
+) -> None:
+    sampler = PackSampler(samples, PLAN, ranks=2)
+    packs = list(sampler)
+    with pytest.raises(PackError, match=message):
+        sampler.set_epoch(*arguments)
+    assert list(sampler) == packs
 
 
 def test_a_state_of_other_data_or_packs_is_refused(samples: SampleDataset, folder: Path) -> None:
