@@ -140,6 +140,11 @@ def plans_text(found: Sequence[Known]) -> str:
     for known in found:
         if known.is_archived:
             lines.append(f"{known.best.plan.id} is of an archived study")
+        why = known.best.explanation
+        if why is not None and why.winner.disturbed:
+            lines.append(
+                f"{known.best.plan.id} was measured under other load alone; `autotune tune --fresh` repeats it"
+            )
         if known.used_by:
             lines.append(f"{known.best.plan.id} is in use: {', '.join(known.used_by)}")
         if known.differences:

@@ -3,10 +3,11 @@ from dataclasses import replace
 import pytest
 
 from autotune.plan_text import trial_line
-from autotune.study_report import best_text
+from autotune.study_report import Known, best_text, plans_text
 from storage.records import Baseline, BestPlan
+from storage.validity import Validity, Verdict
 from tests.search_values import completed
-from tests.storage_values import PADDED_PLAN, best_of
+from tests.storage_values import EXPLANATION, PADDED_PLAN, best_of
 from trials.outcome import Completed
 
 
@@ -60,3 +61,11 @@ def test_the_winner_is_shown_with_how_many_runs_were_disturbed() -> None:
     text = best_text(winner, (trial, marked))
     assert "Disturbed: 1 of 2 measured runs, 1 of 1 of the winner (others computed)" in text
     assert "Disturbed" not in best_text(winner, (trial,))
+
+
+@pytest.mark.parametrize("disturbed", [True, False])
+def test_a_listed_plan_that_was_measured_under_other_load_alone_says_so(disturbed: bool) -> None:
+    first, *others = EXPLANATION.plans
+    why = replace(EXPLANATION, plans=(replace(first, disturbed=disturbed), *others))
+    known = Known(best=best(explanation=why), validity=Validity(verdict=Verdict.VALID, changes=()))
+    assert ("was measured under other load alone" in plans_text([known])) == disturbed
