@@ -13,7 +13,7 @@ ANSWERS = timeout 5 $(PYTHON) -c 'import urllib.request as r; r.urlopen("$(CPU_I
 CPU_TORCH = --constraint constraints/cpu.txt $(shell $(ANSWERS) 2>/dev/null && echo --extra-index-url $(CPU_INDEX))
 TORCH = $(if $(CUDA),,$(CPU_TORCH))
 
-.PHONY: help demo test bench storm fuzz chart coverage lint format clean
+.PHONY: help demo test bench storm fuzz chart docs coverage lint format clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -38,8 +38,12 @@ storm: $(READY)  ## kill, race, lock, fill and damage the database in full; some
 fuzz: $(READY)  ## give 20,000 hostile files to the commands; some forty minutes on two cores
 	$(BIN)/python -m benchmarks.fuzz
 
-chart: $(READY)  ## draw the README's chart from docs/benchmarks/tuning.json
+chart: $(READY)  ## draw the README's chart from docs/benchmarks/tuning.json, and the figures of docs/imbalances.md
 	$(BIN)/python -m benchmarks.chart
+	$(BIN)/python -m benchmarks.figures
+
+docs: $(READY)  ## build the documentation as a site in build/site; a broken link fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 coverage: $(READY)  ## run every test with branch coverage, ranks included
 	$(BIN)/python -m pytest --cov --cov-report=term

@@ -4,9 +4,12 @@ import json
 import re
 import shlex
 import signal
+import textwrap
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable, Iterator
 from configparser import ConfigParser
+from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, get_args
 
@@ -35,19 +38,21 @@ GLOSSARY = ROOT / "docs" / "glossary.md"
 DOCS = (README, CONTRIBUTING, *sorted((ROOT / "docs").rglob("*.md")))
 EXAMPLE_JOB = ROOT / "examples" / "tiny-internvl" / "job.yaml"
 SOURCES = "data.sources[]."
+SHELL = ("|", ">", "&&", ";")
 PATH = re.compile(r"(?<![\w/])(?:autotune|storage|trials|tests|examples|docs|constraints|benchmarks)/[\w./-]*\w")
+BLOCK = re.compile(r"^( *)```\w*\n(.*?)^\1```", flags=re.MULTILINE | re.DOTALL)
+COMMAND_LINE = re.compile(r"^(?:\$ )?(?:\w+=\S+ )*(?:\.venv/bin/)?autotune (.+)$", flags=re.MULTILINE)
 MODULE = re.compile(r"\b(?:storage|trials)(?:\.[a-z_]+)+\b")
 documents = pytest.mark.parametrize("document", DOCS, ids=lambda path: path.name)
 
 
 def spans(document: Path) -> list[str]:
     """Return the inline code of a document."""
-    text = re.sub(r"^```.*?^```", "", document.read_text(), flags=re.MULTILINE | re.DOTALL)
-    return re.findall(r"`([^`\n]+)`", text)
+    return re.findall(r"`([^`\n]+)`", BLOCK.sub("", document.read_text()))
 
 
 def blocks(document: Path) -> str:
-    return "\n".join(re.findall(r"^```\w*\n(.*?)^```", document.read_text(), flags=re.MULTILINE | re.DOTALL))
+    return "\n".join(textwrap.dedent(block) for _, block in BLOCK.findall(document.read_text()))
 
 
 def rows(document: Path, *header: str) -> list[list[str]]:
@@ -154,13 +159,20 @@ def test_the_options_that_all_commands_share_are_documented() -> None:
 
 @documents
 def test_command_lines_in_the_documents_are_valid(document: Path) -> None:
-    lines = re.findall(r"^(?:\$ )?autotune (.+)$", blocks(document), flags=re.MULTILINE)
-    lines += [span.removeprefix("autotune ") for span in spans(document) if span.startswith("autotune ")]
-    for line in lines:
-        words = shlex.split(line, comments=True)
-        is_option = words[0].startswith("-")
-        known = options_of(main) if is_option else options_of(commands()[split(words)[0]])
-        assert {word for word in words if word.startswith("-")} <= known, line
+    for line in COMMAND_LINE.findall(blocks(document)):
+        words = [*takewhile(lambda word: word not in SHELL, shlex.split(line, comments=True))]
+        name, arguments = ("autotune", words) if words[0].startswith("-") else split(words)
+        command = main if words[0].startswith("-") else commands()[name]
+        with suppress(click.exceptions.Exit):  # of --help and --version
+            command.make_context(name, arguments)
+
+
+@documents
+def test_options_in_sentences_of_the_documents_exist(document: Path) -> None:
+    for span in (span for span in spans(document) if span.startswith("autotune ")):
+        words = shlex.split(span)[1:]
+        known = options_of(main) if words[0].startswith("-") else options_of(commands()[split(words)[0]])
+        assert {word for word in words if word.startswith("-")} <= known, span
 
 
 @documents
