@@ -330,6 +330,16 @@ def test_the_result_in_the_readme_is_the_recorded_tuning() -> None:
     assert f"{in_words[0].lower()}{in_words[1:]}, autotune {result['samples_per_second']} samples/s" in text
 
 
+def test_the_tutorial_shows_the_recorded_tuning_too() -> None:
+    (result,) = (block for _, block in BLOCK.findall(README.read_text()) if block.startswith("Plan "))
+    tutorial = (ROOT / "docs" / "tutorial.md").read_text()
+    assert result in tutorial
+    # What the tutorial says about this plan.
+    assert "pipeline 1 x data 2" in result
+    assert "recompute 1v+1l" in result
+    assert "recomputes one layer of each kind. It has no stages" in tutorial
+
+
 @documents
 def test_documents_are_plain_text(document: Path) -> None:
     assert document.read_text().isascii()
