@@ -18,8 +18,8 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from autotune.predict.predictor import Predictor
-from autotune.predict.timeline import timeline
+from autotune.prediction.predictor import Predictor
+from autotune.prediction.timeline import timeline
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.solver import Solver
 from benchmarks.packing import WEIGHTS
