@@ -66,19 +66,18 @@ def _headline(why: Explanation) -> str:
     if usual is None:
         return f"Why it won: no baseline was measured, so only its own time is explained. {_losses(winner)}"
     if usual.plan_id == winner.plan_id:
-        return f"Why it won: no plan was faster than {usual.role}, the usual settings. {_losses(winner)}"
+        return f"Why it won: no plan was faster than {_named(usual.role)}, the usual settings. {_losses(winner)}"
     return f"Why it won. {_losses(usual)}"
 
 
 def _losses(time: PlanTime) -> str:
     """Say in which parts most of the time is lost."""
-    name = "the winner" if time.role == BEST else time.role
     runs = f"{time.runs} runs" if time.runs > 1 else "one run"
     doubt = ", all disturbed" if time.disturbed else ", ended early" if time.shortened else ""
     useful = next(part for part in time.parts if part.name == IDEAL)
     text = (
-        f"With {name} an epoch takes {_with_error(time.epoch_seconds, time.epoch_seconds_error)} s in {time.steps} "
-        f"steps (measured in {runs}{doubt}), of which {useful.seconds / time.epoch_seconds:.1%} is useful work."
+        f"With {_named(time.role)} an epoch takes {_with_error(time.epoch_seconds, time.epoch_seconds_error)} s in "
+        f"{time.steps} steps (measured in {runs}{doubt}), of which {useful.seconds / time.epoch_seconds:.1%} is useful work."
     )
     first, second, *_ = time.causes
     if first.seconds <= 0:
@@ -89,6 +88,11 @@ def _losses(time: PlanTime) -> str:
         return f"{text} {largest}."
     order = ", then" if apart else "; within the errors it may also be"
     return f"{text} {largest}{order} {NAMES[second.name]}: {share_text(second, time)}."
+
+
+def _named(role: str) -> str:
+    """Return the name of a plan's role in a sentence."""
+    return {BEST: "the winner", "present": "the current plan"}.get(role, role)
 
 
 def _parts_table(times: Sequence[PlanTime]) -> str:
@@ -155,7 +159,7 @@ def _memory(why: Explanation, limit_bytes: int) -> str:
     if usual is None or usual.plan_id == winner.plan_id:
         return text
     more = (most - usual.peak_bytes) / _MEBI
-    return f"{text}, {abs(more):,.0f} MiB {'more' if more >= 0 else 'less'} than with {usual.role}"
+    return f"{text}, {abs(more):,.0f} MiB {'more' if more >= 0 else 'less'} than with {_named(usual.role)}"
 
 
 def _payback(why: Explanation, search_seconds: float) -> str:
@@ -166,11 +170,11 @@ def _payback(why: Explanation, search_seconds: float) -> str:
     if usual.plan_id == winner.plan_id or saved < _LEAST_SAVED * winner.epoch_seconds:
         return ""
     if saved < _SIGNIFICANT * math.hypot(usual.epoch_seconds_error, winner.epoch_seconds_error):
-        return f"The errors are too large to say when the search is paid back compared with {usual.role}"
+        return f"The errors are too large to say when the search is paid back compared with {_named(usual.role)}"
     epochs = search_seconds / saved
     steps = math.ceil(epochs * winner.steps)
     return (
-        f"Compared with {usual.role}, the {search_seconds:,.0f} s of the search's trials are paid back after "
+        f"Compared with {_named(usual.role)}, the {search_seconds:,.0f} s of the search's trials are paid back after "
         f"{epochs:.1f} epochs ({steps:,} step{'s' * (steps != 1)})"
     )
 

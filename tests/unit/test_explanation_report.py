@@ -76,6 +76,13 @@ def test_memory_payback_and_what_would_help_further_are_stated() -> None:
     assert further[1].startswith("- pipeline bubble, 5.0% +- 0.5% of the time: a larger global batch")
 
 
+def test_the_current_plan_is_named_in_words() -> None:
+    current = replace(EXPLANATION, plans=(WINNER, replace(USUAL, role="present")), usual="present")
+    text = text_of(current)
+    assert "With the current plan an epoch takes" in text
+    assert "Compared with the current plan, the 50 s" in text
+
+
 def test_a_gain_within_the_errors_is_not_said_to_pay_back() -> None:
     unsure = replace(USUAL, epoch_seconds_error=60.0)
     text = text_of(replace(EXPLANATION, plans=(WINNER, unsure)))
