@@ -74,10 +74,11 @@ def _losses(time: PlanTime) -> str:
     """Say in which parts most of the time is lost."""
     runs = f"{time.runs} runs" if time.runs > 1 else "one run"
     doubt = ", all disturbed" if time.disturbed else ", ended early" if time.shortened else ""
-    useful = next(part for part in time.parts if part.name == IDEAL)
+    useful = time.part(IDEAL)
     text = (
         f"With {_named(time.role)} an epoch takes {_with_error(time.epoch_seconds, time.epoch_seconds_error)} s in "
-        f"{time.steps} steps (measured in {runs}{doubt}), of which {useful.seconds / time.epoch_seconds:.1%} is useful work."
+        f"{time.steps} steps (measured in {runs}{doubt}), of which "
+        f"{useful.seconds / time.epoch_seconds:.1%} is useful work."
     )
     first, second, *_ = time.causes
     if first.seconds <= 0:
