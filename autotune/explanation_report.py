@@ -88,7 +88,11 @@ def _losses(time: PlanTime) -> str:
     if second.seconds <= 0:
         return f"{text} {largest}."
     order = ", then" if apart else "; within the errors it may also be"
-    return f"{text} {largest}{order} {NAMES[second.name]}: {share_text(second, time)}."
+    losses = f"{text} {largest}{order} {NAMES[second.name]}: {share_text(second, time)}."
+    rest = time.part(UNEXPLAINED)
+    if rest.seconds > max(first.seconds, _SIGNIFICANT * rest.error):
+        losses += f" Even more is not explained: {share_text(rest, time)}."
+    return losses
 
 
 def _named(role: str) -> str:

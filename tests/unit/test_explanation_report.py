@@ -31,6 +31,13 @@ def test_the_largest_loss_of_the_usual_settings_is_named_first() -> None:
     )
 
 
+def test_a_rest_that_is_larger_than_every_loss_is_named() -> None:
+    vague = plan_time(PADDED_PLAN, "default", padding=20.0, recompute=10.0, unexplained=50.0)
+    text = text_of(replace(EXPLANATION, plans=(WINNER, vague)))
+    assert "then recompute: 5.0% +- 0.5%. Even more is not explained: 25.0% +- 2.5%." in text
+    assert "not explained:" not in text_of(EXPLANATION).partition("- useful work")[0]
+
+
 def test_what_the_winner_changes_in_the_usual_settings_is_listed() -> None:
     text = best_text(best_of("5" * 32, explanation=EXPLANATION))
     assert cells(text, "packing")[1:] == ["2 samples, padded", packing_text(packed_plan().packing)]
