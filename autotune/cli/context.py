@@ -109,7 +109,7 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
         streams.keep_stderr_open()
         context = click.get_current_context(silent=True)
         before = context.find_root().params if context else {}  # the same options before the command's name
-        name = context.info_name if context else None
+        name = context.command_path.removeprefix(context.find_root().command_path).strip() if context else ""
         options = Options(
             as_json=as_json or before.get("as_json", False),
             database=before.get("db") if db is None else db,

@@ -75,6 +75,7 @@ def export_bundle(options: Options, names: Sequence[str], *, hardware: str | Non
         if not ids:
             raise AutotuneError(f"no finished study ran on {hardware!r}; `autotune studies` lists all")
         if out is None:
+            options.display.close()
             for line in store.export_studies(tuple(ids), _name(store)):
                 click.echo(line, nl=False)
             return
