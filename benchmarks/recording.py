@@ -39,13 +39,18 @@ class Recording:
     def text(self) -> str:
         return self.output.decode()
 
-    def longest_silence(self) -> tuple[float, str]:
-        """Return the longest time without output, before its end included, and the last line before it."""
+    def silences(self, count: int) -> list[tuple[float, str]]:
+        """Return the longest times without output, longest first, each with the last line before it."""
         times = [0.0, *(at for at, _ in self.chunks), self.seconds]
-        gaps = [later - earlier for earlier, later in pairwise(times)]
-        worst = max(range(len(gaps)), key=gaps.__getitem__)
-        before = b"".join(chunk for _, chunk in self.chunks[:worst]).decode(errors="replace").splitlines()
-        return gaps[worst], before[-1] if before else ""
+        gaps = sorted(
+            ((later - earlier, number) for number, (earlier, later) in enumerate(pairwise(times))), reverse=True
+        )
+        return [(seconds, self._last_line(number)) for seconds, number in gaps[:count]]
+
+    def _last_line(self, count: int) -> str:
+        """Return the last line of the first `count` pieces."""
+        before = b"".join(chunk for _, chunk in self.chunks[:count]).decode(errors="replace").splitlines()
+        return before[-1] if before else ""
 
     def screen(self) -> list[str]:
         """Return the lines of the terminal in the end, those that scrolled out of it included."""

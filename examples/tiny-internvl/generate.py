@@ -8,12 +8,13 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scenes import Scene, draw, facts, questions, random_scene
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import InternVLConfig, PreTrainedTokenizerFast
-from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+
+if TYPE_CHECKING:
+    from transformers import InternVLConfig, PreTrainedTokenizerFast
 
 VERSION = 1
 """Raised when the model or the data become different."""
@@ -37,7 +38,6 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path(__file__).parent, help="where model/ and data/ are made")
     parser.add_argument("--samples", type=int, default=SAMPLES)
     arguments = parser.parse_args()
-    print(f"{arguments.folder}: a tiny model and {arguments.samples} samples, some seconds", flush=True)
     made = generate(arguments.folder, arguments.samples)
     print(f"{arguments.folder}: {'made model/ and data/' if made else 'model/ and data/ are up to date'}")
 
@@ -56,6 +56,7 @@ def generate(folder: Path, samples: int) -> bool:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix="partial-") as name:
         partial = Path(name)
+        print(f"Drawing {samples} samples", flush=True)
         records = make_data(partial / "data", samples)
         make_model(partial / "model", (turn["value"] for record in records for turn in record["conversations"]))
         for made in ("model", "data"):
@@ -148,15 +149,22 @@ def about(scenes: list[Scene], random: Random) -> tuple[list[str], list[tuple[st
 
 def make_model(folder: Path, texts: Iterable[str]) -> None:
     """Writes the configuration, tokenizer and image processor; the weights are drawn when a run starts."""
+    print("Training the tokenizer", flush=True)
     tokenizer = make_tokenizer(texts)
     tokenizer.save_pretrained(folder)
+    print("Writing the configuration of the model", flush=True)
+    make_config(tokenizer).save_pretrained(folder)
+    print("Writing the image processor", flush=True)
+    from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil  # noqa: PLC0415
+
     size = {"height": TILE, "width": TILE}
     GotOcr2ImageProcessorPil(crop_to_patches=True, min_patches=1, max_patches=4, size=size).save_pretrained(folder)
-    make_config(tokenizer).save_pretrained(folder)
 
 
-def make_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
+def make_tokenizer(texts: Iterable[str]) -> "PreTrainedTokenizerFast":
     """Byte-level BPE trained on the dataset, with InternVL's special tokens."""
+    from transformers import PreTrainedTokenizerFast  # noqa: PLC0415  # takes seconds, after the first lines
+
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -175,8 +183,10 @@ def make_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     )
 
 
-def make_config(tokenizer: PreTrainedTokenizerFast) -> InternVLConfig:
+def make_config(tokenizer: "PreTrainedTokenizerFast") -> "InternVLConfig":
     """12 vision layers of width 128 and 8 language layers of width 192: 16 tokens to a tile."""
+    from transformers import InternVLConfig  # noqa: PLC0415
+
     vision = {
         "num_hidden_layers": 12,
         "hidden_size": 128,
