@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from autotune.report.charts import history, layers, memory, packs, plans, step
+from autotune.report.charts import causes, gantt, history, layers, memory, packs, plans, ranks
 from autotune.report.charts.chart import Chart, Table
 from autotune.report.environment import environment
 from autotune.report.importance import importances, measured_points
@@ -47,12 +47,12 @@ def _step(sides: Sequence[Side]) -> Section:
 
     def charts() -> Iterator[Chart]:
         if simulated:
-            yield step.causes([side for side, _ in simulated])
+            yield causes.causes([side for side, _ in simulated])
         for side, found in simulated:
             if found.timeline.seconds > 0:
-                yield step.gantt(side, longest)
+                yield gantt.gantt(side, longest)
         if measured:
-            yield step.ranks(measured)
+            yield ranks.ranks(measured)
 
     return Section(
         id="step", title="Time: one step", charts=tuple(charts()), notes=(*_unsimulated(sides), *_unmeasured(sides))

@@ -33,6 +33,7 @@ _KINDS = {
     "repeat": "var(--green)",
     "no result": "var(--red)",
 }
+_TOOLTIP = tooltip(("trial", "trial", "d"), ("role", "role"), ("plan", "plan"), ("outcome", "outcome"))
 
 
 def history(source: Source) -> Chart:
@@ -110,71 +111,75 @@ def _baselines(source: Source) -> list[Row]:
 
 
 def _spec(rows: Sequence[Row], steps: Sequence[Row], baselines: Sequence[Row]) -> Spec:
-    y = number("seconds", "seconds of an epoch", scale={"zero": False, "nice": True})
     most = max((row["trial"] for row in rows), default=0)
     x = number("trial", "trial", axis=count_axis(most), scale={"padding": 12, "nice": False})
-    lines = tooltip(("trial", "trial", "d"), ("role", "role"), ("plan", "plan"), ("outcome", "outcome"))
+    y = number("seconds", "seconds of an epoch", scale={"zero": False, "nice": True})
+    best: Spec = {
+        "data": {"values": list(steps)},
+        "mark": {"type": "line", "interpolate": "step-after", "color": INK, "strokeWidth": 1.5},
+        "encoding": {"x": x, "y": {**y, "field": "best"}},
+    }
+    # A layer without data would have no extent.
+    has_seconds, has_failures = ("seconds" in row for row in rows), ("seconds" not in row for row in rows)
+    layers = [
+        *(_usual(baselines, y) if baselines else ()),
+        *([best] if steps else []),
+        *(_timed(x, y) if any(has_seconds) else ()),
+        *([_failed(x)] if any(has_failures) else []),
+    ]
+    return spec(rows, height=320 if steps else 60, layer=layers)
+
+
+def _usual(baselines: Sequence[Row], y: Spec) -> tuple[Spec, Spec]:
+    """Return the lines of the baselines, and their names."""
+    data = {"values": list(baselines)}
+    text = {"type": "text", "align": "right", "baseline": "bottom", "dy": -3, "color": MUTED, "fontSize": 11}
+    return (
+        {"data": data, "mark": {"type": "rule", "color": MUTED, "strokeDash": [4, 4]}, "encoding": {"y": y}},
+        {"data": data, "mark": text, "encoding": {"x": {"value": "width"}, "y": y, "text": category("baseline")}},
+    )
+
+
+def _timed(x: Spec, y: Spec) -> tuple[Spec, Spec]:
+    """Return the error bars and the points of trials with seconds."""
+    timed = [{"filter": "isValid(datum.seconds)"}]
+    kind = coloured("kind", _KINDS)
     faded: Spec = {"condition": {"param": "plan-of", "value": 1}, "value": 0.15}
-    hollow = {"test": "datum.how == 'disturbed'", "value": PAPER}
-    timed: Spec = {
-        "transform": [{"filter": "isValid(datum.seconds)"}],
+    shape = {"condition": {"test": "datum.how == 'ended early'", "value": "triangle-down"}, "value": "circle"}
+    errors: Spec = {
+        "transform": timed,
+        "mark": {"type": "rule", "strokeWidth": 1.5},
+        "encoding": {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, "color": kind, "opacity": faded},
+    }
+    points: Spec = {
+        "transform": timed,
         "params": [{"name": "plan-of", "select": {"type": "point", "fields": ["plan"]}}],
         "mark": {"type": "point", "size": 60, "filled": False, "strokeWidth": 2, "cursor": "pointer"},
         "encoding": {
             "x": x,
             "y": y,
-            "stroke": coloured("kind", _KINDS),
-            "fill": {**coloured("kind", _KINDS), "condition": hollow},
-            "shape": {"condition": {"test": "datum.how == 'ended early'", "value": "triangle-down"}, "value": "circle"},
+            "stroke": kind,
+            "fill": {**kind, "condition": {"test": "datum.how == 'disturbed'", "value": PAPER}},
+            "shape": shape,
             "opacity": faded,
-            "tooltip": lines,
+            "tooltip": _TOOLTIP,
         },
     }
-    failed: Spec = {
+    return errors, points
+
+
+def _failed(x: Spec) -> Spec:
+    """Return the crosses of trials without seconds, at the bottom."""
+    return {
         "transform": [{"filter": "!isValid(datum.seconds)"}],
         "mark": {"type": "point", "shape": "cross", "size": 110, "angle": 45, "filled": True},
         "encoding": {
             "x": x,
             "y": {"value": {"expr": "height - 6"}},
             "color": coloured("kind", _KINDS),
-            "tooltip": lines,
+            "tooltip": _TOOLTIP,
         },
     }
-    errors: Spec = {
-        "transform": [{"filter": "isValid(datum.seconds)"}],
-        "mark": {"type": "rule", "strokeWidth": 1.5},
-        "encoding": {
-            "x": x,
-            "y": {**y, "field": "low"},
-            "y2": {"field": "high"},
-            "color": coloured("kind", _KINDS),
-            "opacity": faded,
-        },
-    }
-    best: Spec = {
-        "data": {"values": steps},
-        "mark": {"type": "line", "interpolate": "step-after", "color": INK, "strokeWidth": 1.5},
-        "encoding": {"x": x, "y": {**y, "field": "best"}},
-    }
-    usual: Spec = {
-        "data": {"values": baselines},
-        "mark": {"type": "rule", "color": MUTED, "strokeDash": [4, 4]},
-        "encoding": {"y": y},
-    }
-    names: Spec = {
-        "data": {"values": baselines},
-        "mark": {"type": "text", "align": "right", "baseline": "bottom", "dy": -3, "color": MUTED, "fontSize": 11},
-        "encoding": {"x": {"value": "width"}, "y": y, "text": category("baseline")},
-    }
-    # A layer without data would have no extent.
-    has_seconds, has_failures = ("seconds" in row for row in rows), ("seconds" not in row for row in rows)
-    layers = [
-        *([usual, names] if baselines else []),
-        *([best] if steps else []),
-        *([errors, timed] if any(has_seconds) else []),
-        *([failed] if any(has_failures) else []),
-    ]
-    return spec(rows, height=320 if steps else 60, layer=layers)
 
 
 def _line(trial: TrialRecord) -> tuple[str, ...]:

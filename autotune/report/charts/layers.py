@@ -28,29 +28,7 @@ _PASSES = {
 def layers(profile: ProfiledCosts, work: Workload) -> Chart:
     """Chart the seconds of one layer of each kind, for a pack of mean samples."""
     pack = TypicalPack.of(work.data)
-    counts = {"vision": work.model.vision_layers, "language": work.model.language_layers}
-    rows: list[Row] = []
-    lines: list[tuple[str, ...]] = []
-    for kind, cost in profile.costs.layers:
-        if not cost.parameters:
-            continue
-        name = kind.replace("_", " ")
-        coefficients = (cost.forward_seconds, cost.backward_seconds, cost.recompute_seconds)
-        seconds = dict(zip(_PASSES, map(pack.cost, coefficients), strict=True))
-        rows += [
-            {"layer": name, "pass": part, "ms": round(value * 1e3, 4), "order": order}
-            for order, (part, value) in enumerate(seconds.items())
-        ]
-        lines.append(
-            (
-                name,
-                str(counts.get(kind, 1)),
-                *map(seconds_text, seconds.values()),
-                bytes_text(pack.cost(cost.kept_bytes)),
-                f"{cost.parameters:,}",
-                f"{cost.seconds_error:.1%}{', noisy' if cost.is_noisy else ''}",
-            )
-        )
+    rows, lines = _rows(profile, work, pack)
     return Chart(
         id="layers",
         title="Cost of one layer of each kind",
@@ -78,3 +56,31 @@ def layers(profile: ProfiledCosts, work: Workload) -> Chart:
             header=("layer", "layers", *_PASSES, "kept bytes", "parameters", "error of the fit"), rows=tuple(lines)
         ),
     )
+
+
+def _rows(profile: ProfiledCosts, work: Workload, pack: TypicalPack) -> tuple[list[Row], list[tuple[str, ...]]]:
+    """Return the rows of the chart, and of its table."""
+    counts = {"vision": work.model.vision_layers, "language": work.model.language_layers}
+    rows: list[Row] = []
+    lines: list[tuple[str, ...]] = []
+    for kind, cost in profile.costs.layers:
+        if not cost.parameters:
+            continue
+        name = kind.replace("_", " ")
+        coefficients = (cost.forward_seconds, cost.backward_seconds, cost.recompute_seconds)
+        seconds = dict(zip(_PASSES, map(pack.cost, coefficients), strict=True))
+        rows += [
+            {"layer": name, "pass": part, "ms": round(value * 1e3, 4), "order": order}
+            for order, (part, value) in enumerate(seconds.items())
+        ]
+        lines.append(
+            (
+                name,
+                str(counts.get(kind, 1)),
+                *map(seconds_text, seconds.values()),
+                bytes_text(pack.cost(cost.kept_bytes)),
+                f"{cost.parameters:,}",
+                f"{cost.seconds_error:.1%}{', noisy' if cost.is_noisy else ''}",
+            )
+        )
+    return rows, lines
