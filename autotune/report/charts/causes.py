@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from autotune.time_parts import MEANINGS
 from autotune.report.charts.chart import (
     PAPER,
     Chart,
@@ -18,6 +17,7 @@ from autotune.report.charts.chart import (
 from autotune.report.charts.quantities import seconds_text, share_text
 from autotune.report.sides import Side
 from autotune.report.simulation import Simulated
+from autotune.time_parts import MEANINGS
 
 _CAUSES = {
     "ideal": "var(--green)",
