@@ -1,7 +1,7 @@
 """Two tried plans side by side, also of studies on other hardware."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
@@ -14,7 +14,7 @@ from autotune.study_report import tried_document
 from autotune.text_table import table
 from autotune.time_parts import NAMES
 from storage.nearness import Difference, differences, fields_of
-from storage.records import TriedPlan
+from storage.records import TrialRecord, TriedPlan
 from trials import wire
 from trials.outcome import Completed, StageMeasurement
 from trials.workload import Workload
@@ -52,6 +52,8 @@ class PlanComparison:
 
     first: TriedPlan
     second: TriedPlan
+    ran: Mapping[str, Sequence[TrialRecord]]
+    """All trials of the studies, by the study's id."""
 
     @property
     def plans(self) -> tuple[TriedPlan, TriedPlan]:
@@ -98,7 +100,7 @@ def comparison_document(compared: PlanComparison) -> dict[str, Any]:
     return {
         "plans": [
             {
-                **tried_document(tried),
+                **tried_document(tried, compared.ran[tried.study.id]),
                 "study": tried.study.name,
                 "workload": wire.to_document(tried.workload),
                 "known": known_text(tried),

@@ -227,7 +227,7 @@ def study_text(listed: Listed, trials: Sequence[TrialRecord]) -> str:
     return "\n".join((head, *filter(None, (annotation_text(listed.annotation),)), "", *lines, "", winner))
 
 
-def tried_document(tried: TriedPlan, ran: Iterable[TrialRecord] | None = None) -> dict[str, Any]:
+def tried_document(tried: TriedPlan, ran: Iterable[TrialRecord]) -> dict[str, Any]:
     """Return a tried plan as JSON values; for a winner with all that is stored of it. `ran` are its study's trials."""
     won = tried.won
     found = best_document(won, ran) if won else {"id": tried.plan.id, **_plain(tried)}

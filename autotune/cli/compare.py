@@ -11,19 +11,21 @@ from storage.store import Store, open_store
 
 def compare_plans(options: Options, first: str, second: str) -> None:
     with open_store(options.database_url()) as store:
-        compared = _compared(store, first, second)
+        one, other = _together(store, first, second)
+        ran = {study: store.trials(study) for study in {one.study.id, other.study.id}}
+    compared = PlanComparison(first=one, second=other, ran=ran)
     options.give(lambda: comparison_document(compared), lambda: comparison_text(compared))
 
 
-def _compared(store: Store, first: str, second: str) -> PlanComparison:
+def _together(store: Store, first: str, second: str) -> tuple[TriedPlan, TriedPlan]:
     """Return the plans, in a study that tried both of them if there is one and none was chosen."""
     one, other = _found(store, first), _found(store, second)
     if one.study.id != other.study.id and not _is_of_a_study(one, first) and not _is_of_a_study(other, second):
         with suppress(UnknownPlan):
-            return PlanComparison(first=one, second=store.find_plan(other.plan.id, study_id=one.study.id))
+            return one, store.find_plan(other.plan.id, study_id=one.study.id)
         with suppress(UnknownPlan):
-            return PlanComparison(first=store.find_plan(one.plan.id, study_id=other.study.id), second=other)
-    return PlanComparison(first=one, second=other)
+            return store.find_plan(one.plan.id, study_id=other.study.id), other
+    return one, other
 
 
 def _is_of_a_study(tried: TriedPlan, name: str) -> bool:
