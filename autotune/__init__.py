@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from autotune.forecast.forecast import Forecast
-    from autotune.full_training import Launched
     from autotune.job_file import load_job
     from autotune.library.best_plan import best_plan
     from autotune.library.launch import launch
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from autotune.loop.sampler import EvenPackSampler, PackSampler, PackStep
     from autotune.loop.samples import SampleDataset
     from autotune.packing.balance import Balanced
+    from autotune.training.full_training import Launched
     from storage.records import BestPlan
     from trials.job import Job
     from trials.plan import Plan
@@ -51,7 +51,7 @@ _MODULES = {
     "EvenPackSampler": "autotune.loop.sampler",
     "Forecast": "autotune.forecast.forecast",
     "Job": "trials.job",
-    "Launched": "autotune.full_training",
+    "Launched": "autotune.training.full_training",
     "PackCollator": "autotune.loop.collator",
     "PackSampler": "autotune.loop.sampler",
     "PackStep": "autotune.loop.sampler",

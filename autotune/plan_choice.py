@@ -2,7 +2,7 @@
 
 from autotune.errors import PlanNotValid
 from autotune.events import Listener, Note
-from autotune.known_plan import KnownPlan, known_text, of_tried, of_winner
+from autotune.results.known_plan import KnownPlan, known_text, of_tried, of_winner
 from storage.nearness import fields_of
 from storage.records import BestPlan
 from storage.store import Store

@@ -1,7 +1,7 @@
 """Certificates as text for people."""
 
 from autotune.certification.certificate import Certificate, Comparison
-from autotune.text_table import table
+from autotune.results.text_table import table
 from trials.certification import EpochCount, Reference
 
 _REFERENCES: dict[Reference, str] = {

@@ -3,7 +3,7 @@
 from contextlib import suppress
 
 from autotune.cli.context import Options
-from autotune.plan_comparison import PlanComparison, comparison_document, comparison_text
+from autotune.results.plan_comparison import PlanComparison, comparison_document, comparison_text
 from storage.errors import UnknownPlan, UnknownRecord
 from storage.records import TriedPlan
 from storage.store import Store, open_store

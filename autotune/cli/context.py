@@ -22,7 +22,7 @@ from autotune.cli.display.display import Display
 from autotune.cli.visible import VisibleFormatter, visible
 from autotune.database_setting import chosen_database
 from autotune.errors import AutotuneError, exit_code
-from autotune.text_table import fitted
+from autotune.results.text_table import fitted
 from storage.errors import StorageError
 from trials import streams
 from trials.errors import TrialsError

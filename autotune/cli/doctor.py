@@ -11,7 +11,7 @@ from autotune.cli.jobs import outline_of, workload_of
 from autotune.folders import spool_folder, work_folder
 from autotune.machine.agent import has_died
 from autotune.machine.hardware import probe_hardware, software
-from autotune.text_table import table
+from autotune.results.text_table import table
 from storage.errors import StorageError
 from storage.spool import Spool
 from storage.store import Store, open_store

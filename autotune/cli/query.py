@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from autotune import study_report
 from autotune.cli.agents import living, place
 from autotune.cli.context import Options
 from autotune.cli.jobs import outline_of, workload_of
 from autotune.errors import HardwareError
 from autotune.machine.hardware import probe_hardware, software
-from autotune.study_report import Known
+from autotune.results import study_report
+from autotune.results.study_report import Known
 from storage.annotation import Annotation
 from storage.nearness import Fields, fields_of, fields_of_machine
 from storage.records import BestPlan, TriedPlan
@@ -127,7 +127,7 @@ def show_plan(options: Options, plan: str) -> None:
     from autotune.certification.certificate import stored_certificates
     from autotune.certification.certificate_report import certificate_text
     from autotune.folders import certificates_folder, work_folder
-    from autotune.known_plan import known_text
+    from autotune.results.known_plan import known_text
 
     with open_store(options.database_url()) as store:
         tried = store.find_plan(plan)

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import click
 
-from autotune import study_report
 from autotune.cli.context import Options
 from autotune.cli.visible import visible
-from autotune.deletion_report import deletion_text
 from autotune.machine.agent import Agent
+from autotune.results import study_report
+from autotune.results.deletion_report import deletion_text
 from storage.annotation import Annotation
 from storage.deletion import Deletion, Use
 from storage.errors import DatabaseDamaged, DatabaseUnavailable

@@ -6,18 +6,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from autotune import study_report
 from autotune.certification.certificate import Certificate
 from autotune.certification.certificate_report import certificate_text
 from autotune.certification.certify import certify, check_place, known_certificate, require, warn_of
 from autotune.cli.context import Options, Terminated, first_signal_noted
-from autotune.full_training import Launched, launch
 from autotune.job_file import JobFile, with_values
-from autotune.known_plan import KnownPlan, of_winner
 from autotune.plan_choice import choose_plan
+from autotune.results import study_report
+from autotune.results.known_plan import KnownPlan, of_winner
 from autotune.search.tuner import Tuner
-from autotune.training_log import check_loggers
-from autotune.training_output import check_new, check_output
+from autotune.training.full_training import Launched, launch
+from autotune.training.training_log import check_loggers
+from autotune.training.training_output import check_new, check_output
 from autotune.workbench import Workbench, workbench
 from storage.records import BestPlan
 from trials import wire

@@ -9,8 +9,8 @@ from autotune.forecast.gantt import LEGEND, gantt
 from autotune.plan_text import plan_text
 from autotune.prediction.costs import Array
 from autotune.prediction.predictor import MOST_BATCH_DEVIATION
-from autotune.text_table import table
-from autotune.time_parts import MEANINGS
+from autotune.results.text_table import table
+from autotune.results.time_parts import MEANINGS
 from trials import wire
 
 _MEBI = 1 << 20

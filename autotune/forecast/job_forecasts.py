@@ -5,8 +5,8 @@ from pathlib import Path
 from autotune.events import Listener, Note, Phase, PhaseBegan, unheard
 from autotune.forecast.cluster import ClusterOptions, cluster_of_file, cluster_of_store
 from autotune.forecast.forecast import Forecast, Forecaster
-from autotune.known_plan import known_text
 from autotune.plan_file import is_plan_file, read_plan
+from autotune.results.known_plan import known_text
 from storage.store import open_store
 from trials.job import Job
 from trials.model.identity import path_digest

@@ -2,18 +2,18 @@
 
 from collections.abc import Callable
 
-from autotune import full_training
 from autotune.certification.certify import certify as certify_plan
 from autotune.certification.certify import check_place, require
 from autotune.database_setting import chosen_database
 from autotune.errors import JobError
 from autotune.events import Listener, unheard
-from autotune.full_training import Launched
 from autotune.job_file import JobLike, as_job
 from autotune.library.values import check_whole, text_of
 from autotune.plan_choice import choose_plan
-from autotune.training_log import check_loggers
-from autotune.training_output import check_output
+from autotune.training import full_training
+from autotune.training.full_training import Launched
+from autotune.training.training_log import check_loggers
+from autotune.training.training_output import check_output
 from autotune.workbench import workbench
 from trials.plan import Plan
 

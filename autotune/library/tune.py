@@ -5,7 +5,7 @@ from autotune.database_setting import chosen_database
 from autotune.events import Listener, unheard
 from autotune.job_file import JobLike, as_job, with_values
 from autotune.search.tuner import Tuner
-from autotune.training_log import check_loggers
+from autotune.training.training_log import check_loggers
 from autotune.workbench import workbench
 from storage.records import BestPlan
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from autotune.packing.balance import UNPACKED, Balanced, Side
 from autotune.plan_text import packing_text
-from autotune.text_table import table
+from autotune.results.text_table import table
 from trials import wire
 from trials.data.metrics import Spread
 

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from autotune.known_plan import Speed
 from autotune.report.simulation import Packed, Simulated, Simulator
 from autotune.report.source import Source
+from autotune.results.known_plan import Speed
 from storage.records import FinishedTrial
 from trials.outcome import Completed, Measurement
 from trials.plan import Plan

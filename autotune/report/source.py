@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from autotune.errors import NoProfile
 from autotune.forecast.profile_file import ProfiledCosts, stored_costs
-from autotune.known_plan import Speed, of_tried
 from autotune.prediction.calibration import CalibrationState
+from autotune.results.known_plan import Speed, of_tried
 from autotune.search.roles import BASELINES
 from storage.annotation import Annotation
 from storage.errors import DatabaseDamaged, UnknownRecord

@@ -12,9 +12,9 @@ from filelock import FileLock
 from autotune import workload
 from autotune.cli import main
 from autotune.errors import JobError
-from autotune.full_training import launch
 from autotune.job_file import load_job
 from autotune.machine.devices import lock_file
+from autotune.training.full_training import launch
 from autotune.workload import look_at, read_data
 from storage.store import open_store
 from tests.storage_values import WORKLOAD, best_of, concluded, packed_plan

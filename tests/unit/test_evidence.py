@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.evidence import evidence_of
-from autotune.study_report import best_document, best_text
+from autotune.results.evidence import evidence_of
+from autotune.results.study_report import best_document, best_text
 from storage.records import Baseline, FinishedTrial
 from tests.search_values import completed
 from tests.storage_values import PADDED_PLAN, best_of

@@ -3,9 +3,9 @@ from typing import Any
 
 import pytest
 
-from autotune.explanation_report import explanation_text
 from autotune.plan_text import packing_text
-from autotune.study_report import best_text
+from autotune.results.explanation_report import explanation_text
+from autotune.results.study_report import best_text
 from storage.explanation import BEST, Explanation
 from tests.storage_values import EXPLANATION, PADDED_PLAN, best_of, packed_plan, plan_time
 

@@ -3,8 +3,8 @@
 import pytest
 
 from autotune.cli.work import _launch_text
-from autotune.full_training import Launched
-from autotune.known_plan import KnownPlan
+from autotune.results.known_plan import KnownPlan
+from autotune.training.full_training import Launched
 from tests.storage_values import packed_plan
 from trials.tasks.answer import TrainingReport
 from trials.tasks.training.progress import Evaluated

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from autotune.plan_text import trial_line
-from autotune.study_report import Known, best_text, plans_text
+from autotune.results.study_report import Known, best_text, plans_text
 from storage.records import Baseline, BestPlan
 from storage.validity import Validity, Verdict
 from tests.search_values import completed

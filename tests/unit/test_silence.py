@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from autotune import silence
-from autotune.silence import Silence
+from autotune.training import silence
+from autotune.training.silence import Silence
 from tests.processes import wait_for
 
 

@@ -1,6 +1,6 @@
 """Tables at the widths of terminals."""
 
-from autotune.text_table import fitted, table
+from autotune.results.text_table import fitted, table
 
 HEADER = ("plan", "hardware", "here")
 ROWS = [

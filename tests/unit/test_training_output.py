@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from autotune.errors import JobError
-from autotune.training_output import check_new, check_output, held
+from autotune.training.training_output import check_new, check_output, held
 from tests.training_values import job_of, plan_of
 from trials import wire
 from trials.errors import OutputTaken

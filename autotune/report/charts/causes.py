@@ -17,7 +17,7 @@ from autotune.report.charts.chart import (
 from autotune.report.charts.quantities import seconds_text, share_text
 from autotune.report.sides import Side
 from autotune.report.simulation import Simulated
-from autotune.time_parts import MEANINGS
+from autotune.results.time_parts import MEANINGS
 
 _CAUSES = {
     "ideal": "var(--green)",

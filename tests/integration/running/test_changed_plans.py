@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from autotune.errors import PlanNotValid
-from autotune.plan_change import plan_to_replace
+from autotune.training.plan_change import plan_to_replace
 from autotune.workload import Prepared
 from storage.store import Store
 from tests.training_values import plan_of, prepared_of, train

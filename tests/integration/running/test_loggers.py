@@ -12,9 +12,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from wandb.proto import wandb_internal_pb2
 
 from autotune.errors import JobError
-from autotune.full_training import launch
 from autotune.loggers import LoggedRun
-from autotune.training_log import TrainingLog, check_loggers, metrics
+from autotune.training.full_training import launch
+from autotune.training.training_log import TrainingLog, check_loggers, metrics
 from storage.spool import Spool
 from storage.store import open_store
 from tests.training_values import job_of, plan_of, prepared_of

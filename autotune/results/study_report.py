@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autotune.evidence import evidence_of
-from autotune.explanation_report import explanation_text, plan_time_text
 from autotune.plan_text import named_plan, plan_parts, plan_text, trial_line
-from autotune.text_table import table
+from autotune.results.evidence import evidence_of
+from autotune.results.explanation_report import explanation_text, plan_time_text
+from autotune.results.text_table import table
 from storage.annotation import Annotation
 from storage.nearness import Difference
 from storage.records import AbandonedTrial, BestPlan, FinishedTrial, LaunchRecord, StudyRecord, TrialRecord, TriedPlan

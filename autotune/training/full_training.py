@@ -11,10 +11,10 @@ from typing import Literal
 from autotune.certification.certificate import CERTIFICATE_FILE, Certificate, write_certificate
 from autotune.errors import JobError, LaunchFailed
 from autotune.events import Listener, Phase, PhaseBegan, start_events, unheard
-from autotune.plan_change import plan_to_replace
-from autotune.silence import Silence
-from autotune.training_log import TrainingLog, check_loggers, logged_run
-from autotune.training_output import check_output, held
+from autotune.training.plan_change import plan_to_replace
+from autotune.training.silence import Silence
+from autotune.training.training_log import TrainingLog, check_loggers, logged_run
+from autotune.training.training_output import check_output, held
 from autotune.workload import Prepared, check_devices
 from storage.errors import DatabaseUnavailable
 from storage.records import LaunchResult

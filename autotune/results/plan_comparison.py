@@ -7,12 +7,12 @@ from functools import cached_property
 from statistics import fmean
 from typing import Any
 
-from autotune.explanation_report import share_text
-from autotune.known_plan import Speed, counted_runs, known_text, of_tried
 from autotune.plan_text import plan_parts
-from autotune.study_report import tried_document
-from autotune.text_table import table
-from autotune.time_parts import NAMES
+from autotune.results.explanation_report import share_text
+from autotune.results.known_plan import Speed, counted_runs, known_text, of_tried
+from autotune.results.study_report import tried_document
+from autotune.results.text_table import table
+from autotune.results.time_parts import NAMES
 from storage.nearness import Difference, differences, fields_of
 from storage.records import TrialRecord, TriedPlan
 from trials import wire

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Iterator, Sequence
 
-from autotune.text_table import table
-from autotune.time_parts import MEANINGS, NAMES
+from autotune.results.text_table import table
+from autotune.results.time_parts import MEANINGS, NAMES
 from storage.explanation import BEST, IDEAL, UNEXPLAINED, ChangeEffect, Explanation, PlanTime, TimePart
 from storage.records import BestPlan
 

@@ -1,0 +1,1 @@
+"""Results of searches as text and as values for programs."""

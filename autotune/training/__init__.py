@@ -1,0 +1,1 @@
+"""Full trainings, with their output folder, log and changes of plan."""
