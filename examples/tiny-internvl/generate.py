@@ -5,9 +5,11 @@ import json
 import math
 import shutil
 import tempfile
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from random import Random
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from scenes import Scene, draw, facts, questions, random_scene
@@ -38,8 +40,17 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path(__file__).parent, help="where model/ and data/ are made")
     parser.add_argument("--samples", type=int, default=SAMPLES)
     arguments = parser.parse_args()
+    Thread(target=tell_time, daemon=True).start()
     made = generate(arguments.folder, arguments.samples)
     print(f"{arguments.folder}: {'made model/ and data/' if made else 'model/ and data/ are up to date'}")
+
+
+def tell_time() -> None:
+    """Says every few seconds that the work goes on: a busy machine takes long to import transformers."""
+    began = time.monotonic()
+    while True:
+        time.sleep(4)
+        print(f"  {time.monotonic() - began:.0f} s", flush=True)
 
 
 def generate(folder: Path, samples: int) -> bool:
