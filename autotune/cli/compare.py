@@ -3,6 +3,7 @@
 from contextlib import suppress
 
 from autotune.cli.context import Options
+from autotune.results.evidence import trials_behind
 from autotune.results.plan_comparison import PlanComparison, comparison_document, comparison_text
 from storage.errors import UnknownPlan, UnknownRecord
 from storage.records import TriedPlan
@@ -12,7 +13,7 @@ from storage.store import Store, open_store
 def compare_plans(options: Options, first: str, second: str) -> None:
     with open_store(options.database_url()) as store:
         one, other = _together(store, first, second)
-        ran = {study: store.trials(study) for study in {one.study.id, other.study.id}}
+        ran = {tried.study.id: trials_behind(tried.won, store) for tried in (one, other) if tried.won}
     compared = PlanComparison(first=one, second=other, ran=ran)
     options.give(lambda: comparison_document(compared), lambda: comparison_text(compared))
 

@@ -127,12 +127,13 @@ def show_plan(options: Options, plan: str) -> None:
     from autotune.certification.certificate import stored_certificates
     from autotune.certification.certificate_report import certificate_text
     from autotune.folders import certificates_folder, work_folder
+    from autotune.results.evidence import trials_behind
     from autotune.results.known_plan import known_text
 
     with open_store(options.database_url()) as store:
         tried = store.find_plan(plan)
         launches = store.launches(tried.plan.id)
-        ran = store.trials(tried.study.id)
+        ran = trials_behind(tried.won, store) if tried.won else ()
         used = _uses(store).get(tried.plan.id, ())
         annotation = store.annotations("plan", [tried.plan.id]).get(tried.plan.id, Annotation())
     folder = certificates_folder(work_folder(options.database_url()))

@@ -13,6 +13,7 @@ from autotune.cli.context import Options, Terminated, first_signal_noted
 from autotune.job_file import JobFile, with_values
 from autotune.plan_choice import choose_plan
 from autotune.results import study_report
+from autotune.results.evidence import trials_behind
 from autotune.results.known_plan import KnownPlan, of_winner
 from autotune.search.tuner import Tuner
 from autotune.training.full_training import Launched, launch
@@ -52,7 +53,7 @@ def tune_job(options: Options, file: JobFile, *, trials: int | None, time_limit:
     with _open(options, job) as bench:
         best = _tune(options, bench, fresh=fresh)
         certificate = known_certificate(bench.prepared, best.plan, bench.folder) or _certify(options, bench, best.plan)
-        ran = bench.store.trials(best.study_id)
+        ran = trials_behind(best, bench.store)
     warn_of(certificate)
     options.give(
         lambda: {**study_report.best_document(best, ran), "certificate": wire.to_document(certificate)},
@@ -92,7 +93,7 @@ def run_job(options: Options, file: JobFile) -> None:
             check_new(job.training.output)
             best = _tune(options, bench, fresh=False)
             certificate = _certify(options, bench, best.plan)
-        ran = bench.store.trials(best.study_id)
+        ran = trials_behind(best, bench.store)
         options.give_early(lambda: f"\n{study_report.best_text(best, ran)}\n")
         chosen = of_winner(best)
         launched = _launch(options, bench, chosen, None, certificate)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from autotune.search.roles import BASELINES
 from storage.records import BestPlan, FinishedTrial, TrialRecord
-from trials.outcome import Completed
+from storage.store import Store
+from trials.outcome import Completed, Rejected
 
 _ROUNDING = 0.005
 """Share by which a figure may be outside the range of its measurements without a word."""
@@ -42,8 +43,10 @@ class Evidence:
     disturbed_winner_runs: int
     disturbance: str | None
     """Reason of the last disturbed run."""
+    tried_plans: int
+    """Plans other than the baselines that ran, whatever their outcome."""
     searched_plans: int
-    """Measured plans other than the baselines."""
+    """Those of them that were measured."""
     corrected: tuple[Corrected, ...]
 
     @property
@@ -52,7 +55,9 @@ class Evidence:
         return tuple(self._warnings())
 
     def _warnings(self) -> Iterator[str]:
-        if self.runs and not self.searched_plans:
+        if self.runs and self.tried_plans and not self.searched_plans:
+            yield "No plan besides the baselines completed, and this is the fastest of them; the trials name the causes"
+        if self.runs and not self.tried_plans:
             yield (
                 "Nothing was searched: the budget allowed the baselines alone, and this is the fastest of them; raise "
                 "search.time_limit or search.trials"
@@ -66,18 +71,30 @@ class Evidence:
         yield from map(str, self.corrected)
 
 
+def trials_behind(best: BestPlan, store: Store) -> Sequence[TrialRecord]:
+    """Return the trials on which the winner's figures rest: of its study, and before it unless it began afresh."""
+    study = store.study(best.study_id)
+    own = store.trials(study.id)
+    if study.settings.get("fresh"):
+        return own
+    known = store.answers(best.workload.fingerprint)
+    return [*(trial for trial in known if trial.study_id != study.id and trial.result.finished <= best.created), *own]
+
+
 def evidence_of(best: BestPlan, trials: Iterable[TrialRecord]) -> Evidence:
-    """Return what the winner's figures rest on; `trials` are those of its study."""
-    finished = (trial for trial in trials if isinstance(trial, FinishedTrial))
+    """Return what the winner's figures rest on, from `trials_behind` it."""
+    finished = [trial for trial in trials if isinstance(trial, FinishedTrial)]
     runs = [trial for trial in finished if isinstance(trial.result.outcome, Completed)]
     disturbed = [trial for trial in runs if trial.result.is_disturbed]
-    of_baselines = {trial.plan.id for trial in runs if trial.role in BASELINES}
+    of_baselines = {trial.plan.id for trial in finished if trial.role in BASELINES}
+    ran = {trial.plan.id for trial in finished if not isinstance(trial.result.outcome, Rejected)}
     return Evidence(
         runs=len(runs),
         disturbed_runs=len(disturbed),
         winner_runs=_count(runs, best.plan.id),
         disturbed_winner_runs=_count(disturbed, best.plan.id),
         disturbance=disturbed[-1].result.contamination if disturbed else None,
+        tried_plans=len(ran - of_baselines),
         searched_plans=len({trial.plan.id for trial in runs} - of_baselines),
         corrected=tuple(_corrected(best, runs)),
     )

@@ -53,7 +53,7 @@ class PlanComparison:
     first: TriedPlan
     second: TriedPlan
     ran: Mapping[str, Sequence[TrialRecord]]
-    """All trials of the studies, by the study's id."""
+    """The trials behind winners among them, by the study's id."""
 
     @property
     def plans(self) -> tuple[TriedPlan, TriedPlan]:
@@ -100,7 +100,7 @@ def comparison_document(compared: PlanComparison) -> dict[str, Any]:
     return {
         "plans": [
             {
-                **tried_document(tried, compared.ran[tried.study.id]),
+                **tried_document(tried, compared.ran.get(tried.study.id, ())),
                 "study": tried.study.name,
                 "workload": wire.to_document(tried.workload),
                 "known": known_text(tried),

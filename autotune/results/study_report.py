@@ -143,7 +143,8 @@ def plans_text(found: Sequence[Known]) -> str:
         why = known.best.explanation
         if why is not None and why.winner.disturbed:
             lines.append(
-                f"{known.best.plan.id} was measured under other load alone; `autotune tune --fresh` repeats it"
+                f"{known.best.plan.id} was disturbed by other load in all its runs; "
+                "`autotune tune --fresh` measures again"
             )
         if known.used_by:
             lines.append(f"{known.best.plan.id} is in use: {', '.join(known.used_by)}")

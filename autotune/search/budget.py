@@ -52,7 +52,6 @@ class Budget:
         """Return whether the budgets allow trials of these baselines, and one of another plan for each None."""
         counted = (trial for trial in self.ledger.trials if trial.role not in CONFIRMATION)
         completed = sorted((t for t in counted if isinstance(t.result.outcome, Completed)), key=duration_seconds)
-        hours = math.inf if self.settings.device_hours is None else self.settings.device_hours
         seconds = device_seconds = 0.0
         if completed:
             shortest = {trial.role: trial for trial in reversed(completed)}
@@ -61,8 +60,17 @@ class Budget:
             expected = [shortest.get(role, typical) if role else typical for role in runs]
             seconds = sum(map(duration_seconds, expected))
             device_seconds = sum(map(_device_seconds, (*expected, *(typical for _ in self.ledger.open))))
-        spent = sum(map(_device_seconds, self.ledger.trials)) + device_seconds
-        return seconds < self.seconds_left - _FINAL_SHARE * self.settings.time_limit and spent < 3600 * hours
+        kept = _FINAL_SHARE * self.settings.time_limit if self.settings.final_steps > self.settings.timed_steps else 0.0
+        return seconds < self.seconds_left - kept and device_seconds < self._device_seconds_left
+
+    def trial_seconds_left(self, devices: int) -> float:
+        """Return how long one trial on some devices may take."""
+        return min(self.seconds_left, self._device_seconds_left / devices)
+
+    @property
+    def _device_seconds_left(self) -> float:
+        hours = math.inf if self.settings.device_hours is None else self.settings.device_hours
+        return 3600 * hours - sum(map(_device_seconds, self.ledger.trials))
 
 
 def _device_seconds(trial: FinishedTrial) -> float:

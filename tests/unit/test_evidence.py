@@ -9,7 +9,8 @@ from autotune.results.evidence import evidence_of
 from autotune.results.study_report import best_document, best_text
 from storage.records import Baseline, FinishedTrial
 from tests.search_values import completed
-from tests.storage_values import PADDED_PLAN, best_of
+from tests.storage_values import PADDED_PLAN, best_of, result_of
+from trials.outcome import Failed, Timeout
 
 WINNER = best_of("5" * 32, baselines=())
 SAMPLES = WINNER.workload.data.samples
@@ -50,6 +51,11 @@ def test_a_budget_in_which_nothing_was_searched_is_said_to_be_too_small() -> Non
     said = "Nothing was searched: the budget allowed the baselines alone"
     assert said in best_text(alone, run(100.0, 100.0, role="default"))
     assert said not in best_text(WINNER, [*run(100.0), *run(130.0, role="default")])
+    (failed,) = run(100.0)
+    failed = replace(failed, result=result_of(failed.id, Failed(cause=Timeout(seconds=9))))
+    text = best_text(alone, [failed, *run(100.0, role="default")])
+    assert said not in text
+    assert "No plan besides the baselines completed" in text
     assert said not in best_text(WINNER)
 
 

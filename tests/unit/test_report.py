@@ -68,4 +68,4 @@ def test_a_listed_plan_that_was_measured_under_other_load_alone_says_so(disturbe
     first, *others = EXPLANATION.plans
     why = replace(EXPLANATION, plans=(replace(first, disturbed=disturbed), *others))
     known = Known(best=best(explanation=why), validity=Validity(verdict=Verdict.VALID, changes=()))
-    assert ("was measured under other load alone" in plans_text([known])) == disturbed
+    assert ("was disturbed by other load in all its runs" in plans_text([known])) == disturbed

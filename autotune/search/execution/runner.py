@@ -77,7 +77,7 @@ class Runner:
     ) -> RunResult:
         """Run warm-up and timed steps, until their mean is as sure as asked for or `on_step` returns False.
 
-        At most `timed_steps` are timed, `search.timed_steps` when absent.
+        With `timed_steps` all of them are timed, else at most `search.timed_steps`.
         A disturbed run is repeated once, without `on_step`, and the repeat counts. `on_wait` is called many times a
         second; what it raises ends the ranks and is raised.
         """
@@ -89,7 +89,7 @@ class Runner:
         joules: list[float | None] = []
         began = self._clock()
         for callback in (on_step, None) if self._was_undisturbed else (on_step,):
-            steering = _Steering(prediction, task, search.step_error, callback)
+            steering = _Steering(prediction, task, 0.0 if timed_steps else search.step_error, callback)
             with self._watch(self._prepared.workload.hardware) as watch:
                 answer = self._pool.ask(request, search.trial_timeout, on_wait=on_wait, on_step=steering.shall_go_on)
             run = _run_result(task, prediction, answer, shortened=steering.shortened)

@@ -22,6 +22,7 @@ from trials.model.families import mistral3 as family
 from trials.model.family import Images
 from trials.model.inputs.chat import measurer
 from trials.model.inputs.preprocessing import load_image_processor, load_tokenizer
+from trials.model.plain import small_copy
 from trials.model.skeleton import build_skeleton, load_config
 from trials.model.towers import pixtral_tower
 
@@ -133,7 +134,7 @@ def test_every_language_model_that_it_comes_with_is_computed_alike(
 def compare(folder: Path, monkeypatch: pytest.MonkeyPatch, stages: list[str]) -> None:
     """Compare all layers of the tiny model, split like this, with transformers' own model."""
     monkeypatch.setattr(parity, "shrunk", lambda config: config)
-    monkeypatch.setattr(parity, "_GAIN", 1.0)  # attention of 8 layers far from uniform amplifies rounding errors
+    monkeypatch.setattr(small_copy, "_GAIN", 1.0)  # attention of 8 layers far from uniform amplifies rounding errors
     monkeypatch.setattr(parity, "_plans", lambda _: (plan_of(*stages),))
     parity.check_parity(ModelSection(path=str(folder), weights="random"))
 
