@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 from random import Random
-from threading import Thread
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 from scenes import Scene, draw, facts, questions, random_scene
@@ -22,6 +22,7 @@ VERSION = 1
 """Raised when the model or the data become different."""
 SAMPLES = 2000
 TILE = 56
+TELL_SECONDS = 4.0
 NAMED = {"pad_token": "<|endoftext|>", "eos_token": "<|im_end|>"}
 SPECIAL = {
     "start_image_token": "<img>",
@@ -40,16 +41,21 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path(__file__).parent, help="where model/ and data/ are made")
     parser.add_argument("--samples", type=int, default=SAMPLES)
     arguments = parser.parse_args()
-    Thread(target=tell_time, daemon=True).start()
-    made = generate(arguments.folder, arguments.samples)
+    done = Event()
+    clock = Thread(target=tell_time, args=(done,), daemon=True)
+    clock.start()
+    try:
+        made = generate(arguments.folder, arguments.samples)
+    finally:
+        done.set()
+        clock.join()
     print(f"{arguments.folder}: {'made model/ and data/' if made else 'model/ and data/ are up to date'}")
 
 
-def tell_time() -> None:
-    """Says every few seconds that the work goes on: a busy machine takes long to import transformers."""
+def tell_time(done: Event) -> None:
+    """Says every few seconds, until `done`, that the work goes on: importing transformers may take long."""
     began = time.monotonic()
-    while True:
-        time.sleep(4)
+    while not done.wait(TELL_SECONDS):
         print(f"  {time.monotonic() - began:.0f} s", flush=True)
 
 
