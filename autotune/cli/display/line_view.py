@@ -39,6 +39,8 @@ class LineView:
 
     def close(self) -> None:
         self._closed.set()
+        if self._thread.is_alive():  # a signal may have come before it was started
+            self._thread.join()  # so that no line follows the output of others
 
     def look(self) -> float:
         """Write a line if none came for long; return the seconds until the next look."""

@@ -66,7 +66,8 @@ class LiveView:
 
     def close(self) -> None:
         self._texts.put(None)
-        self._thread.join()
+        if self._thread.is_alive():  # a signal may have come before it was started
+            self._thread.join()
 
     def _write(self) -> None:
         with self._live:

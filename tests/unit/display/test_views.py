@@ -2,22 +2,26 @@
 
 import logging
 import re
+import signal
 import sys
+import threading
+import time
 from collections.abc import Iterable
 from io import StringIO
 
 import pytest
 
-from autotune.cli.context import Options, _StderrHandler
+from autotune.cli.context import Options, Terminated, _StderrHandler
 from autotune.cli.display import display as displays
 from autotune.cli.display import line_view, live_view
 from autotune.cli.display.board import Board
-from autotune.cli.display.display import Display
+from autotune.cli.display.display import Display, View
 from autotune.cli.display.line_view import LineView
+from autotune.cli.display.live_view import LiveView
 from autotune.cli.visible import VisibleFormatter
 from autotune.events import Event, Note, Phase, PhaseBegan
 from tests.display_values import PLAN, SEARCH, TRAINING
-from tests.processes import wait_for
+from tests.processes import WAIT_SECONDS, wait_for
 from tests.storage_values import PADDED_PLAN
 from tests.terminals import terminal
 
@@ -233,6 +237,25 @@ def test_the_thread_of_a_pipe_writes_lines_by_itself(monkeypatch: pytest.MonkeyP
     display.close()
 
 
+def test_no_line_follows_a_closed_display(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(StringIO):
+        def write(self, text: str, /) -> int:
+            if threading.current_thread().name == "display":
+                writing.set()
+                time.sleep(0.2)
+            return super().write(text)
+
+    writing, before = threading.Event(), set(threading.enumerate())
+    monkeypatch.setattr(line_view, "_EVERY_SECONDS", 0.01)
+    monkeypatch.setattr(sys, "stderr", stream := Slow())
+    display = Display("tune")
+    display(SEARCH[0])
+    assert writing.wait(WAIT_SECONDS)
+    display.close()
+    assert set(threading.enumerate()) <= before
+    assert stream.getvalue().endswith("\n")
+
+
 # --- neither ---
 
 
@@ -252,3 +275,20 @@ def test_quiet_shows_nothing(columns: int | None, monkeypatch: pytest.MonkeyPatc
         quiet.tell("a line")
         assert screen.text == ""
         assert screen.written == b""
+
+
+# --- either ---
+
+
+@pytest.mark.parametrize("kind", ["xterm", "dumb"])
+def test_a_display_that_a_signal_keeps_from_starting_can_be_closed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_: View) -> None:
+        raise Terminated(signal.SIGTERM)
+
+    for view in (LiveView, LineView):
+        monkeypatch.setattr(view, "start", interrupt)
+    with terminal(80, kind) as (display, screen):
+        with pytest.raises(Terminated):
+            display(SEARCH[0])
+        display.close()
+        assert not screen.text
