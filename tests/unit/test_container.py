@@ -53,6 +53,7 @@ def test_the_build_context_has_what_the_recipe_installs_and_nothing_else(setup: 
     assert taken == {*packages, "constraints", "setup.cfg", "pyproject.toml", "LICENSE"}
     (extras,) = re.findall(r"'\.\[([\w,]+)\]'", RECIPE)
     assert set(extras.split(",")) <= set(setup["options.extras_require"])
+    assert "report" in extras.split(",")  # `autotune report` is refused without it
     assert (ROOT / "constraints" / "cpu.txt").is_file()
 
 
