@@ -25,6 +25,9 @@ SHORTER = {
 }
 """What the test adds to save time: fewer samples and trials. The model has fewer and narrower layers, too."""
 
+IDS = {"PLAN": r"^Plan ([0-9a-f]{16})$", "DEFAULT": r"^ *trial \d+  default  .*\n +([0-9a-f]{16})  "}
+"""Where `tune` prints the ids that a reader writes in place of these names."""
+
 
 class Reader:
     """Runs the commands in a folder that looks like a clone."""
@@ -41,7 +44,7 @@ class Reader:
         """Stdout and stderr of every run, by command of autotune."""
 
     def type(self, line: str) -> None:
-        """Run a line. PLAN is the winner's id."""
+        """Run a line. PLAN is the winner's id, DEFAULT that of the default plan."""
         program, *arguments = shlex.split(line)
         if program == "python":
             with self._patch.context() as patch:
@@ -49,15 +52,16 @@ class Reader:
                 patch.syspath_prepend(str(ROOT / Path(arguments[0]).parent))
                 runpy.run_path(arguments[0], run_name="__main__")
         elif program == "autotune":
-            arguments = [self._winner() if word == "PLAN" else word for word in arguments]
+            arguments = [self.id_of(word) if word in IDS else word for word in arguments]
             answer = CliRunner().invoke(main, arguments)
             assert answer.exit_code == 0, f"{line}\n{answer.output}"
             self.said.setdefault(arguments[0], []).append(answer.output)
         else:
             subprocess.run([program, *arguments], check=True)
 
-    def _winner(self) -> str:
-        (found,) = re.findall(r"^Plan ([0-9a-f]{16})$", self.said["tune"][0], flags=re.MULTILINE)
+    def id_of(self, name: str) -> str:
+        """Return the id that a reader writes in place of the name."""
+        (found,) = re.findall(IDS[name], self.said["tune"][0], flags=re.MULTILINE)
         return str(found)
 
 
@@ -79,7 +83,11 @@ def test_every_command_of_the_tutorial_does_what_it_says(
     assert "default" in first
     assert re.search(r"^ *trial 0 ", first, flags=re.MULTILINE)
     assert not re.search(r"^ *trial \d", again, flags=re.MULTILINE)
+    assert "Why it won" in first
+    assert "part of an epoch" in said["show"][0]
+    assert all(reader.id_of(name) in said["compare"][0] for name in IDS)
     assert "ideal" in said["predict"][0]
+    assert (tmp_path / "tutorial" / "report.html").is_file()
     dry, stopped, resumed = said["launch"]
     assert "step 1/3" not in dry
     assert "step 2/3" in stopped
