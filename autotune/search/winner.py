@@ -110,8 +110,18 @@ class Standings:
 
     def finalists(self, most: int) -> tuple[Plan, ...]:
         """Return the contenders and the fastest plan of each kind of baseline."""
-        baselines = self._best_baselines(range(len(self.entries))).values()
-        return tuple(dict.fromkeys((*self.contenders(most), *(self.entries[number].plan for number in baselines))))
+        baselines = (self.entries[numbers[0]].plan for role in BASELINES if (numbers := self._of_role(role)))
+        return tuple(dict.fromkeys((*self.contenders(most), *baselines)))
+
+    def baseline(self, role: str) -> int | None:
+        """Return the position of the plan that stands for a kind of baseline: its fastest one, repeated if any was."""
+        of_role = self._of_role(role)
+        # A plan that ran once may have been lucky, so a repeated one is preferred.
+        repeated = (number for number in of_role if self.entries[number].trials > 1)
+        return next(repeated, of_role[0] if of_role else None)
+
+    def _of_role(self, role: str) -> list[int]:
+        return [number for number, standing in enumerate(self.entries) if role in standing.roles]
 
     def winner(self) -> Winner:
         """Return the winner of the compared plans, by draws from the posterior that are the same for the same trials.
@@ -138,12 +148,9 @@ class Standings:
         )
 
     def compare(self, winner: int, samples: int) -> tuple[Baseline, ...]:
-        """Compare the winner with the fastest plan of each kind of baseline; `samples` are those of an epoch."""
-        everything = range(len(self.entries))
-        # A plan that ran once may have been lucky, so a repeated one is preferred.
-        repeated = [number for number in everything if self.entries[number].trials > 1]
-        best = {**self._best_baselines(everything), **self._best_baselines(repeated)}
-        return tuple(self._compare(winner, role, best[role], samples) for role in BASELINES if role in best)
+        """Compare the winner with the `baseline` of each kind; `samples` are those of an epoch."""
+        found = ((role, self.baseline(role)) for role in BASELINES)
+        return tuple(self._compare(winner, role, number, samples) for role, number in found if number is not None)
 
     def _compare(self, winner: int, role: str, number: int, samples: int) -> Baseline:
         standing = self.entries[number]
@@ -156,15 +163,6 @@ class Standings:
             gain=math.exp(slower),
             gain_error=math.exp(slower) * error,
         )
-
-    def _best_baselines(self, numbers: Sequence[int]) -> Mapping[str, int]:
-        """Return the fastest plan of each baseline role."""
-        found: dict[str, int] = {}
-        for role in BASELINES:
-            of_role = [number for number in numbers if role in self.entries[number].roles]
-            if of_role:
-                found[role] = of_role[0]
-        return found
 
 
 def standings_of(

@@ -44,28 +44,32 @@ class Explainer:
         return Explanation(
             plans=tuple(time for _, time in times.values()),
             usual=usual,
-            changes=changes.towards(best, *times[usual]) if usual else (),
+            changes=changes.towards(best, *times[usual]) if usual and times[usual][0] != best else (),
             further=changes.without_recompute(*times[BEST]),
         )
 
     def _plans(self, standings: Standings, winner: Winner) -> Iterator[tuple[Plan, str]]:
         """Yield (plan, role) of the winner, of one plan of each kind of baseline, and of ties."""
         yield standings.entries[winner.number].plan, BEST
-        tried = [trial for trial in self.trials if trial.study_id == self.study_id]
         for role in BASELINES:
-            ranked_plans = [entry.plan for entry in standings.entries if role in entry.roles]
-            # A baseline that was clearly slower ended early and has no rank, but its steps were measured.
-            plans = ranked_plans or [trial.plan for trial in tried if trial.role == role]
-            if plans:
-                yield plans[0], str(role)
+            number = standings.baseline(role)
+            plan = self._unranked(role) if number is None else standings.entries[number].plan
+            if plan is not None:
+                yield plan, str(role)
         for number in winner.ties[:_MOST_TIES]:
             yield standings.entries[number].plan, f"tie {standings.entries[number].plan.id}"
 
+    def _unranked(self, role: str) -> Plan | None:
+        """Return the first plan of a kind of baseline that was measured without a rank."""
+        # A baseline that was clearly slower ended early and has no rank, but its steps were measured.
+        completed = (trial for trial in self._own if isinstance(trial.result.outcome, Completed))
+        return next((trial.plan for trial in completed if trial.role == role), None)
+
     def _time(self, standings: Standings, plan: Plan, role: str) -> PlanTime | None:
-        runs = [(trial, run) for trial, run in self._runs(plan) if usable(run, plan, self.predictor)]
+        runs = [(trial, run) for trial, run in self._runs(plan) if usable(run.measurement, plan, self.predictor)]
         if not runs:
             return None
-        measured = [run for _, run in runs]
+        measured = [run.measurement for _, run in runs]
         of_runs = fmean(trial.result.epoch_seconds or 0.0 for trial, _ in runs)
         entry = next((entry for entry in standings.entries if entry.plan == plan), None)
         seconds = of_runs if entry is None else entry.epoch_seconds
@@ -89,14 +93,19 @@ class Explainer:
             stage_peak_bytes=_peaks(measured, plan.layout.pipeline),
             runs=len(runs),
             disturbed=all(trial.result.is_disturbed for trial, _ in runs),
-            shortened=entry is None,
+            shortened=all(run.shortened for _, run in runs),
         )
 
-    def _runs(self, plan: Plan) -> list[tuple[FinishedTrial, Measurement]]:
-        """Return the runs that rank the plan; those that ended early only where there are no others."""
-        of_plan = [trial for trial in self.trials if trial.plan == plan]
+    def _runs(self, plan: Plan) -> list[tuple[FinishedTrial, Completed]]:
+        """Return the study's runs that rank the plan; those that ended early only where there are no others."""
+        of_plan = [trial for trial in self._own if trial.plan == plan]
         found = [(trial, trial.result.outcome) for trial in ranked(of_plan) or of_plan]
-        return [(trial, outcome.measurement) for trial, outcome in found if isinstance(outcome, Completed)]
+        return [(trial, outcome) for trial, outcome in found if isinstance(outcome, Completed)]
+
+    @property
+    def _own(self) -> Sequence[FinishedTrial]:
+        """The trials of the study: with the seed of another one, a step of the same number has other packs."""
+        return [trial for trial in self.trials if trial.study_id == self.study_id]
 
 
 def _peaks(runs: Sequence[Measurement], stages: int) -> tuple[int, ...]:

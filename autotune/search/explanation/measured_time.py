@@ -163,7 +163,7 @@ class MeasuredTime:
 
 
 def usable(run: Measurement, plan: Plan, predictor: CalibratedPredictor) -> bool:
-    """Return whether the epoch has the steps that were measured; that of a job with another seed may not."""
+    """Return whether the epoch has the measured steps and ranks; after a change of the seed it may not."""
     steps = predictor.base.sizes(plan.packing, plan.layout).epoch.steps
     return max(run.steps) < steps and len(run.stages) == plan.layout.world_size
 

@@ -81,6 +81,12 @@ def slower(trial: FinishedTrial, change: Callable[[StageMeasurement], StageMeasu
     return replace(trial, result=replace(trial.result, outcome=replace(outcome, measurement=measurement)))
 
 
+def shortened(trial: FinishedTrial) -> FinishedTrial:
+    outcome = trial.result.outcome
+    assert isinstance(outcome, Completed)
+    return replace(trial, result=replace(trial.result, outcome=replace(outcome, shortened=True)))
+
+
 def test_a_run_that_goes_as_predicted_has_the_predicted_parts(run: Callable[[Plan], FinishedTrial]) -> None:
     found = times(explained((Role.DEFAULT, run(DEFAULT)), (Role.SAMPLED, run(BETTER))))
     for role, plan in (("default", DEFAULT), (BEST, BETTER)):
@@ -128,12 +134,43 @@ def test_the_usual_settings_are_the_current_plan_where_there_is_one(run: Callabl
     assert found.of_usual == times(found)["present"]
 
 
+def test_the_default_that_is_explained_is_the_one_that_the_winner_is_compared_with(
+    run: Callable[[Plan], FinishedTrial],
+) -> None:
+    """LEAN is faster but ran once, so it may have been lucky."""
+    trials = [(Role.DEFAULT, run(LEAN)), (Role.SAMPLED, run(BETTER)), *[(Role.DEFAULT, run(DEFAULT))] * 2]
+    assert times(explained(*trials))["default"].plan == DEFAULT
+
+
+def test_a_default_that_ran_out_of_memory_leaves_its_place_to_one_that_was_measured(
+    run: Callable[[Plan], FinishedTrial],
+) -> None:
+    failed = finished(DEFAULT, Failed(cause=OutOfMemory(stage=0, rank=0, needed_bytes=2, limit_bytes=1)))
+    lean = shortened(run(LEAN))
+    found = times(explained((Role.DEFAULT, failed), (Role.DEFAULT, lean), (Role.SAMPLED, run(BETTER))))
+    assert (found["default"].plan, found["default"].shortened) == (LEAN, True)
+
+
+def test_usual_settings_that_won_need_no_changes(run: Callable[[Plan], FinishedTrial]) -> None:
+    found = explained((Role.DEFAULT, run(DEFAULT)))
+    assert found is not None
+    assert (found.usual, found.changes) == ("default", ())
+    assert found.further
+
+
+def test_runs_of_other_studies_explain_nothing(run: Callable[[Plan], FinishedTrial]) -> None:
+    """Their job may have had another seed, with which steps of the same numbers have other packs."""
+    foreign = replace(slower(run(DEFAULT), lambda rank: replace(rank, load_seconds=9.0)), study_id="6" * 32)
+    best, own = (Role.SAMPLED, run(BETTER)), run(DEFAULT)
+    assert [*times(explained(best, (Role.DEFAULT, foreign)))] == [BEST]
+    found = times(explained(best, (Role.DEFAULT, own), (Role.DEFAULT, foreign)))["default"]
+    assert found.runs == 1
+    assert found.part("loading").seconds < 9.0
+
+
 def test_a_default_that_ended_early_is_explained_from_the_steps_that_ran(run: Callable[[Plan], FinishedTrial]) -> None:
     usual = run(DEFAULT)
-    outcome = usual.result.outcome
-    assert isinstance(outcome, Completed)
-    short = replace(usual, result=replace(usual.result, outcome=replace(outcome, shortened=True)))
-    found = times(explained((Role.DEFAULT, short), (Role.SAMPLED, run(BETTER))))
+    found = times(explained((Role.DEFAULT, shortened(usual)), (Role.SAMPLED, run(BETTER))))
     assert found["default"].shortened
     assert found["default"].epoch_seconds == pytest.approx(usual.result.epoch_seconds)
     assert not found[BEST].shortened

@@ -276,6 +276,7 @@ def test_gains_are_ratios_with_the_error_of_the_difference() -> None:
 def test_a_winner_is_compared_with_repeated_baselines_where_there_are_some() -> None:
     roles = ("sampled", Role.DEFAULT, Role.DEFAULT, Role.DEFAULT_NO_RECOMPUTE)
     found = standings_with(100, 130, 140, 150, roles=roles, trials=(2, 1, 2, 1))
+    assert [found.baseline(role) for role in (Role.DEFAULT, Role.DEFAULT_NO_RECOMPUTE, Role.OMNIBAL)] == [2, 3, None]
     gains = {each.role: each.gain for each in found.compare(0, samples=1)}
     assert gains == {Role.DEFAULT: pytest.approx(1.4), Role.DEFAULT_NO_RECOMPUTE: pytest.approx(1.5)}
 
