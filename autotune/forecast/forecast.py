@@ -16,6 +16,7 @@ from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.solver import Solver
 from autotune.search.space.feasible import feasible_space
+from storage.explanation import UNEXPLAINED
 from storage.records import FinishedTrial
 from trials.data.epoch import Epoch, job_epoch
 from trials.data.held_out import hold_out
@@ -28,8 +29,6 @@ from trials.model.inputs.encoders import load_measurer
 from trials.model.shape import cost_weights
 from trials.plan import Layout, Packed, Packing, Plan
 from trials.workload import ModelShape, Workload
-
-_UNEXPLAINED = "unexplained"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -56,7 +55,7 @@ class Forecast:
         The last part, `unexplained`, is the measured time of trials beyond the simulated one; it may be negative.
         """
         simulated = self.prediction.breakdown.totals
-        return {**simulated, _UNEXPLAINED: self.prediction.epoch_seconds - sum(simulated.values())}
+        return {**simulated, UNEXPLAINED: self.prediction.epoch_seconds - sum(simulated.values())}
 
     @property
     def fits(self) -> bool:

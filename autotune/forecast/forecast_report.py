@@ -10,7 +10,7 @@ from autotune.plan_text import plan_text
 from autotune.prediction.costs import Array
 from autotune.prediction.predictor import MOST_BATCH_DEVIATION
 from autotune.results.text_table import table
-from autotune.results.time_parts import MEANINGS
+from autotune.results.time_parts import MEANINGS, NAMES
 from trials import wire
 
 _MEBI = 1 << 20
@@ -134,7 +134,7 @@ def _parts(forecast: Forecast) -> str:
     whole = forecast.prediction.epoch_seconds
     # z: no minus sign before a part that is rounded to 0.
     rows = [
-        (name.replace("_", " "), f"{seconds:z.2f}", f"{seconds / whole:z.1%}", MEANINGS[name])
+        (NAMES[name], f"{seconds:z.2f}", f"{seconds / whole:z.1%}", MEANINGS[name])
         for name, seconds in forecast.parts.items()
     ]
     return table(("part of the epoch", "seconds", "share", "what it is"), rows)

@@ -86,7 +86,7 @@ def test_every_command_of_the_tutorial_does_what_it_says(
     assert "Why it won" in first
     assert "part of an epoch" in said["show"][0]
     assert all(reader.id_of(name) in said["compare"][0] for name in IDS)
-    assert "ideal" in said["predict"][0]
+    assert "useful work" in said["predict"][0]
     assert (tmp_path / "tutorial" / "report.html").is_file()
     dry, stopped, resumed = said["launch"]
     assert "step 1/3" not in dry
