@@ -9,7 +9,7 @@ from storage.explanation import BEST, IDEAL, UNEXPLAINED, ChangeEffect, Explanat
 from storage.records import BestPlan
 
 _MEBI = 1 << 20
-_LEAST_SAVED = 0.001
+LEAST_SAVED = 0.001
 """Share of an epoch that counts as a gain."""
 _SIGNIFICANT = 2.0
 """Standard errors by which two figures must differ to be told apart."""
@@ -48,9 +48,9 @@ def explanation_text(best: BestPlan, changed: str) -> str:
         _headline(why),
         changed,
         _parts_table([time for time in (why.of_usual, why.winner) if time is not None]),
-        _changes(why),
+        _changes(best, why),
         _memory(why, best.workload.memory_limit_bytes),
-        _payback(why, best.search_seconds),
+        _payback(best, why),
         _further(why, best.workload.memory_limit_bytes),
     )
     return "\n" + "\n\n".join(filter(None, sections))
@@ -64,7 +64,9 @@ def plan_time_text(time: PlanTime) -> str:
 def _headline(why: Explanation) -> str:
     usual, winner = why.of_usual, why.winner
     if usual is None:
-        return f"Why it won: no baseline was measured, so only its own time is explained. {_losses(winner)}"
+        return (
+            f"Why it won: no baseline was measured in its search, so only its own time is explained. {_losses(winner)}"
+        )
     if usual.plan_id == winner.plan_id:
         return f"Why it won: no plan was faster than {_named(usual.role)}, the usual settings. {_losses(winner)}"
     return f"Why it won. {_losses(usual)}"
@@ -97,6 +99,8 @@ def _losses(time: PlanTime) -> str:
 
 def _named(role: str) -> str:
     """Return the name of a plan's role in a sentence."""
+    if role.startswith("tie "):
+        return f"the {role}"
     return {BEST: "the winner", "present": "the current plan"}.get(role, role)
 
 
@@ -125,14 +129,11 @@ def _entries(part: TimePart, time: PlanTime) -> tuple[str, str]:
     return _with_error(part.seconds, part.error), share_text(part, time)
 
 
-def _changes(why: Explanation) -> str:
+def _changes(best: BestPlan, why: Explanation) -> str:
     usual, winner = why.of_usual, why.winner
-    if usual is None or not why.changes:
+    if usual is None or usual.plan_id == winner.plan_id or not why.changes:
         return ""
-    gain = usual.epoch_seconds / winner.epoch_seconds
-    error = gain * math.hypot(
-        usual.epoch_seconds_error / usual.epoch_seconds, winner.epoch_seconds_error / winner.epoch_seconds
-    )
+    gain, error = _gain(best, usual, winner)
     together = (
         "all together",
         _with_error(winner.epoch_seconds, winner.epoch_seconds_error),
@@ -142,6 +143,18 @@ def _changes(why: Explanation) -> str:
     )
     rows = [_change_row(effect, _CHANGES[effect.change]) for effect in why.changes]
     return table((f"change of {usual.role}", "epoch s", "gain", "peak MiB", "known"), [*rows, together])
+
+
+def _gain(best: BestPlan, usual: PlanTime, winner: PlanTime) -> tuple[float, float]:
+    """Return (how much faster the winner is than the usual settings, standard error), as the baselines say."""
+    for baseline in best.baselines:
+        if baseline.role == usual.role:
+            return baseline.gain, baseline.gain_error
+    # A plan whose runs all ended early has no rank, so it is not among them.
+    gain = usual.epoch_seconds / winner.epoch_seconds
+    return gain, gain * math.hypot(
+        usual.epoch_seconds_error / usual.epoch_seconds, winner.epoch_seconds_error / winner.epoch_seconds
+    )
 
 
 def _change_row(effect: ChangeEffect, name: str) -> tuple[str, ...]:
@@ -167,20 +180,21 @@ def _memory(why: Explanation, limit_bytes: int) -> str:
     return f"{text}, {abs(more):,.0f} MiB {'more' if more >= 0 else 'less'} than with {_named(usual.role)}"
 
 
-def _payback(why: Explanation, search_seconds: float) -> str:
+def _payback(best: BestPlan, why: Explanation) -> str:
     usual, winner = why.of_usual, why.winner
     if usual is None:
         return ""
-    saved = usual.epoch_seconds - winner.epoch_seconds
-    if usual.plan_id == winner.plan_id or saved < _LEAST_SAVED * winner.epoch_seconds:
-        return ""
-    if saved < _SIGNIFICANT * math.hypot(usual.epoch_seconds_error, winner.epoch_seconds_error):
-        return f"The errors are too large to say when the search is paid back compared with {_named(usual.role)}"
-    epochs = search_seconds / saved
+    cost = f"the {best.search_seconds:,.0f} s of the search's trials"
+    gain, error = _gain(best, usual, winner)
+    if usual.plan_id == winner.plan_id or gain - 1 < LEAST_SAVED:
+        return f"Compared with {_named(usual.role)}, {cost} are not paid back: it is as fast"
+    if gain - 1 < _SIGNIFICANT * error:
+        return f"The errors are too large to say when {cost} are paid back compared with {_named(usual.role)}"
+    epochs = best.search_seconds / ((gain - 1) * winner.epoch_seconds)
     steps = math.ceil(epochs * winner.steps)
     return (
-        f"Compared with {_named(usual.role)}, the {search_seconds:,.0f} s of the search's trials are paid back after "
-        f"{epochs:.1f} epochs ({steps:,} step{'s' * (steps != 1)})"
+        f"Compared with {_named(usual.role)}, {cost} are paid back after {epochs:.1f} epochs "
+        f"({steps:,} step{'s' * (steps != 1)})"
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from autotune.plan_text import named_plan, plan_parts, plan_text, trial_line
 from autotune.results.evidence import evidence_of
-from autotune.results.explanation_report import explanation_text, plan_time_text
+from autotune.results.explanation_report import LEAST_SAVED, explanation_text, plan_time_text
 from autotune.results.text_table import table
 from storage.annotation import Annotation
 from storage.nearness import Difference
@@ -23,8 +23,6 @@ _SHOWN_OF_A_NOTE = 40
 _NO_ANNOTATION = Annotation()
 _ANNOTATION = 2
 """Columns of a table for tags and notes."""
-_LEAST_SAVED = 0.001
-"""Share of an epoch that counts as a gain."""
 
 
 def best_text(best: BestPlan, trials: Iterable[TrialRecord] = ()) -> str:
@@ -46,9 +44,9 @@ def best_text(best: BestPlan, trials: Iterable[TrialRecord] = ()) -> str:
     if best.confidence is not None:
         first = f"A tie: {', '.join(best.ties)} may be as fast; fastest" if best.ties else "Fastest of the finalists"
         lines.append(f"{first} with a probability of {best.confidence:.0%}")
-    why = explanation_text(best, _changed_text(best))
     lines += evidence_of(best, trials).warnings
-    lines += filter(None, (_payback_text(best), why, _pareto_text(best)))
+    why = explanation_text(best, _changed_text(best)) if best.explanation else _payback_text(best)
+    lines += filter(None, (why, _pareto_text(best)))
     return "\n".join(lines)
 
 
@@ -63,13 +61,13 @@ def _changed_text(best: BestPlan) -> str:
 
 
 def _payback_text(best: BestPlan) -> str:
-    """Compare the time of the search with what its plan saves in an epoch."""
+    """Compare the time of the search with what its plan saves in an epoch; an explanation compares it itself."""
     if not best.baselines:
         return ""
     other = min(best.baselines, key=lambda baseline: baseline.gain)
     saved = best.workload.data.samples / other.samples_per_second - best.epoch_seconds
     cost = f"The search's trials took {best.search_seconds:.0f} s"
-    if saved < _LEAST_SAVED * best.epoch_seconds:
+    if saved < LEAST_SAVED * best.epoch_seconds:
         return f"{cost}; {other.role} is as fast"
     epochs = best.search_seconds / saved
     return f"{cost}; an epoch is {saved:.0f} s shorter than with {other.role}: paid back in {epochs:.1f} epochs"

@@ -4,16 +4,21 @@ from typing import Any
 import pytest
 
 from autotune.plan_text import packing_text
-from autotune.results.explanation_report import explanation_text
+from autotune.results.explanation_report import explanation_text, plan_time_text
 from autotune.results.study_report import best_text
 from storage.explanation import BEST, Explanation
+from storage.records import Baseline
 from tests.storage_values import EXPLANATION, PADDED_PLAN, best_of, packed_plan, plan_time
 
 WINNER, USUAL = EXPLANATION.plans
 
 
-def text_of(explanation: Explanation | None) -> str:
-    return explanation_text(best_of("5" * 32, explanation=explanation, search_seconds=50.0), "")
+def text_of(explanation: Explanation | None, **fields: Any) -> str:
+    return explanation_text(best_of("5" * 32, explanation=explanation, search_seconds=50.0, **fields), "")
+
+
+def default_with(gain: float, error: float) -> Baseline:
+    return Baseline(role="default", samples_per_second=5.0, samples_per_second_error=0.1, gain=gain, gain_error=error)
 
 
 def cells(text: str, first: str) -> list[str]:
@@ -74,6 +79,21 @@ def test_each_change_alone_is_compared_with_all_together() -> None:
     assert cells(text, "all together")[1:] == ["100.0 +- 1.5", "2.00 +- 0.03", "62,464", "measured"]
 
 
+def test_the_gain_of_all_together_is_that_of_the_baseline_with_its_error() -> None:
+    """Both plans share the errors of the machine's drift, so those of the two speeds are not independent."""
+    text = text_of(EXPLANATION, baselines=(default_with(2.25, 0.07),))
+    assert cells(text, "all together")[1:3] == ["100.0 +- 1.5", "2.25 +- 0.07"]
+    assert "are paid back after 0.4 epochs" in text
+    assert "are paid back after" not in text_of(EXPLANATION, baselines=(default_with(2.25, 0.7),))
+
+
+def test_the_time_of_the_search_is_compared_once() -> None:
+    assert best_text(best_of("5" * 32, explanation=EXPLANATION)).count("paid back") == 1
+    assert best_text(best_of("5" * 32)).count("paid back") == 1
+    equal = text_of(EXPLANATION, baselines=(default_with(1.0, 0.07),))
+    assert "Compared with default, the 50 s of the search's trials are not paid back: it is as fast" in equal
+
+
 def test_memory_payback_and_what_would_help_further_are_stated() -> None:
     text = text_of(EXPLANATION)
     assert "its fullest stage, 1, needs 62,464 MiB of 77,824 MiB (80%), 21,504 MiB more than with default" in text
@@ -88,18 +108,23 @@ def test_the_current_plan_is_named_in_words() -> None:
     text = text_of(current)
     assert "With the current plan an epoch takes" in text
     assert "Compared with the current plan, the 50 s" in text
+    assert plan_time_text(replace(USUAL, role="tie 56de6d23")).startswith("With the tie 56de6d23 an epoch takes")
 
 
 def test_a_gain_within_the_errors_is_not_said_to_pay_back() -> None:
     unsure = replace(USUAL, epoch_seconds_error=60.0)
     text = text_of(replace(EXPLANATION, plans=(WINNER, unsure)))
-    assert "The errors are too large to say when the search is paid back compared with default" in text
+    assert "The errors are too large to say when the 50 s of the search's trials are paid back compared" in text
     assert "are paid back after" not in text
 
 
 def test_usual_settings_that_won_are_said_to_be_fastest() -> None:
-    same = replace(EXPLANATION, plans=(WINNER, replace(USUAL, plan=packed_plan())), changes=())
-    assert "no plan was faster than default, the usual settings" in text_of(same)
+    same = replace(EXPLANATION, plans=(WINNER, replace(USUAL, plan=packed_plan())))
+    text = text_of(same)
+    assert "no plan was faster than default, the usual settings" in text
+    assert "are not paid back" in text
+    assert "alone  " not in text
+    assert "all together" not in text
 
 
 def test_a_winner_without_baselines_explains_its_own_time() -> None:
