@@ -22,6 +22,8 @@ class Section:
     charts: tuple[Chart, ...] = ()
     notes: tuple[str, ...] = ()
     """What could not be shown, and why."""
+    remarks: tuple[str, ...] = ()
+    """What there is to say where nothing is missing."""
     tables: tuple[Table, ...] = ()
     listings: tuple[Listing, ...] = ()
 
@@ -44,10 +46,11 @@ def _step(sides: Sequence[Side]) -> Section:
     simulated = [(side, side.simulated) for side in sides if isinstance(side.simulated, Simulated)]
     longest = max((found.timeline.seconds for _, found in simulated), default=0.0)
     measured = [side for side in sides if side.measurement is not None]
+    known = [side for side in sides if causes.is_known(side)]
 
     def charts() -> Iterator[Chart]:
-        if simulated:
-            yield causes.causes([side for side, _ in simulated])
+        if known:
+            yield causes.causes(known)
         for side, found in simulated:
             if found.timeline.seconds > 0:
                 yield gantt.gantt(side, longest)
@@ -70,7 +73,7 @@ def _unmeasured(sides: Sequence[Side]) -> Iterator[str]:
         yield "No plan was tried yet."
     for side in sides:
         if side.measurement is None:
-            yield f"{side.title} ({side.plan.id}) has no complete measurement."
+            yield f"{side.title} ({side.plan.id}) has no complete measurement in this study."
 
 
 def _memory(source: Source, sides: Sequence[Side]) -> Section:
@@ -109,7 +112,7 @@ def _packs(sides: Sequence[Side]) -> Section:
 
 def _search(source: Source) -> Section:
     charts: list[Chart] = [history.history(source)] if source.finished else []
-    notes = [] if charts else ["No trial of this study has finished."]
+    notes, remarks = [] if charts else ["No trial of this study has finished."], list[str]()
     shares = importances(source.finished)
     if shares:
         charts.append(plans.importance(shares, len(measured_points(source.finished))))
@@ -118,8 +121,8 @@ def _search(source: Source) -> Section:
     if plans.has_failures(source.trials):
         charts.append(plans.failures(source.trials))
     elif source.trials:
-        notes.append("Every trial was measured to its end: there are no failures to show.")
-    return Section(id="search", title="The search", charts=tuple(charts), notes=tuple(notes))
+        remarks.append("Every trial was measured to its end: there are no failures to show.")
+    return Section(id="search", title="The search", charts=tuple(charts), notes=tuple(notes), remarks=tuple(remarks))
 
 
 def _plans(source: Source) -> Section:

@@ -6,6 +6,7 @@ from typing import Literal
 from autotune.report.simulation import Packed, Simulated, Simulator
 from autotune.report.source import Source
 from autotune.results.known_plan import Speed
+from storage.explanation import PlanTime
 from storage.records import FinishedTrial
 from trials.outcome import Completed, Measurement
 from trials.plan import Plan
@@ -26,6 +27,8 @@ class Side:
     """Seconds of an epoch at that speed."""
     run: FinishedTrial | None
     """The newest complete run, undisturbed if there is such a run."""
+    time: PlanTime | None
+    """Where its measured time goes; None where no explanation says so."""
     simulated: Simulated | str
     """The simulation, or why there is none."""
     packs: Packed | str
@@ -38,8 +41,8 @@ class Side:
 
 
 def sides(source: Source, simulator: Simulator) -> tuple[Side, ...]:
-    """Return the baseline and the best plan, as far as they were tried; one where they are the same plan."""
-    before, after = source.baseline, source.best
+    """Return the usual settings and the best plan, as far as they are known; one where they are the same plan."""
+    before, after = source.usual, source.best
     found = []
     if before is not None and before != after:
         found.append(_side(source, simulator, "before", "Before: the usual settings", before))
@@ -56,10 +59,11 @@ def _side(source: Source, simulator: Simulator, key: Literal["before", "after"],
         key=key,
         title=title,
         plan=plan,
-        roles=tuple(dict.fromkeys(trial.role for trial in source.trials if trial.plan == plan)),
+        roles=source.roles(plan),
         speed=speed,
         epoch_seconds=source.workload.data.samples / speed.mean if speed is not None and speed.mean > 0 else None,
         run=runs[-1] if runs else None,
+        time=source.time(plan),
         simulated=simulated,
         packs=simulator.packs(plan) if isinstance(simulated, str) else simulated.packs,
     )

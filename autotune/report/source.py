@@ -13,6 +13,7 @@ from autotune.results.known_plan import Speed, of_tried
 from autotune.search.roles import BASELINES
 from storage.annotation import Annotation
 from storage.errors import DatabaseDamaged, UnknownRecord
+from storage.explanation import Explanation, PlanTime
 from storage.records import BestPlan, FinishedTrial, StudyRecord, TrialRecord, TriedPlan
 from storage.store import Store
 from trials import wire
@@ -64,10 +65,13 @@ class Source:
 
     def speed(self, plan: Plan) -> Speed | None:
         """Return the samples per second of a plan, as the search or its runs found them; None without any."""
-        if self.winner is not None:
-            roles = {trial.role for trial in self.trials if trial.plan == plan}
+        if self.winner is not None and plan != self.winner.plan:
+            if (time := self.time(plan)) is not None:
+                mean = self.workload.data.samples / time.epoch_seconds
+                return Speed(mean=mean, error=mean * time.epoch_seconds_error / time.epoch_seconds)
+            roles = self.roles(plan)
             stated = [each for each in self.winner.baselines if each.role in roles and self._is_only(plan, each.role)]
-            if stated and plan != self.winner.plan:
+            if stated:
                 return Speed(mean=stated[0].samples_per_second, error=stated[0].samples_per_second_error)
         trials = tuple(trial for trial in self.trials if trial.plan == plan)
         tried = TriedPlan(plan=plan, workload=self.workload, study=self.study, winner=self.winner, trials=trials)
@@ -78,14 +82,41 @@ class Source:
         return {trial.plan for trial in self.trials if trial.role == role} == {plan}
 
     @property
-    def baseline(self) -> Plan | None:
-        """The usual settings: the first kind of baseline that completed, else the first that was tried."""
-        order: dict[str, int] = {
-            role: number for number, role in enumerate((BASELINES[1], BASELINES[0], *BASELINES[2:]))
-        }
-        tried = sorted((trial for trial in self.trials if trial.role in order), key=lambda trial: order[trial.role])
-        plans = list(dict.fromkeys(trial.plan for trial in tried))
-        return next((plan for plan in plans if self.runs(plan)), plans[0] if plans else None)
+    def explanation(self) -> Explanation | None:
+        """Why the winner won; None without a winner, and for one of an older version."""
+        return None if self.winner is None else self.winner.explanation
+
+    def time(self, plan: Plan) -> PlanTime | None:
+        """Return where the measured time of a plan goes; None for a plan that is not explained."""
+        return None if self.explanation is None else self.explanation.of(plan.id)
+
+    def roles(self, plan: Plan) -> tuple[str, ...]:
+        """Return why a plan was tried, by the explanation and by the trials of the study.
+
+        A baseline that an earlier study measured may have no trial in that role here.
+        """
+        explained = () if self.explanation is None else self.explanation.plans
+        tried = (trial.role for trial in self.trials if trial.plan == plan)
+        return tuple(dict.fromkeys((*(time.role for time in explained if time.plan_id == plan.id), *tried)))
+
+    @property
+    def usual(self) -> Plan | None:
+        """The usual settings, as the explanation names them; without it, by the same rule.
+
+        That is the first kind of baseline that was measured, else the first that was tried. None where an earlier
+        study measured that kind: which plan it was is not known here.
+        """
+        explained = None if self.explanation is None else self.explanation.of_usual
+        if explained is not None:
+            return explained.plan
+        stated = () if self.winner is None else tuple(each.role for each in self.winner.baselines)
+        measured = {trial.plan for trial in self.finished if isinstance(trial.result.outcome, Completed)}
+        tried = [(role, trial.plan) for role in BASELINES for trial in self.trials if trial.role == role]
+        for role in BASELINES:
+            found = next((plan for kind, plan in tried if kind == role and plan in measured), None)
+            if found is not None or role in stated:
+                return found
+        return tried[0][1] if tried else None
 
     @property
     def best(self) -> Plan | None:

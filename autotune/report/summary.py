@@ -9,6 +9,8 @@ from autotune.report.charts.chart import Table
 from autotune.report.charts.quantities import TIMES, seconds_text, with_error
 from autotune.report.sides import Side
 from autotune.report.source import Source
+from autotune.results.evidence import evidence_of
+from storage.records import BestPlan
 from trials.plan import Plan
 
 
@@ -30,10 +32,10 @@ def headline(source: Source, sides: Sequence[Side]) -> str:
         return f"This search has no winner yet; {runs} trial{'s' * (runs != 1)} measured so far."
     before = sides[0] if sides[0].key == "before" else None
     if before is None:
-        return "The usual settings are the best plan that the search found."
-    gain = next((each for each in source.winner.baselines if each.role in before.roles), None)
+        return _without_usual(source)
+    gain = next((each for role in before.roles for each in source.winner.baselines if each.role == role), None)
     if gain is None:
-        return "The search found a plan. Its gain over the usual settings is not known."
+        return f"The search found a plan. {_estimated_gain(before, source.winner)}"
     faster = [each for each in source.winner.baselines if each.gain < 1]
     doubt = "".join(f" But {each.role} was measured to be {1 / each.gain:.2f} times as fast as it." for each in faster)
     return (
@@ -42,12 +44,38 @@ def headline(source: Source, sides: Sequence[Side]) -> str:
     )
 
 
+def _without_usual(source: Source) -> str:
+    if source.usual is not None:
+        return "The usual settings are the best plan that the search found."
+    return (
+        "The search found a plan. The usual settings are not known, because no trial of this study tried them as a "
+        "baseline."
+    )
+
+
+def _estimated_gain(before: Side, best: BestPlan) -> str:
+    """Say what is known of a gain that the winner's comparisons lack: the run of the usual settings ended early."""
+    if before.time is None or not before.time.shortened:
+        return "Its gain over the usual settings is not known."
+    gain = before.time.epoch_seconds / best.epoch_seconds
+    return (
+        f"It trains about {gain:.2f} times as fast as the usual settings ({before.time.role}), whose run ended early "
+        "as clearly slower."
+    )
+
+
+def notes(source: Source) -> tuple[str, ...]:
+    """Return what to keep in mind about the figures of the winner."""
+    return () if source.winner is None else tuple(evidence_of(source.winner, source.trials).warnings)
+
+
 def cards(source: Source, sides: Sequence[Side]) -> Iterator[Card]:
     """Yield the main figures, as far as they are known."""
     names = {"before": "usual settings", "after": "best plan"}
     for side in sides:
         if (speed := side.speed) is not None:
             epoch = "" if side.epoch_seconds is None else f"{seconds_text(side.epoch_seconds)} an epoch"
+            epoch += ", from a run that ended early" if side.time is not None and side.time.shortened else ""
             yield Card(name=names[side.key], value=f"{with_error(speed.mean, speed.error)} samples/s", note=epoch)
     best = source.winner
     if best is None:

@@ -11,7 +11,7 @@ from autotune.report.sections import sections
 from autotune.report.sides import sides
 from autotune.report.simulation import Simulator
 from autotune.report.source import Source
-from autotune.report.summary import cards, changes, headline
+from autotune.report.summary import cards, changes, headline, notes
 from trials.regular_file import open_regular
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ def write_report(
             f"{work.data.samples:,} samples an epoch, global batch {work.global_batch_samples}",
         },
         "headline": headline(source, found),
+        "notes": notes(source),
         "cards": list(cards(source, found)),
         "changes": changes(found) if found else None,
         "sections": parts,

@@ -30,11 +30,11 @@ def bytes_text(amount: float) -> str:
 
 def seconds_text(seconds: float) -> str:
     """Return a duration with a unit that leaves two to four digits."""
-    if seconds < 1:
-        return f"{seconds * 1e3:.3g} ms"
-    if seconds < 3000:
+    if abs(seconds) < 1:
+        return f"{seconds * 1e3:z.3g} ms"
+    if abs(seconds) < 3000:
         return f"{seconds:.4g} s"
-    return f"{seconds / 60:.4g} min" if seconds < 36_000 else f"{seconds / 3600:,.4g} h"
+    return f"{seconds / 60:.4g} min" if abs(seconds) < 36_000 else f"{seconds / 3600:,.4g} h"
 
 
 def share_text(share: float) -> str:

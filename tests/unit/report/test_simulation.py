@@ -1,14 +1,20 @@
 """A simulation from stored lengths alone agrees with that of the data."""
 
+from dataclasses import replace
+
 import pytest
 
+from autotune.report.charts.causes import causes
 from autotune.report.importance import importances
+from autotune.report.sides import sides
 from autotune.report.simulation import Simulated, Simulator
 from autotune.report.source import Source, read_source
+from storage.explanation import BEST
 from storage.store import open_store
 from tests.report_studies import searched
 from tests.search_bench import PREDICTOR
 from tests.search_values import completed, padded_plan
+from tests.storage_values import plan_time
 
 
 @pytest.fixture(scope="module")
@@ -32,11 +38,24 @@ def test_the_epochs_of_all_tried_plans_are_near_those_of_the_data(source: Source
 def test_the_baseline_is_the_default_and_the_best_plan_the_winner(source: Source) -> None:
     assert source.winner is not None
     assert source.best == source.winner.plan
-    assert "default" in {trial.role for trial in source.trials if trial.plan == source.baseline}
-    assert source.baseline is not None
-    speed = source.speed(source.baseline)
+    assert source.usual is not None
+    assert "default" in source.roles(source.usual)
+    speed = source.speed(source.usual)
     assert speed is not None
     assert speed.mean == next(each.samples_per_second for each in source.winner.baselines if each.role == "default")
+
+
+def test_the_time_of_plans_without_an_explanation_is_predicted(source: Source) -> None:
+    before, after = sides(source, Simulator(source))
+    chart = causes([before, after])
+    assert (chart.basis, "not explained" in str(chart.legend)) == ("predicted", False)
+    assert {line[5] for line in chart.table.rows} == {"predicted"}
+    assert isinstance(after.simulated, Simulated)
+    assert before.epoch_seconds is not None
+    seconds = [row["seconds"] for row in chart.spec["data"]["values"] if row["plan"] == "before"]
+    assert sum(seconds) == pytest.approx(before.epoch_seconds, rel=0.1)
+    mixed = causes([before, replace(after, time=plan_time(after.plan, BEST))])
+    assert mixed.basis == "measured and predicted"
 
 
 def test_importances_are_shares_of_the_parameters_that_varied(source: Source) -> None:

@@ -1,0 +1,140 @@
+"""What a report says of a result: the usual settings, where the time goes, and what the figures rest on."""
+
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autotune.report.charts.causes import causes
+from autotune.report.sides import Side, sides
+from autotune.report.simulation import Simulator
+from autotune.report.source import Source
+from autotune.report.summary import cards, headline
+from autotune.report.writing import write_report
+from autotune.results.time_parts import NAMES
+from storage.annotation import Annotation
+from storage.explanation import BEST, Explanation
+from storage.records import Baseline, FinishedTrial, StudyRecord
+from tests.search_values import completed, padded_plan
+from tests.storage_values import EXPLANATION, NOON, PADDED_PLAN, WORKLOAD, best_of, plan_time
+from trials.outcome import Completed
+from trials.plan import Plan
+
+STUDY = StudyRecord(
+    id="5" * 32, name="tiny-55", workload_fingerprint="f", settings={}, seed=0, started=NOON, finished=NOON
+)
+WINNER = best_of(
+    STUDY.id,
+    baselines=(
+        Baseline(role="default", samples_per_second=5.0, samples_per_second_error=0.2, gain=2.0, gain_error=0.1),
+    ),
+)
+CURRENT = padded_plan(7)
+
+
+def run(number: int, plan: Plan, role: str, seconds: float = 200.0, *, shortened: bool = False) -> FinishedTrial:
+    trial = completed(plan, seconds, role=role)
+    assert isinstance(trial.result.outcome, Completed)
+    outcome = replace(trial.result.outcome, shortened=shortened)
+    return replace(trial, number=number, id=f"{number:032x}", result=replace(trial.result, outcome=outcome))
+
+
+def source_of(*trials: FinishedTrial, explanation: Explanation | None = None, won: Plan = WINNER.plan) -> Source:
+    return Source(
+        study=STUDY,
+        workload=WORKLOAD,
+        trials=trials,
+        winner=replace(WINNER, explanation=explanation, plan=won),
+        annotation=Annotation(),
+        profile=None,
+        calibration=None,
+    )
+
+
+def sides_of(source: Source) -> tuple[Side, ...]:
+    return sides(source, Simulator(source))
+
+
+KNOWN_BEFORE = run(0, WINNER.plan, "sampled", 100.0), run(1, PADDED_PLAN, "confirm")
+"""Trials of a second search: the baseline is known from the first one, so that it ran only to confirm."""
+
+
+def test_usual_settings_that_an_earlier_search_measured_are_those_of_the_explanation() -> None:
+    source = source_of(*KNOWN_BEFORE, explanation=EXPLANATION)
+    before, after = sides_of(source)
+    assert (before.plan, after.plan) == (PADDED_PLAN, WINNER.plan)
+    assert before.speed is not None
+    assert before.speed.mean == 5.0
+    said = headline(source, (before, after))
+    assert said == "The best plan trains 2.00 \u00b1 0.10 times as fast as the usual settings (default)."
+    assert [card.name for card in cards(source, (before, after))][:2] == ["usual settings", "best plan"]
+
+
+@pytest.mark.parametrize("others", [(), (run(2, padded_plan(3), "omnibal", 150.0),)], ids=["alone", "with another"])
+def test_usual_settings_of_an_earlier_search_without_an_explanation_are_not_known(
+    others: tuple[FinishedTrial, ...],
+) -> None:
+    source = source_of(*KNOWN_BEFORE, *others)
+    found = sides_of(source)
+    assert [side.key for side in found] == ["after"]
+    assert "The usual settings are not known" in headline(source, found)
+    assert "gain over default" in [card.name for card in cards(source, found)]
+
+
+@pytest.mark.parametrize("explained", [True, False])
+def test_usual_settings_that_won_are_the_best_plan(explained: bool) -> None:
+    times = plan_time(PADDED_PLAN, BEST), plan_time(PADDED_PLAN, "default")
+    source = source_of(
+        run(0, PADDED_PLAN, "confirm" if explained else "default"),
+        explanation=replace(EXPLANATION, plans=times) if explained else None,
+        won=PADDED_PLAN,
+    )
+    assert headline(source, sides_of(source)) == "The usual settings are the best plan that the search found."
+
+
+@pytest.mark.parametrize("explained", [True, False])
+@pytest.mark.parametrize("shortened", [True, False])
+def test_the_current_plan_is_preferred_to_the_default(explained: bool, shortened: bool) -> None:
+    current = replace(plan_time(CURRENT, "present"), shortened=shortened)
+    why = replace(EXPLANATION, usual="present", plans=(*EXPLANATION.plans, current))
+    trials = run(0, PADDED_PLAN, "default"), run(1, CURRENT, "present", shortened=shortened)
+    source = source_of(*trials, explanation=why if explained else None)
+    assert source.usual == CURRENT
+    assert [side.plan for side in sides_of(source)] == [CURRENT, WINNER.plan]
+    if explained and shortened:
+        said = headline(source, sides_of(source))
+        assert "about 2.00 times as fast as the usual settings (present), whose run ended early" in said
+        assert any("from a run that ended early" in card.note for card in cards(source, sides_of(source)))
+
+
+def test_the_time_of_an_epoch_is_that_of_the_explanation() -> None:
+    chart = causes(sides_of(source_of(*KNOWN_BEFORE, explanation=EXPLANATION)))
+    assert chart.basis == "measured"
+    drawn = {(row["plan"], row["part"]): row["seconds"] for row in chart.spec["data"]["values"]}
+    stored = zip(("after", "before"), EXPLANATION.plans, strict=True)
+    assert drawn == {(key, NAMES[part.name]): part.seconds for key, time in stored for part in time.parts}
+    lines = {line[:2]: line[2:6] for line in chart.table.rows}
+    divided = "measured work, divided by the profile"
+    assert lines["before", "padding"] == ("60 s", "\u00b1 6 s", "30.0%", divided)
+    assert lines["after", "pipeline bubble"] == ("5 s", "\u00b1 500 ms", "5.0%", "simulated with measured times")
+    assert lines["after", "not explained"] == ("-1 s", "\u00b1 100 ms", "-1.0%", "measured, minus all other parts")
+    assert f"useful work, padding, recompute: {divided}; " in chart.text
+    assert "200 s \u00b1 1.5 s measured in one run" in chart.text
+    assert "part below zero" in chart.text
+
+
+def test_the_page_names_disturbed_runs_and_only_what_is_missing_is_returned(tmp_path: Path) -> None:
+    calm, other = KNOWN_BEFORE
+    disturbed = replace(calm, result=replace(calm.result, contamination="others computed"))
+    script: Future[str] = Future()
+    script.set_result("")
+    path = tmp_path / "report.html"
+    missing = write_report(source_of(disturbed, other, explanation=EXPLANATION), path, script, str, None)
+    page = path.read_text()
+    result = page.partition('id="result"')[2].partition("</section>")[0]
+    assert "Disturbed: 1 of 2 measured runs, 1 of 1 of the winner (others computed)" in result
+    assert 'id="chart-causes"' in page
+    assert "there are no failures to show" in page
+    assert not any("no failures" in each or "Disturbed" in each for each in missing)
+    assert any("no profile of the layers" in each for each in missing)
