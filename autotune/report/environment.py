@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping
 
 from autotune.report.charts.chart import Table
 from autotune.report.charts.quantities import bytes_text
-from autotune.report.source import Source
+from autotune.report.source import StudySource
 from trials import wire
 
 
-def environment(source: Source) -> Iterator[Table]:
+def environment(source: StudySource) -> Iterator[Table]:
     """Yield tables of the hardware, the software, the model, the data and the search."""
     work = source.workload
     yield _table("Hardware", _document(work.hardware))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import yaml
 
-from autotune.report.source import Source
+from autotune.report.source import StudySource
 from trials import wire
 
 _NOT_OF_THE_JOB = ("fresh", "present", "parallel", "workers", "trial_timeout")
@@ -22,7 +22,7 @@ class Listing:
     text: str
 
 
-def reproduction(source: Source, database: str | None) -> Iterator[Listing]:
+def reproduction(source: StudySource, database: str | None) -> Iterator[Listing]:
     """Yield commands and files; `database` is the URL that the commands have to name, if any."""
     at = "" if database is None else f" --db {shlex.quote(database)}"
     study = shlex.quote(source.study.id[:12])

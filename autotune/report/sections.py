@@ -9,8 +9,8 @@ from autotune.report.environment import environment
 from autotune.report.importance import importances, measured_points
 from autotune.report.reproduction import Listing, reproduction
 from autotune.report.sides import Side
-from autotune.report.simulation import Packed, Simulated
-from autotune.report.source import Source
+from autotune.report.simulation import PackedEpoch, Simulated
+from autotune.report.source import StudySource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class Section:
     listings: tuple[Listing, ...] = ()
 
 
-def sections(source: Source, sides: Sequence[Side], database: str | None) -> tuple[Section, ...]:
+def sections(source: StudySource, sides: Sequence[Side], database: str | None) -> tuple[Section, ...]:
     """Return all sections in order."""
     return (
         _step(sides),
@@ -76,7 +76,7 @@ def _unmeasured(sides: Sequence[Side]) -> Iterator[str]:
             yield f"{side.title} ({side.plan.id}) has no complete measurement in this study."
 
 
-def _memory(source: Source, sides: Sequence[Side]) -> Section:
+def _memory(source: StudySource, sides: Sequence[Side]) -> Section:
     limit = source.workload.memory_limit_bytes
     known = [side for side in sides if side.measurement is not None or isinstance(side.simulated, Simulated)]
     most = max((memory.most_bytes(side, limit) for side in known), default=0.0)
@@ -85,7 +85,7 @@ def _memory(source: Source, sides: Sequence[Side]) -> Section:
     return Section(id="memory", title="Memory", charts=charts, notes=(*notes, *_unsimulated(sides)))
 
 
-def _layers(source: Source) -> Section:
+def _layers(source: StudySource) -> Section:
     if source.profile is None:
         return Section(
             id="layers",
@@ -99,7 +99,7 @@ def _layers(source: Source) -> Section:
 
 
 def _packs(sides: Sequence[Side]) -> Section:
-    packed = [side for side in sides if isinstance(side.packs, Packed)]
+    packed = [side for side in sides if isinstance(side.packs, PackedEpoch)]
     notes = tuple(f"{side.title}: {side.packs}." for side in sides if isinstance(side.packs, str))
     charts = (packs.packs(packed), packs.waste(packed)) if packed else ()
     return Section(
@@ -110,7 +110,7 @@ def _packs(sides: Sequence[Side]) -> Section:
     )
 
 
-def _search(source: Source) -> Section:
+def _search(source: StudySource) -> Section:
     charts: list[Chart] = [history.history(source)] if source.finished else []
     notes, remarks = [] if charts else ["No trial of this study has finished."], list[str]()
     shares = importances(source.finished)
@@ -125,7 +125,7 @@ def _search(source: Source) -> Section:
     return Section(id="search", title="The search", charts=tuple(charts), notes=tuple(notes), remarks=tuple(remarks))
 
 
-def _plans(source: Source) -> Section:
+def _plans(source: StudySource) -> Section:
     if not source.timed:
         return Section(id="plans", title="Plans", notes=("No plan was measured to its end.",))
     return Section(id="plans", title="Plans", charts=(plans.pareto(source),))

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from autotune.report.simulation import Packed, Simulated, Simulator
-from autotune.report.source import Source
+from autotune.report.simulation import PackedEpoch, Simulated, Simulator
+from autotune.report.source import StudySource
 from autotune.results.known_plan import Speed
 from storage.explanation import PlanTime
 from storage.records import FinishedTrial
@@ -31,7 +31,7 @@ class Side:
     """Where its measured time goes; None where no explanation says so."""
     simulated: Simulated | str
     """The simulation, or why there is none."""
-    packs: Packed | str
+    packs: PackedEpoch | str
     """The packs of drawn samples, or why there are none."""
 
     @property
@@ -40,7 +40,7 @@ class Side:
         return outcome.measurement if isinstance(outcome, Completed) else None
 
 
-def sides(source: Source, simulator: Simulator) -> tuple[Side, ...]:
+def sides(source: StudySource, simulator: Simulator) -> tuple[Side, ...]:
     """Return the usual settings and the best plan, as far as they are known; one where they are the same plan."""
     before, after = source.usual, source.best
     found = []
@@ -52,7 +52,7 @@ def sides(source: Source, simulator: Simulator) -> tuple[Side, ...]:
     return tuple(found)
 
 
-def _side(source: Source, simulator: Simulator, key: Literal["before", "after"], title: str, plan: Plan) -> Side:
+def _side(source: StudySource, simulator: Simulator, key: Literal["before", "after"], title: str, plan: Plan) -> Side:
     runs = source.runs(plan)
     speed, simulated = source.speed(plan), simulator.simulate(plan)
     return Side(

@@ -8,7 +8,7 @@ from autotune.prediction.memory import PeakParts
 from autotune.prediction.predictor import Prediction, Predictor
 from autotune.prediction.timeline import Timeline, timeline
 from autotune.report.lengths import drawn_index
-from autotune.report.source import Source
+from autotune.report.source import StudySource
 from autotune.search.learning.calibrated import CalibratedPredictor
 from trials.data.epoch import CostWeights, Epoch, build_epoch
 from trials.data.index import DatasetIndex
@@ -33,13 +33,13 @@ class Simulated:
     timeline: Timeline
     memory: tuple[PeakParts, ...]
     """By stage."""
-    packs: "Packed"
+    packs: "PackedEpoch"
     epoch_factor: float
     """Samples of the whole epoch over those that were drawn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Packed:
+class PackedEpoch:
     """An epoch of drawn samples, and its balance."""
 
     epoch: Epoch
@@ -49,7 +49,7 @@ class Packed:
 class Simulator:
     """Simulates plans of one workload, each on the same drawn samples."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: StudySource) -> None:
         self._source = source
         self._work = source.workload
         self._weights = CostWeights(
@@ -63,11 +63,11 @@ class Simulator:
         wanted = max(_LEAST_SAMPLES, _LEAST_STEPS * self._work.global_batch_samples)
         return drawn_index(self._work.data, min(wanted, _MOST_SAMPLES))
 
-    def packs(self, plan: Plan) -> Packed | str:
+    def packs(self, plan: Plan) -> PackedEpoch | str:
         """Pack the samples as the plan does, or return why they cannot be packed."""
         try:
             epoch = self._epoch(plan.packing, plan.layout.data)
-            return Packed(epoch=epoch, balance=balance(epoch, self._weights))
+            return PackedEpoch(epoch=epoch, balance=balance(epoch, self._weights))
         except (TrialsError, ValueError, ArithmeticError) as error:
             return f"the samples of the stored histogram cannot be packed like this: {error}"
 

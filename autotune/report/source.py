@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class StudySource:
     """A study with everything that is stored of it. Rows that cannot be read are left out."""
 
     study: StudyRecord
@@ -143,13 +143,13 @@ def find_study(store: Store, name: str | None) -> StudyRecord:
     return newest[0]
 
 
-def read_source(store: Store, study: StudyRecord) -> Source:
+def read_source(store: Store, study: StudyRecord) -> StudySource:
     """Read everything that is stored of a study. Raises DatabaseDamaged where its workload cannot be read."""
     workload = _checked(store.workload(study.workload_fingerprint))
     if not isinstance(study.settings, Mapping):
         _log.warning("the settings of %s are left out: they are no mapping", study.name)
         study = replace(study, settings={})
-    return Source(
+    return StudySource(
         study=study,
         workload=workload,
         trials=store.trials(study.id),

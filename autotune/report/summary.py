@@ -8,7 +8,7 @@ from autotune.plan_text import packing_text
 from autotune.report.charts.chart import Table
 from autotune.report.charts.quantities import TIMES, seconds_text, with_error
 from autotune.report.sides import Side
-from autotune.report.source import Source
+from autotune.report.source import StudySource
 from autotune.results.evidence import evidence_of
 from storage.records import BestPlan
 from trials.plan import Plan
@@ -23,7 +23,7 @@ class Card:
     note: str = ""
 
 
-def headline(source: Source, sides: Sequence[Side]) -> str:
+def headline(source: StudySource, sides: Sequence[Side]) -> str:
     """Return one sentence with the result."""
     runs = len(source.timed)
     if not runs and source.winner is None:
@@ -44,7 +44,7 @@ def headline(source: Source, sides: Sequence[Side]) -> str:
     )
 
 
-def _without_usual(source: Source) -> str:
+def _without_usual(source: StudySource) -> str:
     if source.usual is not None:
         return "The usual settings are the best plan that the search found."
     return (
@@ -64,12 +64,12 @@ def _estimated_gain(before: Side, best: BestPlan) -> str:
     )
 
 
-def notes(source: Source) -> tuple[str, ...]:
+def notes(source: StudySource) -> tuple[str, ...]:
     """Return what to keep in mind about the figures of the winner."""
     return () if source.winner is None else tuple(evidence_of(source.winner, source.trials).warnings)
 
 
-def cards(source: Source, sides: Sequence[Side]) -> Iterator[Card]:
+def cards(source: StudySource, sides: Sequence[Side]) -> Iterator[Card]:
     """Yield the main figures, as far as they are known."""
     names = {"before": "usual settings", "after": "best plan"}
     for side in sides:
@@ -100,7 +100,7 @@ def cards(source: Source, sides: Sequence[Side]) -> Iterator[Card]:
         )
 
 
-def _payback(source: Source) -> str:
+def _payback(source: StudySource) -> str:
     best = source.winner
     if best is None or not best.baselines:
         return ""

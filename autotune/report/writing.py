@@ -10,7 +10,7 @@ from autotune.output_file import check_output_file, whole
 from autotune.report.sections import sections
 from autotune.report.sides import sides
 from autotune.report.simulation import Simulator
-from autotune.report.source import Source
+from autotune.report.source import StudySource
 from autotune.report.summary import cards, changes, headline, notes
 from trials.regular_file import open_regular
 
@@ -48,7 +48,7 @@ def _is_report(path: Path) -> bool:
 
 
 def write_report(
-    source: Source, path: Path, script: "Future[str]", shown: Callable[[str], str], database: str | None
+    source: StudySource, path: Path, script: "Future[str]", shown: Callable[[str], str], database: str | None
 ) -> tuple[str, ...]:
     """Write the report, and return what it could not show, in words. Raises PackError where the file cannot be written.
 

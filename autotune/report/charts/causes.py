@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from autotune.report.charts.chart import (
     PAPER,
-    Basis,
     Chart,
+    ChartBasis,
     Row,
     Spec,
     Table,
@@ -17,7 +17,7 @@ from autotune.report.charts.chart import (
     spec,
     tooltip,
 )
-from autotune.report.charts.quantities import PLUS_MINUS, seconds_text, share_text
+from autotune.report.charts.quantities import PLUS_MINUS, percent_text, seconds_text
 from autotune.report.sides import Side
 from autotune.report.simulation import Simulated
 from autotune.results.time_parts import MEANINGS, NAMES
@@ -76,7 +76,7 @@ class _Part:
 
     @property
     def line(self) -> tuple[str, ...]:
-        amounts = seconds_text(self.seconds), self.error_text, share_text(self.share)
+        amounts = seconds_text(self.seconds), self.error_text, percent_text(self.share)
         return (self.side, NAMES[self.name], *amounts, self.basis, MEANINGS[self.name])
 
 
@@ -138,7 +138,7 @@ def _parts(side: Side) -> Iterator[_Part]:
         )
 
 
-def _basis(found: Sequence[Side]) -> Basis:
+def _basis(found: Sequence[Side]) -> ChartBasis:
     measured = [side.time is not None for side in found]
     return "measured" if all(measured) else "measured and predicted" if any(measured) else "predicted"
 

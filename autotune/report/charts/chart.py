@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeAlias
 
 Spec: TypeAlias = dict[str, Any]
 Row: TypeAlias = Mapping[str, Any]
-Basis: TypeAlias = Literal["measured", "predicted", "measured and predicted"]
+ChartBasis: TypeAlias = Literal["measured", "predicted", "measured and predicted"]
 Shape: TypeAlias = Literal["box", "line", "diamond"]
 
 # Colours are variables of the page's style sheet, which has values for light, dark and print.
@@ -42,7 +42,7 @@ class Chart:
     """What the chart shows, and how to read it."""
     summary: str
     """The main figures in words, for readers who do not see the chart."""
-    basis: Basis
+    basis: ChartBasis
     spec: Spec
     legend: tuple[tuple[str, str, Shape], ...] = ()
     """(label, colour, shape)"""

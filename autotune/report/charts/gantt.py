@@ -15,7 +15,7 @@ from autotune.report.charts.chart import (
     spec,
     tooltip,
 )
-from autotune.report.charts.quantities import seconds_text, share_text
+from autotune.report.charts.quantities import percent_text, seconds_text
 from autotune.report.sides import Side
 from autotune.report.simulation import Simulated
 
@@ -41,7 +41,9 @@ def gantt(side: Side, longest: float) -> Chart:
     rank = f" of data rank {line.data_rank}" if side.plan.layout.data > 1 else ""
     all_passes = 2 * count * line.stages
     cut = f" Only the first {_MOST_PASSES} of {all_passes} passes are drawn." if all_passes > _MOST_PASSES else ""
-    busy = tuple((stage, share_text(1 - share), share_text(share)) for stage, share in zip(stages, idle, strict=True))
+    busy = tuple(
+        (stage, percent_text(1 - share), percent_text(share)) for stage, share in zip(stages, idle, strict=True)
+    )
     return Chart(
         id=f"step-{side.key}",
         title=f"One step. {side.title}",

@@ -21,7 +21,7 @@ from autotune.report.charts.chart import (
     tooltip,
 )
 from autotune.report.charts.quantities import seconds_text, with_error
-from autotune.report.source import Source, is_whole
+from autotune.report.source import StudySource, is_whole
 from autotune.search.roles import BASELINES, REPEATS, Role
 from storage.records import FinishedTrial, TrialRecord
 from trials.outcome import Completed
@@ -36,7 +36,7 @@ _KINDS = {
 _TOOLTIP = tooltip(("trial", "trial", "d"), ("role", "role"), ("plan", "plan"), ("outcome", "outcome"))
 
 
-def history(source: Source) -> Chart:
+def history(source: StudySource) -> Chart:
     """Chart the epoch seconds of all trials, with the best so far and the baselines."""
     trials = source.finished
     rows = [_row(trial) for trial in trials]
@@ -100,7 +100,7 @@ def _row(trial: FinishedTrial) -> Row:
     return row
 
 
-def _baselines(source: Source) -> list[Row]:
+def _baselines(source: StudySource) -> list[Row]:
     """Return the seconds of the fastest run of each kind of baseline."""
     found: dict[str, float] = {}
     for trial in source.timed:

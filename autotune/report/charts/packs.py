@@ -16,9 +16,9 @@ from autotune.report.charts.chart import (
     spec,
     tooltip,
 )
-from autotune.report.charts.quantities import share_text
+from autotune.report.charts.quantities import percent_text
 from autotune.report.sides import Side
-from autotune.report.simulation import Packed
+from autotune.report.simulation import PackedEpoch
 from trials.data.metrics import Balance
 
 _CELLS = 40
@@ -31,7 +31,7 @@ def packs(found: Sequence[Side]) -> Chart:
     rows: list[Row] = []
     lines: list[tuple[str, ...]] = []
     for side in found:
-        assert isinstance(side.packs, Packed)
+        assert isinstance(side.packs, PackedEpoch)
         sizes = side.packs.epoch.pack_sizes()
         rows += _cells(side.key, sizes.tokens, sizes.units)
         lines.append(
@@ -95,13 +95,13 @@ def waste(found: Sequence[Side]) -> Chart:
     """Chart the shares of padding and of waiting across data ranks. All sides have packs."""
     rows: list[Row] = []
     for side in found:
-        assert isinstance(side.packs, Packed)
+        assert isinstance(side.packs, PackedEpoch)
         rows += [
             {"plan": side.key, "measure": name, "percent": round(100 * share, 3)}
             for name, share in _shares(side.packs.balance).items()
         ]
     names = list(dict.fromkeys(row["measure"] for row in rows))
-    values = {(row["measure"], row["plan"]): share_text(row["percent"] / 100) for row in rows}
+    values = {(row["measure"], row["plan"]): percent_text(row["percent"] / 100) for row in rows}
     keys = [side.key for side in found]
     lines = tuple((name, *(values[name, key] for key in keys)) for name in names)
     ranks = sorted({side.plan.layout.data for side in found})

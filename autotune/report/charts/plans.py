@@ -21,8 +21,8 @@ from autotune.report.charts.chart import (
     spec,
     tooltip,
 )
-from autotune.report.charts.quantities import Memory, share_text
-from autotune.report.source import Source
+from autotune.report.charts.quantities import Memory, percent_text
+from autotune.report.source import StudySource
 from storage.records import AbandonedTrial, FinishedTrial, TrialRecord
 from trials.outcome import Completed, Failed, Rejected
 from trials.plan import Plan
@@ -60,7 +60,7 @@ class Point:
         return mine[0] <= theirs[0] and mine[1] <= theirs[1] and mine != theirs
 
 
-def pareto(source: Source) -> Chart:
+def pareto(source: StudySource) -> Chart:
     """Chart the speed and the peak memory of the measured plans, and those that no other plan beats in both."""
     points = _points(source)
     stored = {each.plan.id: each.joules_per_sample for each in (source.winner.pareto if source.winner else ())}
@@ -105,7 +105,7 @@ def pareto(source: Source) -> Chart:
     )
 
 
-def _points(source: Source) -> list[Point]:
+def _points(source: StudySource) -> list[Point]:
     found = []
     for plan, runs in source.runs_by_plan.items():
         seconds = fmean(trial.result.epoch_seconds or 0.0 for trial in runs)
@@ -145,7 +145,7 @@ def _pareto_spec(rows: Sequence[Row], limit: float | None, unit: str) -> Spec:
 
 def importance(shares: Mapping[str, float], trials: int) -> Chart:
     """Chart the importances of the parameters of the search."""
-    lines = tuple((name.replace("_", " "), share_text(share)) for name, share in shares.items())
+    lines = tuple((name.replace("_", " "), percent_text(share)) for name, share in shares.items())
     largest = list(zip(lines, shares.values(), strict=True))[:_MOST_PARAMETERS]
     rows = [{"parameter": name, "percent": round(100 * share, 3)} for (name, _), share in largest]
     cut = f" The {_MOST_PARAMETERS} largest are drawn." if len(lines) > _MOST_PARAMETERS else ""

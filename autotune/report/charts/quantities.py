@@ -37,7 +37,7 @@ def seconds_text(seconds: float) -> str:
     return f"{seconds / 60:.4g} min" if abs(seconds) < 36_000 else f"{seconds / 3600:,.4g} h"
 
 
-def share_text(share: float) -> str:
+def percent_text(share: float) -> str:
     return f"{share:z.1%}"
 
 

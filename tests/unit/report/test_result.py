@@ -9,7 +9,7 @@ import pytest
 from autotune.report.charts.causes import causes
 from autotune.report.sides import Side, sides
 from autotune.report.simulation import Simulator
-from autotune.report.source import Source
+from autotune.report.source import StudySource
 from autotune.report.summary import cards, headline
 from autotune.report.writing import write_report
 from autotune.results.time_parts import NAMES
@@ -40,8 +40,8 @@ def run(number: int, plan: Plan, role: str, seconds: float = 200.0, *, shortened
     return replace(trial, number=number, id=f"{number:032x}", result=replace(trial.result, outcome=outcome))
 
 
-def source_of(*trials: FinishedTrial, explanation: Explanation | None = None, won: Plan = WINNER.plan) -> Source:
-    return Source(
+def source_of(*trials: FinishedTrial, explanation: Explanation | None = None, won: Plan = WINNER.plan) -> StudySource:
+    return StudySource(
         study=STUDY,
         workload=WORKLOAD,
         trials=trials,
@@ -52,7 +52,7 @@ def source_of(*trials: FinishedTrial, explanation: Explanation | None = None, wo
     )
 
 
-def sides_of(source: Source) -> tuple[Side, ...]:
+def sides_of(source: StudySource) -> tuple[Side, ...]:
     return sides(source, Simulator(source))
 
 

@@ -8,7 +8,7 @@ from autotune.report.charts.causes import causes
 from autotune.report.importance import importances
 from autotune.report.sides import sides
 from autotune.report.simulation import Simulated, Simulator
-from autotune.report.source import Source, read_source
+from autotune.report.source import StudySource, read_source
 from storage.explanation import BEST
 from storage.store import open_store
 from tests.report_studies import searched
@@ -18,14 +18,14 @@ from tests.storage_values import plan_time
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
+def source(tmp_path_factory: pytest.TempPathFactory) -> StudySource:
     folder = tmp_path_factory.mktemp("study")
     with open_store(f"sqlite:///{folder}/study.db") as store:
         study, _ = searched(folder, store)
         return read_source(store, study)
 
 
-def test_the_epochs_of_all_tried_plans_are_near_those_of_the_data(source: Source) -> None:
+def test_the_epochs_of_all_tried_plans_are_near_those_of_the_data(source: StudySource) -> None:
     simulator = Simulator(source)
     for plan in dict.fromkeys(trial.plan for trial in source.trials):
         found = simulator.simulate(plan)
@@ -35,7 +35,7 @@ def test_the_epochs_of_all_tried_plans_are_near_those_of_the_data(source: Source
         assert len(found.memory) == plan.layout.pipeline
 
 
-def test_the_baseline_is_the_default_and_the_best_plan_the_winner(source: Source) -> None:
+def test_the_baseline_is_the_default_and_the_best_plan_the_winner(source: StudySource) -> None:
     assert source.winner is not None
     assert source.best == source.winner.plan
     assert source.usual is not None
@@ -45,7 +45,7 @@ def test_the_baseline_is_the_default_and_the_best_plan_the_winner(source: Source
     assert speed.mean == next(each.samples_per_second for each in source.winner.baselines if each.role == "default")
 
 
-def test_the_time_of_plans_without_an_explanation_is_predicted(source: Source) -> None:
+def test_the_time_of_plans_without_an_explanation_is_predicted(source: StudySource) -> None:
     before, after = sides(source, Simulator(source))
     chart = causes([before, after])
     assert (chart.basis, "not explained" in str(chart.legend)) == ("predicted", False)
@@ -58,7 +58,7 @@ def test_the_time_of_plans_without_an_explanation_is_predicted(source: Source) -
     assert mixed.basis == "measured and predicted"
 
 
-def test_importances_are_shares_of_the_parameters_that_varied(source: Source) -> None:
+def test_importances_are_shares_of_the_parameters_that_varied(source: StudySource) -> None:
     shares = importances(source.finished)
     assert sum(shares.values()) == pytest.approx(1)
     points = [trial.parameters for trial in source.finished if trial.parameters]
