@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from autotune.results.text_table import table
-from autotune.results.time_parts import MEANINGS, NAMES
+from autotune.results.time_parts import BASES, MEANINGS, NAMES
 from storage.explanation import BEST, IDEAL, UNEXPLAINED, ChangeEffect, Explanation, PlanTime, TimePart
 from storage.records import BestPlan
 
@@ -17,13 +17,6 @@ _WORTH_ADVICE = 0.02
 _MOST_ADVICE = 3
 _LEAST_SHOWN = 0.0005
 """Share of an epoch that is not shown as 0.0%."""
-_BASES = {
-    "measured": "measured",
-    "divided": "measured work, divided by the profile",
-    "simulated": "simulated with measured times",
-    "predicted": "predicted",
-    "rest": "measured, minus all above",
-}
 _CHANGES = {"packing": "packing alone", "split": "split alone", "recompute": "recompute alone"}
 _ADVICE = {
     "padding": "pack the samples",
@@ -121,7 +114,7 @@ def _is_visible(name: str, times: Sequence[PlanTime]) -> bool:
 
 def _legend(name: str, times: Sequence[PlanTime]) -> str:
     """Say what a part is, and how it is known."""
-    bases = dict.fromkeys(_BASES[time.part(name).basis] for time in times)
+    bases = dict.fromkeys(BASES[time.part(name).basis] for time in times)
     return f"- {NAMES[name]}: {MEANINGS[name]} ({'; '.join(bases)})"
 
 

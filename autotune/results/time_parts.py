@@ -24,3 +24,11 @@ MEANINGS = {
     "optimizer": "update of the weights",
     "unexplained": "measured time beyond the simulated steps",
 }
+BASES = {
+    "measured": "measured",
+    "divided": "measured work, divided by the profile",
+    "simulated": "simulated with measured times",
+    "predicted": "predicted",
+    "rest": "measured, minus all other parts",
+}
+"""How a part is known."""

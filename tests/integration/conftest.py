@@ -95,7 +95,9 @@ def model(example: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def heard_interrupts() -> Iterator[None]:
-    """Let Ctrl-C reach child processes, even if a background shell ignores it for the tests."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Let Ctrl-C and hang-ups reach child processes, even if a background shell or `nohup` ignores them."""
+    interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
+    hangup = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
-    signal.signal(signal.SIGINT, before)
+    signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGHUP, hangup)

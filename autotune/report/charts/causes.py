@@ -20,7 +20,7 @@ from autotune.report.charts.chart import (
 from autotune.report.charts.quantities import PLUS_MINUS, percent_text, seconds_text
 from autotune.report.sides import Side
 from autotune.report.simulation import Simulated
-from autotune.results.time_parts import MEANINGS, NAMES
+from autotune.results.time_parts import BASES, MEANINGS, NAMES
 from storage.explanation import PlanTime
 
 _COLOURS = {
@@ -34,13 +34,6 @@ _COLOURS = {
     "communication": "var(--blue)",
     "optimizer": "var(--grey)",
     "unexplained": "var(--faint)",
-}
-_BASES = {
-    "measured": "measured",
-    "divided": "measured work, divided by the profile",
-    "simulated": "simulated with measured times",
-    "predicted": "predicted",
-    "rest": "measured, minus all other parts",
 }
 
 
@@ -121,7 +114,7 @@ def _parts(side: Side) -> Iterator[_Part]:
                 seconds=part.seconds,
                 error=part.error,
                 share=part.seconds / side.time.epoch_seconds,
-                basis=_BASES[part.basis],
+                basis=BASES[part.basis],
             )
         return
     assert isinstance(side.simulated, Simulated)
@@ -134,7 +127,7 @@ def _parts(side: Side) -> Iterator[_Part]:
             seconds=seconds * side.simulated.epoch_factor,
             error=None,
             share=seconds / whole,
-            basis=_BASES["predicted"],
+            basis=BASES["predicted"],
         )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from autotune import launch
 from storage.store import open_store
 from tests.processes import children, wait_for_the_end
 from tests.storage_values import best_of, concluded
@@ -43,7 +44,7 @@ def losses(output: Path) -> dict[int, float]:
     return found
 
 
-def launch(job: JobFile, send: Callable[[psutil.Process], None] | None) -> tuple[int, str]:
+def stopped_launch(job: JobFile, send: Callable[[psutil.Process], None]) -> tuple[int, str]:
     """Return (exit code, stderr) of a launch that gets a signal after its first step."""
     command = [sys.executable, "-m", "autotune", "launch", str(job.path)]
     with subprocess.Popen(
@@ -54,7 +55,7 @@ def launch(job: JobFile, send: Callable[[psutil.Process], None] | None) -> tuple
             lines: list[str] = []
             for line in process.stderr:
                 lines.append(line)
-                if "  step " in line and send:
+                if "  step " in line:
                     started = children(process.pid)
                     send(psutil.Process(process.pid))
                     lines += process.stderr
@@ -79,7 +80,7 @@ def test_a_stopped_training_goes_on_exactly(
     parts, whole = JobFile(shallow, tmp_path / "parts"), JobFile(shallow, tmp_path / "whole")
     for job in (parts, whole):
         job.spoil(data=data, training={**training, "output": str(job.output)})
-    ended, text = launch(parts, send)
+    ended, text = stopped_launch(parts, send)
     assert ended == code, text
     found = re.search(r"^Stopped after step (\d+) with a checkpoint; .* goes on with step (\d+)$", text, re.MULTILINE)
     assert found is not None, text
@@ -91,5 +92,6 @@ def test_a_stopped_training_goes_on_exactly(
         (stopped,) = store.launches(PLAN.id)
     assert stopped.result is not None
     assert (stopped.result.status, stopped.result.steps) == ("interrupted", step)
-    assert launch(parts, None)[0] == launch(whole, None)[0] == 0
+    assert launch(parts.path).report.finished
+    assert launch(whole.path).report.finished
     assert losses(parts.output) == pytest.approx(losses(whole.output), rel=1e-5)
