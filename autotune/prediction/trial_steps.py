@@ -13,9 +13,23 @@ def trial_steps(prediction: Prediction, warmup_steps: int, timed_steps: int) -> 
     epoch. The prediction must be uncorrected, so that a plan's steps are always the same.
     """
     # Stable sorts give every machine the same steps.
-    costliest = np.argsort(-prediction.step_seconds, kind="stable")[:warmup_steps]
+    costliest = _costliest(prediction, warmup_steps)
     nearest = np.argsort(prediction.step_distances, kind="stable")
     chosen = [int(step) for step in nearest if step not in costliest][:timed_steps]
-    return Trial(
-        warmup_steps=tuple(int(step) for step in costliest), timed_steps=tuple(sorted(chosen or nearest[:1].tolist()))
-    )
+    return Trial(warmup_steps=costliest, timed_steps=tuple(sorted(chosen or nearest[:1].tolist())))
+
+
+def spread_steps(prediction: Prediction, warmup_steps: int, timed_steps: int) -> Trial:
+    """Return the costliest steps as warm-up, and steps to time that are evenly spaced in the order of predicted cost.
+
+    This systematic sample has cheap and costly steps in the proportions of the epoch, so its mean needs no prediction
+    to represent the epoch (Cochran: Sampling Techniques, section 8.1), but it needs more steps than typical ones.
+    """
+    order = np.argsort(prediction.step_seconds, kind="stable")
+    count = min(timed_steps, len(order))
+    places = ((np.arange(count) + 0.5) * len(order) / count).astype(int)
+    return Trial(warmup_steps=_costliest(prediction, warmup_steps), timed_steps=tuple(sorted(order[places].tolist())))
+
+
+def _costliest(prediction: Prediction, steps: int) -> tuple[int, ...]:
+    return tuple(np.argsort(-prediction.step_seconds, kind="stable")[:steps].tolist())

@@ -286,7 +286,7 @@ class Search:
             left = self._budget.trial_seconds_left(winner.plan.layout.world_size)
             seconds = min(left, _SHARE_OF_TIMEOUT * self.settings.trial_timeout)
             affordable = int(seconds / winner.epoch_seconds * epoch_steps) - self.settings.warmup_steps
-            steps = min(self.settings.final_steps, affordable, epoch_steps - self.settings.warmup_steps)
+            steps = min(self.settings.final_steps, affordable, epoch_steps)
             if winner.plan in done or steps <= self.settings.timed_steps:
                 return
             done.add(winner.plan)

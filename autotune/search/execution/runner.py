@@ -10,7 +10,7 @@ import numpy as np
 
 from autotune.machine.conditions import MachineWatch, Watch, disturbance
 from autotune.prediction.predictor import MOST_BATCH_DEVIATION, Prediction
-from autotune.prediction.trial_steps import trial_steps
+from autotune.prediction.trial_steps import spread_steps, trial_steps
 from autotune.search.execution.run_result import RunResult
 from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.workload import Prepared
@@ -77,13 +77,16 @@ class Runner:
     ) -> RunResult:
         """Run warm-up and timed steps, until their mean is as sure as asked for or `on_step` returns False.
 
-        With `timed_steps` all of them are timed, else at most `search.timed_steps`.
+        With `timed_steps` that many are timed, of all costs, else at most `search.timed_steps` typical ones.
         A disturbed run is repeated once, without `on_step`, and the repeat counts. `on_wait` is called many times a
         second; what it raises ends the ranks and is raised.
         """
         search = self._prepared.job.search
         prediction = self._predictor.base.predict(plan)
-        task = trial_steps(prediction, search.warmup_steps, timed_steps or search.timed_steps)
+        if timed_steps:
+            task = spread_steps(prediction, search.warmup_steps, timed_steps)
+        else:
+            task = trial_steps(prediction, search.warmup_steps, search.timed_steps)
         request = self._prepared.request(plan, task)
         disturbed: tuple[DisturbedRun, ...] = ()
         joules: list[float | None] = []

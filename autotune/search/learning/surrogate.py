@@ -21,6 +21,7 @@ from autotune.search.learning.calibrated import CalibratedPredictor
 from storage.records import FinishedTrial
 from trials import plugins
 from trials.data.packers import PACKERS
+from trials.outcome import Completed
 from trials.plan import Packed, Plan
 
 _PLAN_WIDTHS = (0.003, 0.01, 0.03, 0.1)
@@ -187,6 +188,7 @@ class Surrogate:
         errors = np.array([(trial.result.epoch_seconds_error or 0.0) / _seconds(trial) for trial in self._trials])
         disturbed = np.array([trial.result.is_disturbed for trial in self._trials])
         factors, least = np.where(disturbed, _DISTURBED, 1.0), np.where(disturbed, _LEAST_DISTURBED, 0.0)
+        factors *= _shrinkage(self._trials)
         linear, likeness, same = self._linear(plans, plans), self._likeness(plans, plans), _same(plans, plans)
         apart = np.abs(times[:, None] - times)
         agents = np.array([trial.agent_id or "" for trial in self._trials])
@@ -228,6 +230,14 @@ class Surrogate:
 
 def _seconds(trial: FinishedTrial) -> float:
     return trial.result.epoch_seconds or math.nan
+
+
+def _shrinkage(trials: Sequence[FinishedTrial]) -> Array:
+    """Factors of the noise for trials with more timed steps than usual: the error of a mean falls with their root."""
+    outcomes = [trial.result.outcome for trial in trials]
+    steps = np.array([len(each.measurement.steps) if isinstance(each, Completed) else 1 for each in outcomes])
+    shrinkage: Array = np.minimum(1.0, np.sqrt(np.median(steps) / steps))
+    return shrinkage
 
 
 def _same(plans: Sequence[Plan], others: Sequence[Plan]) -> Array:

@@ -125,6 +125,18 @@ def test_a_disturbed_trial_counts_less_than_another() -> None:
     assert seconds_of(surrogate_after(marked), PLANS[0]) < seconds_of(surrogate_after(slow), PLANS[0])
 
 
+def test_a_trial_with_more_steps_counts_more_than_another() -> None:
+    def mean(last: int) -> float:
+        trials = trials_of([PLANS[0]] * 5, lambda _, number: 1.1 if number == 4 else 1.0, noise=0.01)
+        outcome = measured()
+        measurement = replace(outcome.measurement, steps=(1, 2) * last, step_seconds=(0.5, 0.6) * last)
+        longer = replace(trials[-1].result, outcome=replace(outcome, measurement=measurement))
+        surrogate = surrogate_after([*trials[:-1], replace(trials[-1], result=longer)])
+        return float(np.exp(surrogate.measured([PLANS[0]]).mean[0]))
+
+    assert mean(20) > 1.01 * mean(1)
+
+
 def test_repeats_shrink_the_error_of_a_difference() -> None:
     errors = []
     for repeats in (1, 4, 12):
