@@ -11,6 +11,7 @@ from autotune.cli.jobs import outline_of, workload_of
 from autotune.errors import HardwareError
 from autotune.machine.hardware import probe_hardware, software
 from autotune.results import study_report
+from autotune.results.evidence import trials_behind
 from autotune.results.study_report import Known
 from storage.annotation import Annotation
 from storage.nearness import Fields, fields_of, fields_of_machine
@@ -55,6 +56,7 @@ def list_plans(options: Options, wanted: PlanFilter) -> None:
     with open_store(options.database_url(job.database if job else None)) as store:
         if outline:
             store.adopt_model(outline.shape, outline.path_digest)
+        found: Sequence[Known]
         if now or wanted.here:
             found = _nearest_plans(store, wanted, now)
         else:
@@ -64,20 +66,26 @@ def list_plans(options: Options, wanted: PlanFilter) -> None:
                 for best in store.best_plans(**_conditions(wanted))
             ]
         found = _annotated(store, found)
-    found = [known for known in found if known.used_by or not wanted.in_use]
-    if wanted.verdict:
-        found = [known for known in found if known.validity.verdict == wanted.verdict]
-    elif now or wanted.here:
-        holding = [known for known in found if known.validity.verdict is not Verdict.INVALID]
-        found = holding or found[: wanted.top or _NEAREST]
-    if wanted.sort:
-        found.sort(key=_SORTS[wanted.sort])
-    found = found[: wanted.top]
+        found = _chosen(wanted, found, is_near=bool(now or wanted.here))
+        found = [replace(known, trials=trials_behind(known.best, store)) for known in found]
     nothing = "No plan is known" + (" for this hardware" if wanted.here else "") + "; run `autotune tune JOB`."
     options.give(
         lambda: {"plans": [_document(known) for known in found]},
         lambda: study_report.plans_text(found) if found else nothing,
     )
+
+
+def _chosen(wanted: PlanFilter, found: Sequence[Known], *, is_near: bool) -> Sequence[Known]:
+    """Filter, sort and cut the list; plans near a job or machine that cannot hold are left out where others do."""
+    found = [known for known in found if known.used_by or not wanted.in_use]
+    if wanted.verdict:
+        found = [known for known in found if known.validity.verdict == wanted.verdict]
+    elif is_near:
+        holding = [known for known in found if known.validity.verdict is not Verdict.INVALID]
+        found = holding or found[: wanted.top or _NEAREST]
+    if wanted.sort:
+        found.sort(key=_SORTS[wanted.sort])
+    return found[: wanted.top]
 
 
 def _nearest_plans(store: Store, wanted: PlanFilter, now: Workload | None) -> list[Known]:
@@ -109,7 +117,7 @@ def _conditions(wanted: PlanFilter) -> dict[str, Any]:
     }
 
 
-def _annotated(store: Store, found: Sequence[Known]) -> list[Known]:
+def _annotated(store: Store, found: Sequence[Known]) -> Sequence[Known]:
     """Add notes and tags, and which studies are archived."""
     annotations = store.annotations("plan")
     archived = {study.id for study in store.studies(archived=True) if study.archived}
@@ -127,7 +135,6 @@ def show_plan(options: Options, plan: str) -> None:
     from autotune.certification.certificate import stored_certificates
     from autotune.certification.certificate_report import certificate_text
     from autotune.folders import certificates_folder, work_folder
-    from autotune.results.evidence import trials_behind
     from autotune.results.known_plan import known_text
 
     with open_store(options.database_url()) as store:
@@ -187,7 +194,7 @@ def _uses(store: Store) -> dict[str, tuple[str, ...]]:
 
 def _document(known: Known) -> dict[str, Any]:
     return {
-        **study_report.best_document(known.best),
+        **study_report.best_document(known.best, known.trials),
         **_state(known.validity, known.used_by),
         **wire.to_document(known.annotation),
         "archived": known.is_archived,

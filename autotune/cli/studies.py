@@ -11,6 +11,7 @@ from autotune.cli.visible import visible
 from autotune.machine.agent import Agent
 from autotune.results import study_report
 from autotune.results.deletion_report import deletion_text
+from autotune.results.evidence import trials_behind
 from storage.annotation import Annotation
 from storage.deletion import Deletion, Use
 from storage.errors import DatabaseDamaged, DatabaseUnavailable
@@ -51,10 +52,11 @@ def show_study(options: Options, name: str) -> None:
         except DatabaseDamaged as error:  # the study and its trials can still be shown
             _log.warning("the winner of %s is left out: %s", study.name, error)
             winner = None
+        behind = trials_behind(winner, store) if winner else ()
     found = study_report.Listed(study=study, work=work, best=winner, annotation=annotation)
     options.give(
-        lambda: {**study_report.study_document(found), "trials": [wire.to_document(trial) for trial in trials]},
-        lambda: study_report.study_text(found, trials),
+        lambda: {**study_report.study_document(found, behind), "trials": [wire.to_document(trial) for trial in trials]},
+        lambda: study_report.study_text(found, trials, behind),
     )
 
 

@@ -52,9 +52,14 @@ class Evidence:
     @property
     def warnings(self) -> Sequence[str]:
         """What to keep in mind about the figures, in words."""
-        return tuple(self._warnings())
+        return *self.doubts, *map(str, self.corrected)
 
-    def _warnings(self) -> Iterator[str]:
+    @property
+    def doubts(self) -> Sequence[str]:
+        """Those warnings that may make another plan the better one."""
+        return tuple(self._doubts())
+
+    def _doubts(self) -> Iterator[str]:
         if self.runs and self.tried_plans and not self.searched_plans:
             yield "No plan besides the baselines completed, and this is the fastest of them; the trials name the causes"
         if self.runs and not self.tried_plans:
@@ -68,7 +73,6 @@ class Evidence:
                 f"{self.winner_runs} of the winner ({self.disturbance}); measure again with `autotune tune --fresh` on "
                 "an idle machine"
             )
-        yield from map(str, self.corrected)
 
 
 def trials_behind(best: BestPlan, store: Store) -> Sequence[TrialRecord]:

@@ -40,7 +40,7 @@ def explanation_text(best: BestPlan, changed: str) -> str:
     sections = (
         _headline(why),
         changed,
-        _parts_table([time for time in (why.of_usual, why.winner) if time is not None]),
+        _parts_table([*{time.plan_id: time for time in (why.of_usual, why.winner) if time is not None}.values()]),
         _changes(best, why),
         _memory(why, best.workload.memory_limit_bytes),
         _payback(best, why),

@@ -110,6 +110,8 @@ class Known:
     """Of the plan."""
     is_archived: bool = False
     """Whether its study is."""
+    trials: Sequence[TrialRecord] = ()
+    """Those behind the plan's figures."""
 
     @property
     def gain(self) -> float:
@@ -138,12 +140,7 @@ def plans_text(found: Sequence[Known]) -> str:
     for known in found:
         if known.is_archived:
             lines.append(f"{known.best.plan.id} is of an archived study")
-        why = known.best.explanation
-        if why is not None and why.winner.disturbed:
-            lines.append(
-                f"{known.best.plan.id} was disturbed by other load in all its runs; "
-                "`autotune tune --fresh` measures again"
-            )
+        lines += (f"{known.best.plan.id}: {doubt}" for doubt in evidence_of(known.best, known.trials).doubts)
         if known.used_by:
             lines.append(f"{known.best.plan.id} is in use: {', '.join(known.used_by)}")
         if known.differences:
@@ -163,9 +160,9 @@ class Listed:
     annotation: Annotation
 
 
-def study_document(listed: Listed) -> dict[str, Any]:
-    """Return a study and its result as JSON values."""
-    best = None if listed.best is None else best_document(listed.best)
+def study_document(listed: Listed, behind: Iterable[TrialRecord] | None = None) -> dict[str, Any]:
+    """Return a study and its result as JSON values; with the trials `behind` its winner, also their evidence."""
+    best = None if listed.best is None else best_document(listed.best, behind)
     return {**_plain(listed.study), "workload": _plain(listed.work), "best": best, **_plain(listed.annotation)}
 
 
@@ -212,8 +209,8 @@ def annotation_text(annotation: Annotation) -> str:
     return "\n".join(filter(None, (tags, f"Note: {annotation.note}" if annotation.note else "")))
 
 
-def study_text(listed: Listed, trials: Sequence[TrialRecord]) -> str:
-    """Show the trials of a study in their order, and its winner."""
+def study_text(listed: Listed, trials: Sequence[TrialRecord], behind: Iterable[TrialRecord]) -> str:
+    """Show the trials of a study in their order, and its winner, whose figures rest on the trials `behind` it."""
     best, lines = listed.best, list[str]()
     for trial in trials:
         if isinstance(trial, FinishedTrial):
@@ -221,7 +218,7 @@ def study_text(listed: Listed, trials: Sequence[TrialRecord]) -> str:
         else:
             state = "given up" if isinstance(trial, AbandonedTrial) else "running, or its process died"
             lines.append(f"trial {trial.number}  {trial.role:<20} {state}\n{named_plan(trial.plan)}")
-    winner = best_text(best, trials) if best else "This study has no winner yet."
+    winner = best_text(best, behind) if best else "This study has no winner yet."
     head = studies_text([replace(listed, annotation=Annotation())])
     return "\n".join((head, *filter(None, (annotation_text(listed.annotation),)), "", *lines, "", winner))
 

@@ -123,6 +123,7 @@ def test_usual_settings_that_won_are_said_to_be_fastest() -> None:
     text = text_of(same)
     assert "no plan was faster than default, the usual settings" in text
     assert "are not paid back" in text
+    assert "default s" not in text  # its time is shown once, as that of the best
     assert "alone  " not in text
     assert "all together" not in text
 

@@ -7,7 +7,7 @@ from autotune.results.study_report import Known, best_text, plans_text
 from storage.records import Baseline, BestPlan
 from storage.validity import Validity, Verdict
 from tests.search_values import completed
-from tests.storage_values import EXPLANATION, PADDED_PLAN, best_of
+from tests.storage_values import PADDED_PLAN, best_of
 from trials.outcome import Completed
 
 
@@ -64,8 +64,9 @@ def test_the_winner_is_shown_with_how_many_runs_were_disturbed() -> None:
 
 
 @pytest.mark.parametrize("disturbed", [True, False])
-def test_a_listed_plan_that_was_measured_under_other_load_alone_says_so(disturbed: bool) -> None:
-    first, *others = EXPLANATION.plans
-    why = replace(EXPLANATION, plans=(replace(first, disturbed=disturbed), *others))
-    known = Known(best=best(explanation=why), validity=Validity(verdict=Verdict.VALID, changes=()))
-    assert ("was disturbed by other load in all its runs" in plans_text([known])) == disturbed
+def test_a_listed_plan_that_was_measured_under_other_load_says_so(disturbed: bool) -> None:
+    winner, trial = best(), completed(PADDED_PLAN, 100.0)
+    reason = "others computed" if disturbed else None
+    run = replace(trial, plan=winner.plan, result=replace(trial.result, contamination=reason))
+    known = Known(best=winner, validity=Validity(verdict=Verdict.VALID, changes=()), trials=(run,))
+    assert (f"{winner.plan.id}: Disturbed: 1 of 1 measured runs" in plans_text([known])) == disturbed

@@ -101,12 +101,14 @@ def _row(trial: FinishedTrial) -> Row:
 
 
 def _baselines(source: StudySource) -> list[Row]:
-    """Return the seconds of the fastest run of each kind of baseline."""
+    """Return the seconds of the fastest run of each kind of baseline; those of an earlier study as stated."""
     found: dict[str, float] = {}
     for trial in source.timed:
         if trial.role in BASELINES:
             seconds = trial.result.epoch_seconds or 0.0
             found[trial.role] = min(seconds, found.get(trial.role, seconds))
+    for stated in () if source.winner is None else source.winner.baselines:
+        found.setdefault(stated.role, source.workload.data.samples / stated.samples_per_second)
     return [{"baseline": role, "seconds": round(seconds, 4)} for role, seconds in found.items()]
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from autotune.report.charts.causes import causes
+from autotune.report.charts.history import history
 from autotune.report.sides import Side, sides
 from autotune.report.simulation import Simulator
 from autotune.report.source import StudySource
@@ -138,3 +139,10 @@ def test_the_page_names_disturbed_runs_and_only_what_is_missing_is_returned(tmp_
     assert "there are no failures to show" in page
     assert not any("no failures" in each or "Disturbed" in each for each in missing)
     assert any("no profile of the layers" in each for each in missing)
+
+
+def test_the_history_has_a_line_for_a_baseline_that_an_earlier_study_measured() -> None:
+    source = source_of(*KNOWN_BEFORE)
+    assert {"baseline": "default", "seconds": source.workload.data.samples / 5.0} in [
+        row for layer in history(source).spec["layer"] for row in layer.get("data", {}).get("values", ())
+    ]
