@@ -35,9 +35,14 @@ def of_winner(best: BestPlan) -> KnownPlan:
 
 
 def of_tried(tried: TriedPlan) -> KnownPlan:
-    """Return the plan with its speed: as the study found it for a winner, else the mean of its runs."""
+    """Return the plan with its speed: as its study found it where it explains the plan, else the mean of its runs."""
     if tried.won:
         return of_winner(tried.won)
+    if (time := tried.time) is not None:  # corrected for drift as the winner's is, so that the two can be compared
+        mean = tried.workload.data.samples / time.epoch_seconds
+        return KnownPlan(
+            plan=tried.plan, speed=Speed(mean=mean, error=mean * time.epoch_seconds_error / time.epoch_seconds)
+        )
     runs = counted_runs(tried)
     if not runs:
         return KnownPlan(plan=tried.plan, speed=None)

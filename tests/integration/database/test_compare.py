@@ -85,6 +85,18 @@ def test_the_winner_and_the_usual_settings_are_compared_by_all_that_is_known(url
     assert "different workloads" not in shown
 
 
+def test_a_baseline_has_the_speed_with_which_the_winner_was_compared(url: str) -> None:
+    with open_store(url) as store:
+        study = next(study for study in store.studies() if study.workload_fingerprint == WORKLOAD.fingerprint).id
+        slow = store.start_trial(study, PADDED_PLAN, "confirm")
+        store.finish_trial(replace(result_of(slow.id), epoch_seconds=400.0))
+    here = name_of(url, WORKLOAD)
+    shown = text(url, f"{PADDED_PLAN.id[:6]}@{here}", here)
+    (epochs,) = (line for line in shown.splitlines() if line.startswith("epoch s"))
+    assert epochs.split() == ["epoch", "s", "200.0", "100.0"]  # 300.0 is the mean of its runs
+    assert f"{packed_plan().id} is 2.00 +- " in shown
+
+
 def test_one_plan_on_other_hardware_is_compared_and_the_difference_named(url: str) -> None:
     shown = text(url, name_of(url, WORKLOAD), f"{packed_plan().id[:8]}@{name_of(url, H100)}")
     assert f"{packed_plan().id} is 2.00 +- 0.0" in shown
