@@ -61,6 +61,8 @@ class Source(_Section):
 
 class DataSection(_Section):
     sources: Annotated[tuple[Source, ...], Field(min_length=1)]
+    """Annotation or mixture files. Besides its `path`, a source may have `images`, the folder that image names are
+    relative to (else the file's own folder), `format`, `repeat`, `names` and `sampling`."""
     on_error: Literal["skip", "fail"] = "skip"
     """What to do with a line that cannot be trained on."""
     oversize: Literal["own-pack", "truncate", "skip", "fail"] = "own-pack"

@@ -22,7 +22,7 @@ def write_job(
     devices = devices or (arguments and arguments.devices) or probe_hardware().devices
     draft = draft_of(arguments, devices) if arguments else Draft(values={"hardware.devices": devices})
     if model is not None:
-        draft.values["model.path"] = _relative(Path(model), out) if Path(model).is_dir() else model
+        draft.values["model.path"] = _model(model, out)
     if data:
         for missing in (path for path in data if not path.exists()):
             raise JobError(f"{missing}: no such file or folder; give annotation files")
@@ -43,6 +43,15 @@ def write_job(
         lambda: {"job": str(out), "notes": draft.notes},
         lambda: f"Wrote {out}; `autotune doctor {out}` checks the model and the data{notes}",
     )
+
+
+def _model(model: str, out: Path) -> str:
+    """Return `model.path` of the job. Raise JobError for what is neither a folder nor a hub id."""
+    if Path(model).is_dir():
+        return _relative(Path(model), out)
+    if model.count("/") != 1 or model.startswith((".", "/")):
+        raise JobError(f"{model}: no such folder; give a local folder or a hub id such as org/name")
+    return model
 
 
 def _relative(path: Path, out: Path) -> str:

@@ -133,7 +133,8 @@ def _precision(given: "_Given", draft: Draft) -> None:
     if fp16 or dtype in ("float16", "half"):
         draft.notes.append("float16 is not supported; model.dtype is bfloat16 instead")
     is_half = bf16 or fp16 or dtype in ("bfloat16", "float16", "half")
-    draft.values["model.dtype"] = "bfloat16" if is_half else "float32"
+    if is_half or not given.automatic & {"bf16", "fp16", "dtype"}:
+        draft.values["model.dtype"] = "bfloat16" if is_half else "float32"
 
 
 def _batch(given: "_Given", draft: Draft, devices: int) -> None:
@@ -220,6 +221,9 @@ def _leave(arguments: Arguments, given: "_Given", draft: Draft) -> None:
     """Add notes about arguments that were not taken over."""
     if arguments.unknown:
         draft.notes.append(f"Not known, since the script does not set them: {', '.join(arguments.unknown)}")
+    if given.automatic:
+        names = ", ".join(sorted(given.automatic))
+        draft.notes.append(f"`auto`, so decided by a script that was not read; check them in the job: {names}")
     if searched := sorted(_SEARCHED & given.left):
         draft.notes.append(f"Left to the search for a plan: {', '.join(searched)}")
     if left := sorted(given.left - _SEARCHED):
@@ -233,6 +237,8 @@ class _Given:
         self._values = values
         self.left = set(values)
         """Names of the values that were not taken."""
+        self.automatic: set[str] = set()
+        """Names of the values that are `auto`."""
 
     def take(self, name: str, read: "Callable[[Any], _Value]") -> "_Value | None":
         """Return a value; None where it is absent, empty or `auto`. Raise JobError for one of another kind."""
@@ -240,6 +246,8 @@ class _Given:
         self.left.discard(name)
         if isinstance(value, str) and read is not _text and read is not _texts:
             value = strict_yaml.read(value.encode()).value
+        if value == "auto":
+            self.automatic.add(name)
         if value in (None, "auto", ""):
             return None
         try:

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from autotune.cli import main
 from autotune.job_file import load_job
 from tests.users import refusal
-from trials.job import Job
+from trials.job import Job, Source
 
 LLAMA_FACTORY = """
 ### model
@@ -154,6 +154,19 @@ def test_a_job_is_written_for_a_model_and_data(folder: Path) -> None:
     assert not notes
 
 
+def test_the_keys_of_a_source_stand_above_the_sources() -> None:
+    draft("MODEL", "train.jsonl")
+    above = Path("job.yaml").read_text().partition("  sources:")[0]
+    assert all(f"`{name}`" in above for name in Source.model_fields)
+
+
+@pytest.mark.parametrize("model", ["MODLE", "models/MODLE/base"])
+def test_a_model_that_is_neither_a_folder_nor_a_hub_id_is_refused(model: str) -> None:
+    code, message = refusal("init", model, "train.jsonl")
+    assert (code, message) == (2, f"{model}: no such folder; give a local folder or a hub id such as org/name")
+    assert not Path("job.yaml").exists()
+
+
 def test_every_key_of_the_job_stands_in_the_file_with_its_meaning() -> None:
     draft("MODEL", "train.jsonl")
     text = Path("job.yaml").read_text()
@@ -224,6 +237,15 @@ def test_a_script_of_ms_swift_becomes_a_job(folder: Path) -> None:
     assert job.evaluation.sources[0].path == folder / "held.jsonl"
     assert (job.training.weight_decay, job.training.betas, job.training.schedule) == (0.1, (0.9, 0.95), "cosine")
     assert "Not known, since the script does not set them: gradient_accumulation_steps" in notes
+
+
+def test_what_deepspeed_leaves_to_the_script_is_named_and_keeps_the_default() -> None:
+    auto = {"bf16": {"enabled": "auto"}, "gradient_clipping": "auto"}
+    job, notes = converted("ds.json", json.dumps({**DEEPSPEED, **auto}), "MODEL", "train.jsonl", "--devices", "2")
+    assert (job.model.dtype, job.training.clip_norm) == ("bfloat16", None)
+    assert "`auto`, so decided by a script that was not read; check them in the job: bf16, max_grad_norm" in " ".join(
+        notes
+    )
 
 
 def test_a_configuration_of_deepspeed_becomes_a_job() -> None:
