@@ -132,6 +132,12 @@ def read_data(
     Raises what `build_index` raises, and JobError for a warm-up longer than the training. Bad lines, and too few
     samples for a step, are logged as warnings.
     """
+    return _read(job, outline, folder, listener, cache)[0]
+
+
+def _read(
+    job: Job, outline: Outline, folder: Path, listener: Listener, cache: Path | None
+) -> tuple[Prepared, IndexReport]:
     hardware, shape = outline.hardware, outline.shape
     if job.data.workers is None:  # set here, so that trials and the full training have the same
         workers = default_workers(hardware, job.search.parallel, shared_bytes=shared_memory_bytes())
@@ -163,7 +169,7 @@ def read_data(
         global_batch_samples=job.training.global_batch_samples,
         memory_limit_bytes=job.hardware.memory_limit or default_memory_limit(hardware, job.search.parallel),
     )
-    return Prepared(
+    prepared = Prepared(
         job=job,
         workload=workload,
         index=index,
@@ -172,12 +178,19 @@ def read_data(
         held_out=held_out,
         held_out_file=None if held_out is None else _saved(held_out, folder),
     )
+    return prepared, report
+
+
+def survey(job: Job, outline: Outline, listener: Listener = unheard) -> tuple[Workload, IndexReport]:
+    """Read the data of the job, without taking its devices or opening a database; raises what `read_data` raises."""
+    with tempfile.TemporaryDirectory() as folder:
+        prepared, report = _read(job, outline, Path(folder), listener, lengths_folder())
+    return prepared.workload, report
 
 
 def workload_of(job: Job, outline: Outline, listener: Listener = unheard) -> Workload:
-    """Read the data of the job, without taking its devices or opening a database; raises what `read_data` raises."""
-    with tempfile.TemporaryDirectory() as folder:
-        return read_data(job, outline, Path(folder), listener, cache=lengths_folder()).workload
+    """Return the workload of the job; raises what `survey` raises."""
+    return survey(job, outline, listener)[0]
 
 
 def _read_held_out(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.cli.agents import living, place, silent_minutes
 from autotune.cli.context import Options
-from autotune.cli.jobs import outline_of, workload_of
+from autotune.cli.jobs import outline_of, survey
 from autotune.folders import spool_folder, work_folder
 from autotune.machine.agent import has_died
 from autotune.machine.hardware import probe_hardware, software
@@ -20,6 +20,7 @@ from trials.workload import Hardware, Workload
 
 if TYPE_CHECKING:
     from autotune.job_file import JobFile
+    from trials.data.indexing import IndexReport
 
 _Part = dict[str, Any] | None
 
@@ -54,7 +55,11 @@ def examine(options: Options, file: "JobFile | None") -> None:
             findings += _database_findings(store)
     except StorageError as error:
         problem = error
-    data = _data(workload_of(options, job, outline)) if job and outline else None
+    data = None
+    if job and outline:
+        work, report = survey(options, job, outline)
+        data = _data(work, report)
+        findings += _data_findings(report)
     document = {
         "hardware": wire.to_document(hardware),
         "software": wire.to_document(software()),
@@ -117,8 +122,21 @@ def _spool_findings(folder: Path) -> Iterator[Finding]:
         )
 
 
-def _data(work: Workload) -> dict[str, Any]:
-    return {"samples": work.data.samples, "text_only_samples": work.data.text_only_samples, "model": work.model.name}
+def _data_findings(report: "IndexReport") -> Iterator[Finding]:
+    if report.bad:
+        yield Finding(
+            what=f"{report.bad} of {report.records} dataset lines cannot be used, the first is {report.bad_lines[0]}",
+            remedy="correct the lines, or `images` and `format` of the source; otherwise they are skipped",
+        )
+
+
+def _data(work: Workload, report: "IndexReport") -> dict[str, Any]:
+    return {
+        "samples": work.data.samples,
+        "text_only_samples": work.data.text_only_samples,
+        "skipped_lines": report.bad,
+        "model": work.model.name,
+    }
 
 
 def _text(hardware: Hardware, database: _Part, data: _Part, findings: list[Finding]) -> str:

@@ -8,6 +8,7 @@ from trials.workload import Workload
 if TYPE_CHECKING:
     from autotune.job_file import JobFile
     from autotune.workload import Outline
+    from trials.data.indexing import IndexReport
     from trials.job import Job
 
 
@@ -19,8 +20,8 @@ def outline_of(file: "JobFile") -> "tuple[Job, Outline]":
     return job, look_at(job)
 
 
-def workload_of(options: Options, job: "Job", outline: "Outline") -> Workload:
+def survey(options: Options, job: "Job", outline: "Outline") -> "tuple[Workload, IndexReport]":
     """Read the data of the job, with progress on stderr."""
     from autotune import workload
 
-    return workload.workload_of(job, outline, options.display)
+    return workload.survey(job, outline, options.display)

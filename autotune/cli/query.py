@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.cli.agents import living, place
 from autotune.cli.context import Options
-from autotune.cli.jobs import outline_of, workload_of
+from autotune.cli.jobs import outline_of, survey
 from autotune.errors import HardwareError
 from autotune.machine.hardware import probe_hardware, software
 from autotune.results import study_report
@@ -52,7 +52,7 @@ class PlanFilter:
 def list_plans(options: Options, wanted: PlanFilter) -> None:
     """List plans; without a machine or a job to compare with, the latest search comes first."""
     job, outline = outline_of(wanted.like) if wanted.like else (None, None)
-    now = workload_of(options, job, outline) if job and outline else None
+    now = survey(options, job, outline)[0] if job and outline else None
     with open_store(options.database_url(job.database if job else None)) as store:
         if outline:
             store.adopt_model(outline.shape, outline.path_digest)

@@ -17,6 +17,7 @@ from autotune.machine.hardware import probe_hardware, software
 from storage.database.url import default_url
 from storage.spool import Spool
 from storage.store import Store, open_store
+from tests.data_values import record, write_records
 from tests.storage_values import OUTCOMES, WORKLOAD, best_of, changed, concluded, packed_plan, result_of
 from tests.users import JobFile, refusal
 from trials.workload import Workload
@@ -172,6 +173,19 @@ def test_the_doctor_reports_problems_and_the_data_of_a_job(store: Store, job: Jo
         part in output for part in ("died without ending its work", f"trial 0 of {study.name}", "has no recorded end")
     )
     assert "problem  " in text("doctor")
+
+
+def test_the_doctor_names_lines_that_cannot_be_used_even_where_only_results_are_shown(
+    home: Path, job: JobFile, tmp_path: Path
+) -> None:
+    path = write_records(tmp_path / "train.jsonl", record("What?", "A box."), record("Who?", "Ada.", image="gone.jpg"))
+    job.spoil(data__sources=[{"path": str(path)}], training__global_batch_samples=1)
+    found = document("doctor", job.path, "-q")
+    assert (found["data"]["samples"], found["data"]["skipped_lines"]) == (1, 1)
+    (finding,) = found["findings"]
+    gone = f"{path}:2: image {tmp_path / 'gone.jpg'} does not exist"
+    assert finding["what"] == f"1 of 2 dataset lines cannot be used, the first is {gone}"
+    assert "`images`" in finding["remedy"]
 
 
 def test_the_doctor_warns_once_of_a_job_with_more_ranks_than_cores(
