@@ -170,6 +170,7 @@ def _launch_document(chosen: KnownPlan, launched: Launched) -> dict[str, Any]:
         "model": None if launched.report.model is None else str(launched.report.model),
         "blank_samples": launched.blank_samples,
         "samples_per_second": launched.training_samples_per_second,
+        "disturbance": launched.disturbance,
         "data_wait_share": launched.data_wait_share,
         "predicted_samples_per_second": chosen.speed.mean if chosen.speed else None,
         "last_evaluation": wire.to_document(last) if last else None,
@@ -186,6 +187,8 @@ def _launch_text(chosen: KnownPlan, launched: Launched, workers: int | None) -> 
             f", predicted {speed.mean:.1f} +- {speed.error:.1f} ({measured / speed.mean - 1:+.0%})" if speed else ""
         )
         lines.append(f"Measured {measured:.1f} samples/s{predicted}")
+    if launched.disturbance is not None:
+        lines.append(f"Disturbed: {launched.disturbance}; on an idle machine the training is faster")
     if (waited := launched.data_wait_share) is not None:
         remedy = f"; raise data.workers, now {workers}, to decode images ahead" if waited > _LONG_DATA_WAIT else ""
         lines.append(f"Waited for data in {waited:.1%} of the time{remedy}")

@@ -76,11 +76,20 @@ class MachineWatch:
     """Sample the state of the machine in a thread while the context lasts.
 
     `root` and its descendants are the own processes. Two samples a second take a few milliseconds of own CPU time.
+    All samples are kept, a kilobyte each.
     """
 
-    def __init__(self, hardware: Hardware, root: int | None = None, *, group: int = 0) -> None:
+    def __init__(
+        self,
+        hardware: Hardware,
+        root: int | None = None,
+        *,
+        group: int = 0,
+        interval_seconds: float = _INTERVAL_SECONDS,
+    ) -> None:
         """`root` is by default this process; `group` is the number of the group of devices in use."""
         self._hardware = hardware
+        self._interval_seconds = interval_seconds
         self._group = group
         self._root = psutil.Process(root)
         self._cores = os.sched_getaffinity(0)
@@ -110,7 +119,7 @@ class MachineWatch:
         return conditions_of(self._looks)
 
     def _look_on(self) -> None:
-        while not self._ended.wait(_INTERVAL_SECONDS):
+        while not self._ended.wait(self._interval_seconds):
             self._look()
 
     def _look(self) -> None:

@@ -11,6 +11,7 @@ from typing import Literal
 from autotune.certification.certificate import CERTIFICATE_FILE, Certificate, write_certificate
 from autotune.errors import JobError, LaunchFailed
 from autotune.events import Listener, Phase, PhaseBegan, start_events, unheard
+from autotune.machine.conditions import MachineWatch, disturbance
 from autotune.training.plan_change import plan_to_replace
 from autotune.training.silence import Silence
 from autotune.training.training_log import TrainingLog, check_loggers, logged_run
@@ -30,7 +31,10 @@ from trials.tasks.training.output import RECORD_FILE, open_output, read_record
 from trials.tasks.training.progress import PROGRESS_FILE, Evaluated, Line, Progress, ProgressReader, read_lines
 from trials.tasks.training.schedule import schedule_of
 from trials.tasks.training.settings import training_settings
+from trials.workload import Hardware
 
+_LOOK_SECONDS = 60.0
+"""Between looks at the machine: a training may take weeks, and each look is kept."""
 _log = logging.getLogger(__name__)
 
 
@@ -49,6 +53,8 @@ class Launched:
     """Samples of this launch that could not be read; blank ones took their place."""
     evaluations: tuple[Evaluated, ...] = ()
     """Of the whole training, in order of steps."""
+    disturbance: str | None = None
+    """What slowed this launch down, by the rules for trials; None when nothing did."""
 
 
 def launch(
@@ -103,7 +109,7 @@ def launch(
             ending = _Ending(started.id, watch.reader, store, spool)
             text = f"Training with plan {plan.id} into {output}"
             listener(PhaseBegan(phase=Phase.TRAINING, text=text, last_step=max_steps))
-            report, blanks = _train(request, hardware.accelerator, folder / started.id, watch, ending)
+            report, blanks, disturbed_by = _train(request, hardware, folder / started.id, watch, ending)
     reader = watch.reader
     return Launched(
         report=report,
@@ -112,6 +118,7 @@ def launch(
         data_wait_share=reader.data_wait_share,
         blank_samples=blanks,
         evaluations=tuple(line for line in read_lines(output / PROGRESS_FILE) if isinstance(line, Evaluated)),
+        disturbance=disturbed_by,
     )
 
 
@@ -160,13 +167,14 @@ class _Watch:
 
 
 def _train(
-    request: Request, accelerator: str, logs: Path, watch: _Watch, ending: "_Ending"
-) -> tuple[TrainingReport, int]:
-    """Return (report of rank 0, number of samples that could not be read)."""
+    request: Request, hardware: Hardware, logs: Path, watch: _Watch, ending: "_Ending"
+) -> tuple[TrainingReport, int, str | None]:
+    """Return (report of rank 0, number of samples that could not be read, what slowed it down)."""
     layout, reader = request.plan.layout, watch.reader
     try:
-        launcher = LocalLauncher(logs, layout.world_size, accelerator)
-        with WarmPool(launcher, on_start=start_events(watch.listener)) as pool:
+        launcher = LocalLauncher(logs, layout.world_size, hardware.accelerator)
+        machine = MachineWatch(hardware, interval_seconds=_LOOK_SECONDS)
+        with WarmPool(launcher, on_start=start_events(watch.listener)) as pool, machine:
             answer = pool.ask(request, math.inf, lambda: watch.look(pool.pids), stops=watch.stops)
         reader.look()
     except KeyboardInterrupt:
@@ -188,7 +196,7 @@ def _train(
         _log.warning(
             "%d samples could not be read and were replaced by blank ones; the logs in %s name them", blanks, logs
         )
-    return report, blanks
+    return report, blanks, disturbance(machine.conditions, hardware)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,20 @@ def test_a_long_wait_for_data_comes_with_its_remedy(share: float | None, expecte
     assert text.splitlines()[2:] == [expected] * bool(expected)
 
 
+def test_what_slowed_a_launch_down_is_named() -> None:
+    reason = "other processes used 1.2 of 2 cores"
+    launched = Launched(
+        report=TrainingReport(steps=8, finished=True, model=None, blank_samples=0),
+        training_samples_per_second=9.0,
+        data_wait_share=None,
+        steps=8,
+        blank_samples=0,
+        disturbance=reason,
+    )
+    text = _launch_text(KnownPlan(plan=packed_plan(), speed=None), launched, 3)
+    assert text.splitlines()[2:] == [f"Disturbed: {reason}; on an idle machine the training is faster"]
+
+
 def test_the_last_and_the_best_evaluation_are_named() -> None:
     def text(*losses: float) -> str:
         found = [
