@@ -13,19 +13,24 @@ ANSWERS = timeout 5 $(PYTHON) -c 'import urllib.request as r; r.urlopen("$(CPU_I
 CPU_TORCH = --constraint constraints/cpu.txt $(shell $(ANSWERS) 2>/dev/null && echo --extra-index-url $(CPU_INDEX))
 TORCH = $(if $(CUDA),,$(CPU_TORCH))
 
-.PHONY: help demo test bench storm fuzz chart docs coverage lint format clean
+.PHONY: help demo test test-long bench storm fuzz chart docs coverage lint format clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 10
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 11
 
 demo: $(READY)  ## tune and train a tiny model on this machine
 	$(BIN)/python examples/tiny-internvl/generate.py
 	$(BIN)/autotune run examples/tiny-internvl/job.yaml
 
-test: lint  ## run every check and every test
-	$(BIN)/python -m pytest -m "not ranks" --numprocesses logical --maxprocesses 4
-	$(BIN)/python -m pytest -m ranks --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/contracts tests/integration
+# Tests with ranks wait for them often, so two workers use two cores well. A file's tests run in one worker, in order.
+PARALLEL = --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+
+test: lint  ## run every check, and every test but the long ones
+	$(BIN)/python -m pytest $(PARALLEL) -m "not long"
+
+test-long: lint  ## run every check and every test; some twenty minutes on two cores
+	$(BIN)/python -m pytest $(PARALLEL)
 
 bench: $(READY)  ## run every benchmark; each prints one JSON object, together some four hours
 	status=0; for name in packing simulator solver prediction search tuning training planted_causes certainty database people \

@@ -26,6 +26,34 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+LEFT_OUT = pytest.StashKey[int]()
+"""Number of long tests that the run leaves out."""
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    """Count the long tests among them."""
+    for item in items:
+        item.config.stash[LEFT_OUT] = item.config.stash.get(LEFT_OUT, 0) + ("long" in item.keywords)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Send the count from a worker of pytest-xdist, which does not report deselected tests."""
+    output = getattr(session.config, "workeroutput", {})
+    output["left_out"] = session.config.stash.get(LEFT_OUT, 0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take the count from a worker; every worker collects all tests. One that crashed sends none."""
+    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", 0)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say at the end how many long tests were left out."""
+    if left_out := config.stash.get(LEFT_OUT, 0):
+        terminalreporter.write_line(f"{left_out} long tests were left to `make test-long`")
+
+
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[str]:
     """URL of a database from which others can be created."""

@@ -1,5 +1,6 @@
 """Processes that tests start and inspect, on machines that may be busy."""
 
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -38,6 +39,12 @@ def ranks(pid: int | None = None) -> list[psutil.Process]:
     """Return the ranks that a process, by default this one, has started, in order, without their children."""
     named = [child for child in children(pid) if child.name().startswith("rank ")]
     return sorted((each for each in named if each.parent() not in named), key=psutil.Process.name)
+
+
+def free_port() -> int:
+    """A port of the loopback on which nothing listens now."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
 
 
 def wait_for_the_end(processes: list[psutil.Process]) -> None:

@@ -6,7 +6,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -76,9 +76,9 @@ class Tunings:
         self.data = folder / "data"
 
 
-@pytest.fixture(scope="module")
-def tunings(shallow: Path, tmp_path_factory: pytest.TempPathFactory, give_profile: Callable[..., None]) -> Tunings:
-    tunings = Tunings(shallow, tmp_path_factory.mktemp("tunings"))
+@pytest.fixture
+def tunings(shallow: Path, tmp_path: Path, give_profile: Callable[..., None]) -> Tunings:
+    tunings = Tunings(shallow, tmp_path)
     give_profile(f"sqlite:///{tunings.data / 'autotune' / 'autotune.db'}", example=shallow)
     return tunings
 
@@ -102,17 +102,25 @@ def stop(process: "subprocess.Popen[str]", number: int, *, awaited: str, group: 
     return "".join(before), after
 
 
+INTERRUPTS = (
+    (signal.SIGINT, "  trial ", True, 130),
+    (signal.SIGINT, "  trial ", False, 130),
+    (signal.SIGTERM, "40 samples", False, 143),
+)
+"""(signal, text that is awaited, whether all processes get the signal, exit code) of one tuning after the other."""
+
+
 @pytest.mark.ranks
+@pytest.mark.parametrize("interrupts", [INTERRUPTS[:2], pytest.param(INTERRUPTS, marks=pytest.mark.long)], ids=len)
 def test_an_interrupted_tuning_leaves_no_process_and_goes_on_next_time(
-    tunings: Tunings, monkeypatch: pytest.MonkeyPatch, heard_interrupts: None
+    interrupts: Sequence[tuple[int, str, bool, int]],
+    tunings: Tunings,
+    monkeypatch: pytest.MonkeyPatch,
+    heard_interrupts: None,
 ) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tunings.data))
     reported_trials = []
-    for number, awaited, group, code in (
-        (signal.SIGINT, "  trial ", True, 130),
-        (signal.SIGTERM, "40 samples", False, 143),
-        (signal.SIGINT, "  trial ", False, 130),
-    ):
+    for number, awaited, group, code in interrupts:
         process = start("tune", tunings.job.path, "--json")
         before, after = stop(process, number, awaited=awaited, group=group)
         assert process.returncode == code, before + after

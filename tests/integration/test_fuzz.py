@@ -1,4 +1,4 @@
-"""Hostile files of every kind, in small; `make fuzz` tries many more."""
+"""Hostile files of every kind, in small; `make test-long` tries more, and `make fuzz` many more."""
 
 import pytest
 
@@ -6,8 +6,9 @@ from tests.fuzz.fuzz import LIMITS, fuzz
 
 
 @pytest.mark.timeout(1200)  # some seconds on two cores that do nothing else
-def test_any_file_is_taken_or_refused_with_a_message_in_bounded_time_and_memory() -> None:
-    tallies = fuzz(200, seed=0, processes=2)
+@pytest.mark.parametrize("cases", [60, pytest.param(200, marks=pytest.mark.long)])
+def test_any_file_is_taken_or_refused_with_a_message_in_bounded_time_and_memory(cases: int) -> None:
+    tallies = fuzz(cases, seed=0)
     assert [fault for tally in tallies for fault in tally.faults] == []
     for tally in tallies:
         assert tally.taken, tally

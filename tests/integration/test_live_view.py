@@ -102,6 +102,7 @@ def of_database() -> Iterator[Event]:
             yield TrialEnded(trial=trial, is_known=False)
 
 
+@pytest.mark.long
 @pytest.mark.ranks
 def test_without_a_terminal_there_are_lines_and_with_q_the_result_alone(profiled: JobFile) -> None:
     tuned = record(command("tune", profiled.path), None, folder=ROOT, environment={"FORCE_COLOR": "1"})
@@ -116,7 +117,7 @@ def test_without_a_terminal_there_are_lines_and_with_q_the_result_alone(profiled
     assert json.loads(quiet.text)["id"] in tuned.text
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGHUP])
 def test_a_command_that_is_ended_leaves_a_clean_terminal(
     number: signal.Signals, job: JobFile, heard_interrupts: None
 ) -> None:

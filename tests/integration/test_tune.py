@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -358,20 +358,20 @@ def test_trials_run_side_by_side_each_on_a_device_of_its_own(
     assert best["id"] in {plan for _, plan, role, _ in user.rows(FINISHED) if role == "confirm"}
 
 
+@pytest.mark.parametrize("names", [("one", "killed"), pytest.param(("one", "other", "killed"), marks=pytest.mark.long)])
 def test_agents_on_two_machines_share_a_search_and_outlive_each_other(
-    example: Path, tmp_path: Path, give_profile: Callable[..., None], postgres_server: str
+    names: Sequence[str], shallow: Path, tmp_path: Path, give_profile: Callable[..., None], postgres_server: str
 ) -> None:
-    """Three agents on one PostgreSQL database, with separate data folders like hosts; one is killed."""
+    """Agents on one PostgreSQL database, with separate data folders like hosts; one is killed."""
     with postgres.database(postgres_server) as url:
-        give_profile(url, 1)
-        names = ("one", "other", "killed")
-        users = [User(example, tmp_path / name, devices=1, host=name, trials=6) for name in names]
-        first, second, third = (user.start("tune", str(user.job), "--db", url, "--json") for user in users)
-        read_until_first_trial(third)
-        third.send_signal(signal.SIGKILL)
-        third.communicate()
-        documents = [json.loads(process.communicate(timeout=200)[0]) for process in (first, second)]
-        assert documents[0]["id"] == documents[1]["id"]
+        give_profile(url, 1, shallow)
+        users = [User(shallow, tmp_path / name, devices=1, host=name, trials=6) for name in names]
+        *others, killed = (user.start("tune", str(user.job), "--db", url, "--json") for user in users)
+        read_until_first_trial(killed)
+        killed.send_signal(signal.SIGKILL)
+        killed.communicate()
+        documents = [json.loads(process.communicate(timeout=200)[0]) for process in others]
+        assert len({document["id"] for document in documents}) == 1
         with psycopg.connect(url) as connection:
             statuses = connection.execute("SELECT agent_id, plan_id, role, status FROM autotune_trial").fetchall()
             assert connection.execute("SELECT count(*) FROM autotune_study").fetchone() == (1,)

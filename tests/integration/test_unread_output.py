@@ -10,6 +10,7 @@ import pytest
 
 from storage.database.url import default_url
 from storage.store import open_store
+from tests.parameters import parameters
 from tests.storage_values import best_of, concluded
 from tests.training_values import plan_of, prepared_of
 from tests.users import JobFile
@@ -52,7 +53,7 @@ def user(shallow: Path, tmp_path: Path, give_profile: Callable[..., None]) -> Jo
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("command", ["launch", "tune", "profile"])
+@pytest.mark.parametrize("command", parameters({name: name for name in ("launch", "tune", "profile")}, short=("tune",)))
 def test_work_continues_when_the_reader_of_its_progress_leaves(user: JobFile, command: str) -> None:
     extra = {"launch": ["--steps", "2"], "tune": ["--fresh"], "profile": ["--fresh"]}[command]
     done = autotune(command, str(user.path), "--json", *extra, redirect="2> >(head -1 >&2)")

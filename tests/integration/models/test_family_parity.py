@@ -15,6 +15,7 @@ from PIL import Image
 from torch.nn.functional import cross_entropy
 from transformers import PretrainedConfig, PreTrainedModel
 
+from tests.parameters import parameters
 from trials import plugins
 from trials.data.loader import MicroBatch, collate
 from trials.data.records.images import image_pixels
@@ -247,19 +248,27 @@ def held(*counts: tuple[int, int, int, int]) -> tuple[Stage, ...]:
     )
 
 
-@pytest.mark.parametrize("name", plans(4, 4))
+# Of each family, `make test` takes one and several stages, packs and padding, and nothing, some and all recomputed.
+@pytest.mark.parametrize(
+    "name",
+    parameters(
+        {name: name for name in plans(4, 4)},
+        short=("inside the vision tower", "inside both towers, all recomputed, padded"),
+    ),
+)
 def test_stages_give_the_loss_and_gradients_of_the_samples_one_by_one(name: str, case: Case) -> None:
     padded, stages = plans(*case.layers)[name]
     check(case, stages, padded=padded)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("again", ["none", "some", "all"])
 def test_two_stages_give_the_same_wherever_they_part(again: str, case: Case) -> None:
     for boundary in range(1, sum(case.layers)):
         check(case, parted(case.layers, [boundary], again), padded=False)
 
 
-@pytest.mark.parametrize("again", ["none", "all"])
+@pytest.mark.parametrize("again", ["none", pytest.param("all", marks=pytest.mark.long)])
 def test_stages_of_one_layer_each_give_the_same(again: str, case: Case) -> None:
     check(case, parted(case.layers, range(1, sum(case.layers)), again), padded=True)
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.integration.models.test_parity import reference, trained_gradients
+from tests.parameters import parameters
 from tests.training_values import plan_of, prepared_of, variant_of
 from trials.job import Part
 from trials.model.skeleton import build_skeleton, load_config
@@ -37,7 +38,18 @@ def tied(shallow: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return variant_of(shallow, tmp_path_factory.mktemp("tied"), change)
 
 
-@pytest.mark.parametrize(("freeze", "plan"), CASES.values(), ids=CASES)
+@pytest.mark.parametrize(
+    ("freeze", "plan"),
+    parameters(
+        CASES,
+        short=(
+            "first stage frozen, the second's leading layers too",
+            "only the vision tower, before a frozen stage",
+            "no projector, with a tied embedding on two stages",
+            "data parallel, ZeRO 3",
+        ),
+    ),
+)
 def test_the_other_parts_have_the_clipped_gradients_of_the_plain_model(
     freeze: tuple[Part, ...], plan: Plan, tied: Path, pool: WarmPool, tmp_path: Path
 ) -> None:

@@ -29,6 +29,7 @@ def test_a_hostile_model_folder_is_refused_in_one_line(found: dict[str, Ending],
     assert any(re.search(CASES[name][1], message) for message in ending.messages), ending
 
 
+@pytest.mark.long
 def test_random_damage_of_a_model_folder_is_refused_or_harmless(example: Path) -> None:
     harmed = {seed: ending for seed, ending in endings(example / "model", 25).items() if not is_bounded(ending)}
     assert not harmed

@@ -12,6 +12,7 @@ from transformers import AutoModelForImageTextToText
 from autotune.workload import Prepared
 from tests.integration.models.test_parity import ADAM_SHARE, plain_model, reference
 from tests.integration.running.test_training_families import checkpointed
+from tests.parameters import parameters
 from tests.saved_models import saved_model
 from tests.training_values import plan_of, prepared_of, train
 from trials.data.tokens import pack
@@ -38,7 +39,9 @@ CASES: dict[str, tuple[dict[str, Any], Plan]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", parameters({name: name for name in CASES}, short=("both towers", "some targets and the projector"))
+)
 def test_gradients_are_those_of_pefts_own_model_which_loads_the_result(
     name: str, shallow: Path, pool: WarmPool, tmp_path: Path
 ) -> None:

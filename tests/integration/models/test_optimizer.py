@@ -8,6 +8,7 @@ import torch
 from safetensors import safe_open
 
 from tests.integration.models.test_parity import ADAM_SHARE, plain_model, reference
+from tests.parameters import parameters
 from tests.training_values import plan_of, prepared_of, variant_of
 from trials.plan import Plan
 from trials.run.pool import Answers, WarmPool
@@ -47,7 +48,9 @@ def tied(shallow: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return variant_of(shallow, tmp_path_factory.mktemp("tied"), change)
 
 
-@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+@pytest.mark.parametrize(
+    "plan", parameters(PLANS, short=("pipeline, ZeRO 1", "data parallel, ZeRO 2", "data parallel, ZeRO 3"))
+)
 def test_the_first_update_has_clipped_gradients_and_the_settings_of_each_part(
     plan: Plan, tied: Path, pool: WarmPool, tmp_path: Path
 ) -> None:
@@ -84,7 +87,7 @@ def test_the_first_update_has_clipped_gradients_and_the_settings_of_each_part(
     assert all(torch.equal(copy, embedding) for copy in copies)
 
 
-@pytest.mark.parametrize("plan", BFLOAT16_PLANS.values(), ids=BFLOAT16_PLANS)
+@pytest.mark.parametrize("plan", parameters(BFLOAT16_PLANS, short=("data parallel, ZeRO 1",)))
 def test_gradients_of_bfloat16_weights_are_clipped_to_the_norm(
     plan: Plan, tied: Path, pool: WarmPool, tmp_path: Path
 ) -> None:

@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForImageTextToText
 
 from autotune.workload import Prepared
+from tests.parameters import parameters
 from tests.saved_models import saved_model
 from tests.tiny_models import qwen3_vl
 from tests.training_values import plan_of, prepared_of, variant_of
@@ -76,28 +77,45 @@ def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPool]:
         yield pool
 
 
-@pytest.mark.parametrize("plan", TWO_RANKS.values(), ids=TWO_RANKS)
+@pytest.mark.parametrize(
+    "plan",
+    parameters(
+        TWO_RANKS,
+        short=(
+            "split in the vision tower, nothing recomputed",
+            "split in the language model, some recomputed",
+            "split in the vision tower, padded, everything recomputed",
+            "data parallel, ZeRO 1, some recomputed",
+        ),
+    ),
+)
 def test_loss_and_gradients_on_two_ranks_equal_the_plain_models(
     plan: Plan, example: Path, pool: WarmPool, tmp_path: Path
 ) -> None:
     check(plan, prepared_of(example, tmp_path), pool)
 
 
-@pytest.mark.parametrize("plan", FOUR_RANKS.values(), ids=FOUR_RANKS)
+@pytest.mark.parametrize("plan", parameters(FOUR_RANKS, short=("pipeline and data parallel, ZeRO 1", "four stages")))
 def test_loss_and_gradients_on_four_ranks_equal_the_plain_models(
     plan: Plan, example: Path, four_ranks: WarmPool, tmp_path: Path
 ) -> None:
     check(plan, prepared_of(example, tmp_path, hardware={"devices": 4}), four_ranks)
 
 
-@pytest.mark.parametrize("plan", [plan_of("9+0", "3+8"), plan_of("12+8", data=2, zero=1)], ids=["pipeline", "data"])
+@pytest.mark.parametrize(
+    "plan",
+    parameters(
+        {"pipeline": plan_of("9+0", "3+8"), "data": plan_of("12+8", data=2, zero=1)},
+        short=("pipeline",),
+    ),
+)
 def test_a_tied_embedding_gets_the_gradients_of_both_its_uses(
     plan: Plan, tied_example: Path, pool: WarmPool, tmp_path: Path
 ) -> None:
     check(plan, prepared_of(tied_example, tmp_path), pool)
 
 
-@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize("tied", parameters({"untied": False, "tied": True}, short=("tied",)))
 def test_weights_that_transformers_saved_give_its_own_loss_and_gradients(
     tied: bool, example: Path, pool: WarmPool, tmp_path: Path
 ) -> None:
@@ -108,12 +126,16 @@ def test_weights_that_transformers_saved_give_its_own_loss_and_gradients(
 
 @pytest.mark.parametrize(
     "plan",
-    [
-        plan_of("2+0r1,0", "2+4", packing=Padded(samples=4)),
-        plan_of("4+1r2,1", "0+3r0,3", packing=Packed(qv=200, qt=2000, qv_min=0, qt_min=0)),
-        plan_of("4+4r1,1", data=2, packing=Packed(qv=60, qt=900, qv_min=0, qt_min=0)),
-    ],
-    ids=["split between kept vision layers", "split between layers with features", "data parallel"],
+    parameters(
+        {
+            "split between kept vision layers": plan_of("2+0r1,0", "2+4", packing=Padded(samples=4)),
+            "split between layers with features": plan_of(
+                "4+1r2,1", "0+3r0,3", packing=Packed(qv=200, qt=2000, qv_min=0, qt_min=0)
+            ),
+            "data parallel": plan_of("4+4r1,1", data=2, packing=Packed(qv=60, qt=900, qv_min=0, qt_min=0)),
+        },
+        short=("split between kept vision layers", "split between layers with features"),
+    ),
 )
 def test_states_and_features_of_inner_vision_layers_travel_between_ranks(
     plan: Plan, example: Path, pool: WarmPool, tmp_path: Path

@@ -9,6 +9,7 @@ import torch
 from safetensors import safe_open
 
 from autotune.workload import Prepared
+from tests.parameters import parameters
 from tests.training_values import plan_of, prepared_of, variant_of
 from trials.data.loader import micro_batches
 from trials.data.tokens import pack
@@ -62,13 +63,14 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("plan", TWO_RANKS.values(), ids=TWO_RANKS)
+@pytest.mark.parametrize("plan", parameters(TWO_RANKS, short=("data parallel, ZeRO 2", "pipeline")))
 def test_gradients_on_two_ranks_are_a_float32_sum_over_micro_batches(
     plan: Plan, shallow: Path, pool: WarmPool, tmp_path: Path
 ) -> None:
     check(plan, prepared(shallow, tmp_path), pool)
 
 
+@pytest.mark.long
 def test_gradients_on_four_ranks_are_a_float32_sum_over_micro_batches_data_ranks_and_both_uses_of_a_tied_weight(
     tied: Path, tmp_path: Path
 ) -> None:
@@ -76,8 +78,13 @@ def test_gradients_on_four_ranks_are_a_float32_sum_over_micro_batches_data_ranks
         check(small_packs("3+0", "1+2", data=2), prepared(tied, tmp_path, devices=4), pool)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("plan", TWO_RANKS.values(), ids=TWO_RANKS)
+@pytest.mark.parametrize(
+    ("plan", "dtype"),
+    parameters(
+        {f"{name}, {dtype}": (plan, dtype) for name, plan in TWO_RANKS.items() for dtype in ("float32", "bfloat16")},
+        short=("data parallel, ZeRO 1, float32", "data parallel, ZeRO 3, bfloat16", "pipeline, bfloat16"),
+    ),
+)
 def test_a_resumed_training_has_the_states_of_an_uninterrupted_one(
     plan: Plan, dtype: str, shallow: Path, pool: WarmPool, tmp_path: Path
 ) -> None:

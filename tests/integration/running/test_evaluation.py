@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForImageTextToText
 
 from autotune.workload import Prepared
+from tests.parameters import parameters
 from tests.training_values import plan_of, prepared_of, variant_of
 from trials.data.loader import encode
 from trials.engine.group import file_meeting, process_group
@@ -85,7 +86,7 @@ def reference(prepared: Prepared, folder: Path) -> float:
     return total / targets
 
 
-@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+@pytest.mark.parametrize("plan", parameters(PLANS, short=("pipeline",)))
 def test_an_evaluation_has_transformers_own_loss_and_leaves_the_training_alone(
     plan: Plan, with_dropout: Path, pool: WarmPool, tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Predictor
 from autotune.search.execution.profiling import layer_costs
 from storage.store import open_store
+from tests.parameters import parameters
 from tests.training_values import plan_of, prepared_of
 from trials.layer_costs import KINDS, LayerKind
 from trials.model.cut import cut
@@ -35,7 +36,7 @@ CASES: dict[str, tuple[dict[str, Any], set[LayerKind], Sequence[Plan]]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", parameters({name: name for name in CASES}, short=("LoRA in the language layers",)))
 def test_time_and_bytes_are_predicted_without_what_does_not_run(
     name: str, wide_shallow: Path, pool: WarmPool, tmp_path: Path
 ) -> None:

@@ -10,6 +10,7 @@ from typing import IO
 import pytest
 
 from storage.store import open_store
+from tests.parameters import parameters
 from tests.processes import children, has_ended, ranks, wait_for_the_end
 from tests.storage_values import best_of, concluded
 from tests.training_values import plan_of, prepared_of
@@ -45,12 +46,14 @@ def read_until(stderr: IO[str] | None, text: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("signals", "code"),
-    [
-        ((signal.SIGINT, signal.SIGINT, signal.SIGINT), 130),
-        ((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), 130),
-        ((signal.SIGTERM, signal.SIGINT, signal.SIGINT), 143),
-    ],
-    ids=["Ctrl-C thrice", "Ctrl-C, then a scheduler", "a scheduler, then Ctrl-C"],
+    parameters(
+        {
+            "Ctrl-C thrice": ((signal.SIGINT, signal.SIGINT, signal.SIGINT), 130),
+            "Ctrl-C, then a scheduler": ((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), 130),
+            "a scheduler, then Ctrl-C": ((signal.SIGTERM, signal.SIGINT, signal.SIGINT), 143),
+        },
+        short=("a scheduler, then Ctrl-C",),
+    ),
 )
 def test_more_signals_break_off_no_clean_up(training: JobFile, signals: tuple[signal.Signals, ...], code: int) -> None:
     command = [sys.executable, "-m", "autotune", "launch", str(training.path)]

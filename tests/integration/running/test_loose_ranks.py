@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.processes import children, ranks, wait_for, wait_for_file, wait_for_the_end
+from tests.processes import children, free_port, ranks, wait_for, wait_for_file, wait_for_the_end
 from tests.training_values import plan_of, prepared_of
 from trials import wire
 from trials.launchers.commands import worker_commands
@@ -79,7 +79,7 @@ def test_ranks_listen_on_the_loopback_alone_and_know_no_password(
     assert all(ipaddress.ip_address(each).is_loopback for each in addresses), addresses
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "localhost"])
+@pytest.mark.parametrize("address", [pytest.param("127.0.0.1", marks=pytest.mark.long), "localhost"])
 def test_ranks_that_a_user_starts_listen_on_the_loopback_alone(shallow: Path, tmp_path: Path, address: str) -> None:
     write_request(tmp_path, prepared_of(shallow, tmp_path).request(PLAN, TRIAL))
     addresses: set[str] = set()
@@ -106,11 +106,6 @@ def test_ranks_that_a_user_starts_listen_on_the_loopback_alone(shallow: Path, tm
     assert all(answer is not None and isinstance(answer.report, TrialReport) for answer in answers)
     assert addresses
     assert all(ipaddress.ip_address(each).is_loopback for each in addresses), addresses
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def test_stopped_ranks_and_their_loaders_end_when_their_agent_is_killed(shallow: Path, tmp_path: Path) -> None:

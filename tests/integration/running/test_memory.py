@@ -6,6 +6,7 @@ from torch import nn
 
 from autotune.prediction.predictor import Predictor
 from autotune.workload import Prepared
+from tests.parameters import parameters
 from tests.training_values import plan_of
 from trials.engine.memory import MemoryExceeded, SavedTensorMeter
 from trials.layer_costs import LayerCosts
@@ -43,14 +44,16 @@ def test_the_meter_ends_a_step_that_passes_the_limit() -> None:
 
 @pytest.mark.parametrize(
     "plan",
-    [
-        plan_of("8+0", "4+8"),
-        plan_of("8+0r5,0", "4+8r2,0"),
-        plan_of("12+1r12,1", "0+7r0,7"),
-        plan_of("10+0", "2+8r2,4", packing=Padded(samples=4)),
-        plan_of("12+8r6,0", data=2, zero=1),
-    ],
-    ids=["kept", "some recomputed", "all recomputed", "padded", "ZeRO 1"],
+    parameters(
+        {
+            "kept": plan_of("8+0", "4+8"),
+            "some recomputed": plan_of("8+0r5,0", "4+8r2,0"),
+            "all recomputed": plan_of("12+1r12,1", "0+7r0,7"),
+            "padded": plan_of("10+0", "2+8r2,4", packing=Padded(samples=4)),
+            "ZeRO 1": plan_of("12+8r6,0", data=2, zero=1),
+        },
+        short=("some recomputed", "padded", "ZeRO 1"),
+    ),
 )
 def test_predicted_bytes_of_every_stage_are_close_to_the_measured(
     plan: Plan, prepared: Prepared, costs: LayerCosts, pool: WarmPool

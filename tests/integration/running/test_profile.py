@@ -77,6 +77,7 @@ def test_loading_pixels_takes_longer_than_labels(costs: LayerCosts) -> None:
     assert at(costs.loading.pixels_seconds) > at(costs.loading.labels_seconds) > 0
 
 
+@pytest.mark.long
 def test_dense_layers_before_experts_are_profiled_as_one_of_the_experts(
     shallow: Path, pool: WarmPool, tmp_path: Path
 ) -> None:

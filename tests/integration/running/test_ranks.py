@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from autotune.workload import Prepared
+from tests.parameters import parameters
 from tests.processes import children, has_ended, ranks, wait_for_file, wait_for_the_end
 from tests.training_values import plan_of, prepared_of
 from trials import wire
@@ -119,8 +120,14 @@ def test_a_killed_rank_is_a_crash_that_is_not_blamed_on_a_neighbour(prepared: Pr
 
 @pytest.mark.parametrize(
     ("moment", "expected"),
-    [("ranks/logs/rank-1.log", 1), ("ranks/request-*/rendezvous", 3), ("ranks/request-*/step-1.json", 3)],
-    ids=["start", "work", "wait for a verdict"],
+    parameters(
+        {
+            "start": ("ranks/logs/rank-1.log", 1),
+            "work": ("ranks/request-*/rendezvous", 3),
+            "wait for a verdict": ("ranks/request-*/step-1.json", 3),
+        },
+        short=("work",),
+    ),
 )
 def test_ranks_end_when_their_agent_is_killed(prepared: Prepared, tmp_path: Path, moment: str, expected: int) -> None:
     """Together with the fork server, which is alone until it has imported what they need."""

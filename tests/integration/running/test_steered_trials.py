@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from autotune.workload import Prepared
+from tests.parameters import parameters
 from tests.processes import children, wait_for
 from tests.training_values import plan_of, prepared_of
 from trials.plan import Plan
@@ -39,7 +40,7 @@ def reports(answer: object) -> list[TrialReport]:
     return [report for report in answer.reports if isinstance(report, TrialReport)]
 
 
-@pytest.mark.parametrize("plan", [PIPELINE, DATA], ids=["pipeline", "data"])
+@pytest.mark.parametrize("plan", parameters({"pipeline": PIPELINE, "data": DATA}, short=("data",)))
 def test_an_early_end_stops_all_ranks_at_the_same_step_and_they_serve_the_next_trial(
     plan: Plan, prepared: Prepared, pool: WarmPool
 ) -> None:

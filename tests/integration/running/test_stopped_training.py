@@ -14,6 +14,7 @@ import pytest
 
 from autotune import launch
 from storage.store import open_store
+from tests.parameters import parameters
 from tests.processes import children, wait_for_the_end
 from tests.storage_values import best_of, concluded
 from tests.training_values import plan_of, prepared_of
@@ -65,7 +66,10 @@ def stopped_launch(job: JobFile, send: Callable[[psutil.Process], None]) -> tupl
     return process.returncode, "".join(lines)
 
 
-@pytest.mark.parametrize(("send", "code"), [(to_agent, 130), (to_every_process, 143)], ids=["Ctrl-C", "scheduler"])
+@pytest.mark.parametrize(
+    ("send", "code"),
+    parameters({"Ctrl-C": (to_agent, 130), "scheduler": (to_every_process, 143)}, short=("Ctrl-C",)),
+)
 def test_a_stopped_training_goes_on_exactly(
     send: Callable[[psutil.Process], None], code: int, shallow: Path, tmp_path: Path
 ) -> None:

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText, AutoTokenizer
 
 from autotune.workload import Prepared
+from tests.parameters import parameters
 from tests.saved_models import saved_model
 from tests.training_values import plan_of, prepared_of, train
 from trials.outcome import Crash
@@ -27,6 +28,7 @@ pytestmark = pytest.mark.ranks
 PIPELINE = plan_of("3+0r1,0", "1+2")
 ZERO = plan_of("4+2r0,1", data=2, zero=1)
 SPLIT_WEIGHTS = plan_of("4+2r0,1", data=2, zero=3)
+PLANS = {"pipeline": PIPELINE, "ZeRO 1": ZERO, "ZeRO 3": SPLIT_WEIGHTS}
 EPOCHS = {"epochs": 2, "global_batch_samples": 8, "learning_rate": 5e-3}
 
 
@@ -45,7 +47,7 @@ def learning_rates(prepared: Prepared) -> dict[int, float]:
     return {record["step"]: record["learning_rate"] for record in map(json.loads, lines)}
 
 
-@pytest.mark.parametrize("plan", [PIPELINE, ZERO, SPLIT_WEIGHTS], ids=["pipeline", "ZeRO 1", "ZeRO 3"])
+@pytest.mark.parametrize("plan", parameters(PLANS, short=("ZeRO 3",)))
 def test_a_training_that_was_interrupted_goes_on_exactly(
     plan: Plan, shallow: Path, pool: WarmPool, tmp_path: Path
 ) -> None:
@@ -66,7 +68,7 @@ def test_a_training_that_was_interrupted_goes_on_exactly(
     assert expected[done.steps] < expected[1] - 0.5
 
 
-@pytest.mark.parametrize("plan", [PIPELINE, ZERO, SPLIT_WEIGHTS], ids=["pipeline", "ZeRO 1", "ZeRO 3"])
+@pytest.mark.parametrize("plan", parameters(PLANS, short=("pipeline",)))
 def test_an_interrupted_training_continues_its_schedule(
     plan: Plan, shallow: Path, pool: WarmPool, tmp_path: Path
 ) -> None:
@@ -147,7 +149,9 @@ def test_a_training_with_other_settings_does_not_go_on(shallow: Path, pool: Warm
     assert before == {path: path.read_bytes() for path in prepared.job.training.output.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("plan", [plan_of("3+0r1,0", "1+2", zero=1), ZERO], ids=["pipeline", "data"])
+@pytest.mark.parametrize(
+    "plan", parameters({"pipeline": plan_of("3+0r1,0", "1+2", zero=1), "data": ZERO}, short=("pipeline",))
+)
 def test_bfloat16_trains_and_goes_on_from_its_checkpoint(
     plan: Plan, shallow: Path, pool: WarmPool, tmp_path: Path
 ) -> None:
@@ -164,8 +168,14 @@ def test_bfloat16_trains_and_goes_on_from_its_checkpoint(
 
 @pytest.mark.parametrize(
     ("plan", "tied"),
-    [(PIPELINE, False), (SPLIT_WEIGHTS, False), (PIPELINE, True)],
-    ids=["pipeline", "ZeRO 3", "pipeline, tied"],
+    parameters(
+        {
+            "pipeline": (PIPELINE, False),
+            "ZeRO 3": (SPLIT_WEIGHTS, False),
+            "pipeline, tied": (PIPELINE, True),
+        },
+        short=("ZeRO 3", "pipeline, tied"),
+    ),
 )
 def test_the_final_model_is_the_trained_one_as_transformers_saves_it(
     plan: Plan, tied: bool, shallow: Path, pool: WarmPool, tmp_path: Path

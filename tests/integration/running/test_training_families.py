@@ -13,6 +13,7 @@ from transformers import AutoModelForImageTextToText
 
 from autotune.workload import Prepared
 from tests.contracts.test_families import TINY
+from tests.parameters import parameters
 from tests.training_values import plan_of, prepared_of, train
 from trials import plugins
 from trials.data.tokens import pack
@@ -33,6 +34,7 @@ PLANS = {
     "llava-next": plan_of("3+1", "0+3"),
     "llava-onevision": plan_of("4+4", data=2, zero=1),
 }
+SPLIT_WEIGHTS = plan_of("3+4", data=2, zero=3)
 NEWLINE = "model.image_newline"
 
 
@@ -81,7 +83,10 @@ def assert_equal_logits(prepared: Prepared, folder: Path, model: Any) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("name", "plan"), PLANS.items(), ids=PLANS)
+@pytest.mark.parametrize(
+    ("name", "plan"),
+    parameters({name: (name, plan) for name, plan in PLANS.items()}, short=("llava-siglip", "llava-onevision")),
+)
 def test_a_trained_model_is_saved_whole_with_its_unused_layers_as_they_were(
     name: str, plan: Plan, shallow: Path, pool: WarmPool, tmp_path: Path
 ) -> None:
@@ -105,7 +110,10 @@ def test_a_trained_model_is_saved_whole_with_its_unused_layers_as_they_were(
     assert stored == load_file(tmp_path / "fresh" / "model.safetensors").keys()
 
 
-@pytest.mark.parametrize("plan", [PLANS["llava"], plan_of("3+4", data=2, zero=3)], ids=["pipeline", "ZeRO 3"])
+@pytest.mark.parametrize(
+    "plan",
+    parameters({"pipeline": PLANS["llava"], "ZeRO 3": SPLIT_WEIGHTS}, short=("ZeRO 3",)),
+)
 def test_unused_layers_of_random_weights_are_drawn_from_the_seed(
     plan: Plan, shallow: Path, pool: WarmPool, tmp_path: Path
 ) -> None:
@@ -123,7 +131,10 @@ def test_unused_layers_of_random_weights_are_drawn_from_the_seed(
     assert any(drawn[name].std() > 0 for name in unused_names(source))
 
 
-@pytest.mark.parametrize("plan", [PLANS["llava-next"], plan_of("3+4", data=2, zero=3)], ids=["pipeline", "ZeRO 3"])
+@pytest.mark.parametrize(
+    "plan",
+    parameters({"pipeline": PLANS["llava-next"], "ZeRO 3": SPLIT_WEIGHTS}, short=("pipeline",)),
+)
 def test_a_parameter_outside_modules_is_drawn_trained_and_taken_up_again(
     plan: Plan, shallow: Path, pool: WarmPool, tmp_path: Path
 ) -> None:

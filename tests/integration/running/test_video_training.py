@@ -15,6 +15,7 @@ from transformers import AutoModelForImageTextToText
 from autotune.workload import Prepared
 from tests.contracts.test_families import TINY
 from tests.data_values import record, write_records
+from tests.parameters import parameters
 from tests.training_values import plan_of, prepared_of, train
 from trials import plugins
 from trials.data.loader import encode
@@ -106,7 +107,7 @@ def expected_losses(prepared: Prepared, steps: int) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+@pytest.mark.parametrize("plan", parameters(PLANS, short=("pipeline",)))
 def test_a_training_on_videos_has_the_losses_of_transformers_own_model(
     plan: Plan, shallow: Path, data: Path, pool: WarmPool, tmp_path: Path
 ) -> None:

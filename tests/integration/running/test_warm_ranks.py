@@ -55,6 +55,7 @@ def test_plans_of_all_layouts_leave_nothing_behind_on_warm_ranks(prepared: Prepa
     assert all(rank.resident_bytes > 100 << 20 for both in footprints(tmp_path) for rank in both)
 
 
+@pytest.mark.long
 def test_warm_and_fresh_ranks_give_the_same_losses(
     prepared: Prepared, pool: WarmPool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

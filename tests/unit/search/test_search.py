@@ -154,7 +154,7 @@ def test_a_trial_that_ran_out_of_memory_is_learnt_from_as_a_completed_one_is(ben
 
 
 @pytest.mark.usefixtures("unsatisfied")
-@pytest.mark.parametrize("trials", [1, 6, 10])
+@pytest.mark.parametrize("trials", [1, 6, pytest.param(10, marks=pytest.mark.long)])
 def test_no_more_trials_run_than_the_budget_and_one_of_each_baseline(bench: Bench, trials: int) -> None:
     ledger = bench.search(bench.study(), SimulatedLauncher(PREDICTOR), trials=trials)
     assert spent(ledger.trials) == max(3, trials)
@@ -169,7 +169,10 @@ def test_hours_of_devices_are_those_of_all_agents_trials(bench: Bench) -> None:
     assert Role.PREDICTED in roles(more.trials)
 
 
-@pytest.mark.parametrize(("trials", "neighbours"), [(6, 1), (12, 2), (16, 3)])
+@pytest.mark.parametrize(
+    ("trials", "neighbours"),
+    [pytest.param(6, 1, marks=pytest.mark.long), (12, 2), pytest.param(16, 3, marks=pytest.mark.long)],
+)
 def test_baselines_leave_three_quarters_of_the_trials_to_the_search(bench: Bench, trials: int, neighbours: int) -> None:
     ledger = bench.search(bench.study(), SimulatedLauncher(PREDICTOR), trials=trials, axes=ONE_PLAN)
     assert Counter(roles(ledger.trials))[Role.OMNIBAL] == neighbours
@@ -216,7 +219,7 @@ class Dying(SimulatedLauncher):
 
 
 @pytest.mark.usefixtures("unsatisfied")
-@pytest.mark.parametrize("last", [1, 6, 12])
+@pytest.mark.parametrize("last", [pytest.param(1, marks=pytest.mark.long), 6, pytest.param(12, marks=pytest.mark.long)])
 def test_a_killed_search_goes_on_and_loses_nothing(bench: Bench, last: int) -> None:
     study, pool = bench.study(), SimulatedLauncher(PREDICTOR)
     with pytest.raises(Killed):
@@ -268,7 +271,7 @@ def test_the_reason_why_a_search_ends_is_reported(bench: Bench) -> None:
     assert "expected to gain" in bench.said[2]
 
 
-@pytest.mark.parametrize("sampler", ["uniform", "exhaustive"])
+@pytest.mark.parametrize("sampler", ["uniform", pytest.param("exhaustive", marks=pytest.mark.long)])
 def test_other_samplers_spend_the_budget(bench: Bench, sampler: str) -> None:
     ledger = bench.search(bench.study(), SimulatedLauncher(PREDICTOR, Behaviour(noise=0.0)), trials=20, sampler=sampler)
     assert spent(ledger.trials) == 20
