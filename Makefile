@@ -71,5 +71,5 @@ clean:  ## delete everything that make and the tools built, .venv included
 $(READY): setup.cfg pyproject.toml constraints/cpu.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --no-compile $(TORCH) --editable '.[plot,postgres,tables,test]'
-	$(BIN)/python -m compileall -qq -j 0 .venv/lib || true  # on all cores; pip uses one. Some packages hold files for other versions.
+	$(BIN)/python -W ignore -m compileall -qq -j 0 .venv/lib || true  # on all cores; pip uses one
 	touch $(READY)

@@ -1,13 +1,16 @@
 """Processes that tests start and inspect, on machines that may be busy."""
 
 import socket
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 120.0
 """Seconds after which a test gives up."""
 
 
@@ -45,6 +48,15 @@ def free_port() -> int:
     """A port of the loopback on which nothing listens now."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
+
+
+def have_ended(started: Iterable["subprocess.Popen[Any]"], addresses: set[str]) -> bool:
+    """Whether all processes have ended; adds the addresses at which they listen or are connected."""
+    for process in started:
+        with suppress(psutil.NoSuchProcess):
+            used = psutil.Process(process.pid).net_connections("inet")
+            addresses.update(each.laddr.ip.removeprefix("::ffff:") for each in used)
+    return all(process.poll() is not None for process in started)
 
 
 def wait_for_the_end(processes: list[psutil.Process]) -> None:

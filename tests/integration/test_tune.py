@@ -1,5 +1,6 @@
 """The command line with real trials: tune, tune again, be killed, look up, and launch."""
 
+import ipaddress
 import json
 import os
 import random
@@ -31,7 +32,7 @@ from autotune.folders import certificates_folder, work_folder
 from autotune.search.roles import CONFIRMATION, REPEATS
 from tests import postgres
 from tests.dashboards import ask, attributes, dashboard
-from tests.processes import children, wait_for_the_end
+from tests.processes import children, have_ended, wait_for, wait_for_the_end
 from tests.training_values import job_of
 from trials import wire
 from trials.plan import Plan
@@ -304,7 +305,9 @@ def test_another_plan_continues_a_training(user: User, shallow: Path, tmp_path: 
     assert sum(samples) == 24
 
 
-def test_a_dry_run_prints_commands_that_run_as_they_are(user: User, shallow: Path, tmp_path: Path) -> None:
+def test_a_dry_run_prints_commands_that_run_as_they_are_on_the_loopback_alone(
+    user: User, shallow: Path, tmp_path: Path
+) -> None:
     other = User(shallow, tmp_path)  # the same job with an output folder that is still empty
     other.homes = user.homes
     printed, _ = other.run("launch", str(other.job), "--dry-run")
@@ -312,8 +315,12 @@ def test_a_dry_run_prints_commands_that_run_as_they_are(user: User, shallow: Pat
         subprocess.Popen(command["argv"], env={**os.environ, **command["environment"]})
         for command in printed["commands"]
     ]
-    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
+    addresses: set[str] = set()
+    wait_for(lambda: have_ended(ranks, addresses))
+    assert [rank.returncode for rank in ranks] == [0, 0]
     assert (other.output / "model" / "config.json").is_file()
+    assert addresses
+    assert all(ipaddress.ip_address(each).is_loopback for each in addresses), addresses
 
 
 def test_a_tuning_that_is_killed_at_any_moment_loses_nothing(

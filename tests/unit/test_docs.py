@@ -177,8 +177,8 @@ def test_options_in_sentences_of_the_documents_exist(document: Path) -> None:
 
 @documents
 def test_make_targets_in_the_documents_exist(document: Path) -> None:
-    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
-    named = re.findall(r"^make (\w+)$", blocks(document), flags=re.MULTILINE)
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    named = re.findall(r"^make ([\w-]+)$", blocks(document), flags=re.MULTILINE)
     named += [span.split()[1] for span in spans(document) if span.startswith("make ")]
     assert set(named) <= targets
 

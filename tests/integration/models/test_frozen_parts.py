@@ -46,7 +46,7 @@ def tied(shallow: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             "first stage frozen, the second's leading layers too",
             "only the vision tower, before a frozen stage",
             "no projector, with a tied embedding on two stages",
-            "data parallel, ZeRO 3",
+            "data parallel, ZeRO 1",
         ),
     ),
 )

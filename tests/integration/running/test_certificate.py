@@ -11,6 +11,7 @@ from autotune.certification.certificate import compare, faults, stored_certifica
 from autotune.folders import certificates_folder
 from tests.faulty_ranks import FAULTS, serve_with_faults
 from tests.own_ranks import on_ranks
+from tests.parameters import parameters
 from tests.saved_models import saved_model
 from tests.training_values import plan_of, prepared_of
 from trials.plan import Plan
@@ -36,7 +37,13 @@ CASES: dict[str, tuple[Plan, dict[str, dict[str, Any]]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    parameters(
+        {case: case for case in CASES},
+        short=("pipeline, clipped, tied, from files", "too large for one device"),
+    ),
+)
 def test_a_plan_is_certified(case: str, shallow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan, changes = CASES[case]
     reference = "transformers"

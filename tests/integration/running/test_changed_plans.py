@@ -13,6 +13,7 @@ from autotune.errors import PlanNotValid
 from autotune.training.plan_change import plan_to_replace
 from autotune.workload import Prepared
 from storage.store import Store
+from tests.parameters import parameters
 from tests.training_values import plan_of, prepared_of, train
 from trials.data.epoch import Epoch
 from trials.data.order import epoch_order
@@ -59,7 +60,9 @@ def losses(prepared: Prepared) -> list[float]:
     return [record["loss"] for record in records]
 
 
-@pytest.mark.parametrize("plans", SAME_STEPS.values(), ids=SAME_STEPS)
+@pytest.mark.parametrize(
+    "plans", parameters({name: (plans,) for name, plans in SAME_STEPS.items()}, short=("ZeRO and recompute",))
+)
 def test_a_plan_with_the_same_steps_continues_exactly(
     plans: tuple[Plan, Plan], shallow: Path, pool: WarmPool, profile_store: Store, tmp_path: Path
 ) -> None:

@@ -59,6 +59,7 @@ def test_texts_of_very_unequal_lengths_are_padding(
     assert found.time.causes[0].name == "padding"
 
 
+@pytest.mark.long
 def test_a_heavy_vision_tower_on_the_first_stage_is_stage_imbalance(
     shallow: Path, tmp_path: Path, costs: LayerCosts, pool: WarmPool
 ) -> None:

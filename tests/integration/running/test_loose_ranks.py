@@ -7,13 +7,12 @@ import socket
 import subprocess
 import sys
 import threading
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.processes import children, free_port, ranks, wait_for, wait_for_file, wait_for_the_end
+from tests.processes import children, free_port, have_ended, ranks, wait_for, wait_for_file, wait_for_the_end
 from tests.training_values import plan_of, prepared_of
 from trials import wire
 from trials.launchers.commands import worker_commands
@@ -79,25 +78,18 @@ def test_ranks_listen_on_the_loopback_alone_and_know_no_password(
     assert all(ipaddress.ip_address(each).is_loopback for each in addresses), addresses
 
 
-@pytest.mark.parametrize("address", [pytest.param("127.0.0.1", marks=pytest.mark.long), "localhost"])
+@pytest.mark.long
+@pytest.mark.parametrize("address", ["127.0.0.1", "localhost"])
 def test_ranks_that_a_user_starts_listen_on_the_loopback_alone(shallow: Path, tmp_path: Path, address: str) -> None:
     write_request(tmp_path, prepared_of(shallow, tmp_path).request(PLAN, TRIAL))
     addresses: set[str] = set()
-
-    def have_ended() -> bool:
-        for process in started:
-            with suppress(psutil.NoSuchProcess):
-                used = psutil.Process(process.pid).net_connections("inet")
-                addresses.update(each.laddr.ip.removeprefix("::ffff:") for each in used)
-        return all(process.poll() is not None for process in started)
-
     commands = worker_commands(2, "cpu", tmp_path)
     meeting = {"MASTER_ADDR": address, "MASTER_PORT": str(free_port())}
     started = [
         subprocess.Popen(command.argv, env={**os.environ, **command.environment, **meeting}) for command in commands
     ]
     try:
-        wait_for(have_ended)
+        wait_for(lambda: have_ended(started, addresses))
     finally:
         for process in started:
             process.kill()

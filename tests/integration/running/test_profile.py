@@ -95,6 +95,7 @@ def test_dense_layers_before_experts_are_profiled_as_one_of_the_experts(
     assert len(costs.updates) == 3
 
 
+@pytest.mark.long
 def test_a_tower_whose_states_behind_several_layers_are_taken_is_profiled(
     shallow: Path, pool: WarmPool, tmp_path: Path
 ) -> None:

@@ -112,7 +112,7 @@ def test_a_trained_model_is_saved_whole_with_its_unused_layers_as_they_were(
 
 @pytest.mark.parametrize(
     "plan",
-    parameters({"pipeline": PLANS["llava"], "ZeRO 3": SPLIT_WEIGHTS}, short=("ZeRO 3",)),
+    parameters({"pipeline": PLANS["llava"], "ZeRO 3": SPLIT_WEIGHTS}, short=("pipeline",)),
 )
 def test_unused_layers_of_random_weights_are_drawn_from_the_seed(
     plan: Plan, shallow: Path, pool: WarmPool, tmp_path: Path
