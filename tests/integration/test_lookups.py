@@ -52,14 +52,14 @@ def modules_of(environment: Mapping[str, str], folder: Path, *arguments: str) ->
     "arguments",
     [
         "plans",
-        "plans --here",
-        "plans --verdict re-measure --json",
+        pytest.param("plans --here", marks=pytest.mark.long),
+        pytest.param("plans --verdict re-measure --json", marks=pytest.mark.long),
         f"show {packed_plan(1).id}",
-        f"compare {packed_plan(1).id} {packed_plan(2).id}",
+        pytest.param(f"compare {packed_plan(1).id} {packed_plan(2).id}", marks=pytest.mark.long),
         "studies",
-        "studies STUDY",
+        pytest.param("studies STUDY", marks=pytest.mark.long),
         "db check",
-        "db upgrade",
+        pytest.param("db upgrade", marks=pytest.mark.long),
         "db export --study STUDY",
         "doctor",
     ],
@@ -76,7 +76,15 @@ def test_a_report_imports_no_training_library(environment: Mapping[str, str], tm
     assert not imported & {"torch", "transformers", "deepspeed", "datasets", "matplotlib", "alembic"}
 
 
-@pytest.mark.parametrize("arguments", ["studies", "studies --model tiny", "db check", "db upgrade"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "studies",
+        pytest.param("studies --model tiny", marks=pytest.mark.long),
+        pytest.param("db check", marks=pytest.mark.long),
+        "db upgrade",
+    ],
+)
 def test_a_look_up_that_describes_no_machine_does_not_import_the_drivers_library(
     arguments: str, environment: Mapping[str, str], tmp_path: Path
 ) -> None:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -365,13 +365,14 @@ def test_trials_run_side_by_side_each_on_a_device_of_its_own(
     assert best["id"] in {plan for _, plan, role, _ in user.rows(FINISHED) if role == "confirm"}
 
 
-@pytest.mark.parametrize("names", [("one", "killed"), pytest.param(("one", "other", "killed"), marks=pytest.mark.long)])
+@pytest.mark.long
 def test_agents_on_two_machines_share_a_search_and_outlive_each_other(
-    names: Sequence[str], shallow: Path, tmp_path: Path, give_profile: Callable[..., None], postgres_server: str
+    shallow: Path, tmp_path: Path, give_profile: Callable[..., None], postgres_server: str
 ) -> None:
-    """Agents on one PostgreSQL database, with separate data folders like hosts; one is killed."""
+    """Three agents on one PostgreSQL database, with separate data folders like hosts; one is killed."""
     with postgres.database(postgres_server) as url:
         give_profile(url, 1, shallow)
+        names = ("one", "other", "killed")
         users = [User(shallow, tmp_path / name, devices=1, host=name, trials=6) for name in names]
         *others, killed = (user.start("tune", str(user.job), "--db", url, "--json") for user in users)
         read_until_first_trial(killed)

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from autotune.cli import main
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.long, pytest.mark.ranks]
 
 ROOT = Path(__file__).parents[2]
 TUTORIAL = ROOT / "docs" / "tutorial.md"

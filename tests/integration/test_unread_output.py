@@ -53,7 +53,9 @@ def user(shallow: Path, tmp_path: Path, give_profile: Callable[..., None]) -> Jo
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("command", parameters({name: name for name in ("launch", "tune", "profile")}, short=("tune",)))
+@pytest.mark.parametrize(
+    "command", parameters({name: name for name in ("launch", "tune", "profile")}, short=("launch",))
+)
 def test_work_continues_when_the_reader_of_its_progress_leaves(user: JobFile, command: str) -> None:
     extra = {"launch": ["--steps", "2"], "tune": ["--fresh"], "profile": ["--fresh"]}[command]
     done = autotune(command, str(user.path), "--json", *extra, redirect="2> >(head -1 >&2)")
@@ -61,6 +63,7 @@ def test_work_continues_when_the_reader_of_its_progress_leaves(user: JobFile, co
     assert json.loads(done.stdout)
 
 
+@pytest.mark.long
 @pytest.mark.ranks
 def test_run_trains_to_the_end_before_it_reports_a_closed_stdout(user: JobFile) -> None:
     done = autotune("run", str(user.path), redirect=">/dev/full")

@@ -128,7 +128,9 @@ def test_agents_that_are_lost_take_no_measurement_with_them(tmp_path: Path) -> N
         assert store.problems() == ()
 
 
-@pytest.mark.parametrize("which", [0, 0.5, 1])
+@pytest.mark.parametrize(
+    "which", [pytest.param(0, marks=pytest.mark.long), 0.5, pytest.param(1, marks=pytest.mark.long)]
+)
 def test_rows_before_and_behind_a_lost_page_are_saved(tmp_path: Path, which: float) -> None:
     path = tmp_path / "store.db"
     with filled(path, trials=200) as store:

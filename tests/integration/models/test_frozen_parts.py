@@ -44,7 +44,6 @@ def tied(shallow: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         CASES,
         short=(
             "first stage frozen, the second's leading layers too",
-            "only the vision tower, before a frozen stage",
             "no projector, with a tied embedding on two stages",
             "data parallel, ZeRO 1",
         ),

@@ -82,7 +82,6 @@ def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPool]:
     parameters(
         TWO_RANKS,
         short=(
-            "split in the vision tower, nothing recomputed",
             "split in the language model, some recomputed",
             "split in the vision tower, padded, everything recomputed",
             "data parallel, ZeRO 1, some recomputed",

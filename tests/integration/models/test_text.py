@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma3Config, PreTrainedModel
 
+from tests.parameters import parameters
 from tests.tiny_models import text
 from tests.training_values import stage
 from trials.data.loader import MicroBatch, collate
@@ -121,8 +122,17 @@ def in_stages(folder: Path, plan: Plan, batch: MicroBatch) -> tuple[float, dict[
     return loss.item(), gradients
 
 
-@pytest.mark.parametrize("padded", [False, True], ids=["packed", "padded"])
-@pytest.mark.parametrize("stages", STAGES.values(), ids=STAGES)
+@pytest.mark.parametrize(
+    ("stages", "padded"),
+    parameters(
+        {
+            f"{name}, {'padded' if padded else 'packed'}": (stages, padded)
+            for name, stages in STAGES.items()
+            for padded in (False, True)
+        },
+        short=[f"{name}, {('packed', 'padded')[number % 2]}" for number, name in enumerate(STAGES)],
+    ),
+)
 def test_loss_and_gradients_equal_those_of_the_samples_one_by_one(
     folder: Path, encoder: Encoder, samples: list[Encoded], stages: tuple[str, ...], padded: bool
 ) -> None:

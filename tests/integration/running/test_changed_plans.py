@@ -61,7 +61,7 @@ def losses(prepared: Prepared) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    "plans", parameters({name: (plans,) for name, plans in SAME_STEPS.items()}, short=("ZeRO and recompute",))
+    "plans", parameters({name: (plans,) for name, plans in SAME_STEPS.items()}, short=("split and recompute",))
 )
 def test_a_plan_with_the_same_steps_continues_exactly(
     plans: tuple[Plan, Plan], shallow: Path, pool: WarmPool, profile_store: Store, tmp_path: Path

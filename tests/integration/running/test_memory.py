@@ -52,7 +52,7 @@ def test_the_meter_ends_a_step_that_passes_the_limit() -> None:
             "padded": plan_of("10+0", "2+8r2,4", packing=Padded(samples=4)),
             "ZeRO 1": plan_of("12+8r6,0", data=2, zero=1),
         },
-        short=("some recomputed", "padded", "ZeRO 1"),
+        short=("padded", "ZeRO 1"),
     ),
 )
 def test_predicted_bytes_of_every_stage_are_close_to_the_measured(

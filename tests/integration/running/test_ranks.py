@@ -126,7 +126,7 @@ def test_a_killed_rank_is_a_crash_that_is_not_blamed_on_a_neighbour(prepared: Pr
             "work": ("ranks/request-*/rendezvous", 3),
             "wait for a verdict": ("ranks/request-*/step-1.json", 3),
         },
-        short=("work",),
+        short=("start",),
     ),
 )
 def test_ranks_end_when_their_agent_is_killed(prepared: Prepared, tmp_path: Path, moment: str, expected: int) -> None:
@@ -152,6 +152,7 @@ def test_ranks_end_when_their_agent_is_killed(prepared: Prepared, tmp_path: Path
     wait_for_the_end(started)
 
 
+@pytest.mark.long
 def test_a_request_is_served_under_another_launcher(prepared: Prepared, tmp_path: Path) -> None:
     (tmp_path / REQUEST_FILE).write_text(wire.encode(prepared.request(PIPELINE, SHORT)))
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

@@ -17,8 +17,9 @@ from storage.store import open_store
 from tests.parameters import parameters
 from tests.processes import children, wait_for_the_end
 from tests.storage_values import best_of, concluded
-from tests.training_values import plan_of, prepared_of
+from tests.training_values import plan_of, prepared_of, train
 from tests.users import JobFile
+from trials.run.pool import WarmPool
 
 pytestmark = [pytest.mark.ranks, pytest.mark.usefixtures("home", "heard_interrupts")]
 
@@ -71,7 +72,7 @@ def stopped_launch(job: JobFile, send: Callable[[psutil.Process], None]) -> tupl
     parameters({"Ctrl-C": (to_agent, 130), "scheduler": (to_every_process, 143)}, short=("Ctrl-C",)),
 )
 def test_a_stopped_training_goes_on_exactly(
-    send: Callable[[psutil.Process], None], code: int, shallow: Path, tmp_path: Path
+    send: Callable[[psutil.Process], None], code: int, shallow: Path, pool: WarmPool, tmp_path: Path
 ) -> None:
     training = {"epochs": 8, "global_batch_samples": 8, "learning_rate": 5e-3}
     data = {"sources": [{"path": str(shallow / "data" / "train.jsonl"), "sampling": "first:24"}], "workers": 1}
@@ -79,11 +80,8 @@ def test_a_stopped_training_goes_on_exactly(
     with open_store() as store:
         study = store.create_study(store.add_workload(workload), {}, seed=0)
         concluded(store, best_of(study.id, plan=PLAN, workload=workload))
-    (tmp_path / "parts").mkdir()
-    (tmp_path / "whole").mkdir()
-    parts, whole = JobFile(shallow, tmp_path / "parts"), JobFile(shallow, tmp_path / "whole")
-    for job in (parts, whole):
-        job.spoil(data=data, training={**training, "output": str(job.output)})
+    parts, whole = JobFile(shallow, tmp_path), prepared_of(shallow, tmp_path / "whole", data=data, training=training)
+    parts.spoil(data=data, training={**training, "output": str(parts.output)})
     ended, text = stopped_launch(parts, send)
     assert ended == code, text
     found = re.search(r"^Stopped after step (\d+) with a checkpoint; .* goes on with step (\d+)$", text, re.MULTILINE)
@@ -97,5 +95,5 @@ def test_a_stopped_training_goes_on_exactly(
     assert stopped.result is not None
     assert (stopped.result.status, stopped.result.steps) == ("interrupted", step)
     assert launch(parts.path).report.finished
-    assert launch(whole.path).report.finished
-    assert losses(parts.output) == pytest.approx(losses(whole.output), rel=1e-5)
+    assert train(pool, whole, PLAN).finished
+    assert losses(parts.output) == pytest.approx(losses(whole.job.training.output), rel=1e-5)

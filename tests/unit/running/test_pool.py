@@ -106,7 +106,14 @@ def processes(folder: Path, requests: int, *, leaked: int = 0, requests_per_star
     return [order.index(process) for process in served]
 
 
-@pytest.mark.parametrize(("requests_per_start", "served_by"), [(50, [0, 0, 0]), (2, [0, 0, 1]), (1, [0, 1, 2])])
+@pytest.mark.parametrize(
+    ("requests_per_start", "served_by"),
+    [
+        pytest.param(50, [0, 0, 0], marks=pytest.mark.long),
+        (2, [0, 0, 1]),
+        pytest.param(1, [0, 1, 2], marks=pytest.mark.long),
+    ],
+)
 def test_ranks_serve_as_many_requests_as_they_are_given(
     tmp_path: Path, requests_per_start: int, served_by: list[int]
 ) -> None:
