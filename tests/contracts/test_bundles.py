@@ -232,6 +232,7 @@ def changed(table: str, old: str, new: str) -> Callable[[list[str]], list[str]]:
     return spoil
 
 
+@pytest.mark.parametrize("database_url", ["sqlite", pytest.param("postgresql", marks=pytest.mark.long)], indirect=True)
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [

@@ -10,8 +10,9 @@ from tests.fuzz.fuzz import LIMITS, fuzz
 def test_any_file_is_taken_or_refused_with_a_message_in_bounded_time_and_memory(cases: int) -> None:
     tallies = fuzz(cases, seed=0)
     assert [fault for tally in tallies for fault in tally.faults] == []
+    assert any(tally.refused for tally in tallies)
     for tally in tallies:
         assert tally.taken, tally
-        assert tally.refused, tally
+        assert tally.refused or cases < 200, tally  # of few files of one kind, all may be harmless
         assert tally.most_seconds <= LIMITS.cpu_seconds
         assert tally.most_mebibytes <= LIMITS.mebibytes
