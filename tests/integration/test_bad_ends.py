@@ -6,7 +6,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -112,17 +112,16 @@ INTERRUPTS = (
 """(signal, text that is awaited, whether all processes get the signal, exit code) of one tuning after the other."""
 
 
+@pytest.mark.long
 @pytest.mark.ranks
-@pytest.mark.parametrize("interrupts", [INTERRUPTS[:1], pytest.param(INTERRUPTS, marks=pytest.mark.long)], ids=len)
 def test_an_interrupted_tuning_leaves_no_process_and_goes_on_next_time(
-    interrupts: Sequence[tuple[int, str, bool, int]],
     tunings: Tunings,
     monkeypatch: pytest.MonkeyPatch,
     heard_interrupts: None,
 ) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tunings.data))
     reported_trials = []
-    for number, awaited, group, code in interrupts:
+    for number, awaited, group, code in INTERRUPTS:
         process = start("tune", tunings.job.path, "--json")
         before, after = stop(process, number, awaited=awaited, group=group)
         assert process.returncode == code, before + after

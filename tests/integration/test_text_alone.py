@@ -72,6 +72,7 @@ def test_its_data_are_packed_and_a_record_with_an_image_is_left_out(run: Run, jo
     assert packed["after"]["cost_per_sample"] < packed["before"]["cost_per_sample"]
 
 
+@pytest.mark.long
 def test_it_is_tuned_predicted_and_trained(run: Run, job: Path) -> None:
     tuned = run("tune")
     assert [baseline["role"] for baseline in tuned["baselines"]] == ["default", "default-no-recompute", "omnibal"]

@@ -41,7 +41,7 @@ CASES: dict[str, tuple[Plan, dict[str, dict[str, Any]]]] = {
     "case",
     parameters(
         {case: case for case in CASES},
-        short=("pipeline, clipped, tied, from files", "too large for one device"),
+        short=("pipeline, clipped, tied, from files",),
     ),
 )
 def test_a_plan_is_certified(case: str, shallow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,6 +146,7 @@ def test_a_plan_that_ran_out_of_memory_is_infeasible_for_optuna_and_does_not_win
     assert {standing.plan.layout.pipeline for standing in bench.standings.entries} == {2}
 
 
+@pytest.mark.long
 def test_a_trial_that_ran_out_of_memory_is_learnt_from_as_a_completed_one_is(bench: Bench) -> None:
     pool = SimulatedLauncher(PREDICTOR, cause_of=lambda plan: TOO_LARGE if plan.layout.pipeline == 1 else None)
     ledger = bench.search(bench.study(), pool, trials=6)
@@ -178,6 +179,7 @@ def test_baselines_leave_three_quarters_of_the_trials_to_the_search(bench: Bench
     assert Counter(roles(ledger.trials))[Role.OMNIBAL] == neighbours
 
 
+@pytest.mark.long
 def test_when_the_time_is_spent_the_baselines_alone_are_compared(bench: Bench) -> None:
     ledger = bench.search(bench.study(), SimulatedLauncher(PREDICTOR), time_limit=1e-6)
     counts = Counter(roles(ledger.trials))
@@ -185,6 +187,7 @@ def test_when_the_time_is_spent_the_baselines_alone_are_compared(bench: Bench) -
     assert set(counts) == {*ALWAYS, Role.CONFIRM}
 
 
+@pytest.mark.long
 def test_time_that_an_earlier_run_took_is_spent(bench: Bench) -> None:
     study = bench.study()
     bench.record(study, Failed(cause=Timeout(seconds=300)), seconds=300)
@@ -301,12 +304,14 @@ def test_a_plan_that_runs_out_of_memory_when_it_is_repeated_does_not_win(bench: 
 # --- when it ends ---
 
 
+@pytest.mark.long
 def test_the_search_ends_early_when_no_gain_is_expected(bench: Bench) -> None:
     ledger = bench.search(bench.study(), SimulatedLauncher(PREDICTOR, Behaviour(noise=0.001)), trials=12)
     assert spent(ledger.trials) < 12
     assert roles(ledger.trials)[-1] == Role.CONFIRM
 
 
+@pytest.mark.long
 def test_the_search_ends_when_every_plan_of_the_space_was_tried(bench: Bench) -> None:
     ledger = bench.search(bench.study(), SimulatedLauncher(PREDICTOR), axes=ONE_PLAN, trials=50)
     assert set(roles(ledger.trials)) == {*ALWAYS, Role.PREDICTED, Role.CONFIRM}

@@ -74,6 +74,7 @@ def test_finalists_are_repeated_on_the_first_group_alone(bench: Bench) -> None:
     assert len(other.asked) + len(one.asked) == sum(map(ran, ledger.trials))
 
 
+@pytest.mark.long
 def test_no_more_trials_run_than_the_budget(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "_LEAST_GAIN", -1.0)
     monkeypatch.setattr(search, "_GAIN_IN_NOISE", -1.0)
@@ -164,6 +165,7 @@ def test_an_agent_begins_nothing_while_another_ends_the_study(bench: Bench) -> N
     assert len(bench.explore(study, SimulatedLauncher(PREDICTOR)).trials) > len(BASELINES)
 
 
+@pytest.mark.long
 def test_an_agent_that_comes_late_begins_nothing_in_a_finished_study(bench: Bench) -> None:
     study = bench.study()
     concluded(bench.store, best_of(study.id, workload=bench.store.workload(study.workload_fingerprint)))
