@@ -12,15 +12,13 @@ the same space with the same trials; they choose the plan that measured fastest.
 """
 
 import argparse
-import json
 import math
 import sys
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import optuna
@@ -36,16 +34,16 @@ from autotune.search.learning.warm_start import moved
 from autotune.search.roles import CONFIRMATION, Role
 from autotune.search.sampling.advisor import Advisor
 from autotune.search.sampling.context import SamplerContext
-from autotune.search.sampling.proposals import SAMPLERS, Proposals
+from autotune.search.sampling.proposals import Proposals
 from autotune.search.search import Search
 from autotune.search.solver.solver import Solver
-from benchmarks.replay import grid, replayed
+from benchmarks.replay import replayed
 from benchmarks.result import Check, at_least, at_most, finish
+from benchmarks.rivals import fastest_fitting, other_search
+from benchmarks.rows import done_rows
 from benchmarks.surface import FOLDER, Surface, read_surface
 from benchmarks.workloads import NOISY, SimulatedWorkload, workloads
-from tests.simulated import Behaviour, Observed, SimulatedLedger, Undisturbed
-from trials import plugins
-from trials.outcome import Completed
+from tests.simulated import Behaviour, Observed, SimulatedLedger
 from trials.plan import Plan
 
 ALL = 50
@@ -60,7 +58,6 @@ ENOUGH = 0.01
 """Regret that counts as found."""
 WRONG = 2.0
 """Factor by which layer costs are planted wrong."""
-Task: TypeAlias = Callable[[int], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +78,10 @@ class Found:
     """Whether the one that truly is fastest of them is the winner or one of its ties."""
     trials: int
     """All of them, repeats included."""
+    fastest_tried: float
+    """True seconds of the fastest plan that ran."""
+    after_the_rest: float | None
+    """True seconds of the best plan had the search gone on; None where it spent its budget, or did not go on."""
     state: CalibrationState
 
     @property
@@ -95,8 +96,10 @@ def search(
     behaviour: Behaviour = NOISY,
     seed: int = 0,
     after: Found | None = None,
+    *,
+    go_on: bool = False,
 ) -> Found:
-    """Ours; `after` another one, on a workload like this."""
+    """Ours; `after` another one, on a workload like this. With `go_on`, what it left of its trials is spent then."""
     launcher = workload.launcher(behaviour, seed)
     prepared = workload.prepared(trials=trials)
     limits = workload.limits(workload.memory_limit_bytes)
@@ -115,6 +118,7 @@ def search(
 
     solver = Solver(workload.predictor, limits)
     inherited = after and moved(after.plan, workload.workload, solver)
+    runner = Runner(prepared, calibrated, launcher, partial(Observed, launcher), launcher.clock)
     ours = Search(
         settings=prepared.job.search,
         ledger=ledger,
@@ -124,7 +128,7 @@ def search(
         space=space,
         predictor=calibrated,
         advisor=advisor,
-        runners=[Runner(prepared, calibrated, launcher, partial(Observed, launcher), launcher.clock)],
+        runners=[runner],
         listener=listen,
         clock=launcher.clock,
         baselines=baselines(workload.workload, workload.predictor, solver, limits, hold_all=False),
@@ -134,6 +138,11 @@ def search(
     standings = ours.confirm()
     winner = standings.winner()
     plan = standings.entries[winner.number].plan
+    ran_in_all = len(ledger.trials)
+    state, left = calibrated.state, trials - len(best_so_far)
+    if go_on and left:
+        _go_on(advisor, ledger, runner, left)
+    last = advisor.best()
     fastest = min(standings.compared, key=lambda number: launcher.epoch_seconds(standings.entries[number].plan))
     return Found(
         workload=workload,
@@ -143,39 +152,21 @@ def search(
         confidence=winner.confidence,
         is_fastest=fastest == winner.number,
         is_named=fastest in (winner.number, *winner.ties),
-        trials=len(ledger.trials),
-        state=calibrated.state,
+        trials=ran_in_all,
+        fastest_tried=fastest_fitting(workload, launcher),
+        after_the_rest=launcher.epoch_seconds(last) if last and go_on and left else None,
+        state=state,
     )
 
 
-def other_search(workload: SimulatedWorkload, name: str, trials: int, seed: int = 0) -> list[float]:
-    """Regret after each trial."""
-    launcher = workload.launcher(NOISY, seed)
-    best = workload.best_seconds
-    prepared = workload.prepared(trials=trials)
-    predictor = CalibratedPredictor(workload.predictor)
-    runner = Runner(prepared, predictor, launcher, Undisturbed)
-    space = workload.space(workload.predictor)
-    plans = grid(space.starts, seed) if name == "grid" else None
-    advisor = Advisor(space, predictor, workload.limits(workload.memory_limit_bytes), prepared.job.search)
-    context = SamplerContext(space=space, advisor=advisor, seed=seed)
-    study = optuna.create_study(sampler=None if plans else plugins.load(SAMPLERS, name).sampler(context))
-    measured: dict[Plan, float] = {}
-    regrets: list[float] = []
+def _go_on(advisor: Advisor, ledger: SimulatedLedger, runner: Runner, trials: int) -> None:
+    """Run the advisor's next proposals, whatever they are expected to gain."""
     for _ in range(trials):
-        trial = study.ask(space.distributions) if plans is None else None
-        plan = space.plan(trial.params) if trial else next(plans or iter(()), None)
-        if plan is None:
-            break
-        result = runner.run(plan)
-        if isinstance(result.outcome, Completed) and result.epoch_seconds is not None:
-            measured[plan] = min(result.epoch_seconds, measured.get(plan, math.inf))
-        if trial is not None:
-            predicted = predictor.epoch_seconds(plan)
-            study.tell(trial, result.epoch_seconds if result.epoch_seconds is not None else 2 * predicted)
-        chosen = min(measured, key=lambda plan: measured[plan], default=None)
-        regrets.append(launcher.epoch_seconds(chosen) / best - 1 if chosen else math.inf)
-    return regrets
+        proposal = advisor.propose()
+        if proposal is None:
+            return
+        trial = ledger.begin(proposal.plan, Role.SAMPLED, {})
+        advisor.learn(ledger.finish(trial, ledger.put(trial, runner.run(proposal.plan))))
 
 
 def sequential_seconds(workload: SimulatedWorkload) -> float | None:
@@ -231,7 +222,9 @@ def compare(number: int) -> dict[str, Any]:
 def rival(number: int) -> dict[str, Any]:
     """One row: the other samplers on the same workload."""
     workload = list(workloads(ALL))[number]
-    regrets = {name: other_search(workload, name, OTHERS_TRIALS) for name in OTHERS}
+    searches = {name: other_search(workload, name, OTHERS_TRIALS) for name in OTHERS}
+    best = workload.best_seconds
+    regrets = {name: [seconds / best - 1 for seconds in found.best_so_far] for name, found in searches.items()}
     _tell(
         f"others on {workload.name}: {[round(each[TRIALS - 1], 4) for each in regrets.values() if len(each) >= TRIALS]}"
     )
@@ -300,28 +293,12 @@ def main() -> None:
         *((on_surface, seed) for seed in range(arguments.seeds)),
         *((rival, number) for number in range(arguments.rivals)),
     ]
-    rows = _rows(tasks, arguments)
+    rows = done_rows(tasks, arguments.rows, arguments.processes)
     compared, rivals, wrong, again, seconds, recorded = (
         [row for row in rows if row["task"] == task.__name__]
         for task in (compare, rival, planted, repeated, second, on_surface)
     )
     finish(rows, [*_regret_checks(compared, rivals), *_surface_checks(recorded), *_other_checks(wrong, seconds, again)])
-
-
-def _rows(tasks: Sequence[tuple[Task, int]], arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """One of each task, in order; those that an earlier run has left in the file are taken from it."""
-    found: dict[tuple[str, int], dict[str, Any]] = {}
-    if arguments.rows.exists():
-        with arguments.rows.open() as lines:
-            found = {(row["task"], row["number"]): row for row in map(json.loads, lines)}
-    with ProcessPoolExecutor(arguments.processes) as pool, arguments.rows.open("a") as file:
-        left = [(task, number) for task, number in tasks if (task.__name__, number) not in found]
-        running = {pool.submit(task, number): (task.__name__, number) for task, number in left}
-        for done in as_completed(running):
-            task, number = running[done]
-            found[task, number] = {"task": task, "number": number, **done.result()}
-            print(json.dumps(found[task, number]), file=file, flush=True)
-    return [found[task.__name__, number] for task, number in tasks]
 
 
 def _regret_checks(compared: list[dict[str, Any]], rivals: list[dict[str, Any]]) -> list[Check]:

@@ -12,15 +12,12 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from autotune.machine.conditions import Conditions
-from autotune.prediction.chosen_steps import ChosenSteps
-from autotune.prediction.features import stage_features
-from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Predictor
 from autotune.search.execution.ledger import KnownTrials
 from autotune.search.execution.run_result import RunResult
 from autotune.search.roles import Role
 from storage.records import FinishedTrial, RunningTrial, TrialResult
-from trials.model.cut import cut
+from tests.truths import PredictedTruth, Truth
 from trials.outcome import Cause, Crash, OutOfMemory, StageMeasurement, Timeout
 from trials.plan import Plan
 from trials.run.pool import Answers
@@ -60,7 +57,7 @@ class SimulatedLauncher:
 
     def __init__(
         self,
-        truth: Predictor,
+        truth: Truth | Predictor,
         behaviour: Behaviour = Behaviour(),
         seed: int = 0,
         *,
@@ -70,7 +67,7 @@ class SimulatedLauncher:
     ) -> None:
         """`truth` knows the machine; `cause_of` says which plans fail, `factor_of` how much slower a plan is."""
         self.asked: list[Plan] = []
-        self._truth = truth
+        self._truth = PredictedTruth(truth) if isinstance(truth, Predictor) else truth
         self._behaviour = behaviour
         self._random = np.random.default_rng(seed)
         self._cause_of, self._factor_of = cause_of, factor_of
@@ -132,21 +129,20 @@ class SimulatedLauncher:
         self._disturbance = self._disturb()
         if cause := self._cause_of(plan) or self._fault(request, task):
             return cause
-        whole = self._truth.predict(plan)
+        step_seconds = self._truth.step_seconds(plan)
         for step in task.warmup_steps:
-            self._measure(plan, float(whole.step_seconds[step]))
+            self._measure(plan, float(step_seconds[step]))
         measured: list[float] = []
         for step in task.timed_steps:
-            measured.append(self._measure(plan, float(whole.step_seconds[step])))
+            measured.append(self._measure(plan, float(step_seconds[step])))
             if not (yield measured[-1]):
                 break
         steps = task.timed_steps[: len(measured)]
-        slower = sum(measured) / float(whole.step_seconds[list(steps)].sum())
-        run = replace(task, timed_steps=steps)
-        stages = (self._stage(plan, run, rank, slower) for rank in range(plan.layout.world_size))
-        return Answers(
-            reports=tuple(_report(stage, measured, int(whole.step_samples[list(steps)].sum())) for stage in stages)
-        )
+        slower = sum(measured) / float(step_seconds[list(steps)].sum())
+        samples = int(self._truth.step_samples(plan)[list(steps)].sum())
+        peaks = self._truth.peaks(plan, (*task.warmup_steps, *steps))
+        stages = (self._stage(plan, steps, rank, slower, peaks) for rank in range(plan.layout.world_size))
+        return Answers(reports=tuple(_report(stage, measured, samples) for stage in stages))
 
     def _disturb(self) -> float:
         """Draw the share by which another program slows a run down; nothing is drawn on an undisturbed machine."""
@@ -158,7 +154,7 @@ class SimulatedLauncher:
     def _fault(self, request: Request, task: Trial) -> Cause | None:
         if self._random.random() < self._behaviour.crash_share:
             return Crash(rank=0, detail="a simulated fault")
-        memory = self._memory(request.plan, task)
+        memory = self._truth.peaks(request.plan, (*task.warmup_steps, *task.timed_steps))
         for rank in range(request.plan.layout.world_size):
             stage = request.plan.layout.grid.coordinates(rank).stage
             if memory[stage] > request.memory_limit_bytes:
@@ -166,13 +162,6 @@ class SimulatedLauncher:
                     stage=stage, rank=rank, needed_bytes=memory[stage], limit_bytes=request.memory_limit_bytes
                 )
         return None
-
-    def _memory(self, plan: Plan, task: Trial) -> tuple[int, ...]:
-        """Most bytes of each stage in the steps of the trial."""
-        steps = tuple({*task.warmup_steps, *task.timed_steps})
-        sizes = ChosenSteps(self._truth.sizes(plan.packing, plan.layout), steps)
-        stages = self._truth.stage_memory(Parts.of(cut(plan)), plan.layout, sizes)
-        return tuple(round(stage.expected) for stage in stages)
 
     def _factor(self, plan: Plan) -> float:
         own = np.random.default_rng(int(plan.id, 16)).standard_normal()
@@ -192,10 +181,11 @@ class SimulatedLauncher:
         other = behaviour.drift * self._random.standard_normal()
         self._slowness = kept * self._slowness + math.sqrt(1 - kept**2) * other
 
-    def _stage(self, plan: Plan, task: Trial, rank: int, slower: float) -> StageMeasurement:
+    def _stage(
+        self, plan: Plan, steps: tuple[int, ...], rank: int, slower: float, peaks: tuple[int, ...]
+    ) -> StageMeasurement:
         where = plan.layout.grid.coordinates(rank)
-        parts = stage_features(self._truth, plan, task.timed_steps, where.stage, where.data_rank)
-        load, forward, backward, update = (sum(features) * slower for features in parts)
+        load, forward, backward, update = (slower * seconds for seconds in self._truth.stage_seconds(plan, steps, rank))
         return StageMeasurement(
             stage=where.stage,
             data_rank=where.data_rank,
@@ -204,7 +194,7 @@ class SimulatedLauncher:
             backward_seconds=backward,
             optimizer_seconds=update,
             idle_seconds=0.0,
-            peak_bytes=self._memory(plan, task)[where.stage],
+            peak_bytes=peaks[where.stage],
             static_bytes=0,
         )
 

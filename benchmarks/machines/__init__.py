@@ -1,0 +1,1 @@
+"""Simulated machines that share neither a cost formula nor a schedule simulator with the product."""

@@ -1,0 +1,111 @@
+"""The profile of a simulated machine: its single layers, measured at the sizes and fitted by the fit of the product."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from autotune.prediction.costs import fit_costs
+from autotune.prediction.features import COSTS, scaled
+from autotune.search.execution.profiling import design
+from autotune.search.space.layouts import zero_stages
+from benchmarks.machines.dials import Dials
+from benchmarks.machines.machine import Machine
+from trials.data.index import DatasetIndex
+from trials.grid import Grid
+from trials.layer_costs import KINDS, LayerCosts, LayerKind
+from trials.tasks.answer import LayerTiming, LoadTiming, ProfileReport, UpdateTiming
+from trials.tasks.request import Profile
+from trials.workload import DataProfile, ModelShape
+
+_TEXT_TOKENS = (1, 256, 64, 1024)
+"""Text next to the images of a probe, as in `trials.tasks.profiling.probes`."""
+_PACK_SAMPLES = (1, 1, 2, 2, 4, 4)
+"""Samples of the packs whose loading is timed, as in `trials.tasks.profiling.loading`."""
+_WRONG = 1.3
+"""Factor by which each factor is wrong at dial 1."""
+
+
+def profiled(
+    machine: Machine, bytes_of: LayerCosts, data: DataProfile, model: ModelShape, index: DatasetIndex
+) -> LayerCosts:
+    """Return the costs that a profile of the machine gives. `bytes_of` gives the bytes of its layers."""
+    task = design(data, model, zero_stages(model, machine.devices))
+    return fit_costs([_report(machine, bytes_of, task, index)])
+
+
+def distorted(costs: LayerCosts, dials: Dials, seed: int) -> LayerCosts:
+    """Return the costs with each factor wrong by the dial, up or down at random."""
+    signs = np.random.default_rng([seed, 6]).choice((-1.0, 1.0), len(COSTS))
+    return scaled(costs, _WRONG ** (dials.profile * signs))
+
+
+def _report(machine: Machine, bytes_of: LayerCosts, task: Profile, index: DatasetIndex) -> ProfileReport:
+    network, dials, devices = machine.network, machine.dials, machine.devices
+    alone = UpdateTiming(zero=0, data_parallel=1, seconds_per_parameter=machine.update_per_parameter(1))
+    together = machine.update_per_parameter(devices)
+    return ProfileReport(
+        timings=tuple(_timings(machine, bytes_of, task)),
+        loads=tuple(_loads(machine, index)),
+        parameters=tuple((kind, machine.works[kind].parameters) for kind in KINDS),
+        frozen_parameters=tuple((kind, 0) for kind in KINDS),
+        updates=(
+            alone,
+            *(
+                UpdateTiming(zero=zero, data_parallel=devices, seconds_per_parameter=together)
+                for zero in task.zero_stages
+            ),
+        ),
+        reduce_seconds_per_byte=network.ring_seconds(Grid(pipeline=1, data=devices), dials, 0),
+        link_latency_seconds=network.latency_seconds,
+        link_seconds_per_byte=network.seconds_per_byte * network.lone_factor(devices, dials),
+    )
+
+
+def _timings(machine: Machine, bytes_of: LayerCosts, task: Profile) -> Iterator[LayerTiming]:
+    image_tokens = machine.works["projector"].rows_per_unit
+    for number, units in enumerate(task.unit_counts):
+        tokens = units * image_tokens + _TEXT_TOKENS[number % len(_TEXT_TOKENS)]
+        yield _timing(machine, bytes_of, "vision_embedding", (units, 0, 0))
+        yield _timing(machine, bytes_of, "vision", (units, 0, 0))
+        yield _timing(machine, bytes_of, "projector", (units, tokens, 0))
+    for samples, length in task.sample_shapes:
+        yield _timing(machine, bytes_of, "language", (0, samples * length, samples * length**2))
+        yield _timing(machine, bytes_of, "head", (0, samples * length, 0))
+
+
+def _timing(machine: Machine, bytes_of: LayerCosts, kind: LayerKind, sizes: tuple[int, int, int]) -> LayerTiming:
+    seconds = machine.kernels.layer(machine.works[kind], np.array([sizes], dtype=np.float64))
+    forward, backward = (
+        float(np.maximum(computing, launching)[0])
+        for computing, launching in (
+            (seconds.forward, seconds.launch_forward),
+            (seconds.backward, seconds.launch_backward),
+        )
+    )
+    units, tokens, squares = sizes
+    row = np.array((*sizes, 1.0))
+    return LayerTiming(
+        layer=kind,
+        units=units,
+        tokens=tokens,
+        squares=squares,
+        forward_seconds=forward,
+        backward_seconds=backward,
+        kept_bytes=round(float(row @ np.array(bytes_of[kind].kept_bytes))),
+        output_bytes=round(float(row @ np.array(bytes_of[kind].output_bytes))),
+        recompute_seconds=forward if kind in ("vision", "language") else 0.0,
+        shared_bytes=0,
+        transient_bytes=0,
+        spread=0.01,
+    )
+
+
+def _loads(machine: Machine, index: DatasetIndex) -> Iterator[LoadTiming]:
+    chance = np.random.default_rng(0)
+    for count in _PACK_SAMPLES:
+        rows = chance.integers(len(index), size=count)
+        units, tokens = int(index.vision_units[rows].sum()), int(index.text_tokens[rows].sum())
+        for pixels in (True, False):
+            sizes = (np.array([float(units)]), np.array([float(tokens)]))
+            seconds = float(machine.load_seconds(*sizes, pixels=pixels)[0])
+            yield LoadTiming(pixels=pixels, units=units, tokens=tokens, seconds=seconds)
