@@ -115,8 +115,12 @@ def test_the_same_seed_gives_the_same_machine() -> None:
     assert seconds[0] == seconds[1] != seconds[2]
 
 
-def test_machines_for_tuning_are_not_those_that_judge() -> None:
+def test_machines_for_tuning_are_other_ones_of_the_same_kinds_as_those_that_judge() -> None:
     assert not set(DEVELOPMENT) & set(HELD_OUT)
+    for kind in ("vision", "data", "devices", "room"):
+        tuned, judged = ({getattr(machine_job(seed, 1.0), kind) for seed in seeds} for seeds in (DEVELOPMENT, HELD_OUT))
+        assert tuned == judged
+        assert len(tuned) > 1
 
 
 def test_dials_vary_around_their_level_up_to_2() -> None:
