@@ -1,6 +1,6 @@
 """Full trainings: promised speed, comparison with transformers' Trainer, and kills. Prints one JSON object.
 
-    python -m benchmarks.training [--part promises rival kills] [--scale 1.0]
+    python -m benchmarks.training [--part promises rival kills] [--families internvl qwen2_5_vl llava] [--scale 1.0]
 
 All trainings are started by the command line, on two ranks. `promises` tunes and trains small models of three families
 on photos. `rival` trains the example in turns with autotune and with `benchmarks/hf_trainer.py`, and computes the loss
@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 
 from benchmarks.full_training.following import CommandFailed
 from benchmarks.full_training.kills import LEFT_SECONDS, killed
+from benchmarks.full_training.photos import FAMILIES
 from benchmarks.full_training.promises import promises
 from benchmarks.full_training.rival import compare
 from benchmarks.result import Check, at_least, at_most, finish
@@ -40,7 +41,7 @@ def main() -> None:
         for part in arguments.part:
             found: list[Row] = []
             try:
-                for row in _PARTS[part](folder, arguments.scale):
+                for row in _PARTS[part](folder, arguments):
                     print({"benchmark": part, **row}, file=sys.stderr, flush=True)
                     found.append({"benchmark": part, **row})
                 checks += _CHECKS[part](found)
@@ -61,18 +62,20 @@ def _settle(folder: Path) -> None:
 # --- parts ---
 
 
-def _promises(folder: Path, scale: float) -> Iterator[Row]:
-    steps, short = (max(6, round(scale * each)) for each in (STEPS, SHORT_STEPS))
-    return promises(folder / "promises", steps, short, _search(scale))
+def _promises(folder: Path, arguments: argparse.Namespace) -> Iterator[Row]:
+    steps, short = (max(6, round(arguments.scale * each)) for each in (STEPS, SHORT_STEPS))
+    return promises(folder / "promises", steps, short, _search(arguments.scale), arguments.families)
 
 
-def _rival(folder: Path, scale: float) -> Iterator[Row]:
+def _rival(folder: Path, arguments: argparse.Namespace) -> Iterator[Row]:
+    scale = arguments.scale
     seeds = max(2, round(scale * SEEDS))
     samples, held_out = max(96, round(scale * SAMPLES)), max(20, round(scale * HELD_OUT))
     return compare(folder / "rival", samples=samples, held_out=held_out, seeds=seeds, search=_search(scale))
 
 
-def _kills(folder: Path, scale: float) -> Iterator[Row]:
+def _kills(folder: Path, arguments: argparse.Namespace) -> Iterator[Row]:
+    scale = arguments.scale
     return killed(folder / "kills", max(3, round(scale * KILLS)), _search(min(scale, 0.5)))
 
 
@@ -110,7 +113,7 @@ def check_kills(rows: Sequence[Row]) -> list[Check]:
     ]
 
 
-_PARTS: Mapping[str, Callable[[Path, float], Iterator[Row]]] = {
+_PARTS: Mapping[str, Callable[[Path, argparse.Namespace], Iterator[Row]]] = {
     "promises": _promises,
     "rival": _rival,
     "kills": _kills,
@@ -125,6 +128,7 @@ _CHECKS: Mapping[str, Callable[[Sequence[Row]], list[Check]]] = {
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", nargs="+", choices=_PARTS, default=list(_PARTS))
+    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES), help="of the part promises")
     parser.add_argument("--scale", type=float, default=1.0)
     return parser.parse_args()
 

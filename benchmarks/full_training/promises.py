@@ -1,6 +1,6 @@
 """Speed of long trainings of three families, compared with what `autotune tune` promised, and their waits for data."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +23,17 @@ _DROPPED = 1
 """The first step is a warm-up, which autotune leaves out, too."""
 
 
-def promises(folder: Path, steps: int, short_steps: int, search: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield a row for each family: a search, then `steps` steps with its winner, all on one epoch of photos.
+def promises(
+    folder: Path, steps: int, short_steps: int, search: Mapping[str, Any], families: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    """Yield a row for each of the families: a search, then `steps` steps with its winner, all on one epoch of photos.
 
     The job has the defaults of CPU ranks, which decode images themselves. Then `short_steps` with processes that decode
     ahead, with the same plan, whose waits are those of a machine with free cores.
     """
     data = make_data(folder / "data", steps * BATCH)
-    for name, make in FAMILIES.items():
-        make(folder / name / "model")
+    for name in families:
+        FAMILIES[name](folder / name / "model")
         yield {"family": name, **_promise(folder / name, data, short_steps, search)}
 
 
