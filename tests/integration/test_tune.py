@@ -264,8 +264,7 @@ def test_a_plan_whose_certificate_does_not_hold_is_not_trained(
     with user.environment():
         stored = stored_certificates(certificates_folder(work_folder(None)), plan)
     assert stored[0].verdict == "does not hold"
-    # Another plan may win this time, with a certificate that holds.
-    monkeypatch.setattr(work, "known_certificate", lambda *_: stored[0])
+    monkeypatch.setattr(work, "known_certificate", lambda *_: stored[0])  # another plan may win, whose own one holds
     again, _ = user.run("tune", str(user.job))
     assert again["certificate"]["verdict"] == "does not hold"
     assert "does not hold: the gradient of vision differs by 0.5" in caplog.text
@@ -277,9 +276,8 @@ def test_launch_trains_with_the_best_plan_and_compares_the_speed(user: User) -> 
     certificate = json.loads((user.output / "certificate.json").read_text())
     assert (certificate["verdict"], certificate["subject"]["plan"]) == ("holds", launched["plan"])
     assert (user.output / "model" / "model.safetensors.index.json").is_file()
-    assert launched["samples_per_second"] > 0 < launched["predicted_samples_per_second"]
-    assert launched["data_wait_share"] > 0
     assert "disturbance" in launched  # whether other programs ran is not known here
+    assert min(launched[f"{name}samples_per_second"] for name in ("", "predicted_")) > 0 < launched["data_wait_share"]
     assert "found this plan to be the fastest; measured" in output
     assert f"step {launched['steps']}/{launched['steps']}" in output
     shown, _ = user.run("show", launched["plan"])
