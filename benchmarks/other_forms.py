@@ -8,7 +8,7 @@ may share a file.
 Each seed of `benchmarks/machines` is a job on a machine whose kernels, links and pipeline are simulated by other
 formulas than the product's. A search gets the fitted profile of the machine's layers, wrong by a factor of 1.3 each at
 level 1, and answers to trials. Regret is how much longer an epoch truly takes under the plan that a search would choose
-after so many trials than under the fastest plan known, from a search on true times or any of the searches.
+after a number of trials than under the fastest plan known, from a search on true times or any of the searches.
 """
 
 import argparse
@@ -103,7 +103,7 @@ def with_regrets(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def after(row: Mapping[str, Any], name: str, trials: int) -> float:
-    """Return the regret after so many trials, or after the last one of a search that had fewer."""
+    """Return the regret after this number of trials, or after the last one of a search that had fewer."""
     regrets = row["regrets"][name]
     return float(regrets[min(trials, len(regrets)) - 1])
 
@@ -162,7 +162,7 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--machines", type=int, default=20, help="the first so many of the seeds")
+    parser.add_argument("--machines", type=int, default=20, help="number of seeds, from the first")
     parser.add_argument("--rivals", type=int, default=20, help="machines that other samplers search too")
     parser.add_argument("--level", type=float, default=1.0, help="of all distortions: 0 for none, 1 for a GPU's")
     parser.add_argument("--seeds", choices=SEEDS, default="held-out", help="tune on those of development alone")

@@ -22,8 +22,9 @@ def trial_steps(prediction: Prediction, warmup_steps: int, timed_steps: int) -> 
 def spread_steps(prediction: Prediction, warmup_steps: int, timed_steps: int) -> Trial:
     """Return the costliest steps as warm-up, and steps to time that are evenly spaced in the order of predicted cost.
 
-    This systematic sample has cheap and costly steps in the proportions of the epoch, so its mean needs no prediction
-    to represent the epoch (Cochran: Sampling Techniques, section 8.1), but it needs more steps than typical ones.
+    This systematic sample has cheap and costly steps in the proportions of the epoch, so its mean represents the epoch
+    even where costs have another form than predicted (Cochran: Sampling Techniques, section 8.1). It needs more steps
+    than a sample of typical ones.
     """
     order = np.argsort(prediction.step_seconds, kind="stable")
     count = min(timed_steps, len(order))

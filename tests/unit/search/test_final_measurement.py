@@ -1,5 +1,6 @@
 """The longer measurement of the winner after the repeats."""
 
+from autotune.prediction.trial_steps import spread_steps
 from autotune.search.execution.ledger import ran
 from autotune.search.roles import Role
 from tests.search_bench import PREDICTOR, Bench
@@ -17,7 +18,9 @@ def test_the_winner_is_measured_over_more_steps(bench: Bench) -> None:
     assert roles(ledger.trials).count(Role.FINAL) == 1
     assert (last.role, last.plan) == (Role.FINAL, fastest(bench).plan)
     assert isinstance(last.result.outcome, Completed)
-    assert len(last.result.outcome.measurement.steps) == 9
+    timed = last.result.outcome.measurement.steps
+    assert len(timed) == 9
+    assert timed == spread_steps(PREDICTOR.predict(last.plan), 1, 9).timed_steps
     assert bench.search(study, noisy, axes=ONE_PLAN, trials=4, final_steps=9, step_error=0.5).trials == ledger.trials
 
 
