@@ -61,4 +61,6 @@ for epoch in range(settings.epochs):
             print(f"epoch {epoch} step {step.number} loss {total:.7f}", flush=True)
 
 if ranks > 1:
+    # A reducer that frees the process group holds the GIL, which a thread of Gloo may need to end.
+    del network
     distributed.destroy_process_group()
