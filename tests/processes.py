@@ -51,10 +51,11 @@ def free_port() -> int:
 
 
 def have_ended(started: Iterable["subprocess.Popen[Any]"], addresses: set[str]) -> bool:
-    """Whether all processes have ended; adds the addresses at which they listen or are connected."""
+    """Whether all processes have ended; adds the addresses at which they listen or are connected by TCP."""
     for process in started:
         with suppress(psutil.NoSuchProcess):
-            used = psutil.Process(process.pid).net_connections("inet")
+            # Without UDP: torch's store looks up its address's name, and asks a name server from the outer interface.
+            used = psutil.Process(process.pid).net_connections("tcp")
             addresses.update(each.laddr.ip.removeprefix("::ffff:") for each in used)
     return all(process.poll() is not None for process in started)
 
