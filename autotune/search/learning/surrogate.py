@@ -8,7 +8,7 @@ Student's t with 4 degrees of freedom, by re-weighting, so that a trial that is 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import product
@@ -21,6 +21,7 @@ from autotune.search.learning.calibrated import CalibratedPredictor
 from storage.records import FinishedTrial
 from trials import plugins
 from trials.data.packers import PACKERS
+from trials.data.records.sample import Ints
 from trials.outcome import Completed
 from trials.plan import Packed, Plan
 
@@ -36,6 +37,8 @@ _LEAST_SHARE = 0.02
 """Widths below this probability, as a share of the most probable ones, are left out."""
 _BATCH = 40
 """Choices of widths whose evidence numpy computes at once."""
+_LARGE = 1e200
+"""Greater than any sum of squares of residuals over their deviations."""
 _FREEDOM = 4.0
 """Degrees of freedom of Student's t."""
 _ROUNDS = 5
@@ -72,29 +75,34 @@ class Posterior:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Widths:
+class _PlanWidths:
     plan: float
     own: float
-    drift: float
-    drift_seconds: float
-    noise: float
+    free: float
 
     def of_plans(self, likeness: Array, same: Array) -> Array:
         """Return the prior covariance of the plans' deviations from their predictions."""
-        covariance: Array = self.plan**2 * ((1 - self.own) * likeness + self.own * same)
+        covariance: Array = self.plan**2 * ((1 - self.own) * likeness + self.own * same) + self.free**2 * same
         return covariance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Fit:
-    """The process conditioned on the trials, for one choice of widths."""
+    """The process conditioned on the trials: sums over the choices of drift and noise, times their probabilities."""
 
-    widths: _Widths
+    widths: _PlanWidths
     probability: float
-    inverse: Array
-    """Inverse covariance of the measured values, noise included, [trials, trials]."""
+    """Of these widths, with any drift and noise."""
     weights: Array
-    """The inverse times the residuals, [trials]."""
+    """The inverse covariance of the measured values, noise included, times the residuals, [trials]."""
+    precision: Array
+    """The inverse covariance less the outer product of the weights, [trials, trials]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Fits:
+    of_plans: tuple[_Fit, ...]
+    noise: float
     slowness: float
     """Logarithm of the factor by which the slowest machine was slower in its last trial than usual."""
 
@@ -106,7 +114,7 @@ class Surrogate:
         """`predictor` gives the prior mean. Its owner updates it with each trial before this surrogate."""
         self._predictor = predictor
         self._trials: list[FinishedTrial] = []
-        self._fitted: dict[float, list[_Fit]] = {}
+        self._fitted: dict[float, _Fits] = {}
         """Fits by the additional width of a plan's independent part."""
         self._coordinates = cache(partial(_coordinates, predictor.base))
 
@@ -119,12 +127,12 @@ class Surrogate:
     @property
     def noise(self) -> float:
         """Relative error of one trial."""
-        return sum(fit.probability * fit.widths.noise for fit in self._fits())
+        return self._fits().noise
 
     @property
     def slowness(self) -> float:
         """Factor by which a trial would take longer now than `posterior` says, on the slowest of the machines."""
-        return math.exp(sum(fit.probability * fit.slowness for fit in self._fits()))
+        return math.exp(self._fits().slowness)
 
     def posterior(self, plans: Sequence[Plan]) -> Posterior:
         """Return the joint posterior of the plans: the predictions, corrected by the trials."""
@@ -140,16 +148,14 @@ class Surrogate:
         linear, likeness = self._linear(plans, plans), self._likeness(plans, plans)
         linear_across, likeness_across = self._linear(plans, known), self._likeness(plans, known)
         same, same_across = _same(plans, plans), _same(plans, known)
-        mean, square = np.zeros(len(plans)), np.zeros((len(plans), len(plans)))
-        for fit in self._fits(free):
-            across = linear_across + fit.widths.of_plans(likeness_across, same_across) + free**2 * same_across
-            shift = across @ fit.weights
-            own = fit.widths.of_plans(likeness, same) + free**2 * same
-            covariance = linear + own - across @ fit.inverse @ across.T
-            # Mean and covariance of a mixture of normal distributions, one for each choice of widths.
-            mean += fit.probability * shift
-            square += fit.probability * (covariance + np.outer(shift, shift))
-        return Posterior(mean=prior + mean, covariance=square - np.outer(mean, mean))
+        mean, covariance = np.zeros(len(plans)), linear
+        # Mean and covariance of a mixture of normal distributions, one for each choice of widths.
+        for fit in self._fits(free).of_plans:
+            across = linear_across + fit.widths.of_plans(likeness_across, same_across)
+            mean += across @ fit.weights
+            own = fit.probability * fit.widths.of_plans(likeness, same)
+            covariance = covariance + own - across @ fit.precision @ across.T
+        return Posterior(mean=prior + mean, covariance=covariance - np.outer(mean, mean))
 
     # --- the process ---
 
@@ -170,62 +176,54 @@ class Surrogate:
         likeness: Array = (1 + far + far**2 / 3) * np.exp(-far)
         return likeness
 
-    def _fits(self, free: float = 0.0) -> list[_Fit]:
+    def _fits(self, free: float = 0.0) -> _Fits:
         if free not in self._fitted:
-            self._fitted[free] = self._all_fits(free)
+            self._fitted[free] = self._fit(free)
         return self._fitted[free]
 
-    def _all_fits(self, free: float) -> list[_Fit]:
-        plan, drift, noise = _USUAL
-        usual = _Widths(plan=plan, own=min(_OWN), drift=drift, drift_seconds=_DRIFT_SECONDS[0], noise=noise)
+    def _fit(self, free: float) -> _Fits:
         if not self._trials:
-            return [_Fit(widths=usual, probability=1.0, inverse=np.zeros((0, 0)), weights=np.zeros(0), slowness=0.0)]
+            usual_plan, _, usual_noise = _USUAL
+            usual = _PlanWidths(plan=usual_plan, own=min(_OWN), free=free)
+            fit = _Fit(widths=usual, probability=1.0, weights=np.zeros(0), precision=np.zeros((0, 0)))
+            return _Fits(of_plans=(fit,), noise=usual_noise, slowness=0.0)
         plans = [trial.plan for trial in self._trials]
-        times = np.array([trial.result.finished.timestamp() for trial in self._trials])
         residuals = np.array(
             [math.log(_seconds(trial) / self._predictor.epoch_seconds(trial.plan)) for trial in self._trials]
         )
-        errors = np.array([(trial.result.epoch_seconds_error or 0.0) / _seconds(trial) for trial in self._trials])
-        disturbed = np.array([trial.result.is_disturbed for trial in self._trials])
-        factors, least = np.where(disturbed, _DISTURBED, 1.0), np.where(disturbed, _LEAST_DISTURBED, 0.0)
-        factors *= _shrinkage(self._trials)
         linear, likeness, same = self._linear(plans, plans), self._likeness(plans, plans), _same(plans, plans)
-        apart = np.abs(times[:, None] - times)
-        agents = np.array([trial.agent_id or "" for trial in self._trials])
-        last = [int(np.flatnonzero(agents == agent)[-1]) for agent in dict.fromkeys(agents)]
-        apart[agents[:, None] != agents] = np.inf  # the machines of different agents drift independently
+        widths = [_PlanWidths(plan=plan, own=own, free=free) for plan, own in product(_PLAN_WIDTHS, _OWN)]
+        of_plans = np.stack([linear + each.of_plans(likeness, same) for each in widths])
+        drifts, noises, last = _drifts(self._trials), _noises(self._trials), _last(self._trials)
 
-        def drifts(widths: _Widths) -> Array:
-            drift: Array = widths.drift**2 * np.exp(-apart / widths.drift_seconds)
-            return drift
-
-        def smooth(widths: _Widths) -> Array:
-            total: Array = linear + widths.of_plans(likeness, same) + free**2 * same + drifts(widths)
-            return total
-
-        def noises(widths: _Widths) -> Array:
-            noises: Array = np.maximum(factors * np.maximum(errors, widths.noise), least) ** 2
-            return noises
-
-        candidates = [
-            _Widths(plan=plan, own=own, drift=drift, drift_seconds=seconds, noise=noise)
-            for plan, own, drift, seconds, noise in product(_PLAN_WIDTHS, _OWN, _DRIFT_WIDTHS, _DRIFT_SECONDS, _NOISES)
-        ]
-        batches = (candidates[start : start + _BATCH] for start in range(0, len(candidates), _BATCH))
+        # Each choice of widths is a row of each of the three.
+        plan, drift, noise = np.indices((len(of_plans), len(drifts), len(noises))).reshape(3, -1)
         evidence = [
-            _evidence(np.stack([smooth(each) + np.diag(noises(each)) for each in batch]), residuals)
-            for batch in batches
+            _evidence(of_plans[plan[batch]] + drifts[drift[batch]], noises[noise[batch]], residuals)
+            for batch in _batches(np.arange(len(plan)))
         ]
-        logarithms = np.concatenate(evidence) + [_prior(each) for each in candidates]
-        # The largest one is subtracted so that the exponentials do not underflow.
-        shares = np.exp(logarithms - max(logarithms))
-        shares[shares < _LEAST_SHARE] = 0
-        shares /= shares.sum()
-        return [
-            _weighted(widths, float(share), smooth(widths), noises(widths), residuals, drifts=drifts(widths)[last])
-            for widths, share in zip(candidates, shares, strict=True)
-            if share
-        ]
+        shares = _probabilities(np.concatenate(evidence) + _PRIORS)
+
+        weights, precision = np.zeros((len(widths), len(plans))), np.zeros_like(of_plans)
+        slowness = 0.0
+        for batch in _batches(np.flatnonzero(shares)):
+            inverse = _inverse(of_plans[plan[batch]] + drifts[drift[batch]], noises[noise[batch]], residuals)
+            found = inverse @ residuals
+            # [widths of plans, choices]
+            share = np.where(plan[batch] == np.arange(len(widths))[:, None], shares[batch], 0.0)
+            weights += share @ found
+            precision += np.tensordot(share, inverse - found[:, :, None] * found[:, None], 1)
+            slowness += shares[batch] @ (drifts[drift[batch]][:, last] @ found[..., None]).max(axis=(1, 2))
+        probabilities = np.bincount(plan, shares, len(widths))
+        return _Fits(
+            of_plans=tuple(
+                _Fit(widths=each, probability=probability, weights=weight, precision=square)
+                for each, probability, weight, square in zip(widths, probabilities, weights, precision, strict=True)
+                if probability
+            ),
+            noise=float(shares @ np.array(_NOISES)[noise]),
+            slowness=slowness,
+        )
 
 
 def _seconds(trial: FinishedTrial) -> float:
@@ -248,35 +246,85 @@ def _same(plans: Sequence[Plan], others: Sequence[Plan]) -> Array:
     return np.asarray(same, dtype=np.float64)
 
 
-def _evidence(covariances: Array, residuals: Array) -> Array:
+def _drifts(trials: Sequence[FinishedTrial]) -> Array:
+    """Return the covariance of the machines' drift for each choice of its widths, [choices, trials, trials]."""
+    times = np.array([trial.result.finished.timestamp() for trial in trials])
+    agents = np.array([trial.agent_id or "" for trial in trials])
+    apart = np.abs(times[:, None] - times)
+    apart[agents[:, None] != agents] = np.inf  # the machines of different agents drift independently
+    return np.stack([drift**2 * np.exp(-apart / seconds) for drift, seconds in product(_DRIFT_WIDTHS, _DRIFT_SECONDS)])
+
+
+def _last(trials: Sequence[FinishedTrial]) -> list[int]:
+    """Return the number of each machine's last trial."""
+    return list({trial.agent_id or "": number for number, trial in enumerate(trials)}.values())
+
+
+def _noises(trials: Sequence[FinishedTrial]) -> Array:
+    """Return the variance of each trial's own noise for each of its widths, [choices, trials]."""
+    errors = np.array([(trial.result.epoch_seconds_error or 0.0) / _seconds(trial) for trial in trials])
+    disturbed = np.array([trial.result.is_disturbed for trial in trials])
+    factors, least = np.where(disturbed, _DISTURBED, 1.0), np.where(disturbed, _LEAST_DISTURBED, 0.0)
+    factors *= _shrinkage(trials)
+    noises: Array = np.maximum(factors * np.maximum(errors, np.array(_NOISES)[:, None]), least) ** 2
+    return noises
+
+
+def _priors() -> Array:
+    """Return the logarithm of the prior probability of each choice of widths, up to a constant."""
+
+    def distance(width: float, usual: float) -> float:
+        return 0.5 * math.log(width / usual) ** 2
+
+    plan, drift, noise = _USUAL
+    return np.array(
+        [
+            math.log(_OWN[own]) - distance(width, plan) - distance(drifts, drift) - distance(noises, noise)
+            for width, own, drifts, _, noises in product(_PLAN_WIDTHS, _OWN, _DRIFT_WIDTHS, _DRIFT_SECONDS, _NOISES)
+        ]
+    )
+
+
+_PRIORS = _priors()
+
+
+def _batches(choices: Ints) -> Iterator[Ints]:
+    return (choices[start : start + _BATCH] for start in range(0, len(choices), _BATCH))
+
+
+def _evidence(smooth: Array, noises: Array, residuals: Array) -> Array:
     """Return the logarithm of the marginal likelihood for each of [choices, trials, trials], up to a constant."""
-    lower = np.linalg.cholesky(covariances)
-    determinants = np.log(np.diagonal(lower, axis1=-2, axis2=-1)).sum(axis=-1)
-    evidence: Array = -0.5 * (np.linalg.solve(lower, residuals) ** 2).sum(axis=-1) - determinants
+    # With the residuals below the covariance, the last row of the factor is that of the covariance applied to them.
+    bordered = np.empty((len(smooth), len(residuals) + 1, len(residuals) + 1))
+    bordered[:, :-1, :-1] = smooth + noises[:, :, None] * np.eye(len(residuals))
+    bordered[:, -1, :-1] = residuals
+    bordered[:, -1, -1] = _LARGE
+    lower = np.linalg.cholesky(bordered)
+    determinants = np.log(np.diagonal(lower, axis1=-2, axis2=-1)[:, :-1]).sum(axis=-1)
+    evidence: Array = -0.5 * (lower[:, -1, :-1] ** 2).sum(axis=-1) - determinants
     return evidence
 
 
-def _prior(widths: _Widths) -> float:
-    found = (widths.plan, widths.drift, widths.noise)
-    apart = sum(math.log(width / usual) ** 2 for width, usual in zip(found, _USUAL, strict=True))
-    return math.log(_OWN[widths.own]) - 0.5 * apart
+def _probabilities(logarithms: Array) -> Array:
+    """Return the probabilities of choices of widths, without those that are far less probable than the best."""
+    # The largest one is subtracted so that the exponentials do not underflow.
+    shares = np.exp(logarithms - max(logarithms))
+    shares[shares < _LEAST_SHARE] = 0
+    probabilities: Array = shares / shares.sum()
+    return probabilities
 
 
-def _weighted(
-    widths: _Widths, probability: float, smooth: Array, noises: Array, residuals: Array, *, drifts: Array
-) -> _Fit:
-    """Fit with Student's t noise; `drifts` are the covariances of each machine's last drift, [machines, trials]."""
+def _inverse(smooth: Array, noises: Array, residuals: Array) -> Array:
+    """Return the inverse covariances, with Student's t noise, for each of [choices, trials, trials]."""
     # Expectation maximization over the scale of each trial's noise: a trial that is far off counts little.
-    scale = np.ones_like(noises)
+    diagonal = np.eye(len(residuals))
+    scaled = noises
     for _ in range(_ROUNDS):
-        inverse = np.linalg.inv(smooth + np.diag(noises * scale)).astype(np.float64)
-        left = noises * scale * (inverse @ residuals)
-        variance = noises * scale * (1 - noises * scale * np.diag(inverse))
-        scale = (_FREEDOM + (left**2 + variance) / noises) / (_FREEDOM + 1)
-    inverse = np.linalg.inv(smooth + np.diag(noises * scale)).astype(np.float64)
-    weights = inverse @ residuals
-    slowness = float((drifts @ weights).max())
-    return _Fit(widths=widths, probability=probability, inverse=inverse, weights=weights, slowness=slowness)
+        inverse = np.linalg.inv(smooth + scaled[:, :, None] * diagonal)
+        left = scaled * (inverse @ residuals)
+        variance = scaled * (1 - scaled * np.diagonal(inverse, axis1=-2, axis2=-1))
+        scaled = (_FREEDOM * noises + left**2 + variance) / (_FREEDOM + 1)
+    return np.linalg.inv(smooth + scaled[:, :, None] * diagonal).astype(np.float64)
 
 
 def _coordinates(predictor: Predictor, plan: Plan) -> Array:
