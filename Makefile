@@ -13,6 +13,12 @@ ANSWERS = timeout 5 $(PYTHON) -c 'import urllib.request as r; r.urlopen("$(CPU_I
 CPU_TORCH = --constraint constraints/cpu.txt $(shell $(ANSWERS) 2>/dev/null && echo --extra-index-url $(CPU_INDEX))
 TORCH = $(if $(CUDA),,$(CPU_TORCH))
 
+# Packages with modules that neither the program nor its tests import, or few of them: nearly half of all.
+SELDOM = /(_inductor|fontTools|mypyc?|networkx|pip|setuptools|tests?|testing|transformers/models)/
+
+# Containers often set it; then each of the hundreds of processes that tests start would compile what it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo test test-long bench storm fuzz chart docs coverage lint format clean
 .DELETE_ON_ERROR:
 
@@ -70,6 +76,7 @@ clean:  ## delete everything that make and the tools built, .venv included
 
 $(READY): setup.cfg pyproject.toml constraints/cpu.txt
 	$(PYTHON) -m venv .venv
+	-$(BIN)/python -m pip install --quiet --upgrade pip  # the pip of Python 3.11 takes twice as long to choose versions
 	$(BIN)/python -m pip install --no-compile $(TORCH) --editable '.[plot,postgres,tables,test]'
-	$(BIN)/python -W ignore -m compileall -qq -j 0 .venv/lib || true  # on all cores; pip uses one
+	$(BIN)/python -W ignore -m compileall -qq -j 0 -x '$(SELDOM)' .venv/lib || true  # on all cores; pip uses one
 	touch $(READY)
