@@ -234,7 +234,10 @@ def warn_of_bad_data(report: IndexReport) -> None:
     if report.bad:
         shown = "\n".join(f"  {line}" for line in report.bad_lines[:_SHOWN_LINES])
         more = f"\n  and {report.bad - _SHOWN_LINES} more" if report.bad > _SHOWN_LINES else ""
-        _log.warning("%d of %d dataset lines are skipped:\n%s%s", report.bad, report.records, shown, more)
+        _log.warning(
+            "%d of %d dataset lines are skipped; correct them, or `images` and `format` of their source:\n%s%s",
+            *(report.bad, report.records, shown, more),
+        )
     if report.cut:
         _log.warning("%d samples have %d tokens: longer ones are cut to that", report.cut, report.max_tokens)
     if report.wrong_sizes:

@@ -49,7 +49,7 @@ def _model(model: str, out: Path) -> str:
     """Return `model.path` of the job. Raise JobError for what is neither a folder nor a hub id."""
     if Path(model).is_dir():
         return _relative(Path(model), out)
-    if model.count("/") != 1 or model.startswith((".", "/")):
+    if model.count("/") != 1 or model.startswith((".", "/")) or Path(model).parent.is_dir():
         raise JobError(f"{model}: no such folder; give a local folder or a hub id such as org/name")
     return model
 

@@ -76,7 +76,7 @@ def test_bad_lines_are_skipped_with_a_warning_and_a_small_dataset_is_warned_of(
     assert prepare(job, tmp_path).workload.data.samples == 2
     skipped, small = caplog.messages
     first, *named = skipped.splitlines()
-    assert first == "3 of 5 dataset lines are skipped:"
+    assert first == "3 of 5 dataset lines are skipped; correct them, or `images` and `format` of their source:"
     assert [line.split(": ")[0].strip() for line in named] == [f"{path}:{number}" for number in (2, 3, 4)]
     assert small.startswith("an epoch has 2 samples, fewer than training.global_batch_samples: 8")
 
