@@ -38,6 +38,8 @@ _NOISE_WEIGHT = 5.0
 """Measurements that this prior counts as."""
 _ELSEWHERE = 0.3
 """Share of the prior's widths by which factors may differ between similar workloads."""
+_LEAST_FACTOR = 0.01
+"""Everything takes some time, however wrong the profile is."""
 _FREEDOM = 3.0
 """Degrees of freedom of Student's t."""
 _ROUNDS = 20
@@ -175,13 +177,13 @@ class Calibration:
 
     @property
     def factors(self) -> tuple[float, ...]:
-        """Factors of COSTS with which to scale the layer costs; none is negative."""
-        return tuple(np.maximum(self._time.mean[: len(COSTS)], 0.0).tolist())
+        """Factors of COSTS with which to scale the layer costs; all are positive."""
+        return tuple(np.maximum(self._time.mean[: len(COSTS)], _LEAST_FACTOR).tolist())
 
     @property
     def byte_factors(self) -> tuple[float, float]:
-        """Factors of static and of kept bytes; none is negative."""
-        static, kept = np.maximum(self._memory.mean, 0.0).tolist()
+        """Factors of static and of kept bytes; both are positive."""
+        static, kept = np.maximum(self._memory.mean, _LEAST_FACTOR).tolist()
         return static, kept
 
     @property
