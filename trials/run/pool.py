@@ -160,11 +160,11 @@ class WarmPool:
         world_size, start_seconds = self._launcher.world_size, max(_START_SECONDS, timeout_seconds)
         has_begun, stopping, deadline = False, False, time.monotonic() + start_seconds
         while time.monotonic() < deadline:
+            answers = ranks.answers()
+            # Read after the answers, so that the begin and the last step are reported before they are returned.
             if not has_begun and len(ranks.begun()) == world_size:
                 has_begun, deadline = True, time.monotonic() + timeout_seconds
                 self._on_start(True)
-            answers = ranks.answers()
-            # Read after the answers, so that `on_step` gets the last step before they are returned.
             while (seconds := ranks.next_step()) is not None:
                 ranks.decide(go_on=on_step(seconds))
             if any(isinstance(answer.report, FailureReport) for answer in answers.values()) or ranks.dead():
