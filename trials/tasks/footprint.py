@@ -1,5 +1,6 @@
 """Resources that a rank process holds between requests, compared to find leaks before they affect measurements."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -32,14 +33,13 @@ class Footprint:
 
 def footprint() -> Footprint:
     """Return the footprint of this process, which is a rank."""
-    import torch  # noqa: PLC0415  # the agent, which compares footprints, does without
-
     process = psutil.Process()
+    torch = sys.modules.get("torch")  # not imported for this: then there are no tensors
     return Footprint(
         descriptors=process.num_fds(),
         threads=process.num_threads(),
         resident_bytes=process.memory_info().rss,
-        device_bytes=torch.cuda.memory_allocated() if torch.cuda.is_available() else 0,
+        device_bytes=torch.cuda.memory_allocated() if torch and torch.cuda.is_available() else 0,
     )
 
 
