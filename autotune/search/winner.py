@@ -46,8 +46,6 @@ class Standing:
     trials: int
     may_win: bool = True
     """False for a plan that others are only compared with."""
-    disturbed: bool = False
-    """Whether all of these trials were disturbed."""
 
     @property
     def is_baseline(self) -> bool:
@@ -124,21 +122,13 @@ class Standings:
         return [number for number, standing in enumerate(self.entries) if role in standing.roles]
 
     def winner(self) -> Winner:
-        """Return the winner of the compared plans, by draws from the posterior that are the same for the same trials.
-
-        With disturbed trials, which the posterior may explain away, the probability by the measurements alone counts
-        as well: the lower one is stated.
-        """
+        """Return the winner of the compared plans, by draws from the posterior, the same for the same trials."""
         numbers = self.compared
         drawn = _drawn(self.posterior, numbers)
         fastest = drawn.argmin(axis=1)
         wins = np.bincount(fastest, minlength=len(numbers))
         winner = max(map(numbers.index, self.repeated), key=wins.__getitem__)
         sure, slower = float((fastest == winner).mean()), (drawn > drawn[:, [winner]]).mean(axis=0)
-        if any(self.entries[number].disturbed for number in numbers):
-            again = _drawn(self.measured, numbers)
-            sure = min(sure, float((again.argmin(axis=1) == winner).mean()))
-            slower = np.minimum(slower, (again > again[:, [winner]]).mean(axis=0))
         ties = [numbers[other] for other in range(len(numbers)) if other != winner and slower[other] < SURE]
         return Winner(
             number=numbers[winner],
@@ -228,7 +218,6 @@ def _standing(
         ),
         trials=len(trials),
         may_win=may_win,
-        disturbed=all(trial.result.is_disturbed for trial in trials),
     )
 
 

@@ -42,10 +42,8 @@ _LARGE = 1e200
 _FREEDOM = 4.0
 """Degrees of freedom of Student's t."""
 _ROUNDS = 5
-_DISTURBED = 4.0
-"""Factor of the noise for a disturbed trial."""
-_LEAST_DISTURBED = 0.05
-"""Least noise of a disturbed trial: others took at least this share of the cores, and may have hit one plan alone."""
+_DISTURBED = (0.05, 0.15, 0.45)
+"""Noises of disturbed trials, equally probable: other programs took at least 5 % of the cores, often much more."""
 _PACKER_NAMES = plugins.names(PACKERS)
 _PACKER = 0.3 / math.sqrt(2)
 """Coordinate of a packer on an axis of its own, so that any two of them are 0.3 apart."""
@@ -197,17 +195,19 @@ class Surrogate:
         drifts, noises, last = _drifts(self._trials), _noises(self._trials), _last(self._trials)
 
         # Each choice of widths is a row of each of the three.
-        plan, drift, noise = np.indices((len(of_plans), len(drifts), len(noises))).reshape(3, -1)
+        plan, drift, noise, disturbed = np.indices((len(of_plans), len(drifts), *noises.shape[:2])).reshape(4, -1)
         evidence = [
-            _evidence(of_plans[plan[batch]] + drifts[drift[batch]], noises[noise[batch]], residuals)
+            _evidence(of_plans[plan[batch]] + drifts[drift[batch]], noises[noise[batch], disturbed[batch]], residuals)
             for batch in _batches(np.arange(len(plan)))
         ]
-        shares = _probabilities(np.concatenate(evidence) + _PRIORS)
+        of_plan, of_drift, of_noise = _PRIORS
+        shares = _probabilities(np.concatenate(evidence) + of_plan[plan] + of_drift[drift] + of_noise[noise])
 
         weights, precision = np.zeros((len(widths), len(plans))), np.zeros_like(of_plans)
         slowness = 0.0
         for batch in _batches(np.flatnonzero(shares)):
-            inverse = _inverse(of_plans[plan[batch]] + drifts[drift[batch]], noises[noise[batch]], residuals)
+            own = noises[noise[batch], disturbed[batch]]
+            inverse = _inverse(of_plans[plan[batch]] + drifts[drift[batch]], own, residuals)
             found = inverse @ residuals
             # [widths of plans, choices]
             share = np.where(plan[batch] == np.arange(len(widths))[:, None], shares[batch], 0.0)
@@ -261,31 +261,28 @@ def _last(trials: Sequence[FinishedTrial]) -> list[int]:
 
 
 def _noises(trials: Sequence[FinishedTrial]) -> Array:
-    """Return the variance of each trial's own noise for each of its widths, [choices, trials]."""
+    """Return the variance of each trial's own noise, [noises, noises of disturbed trials, trials]."""
     errors = np.array([(trial.result.epoch_seconds_error or 0.0) / _seconds(trial) for trial in trials])
     disturbed = np.array([trial.result.is_disturbed for trial in trials])
-    factors, least = np.where(disturbed, _DISTURBED, 1.0), np.where(disturbed, _LEAST_DISTURBED, 0.0)
-    factors *= _shrinkage(trials)
-    noises: Array = np.maximum(factors * np.maximum(errors, np.array(_NOISES)[:, None]), least) ** 2
-    return noises
+    noises = _shrinkage(trials) * np.maximum(errors, np.array(_NOISES)[:, None])
+    # Without a disturbed trial, all of their noises give the same.
+    least = np.array(_DISTURBED if disturbed.any() else _DISTURBED[:1])[:, None] * disturbed
+    variances: Array = np.maximum(noises[:, None], least) ** 2
+    return variances
 
 
-def _priors() -> Array:
-    """Return the logarithm of the prior probability of each choice of widths, up to a constant."""
-
-    def distance(width: float, usual: float) -> float:
-        return 0.5 * math.log(width / usual) ** 2
-
-    plan, drift, noise = _USUAL
-    return np.array(
-        [
-            math.log(_OWN[own]) - distance(width, plan) - distance(drifts, drift) - distance(noises, noise)
-            for width, own, drifts, _, noises in product(_PLAN_WIDTHS, _OWN, _DRIFT_WIDTHS, _DRIFT_SECONDS, _NOISES)
-        ]
-    )
+def _distances(widths: Sequence[float], usual: float) -> Array:
+    """Return the logarithms of the prior probabilities of widths, up to a constant."""
+    distances: Array = -0.5 * np.log(np.array(widths) / usual) ** 2
+    return distances
 
 
-_PRIORS = _priors()
+_PRIORS = (
+    np.add.outer(_distances(_PLAN_WIDTHS, _USUAL[0]), np.log(list(_OWN.values()))).ravel(),
+    np.repeat(_distances(_DRIFT_WIDTHS, _USUAL[1]), len(_DRIFT_SECONDS)),
+    _distances(_NOISES, _USUAL[2]),
+)
+"""Logarithms of the prior probabilities of the widths of plans, of drifts and of noises, up to a constant."""
 
 
 def _batches(choices: Ints) -> Iterator[Ints]:

@@ -119,10 +119,20 @@ def test_an_outlier_counts_little() -> None:
     assert spoilt == pytest.approx(clean, rel=0.5 / 8 / 3)
 
 
+def disturbed(trial: FinishedTrial) -> FinishedTrial:
+    return replace(trial, result=replace(trial.result, contamination="others"))
+
+
 def test_a_disturbed_trial_counts_less_than_another() -> None:
     slow = trials_of((PLANS[0],) * 3, lambda _, number: 1.03 if number == 1 else 1.0)
-    marked = [*slow[:1], replace(slow[1], result=replace(slow[1].result, contamination="others")), *slow[2:]]
+    marked = [slow[0], disturbed(slow[1]), slow[2]]
     assert seconds_of(surrogate_after(marked), PLANS[0]) < seconds_of(surrogate_after(slow), PLANS[0])
+
+
+def test_disturbed_trials_do_not_make_the_others_look_noisy() -> None:
+    trials = trials_of(PLANS * 4, lambda _, number: 1.5 if number % 2 else 1.0, noise=0.01)
+    surrogate = surrogate_after([disturbed(trial) if number % 2 else trial for number, trial in enumerate(trials)])
+    assert 0.005 < surrogate.noise < 0.02
 
 
 def test_a_trial_with_more_steps_counts_more_than_another() -> None:
