@@ -24,6 +24,8 @@ def cautious_seconds(predictor: Predictor, plans: Sequence[Plan]) -> Array:
     """
     # Paired differences vary much less between steps than the seconds themselves.
     whole = predictor.sizes(plans[0].packing, plans[0].layout)
+    if whole.epoch.steps <= MOST_STEPS:
+        return np.array(predictor.plans_epoch_seconds(plans))
     steps = _spread(whole.epoch.steps)
     seconds = predictor.plans_step_seconds(plans, ChosenSteps(whole, steps))
     count, more = len(steps), seconds - seconds[0]
@@ -33,6 +35,5 @@ def cautious_seconds(predictor: Predictor, plans: Sequence[Plan]) -> Array:
 
 
 def _spread(count: int) -> list[int]:
-    """Return steps in the middle of equal shares of the epoch; all of them when they are few."""
-    few = min(count, MOST_STEPS)
-    return [int((number + 0.5) * count / few) for number in range(few)]
+    """Return steps in the middle of equal shares of the epoch."""
+    return [int((number + 0.5) * count / MOST_STEPS) for number in range(MOST_STEPS)]

@@ -8,6 +8,7 @@ import numpy as np
 from autotune.prediction.costs import Array
 from autotune.prediction.parts import LANGUAGE, VISION, Parts
 from autotune.prediction.sizes import EpochSizes
+from trials.data.records.sample import Ints
 from trials.engine.static_memory import stages_static_bytes
 from trials.layer_costs import KINDS, LayerCosts
 from trials.plan import Layout
@@ -62,27 +63,28 @@ class StageMemory:
         self._frozen = np.array([layer.frozen_parameters for layer in layers])
         self._element_bytes = element_bytes
 
-    def expected(self, parts: Parts, layout: Layout, number: int, sizes: EpochSizes) -> Array:
-        """Return the expected peak bytes of stage `number` for each of `parts`, [stages].
+    def expected(self, parts: Parts, layout: Layout, numbers: Ints | int, sizes: EpochSizes) -> Array:
+        """Return the expected peak bytes of each of `parts` as the stage of its number, [stages].
 
         The peak is static bytes plus the most that packs keep: either all packs in flight under 1F1B as a backward pass
         begins, or all but one and what that one keeps while one of its layers is recomputed. This is exact for one pack
         in flight; for more, the pack whose layer costs most is assumed to run together with the heaviest others.
         """
-        expected: Array = self._static(parts, layout) + self._most(parts, layout, number, sizes)[1]
+        expected: Array = self._static(parts, layout) + self._most(parts, layout, numbers, sizes)[1]
         return expected
 
-    def interval(self, part: Parts, layout: Layout, number: int, sizes: EpochSizes) -> StageBytes:
-        """Return the interval for one stage, from the errors of the fitted bytes and of bytes outside the layers."""
-        static = float(self._static(part, layout)[0])
-        waiting, most = (float(kept[0]) for kept in self._most(part, layout, number, sizes))
-        error = float((self._errors * (part.layers[0] > 0)).max()) + _UNMODELLED
-        return StageBytes(
-            static=static,
-            low=static + waiting * max(0.0, 1 - error),
-            expected=static + most,
-            high=static + most * (1 + error),
-        )
+    def intervals(self, parts: Parts, layout: Layout, numbers: Ints, sizes: EpochSizes) -> tuple[StageBytes, ...]:
+        """Return the interval of each of `parts` as the stage of its number.
+
+        Intervals come from the errors of the fitted bytes and of bytes outside the layers.
+        """
+        static = self._static(parts, layout)
+        waiting, most = self._most(parts, layout, numbers, sizes)
+        error = (self._errors * (parts.layers > 0)).max(axis=1) + _UNMODELLED
+        columns = (static, static + waiting * np.maximum(0.0, 1 - error), static + most, static + most * (1 + error))
+        names = ("static", "low", "expected", "high")
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        return tuple(StageBytes(**dict(zip(names, row, strict=True))) for row in rows)
 
     def peak_parts(self, part: Parts, layout: Layout, number: int, sizes: EpochSizes) -> PeakParts:
         """Return the parts of what `expected` gives for one stage."""
@@ -115,14 +117,13 @@ class StageMemory:
         kept: Array = sizes.table @ self._of_packs(parts, len(KINDS)).T
         return kept
 
-    def _most(self, parts: Parts, layout: Layout, number: int, sizes: EpochSizes) -> tuple[Array, Array]:
+    def _most(self, parts: Parts, layout: Layout, numbers: Ints | int, sizes: EpochSizes) -> tuple[Array, Array]:
         """Return (bytes while all packs in flight wait for their backward pass, most bytes), both [stages]."""
-        in_flight = min(layout.pipeline - number, sizes.epoch.micro_batches)
+        in_flight = np.broadcast_to(np.minimum(layout.pipeline - numbers, sizes.epoch.micro_batches), len(parts))
         kept = self._of_packs(parts, len(KINDS))
         # Transient bytes are those of the layer that runs: the last one, as the backward pass begins.
         last = len(KINDS) - 1 - np.argmax(parts.layers[:, ::-1] > 0, axis=1)
-        waiting = _largest(sizes.heaviest(in_flight), kept) + _largest(sizes.heaviest(1), self._transient[last])
-        others = _largest(sizes.heaviest(in_flight - 1), kept) if in_flight > 1 else np.zeros_like(waiting)
+        waiting = _largest(sizes, in_flight, kept) + _largest_alone(sizes, self._transient[last])
         most = waiting.copy()
         for kind in (VISION, LANGUAGE):  # only these are recomputed
             rows = np.flatnonzero((parts.layers[:, kind] > 0) & (parts.recomputed[:, kind] == parts.layers[:, kind]))
@@ -131,7 +132,8 @@ class StageMemory:
                 # the last one is recomputed, later layers have had their backward pass and are free.
                 inputs = (parts.recomputed[rows, kind, None] - 1) * self._inputs[kind]
                 recomputing = self._of_packs(parts[rows], kind) + inputs + self._alone[kind]
-                most[rows] = np.maximum(most[rows], others[rows] + _largest(sizes.heaviest(1), recomputing))
+                others = _largest(sizes, in_flight[rows] - 1, kept[rows])
+                most[rows] = np.maximum(most[rows], others + _largest_alone(sizes, recomputing))
         return waiting, most
 
     def _of_packs(self, parts: Parts, kinds: int) -> Array:
@@ -167,7 +169,16 @@ def _heaviest(sizes: EpochSizes, in_flight: int, *coefficients: Array) -> tuple[
     return tuple((rows @ heaviest).tolist())
 
 
-def _largest(candidates: Array, coefficients: Array) -> Array:
-    """Return the largest cost among the candidates for each row of coefficients, [stages]."""
-    largest: Array = (candidates @ coefficients.T).max(axis=0)
+def _largest(sizes: EpochSizes, in_flight: Ints, coefficients: Array) -> Array:
+    """Return the largest cost of as many packs in flight, for each row of coefficients, [stages]."""
+    largest = np.zeros(len(coefficients))
+    order = np.argsort(in_flight, kind="stable")
+    for rows in np.split(order, np.flatnonzero(np.diff(in_flight[order])) + 1):
+        if len(rows) and (count := int(in_flight[rows[0]])):
+            largest[rows] = (sizes.heaviest(count) @ coefficients[rows].T).max(axis=0)
+    return largest
+
+
+def _largest_alone(sizes: EpochSizes, coefficients: Array) -> Array:
+    largest: Array = (sizes.heaviest(1) @ coefficients.T).max(axis=0)
     return largest

@@ -1,14 +1,16 @@
 """Pipeline stages as counts of layers, so that thousands of possible stages are computed at once."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
 from autotune.prediction.costs import Array
 from trials.data.records.sample import Ints
 from trials.layer_costs import KINDS
-from trials.model.cut import Cut
+from trials.model.cut import Cut, cut
+from trials.plan import Plan
 
 VISION, LANGUAGE = KINDS.index("vision"), KINDS.index("language")
 """Columns of the kinds of layers that can be recomputed."""
@@ -25,15 +27,38 @@ class Parts:
     @classmethod
     def of(cls, cuts: Sequence[Cut]) -> "Parts":
         """Return the stages of one plan."""
-        return cls(
-            layers=np.array(
-                [(c.embeds, len(c.vision), c.projects, len(c.language), c.heads) for c in cuts], dtype=np.float64
-            ),
-            recomputed=np.array([(0, c.recompute_vision, 0, c.recompute_language, 0) for c in cuts], dtype=np.float64),
-        )
+        return cls._of(map(_counts, cuts))
+
+    @classmethod
+    def of_plans(cls, plans: Sequence[Plan]) -> tuple["Parts", Ints]:
+        """Return the different stages of plans, last stages behind the others; and which each is, [plans, stages]."""
+        stages = [[_counts(each) for each in cut(plan)] for plan in plans]
+        different = sorted(set(chain.from_iterable(stages)), key=lambda counts: (counts[4], counts))
+        number = {counts: place for place, counts in enumerate(different)}
+        return cls._of(different), np.array([[number[counts] for counts in of_plan] for of_plan in stages])
+
+    @classmethod
+    def _of(cls, stages: Iterable[tuple[int, ...]]) -> "Parts":
+        layers, recomputed = np.split(np.array([*stages], dtype=np.float64), [len(KINDS)], axis=1)
+        of_kinds = np.zeros_like(layers)
+        of_kinds[:, [VISION, LANGUAGE]] = recomputed
+        return cls(layers=layers, recomputed=of_kinds)
 
     def __len__(self) -> int:
         return len(self.layers)
 
     def __getitem__(self, stages: slice | Ints) -> "Parts":
         return Parts(layers=self.layers[stages], recomputed=self.recomputed[stages])
+
+
+def _counts(stage: Cut) -> tuple[int, ...]:
+    """Return the layers of each kind, then the recomputed ones of vision and language."""
+    return (
+        stage.embeds,
+        len(stage.vision),
+        stage.projects,
+        len(stage.language),
+        stage.heads,
+        stage.recompute_vision,
+        stage.recompute_language,
+    )

@@ -1,6 +1,6 @@
 """Prediction of plans: seconds of each step of the epoch, and bytes of each stage."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -11,7 +11,7 @@ from autotune.prediction.chosen_steps import ChosenSteps
 from autotune.prediction.costs import Array
 from autotune.prediction.memory import PeakParts, StageBytes, StageMemory
 from autotune.prediction.parts import Parts
-from autotune.prediction.schedule import simulate
+from autotune.prediction.schedule import simulate_plans
 from autotune.prediction.sizes import EpochSizes
 from trials.data.epoch import Epoch
 from trials.data.records.sample import Ints
@@ -89,10 +89,13 @@ class Predictor:
         self._has_backward = np.array([layer.has_backward for layer in layers])
         self._element_bytes = element_bytes
         self._sizes = lru_cache(maxsize=512)(lambda packing, data: EpochSizes(epoch_of(packing, data)))
-        self._epoch_of = epoch_of
+        self._epoch_of, self._byte_factors = epoch_of, byte_factors
+        self._epoch_seconds: dict[Plan, float] = {}
 
     def with_costs(self, costs: LayerCosts, byte_factors: tuple[float, float] = (1.0, 1.0)) -> "Predictor":
-        """Return a predictor of the same workload with other costs, which shares the packs that were built."""
+        """Return a predictor of the same workload with these costs, which shares the packs that were built."""
+        if costs == self.costs and byte_factors == self._byte_factors:
+            return self  # with the times that were predicted
         other = Predictor(costs, self._epoch_of, self._element_bytes, byte_factors)
         other._sizes = self._sizes  # building packs takes longer than predicting with them
         return other
@@ -148,27 +151,32 @@ class Predictor:
 
     def epoch_seconds(self, plan: Plan) -> float:
         """Return the same as `predict(plan).epoch_seconds`, in less time."""
-        return float(self.plans_step_seconds((plan,), self.sizes(plan.packing, plan.layout)).sum())
+        return self.plans_epoch_seconds((plan,))[0]
+
+    def plans_epoch_seconds(self, plans: Sequence[Plan]) -> list[float]:
+        """Return the epoch seconds of each plan, in less time than one by one; they are kept."""
+        kept = self._epoch_seconds
+        for group in _sharing_packs(plan for plan in dict.fromkeys(plans) if plan not in kept):
+            seconds = self.plans_step_seconds(group, self.sizes(group[0].packing, group[0].layout))
+            kept |= dict(zip(group, seconds.sum(axis=1).tolist(), strict=True))
+        return [kept[plan] for plan in plans]
 
     def plans_step_seconds(self, plans: Sequence[Plan], sizes: EpochSizes) -> Array:
         """Return the step seconds of plans that share packing and layout, [plans, steps]."""
         layout = plans[0].layout
-        parts = [Parts.of(cut(plan)) for plan in plans]
-        packs = [self.pack_seconds(of_plan, sizes) for of_plan in parts]
-        passes = [
-            np.stack([getattr(of_plan, side) for of_plan in packs])
-            for side in ("loaded_forward", "backward", "sends", "returns")
-        ]
+        # Most stages of the plans are alike.
+        parts, stages = Parts.of_plans(plans)
+        packs = self.pack_seconds(parts, sizes)
+        passes = (packs.loaded_forward, packs.backward, packs.sends, packs.returns)
+        of_packs = [np.ascontiguousarray(side.T) for side in passes]
         # All data ranks of a stage reduce together, so the slowest of them decides.
-        update = np.stack([self.update_seconds(layout, of_plan) for of_plan in parts])[:, None]
+        update = self.update_seconds(layout, parts)[stages.T, None]
         seconds = []
         for block in sizes.blocks:
-            count = block.shape[1]
-            of_ranks = block.transpose(0, 2, 1).reshape(-1, count)
-            rows = len(plans) * len(of_ranks)
-            of_steps = (side[:, of_ranks].reshape(rows, count, side.shape[2]) for side in passes)
-            ends = simulate(*of_steps).ends.reshape(len(plans), len(block), layout.data, layout.pipeline)
-            seconds.append((ends.max(axis=2) + update).max(axis=2))
+            of_ranks = block.transpose(1, 0, 2).reshape(block.shape[1], -1)
+            ends = simulate_plans(stages, *(side[:, of_ranks] for side in of_packs))
+            ends = ends.reshape(*ends.shape[:2], len(block), layout.data).max(axis=3)
+            seconds.append((ends + update).max(axis=0))
         return np.concatenate(seconds, axis=1)
 
     def pack_seconds(self, parts: Parts, sizes: EpochSizes) -> PackSeconds:
@@ -202,9 +210,9 @@ class Predictor:
         seconds: Array = sizes @ of_stages.T
         return seconds
 
-    def stage_bytes(self, parts: Parts, layout: Layout, number: int, sizes: EpochSizes) -> Array:
-        """Return the expected bytes of stage `number` for each of `parts`, [stages]; see `StageMemory.expected`."""
-        return self._memory.expected(parts, layout, number, sizes)
+    def stage_bytes(self, parts: Parts, layout: Layout, numbers: Ints | int, sizes: EpochSizes) -> Array:
+        """Return the expected bytes of each of `parts` as the stage of its number, [stages]; see `StageMemory`."""
+        return self._memory.expected(parts, layout, numbers, sizes)
 
     def kept_bytes(self, parts: Parts, sizes: EpochSizes) -> Array:
         """Return the bytes that each pack keeps on each stage between its two passes, [packs, stages]."""
@@ -212,9 +220,22 @@ class Predictor:
 
     def stage_memory(self, parts: Parts, layout: Layout, sizes: EpochSizes) -> tuple[StageBytes, ...]:
         """Return the interval of the bytes of each stage of one plan."""
-        return tuple(
-            self._memory.interval(parts[number : number + 1], layout, number, sizes) for number in range(len(parts))
-        )
+        return self._memory.intervals(parts, layout, np.arange(len(parts)), sizes)
+
+    def plans_memory(self, plans: Sequence[Plan]) -> list[tuple[StageBytes, ...]]:
+        """Return the intervals of the stages of each plan; most stages of similar plans are alike."""
+        found: dict[Plan, tuple[StageBytes, ...]] = {}
+        for group in _sharing_packs(plans):
+            layout = group[0].layout
+            parts, stages = Parts.of_plans(group)
+            numbered = stages * layout.pipeline + np.arange(layout.pipeline)
+            different, rows = np.unique(numbered, return_inverse=True)
+            numbers = different % layout.pipeline
+            sizes = self.sizes(group[0].packing, layout)
+            intervals = self._memory.intervals(parts[different // layout.pipeline], layout, numbers, sizes)
+            for plan, of_plan in zip(group, rows.reshape(stages.shape).tolist(), strict=True):
+                found[plan] = tuple(intervals[row] for row in of_plan)
+        return [found[plan] for plan in plans]
 
     def peak_parts(self, plan: Plan) -> tuple[PeakParts, ...]:
         """Return the parts of the expected peak bytes of each stage."""
@@ -223,3 +244,11 @@ class Predictor:
             self._memory.peak_parts(parts[number : number + 1], plan.layout, number, sizes)
             for number in range(len(parts))
         )
+
+
+def _sharing_packs(plans: Iterable[Plan]) -> Iterable[list[Plan]]:
+    """Group plans by packing and layout."""
+    groups: dict[tuple[Packing, Layout], list[Plan]] = {}
+    for plan in plans:
+        groups.setdefault((plan.packing, plan.layout), []).append(plan)
+    return groups.values()

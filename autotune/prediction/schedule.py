@@ -11,14 +11,15 @@ shapes. So an exchange begins when both stages are there, and takes both their t
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from autotune.prediction.costs import Array
 from trials.data.records.sample import Ints
 
-_TOGETHER = 512
-"""Steps or plans that are simulated at a time: enough for long loops in numpy, few enough for the cache."""
+_TOGETHER = 4096
+"""Steps of plans that are simulated at a time: enough for long loops in numpy, few enough for the cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -50,20 +51,46 @@ class Passes:
     backward_ends: Array
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Slot:
-    """Passes and exchanges in one slot of the schedule."""
+class _Slot(NamedTuple):
+    """Passes and exchanges in one slot of the schedule, each by slices of every second stage and of rows of times.
 
-    meet: Ints
+    Times have a row for each micro-batch and stage, or link, micro-batch by micro-batch.
+    """
+
+    meet: slice
     """Stages that exchange states or gradients with their successor."""
-    gradients: Ints
-    """Micro-batch whose gradient each of `meet` receives; -1 for none."""
-    states: Ints
-    """Micro-batch whose states each of `meet` sends; -1 for none."""
-    run: Ints
-    """Stages that run a pass."""
-    passes: Ints
-    """Micro-batch of each of `run`, plus the number of micro-batches for a backward pass."""
+    successors: slice
+    sending: slice
+    """Those of `meet` that send states, by their position in it."""
+    states: slice
+    """Rows of the links of these states."""
+    returning: slice
+    """Those of `meet` that receive a gradient, by their position in it."""
+    gradients: slice
+    """Rows of the links of these gradients."""
+    forward: slice
+    """Stages that run a forward pass."""
+    forward_passes: slice
+    """Rows of these passes."""
+    backward: slice
+    backward_passes: slice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Shared:
+    """Times that plans share."""
+
+    times: Array
+    """[rows of times, n]"""
+    rows: Ints
+    """Row of each micro-batch and stage, or link, in each plan, [micro-batches x stages, plans]."""
+
+    def __getitem__(self, some: slice) -> Array:
+        return self.times.take(self.rows[some], axis=0)
+
+
+_Times: TypeAlias = Array | _Shared
+"""Seconds by rows of a slot, [micro-batches x stages or links, plans, n]."""
 
 
 def simulate(forward: Array, backward: Array, sends: Array | None = None, returns: Array | None = None) -> Schedule:
@@ -74,60 +101,121 @@ def simulate(forward: Array, backward: Array, sends: Array | None = None, return
     time. `returns` are those of their gradient on the way back; None when they are the same. The work grows linearly
     with each of the three lengths.
     """
-    ends = np.empty((len(forward), forward.shape[2]))
+    count, stages = forward.shape[1:]
+    ends = np.empty((stages, 1, len(forward)))
     for first in range(0, len(forward), _TOGETHER):
         some = slice(first, first + _TOGETHER)
-        # Stages first, so that the operations on some stages use contiguous rows.
-        clock = np.zeros_like(ends[some].T, order="C")
-        links = [None if side is None else side[some] for side in (sends, returns)]
-        for _ in _run(clock, forward[some], backward[some], *links):
+        passes = _rows(forward[some]), _rows(backward[some])
+        for _ in _run(count, clock := np.zeros_like(ends[..., some]), *passes, _links(sends, returns, some)):
             pass
-        ends[some] = clock.T
-    return Schedule(ends=ends, busy=forward.sum(axis=1) + backward.sum(axis=1))
+        ends[..., some] = clock
+    return Schedule(ends=ends[:, 0].T, busy=forward.sum(axis=1) + backward.sum(axis=1))
+
+
+def simulate_plans(plans: Ints, forward: Array, backward: Array, sends: Array, returns: Array) -> Array:
+    """Return what `Schedule.ends` is of n steps of many plans, [stages, plans, n].
+
+    `plans` are the stages of each plan, [plans, stages], as numbers of different stages, of which the times are given:
+    [different stages, micro-batches, n]. Those of links are by the stage before the link.
+    """
+    count, steps = forward.shape[1:]
+    ends = np.zeros((plans.shape[1], len(plans), steps))
+    batches = np.arange(count)[:, None, None]
+    together = max(_TOGETHER // steps, 1)
+    for first in range(0, len(plans), together):
+        some = slice(first, first + together)
+        of_stages = plans[some].T * count
+        of_passes = (of_stages + batches).reshape(-1, of_stages.shape[1])
+        of_links = (of_stages[:-1] + batches).reshape(-1, of_stages.shape[1])
+        forwards, backwards = (_Shared(times=side.reshape(-1, steps), rows=of_passes) for side in (forward, backward))
+        states, gradients = (_Shared(times=side.reshape(-1, steps), rows=of_links) for side in (sends, returns))
+        for _ in _run(count, ends[:, some], forwards, backwards, (states, gradients)):
+            pass
+    return ends
 
 
 def trace(forward: Array, backward: Array, sends: Array | None = None, returns: Array | None = None) -> Passes:
     """Return when the passes of the same steps end."""
-    clock = np.zeros((forward.shape[2], len(forward)))
-    ends = np.empty((2 * forward.shape[1], *clock.shape))
-    for slot in _run(clock, forward, backward, sends, returns):
-        ends[slot.passes, slot.run] = clock[slot.run]
-    forward_ends, backward_ends = np.split(ends.transpose(2, 0, 1), 2, axis=1)
-    return Passes(forward_ends=forward_ends, backward_ends=backward_ends)
+    count, stages = forward.shape[1:]
+    clock = np.zeros((stages, 1, len(forward)))
+    forward_ends, backward_ends = np.empty((2, count * stages, *clock.shape[1:]))
+    for slot in _run(count, clock, _rows(forward), _rows(backward), _links(sends, returns, slice(None))):
+        forward_ends[slot.forward_passes] = clock[slot.forward]
+        backward_ends[slot.backward_passes] = clock[slot.backward]
+    sides = (ends.reshape(count, stages, -1).transpose(2, 0, 1) for ends in (forward_ends, backward_ends))
+    return Passes(**dict(zip(("forward_ends", "backward_ends"), sides, strict=True)))
 
 
-def _run(clock: Array, forward: Array, backward: Array, sends: Array | None, returns: Array | None) -> Iterator[_Slot]:
-    """Advance the clocks of the stages, [stages, n], slot by slot."""
-    seconds = np.concatenate((forward.transpose(1, 2, 0), backward.transpose(1, 2, 0)))
-    if sends is not None:
-        # Behind the last micro-batch, where index -1 leads: nothing to send takes no time.
-        nothing = np.zeros((1, clock.shape[0] - 1, clock.shape[1]))
-        states, gradients = (
-            np.concatenate((side.transpose(1, 2, 0), nothing))
-            for side in (sends, sends if returns is None else returns)
-        )
-    for slot in _slots(forward.shape[1], len(clock)):
-        both = np.maximum(clock[slot.meet], clock[slot.meet + 1])
-        if sends is not None:
-            both += gradients[slot.gradients, slot.meet] + states[slot.states, slot.meet]
-        clock[slot.meet] = clock[slot.meet + 1] = both
-        clock[slot.run] += seconds[slot.passes, slot.run]
+def _rows(times: Array) -> Array:
+    """Return times [n, micro-batches, stages or links] by rows of a slot."""
+    return times.transpose(1, 2, 0).reshape(-1, 1, len(times))
+
+
+def _links(sends: Array | None, returns: Array | None, some: slice) -> tuple[Array, Array] | None:
+    if sends is None:
+        return None
+    states = _rows(sends[some])
+    return states, states if returns is None else _rows(returns[some])
+
+
+def _run(
+    count: int, clock: Array, forward: _Times, backward: _Times, links: tuple[_Times, _Times] | None
+) -> Iterator[_Slot]:
+    """Advance the clocks of the stages, [stages, plans, n], slot by slot; `links` are (sends, returns)."""
+    for slot in _slots(count, len(clock)):
+        both = np.maximum(clock[slot.meet], clock[slot.successors])
+        if links is not None:
+            states, gradients = links[0][slot.states], links[1][slot.gradients]
+            if len(states) == len(gradients):
+                both += gradients + states
+            else:  # the pipeline fills or drains
+                exchange = np.zeros_like(both)
+                exchange[slot.returning] = gradients
+                exchange[slot.sending] += states
+                both += exchange
+        clock[slot.meet] = clock[slot.successors] = both
+        clock[slot.forward] += forward[slot.forward_passes]
+        clock[slot.backward] += backward[slot.backward_passes]
         yield slot
 
 
 @lru_cache(maxsize=256)
 def _slots(count: int, stages: int) -> tuple[_Slot, ...]:
     """Return the schedule of `count` micro-batches on `stages` stages."""
-    number = np.arange(stages)
-    slots = []
-    for time in range(2 * (count + stages - 1)):
-        is_forward = (time + number) % 2 == 0
-        micro_batch = np.where(is_forward, (time - number) // 2, (time + number + 1) // 2 - stages)
-        valid = (micro_batch >= 0) & (micro_batch < count)
-        # The successor's forward pass takes the states that this stage made in the slot before.
-        gradients, states = np.where(valid, micro_batch, -1)[:-1], np.where(valid, micro_batch, -1)[1:]
-        meet = np.flatnonzero(~is_forward[:-1] & ((gradients >= 0) | (states >= 0)))
-        run = np.flatnonzero(valid)
-        passes = (micro_batch + np.where(is_forward, 0, count))[run]
-        slots.append(_Slot(meet=meet, gradients=gradients[meet], states=states[meet], run=run, passes=passes))
-    return tuple(slots)
+    time = np.arange(2 * (count + stages - 1))
+    # Stage s has its forward pass (time - s) / 2 where that is whole, else its backward pass
+    # (time + s + 1) / 2 - stages. The successor's forward pass takes the states that s made in the slot before.
+    forward, forwards = _every_second(time - 2 * (count - 1), time, stages)
+    backward, backwards = _every_second(2 * stages - 1 - time, 2 * (stages + count) - 3 - time, stages)
+    states, sent = _every_second(time + 1 - 2 * count, time - 1, stages - 1)
+    gradients, returned = _every_second(2 * stages - 1 - time, 2 * (stages + count) - 3 - time, stages - 1)
+    # Where there are both, both reach the last link.
+    first, meet = np.where(sent > returned, states, gradients), np.maximum(sent, returned)
+    links = stages - 1
+    columns = (
+        _slices(first, meet, 2),
+        _slices(first + 1, meet, 2),
+        _slices((states - first) // 2, sent, 1),
+        _slices((time - 1 - states) // 2 * links + states, sent, 2 - links),
+        _slices((gradients - first) // 2, returned, 1),
+        _slices(((time + 1 + gradients) // 2 - stages) * links + gradients, returned, 2 + links),
+        _slices(forward, forwards, 2),
+        _slices((time - forward) // 2 * stages + forward, forwards, 2 - stages),
+        _slices(backward, backwards, 2),
+        _slices(((time + 1 + backward) // 2 - stages) * stages + backward, backwards, 2 + stages),
+    )
+    return tuple(_Slot(*slices) for slices in zip(*columns, strict=True))
+
+
+def _every_second(least: Ints, most: Ints, below: int) -> tuple[Ints, Ints]:
+    """Return (first, how many) of every second number from `least` to `most` that is one of those from 0 to `below`."""
+    first = np.where(least >= 0, least, least % 2)
+    return first, np.maximum((np.minimum(most, below - 1) - first + 2) // 2, 0)
+
+
+def _slices(first: Ints, count: Ints, step: int) -> list[slice]:
+    """Return slices of `count` entries each; none has more than one where `step` is 0."""
+    step = step or 1
+    starts = np.where(count > 0, first, 0)
+    ends = zip(starts.tolist(), (starts + count * step).tolist(), strict=True)
+    return [slice(start, stop if stop >= 0 else None, step) for start, stop in ends]

@@ -65,23 +65,29 @@ class EpochSizes:
         """
         if in_flight not in self._heaviest:  # every solved plan of the epoch asks again
             sums = []
-            for block in self.blocks:
-                sizes = self.table[block]
-                width = min(in_flight, block.shape[1])
-                windows = np.lib.stride_tricks.sliding_window_view(sizes, width, axis=1)
-                sums.append(windows.sum(axis=-1).reshape(-1, 4))
-            self._heaviest[in_flight] = _not_dominated(np.concatenate(sums))
+            for before in self._before:
+                width = min(in_flight, before.shape[2] - 1)
+                sums.append((before[:, :, width:] - before[:, :, :-width]).reshape(4, -1))
+            self._heaviest[in_flight] = _not_dominated(np.concatenate(sums, axis=1))
         return self._heaviest[in_flight]
 
+    @cached_property
+    def _before(self) -> tuple[Array, ...]:
+        """Sums of the packs before each of a rank's step, and of all, [4, steps, micro-batches + 1, data ranks]."""
+        # Sizes are whole numbers, so that differences of these sums are exact.
+        sizes = (self.table.T[:, block] for block in self.blocks)
+        return tuple(np.cumsum(np.pad(each, ((0, 0), (0, 0), (1, 0), (0, 0))), axis=2) for each in sizes)
 
-def _not_dominated(rows: Array) -> Array:
-    """Return the rows that no other row reaches or exceeds in every column."""
+
+def _not_dominated(columns: Array) -> Array:
+    """Return the rows that no other row reaches or exceeds in every column, [candidates, 4]; given [4, rows]."""
     kept = []
     # The row with the largest sum of shares is dominated by none, and removes all that it dominates.
-    rows = np.unique(rows, axis=0)
-    scale = np.maximum(rows.max(axis=0), np.finfo(float).tiny)
-    while len(rows):
-        top = rows[np.argmax((rows / scale).sum(axis=1))]
+    scale = np.maximum(columns.max(axis=1), np.finfo(float).tiny)
+    shares = (1 / scale) @ columns
+    while columns.shape[1]:
+        top = columns[:, np.argmax(shares)]
         kept.append(top)
-        rows = rows[(rows > top).any(axis=1)]
+        left = np.flatnonzero((columns > top[:, None]).any(axis=0))
+        columns, shares = columns[:, left], shares[left]
     return np.array(kept)

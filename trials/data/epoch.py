@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
@@ -149,18 +150,22 @@ def build_epoch(
 ) -> Epoch:
     """Return the epoch's steps. Equal arguments give equal steps, on every rank and after every restart.
 
-    `order` has the samples to pack, as rows of the index: by default all of the epoch, in its random order.
+    `order` has the samples to pack, as rows of the index: by default all of the epoch, in its random order. Packs of
+    that order are kept, for other numbers of data ranks.
 
     Packs are matched across ranks inside windows of `window_rows` rows of packs, of one pack for each rank; by default
     64, or 5 % of the epoch. Raise DataError like `build_packs`.
     """
-    shown = epoch_order(index, seed, epoch) if order is None else order
 
     def build(packing: Packing) -> tuple[Epoch, float]:
         """Return the epoch, and its cost on one rank, which waits at each row for the rank with the costliest pack."""
         # Another stream than that of the order, which is drawn from [seed, epoch].
         random = np.random.default_rng([seed, epoch, 1])
-        packs = build_packs(index, shown, packing, int(random.integers(2**31)), oversize)
+        packs_seed = int(random.integers(2**31))
+        if order is None:
+            packs = _packs(index, packing, packs_seed, oversize, (seed, epoch))
+        else:
+            packs = build_packs(index, order, packing, packs_seed, oversize)
         packs = _divisible(index, packs, data_parallel, weights)
         rows = len(packs) // data_parallel
         # Rows have different numbers of samples; their mean decides how many make up the global batch.
@@ -219,6 +224,12 @@ def job_epoch(
         oversize=job.data.oversize,
         order=order,
     )
+
+
+@lru_cache(maxsize=64)
+def _packs(index: DatasetIndex, packing: Packing, seed: int, oversize: Oversize, shown: tuple[int, int]) -> Packs:
+    """Return the packs of an epoch's own order, which `shown` draws: (seed, epoch)."""
+    return build_packs(index, epoch_order(index, *shown), packing, seed, oversize)
 
 
 def _divisible(index: DatasetIndex, packs: Packs, data_parallel: int, weights: CostWeights) -> Packs:

@@ -54,7 +54,9 @@ class Session:
         """Build epoch `number` under a plan, of the samples in `order` where it is given."""
         job, weights = self.request.job, self.request.weights
         data = plan.layout.data
-        return job_epoch(job, self.index, weights, plan.packing, data_parallel=data, number=number, order=order)
+        # Without an order, the packs of every epoch of a training would be kept.
+        shown = self.order(number) if order is None else order
+        return job_epoch(job, self.index, weights, plan.packing, data_parallel=data, number=number, order=shown)
 
     def order(self, number: int) -> Ints:
         """Return the samples of epoch `number` in their order, as rows of the index."""

@@ -1,7 +1,8 @@
 """Predictions that are corrected by the trials of a search."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 
@@ -53,16 +54,26 @@ class CalibratedPredictor:
 
     def memory(self, plan: Plan) -> tuple[StageBytes, ...]:
         """Return the corrected bytes of each stage."""
-        if plan not in self._profiled_memory:
-            sizes = self.base.sizes(plan.packing, plan.layout)
-            self._profiled_memory[plan] = self.base.stage_memory(Parts.of(cut(plan)), plan.layout, sizes)
-        return tuple(map(self._calibration.bytes, self._profiled_memory[plan]))
+        return self.plans_memory((plan,))[0]
+
+    def plans_memory(self, plans: Iterable[Plan]) -> list[tuple[StageBytes, ...]]:
+        """Return the corrected bytes of each stage of each plan, in less time than one by one."""
+        plans = list(plans)
+        new = [plan for plan in plans if plan not in self._profiled_memory]
+        self._profiled_memory |= dict(zip(new, self.base.plans_memory(new), strict=True))
+        return [tuple(map(self._bytes, self._profiled_memory[plan])) for plan in plans]
 
     def epoch_seconds(self, plan: Plan) -> float:
         """Return the corrected seconds of an epoch, cached until the next trial."""
-        if plan not in self._epoch_seconds:
-            self._epoch_seconds[plan] = self.corrected.epoch_seconds(plan) * self._calibration.schedule_factor
-        return self._epoch_seconds[plan]
+        return self.plans_epoch_seconds((plan,))[0]
+
+    def plans_epoch_seconds(self, plans: Iterable[Plan]) -> list[float]:
+        """Return the corrected seconds of an epoch of each plan, in less time than one by one."""
+        plans, factor = list(plans), self._calibration.schedule_factor
+        new = [plan for plan in plans if plan not in self._epoch_seconds]
+        seconds = (profiled * factor for profiled in self.corrected.plans_epoch_seconds(new))
+        self._epoch_seconds |= dict(zip(new, seconds, strict=True))
+        return [self._epoch_seconds[plan] for plan in plans]
 
     def shares(self, plan: Plan) -> Array:
         """Return the shares of the profiled time that grow with each factor of FEATURES; all but the last sum to 1."""
@@ -152,6 +163,7 @@ class CalibratedPredictor:
     def _fit(self) -> None:
         self._calibration = Calibration.fit(self._observations, self._peaks, self._exceeded, self._initial_state)
         self._epoch_seconds.clear()
+        self._bytes: Callable[[StageBytes], StageBytes] = cache(self._calibration.bytes)
         self.corrected = self.base.with_costs(
             scaled(self.base.costs, self._calibration.factors), self._calibration.byte_factors
         )

@@ -173,6 +173,7 @@ class Advisor:
         top = start
         for _ in range(_CLIMBS):
             around = dict.fromkeys((top, *self._resolved(top), *self.space.neighbours(top)))
+            self._predictor.plans_memory(around)  # kept, as the times in `_ordered` are
             fitting = [plan for plan in around if self.may_fit(plan) and self.space.point(plan) is not None]
             found |= dict.fromkeys(fitting)
             before, top = top, self._ordered(fitting)[0] if fitting else top
@@ -227,6 +228,7 @@ class Advisor:
                 yield start
 
     def _ordered(self, plans: Sequence[Plan]) -> list[Plan]:
+        self._predictor.plans_epoch_seconds(plans)
         return sorted(plans, key=self._cost)
 
     def _cost(self, plan: Plan) -> float:

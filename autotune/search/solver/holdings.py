@@ -1,11 +1,14 @@
-"""Contiguous parts of the chain that a pipeline stage can hold, and which of them are alike."""
+"""Contiguous parts of the chain that pipeline stages can hold, and which of them are alike."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autotune.prediction.costs import Array
 from autotune.prediction.parts import LANGUAGE, VISION, Parts
+from autotune.search.solver.splits import Choices
 from trials.data.records.sample import Ints
 from trials.layer_costs import KINDS
 
@@ -14,27 +17,29 @@ _EMBEDDING, _PROJECTOR, _HEAD = (KINDS.index(kind) for kind in ("vision_embeddin
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Holdings:
-    """Parts of the chain as one stage of the pipeline, all [parts]."""
+    """Parts of the chain as stages of a pipeline, all [parts]."""
 
+    numbers: Ints
+    """Which stage each is, from 0."""
     vision: Ints
     language: Ints
     projects: NDArray[np.bool_]
     """Whether the part includes the projector."""
-    embeds: bool
-    heads: bool
+    stages: int
+    """Of the pipeline."""
 
     @classmethod
-    def of(cls, starts: Ints, ends: Ints, vision_layers: int, *, embeds: bool, heads: bool) -> "Holdings":
+    def of(cls, numbers: Ints, starts: Ints, ends: Ints, vision_layers: int, stages: int) -> "Holdings":
         """Build the parts with layers starts[i] to ends[i] of the chain, in which vision layers come first."""
         vision = np.minimum(ends, vision_layers) - np.minimum(starts, vision_layers)
         # With the last vision layer, or the first language layer where there is none.
         projecting = max(vision_layers - 1, 0)
         return cls(
+            numbers=numbers,
             vision=vision,
             language=ends - starts - vision,
             projects=(starts <= projecting) & (projecting < ends),
-            embeds=embeds,
-            heads=heads,
+            stages=stages,
         )
 
     def __len__(self) -> int:
@@ -42,28 +47,58 @@ class Holdings:
 
     def __getitem__(self, rows: Ints) -> "Holdings":
         return Holdings(
+            numbers=self.numbers[rows],
             vision=self.vision[rows],
             language=self.language[rows],
             projects=self.projects[rows],
-            embeds=self.embeds,
-            heads=self.heads,
+            stages=self.stages,
         )
 
     def distinct(self) -> tuple["Holdings", Ints, Ints]:
         """Return (distinct parts, the row of each of them here, the distinct part of each row here).
 
-        Many parts of a chain of equal layers are alike: only the numbers of layers of each kind count.
+        Many parts of a chain of equal layers are alike: only the stage and the numbers of layers of each kind count.
         """
-        most = int(self.language.max(initial=0)) + 1
-        _, first, which = np.unique(
-            (self.vision * most + self.language) * 2 + self.projects, return_index=True, return_inverse=True
-        )
+        most = int(self.vision.max(initial=0)) + 1, int(self.language.max(initial=0)) + 1
+        key = ((self.numbers * most[0] + self.vision) * most[1] + self.language) * 2 + self.projects
+        _, first, which = np.unique(key, return_index=True, return_inverse=True)
         return self[first], first, which
 
     def parts(self, recompute_vision: Ints, recompute_language: Ints) -> Parts:
         """Return the parts with these numbers of layers recomputed."""
         layers, recomputed = np.zeros((2, len(self), len(KINDS)))
-        layers[:, _EMBEDDING], layers[:, _HEAD] = self.embeds, self.heads
+        layers[:, _EMBEDDING], layers[:, _HEAD] = self.numbers == 0, self.numbers == self.stages - 1
         layers[:, VISION], layers[:, _PROJECTOR], layers[:, LANGUAGE] = self.vision, self.projects, self.language
         recomputed[:, VISION], recomputed[:, LANGUAGE] = recompute_vision, recompute_language
         return Parts(layers=layers, recomputed=recomputed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Cuts:
+    """All parts of a chain that stages can hold when each holds a layer, stage by stage, all [parts]."""
+
+    starts: Ints
+    ends: Ints
+    held: Holdings
+    edges: Ints
+    """First row of each stage but the first, [stages - 1]."""
+
+    def choices(self, seconds: Array) -> list[Choices]:
+        """Return the choices of each stage, given the seconds of all parts."""
+        columns = (np.split(column, self.edges) for column in (self.starts, self.ends, seconds))
+        return [Choices(starts=of[0], ends=of[1], seconds=of[2]) for of in zip(*columns, strict=True)]
+
+
+@lru_cache(maxsize=64)
+def cuts(layers: int, vision_layers: int, stages: int) -> Cuts:
+    """Return the parts for a chain of these layers; every packing asks for the same."""
+    starts, ends = np.triu_indices(layers + 1, 1)
+    number = np.arange(stages)[:, None]
+    after = stages - 1 - number
+    possible = (starts >= number) & (ends <= layers - after)
+    possible &= (starts == 0) | (number > 0)
+    possible &= (ends == layers) | (after > 0)
+    numbers, rows = np.nonzero(possible)
+    starts, ends = starts[rows], ends[rows]
+    held = Holdings.of(numbers, starts, ends, vision_layers, stages)
+    return Cuts(starts=starts, ends=ends, held=held, edges=np.searchsorted(numbers, np.arange(1, stages)))

@@ -1,6 +1,6 @@
 """The splitting problem of one packing and layout: what fits each stage, in what time, and the best plans."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -9,7 +9,7 @@ import numpy as np
 from autotune.prediction.costs import Array
 from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Predictor
-from autotune.search.solver.holdings import Holdings
+from autotune.search.solver.holdings import Cuts, Holdings, cuts
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.recompute import Bools, LayerSeconds, least_recomputes
 from autotune.search.solver.splits import Choices, Split, Wanted, best_splits, min_max_split, rows_within
@@ -52,25 +52,21 @@ class Problem:
 
     # --- the parts of the chain ---
 
-    def cuts(self, number: int) -> tuple[Ints, Ints]:
-        """Return (starts, ends) of the parts that stage `number` can hold when every stage holds a layer."""
-        layers, after = self._limits.layers, self._layout.pipeline - 1 - number
-        starts, ends = np.triu_indices(layers + 1, 1)
-        possible = (starts >= number) & (ends <= layers - after)
-        possible &= (starts == 0) | (number > 0)
-        possible &= (ends == layers) | (after > 0)
-        return starts[possible], ends[possible]
+    @property
+    def cuts(self) -> Cuts:
+        """The parts that stages can hold when each holds a layer."""
+        return cuts(self._limits.layers, self._limits.vision_layers, self._layout.pipeline)
 
-    def holdings(self, number: int, starts: Ints, ends: Ints) -> Holdings:
-        last = number == self._layout.pipeline - 1
-        return Holdings.of(starts, ends, self._limits.vision_layers, embeds=number == 0, heads=last)
-
-    def stage_bytes(self, number: int, parts: Parts) -> Array:
-        """Return the expected bytes of the parts as stage `number`, [parts]."""
+    def stage_bytes(self, held: Holdings, recompute_vision: Ints, recompute_language: Ints) -> Array:
+        """Return the expected bytes of the stages with these layers recomputed, [holdings]."""
+        parts = held.parts(recompute_vision, recompute_language)
         slices = [slice(first, first + _ROWS_AT_ONCE) for first in range(0, max(len(parts), 1), _ROWS_AT_ONCE)]
         return np.concatenate(
-            [self._predictor.stage_bytes(parts[rows], self._layout, number, self.sizes) for rows in slices]
+            [self._predictor.stage_bytes(parts[rows], self._layout, held.numbers[rows], self.sizes) for rows in slices]
         )
+
+    def _held(self, numbers: Ints, starts: Ints, ends: Ints) -> Holdings:
+        return Holdings.of(numbers, starts, ends, self._limits.vision_layers, self._layout.pipeline)
 
     # --- the best plans ---
 
@@ -82,11 +78,10 @@ class Problem:
         no less than the times that were found.
         """
         others = self.sizes.epoch.micro_batches - 1
-        everything = Holdings.of(
-            np.array([0]), np.array([self._limits.layers]), self._limits.vision_layers, embeds=True, heads=True
-        )
+        nothing = np.array([0])
+        everything = Holdings.of(nothing, nothing, np.array([self._limits.layers]), self._limits.vision_layers, 1)
         most = self._seconds.of(everything.parts(everything.vision, everything.language))[0]
-        kept = [self._kept(number) for number in range(self._layout.pipeline)]
+        kept = self._kept()
         fastest = min_max_split(kept, self._limits.layers)
         assert fastest is not None  # no stage time is infinite
         bound, over = _FIRST_BOUND * fastest.slowest, np.inf
@@ -99,42 +94,50 @@ class Problem:
                 return []
             over = wanted.most_seconds(found, others + 1) - fastest.total
             if over <= others * bound or bound == np.inf:
-                return [self._plan(fitting, split) for split in found]
+                return [self._joined(fitting, split) for split in found]
             raised = min(_NEXT_BOUND * bound, over / others * _ROUNDING if others else np.inf)
             bound = raised if raised < most else np.inf  # no stage takes longer than all layers recomputed
 
-    def _kept(self, number: int) -> Choices:
-        """Return all parts of the chain with nothing recomputed, whether they fit or not."""
-        starts, ends = self.cuts(number)
-        nothing = np.zeros_like(starts)
-        seconds = self._seconds.of(self.holdings(number, starts, ends).parts(nothing, nothing))
-        return Choices(starts=starts, ends=ends, seconds=seconds)
+    def _joined(self, fitting: list[_Fitting], split: Split) -> Plan:
+        return self._plan(tuple(stage.stage(row) for stage, row in zip(fitting, split.rows, strict=True)))
+
+    def _kept(self) -> list[Choices]:
+        """Return all parts of the chain by stage, with nothing recomputed, whether they fit or not."""
+        nothing = np.zeros_like(self.cuts.starts)
+        return self.cuts.choices(self._seconds.of(self.cuts.held.parts(nothing, nothing)))
 
     def _fitting(self, kept: list[Choices], bound: float, over: float) -> list[_Fitting]:
         """Return what fits each stage within the bound, in steps that take at most `over` more than the least total."""
         rows = rows_within(kept, self._limits.layers, bound)
-        micro_batches = self.sizes.epoch.micro_batches
-        fitting = []
-        for number, (choices, of_stage) in enumerate(zip(kept, rows, strict=True)):
-            within = choices[of_stage]
-            bounds = np.minimum(bound, (over + within.seconds) / micro_batches * _ROUNDING)
-            fitting.append(self._fitting_stage(number, within.starts, within.ends, bounds))
-        return fitting
-
-    def _fitting_stage(self, number: int, starts: Ints, ends: Ints, bounds: Array) -> _Fitting:
-        held, first, which = self.holdings(number, starts, ends).distinct()
-        found = least_recomputes(held, lambda parts: self._fits(number, parts), self._seconds, bounds[first])
-        places = np.flatnonzero(found.seconds[which] < np.inf)
-        rows = which[places]
-        return _Fitting(
-            choices=Choices(starts=starts[places], ends=ends[places], seconds=found.seconds[rows]),
-            held=held[rows],
-            recompute_vision=found.vision[rows],
-            recompute_language=found.language[rows],
+        within = [choices[of_stage] for choices, of_stage in zip(kept, rows, strict=True)]
+        starts, ends, seconds = (
+            np.concatenate([getattr(choices, column) for choices in within]) for column in ("starts", "ends", "seconds")
         )
+        bounds = np.minimum(bound, (over + seconds) / self.sizes.epoch.micro_batches * _ROUNDING)
+        numbers = np.repeat(np.arange(len(rows)), [len(of_stage) for of_stage in rows])
+        return self._fitting_parts(self._held(numbers, starts, ends), starts, ends, bounds)
 
-    def _fits(self, number: int, parts: Parts) -> Bools:
-        fits: Bools = self.stage_bytes(number, parts) <= self._limits.usable_bytes
+    def _fitting_parts(self, held: Holdings, starts: Ints, ends: Ints, bounds: Array) -> list[_Fitting]:
+        """Return what fits of the parts, whose stages ascend, by stage."""
+        alike, first, which = held.distinct()
+        found = least_recomputes(alike, self._fits, self._seconds, bounds[first])
+        fits = found.seconds[which] < np.inf
+        stages = []
+        for places in np.split(np.flatnonzero(fits), np.searchsorted(held.numbers[fits], np.arange(1, held.stages))):
+            rows = which[places]
+            stages.append(
+                _Fitting(
+                    choices=Choices(starts=starts[places], ends=ends[places], seconds=found.seconds[rows]),
+                    held=alike[rows],
+                    recompute_vision=found.vision[rows],
+                    recompute_language=found.language[rows],
+                )
+            )
+        return stages
+
+    def _fits(self, held: Holdings, recompute_vision: Ints, recompute_language: Ints) -> Bools:
+        needed = self.stage_bytes(held, recompute_vision, recompute_language)
+        fits: Bools = needed <= self._limits.usable_bytes
         return fits
 
     def _any_fits(self) -> bool:
@@ -146,48 +149,45 @@ class Problem:
             starts = reached[np.searchsorted(reached, ends) - 1]
             # With all layers recomputed, or all but one of a kind: keeping the last one may need less.
             fewer_vision, fewer_language = np.repeat([[0, 0, 1, 1], [0, 1, 0, 1]], len(starts), axis=1)
-            held = self.holdings(number, np.tile(starts, 4), np.tile(ends, 4))
+            held = self._held(np.full(4 * len(starts), number), np.tile(starts, 4), np.tile(ends, 4))
             vision, language = held.vision - fewer_vision, held.language - fewer_language
-            leanest = held.parts(np.maximum(vision, 0), np.maximum(language, 0))
-            reached = ends[np.logical_or.reduce(self._fits(number, leanest).reshape(4, -1), axis=0)]
+            fits = self._fits(held, np.maximum(vision, 0), np.maximum(language, 0))
+            reached = ends[np.logical_or.reduce(fits.reshape(4, -1), axis=0)]
             if not len(reached):
                 return False
         return bool(reached[-1] == self._limits.layers)
 
     # --- given splits ---
 
-    def fit(self, boundaries: tuple[int, ...]) -> Plan | None:
-        """Return the plan with these stage boundaries and the least time for recomputation; None if none fits."""
-
-        def fitting(number: int, start: int, end: int) -> Stage | None:
-            found = self._fitting_stage(number, np.array([start]), np.array([end]), np.array([np.inf]))
-            return found.stage(0) if len(found.choices.seconds) else None
-
-        return self._joined(boundaries, fitting)
+    def fit(self, several: Sequence[tuple[int, ...]]) -> list[Plan | None]:
+        """Return the plan of least time with each of these stage boundaries; None if none fits."""
+        ends = np.array(several)
+        starts = np.pad(ends[:, :-1], ((0, 0), (1, 0)))
+        held = self._held(np.tile(np.arange(ends.shape[1]), len(ends)), starts.ravel(), ends.ravel())
+        alike, _, which = held.distinct()
+        found = least_recomputes(alike, self._fits, self._seconds, np.full(len(alike), np.inf))
+        stages = [_stage(alike, row, found.vision, found.language) for row in range(len(alike))]
+        fits = np.isfinite(found.seconds)
+        return [
+            self._plan(tuple(stages[row] for row in rows.tolist())) if fits[rows].all() else None
+            for rows in which.reshape(ends.shape)
+        ]
 
     def fit_fewest(self, boundaries: tuple[int, ...]) -> Plan | None:
         """Return the plan with these boundaries and the fewest recomputed layers, vision first; None if none fits."""
-
-        def fewest(number: int, start: int, end: int) -> Stage | None:
+        stages = []
+        for number, (start, end) in enumerate(pairwise((0, *boundaries))):
             counts = np.arange(end - start + 1)
-            held = self.holdings(number, np.full_like(counts, start), np.full_like(counts, end))
+            held = self._held(*(np.full_like(counts, each) for each in (number, start, end)))
             vision = np.minimum(counts, held.vision)
-            fits = np.flatnonzero(self._fits(number, held.parts(vision, counts - vision)))
-            return _stage(held, int(fits[0]), vision, counts - vision) if len(fits) else None
+            fits = np.flatnonzero(self._fits(held, vision, counts - vision))
+            if not len(fits):
+                return None
+            stages.append(_stage(held, int(fits[0]), vision, counts - vision))
+        return self._plan(tuple(stages))
 
-        return self._joined(boundaries, fewest)
-
-    # --- plans ---
-
-    def _plan(self, fitting: list[_Fitting], split: Split) -> Plan:
-        stages = tuple(stage.stage(row) for stage, row in zip(fitting, split.rows, strict=True))
+    def _plan(self, stages: tuple[Stage, ...]) -> Plan:
         return Plan(packing=self._packing, layout=self._layout, stages=stages)
-
-    def _joined(self, boundaries: tuple[int, ...], stage_of: Callable[[int, int, int], Stage | None]) -> Plan | None:
-        """Return the plan of the stages that `stage_of` finds for (number, start, end); None when one is None."""
-        stages = [stage_of(number, *part) for number, part in enumerate(pairwise((0, *boundaries)))]
-        found = tuple(stage for stage in stages if stage is not None)
-        return Plan(packing=self._packing, layout=self._layout, stages=found) if len(found) == len(stages) else None
 
 
 def _stage(held: Holdings, row: int, recompute_vision: Ints, recompute_language: Ints) -> Stage:

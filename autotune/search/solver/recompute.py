@@ -13,8 +13,8 @@ from autotune.search.solver.holdings import Holdings
 from trials.data.records.sample import Ints
 
 Bools: TypeAlias = NDArray[np.bool_]
-Fits: TypeAlias = Callable[[Parts], Bools]
-"""Returns which parts fit the memory, each as the same stage."""
+Fits: TypeAlias = Callable[[Holdings, Ints, Ints], Bools]
+"""Returns which holdings fit the memory with these numbers of vision and of language layers recomputed."""
 
 _NEVER = 1 << 30
 """More layers than any stage has."""
@@ -67,7 +67,7 @@ def least_recomputes(holdings: Holdings, fits: Fits, seconds: LayerSeconds, boun
     taken = max(float(seconds.recomputed[LANGUAGE]), _LEAST_SECONDS)
     # Rounded up if in doubt: what is too slow is dropped below.
     affordable = np.minimum(tried.language, (spare[rows] / taken + _ROUNDING).clip(max=_NEVER).astype(np.int64))
-    language = _fewest(lambda rows, count: fits(tried[rows].parts(vision[rows], count)), tried.language, affordable)
+    language = _fewest(lambda rows, count: fits(tried[rows], vision[rows], count), tried.language, affordable)
     rows = np.flatnonzero(language < _NEVER)
     holding, vision, language = holding[rows], vision[rows], language[rows]
     needed = times(holding, vision, language)

@@ -1,6 +1,6 @@
 """Splits and recompute counts of least predicted time that fit the memory, for a packing and a layout."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +12,7 @@ from autotune.prediction.predictor import MOST_BATCH_DEVIATION, Predictor
 from autotune.search.solver.holdings import Holdings
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.problem import Problem
-from autotune.search.solver.splits import Choices, Wanted, min_max_split
+from autotune.search.solver.splits import Wanted, min_max_split
 from trials.model.cut import cut
 from trials.plan import Layout, Packing, Plan, Stage, layer_counts
 
@@ -49,9 +49,14 @@ class Solver:
 
     def admits(self, plan: Plan) -> bool:
         """Return whether a plan of the model's layers can be trained: it keeps the batch, and may fit the memory."""
-        sizes = self._predictor.sizes(plan.packing, plan.layout)
-        memory = self._predictor.stage_memory(Parts.of(cut(plan)), plan.layout, sizes)
-        return self.keeps_batch(plan.packing, plan.layout) and self._limits.first_above(memory) is None
+        return self.admits_each((plan,))[0]
+
+    def admits_each(self, plans: Sequence[Plan]) -> list[bool]:
+        """Return what `admits` does for each plan, in less time."""
+        return [
+            self.keeps_batch(plan.packing, plan.layout) and self._limits.first_above(memory) is None
+            for plan, memory in zip(plans, self._predictor.plans_memory(plans), strict=True)
+        ]
 
     def solve(self, packing: Packing, layout: Layout) -> Plan | None:
         """Return the fastest plan on real packs of the best ones by the closed form; None when no split fits."""
@@ -72,7 +77,11 @@ class Solver:
 
     def fit(self, packing: Packing, layout: Layout, boundaries: tuple[int, ...]) -> Plan | None:
         """Return the plan with these stage boundaries and the least time for recomputation; None if none fits."""
-        return self._problem(packing, layout).fit(boundaries)
+        return self.fit_several(packing, layout, [boundaries])[0]
+
+    def fit_several(self, packing: Packing, layout: Layout, several: Sequence[tuple[int, ...]]) -> list[Plan | None]:
+        """Return what `fit` does for each of these boundaries, in less time."""
+        return self._problem(packing, layout).fit(several) if several else []
 
     def fit_fewest(self, packing: Packing, layout: Layout, boundaries: tuple[int, ...]) -> Plan | None:
         """Return the plan with these stage boundaries and the fewest recomputed layers, vision first; None if no fit.
@@ -85,13 +94,13 @@ class Solver:
         """Return the stage boundaries with the least slowest forward time on the mean pack, regardless of memory."""
         problem = self._problem(packing, layout)
 
-        def seconds(_: int, held: Holdings) -> Array:
+        def seconds(held: Holdings) -> Array:
             nothing = np.zeros_like(held.vision)
             forward, _backward = self._predictor.pass_seconds(held.parts(nothing, nothing), problem.sizes.mean)
             of_mean: Array = forward[0]
             return of_mean
 
-        return self._min_max(problem, layout, seconds)[0]
+        return self._min_max(problem, seconds)[0]
 
     def least_bytes(self, packing: Packing, layout: Layout) -> float:
         """Return the expected bytes of the fullest stage of the leanest split, with everything recomputed."""
@@ -101,10 +110,10 @@ class Solver:
         """Return the plan whose fullest stage needs least, with all layers recomputed or none; it need not fit."""
         problem, share = self._problem(packing, layout), int(recompute)
 
-        def needed(number: int, held: Holdings) -> Array:
-            return problem.stage_bytes(number, held.parts(share * held.vision, share * held.language))
+        def needed(held: Holdings) -> Array:
+            return problem.stage_bytes(held, share * held.vision, share * held.language)
 
-        boundaries, _ = self._min_max(problem, layout, needed)
+        boundaries, _ = self._min_max(problem, needed)
         stages = (
             Stage(
                 vision=vision, language=language, recompute_vision=share * vision, recompute_language=share * language
@@ -119,15 +128,10 @@ class Solver:
         needed = [stage.expected for stage in self._predictor.stage_memory(Parts.of(cut(plan)), plan.layout, sizes)]
         return max(needed), int(np.argmax(needed))
 
-    def _min_max(
-        self, problem: Problem, layout: Layout, function: Callable[[int, Holdings], Array]
-    ) -> tuple[tuple[int, ...], float]:
+    def _min_max(self, problem: Problem, function: Callable[[Holdings], Array]) -> tuple[tuple[int, ...], float]:
         """Return (boundaries, value) of the split whose largest value of `function` over stages is least."""
-        stages = []
-        for number in range(layout.pipeline):
-            starts, ends = problem.cuts(number)
-            held, _, which = problem.holdings(number, starts, ends).distinct()
-            stages.append(Choices(starts=starts, ends=ends, seconds=function(number, held)[which]))
+        held, _, which = problem.cuts.held.distinct()
+        stages = problem.cuts.choices(function(held)[which])
         split = min_max_split(stages, self._limits.layers)
         assert split is not None  # no value is infinite
         return tuple(int(choices.ends[row]) for choices, row in zip(stages, split.rows, strict=True)), split.slowest

@@ -156,7 +156,7 @@ class Space:
     def starts(self) -> tuple[Plan, ...]:
         """The solver's plans of all layouts and capacities that can be trained, with the usual packer and slacks."""
         found = (self._now.anchor(packing, layout) for layout in self._axes.layouts for packing in self._packings())
-        return tuple(dict.fromkeys(plan for plan in found if plan is not None and self._now.admits(plan)))
+        return tuple(dict.fromkeys(self._now.admitted(found)))
 
     def neighbours(self, plan: Plan) -> Iterator[Plan]:
         """Yield plans that differ from one of the space by a step along one axis, other packings first.
@@ -168,26 +168,12 @@ class Space:
             return
         for other in dict.fromkeys(self._other_packings(packing)):
             if (anchor := self._now.anchor(other, plan.layout)) is not None:
-                yield from filter(self._now.admits, dict.fromkeys((replace(plan, packing=other), anchor)))
+                yield from self._now.admitted(dict.fromkeys((replace(plan, packing=other), anchor)))
         if self._axes.boundaries is None:
-            yield from self._moved(plan)
+            fitted = self._now.fitted_each(packing, plan.layout, [*_moved(plan.boundaries)])
+            yield from self._now.admitted(fitted)
         if self._axes.recompute == "fit":
-            for stage, one in enumerate(plan.stages):
-                steps = (_recomputing_more(one, *step) for step in ((-1, 0), (1, 0), (0, -1), (0, 1)))
-                for changed in (step for step in steps if step != one):
-                    other_plan = replace(plan, stages=(*plan.stages[:stage], changed, *plan.stages[stage + 1 :]))
-                    if self._now.admits(other_plan):
-                        yield other_plan
-
-    def _moved(self, plan: Plan) -> Iterator[Plan]:
-        boundaries = plan.boundaries
-        for number in range(len(boundaries) - 1):
-            for by in (-1, 1):
-                moved = (*boundaries[:number], boundaries[number] + by, *boundaries[number + 1 :])
-                if all(start < end for start, end in pairwise((0, *moved))):
-                    fitted = self._now.fitted(plan.packing, plan.layout, moved)
-                    if fitted is not None and self._now.admits(fitted):
-                        yield fitted
+            yield from self._now.admitted(_recomputing_other(plan))
 
     def _other_packings(self, packing: Packed) -> Iterator[Packed]:
         """Yield packings with the same capacities, another packer or slack, and at most one slack that is not usual."""
@@ -290,3 +276,20 @@ def _recomputing_more(stage: Stage, vision: int, language: int) -> Stage:
         recompute_vision=min(max(stage.recompute_vision + vision, 0), stage.vision),
         recompute_language=min(max(stage.recompute_language + language, 0), stage.language),
     )
+
+
+def _recomputing_other(plan: Plan) -> Iterator[Plan]:
+    """Yield the plans of which one stage recomputes one layer more or less."""
+    for number, stage in enumerate(plan.stages):
+        steps = (_recomputing_more(stage, *step) for step in ((-1, 0), (1, 0), (0, -1), (0, 1)))
+        for changed in (step for step in steps if step != stage):
+            yield replace(plan, stages=(*plan.stages[:number], changed, *plan.stages[number + 1 :]))
+
+
+def _moved(boundaries: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Yield stage boundaries of which one is moved by a layer."""
+    for number in range(len(boundaries) - 1):
+        for by in (-1, 1):
+            moved = (*boundaries[:number], boundaries[number] + by, *boundaries[number + 1 :])
+            if all(start < end for start, end in pairwise((0, *moved))):
+                yield moved

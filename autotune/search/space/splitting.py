@@ -1,6 +1,6 @@
 """Plans of one solver for each packing and layout, within the axes of a search; cached."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Literal, TypeAlias
@@ -23,14 +23,34 @@ class Splitting:
         self._boundaries, self._recompute = boundaries, recompute
         self.anchor: Callable[[Packing, Layout], Plan | None] = cache(self._anchor)
         """Return the best plan; None when none fits the memory or keeps the batch."""
-        self.fitted: Callable[[Packing, Layout, tuple[int, ...]], Plan | None] = cache(self._fit)
-        """Return the best plan with these stage boundaries; None when a stage does not fit."""
-        self.admits: Callable[[Plan], bool] = cache(solver.admits)
-        """Return whether a plan can be trained."""
+        self._fitted: dict[tuple[Packing, Layout, tuple[int, ...]], Plan | None] = {}
+        self._admits: dict[Plan, bool] = {}
         self.boundaries: Callable[[Packing, Layout], tuple[int, ...]] = cache(self._usual_boundaries)
         """Return the stage boundaries of the best plan, or of the best with unlimited memory where none fits."""
         self.stages: Callable[[Packing, Layout, tuple[int, ...]], tuple[Stage, ...]] = cache(self._usual_stages)
         """Return the best stages with these boundaries; with everything recomputed where none fit."""
+
+    def fitted(self, packing: Packing, layout: Layout, boundaries: tuple[int, ...]) -> Plan | None:
+        """Return the best plan with these stage boundaries; None when a stage does not fit."""
+        return self.fitted_each(packing, layout, (boundaries,))[0]
+
+    def fitted_each(self, packing: Packing, layout: Layout, several: Sequence[tuple[int, ...]]) -> list[Plan | None]:
+        """Return what `fitted` does for each of these boundaries, in less time."""
+        new = [boundaries for boundaries in several if (packing, layout, boundaries) not in self._fitted]
+        for boundaries, plan in zip(new, self._splitter.fit_several(packing, layout, new), strict=True):
+            self._fitted[packing, layout, boundaries] = plan and self._recomputing(plan, self._recompute)
+        return [self._fitted[packing, layout, boundaries] for boundaries in several]
+
+    def admits(self, plan: Plan) -> bool:
+        """Return whether a plan can be trained."""
+        return bool(self.admitted((plan,)))
+
+    def admitted(self, plans: Iterable[Plan | None]) -> list[Plan]:
+        """Return those of the plans that can be trained."""
+        given = [plan for plan in plans if plan is not None]
+        new = [plan for plan in dict.fromkeys(given) if plan not in self._admits]
+        self._admits |= dict(zip(new, self._solver.admits_each(new), strict=True))
+        return [plan for plan in given if self._admits[plan]]
 
     def least(self, packing: Packing, layout: Layout) -> tuple[float, int] | None:
         """Return (bytes, number) of the fullest stage of the leanest plan; None where none keeps the batch."""
@@ -53,10 +73,6 @@ class Splitting:
         if self.admits(given):
             return given
         return self._solver.leanest(packing, layout, recompute=self._recompute == "all")
-
-    def _fit(self, packing: Packing, layout: Layout, boundaries: tuple[int, ...]) -> Plan | None:
-        plan = self._splitter.fit(packing, layout, boundaries)
-        return plan and self._recomputing(plan, self._recompute)
 
     def _usual_boundaries(self, packing: Packing, layout: Layout) -> tuple[int, ...]:
         if self._boundaries is not None:

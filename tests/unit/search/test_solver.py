@@ -28,6 +28,7 @@ from tests.search_values import (
     solver_of,
 )
 from trials.data.epoch import Epoch
+from trials.data.records.sample import Ints
 from trials.errors import InvalidPlan
 from trials.layer_costs import Coefficients, LayerCosts
 from trials.model.cut import cut
@@ -271,9 +272,9 @@ class Counting(Predictor):
 
     stages = 0
 
-    def stage_bytes(self, parts: Parts, layout: Layout, number: int, sizes: EpochSizes) -> Array:
+    def stage_bytes(self, parts: Parts, layout: Layout, numbers: Ints | int, sizes: EpochSizes) -> Array:
         self.stages += len(parts)
-        return super().stage_bytes(parts, layout, number, sizes)
+        return super().stage_bytes(parts, layout, numbers, sizes)
 
 
 def test_the_solutions_are_ordered_by_the_time_of_the_real_packs() -> None:

@@ -6,8 +6,8 @@ Cross-contamination", 2021, section 3.2, for one dimension).
 """
 
 from bisect import bisect_right
-from collections import Counter
 from dataclasses import dataclass
+from itertools import chain, repeat, starmap
 
 import numpy as np
 
@@ -80,7 +80,7 @@ def patterns(sizes: Sizes, packing: Packed) -> list[Pattern]:
         taken = _fullest(shelves, packing)
         # As often as its scarcest size lasts.
         packs = min(shelves.left[size] // times for size, times in taken.items())
-        found.append(Pattern(packs=packs, sizes=tuple(taken.elements())))
+        found.append(Pattern(packs=packs, sizes=tuple(chain.from_iterable(starmap(repeat, taken.items())))))
         shelves.remove(taken, packs)
     return found
 
@@ -97,15 +97,7 @@ class _Shelves:
             shelf[1].append(size)
         self._units = sizes.units
 
-    def longest(self, units: int, most_tokens: int, taken: Counter[int]) -> int:
-        """Return the place on its shelf of the longest size that fits and is left; -1 if there is none."""
-        tokens, numbers = self.by_units[units]
-        place = bisect_right(tokens, most_tokens) - 1
-        while place >= 0 and taken[numbers[place]] >= self.left[numbers[place]]:
-            place -= 1
-        return place
-
-    def remove(self, taken: Counter[int], packs: int) -> None:
+    def remove(self, taken: dict[int, int], packs: int) -> None:
         for size, times in taken.items():
             self.left[size] -= times * packs
             if not self.left[size]:
@@ -117,22 +109,27 @@ class _Shelves:
                     del self.by_units[units]
 
 
-def _fullest(shelves: _Shelves, packing: Packed) -> Counter[int]:
+def _fullest(shelves: _Shelves, packing: Packed) -> dict[int, int]:
     """Return how often one pack takes each size."""
-    taken: Counter[int] = Counter()
+    taken: dict[int, int] = {}
+    left, most_units = shelves.left, max(packing.qv, 1)
     free_units, free_tokens = packing.qv, packing.qt
     while True:
         best, most = None, -1.0
         for units, (tokens, numbers) in shelves.by_units.items():
-            if units <= free_units and (place := shelves.longest(units, free_tokens, taken)) >= 0:
-                share = units / max(packing.qv, 1) + tokens[place] / packing.qt
-                if share > most:
-                    best, most = (units, tokens[place], numbers[place]), share
+            if units > free_units or units / most_units + free_tokens / packing.qt <= most:
+                continue
+            place = bisect_right(tokens, free_tokens) - 1
+            # The longest size that fits and is left.
+            while place >= 0 and taken.get(numbers[place], 0) >= left[numbers[place]]:
+                place -= 1
+            if place >= 0 and (share := units / most_units + tokens[place] / packing.qt) > most:
+                best, most = (units, tokens[place], numbers[place]), share
         if best is None:
             return taken
         free_units -= best[0]
         free_tokens -= best[1]
-        taken[best[2]] += 1
+        taken[best[2]] = taken.get(best[2], 0) + 1
 
 
 def _grain(sizes: Ints, others: Ints, most: int, different: int) -> int:
