@@ -179,7 +179,7 @@ def _run(
         yield slot
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=32)
 def _slots(count: int, stages: int) -> tuple[_Slot, ...]:
     """Return the schedule of `count` micro-batches on `stages` stages."""
     time = np.arange(2 * (count + stages - 1))

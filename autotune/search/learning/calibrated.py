@@ -88,6 +88,11 @@ class CalibratedPredictor:
         return self._calibration.state
 
     @property
+    def schedule_factor(self) -> float:
+        """Factor of the epoch seconds that `corrected` predicts."""
+        return self._calibration.schedule_factor
+
+    @property
     def factors(self) -> Array:
         """Factors by which the profile was corrected: of LAYER_COSTS, then of static and kept bytes."""
         return np.array([*self._calibration.factors[: len(LAYER_COSTS)], *self._calibration.byte_factors])

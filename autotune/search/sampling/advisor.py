@@ -161,11 +161,22 @@ class Advisor:
         first: dict[int, Plan] = {}
         for start in self._ordered(self.space.starts):
             first.setdefault(start.layout.pipeline, start)
-        seen = ([plan for plan in self._climbed(start) if plan not in self._failed] for start in first.values())
-        climbed = [plans for plans in seen if plans]
-        found = self._ordered([plans[int(np.argmax(self._chance_over_time(plans)))] for plans in climbed])
+        found: list[Plan] = []
+        for start in first.values():
+            if found and self._least_seconds(start) > within * min(self._seconds(found)):
+                continue
+            if seen := [plan for plan in self._climbed(start) if plan not in self._failed]:
+                found.append(seen[int(np.argmax(self._chance_over_time(seen)))])
+        found = self._ordered(found)
         seconds = self._seconds(found)
         return [plan for plan, takes in zip(found, seconds, strict=True) if takes <= within * seconds[0]]
+
+    def _least_seconds(self, start: Plan) -> float:
+        """Return a bound below the epoch seconds of the plans that a climb from `start` sees; 0 where memory counts."""
+        if self._exponent:
+            return 0.0
+        solver = Solver(self._predictor.corrected, self._limits)
+        return self._predictor.schedule_factor * solver.least_seconds(start.packing, start.layout)
 
     def _climbed(self, start: Plan) -> list[Plan]:
         """Return the plans that may fit, of those seen on a climb from `start` to ever better predicted neighbours."""
@@ -262,8 +273,12 @@ class Advisor:
 
         The weight changes from trial to trial, so that the trade-off is found (ParEGO, Knowles 2006).
         """
-        exponent = self._weights[(len(self._trials) + self._weight_shift) % len(self._weights)]
+        exponent = self._exponent
         return exponent * math.log(max(stage.expected for stage in self._predictor.memory(plan))) if exponent else 0.0
+
+    @property
+    def _exponent(self) -> float:
+        return self._weights[(len(self._trials) + self._weight_shift) % len(self._weights)]
 
     def _chance_over_time(self, candidates: Sequence[Plan]) -> Array:
         """Return the objective while nothing was measured, [candidates]."""

@@ -1,0 +1,87 @@
+"""What a search computes before its first trial, by number of devices. Prints one JSON object.
+
+    python -m benchmarks.first_trial [--devices 4 16 64 128]
+
+InternViT-6B with InternLM2-20B, 45 and 48 layers, 16 samples of each device in a step and 8 steps in an epoch. CPU
+seconds of one core: of the space, for which every layout is solved with all capacities; of the plans that are tried
+first; and of the first proposal, which comes after their trials.
+"""
+
+import argparse
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from autotune.prediction.analytic import LABEL
+from autotune.search.learning.calibrated import CalibratedPredictor
+from autotune.search.sampling.advisor import Advisor
+from benchmarks.result import at_most, finish
+from benchmarks.solver_cases import INTERN_LM2_20B, INTERN_VIT_6B
+from benchmarks.workloads import SimulatedWorkload
+
+DEVICES = (4, 16, 64, 128)
+SECONDS = {4: 3.0, 16: 6.0, 64: 30.0, 128: 60.0}
+"""At most before the first trial: several times what was measured, since the cores of a machine differ."""
+NEARLY = 1.1
+Answer = TypeVar("Answer")
+
+
+def main() -> None:
+    devices = _arguments().devices
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    rows = [_row(each) for each in devices]
+    checks = [
+        at_most(f"seconds before the first trial on {row['devices']} devices", [row["before"]], SECONDS[row["devices"]])
+        for row in rows
+        if row["devices"] in SECONDS
+    ]
+    finish(rows, checks)
+
+
+def _row(devices: int) -> dict[str, Any]:
+    workload = SimulatedWorkload(
+        name="first",
+        vision=INTERN_VIT_6B,
+        language=INTERN_LM2_20B,
+        tensor=8,
+        data="tiles up to 5",
+        devices=devices,
+        room=0.4,
+        seed=0,
+    )
+    limit = workload.memory_limit_bytes
+    # The epochs that were built to choose the memory are forgotten.
+    workload = replace(workload, memory=limit)
+    predictor, settings = workload.predictor, workload.prepared(trials=12).job.search
+    space, of_space = _timed(lambda: workload.space(predictor))
+    advisor = Advisor(space, CalibratedPredictor(predictor), workload.limits(limit), settings)
+    plans, of_plans = _timed(lambda: advisor.predicted(NEARLY))
+    _, of_proposal = _timed(advisor.propose)
+    return {
+        "devices": devices,
+        "costs": LABEL,
+        "samples": len(workload.index),
+        "starts": len(space.starts),
+        "predicted_plans": len(plans),
+        "space": of_space,
+        "predicted": of_plans,
+        "before": of_space + of_plans,
+        "proposal": of_proposal,
+    }
+
+
+def _timed(function: Callable[[], Answer]) -> tuple[Answer, float]:
+    start = time.process_time()
+    return function(), time.process_time() - start
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--devices", type=int, nargs="+", default=DEVICES)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

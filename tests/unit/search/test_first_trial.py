@@ -1,0 +1,65 @@
+"""What a search computes before its first trial."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from autotune.prediction.costs import Array
+from autotune.prediction.predictor import Predictor
+from autotune.prediction.sizes import EpochSizes
+from autotune.search.learning.calibrated import CalibratedPredictor
+from autotune.search.sampling.advisor import Advisor
+from autotune.search.solver.solver import Solver
+from autotune.search.space.space import Space
+from tests.search_values import BATCH, COSTS, INDEX, axes_of, epoch_of, limits_of
+from trials.data.epoch import Epoch
+from trials.job import SearchSection
+from trials.plan import Packing, Plan
+
+LIMITS = limits_of(1 << 40)
+
+
+class Counting(Predictor):
+    """Counts simulations, and how often each plan is in one."""
+
+    def __init__(self, batch: int = BATCH) -> None:
+        self.epochs: list[Epoch] = []
+        self._built = epoch_of(INDEX, batch)
+        super().__init__(COSTS, self._epoch, 4)
+        self.simulations = 0
+        self.plans: Counter[Plan] = Counter()
+
+    def _epoch(self, packing: Packing, data_parallel: int) -> Epoch:
+        self.epochs.append(self._built(packing, data_parallel))
+        return self.epochs[-1]
+
+    def plans_step_seconds(self, plans: Sequence[Plan], sizes: EpochSizes) -> Array:
+        self.simulations += 1
+        self.plans.update(plans)
+        return super().plans_step_seconds(plans, sizes)
+
+
+def advisor_of(predictor: Predictor) -> Advisor:
+    space = Space(axes_of(devices=8), Solver(predictor, LIMITS))
+    return Advisor(space, CalibratedPredictor(predictor), LIMITS, SearchSection())
+
+
+def test_before_the_first_trial_each_plan_is_simulated_once_and_like_plans_together() -> None:
+    predictor = Counting()
+    assert advisor_of(predictor).predicted(1.5)
+    assert set(predictor.plans.values()) == {1}
+    assert predictor.simulations < len(predictor.plans) / 8
+    # Packs are built once for each packing, whatever the number of data ranks.
+    packs = {id(epoch.packs.samples) for epoch in predictor.epochs}
+    assert len(packs) == len({epoch.packing for epoch in predictor.epochs}) < len(predictor.epochs)
+
+
+def test_no_climb_begins_where_no_plan_can_be_near_the_best() -> None:
+    # 9 layers on 8 stages are uneven, which costs more than the bubble of fewer stages in a step of so many samples.
+    near, all_of_them = Counting(batch=120), Counting(batch=120)
+    every = advisor_of(all_of_them).predicted(math.inf)
+    seconds = [all_of_them.epoch_seconds(plan) for plan in every]
+    found = advisor_of(near).predicted(1.15)
+    assert found == [plan for plan, takes in zip(every, seconds, strict=True) if takes <= 1.15 * seconds[0]]
+    assert 1 < len(found) < len(every)
+    assert len(near.plans) < 0.8 * len(all_of_them.plans)
