@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from autotune.prediction.costs import Array
-from autotune.prediction.schedule import simulate, trace
+from autotune.prediction.schedule import simulate, simulate_plans, trace
 
 PARTNERS = {SendActivation: RecvActivation, RecvActivation: SendActivation, SendGrad: RecvGrad, RecvGrad: SendGrad}
 TOWARDS = {SendActivation: 1, RecvActivation: -1, SendGrad: -1, RecvGrad: 1}
@@ -153,3 +153,15 @@ def test_steps_are_independent_of_each_other_however_many_there_are() -> None:
 
 def test_no_steps_take_no_time() -> None:
     assert simulate(*np.zeros((2, 0, 5, 3))).seconds.tolist() == []
+
+
+@pytest.mark.parametrize(("count", "stages"), [(1, 1), (1, 5), (2, 2), (3, 3), (9, 4), (4, 9)])
+def test_plans_of_shared_stages_take_as_long_as_each_alone(count: int, stages: int) -> None:
+    random = np.random.default_rng(0)
+    shared = random.random((4, 6, count, 3))
+    plans = random.integers(0, 6, (5, stages))
+    together = simulate_plans(plans, *shared)
+    for number, plan in enumerate(plans):
+        forward, backward, sends, returns = (side[plan].transpose(2, 1, 0) for side in shared)
+        alone = simulate(forward, backward, sends[..., :-1], returns[..., :-1])
+        assert together[:, number].T.tolist() == alone.ends.tolist()

@@ -305,19 +305,6 @@ def test_the_plan_is_never_slower_on_the_whole_epoch_than_the_best_of_the_closed
         assert ours.sum() <= theirs.sum() * (1 + 1e-9) + sampling
 
 
-@given(problems(), st.sampled_from(("best-fit", "isf", "cutting-stock")))
-@settings(deadline=None, max_examples=60)
-def test_no_plan_with_these_capacities_is_faster_than_the_bound(
-    problem: tuple[Predictor, Limits, Packing, Layout], packer: str
-) -> None:
-    predictor, limits, packing, layout = problem
-    solver = Solver(predictor, limits)
-    other = replace(packing, packer=packer) if isinstance(packing, Packed) else packing
-    plan = solver.ample.solve(other, layout)
-    assert plan is not None
-    assert 0 < solver.least_seconds(packing, layout) <= predictor.epoch_seconds(plan) * (1 + 1e-9)
-
-
 def closed_form_best(solver: Solver, packing: Packing, layout: Layout) -> Plan | None:
     return next(iter(solver.solutions(packing, layout, Wanted(count=1, within=1.0))), None)
 
