@@ -194,7 +194,7 @@ class Surrogate:
         of_plans = np.stack([linear + each.of_plans(likeness, same) for each in widths])
         drifts, noises, last = _drifts(self._trials), _noises(self._trials), _last(self._trials)
 
-        # Each choice of widths is a row of each of the three.
+        # Each choice of widths is one entry of each of the four.
         plan, drift, noise, disturbed = np.indices((len(of_plans), len(drifts), *noises.shape[:2])).reshape(4, -1)
         evidence = [
             _evidence(of_plans[plan[batch]] + drifts[drift[batch]], noises[noise[batch], disturbed[batch]], residuals)
