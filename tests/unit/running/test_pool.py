@@ -158,6 +158,27 @@ def test_the_start_of_ranks_is_told_and_that_they_have_begun(tmp_path: Path) -> 
     assert told == [False, True, True, False, True]
 
 
+class QuickRank(SmallRank):
+    """Begins and answers between the two looks of the pool."""
+
+    def answers(self) -> dict[int, Answer]:
+        while not (found := super().answers()):
+            time.sleep(0.01)
+        return found
+
+
+class QuickLauncher(SmallLauncher):
+    def start(self) -> SmallRank:
+        return QuickRank(self._folder, super().start()._process)
+
+
+def test_ranks_that_begin_and_answer_between_two_looks_have_begun(tmp_path: Path) -> None:
+    told: list[bool] = []
+    with WarmPool(QuickLauncher(tmp_path, start_seconds=0.2), on_start=told.append) as pool:
+        assert isinstance(pool.ask(request_in(tmp_path), 60), Answers)
+    assert told == [False, True]
+
+
 def test_ranks_that_do_not_begin_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pools, "_START_SECONDS", 0.5)
     with WarmPool(SmallLauncher(tmp_path, start_seconds=600.0)) as pool:
