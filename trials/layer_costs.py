@@ -34,6 +34,22 @@ class LinkCost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CommunicationCost:
+    """Messages between stages and averaging of gradients in one layout, while all of its ranks communicate."""
+
+    pipeline: int
+    data: int
+    link: LinkCost
+    """Of the slowest stage to the next one; 0 with one stage."""
+    reduce_seconds_per_byte: Measured
+    """Time of averaging gradients over the data ranks of the slowest stage; 0 with one data rank."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a number that no measurement can give."""
+        check_measured(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadCost:
     """Reading and encoding a pack on the stages that need it, as coefficients like those of `LayerCost`."""
 
@@ -115,12 +131,15 @@ class LayerCosts:
     layers: tuple[tuple[LayerKind, LayerCost], ...]
     loading: LoadCost
     link: LinkCost
+    """Sending in layouts that were not timed."""
     updates: tuple[UpdateCost, ...]
     """The cost on a single rank comes first."""
     reduce_seconds_per_byte: Measured
-    """Time of averaging gradients over the data-parallel ranks."""
+    """Time of averaging gradients in layouts that were not timed: over all ranks."""
     residual: Measured
     """Median relative error of the fitted forward and backward times on the profiled sizes."""
+    communications: tuple[CommunicationCost, ...] = ()
+    """The layouts that were timed."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for a number that no measurement can give, and unless every kind of layer has one cost."""
@@ -136,12 +155,39 @@ class LayerCosts:
     def __getitem__(self, kind: LayerKind) -> LayerCost:
         return dict(self.layers)[kind]
 
+    def communication(self, layout: Layout) -> CommunicationCost:
+        """Return what was timed with as many data ranks, or the costs of layouts that were not timed."""
+        for cost in self.communications:
+            # With all ranks in data parallel no link was timed, which a longer pipeline needs.
+            if cost.data == layout.data and (cost.pipeline > 1 or layout.pipeline == 1):
+                return cost
+        return CommunicationCost(
+            pipeline=layout.pipeline,
+            data=layout.data,
+            link=self.link,
+            reduce_seconds_per_byte=self.reduce_seconds_per_byte,
+        )
+
     def update_seconds_per_parameter(self, layout: Layout) -> float:
-        """Return the time of the update; for an unmeasured layout that of one rank, which ZeRO divides by the ranks."""
-        wanted = (layout.zero, layout.data > 1)
-        found = {(update.zero, update.data_parallel > 1): update.seconds_per_parameter for update in self.updates}
+        """Return the time of the update on every rank.
+
+        On another number of data ranks than was measured, it is the time of a single rank, which ZeRO divides by the
+        ranks, and the rest of the measured time, which is communication, in proportion to that of averaging gradients.
+        """
         alone = self.updates[0].seconds_per_parameter
-        return found.get(wanted, alone / layout.data if layout.zero else alone)
+
+        def computing(data: int) -> float:
+            return alone / data if layout.zero else alone
+
+        found = {(update.zero, update.data_parallel > 1): update for update in self.updates}
+        update = found.get((layout.zero, layout.data > 1))
+        if update is None:
+            return computing(layout.data)
+        if update.data_parallel == layout.data:
+            return update.seconds_per_parameter
+        rest = max(0.0, update.seconds_per_parameter - computing(update.data_parallel))
+        of_all, reduction = self.reduce_seconds_per_byte, self.communication(layout).reduce_seconds_per_byte
+        return computing(layout.data) + rest * (reduction / of_all if of_all else 1.0)
 
     def with_workers(self, workers: int) -> "LayerCosts":
         """Return the costs with `workers` loading processes per rank: with any, packs are ready in time."""

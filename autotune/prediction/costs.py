@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import TypeAlias
 
 import numpy as np
@@ -13,6 +14,7 @@ from trials.layer_costs import (
     KINDS,
     NOTHING,
     Coefficients,
+    CommunicationCost,
     LayerCost,
     LayerCosts,
     LayerKind,
@@ -21,7 +23,7 @@ from trials.layer_costs import (
     UpdateCost,
     check_measured,
 )
-from trials.tasks.answer import LayerTiming, LoadTiming, ProfileReport
+from trials.tasks.answer import CommunicationTiming, LayerTiming, LoadTiming, ProfileReport
 
 Array: TypeAlias = NDArray[np.float64]
 Quantity: TypeAlias = Callable[[LayerTiming], float]
@@ -47,13 +49,15 @@ def fit_costs(reports: Sequence[ProfileReport]) -> LayerCosts:
     timings = [timing for report in reports for timing in report.timings]
     loads = [timing for report in reports for timing in report.loads]
     try:
-        for measured in (*reports, *timings, *loads, *(update for report in reports for update in report.updates)):
+        of_ranks = ((*report.updates, *report.communications) for report in reports)
+        for measured in (*timings, *loads, *chain.from_iterable(of_ranks)):
             check_measured(measured)
     except ValueError as error:
         raise ProfileError(
             f"the measured layer costs cannot be used: {error}; profile again on an idle machine"
         ) from error
     counts = {kind: (count, dict(reports[0].frozen_parameters)[kind]) for kind, count in reports[0].parameters}
+    communications = tuple(map(_communication, zip(*(report.communications for report in reports), strict=True)))
     layers = {kind: _fit_layer([t for t in timings if t.layer == kind], kind, *counts[kind]) for kind in KINDS}
     return LayerCosts(
         layers=tuple(layers.items()),
@@ -61,11 +65,7 @@ def fit_costs(reports: Sequence[ProfileReport]) -> LayerCosts:
             pixels_seconds=_fit_load([load for load in loads if load.pixels]),
             labels_seconds=_fit_load([load for load in loads if not load.pixels]),
         ),
-        link=LinkCost(
-            # A pipeline is as slow as its slowest link.
-            latency_seconds=max(report.link_latency_seconds for report in reports),
-            seconds_per_byte=max(report.link_seconds_per_byte for report in reports),
-        ),
+        link=communications[-1].link,
         updates=tuple(
             UpdateCost(
                 zero=same[0].zero,
@@ -75,8 +75,9 @@ def fit_costs(reports: Sequence[ProfileReport]) -> LayerCosts:
             )
             for same in zip(*(report.updates for report in reports), strict=True)
         ),
-        reduce_seconds_per_byte=float(np.mean([report.reduce_seconds_per_byte for report in reports])),
+        reduce_seconds_per_byte=communications[0].reduce_seconds_per_byte,
         residual=float(np.median(np.concatenate([_time_errors(timings, kind, layers[kind]) for kind in KINDS]))),
+        communications=communications,
     )
 
 
@@ -119,6 +120,19 @@ def _fit_layer(timings: Sequence[LayerTiming], kind: LayerKind, parameters: int,
 def _fit_load(timings: Sequence[LoadTiming]) -> Coefficients:
     sizes = np.array([(t.units, t.tokens, 0, 1) for t in timings], dtype=np.float64)
     return fit_not_negative(sizes, np.array([t.seconds for t in timings]), _LOAD_TERMS)
+
+
+def _communication(timings: Sequence[CommunicationTiming]) -> CommunicationCost:
+    """Return the cost of one layout from the timings of all ranks: a step waits for the slowest of them."""
+    return CommunicationCost(
+        pipeline=timings[0].pipeline,
+        data=timings[0].data,
+        link=LinkCost(
+            latency_seconds=max(timing.latency_seconds for timing in timings),
+            seconds_per_byte=max(timing.seconds_per_byte for timing in timings),
+        ),
+        reduce_seconds_per_byte=max(timing.reduce_seconds_per_byte for timing in timings),
+    )
 
 
 def _sizes(timings: Sequence[LayerTiming]) -> Array:

@@ -7,7 +7,7 @@ import numpy as np
 
 from autotune.prediction.costs import Array
 from trials import wire
-from trials.layer_costs import Coefficients, LayerCosts
+from trials.layer_costs import Coefficients, LayerCosts, LinkCost
 from trials.workload import DataProfile
 
 _KIBI = 1 << 10
@@ -70,18 +70,28 @@ def costs_text(costs: LayerCosts, pack: TypicalPack) -> str:
         mark = "  noisy" if cost.is_noisy else ""
         error, noise = f"{cost.seconds_error:.1%}", f"{cost.noise:.0%}"
         lines.append(f"{kind:<18}{forward:>11}{backward:>12}{again:>13}{kept:>10}{error:>7}{noise:>7}{mark}")
-    link = costs.link
     pixels, labels = (pack.cost(each) * 1e3 for each in (costs.loading.pixels_seconds, costs.loading.labels_seconds))
     lines += [
         "",
         f"loading    {pixels:.3f} ms, of labels alone {labels:.3f} ms",
-        f"link       {link.latency_seconds * 1e6:.0f} us and {_nanoseconds_per_kibi(link.seconds_per_byte)}",
+        f"link       {_link(costs.link)}",
         f"reduction  {_nanoseconds_per_kibi(costs.reduce_seconds_per_byte)}",
+    ]
+    # The lines above are of stages alone and of data ranks alone.
+    lines += [
+        f"{cost.pipeline} stages x {cost.data} data ranks: link {_link(cost.link)}, "
+        f"reduction {_nanoseconds_per_kibi(cost.reduce_seconds_per_byte)}"
+        for cost in costs.communications
+        if cost.pipeline > 1 and cost.data > 1
     ]
     for update in costs.updates:
         sharded = f", {update.data_parallel} data ranks, ZeRO {update.zero}" if update.data_parallel > 1 else ""
         lines.append(f"update     {update.seconds_per_parameter * 1e9:.2f} ns per parameter{sharded}")
     return "\n".join(lines)
+
+
+def _link(link: LinkCost) -> str:
+    return f"{link.latency_seconds * 1e6:.0f} us and {_nanoseconds_per_kibi(link.seconds_per_byte)}"
 
 
 def _nanoseconds_per_kibi(seconds_per_byte: float) -> str:

@@ -11,7 +11,7 @@ from autotune.prediction.chosen_steps import ChosenSteps
 from autotune.prediction.costs import Array
 from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Predictor
-from trials.layer_costs import Coefficients, LayerCost, LayerCosts, LayerKind, LoadCost
+from trials.layer_costs import Coefficients, LayerCost, LayerCosts, LayerKind, LinkCost, LoadCost
 from trials.model.cut import cut
 from trials.plan import Plan
 
@@ -56,6 +56,13 @@ def _scaled(costs: LayerCosts, factors: tuple[float, ...]) -> LayerCosts:
             recompute_seconds=times(cost.recompute_seconds, factors[_RECOMPUTE]),
         )
 
+    def link(cost: LinkCost) -> LinkCost:
+        return replace(
+            cost,
+            latency_seconds=cost.latency_seconds * factors[_COMMUNICATION],
+            seconds_per_byte=cost.seconds_per_byte * factors[_COMMUNICATION],
+        )
+
     return replace(
         costs,
         layers=tuple((kind, layer(kind, cost)) for kind, cost in costs.layers),
@@ -63,16 +70,20 @@ def _scaled(costs: LayerCosts, factors: tuple[float, ...]) -> LayerCosts:
             pixels_seconds=times(costs.loading.pixels_seconds, factors[_LOADING]),
             labels_seconds=times(costs.loading.labels_seconds, factors[_LOADING]),
         ),
-        link=replace(
-            costs.link,
-            latency_seconds=costs.link.latency_seconds * factors[_COMMUNICATION],
-            seconds_per_byte=costs.link.seconds_per_byte * factors[_COMMUNICATION],
-        ),
+        link=link(costs.link),
         updates=tuple(
             replace(update, seconds_per_parameter=update.seconds_per_parameter * factors[_UPDATE])
             for update in costs.updates
         ),
         reduce_seconds_per_byte=costs.reduce_seconds_per_byte * factors[_COMMUNICATION],
+        communications=tuple(
+            replace(
+                cost,
+                link=link(cost.link),
+                reduce_seconds_per_byte=cost.reduce_seconds_per_byte * factors[_COMMUNICATION],
+            )
+            for cost in costs.communications
+        ),
     )
 
 

@@ -108,7 +108,7 @@ class Predictor:
         sizes = self.sizes(plan.packing, plan.layout)
         parts = Parts.of(cut(plan))
         update = self.update_parts(plan.layout, parts)
-        breakdown, of_steps = self.attributed(parts, sizes, update)
+        breakdown, of_steps = self.attributed(parts, plan.layout, sizes, update)
         work = of_steps.sum(axis=0) / plan.layout.data
         busy = work + len(breakdown.ideal) * (update.reduction + update.optimizer)
         whole = float(breakdown.seconds.sum()) or 1.0  # costs may all be 0
@@ -122,10 +122,10 @@ class Predictor:
         )
 
     def attributed(
-        self, parts: Parts, sizes: EpochSizes, update: UpdateSeconds, pace: Pace | None = None
+        self, parts: Parts, layout: Layout, sizes: EpochSizes, update: UpdateSeconds, pace: Pace | None = None
     ) -> tuple[Breakdown, Array]:
         """Return what `attribute` does, for the steps of one plan in the order of the blocks of `sizes`."""
-        seconds = self.pack_seconds(parts, sizes)
+        seconds = self.pack_seconds(parts, layout, sizes)
         breakdowns, works = zip(*(attribute(block, seconds, update, pace) for block in sizes.blocks), strict=True)
         return Breakdown.joined(breakdowns), np.concatenate(works)
 
@@ -134,7 +134,7 @@ class Predictor:
         parameters = parts.layers @ self._trained
         reduced = parameters * GRADIENT_BYTES if layout.data > 1 else np.zeros_like(parameters)
         return UpdateSeconds(
-            reduction=reduced * self.costs.reduce_seconds_per_byte,
+            reduction=reduced * self.costs.communication(layout).reduce_seconds_per_byte,
             optimizer=parameters * self.costs.update_seconds_per_parameter(layout),
         )
 
@@ -166,7 +166,7 @@ class Predictor:
         layout = plans[0].layout
         # Most stages of the plans are alike.
         parts, stages = Parts.of_plans(plans)
-        packs = self.pack_seconds(parts, sizes)
+        packs = self.pack_seconds(parts, layout, sizes)
         passes = (packs.loaded_forward, packs.backward, packs.sends, packs.returns)
         of_packs = [np.ascontiguousarray(side.T) for side in passes]
         # All data ranks of a stage reduce together, so the slowest of them decides.
@@ -179,10 +179,10 @@ class Predictor:
             seconds.append((ends + update).max(axis=0))
         return np.concatenate(seconds, axis=1)
 
-    def pack_seconds(self, parts: Parts, sizes: EpochSizes) -> PackSeconds:
+    def pack_seconds(self, parts: Parts, layout: Layout, sizes: EpochSizes) -> PackSeconds:
         """Return the seconds of all packs on the stages of one plan."""
         forward, backward = self.pass_seconds(parts, sizes.table)
-        link = self.costs.link
+        link = self.costs.communication(layout).link
         # A stage sends what its last layer outputs; the last stage sends nothing.
         last = len(KINDS) - 1 - np.argmax(parts.layers[:-1, ::-1] > 0, axis=1)
         sends = link.latency_seconds + link.seconds_per_byte * (sizes.table @ self._outputs[last].T)

@@ -33,10 +33,6 @@ class Network:
         leaving = sum(self._node(rank) != self._node(rank + grid.data) for rank in ranks)
         return float(self._shared(leaving) ** dials.communication)
 
-    def lone_factor(self, devices: int, dials: Dials) -> float:
-        """Return the same of the slowest pair of neighbours, as a profile measures it."""
-        return float(self._shared(devices > self.node_devices) ** dials.communication)
-
     def ring_seconds(self, grid: Grid, dials: Dials, stage: int) -> float:
         """Return the seconds of averaging a byte over the data ranks of a stage, while the other stages do the same.
 

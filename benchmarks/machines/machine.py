@@ -118,11 +118,14 @@ class Machine:
 
     def update_per_parameter(self, data: int) -> float:
         """Return the seconds of the optimizer for each parameter of a stage, with ZeRO 1 over `data` ranks."""
-        alone = _ADAM_BYTES / self.device.memory_bytes_per_second
-        if data == 1:
-            return alone
-        gathered = ELEMENT_BYTES * (data - 1) / data * self.network.seconds_per_byte
-        return alone / data + gathered
+        return self._adam_seconds / data + self._gathering(data)
+
+    @property
+    def _adam_seconds(self) -> float:
+        return _ADAM_BYTES / self.device.memory_bytes_per_second
+
+    def _gathering(self, data: int) -> float:
+        return ELEMENT_BYTES * (data - 1) / data * self.network.seconds_per_byte
 
     # --- plans ---
 
@@ -207,8 +210,8 @@ class Machine:
     def _update(self, layout: Layout, held: Cut) -> float:
         seconds = self.update_per_parameter(layout.data)
         if layout.data > 1:
-            # Without distortion, as many ranks as there are stand for any number of them.
-            usual = self.update_per_parameter(self.devices)
+            # Without distortion, gathering from any number of ranks takes as long as from all.
+            usual = self._adam_seconds / layout.data + self._gathering(self.devices)
             seconds = usual * (seconds / usual) ** self.dials.communication
         return self._parameters(held) * seconds
 

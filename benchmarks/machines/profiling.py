@@ -13,7 +13,7 @@ from benchmarks.machines.machine import Machine
 from trials.data.index import DatasetIndex
 from trials.grid import Grid
 from trials.layer_costs import KINDS, LayerCosts, LayerKind
-from trials.tasks.answer import LayerTiming, LoadTiming, ProfileReport, UpdateTiming
+from trials.tasks.answer import CommunicationTiming, LayerTiming, LoadTiming, ProfileReport, UpdateTiming
 from trials.tasks.request import Profile
 from trials.workload import DataProfile, ModelShape
 
@@ -40,7 +40,7 @@ def distorted(costs: LayerCosts, dials: Dials, seed: int) -> LayerCosts:
 
 
 def _report(machine: Machine, bytes_of: LayerCosts, task: Profile, index: DatasetIndex) -> ProfileReport:
-    network, dials, devices = machine.network, machine.dials, machine.devices
+    devices = machine.devices
     alone = UpdateTiming(zero=0, data_parallel=1, seconds_per_parameter=machine.update_per_parameter(1))
     together = machine.update_per_parameter(devices)
     return ProfileReport(
@@ -55,9 +55,24 @@ def _report(machine: Machine, bytes_of: LayerCosts, task: Profile, index: Datase
                 for zero in task.zero_stages
             ),
         ),
-        reduce_seconds_per_byte=network.ring_seconds(Grid(pipeline=1, data=devices), dials, 0),
-        link_latency_seconds=network.latency_seconds,
-        link_seconds_per_byte=network.seconds_per_byte * network.lone_factor(devices, dials),
+        communications=tuple(
+            _communication(machine, Grid(pipeline=pipeline, data=devices // pipeline))
+            for pipeline in range(1, devices + 1)
+            if devices % pipeline == 0
+        ),
+    )
+
+
+def _communication(machine: Machine, grid: Grid) -> CommunicationTiming:
+    network, dials = machine.network, machine.dials
+    links = [network.message_factor(grid, dials, stage) for stage in range(grid.pipeline - 1)]
+    rings = [network.ring_seconds(grid, dials, stage) for stage in range(grid.pipeline)]
+    return CommunicationTiming(
+        pipeline=grid.pipeline,
+        data=grid.data,
+        latency_seconds=network.latency_seconds if links else 0.0,
+        seconds_per_byte=network.seconds_per_byte * max(links, default=0.0),
+        reduce_seconds_per_byte=max(rings) if grid.data > 1 else 0.0,
     )
 
 

@@ -19,7 +19,14 @@ from trials.model.cut import Cut, cut
 from trials.outcome import Cause, StageMeasurement
 from trials.plan import Plan
 from trials.run.pool import Answers
-from trials.tasks.answer import LayerTiming, LoadTiming, ProfileReport, TrialReport, UpdateTiming
+from trials.tasks.answer import (
+    CommunicationTiming,
+    LayerTiming,
+    LoadTiming,
+    ProfileReport,
+    TrialReport,
+    UpdateTiming,
+)
 from trials.tasks.request import Profile, Request, Trial
 
 _BEGINNING = datetime(2026, 1, 1, tzinfo=UTC)
@@ -158,9 +165,18 @@ class Machine:
                     for zero in task.zero_stages
                 ),
             ),
-            reduce_seconds_per_byte=2 * speeds.byte,
-            link_latency_seconds=_LAUNCH_SECONDS,
-            link_seconds_per_byte=2 * speeds.byte,
+            communications=(
+                CommunicationTiming(
+                    pipeline=1, data=2, latency_seconds=0, seconds_per_byte=0, reduce_seconds_per_byte=2 * speeds.byte
+                ),
+                CommunicationTiming(
+                    pipeline=2,
+                    data=1,
+                    latency_seconds=_LAUNCH_SECONDS,
+                    seconds_per_byte=2 * speeds.byte,
+                    reduce_seconds_per_byte=0,
+                ),
+            ),
         )
 
     def _timing(self, kind: LayerKind, pack: _Pack) -> LayerTiming:

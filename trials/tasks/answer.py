@@ -77,6 +77,20 @@ class UpdateTiming:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CommunicationTiming:
+    """Communication of one rank in one layout, while all other ranks do the same."""
+
+    pipeline: int
+    data: int
+    latency_seconds: float
+    """Time of the messages that announce a pack's states to the next stage; 0 on the last stage."""
+    seconds_per_byte: float
+    """Time of sending states to the next stage; 0 on the last stage."""
+    reduce_seconds_per_byte: float
+    """Time of averaging gradients over the data ranks of the stage; 0 for one data rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileReport:
     """Timings of every kind of layer, and of loading data, on one rank."""
 
@@ -87,11 +101,8 @@ class ProfileReport:
     frozen_parameters: tuple[tuple[str, int], ...]
     """(kind of layer, those of its parameters that do not train)."""
     updates: tuple[UpdateTiming, ...]
-    reduce_seconds_per_byte: float
-    """Time of an all-reduce over all ranks; 0 for a single one."""
-    link_latency_seconds: float
-    """Time of the messages that announce a pack's states to a neighbouring rank; 0 for a single one."""
-    link_seconds_per_byte: float
+    communications: tuple[CommunicationTiming, ...]
+    """Every pipeline x data of all ranks, from one stage on."""
     kind: Literal["profile"] = "profile"
 
 

@@ -135,7 +135,7 @@ class MeasuredTime:
         if self._plan.layout.data == 1:
             update = UpdateSeconds(reduction=update.reduction, optimizer=measured.optimizer[0])
         pace = self._pace(predictor, measured)
-        totals = predictor.attributed(self._parts, sizes, update, pace)[0].totals
+        totals = predictor.attributed(self._parts, self._plan.layout, sizes, update, pace)[0].totals
         return np.array([totals[name] for name in _NAMES])
 
     def _pace(self, predictor: Predictor, measured: _Ranks) -> Pace:
@@ -152,7 +152,7 @@ class MeasuredTime:
 
     def _expected(self, predictor: Predictor, sizes: ChosenSteps) -> _Ranks:
         """Return what is predicted for the ranks in a mean step of these."""
-        seconds = predictor.pack_seconds(self._parts, sizes)
+        seconds = predictor.pack_seconds(self._parts, self._plan.layout, sizes)
 
         def mean(side: Array) -> Array:
             sums: Array = np.sum([side[block].sum(axis=(0, 1)) for block in sizes.blocks], axis=0)

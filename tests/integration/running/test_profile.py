@@ -12,12 +12,13 @@ from click.testing import CliRunner
 from autotune.cli import main
 from autotune.forecast.profile_file import read_profile
 from autotune.machine.hardware import probe_hardware, software
-from autotune.search.execution.profiling import layer_costs
+from autotune.search.execution.profiling import layer_costs, profile_layers
 from autotune.workload import Prepared
 from storage.store import Store, open_store
 from tests.contracts.test_families import TINY
 from tests.training_values import job_of, prepared_of, variant_of
 from trials import plugins, wire
+from trials.launchers.local import LocalLauncher
 from trials.layer_costs import KINDS, LayerCosts, LayerKind
 from trials.model.shape import model_shape
 from trials.model.skeleton import build_skeleton, count_parameters, load_config
@@ -64,10 +65,25 @@ def test_links_reduction_and_optimizer_are_timed(costs: LayerCosts) -> None:
     assert 0 < costs.link.latency_seconds < 0.1
     assert 0 <= costs.link.seconds_per_byte < 1e-6  # none where the small message met a busy machine
     assert 0 < costs.reduce_seconds_per_byte < 1e-6
+    copies, stages = costs.communications
+    assert (copies.pipeline, copies.data, copies.reduce_seconds_per_byte) == (1, 2, costs.reduce_seconds_per_byte)
+    assert (stages.pipeline, stages.data, stages.link) == (2, 1, costs.link)
+    assert (copies.link.latency_seconds, stages.reduce_seconds_per_byte) == (0, 0)
     alone, plain, split = costs.updates
     assert (alone.data_parallel, plain.data_parallel, split.data_parallel) == (1, 2, 2)
     assert (plain.zero, split.zero) == (0, 1)
     assert all(0 < update.seconds_per_parameter < 1e-6 for update in costs.updates)
+
+
+@pytest.mark.long
+def test_links_and_reductions_of_every_layout_of_four_ranks_are_timed(example: Path, tmp_path: Path) -> None:
+    prepared = prepared_of(example, tmp_path, hardware={"devices": 4})
+    with WarmPool(LocalLauncher(tmp_path, 4, "cpu")) as pool:
+        costs = profile_layers(prepared, pool, tmp_path)
+    assert [(cost.pipeline, cost.data) for cost in costs.communications] == [(1, 4), (2, 2), (4, 1)]
+    for cost in costs.communications:
+        assert (cost.link.latency_seconds > 0) == (cost.pipeline > 1)
+        assert (cost.reduce_seconds_per_byte > 0) == (cost.data > 1)
 
 
 def test_loading_pixels_takes_longer_than_labels(costs: LayerCosts) -> None:

@@ -216,7 +216,7 @@ def test_a_stage_sends_what_its_last_layer_hands_on(ends: tuple[str, ...], bytes
     plan = plan_of(*ends, packing=PACKED)
     sizes = predictor.sizes(plan.packing, plan.layout)
     size = sizes.table[:, 0 if bytes_of_pack == 3e4 else 1]
-    assert predictor.pack_seconds(Parts.of(cut(plan)), sizes).sends[:, 0] == pytest.approx(
+    assert predictor.pack_seconds(Parts.of(cut(plan)), plan.layout, sizes).sends[:, 0] == pytest.approx(
         0.25 + 1e-6 * bytes_of_pack * size
     )
 
@@ -332,7 +332,7 @@ def test_a_frozen_vision_tower_costs_a_forward_pass_and_its_weights() -> None:
     costs = replace(frozen_vision(), link=LinkCost(latency_seconds=1e-3, seconds_per_byte=1e-9))
     predictor, plan = predictor_of(costs), plan_of("3+0r3,0", "2+4")
     prediction, parts = predictor.predict(plan), Parts.of(cut(plan))
-    seconds = predictor.pack_seconds(parts, predictor.sizes(plan.packing, plan.layout))
+    seconds = predictor.pack_seconds(parts, plan.layout, predictor.sizes(plan.packing, plan.layout))
     assert not seconds.backward[:, 0].any()
     assert seconds.backward[:, 1].all()
     assert seconds.sends.all()
@@ -340,5 +340,5 @@ def test_a_frozen_vision_tower_costs_a_forward_pass_and_its_weights() -> None:
     # The weights of the embedding and three layers, and nothing else.
     assert prediction.stage_bytes[0] == 4 * 4 * COSTS["vision"].parameters
     inner = plan_of("5+2", "0+2")
-    seconds = predictor.pack_seconds(Parts.of(cut(inner)), predictor.sizes(plan.packing, plan.layout))
+    seconds = predictor.pack_seconds(Parts.of(cut(inner)), plan.layout, predictor.sizes(plan.packing, plan.layout))
     assert (seconds.returns == seconds.sends).all()

@@ -21,7 +21,7 @@ from trials.model.stage import StageModule
 from trials.model.trained import choose_trained, draw_trained
 from trials.model.weights import draw_buffers, draw_weights
 from trials.tasks.answer import LayerTiming, ProfileReport
-from trials.tasks.profiling.links import time_link, time_reduction
+from trials.tasks.profiling.links import time_communication
 from trials.tasks.profiling.loading import time_loading
 from trials.tasks.profiling.probes import Probe, Run, probes
 from trials.tasks.profiling.updates import time_updates
@@ -37,8 +37,7 @@ def run_profile(request: Request, task: Profile, device: torch.device) -> Profil
     """Time every kind of layer at the sizes of `task`, on this rank's device."""
     build = partial(one_of_each, request.job.model, request.job.training, device)
     stage = build()
-    link = time_link(device)
-    reduction = time_reduction(device, task.repeats)
+    communications = tuple(time_communication(device, task.repeats))
     chain, cut = stage.chain, stage.cut
     paths_by_kind: dict[LayerKind, tuple[str, ...]] = {
         "vision_embedding": chain.vision_embedding,
@@ -60,10 +59,9 @@ def run_profile(request: Request, task: Profile, device: torch.device) -> Profil
             (kind, sum(each.numel() for each in of_kind if not each.requires_grad))
             for kind, of_kind in parameters_of.items()
         ),
-        updates=time_updates(request, task, build, reduction),
-        reduce_seconds_per_byte=reduction,
-        link_latency_seconds=link[0],
-        link_seconds_per_byte=link[1],
+        # The first layout has all ranks in data parallel.
+        updates=time_updates(request, task, build, communications[0].reduce_seconds_per_byte),
+        communications=communications,
     )
 
 
