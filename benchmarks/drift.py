@@ -4,15 +4,22 @@ from dataclasses import replace
 
 import numpy as np
 
+from autotune.prediction.curves import Curves
 from autotune.workload import Prepared
-from trials.layer_costs import LayerCosts
+from trials.layer_costs import KINDS, LayerCosts
 from trials.outcome import Measurement
 from trials.plan import Layout, Padded, Plan, Stage
 from trials.run.pool import Answers, WarmPool
 from trials.tasks.answer import LayerTiming, ProfileReport
-from trials.tasks.request import Profile
+from trials.tasks.request import ProbeSizes, Profile
 
-_PROBES = Profile(unit_counts=(4, 12), sample_shapes=((4, 64), (1, 256)), zero_stages=(), repeats=4)
+_PROBES = Profile(
+    sizes=ProbeSizes(unit_counts=(4, 12), sample_shapes=((4, 64), (1, 256))),
+    curve_sizes=ProbeSizes(),
+    curve_spread=0.0,
+    zero_stages=(),
+    repeats=4,
+)
 _TIMES = ("load_seconds", "forward_seconds", "backward_seconds", "optimizer_seconds", "idle_seconds")
 
 
@@ -32,7 +39,8 @@ def slowness(prepared: Prepared, pool: WarmPool, costs: LayerCosts) -> float:
 
 def _ratio(timing: LayerTiming, costs: LayerCosts) -> float:
     cost, size = costs[timing.layer], np.array((timing.units, timing.tokens, timing.squares, 1.0))
-    profiled = size @ np.array(cost.forward_seconds) + size @ np.array(cost.backward_seconds)
+    fitted = size @ np.array(cost.forward_seconds) + size @ np.array(cost.backward_seconds)
+    profiled = fitted * Curves(costs).at(size[None])[0, KINDS.index(timing.layer)]
     return float((timing.forward_seconds + timing.backward_seconds) / profiled)
 
 

@@ -89,10 +89,16 @@ class LayerCost:
     """Upper quartile, over the sizes, of the spread of the repeats as a share of their median, after repetition."""
     frozen_parameters: int = 0
     """Those of `parameters` that do not train: they have neither gradient nor optimizer states."""
+    curve_sizes: tuple[Measured, ...] = ()
+    """Sizes of packs, ascending, at which `curve` is given: vision units for vision kinds, else text tokens."""
+    curve: tuple[Measured, ...] = ()
+    """Measured seconds over those of the coefficients, for each of `curve_sizes`; in between it is linear."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a number that no measurement can give."""
+        """Raise ValueError for a number that no measurement can give, and for a curve with other sizes."""
         check_measured(self)
+        if len(self.curve) != len(self.curve_sizes):
+            raise ValueError(f"there are {len(self.curve)} values of a curve for {len(self.curve_sizes)} sizes")
 
     @property
     def has_backward(self) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.errors import ProfileError
+from autotune.prediction.curves import fit_curve
 from autotune.prediction.robust_fit import fit_not_negative
 from trials.layer_costs import (
     KINDS,
@@ -76,7 +77,9 @@ def fit_costs(reports: Sequence[ProfileReport]) -> LayerCosts:
             for same in zip(*(report.updates for report in reports), strict=True)
         ),
         reduce_seconds_per_byte=communications[0].reduce_seconds_per_byte,
-        residual=float(np.median(np.concatenate([_time_errors(timings, kind, layers[kind]) for kind in KINDS]))),
+        residual=float(
+            np.median(np.concatenate([np.abs(_time_ratios(timings, kind, layers[kind]) - 1) for kind in KINDS]))
+        ),
         communications=communications,
     )
 
@@ -108,9 +111,12 @@ def _fit_layer(timings: Sequence[LayerTiming], kind: LayerKind, parameters: int,
         frozen_parameters=frozen,
     )
     kept = np.array([t.kept_bytes for t in timings], dtype=np.float64)
+    curve_sizes, curve = fit_curve(kind, sizes, _time_ratios(timings, kind, cost), [t.spread for t in timings])
     return replace(
         cost,
-        seconds_error=float(np.median(_time_errors(timings, kind, cost))),
+        curve_sizes=curve_sizes,
+        curve=curve,
+        seconds_error=float(np.median(np.abs(_time_ratios(timings, kind, cost) - 1))),
         bytes_error=float((np.abs(sizes @ np.array(cost.kept_bytes) - kept) / np.maximum(kept, 1)).max()),
         # A quarter of the sizes may be noisier than this.
         noise=float(np.quantile([t.spread for t in timings], 0.75)),
@@ -139,9 +145,10 @@ def _sizes(timings: Sequence[LayerTiming]) -> Array:
     return np.array([(t.units, t.tokens, t.squares, 1) for t in timings], dtype=np.float64).reshape(-1, 4)
 
 
-def _time_errors(timings: Sequence[LayerTiming], kind: LayerKind, cost: LayerCost) -> Array:
+def _time_ratios(timings: Sequence[LayerTiming], kind: LayerKind, cost: LayerCost) -> Array:
+    """Return measured over fitted seconds of a kind of layer."""
     of_kind = [t for t in timings if t.layer == kind]
     measured = np.array([t.forward_seconds + t.backward_seconds for t in of_kind])
-    predicted = _sizes(of_kind) @ (np.array(cost.forward_seconds) + np.array(cost.backward_seconds))
-    errors: Array = np.abs(predicted / measured - 1)
-    return errors
+    fitted = _sizes(of_kind) @ (np.array(cost.forward_seconds) + np.array(cost.backward_seconds))
+    ratios: Array = measured / np.maximum(fitted, np.finfo(float).tiny)
+    return ratios

@@ -6,11 +6,13 @@ from typing import Any
 import numpy as np
 
 from autotune.prediction.costs import Array
+from autotune.prediction.curves import Curves
 from trials import wire
-from trials.layer_costs import Coefficients, LayerCosts, LinkCost
+from trials.layer_costs import KINDS, Coefficients, LayerCosts, LayerKind, LinkCost
 from trials.workload import DataProfile
 
 _KIBI = 1 << 10
+_SECONDS = ("forward_seconds", "backward_seconds", "recompute_seconds")
 _TYPICAL_SAMPLES = 4
 """As many as in OmniBal's unpacked micro-batch."""
 
@@ -37,14 +39,18 @@ class TypicalPack:
     def cost(self, coefficients: Coefficients) -> float:
         return float(self.columns @ np.array(coefficients))
 
+    def seconds(self, costs: LayerCosts, kind: LayerKind) -> tuple[float, float, float]:
+        """Return the (forward, backward, recompute) seconds of one layer."""
+        cost, factor = costs[kind], float(Curves(costs).at(self.columns[None])[0, KINDS.index(kind)])
+        forward, backward, again = map(self.cost, (cost.forward_seconds, cost.backward_seconds, cost.recompute_seconds))
+        return factor * forward, factor * backward, factor * again
+
 
 def costs_document(costs: LayerCosts, pack: TypicalPack) -> dict[str, Any]:
     """Return the costs as JSON values, also evaluated for the typical pack."""
     at_typical = {
         kind: {
-            "forward_seconds": pack.cost(cost.forward_seconds),
-            "backward_seconds": pack.cost(cost.backward_seconds),
-            "recompute_seconds": pack.cost(cost.recompute_seconds),
+            **dict(zip(_SECONDS, pack.seconds(costs, kind), strict=True)),
             "kept_bytes": pack.cost(cost.kept_bytes),
             "noisy": cost.is_noisy,
         }
@@ -64,8 +70,7 @@ def costs_text(costs: LayerCosts, pack: TypicalPack) -> str:
     for kind, cost in costs.layers:
         if not cost.parameters:
             continue
-        seconds = (cost.forward_seconds, cost.backward_seconds, cost.recompute_seconds)
-        forward, backward, again = (f"{pack.cost(each) * 1e3:.3f}" for each in seconds)
+        forward, backward, again = (f"{seconds * 1e3:.3f}" for seconds in pack.seconds(costs, kind))
         kept = f"{pack.cost(cost.kept_bytes) / _KIBI:.0f}"
         mark = "  noisy" if cost.is_noisy else ""
         error, noise = f"{cost.seconds_error:.1%}", f"{cost.noise:.0%}"

@@ -9,6 +9,7 @@ import numpy as np
 from autotune.prediction.attribution import Breakdown, Pace, PackSeconds, UpdateSeconds, attribute
 from autotune.prediction.chosen_steps import ChosenSteps
 from autotune.prediction.costs import Array
+from autotune.prediction.curves import Curves
 from autotune.prediction.memory import PeakParts, StageBytes, StageMemory
 from autotune.prediction.parts import Parts
 from autotune.prediction.schedule import simulate_plans
@@ -84,6 +85,7 @@ class Predictor:
         self._forward = np.array([layer.forward_seconds for layer in layers])
         self._backward = np.array([layer.backward_seconds for layer in layers])
         self._again = np.array([layer.recompute_seconds for layer in layers])
+        self._curves = Curves(costs)
         self._outputs = np.array([layer.output_bytes for layer in layers])
         self._trained = np.array([layer.parameters - layer.frozen_parameters for layer in layers])
         self._has_backward = np.array([layer.has_backward for layer in layers])
@@ -186,21 +188,23 @@ class Predictor:
         # A stage sends what its last layer outputs; the last stage sends nothing.
         last = len(KINDS) - 1 - np.argmax(parts.layers[:-1, ::-1] > 0, axis=1)
         sends = link.latency_seconds + link.seconds_per_byte * (sizes.table @ self._outputs[last].T)
+        curves = self._curves.at(sizes.table)
+        alone = sizes.samples_alone @ (self._forward + self._backward).T
         return PackSeconds(
             load=self.load_seconds(parts, sizes.table),
             forward=forward,
             backward=backward,
-            recompute=sizes.table @ (parts.recomputed @ self._again).T,
-            samples=sizes.samples_alone @ (parts.layers @ (self._forward + self._backward)).T,
+            recompute=(curves * (sizes.table @ self._again.T)) @ parts.recomputed.T,
+            samples=(curves * alone) @ parts.layers.T,
             sends=sends,
             returns=sends * self._has_backward[last],
         )
 
     def pass_seconds(self, parts: Parts, sizes: Array) -> tuple[Array, Array]:
         """Return (forward, backward with recomputation) seconds of packs [packs, stages]; `sizes` are [packs, 4]."""
-        forward = parts.layers @ self._forward
-        backward = parts.layers @ self._backward + parts.recomputed @ self._again
-        return sizes @ forward.T, sizes @ backward.T
+        curves = self._curves.at(sizes)
+        forward, backward, again = (curves * (sizes @ side.T) for side in (self._forward, self._backward, self._again))
+        return forward @ parts.layers.T, backward @ parts.layers.T + again @ parts.recomputed.T
 
     def load_seconds(self, parts: Parts, sizes: Array) -> Array:
         """Return the seconds of loading packs on the stages that need pixels or labels; shapes as in `pass_seconds`."""

@@ -14,7 +14,7 @@ from trials.data.index import DatasetIndex
 from trials.grid import Grid
 from trials.layer_costs import KINDS, LayerCosts, LayerKind
 from trials.tasks.answer import CommunicationTiming, LayerTiming, LoadTiming, ProfileReport, UpdateTiming
-from trials.tasks.request import Profile
+from trials.tasks.request import ProbeSizes, Profile
 from trials.workload import DataProfile, ModelShape
 
 _TEXT_TOKENS = (1, 256, 64, 1024)
@@ -44,7 +44,7 @@ def _report(machine: Machine, bytes_of: LayerCosts, task: Profile, index: Datase
     alone = UpdateTiming(zero=0, data_parallel=1, seconds_per_parameter=machine.update_per_parameter(1))
     together = machine.update_per_parameter(devices)
     return ProfileReport(
-        timings=tuple(_timings(machine, bytes_of, task)),
+        timings=(*_timings(machine, bytes_of, task.sizes), *_timings(machine, bytes_of, task.curve_sizes)),
         loads=tuple(_loads(machine, index)),
         parameters=tuple((kind, machine.works[kind].parameters) for kind in KINDS),
         frozen_parameters=tuple((kind, 0) for kind in KINDS),
@@ -76,14 +76,14 @@ def _communication(machine: Machine, grid: Grid) -> CommunicationTiming:
     )
 
 
-def _timings(machine: Machine, bytes_of: LayerCosts, task: Profile) -> Iterator[LayerTiming]:
+def _timings(machine: Machine, bytes_of: LayerCosts, sizes: ProbeSizes) -> Iterator[LayerTiming]:
     image_tokens = machine.works["projector"].rows_per_unit
-    for number, units in enumerate(task.unit_counts):
+    for number, units in enumerate(sizes.unit_counts):
         tokens = units * image_tokens + _TEXT_TOKENS[number % len(_TEXT_TOKENS)]
         yield _timing(machine, bytes_of, "vision_embedding", (units, 0, 0))
         yield _timing(machine, bytes_of, "vision", (units, 0, 0))
         yield _timing(machine, bytes_of, "projector", (units, tokens, 0))
-    for samples, length in task.sample_shapes:
+    for samples, length in sizes.sample_shapes:
         yield _timing(machine, bytes_of, "language", (0, samples * length, samples * length**2))
         yield _timing(machine, bytes_of, "head", (0, samples * length, 0))
 

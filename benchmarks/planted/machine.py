@@ -150,7 +150,7 @@ class Machine:
     def _profile(self, task: Profile) -> ProfileReport:
         packs = [
             _Pack(units=units, lengths=(tokens,) * samples)
-            for units, (samples, tokens) in zip(task.unit_counts, task.sample_shapes, strict=True)
+            for units, (samples, tokens) in zip(task.sizes.unit_counts, task.sizes.sample_shapes, strict=True)
         ]
         speeds = self._speeds
         return ProfileReport(

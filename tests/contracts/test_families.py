@@ -29,7 +29,7 @@ from trials.model.stage import StageModule
 from trials.model.weights import WeightFiles, draw_buffers, draw_weights, read_weights
 from trials.tasks.profiling.layer_profile import one_of_each
 from trials.tasks.profiling.probes import probes
-from trials.tasks.request import Profile
+from trials.tasks.request import ProbeSizes
 
 CPU = torch.device("cpu")
 UNITS = 3
@@ -320,8 +320,8 @@ def test_a_model_is_described_with_the_layers_of_its_chain(folder: Path, skeleto
 
 @pytest.mark.usefixtures("vision")
 def test_the_probe_of_the_projector_runs_all_of_it(stage: StageModule) -> None:
-    task = Profile(unit_counts=(UNITS,), sample_shapes=(), zero_stages=(), repeats=1)
-    probe = next(each for each in probes(stage, task, CPU) if each.layer == "projector")
+    sizes = ProbeSizes(unit_counts=(UNITS,))
+    probe = next(each for each in probes(stage, sizes, CPU) if each.layer == "projector")
     projector = [p for path in stage.chain.projector[:-1] for _, p in parameters_at(stage.model, path)]
     gradients = torch.autograd.grad(probe.run(probe.states).sum(), projector)
     assert all(gradient.any() for gradient in gradients)

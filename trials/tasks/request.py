@@ -28,13 +28,24 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeSizes:
+    """Sizes of packs at which layers are timed."""
+
+    unit_counts: tuple[int, ...] = ()
+    """Vision units of a pack."""
+    sample_shapes: tuple[tuple[int, int], ...] = ()
+    """(samples, tokens of each) of a pack."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """Time each kind of layer alone, at several sizes, on every rank at once."""
 
-    unit_counts: tuple[int, ...]
-    """Vision units of a pack."""
-    sample_shapes: tuple[tuple[int, int], ...]
-    """(samples, tokens of each) of a pack."""
+    sizes: ProbeSizes
+    curve_sizes: ProbeSizes
+    """Further sizes, timed where the repeats of the others agree: noise would hide what these add."""
+    curve_spread: float
+    """Largest median spread of the repeats for which they agree."""
     zero_stages: tuple[ZeroStage, ...]
     """ZeRO stages for which the update of data-parallel ranks is timed, when there are several ranks."""
     repeats: int

@@ -67,8 +67,7 @@ def _rows(profile: ProfiledCosts, work: Workload, pack: TypicalPack) -> tuple[li
         if not cost.parameters:
             continue
         name = kind.replace("_", " ")
-        coefficients = (cost.forward_seconds, cost.backward_seconds, cost.recompute_seconds)
-        seconds = dict(zip(_PASSES, map(pack.cost, coefficients), strict=True))
+        seconds = dict(zip(_PASSES, pack.seconds(profile.costs, kind), strict=True))
         rows += [
             {"layer": name, "pass": part, "ms": round(value * 1e3, 4), "order": order}
             for order, (part, value) in enumerate(seconds.items())

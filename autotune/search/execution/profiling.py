@@ -17,7 +17,7 @@ from trials.layer_costs import NOISE_LIMIT, LayerCosts
 from trials.plan import Layout, Padded, Plan, Stage, ZeroStage
 from trials.run.pool import Answers, Pool
 from trials.tasks.answer import ProfileReport
-from trials.tasks.request import Profile
+from trials.tasks.request import ProbeSizes, Profile
 from trials.workload import DataProfile, ModelShape
 
 _log = logging.getLogger(__name__)
@@ -25,6 +25,10 @@ _REPEATS = 5
 _LEAST_UNITS, _LEAST_TOKENS = 24, 1024
 _SAMPLES = 8
 """Mean samples of the largest profiled pack, about."""
+_CURVE_SIZES = 16
+"""Sizes, in equal steps up to the largest, at which times that are not linear in the size are measured."""
+_CURVE_SPREAD = 0.05
+"""Median spread of the repeats above which they are not: noise would hide them."""
 
 
 def layer_costs(
@@ -89,16 +93,28 @@ def design(data: DataProfile, model: ModelShape, zero: tuple[ZeroStage, ...]) ->
     """Return sizes that span the packs of this data, and separate the costs of units, tokens and squares.
 
     Units grow by equal factors, and are 0 for a model without a vision side. Some packs hold one sample, others many
-    short ones: of four short samples' tokens, one sample has four times the sum of squared lengths.
+    short ones: of four short samples' tokens, one sample has four times the sum of squared lengths. For the curves,
+    units grow by equal steps, and packs of mean samples have tokens that do.
     """
     units = max(_LEAST_UNITS, data.most_vision_units, math.ceil(_SAMPLES * data.vision_units / data.samples))
     tokens = max(_LEAST_TOKENS, data.longest_text_tokens, math.ceil(_SAMPLES * data.text_tokens / data.samples))
     short = max(1, tokens // 16)
+    mean = data.text_tokens / data.samples
+    shares = [(step + 1) / _CURVE_SIZES for step in range(_CURVE_SIZES)]
+    packs = [(max(1, round(share * tokens / mean)), share * tokens) for share in shares]
+    steps = sorted({math.ceil(share * units) for share in shares})
     return Profile(
-        unit_counts=tuple(sorted({round(units ** (step / 5)) for step in range(6)}))
-        if model.vision_layers
-        else (0,) * 6,
-        sample_shapes=((1, short), (1, 4 * short), (4, short), (1, 10 * short), (8, short), (16, short)),
+        sizes=ProbeSizes(
+            unit_counts=tuple(sorted({round(units ** (step / 5)) for step in range(6)}))
+            if model.vision_layers
+            else (0,) * 6,
+            sample_shapes=((1, short), (1, 4 * short), (4, short), (1, 10 * short), (8, short), (16, short)),
+        ),
+        curve_sizes=ProbeSizes(
+            unit_counts=tuple(steps) if model.vision_layers else (),
+            sample_shapes=tuple((samples, max(1, round(held / samples))) for samples, held in packs),
+        ),
+        curve_spread=_CURVE_SPREAD,
         zero_stages=zero,
         repeats=_REPEATS,
     )

@@ -16,13 +16,15 @@ from autotune.search.execution.profiling import layer_costs, profile_layers
 from autotune.workload import Prepared
 from storage.store import Store, open_store
 from tests.contracts.test_families import TINY
-from tests.training_values import job_of, prepared_of, variant_of
+from tests.training_values import job_of, plan_of, prepared_of, variant_of
 from trials import plugins, wire
 from trials.launchers.local import LocalLauncher
 from trials.layer_costs import KINDS, LayerCosts, LayerKind
 from trials.model.shape import model_shape
 from trials.model.skeleton import build_skeleton, count_parameters, load_config
 from trials.run.pool import Answers, WarmPool
+from trials.tasks.answer import ProfileReport
+from trials.tasks.request import ProbeSizes, Profile
 
 pytestmark = pytest.mark.ranks
 
@@ -84,6 +86,24 @@ def test_links_and_reductions_of_every_layout_of_four_ranks_are_timed(example: P
     for cost in costs.communications:
         assert (cost.link.latency_seconds > 0) == (cost.pipeline > 1)
         assert (cost.reduce_seconds_per_byte > 0) == (cost.data > 1)
+
+
+@pytest.mark.parametrize(("spread", "timed"), [(1e9, {1, 2, 5}), (0.0, {1, 2})])
+def test_further_sizes_are_timed_where_repeats_agree(
+    spread: float, timed: set[int], shallow: Path, pool: WarmPool, tmp_path: Path
+) -> None:
+    task = Profile(
+        sizes=ProbeSizes(unit_counts=(1, 2), sample_shapes=((1, 64), (2, 64))),
+        curve_sizes=ProbeSizes(unit_counts=(5,), sample_shapes=((3, 64),)),
+        curve_spread=spread,
+        zero_stages=(),
+        repeats=3,
+    )
+    answers = pool.ask(prepared_of(shallow, tmp_path).request(plan_of("3+2", data=2), task), 300)
+    assert isinstance(answers, Answers), answers
+    report = answers.reports[0]
+    assert isinstance(report, ProfileReport)
+    assert {timing.units for timing in report.timings if timing.layer == "vision"} == timed
 
 
 def test_loading_pixels_takes_longer_than_labels(costs: LayerCosts) -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from autotune.errors import ProfileError
 from autotune.prediction.costs import fit_costs
+from autotune.prediction.curves import Curves, fit_curve
 from tests.search_values import COSTS, layer_costs
 from trials import wire
 from trials.errors import WireError
@@ -93,7 +94,8 @@ def reports_of(costs: LayerCosts, noise: float, ranks: int = 2) -> list[ProfileR
 
 def seconds(costs: LayerCosts, kind: LayerKind, size: tuple[int, int, int]) -> float:
     columns = np.array((*size, 1.0))
-    return float(columns @ costs[kind].forward_seconds + columns @ costs[kind].backward_seconds)
+    factor = float(Curves(costs).at(columns[None])[0, KINDS.index(kind)])
+    return float(columns @ costs[kind].forward_seconds + columns @ costs[kind].backward_seconds) * factor
 
 
 @given(layer_costs)
@@ -131,6 +133,46 @@ def test_no_coefficient_is_negative_whatever_was_measured(measured: list[float])
     )
     fitted = fit_costs([replace(report, timings=timings)])
     assert all(value >= 0 for kind in KINDS for name in COEFFICIENTS for value in getattr(fitted[kind], name))
+
+
+def in_waves(kind: LayerKind, size: tuple[int, int, int]) -> float:
+    """A factor for the time of a layer that computes in two whole waves."""
+    units, tokens, _ = size
+    share = units / UNITS[-1] if kind.startswith("vision") else tokens / 1024
+    return float((np.ceil(2 * share) / (2 * share)) ** 0.2)
+
+
+def test_times_that_are_not_linear_in_the_size_are_kept_as_a_curve() -> None:
+    report, other = reports_of(COSTS, noise=0.0)
+
+    def slow(timing: LayerTiming) -> LayerTiming:
+        factor = in_waves(timing.layer, (timing.units, timing.tokens, timing.squares))
+        return replace(
+            timing, forward_seconds=timing.forward_seconds * factor, backward_seconds=timing.backward_seconds * factor
+        )
+
+    fitted = fit_costs([with_timings(report, slow), with_timings(other, slow)])
+    for kind in ("vision", "language", "head"):
+        for size in sizes_of(kind)[1:]:
+            expected = seconds(COSTS, kind, size) * in_waves(kind, size)
+            # Packs of as many tokens but other lengths share a factor.
+            assert seconds(fitted, kind, size) == pytest.approx(expected, rel=0.06), (kind, size)
+
+
+@pytest.mark.parametrize(("spread", "kept"), [(0.0, 1.0), (0.5, 0.0)])
+def test_a_curve_is_drawn_towards_the_fit_by_the_noise_of_the_timings(spread: float, kept: float) -> None:
+    sizes = np.array([(0, tokens, 0, 1) for tokens in (100, 200, 300, 400)], dtype=np.float64)
+    ratios = np.exp(np.array((0.1, -0.1, 0.1, -0.1)))
+    at, curve = fit_curve("language", sizes, ratios, [spread] * 4)
+    assert at == (100, 200, 300, 400)
+    assert np.log(curve) == pytest.approx(kept * np.log(ratios))
+
+
+def test_a_size_that_one_of_the_ranks_or_all_of_them_timed_wrongly_leaves_no_trace_in_the_curve() -> None:
+    sizes = np.array([(0, tokens, 0, 1) for tokens in (100, 100, 200, 200, 300, 300)], dtype=np.float64)
+    at, curve = fit_curve("language", sizes, np.array((1.02, 20.0, 30.0, 30.0, 0.98, 0.98)), [0.0] * 6)
+    assert at == (100, 300)
+    assert curve == pytest.approx((1.02, 0.98))
 
 
 def test_a_layer_that_keeps_nothing_costs_nothing() -> None:

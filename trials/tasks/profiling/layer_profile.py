@@ -51,8 +51,11 @@ def run_profile(request: Request, task: Profile, device: torch.device) -> Profil
         for kind, paths in paths_by_kind.items()
     }
     profiler = _Profiler(stage, _takes_gradient(parameters_of), device, task.repeats)
+    timings = profiler.timings(tuple(probes(stage, task.sizes, device)))
+    if statistics.median(timing.spread for timing in timings) <= task.curve_spread:
+        timings += profiler.timings(tuple(probes(stage, task.curve_sizes, device)))
     return ProfileReport(
-        timings=profiler.timings(tuple(probes(stage, task, device))),
+        timings=timings,
         loads=time_loading(request, task.repeats),
         parameters=tuple((kind, sum(each.numel() for each in of_kind)) for kind, of_kind in parameters_of.items()),
         frozen_parameters=tuple(

@@ -12,7 +12,7 @@ from trials.data.tokens import PackTokens, pack
 from trials.layer_costs import LayerKind
 from trials.model.family import join_samples
 from trials.model.stage import StageModule, pack_loss, run_layer
-from trials.tasks.request import Profile
+from trials.tasks.request import ProbeSizes
 
 Run = Callable[[torch.Tensor], torch.Tensor]
 _TEXT_TOKENS = (1, 256, 64, 1024)
@@ -35,11 +35,11 @@ class Probe:
     """Two such layers one after the other, for kinds of which a stage can hold several."""
 
 
-def probes(stage: StageModule, task: Profile, device: torch.device) -> Iterator[Probe]:
-    """Yield every kind at the sizes of `task`. `stage` holds one layer of each kind."""
-    for number, units in enumerate(task.unit_counts):
+def probes(stage: StageModule, sizes: ProbeSizes, device: torch.device) -> Iterator[Probe]:
+    """Yield every kind at these sizes. `stage` holds one layer of each kind."""
+    for number, units in enumerate(sizes.unit_counts):
         yield from _image_probes(stage, units, _TEXT_TOKENS[number % len(_TEXT_TOKENS)], device)
-    for samples, length in task.sample_shapes:
+    for samples, length in sizes.sample_shapes:
         yield from _language_probes(stage, samples, length, device)
 
 

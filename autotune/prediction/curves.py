@@ -1,0 +1,61 @@
+"""Curves: how much longer a layer takes at a size than its coefficients say.
+
+Times of kernels are not linear in the size of a pack: they come in whole waves of tiles, fall out of caches, and are
+bound by launches where packs are small. A curve keeps what a profile measured of this at its sizes.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from autotune.prediction.robust_fit import Array
+from trials.layer_costs import KINDS, LayerCosts, LayerKind
+
+_SIZE_COLUMN: dict[LayerKind, int] = {"vision_embedding": 0, "vision": 0, "projector": 1, "language": 1, "head": 1}
+"""Column of (units, tokens, squares, 1) that a curve of each kind depends on."""
+_ERROR = 0.4
+"""Standard error of the median of five normally distributed values, over their interquartile range."""
+_BISQUARE = 4.685 * 1.4826
+"""Tukey's constant in median absolute errors, as in the fit of the coefficients."""
+_USUAL = 0.3
+"""Logarithm of a factor that is never taken for a wrong measurement."""
+
+
+class Curves:
+    """Factors of all kinds of layers for packs of any size."""
+
+    def __init__(self, costs: LayerCosts) -> None:
+        self._curves = [(column, costs[kind]) for kind, column in _SIZE_COLUMN.items()]
+
+    def at(self, sizes: Array) -> Array:
+        """Return the factors for packs of these (units, tokens, squares, 1), [packs, kinds]."""
+        factors = np.ones((len(sizes), len(KINDS)))
+        for number, (column, cost) in enumerate(self._curves):
+            if cost.curve:
+                factors[:, number] = np.interp(sizes[:, column], cost.curve_sizes, cost.curve)
+        return factors
+
+
+def fit_curve(
+    kind: LayerKind, sizes: Array, ratios: Array, spreads: Sequence[float]
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return (sizes, factors) of measured over fitted seconds, given as `ratios` [timings] at `sizes` [timings, 4].
+
+    Each factor is drawn towards 1 by the share of the factors' variance that the noise of the measurements explains
+    (James and Stein 1961). `spreads` are interquartile ranges of the repeats as a share of their median. Sizes that
+    were timed wrongly, far from the fit and from all others, are left out.
+    """
+    column, logarithms = sizes[:, _SIZE_COLUMN[kind]], np.log(ratios)
+    at = np.unique(column)
+    found = np.array([_nearest_half(logarithms[column == size]) for size in at])
+    right = np.abs(found) <= max(_USUAL, _BISQUARE * float(np.median(np.abs(found))))
+    at, found = at[right], found[right]
+    variance, noise = float(np.mean(found**2)), _ERROR * float(np.median(spreads))
+    kept = max(0.0, 1 - noise**2 / variance) if variance else 0.0
+    return tuple(at.tolist()), tuple(np.exp(kept * found).tolist())
+
+
+def _nearest_half(logarithms: Array) -> float:
+    """Return the one of the ranks' logarithms that half of them are nearer to 0 than: one rank may be wrong."""
+    ordered = logarithms[np.argsort(np.abs(logarithms))]
+    return float(ordered[(len(ordered) - 1) // 2])
