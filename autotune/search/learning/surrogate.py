@@ -1,14 +1,15 @@
 """What trials say about plans beyond the prediction: a Gaussian process over plans and over time.
 
 The logarithm of measured over predicted epoch seconds is modelled as a sum of: the calibration's uncertainty (linear in
-a plan's parts), a smooth function of the plan, the machine's drift (an Ornstein-Uhlenbeck process over the time of
-the trial), and noise of each trial's own (Rasmussen and Williams: Gaussian Processes for Machine Learning, sections
-2.2, 4.2.1 and 5.4.1). Their widths are summed over on a grid, by their posterior probability. The noise is that of
-Student's t with 4 degrees of freedom, by re-weighting, so that a trial that is far off counts little.
+a plan's parts), an error that plans with similar packs share, a smooth function of the plan, the machine's drift (an
+Ornstein-Uhlenbeck process over the time of the trial), and noise of each trial's own (Rasmussen and Williams: Gaussian
+Processes for Machine Learning, sections 2.2, 4.2.1 and 5.4.1). The widths of the last three are summed over on a grid,
+by their posterior probability. The noise is that of Student's t with 4 degrees of freedom, by re-weighting, so that a
+trial that is far off counts little.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import product
@@ -23,7 +24,7 @@ from trials import plugins
 from trials.data.packers import PACKERS
 from trials.data.records.sample import Ints
 from trials.outcome import Completed
-from trials.plan import Packed, Plan
+from trials.plan import Layout, Packed, Packing, Plan
 
 _PLAN_WIDTHS = (0.003, 0.01, 0.03, 0.1)
 _DRIFT_WIDTHS = (0.003, 0.02, 0.06, 0.18)
@@ -33,6 +34,11 @@ _USUAL = (0.03, 0.02, 0.02)
 """Prior of plan width, drift and noise: log-normal with a standard deviation of a factor of e."""
 _OWN = {0.1: 0.8, 0.5: 0.2}
 """Share of the plan variance that is independent of even the most similar plan, with its prior probability."""
+_PACKS_WIDTH = 0.03
+"""Standard deviation of the error that plans with the same packs and layout share. It is not fitted: a search tries few
+packs, and that it predicts them well says nothing about others."""
+_PACKS_SCALE = 0.35
+"""Distance in `_pack_coordinates` over which half of this error falls to 1 / e; the other half is of one packing."""
 _LEAST_SHARE = 0.02
 """Widths below this probability, as a share of the most probable ones, are left out."""
 _BATCH = 40
@@ -115,6 +121,7 @@ class Surrogate:
         self._fitted: dict[float, _Fits] = {}
         """Fits by the additional width of a plan's independent part."""
         self._coordinates = cache(partial(_coordinates, predictor.base))
+        self._pack_coordinates = cache(partial(_pack_coordinates, predictor.base))
 
     def learn(self, trial: FinishedTrial) -> None:
         """Learn from a trial that was measured; others are ignored."""
@@ -143,13 +150,13 @@ class Surrogate:
     def _posterior(self, plans: Sequence[Plan], free: float) -> Posterior:
         known = [trial.plan for trial in self._trials]
         prior = np.log([self._predictor.epoch_seconds(plan) for plan in plans])
-        linear, likeness = self._linear(plans, plans), self._likeness(plans, plans)
-        linear_across, likeness_across = self._linear(plans, known), self._likeness(plans, known)
+        given, likeness = self._given(plans, plans), self._likeness(plans, plans)
+        given_across, likeness_across = self._given(plans, known), self._likeness(plans, known)
         same, same_across = _same(plans, plans), _same(plans, known)
-        mean, covariance = np.zeros(len(plans)), linear
+        mean, covariance = np.zeros(len(plans)), given
         # Mean and covariance of a mixture of normal distributions, one for each choice of widths.
         for fit in self._fits(free).of_plans:
-            across = linear_across + fit.widths.of_plans(likeness_across, same_across)
+            across = given_across + fit.widths.of_plans(likeness_across, same_across)
             mean += across @ fit.weights
             own = fit.probability * fit.widths.of_plans(likeness, same)
             covariance = covariance + own - across @ fit.precision @ across.T
@@ -157,13 +164,17 @@ class Surrogate:
 
     # --- the process ---
 
-    def _linear(self, plans: Sequence[Plan], others: Sequence[Plan]) -> Array:
-        """Return the covariance that the calibration's uncertainty causes, [plans, others]."""
+    def _given(self, plans: Sequence[Plan], others: Sequence[Plan]) -> Array:
+        """Return the covariance of the calibration's uncertainty and of similar packs, [plans, others]."""
         if not others:
             return np.zeros((len(plans), 0))
         parts, of_others = (np.array([self._predictor.shares(plan) for plan in each]) for each in (plans, others))
-        linear: Array = parts @ self._predictor.covariance @ of_others.T
-        return linear
+        covariance: Array = parts @ self._predictor.covariance @ of_others.T
+        packs = [[(plan.packing, plan.layout) for plan in each] for each in (plans, others)]
+        one, other = (np.array([self._pack_coordinates(*each) for each in side]) for side in packs)
+        far = np.sqrt(((one[:, None] - other) ** 2).sum(axis=-1))
+        covariance += _PACKS_WIDTH**2 * (np.exp(-far / _PACKS_SCALE) + _same(*packs)) / 2
+        return covariance
 
     def _likeness(self, plans: Sequence[Plan], others: Sequence[Plan]) -> Array:
         """Return the Matern 5/2 correlation in the coordinates of plans, [plans, others]."""
@@ -189,9 +200,9 @@ class Surrogate:
         residuals = np.array(
             [math.log(_seconds(trial) / self._predictor.epoch_seconds(trial.plan)) for trial in self._trials]
         )
-        linear, likeness, same = self._linear(plans, plans), self._likeness(plans, plans), _same(plans, plans)
+        given, likeness, same = self._given(plans, plans), self._likeness(plans, plans), _same(plans, plans)
         widths = [_PlanWidths(plan=plan, own=own, free=free) for plan, own in product(_PLAN_WIDTHS, _OWN)]
-        of_plans = np.stack([linear + each.of_plans(likeness, same) for each in widths])
+        of_plans = np.stack([given + each.of_plans(likeness, same) for each in widths])
         drifts, noises, last = _drifts(self._trials), _noises(self._trials), _last(self._trials)
 
         # Each choice of widths is one entry of each of the four.
@@ -238,10 +249,10 @@ def _shrinkage(trials: Sequence[FinishedTrial]) -> Array:
     return shrinkage
 
 
-def _same(plans: Sequence[Plan], others: Sequence[Plan]) -> Array:
-    """1 where a plan is one of the others, [plans, others]."""
-    numbers: dict[Plan, int] = {}
-    one, other = ([numbers.setdefault(plan, len(numbers)) for plan in each] for each in (plans, others))
+def _same(values: Sequence[Hashable], others: Sequence[Hashable]) -> Array:
+    """1 where a value is one of the others, [values, others]."""
+    numbers: dict[Hashable, int] = {}
+    one, other = ([numbers.setdefault(value, len(numbers)) for value in each] for each in (values, others))
     same = np.array(one)[:, None] == np.array(other, dtype=int)
     return np.asarray(same, dtype=np.float64)
 
@@ -322,6 +333,12 @@ def _inverse(smooth: Array, noises: Array, residuals: Array) -> Array:
         variance = scaled * (1 - scaled * np.diagonal(inverse, axis1=-2, axis2=-1))
         scaled = (_FREEDOM * noises + left**2 + variance) / (_FREEDOM + 1)
     return np.linalg.inv(smooth + scaled[:, :, None] * diagonal).astype(np.float64)
+
+
+def _pack_coordinates(predictor: Predictor, packing: Packing, layout: Layout) -> Array:
+    """Return the coordinates of packs; the sizes of a mean pack count by their ratios."""
+    units, tokens, _, _ = predictor.sizes(packing, layout).mean[0].tolist()
+    return np.array((math.log(tokens), math.log(units) / 2, math.log2(layout.pipeline) / 2))
 
 
 def _coordinates(predictor: Predictor, plan: Plan) -> Array:

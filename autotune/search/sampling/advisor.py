@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import islice
 from statistics import NormalDist, median
 from typing import TypeAlias
 
@@ -29,11 +30,13 @@ from trials.plan import Layout, Packed, Packing, Plan
 
 _COMPARED = 32
 """Plans predicted fastest whose posterior is computed."""
-_SOLVED = 8
+_COMPARED_OF_PACKS = 3
+"""Most of them with the same packing and layout: their variants are alike, but other packs may be predicted wrongly."""
+_SOLVED = 24
 """Packings and layouts, predicted fastest, for which splits are solved with corrected costs."""
-_SOLVED_OF_LAYOUT = 2
+_SOLVED_OF_LAYOUT = 6
 """Further ones of each layout."""
-_AROUND = 4
+_AROUND = 8
 """Packings and layouts around whose best plan others are looked for."""
 _CLIMBS = 8
 """Most steps of a climb to ever better predicted neighbours."""
@@ -227,7 +230,7 @@ class Advisor:
             found |= dict.fromkeys(self._climbed(plan))
         fitting = (plan for plan in found if plan not in self.tried and self.may_fit(plan))
         pointed = (plan for plan in self._ordered(tuple(fitting)) if self.space.point(plan) is not None)
-        return [plan for plan, _ in zip(pointed, range(_COMPARED), strict=False)]
+        return list(islice(_at_most_of_packs(pointed, _COMPARED_OF_PACKS), _COMPARED))
 
     def _leading(self, starts: Sequence[Plan]) -> Iterator[Plan]:
         """Yield the first plans, and the first ones of each layout."""
@@ -306,6 +309,16 @@ class Advisor:
 
     def _seconds(self, candidates: Sequence[Plan]) -> Array:
         return np.array([self._predictor.epoch_seconds(plan) for plan in candidates])
+
+
+def _at_most_of_packs(plans: Iterable[Plan], count: int) -> Iterator[Plan]:
+    """Yield the first `count` plans of each packing and layout."""
+    found: Counter[tuple[Packing, Layout]] = Counter()
+    for plan in plans:
+        packs = plan.packing, plan.layout
+        found[packs] += 1
+        if found[packs] <= count:
+            yield plan
 
 
 def _asks_for_more(plan: Plan, failed: Plan, number: int) -> bool:

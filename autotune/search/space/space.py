@@ -159,12 +159,12 @@ class Space:
         return tuple(dict.fromkeys(self._now.admitted(found)))
 
     def neighbours(self, plan: Plan) -> Iterator[Plan]:
-        """Yield plans that differ from one of the space by a step along one axis, other packings first.
+        """Yield plans that differ by a step along one axis, other packings first; none for another layout's plan.
 
         Another packing comes with the same stages, and with those of the solver.
         """
         packing = plan.packing
-        if not isinstance(packing, Packed):
+        if not isinstance(packing, Packed) or plan.layout not in self._axes.layouts:
             return
         for other in dict.fromkeys(self._other_packings(packing)):
             if (anchor := self._now.anchor(other, plan.layout)) is not None:

@@ -1,5 +1,6 @@
 """Proposals of the advisor, on simulated machines."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -85,6 +86,14 @@ def test_the_first_proposal_is_predicted_to_fit_and_to_be_about_as_fast_as_any(m
     fastest = min(map(PREDICTOR.epoch_seconds, advisor.space.starts))
     assert PREDICTOR.epoch_seconds(first.plan) <= 1.05 * fastest
     assert solver_of(memory_limit_bytes, PREDICTOR).admits(first.plan)
+
+
+def test_variants_of_the_same_packs_leave_room_for_other_packs_among_the_candidates() -> None:
+    advisor = advisor_of()
+    for _ in range(3):
+        advisor.learn(measured(proposed(advisor).plan))
+    counts = Counter((plan.packing, plan.layout) for plan in advisor._candidates())
+    assert max(counts.values()) == 3
 
 
 def test_before_any_trial_nothing_is_best() -> None:
@@ -309,6 +318,6 @@ def test_the_layout_that_is_predicted_worst_gets_newly_solved_splits_too() -> No
     """Its prediction may be bad only because its splits were solved for wrong times."""
     advisor = advisor_of(AMPLE)
     starts = [start for start in advisor.space.starts if start.layout.pipeline == 1]
-    many = [replace(starts[0], packing=Padded(samples=samples)) for samples in range(1, 12)]
+    many = [replace(starts[0], packing=Padded(samples=samples)) for samples in range(1, 30)]
     last = next(start for start in advisor.space.starts if start.layout.pipeline == 2)
-    assert list(advisor._leading([*many, last])) == [*many[:8], last]
+    assert list(advisor._leading([*many, last])) == [*many[:24], last]

@@ -170,6 +170,13 @@ def test_even_the_most_similar_plan_does_not_tell_all_of_another() -> None:
     assert more > 0.05
 
 
+def test_that_some_packs_are_predicted_well_says_little_about_others() -> None:
+    surrogate = surrogate_after(trials_of(PLANS * 6, lambda *_: 1.0))
+    tried = {plan.packing for plan in PLANS}
+    others = [start for start in STARTS if start.packing not in tried]
+    assert min(surrogate.posterior(others).error) > 0.03
+
+
 @pytest.mark.parametrize("noise", [0.01, 0.03, 0.06])
 def test_the_noise_of_one_trial_is_found_within_a_factor_of_two(noise: float) -> None:
     surrogate = surrogate_after(trials_of(PLANS * 8, lambda *_: 1.0, noise))
