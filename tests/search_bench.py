@@ -31,13 +31,25 @@ from storage.store import Store
 from tests.search_values import axes_of, limits_of, predictor_of, prepared_of
 from tests.simulated import SimulatedLauncher, Undisturbed
 from trials.outcome import Completed, Outcome
-from trials.plan import Plan
+from trials.plan import Layout, Plan
 
 MEMORY = 1 << 40
 PREDICTOR = predictor_of()
 AXES = axes_of(packers=("isf", "best-fit"), qv_slacks=(0, 1), qt_slacks=(64, 0))
 NOTHING = Posterior(mean=np.zeros(0), covariance=np.zeros((0, 0)))
 EMPTY = Standings(entries=(), posterior=NOTHING, measured=NOTHING)
+
+
+ONE_PLAN = axes_of(
+    layouts=(Layout(pipeline=2, data=1, zero=0),),
+    packers=("isf",),
+    capacities=((9, 480),),
+    qv_slacks=(0,),
+    qt_slacks=(64,),
+    boundaries=(4, 9),
+    recompute="none",
+)
+"""Axes of a single plan."""
 
 
 @dataclass

@@ -45,7 +45,7 @@ _LOAD_TERMS = (0, 1, 3)
 def fit_costs(reports: Sequence[ProfileReport]) -> LayerCosts:
     """Fit non-negative coefficients to the timings of all ranks robustly, with equal weights of relative errors.
 
-    Raises ProfileError for a measurement that is negative or no number.
+    Raises ProfileError for a measurement that is negative or no number, and for a kind of layer without any.
     """
     timings = [timing for report in reports for timing in report.timings]
     loads = [timing for report in reports for timing in report.loads]
@@ -85,8 +85,13 @@ def fit_costs(reports: Sequence[ProfileReport]) -> LayerCosts:
 
 
 def _fit_layer(timings: Sequence[LayerTiming], kind: LayerKind, parameters: int, frozen: int) -> LayerCost:
-    if not timings:  # a kind that the model does not have
-        return LayerCost(
+    if not timings:
+        if parameters:
+            raise ProfileError(
+                f"the profile has no times of the model's {kind} layers, so they would cost nothing; profile again "
+                "with `autotune profile JOB --fresh`"
+            )
+        return LayerCost(  # of a kind that the model does not have
             forward_seconds=NOTHING,
             backward_seconds=NOTHING,
             recompute_seconds=NOTHING,

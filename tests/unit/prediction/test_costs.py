@@ -304,6 +304,14 @@ def test_a_kind_that_the_model_does_not_have_costs_nothing() -> None:
     assert text["language"] == whole["language"]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_profile_without_times_of_a_kind_that_the_model_has_is_refused(kind: LayerKind) -> None:
+    (report,) = reports_of(COSTS, noise=0.0, ranks=1)
+    timings = tuple(timing for timing in report.timings if timing.layer != kind)
+    with pytest.raises(ProfileError, match=f"no times of the model's {kind} layers"):
+        fit_costs([replace(report, timings=timings)])
+
+
 def test_errors_are_kept_for_each_kind() -> None:
     (report,) = reports_of(COSTS, noise=0.0, ranks=1)
     random = np.random.default_rng(1)

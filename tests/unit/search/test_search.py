@@ -15,7 +15,7 @@ from autotune.search.solver.solver import Solver
 from autotune.search.space.space import Space
 from autotune.search.winner import Standing
 from storage.records import AbandonedTrial, FinishedTrial
-from tests.search_bench import MEMORY, PREDICTOR, Bench
+from tests.search_bench import MEMORY, ONE_PLAN, PREDICTOR, Bench
 from tests.search_values import axes_of, limits_of
 from tests.simulated import Behaviour, SimulatedLauncher
 from tests.storage_values import completed as measured
@@ -23,16 +23,6 @@ from trials.outcome import Cause, Completed, Failed, OutOfMemory, Timeout
 from trials.plan import Layout, Packed, Padded, Plan, Stage
 
 TOO_LARGE = OutOfMemory(stage=0, rank=0, needed_bytes=120, limit_bytes=100)
-ONE_PLAN = axes_of(
-    layouts=(Layout(pipeline=2, data=1, zero=0),),
-    packers=("isf",),
-    capacities=((9, 480),),
-    qv_slacks=(0,),
-    qt_slacks=(64,),
-    boundaries=(4, 9),
-    recompute="none",
-)
-
 ALWAYS = (Role.DEFAULT, Role.DEFAULT_NO_RECOMPUTE, Role.OMNIBAL)
 
 

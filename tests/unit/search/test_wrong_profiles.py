@@ -4,8 +4,9 @@ import pytest
 
 from autotune.prediction.features import COSTS, scaled
 from autotune.search.execution.ledger import ran
+from autotune.search.roles import Role
 from tests.parameters import parameters
-from tests.search_bench import PREDICTOR, Bench
+from tests.search_bench import ONE_PLAN, PREDICTOR, Bench
 from tests.simulated import Behaviour, SimulatedLauncher
 from trials.plan import Plan
 
@@ -51,4 +52,12 @@ def is_best_of_the_measured(bench: Bench, machine: SimulatedLauncher) -> bool:
 def test_the_best_plan_that_was_measured_wins(bench: Bench, machine: SimulatedLauncher) -> None:
     ledger = bench.search(bench.study(), machine)
     assert sum(map(ran, ledger.trials)) > 3
+    assert is_best_of_the_measured(bench, machine)
+
+
+def test_the_best_plan_wins_where_the_space_is_a_single_plan(bench: Bench) -> None:
+    machine = wrong(language=10.0)
+    ledger = bench.search(bench.study(), machine, axes=ONE_PLAN)
+    plans = {trial.plan for trial in ledger.trials if ran(trial) and trial.role in (Role.SAMPLED, Role.PREDICTED)}
+    assert len(plans) == 1
     assert is_best_of_the_measured(bench, machine)
