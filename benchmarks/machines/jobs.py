@@ -21,7 +21,7 @@ from trials.data.index import DatasetIndex, profile
 from trials.job import SpaceSection
 from trials.layer_costs import LayerCosts
 
-DEVELOPMENT = range(10)
+DEVELOPMENT = range(40)
 """Seeds of the machines on which the search may be tuned."""
 HELD_OUT = range(100, 120)
 """Seeds of the machines by which it is judged."""
