@@ -1,12 +1,17 @@
-"""The choice of a stored plan to train a job with."""
+"""The choice of a plan to train a job with: a stored one, or that of a file."""
 
-from autotune.errors import PlanNotValid
+from pathlib import Path
+
+from autotune.errors import PlanNotValid, PredictError
 from autotune.events import Listener, Note
+from autotune.plan_file import is_plan_file, read_plan
 from autotune.results.known_plan import KnownPlan, known_text, of_tried, of_winner
+from storage.errors import UnknownRecord
 from storage.nearness import fields_of
 from storage.records import BestPlan
 from storage.store import Store
 from storage.validity import Verdict, validity
+from trials.plan import Plan
 from trials.workload import Workload
 
 
@@ -20,17 +25,24 @@ def known_winner(store: Store, now: Workload) -> BestPlan:
     return winner
 
 
-def choose_plan(store: Store, now: Workload, plan_id: str | None, listener: Listener) -> KnownPlan:
-    """Return the tried plan whose id begins with `plan_id`, or the last winner of this workload.
+def choose_plan(store: Store, now: Workload, wanted: Plan | str | None, listener: Listener) -> KnownPlan:
+    """Return a plan, the one in a plan file, the tried one whose id begins with a text, or the last winner.
 
     The `listener` gets how well the plan is known. Raises PlanNotValid if there is no plan or it does not hold
     here, and what `Store.find_plan` raises.
     """
-    if plan_id is None:
+    if wanted is None:
         winner = known_winner(store, now)
         listener(Note(text=known_text(store.find_plan(winner.plan.id, study_id=winner.study_id))))
         return of_winner(winner)
-    tried = store.find_plan(plan_id, now)
+    given = _given(wanted)
+    try:
+        tried = store.find_plan(given.id if isinstance(given, Plan) else given, now)
+    except UnknownRecord:
+        if not isinstance(given, Plan):
+            raise
+        listener(Note(text=f"Plan {given.id} was never tried: nothing is known of its speed and memory"))
+        return KnownPlan(plan=given, speed=None)
     found = validity(tried.workload, now, imported_from=tried.imported_from)
     if found.verdict is Verdict.REMEASURE:
         changes = "; ".join(map(str, found.changes))
@@ -40,6 +52,16 @@ def choose_plan(store: Store, now: Workload, plan_id: str | None, listener: List
         raise PlanNotValid(f"plan {tried.plan.id} does not hold here: {reasons}; run `autotune tune`")
     listener(Note(text=known_text(tried)))
     return of_tried(tried)
+
+
+def _given(wanted: Plan | str) -> Plan | str:
+    """Return the plan where it is given by a file, else what was given."""
+    if isinstance(wanted, Plan) or not is_plan_file(wanted):
+        return wanted
+    try:
+        return read_plan(Path(wanted))
+    except PredictError as error:
+        raise PlanNotValid(str(error)) from error
 
 
 def _or_nearest(store: Store, now: Workload) -> str:

@@ -28,7 +28,8 @@ def packing_text(packing: Packing) -> str:
     if isinstance(packing, Padded):
         return f"{packing.samples} samples, padded"
     relaxed = f"Q'v {packing.qv_min}, Q't {packing.qt_min}"
-    return f"packs of Qv {packing.qv}, Qt {packing.qt} ({relaxed}; {packing.packer})"
+    shared = f", shared by {packing.sequence} ranks" if packing.sequence > 1 else ""
+    return f"packs of Qv {packing.qv}, Qt {packing.qt} ({relaxed}; {packing.packer}){shared}"
 
 
 def outcome_text(outcome: Outcome, epoch_seconds: float | None) -> str:

@@ -17,11 +17,13 @@ from trials.data.held_out import hold_out, trained_on
 from trials.data.index import DatasetIndex, profile
 from trials.data.indexing import IndexReport, build_index
 from trials.data.records.sample import Encoder, Ints
-from trials.errors import DataError
+from trials.errors import DataError, InvalidPlan
 from trials.job import Job, Part, TrainingSection
 from trials.model.identity import path_digest
 from trials.model.inputs.encoders import load_encoder
+from trials.model.refusals.heads import check_degrees
 from trials.model.shape import cost_weights, model_shape
+from trials.model.skeleton import load_config
 from trials.plan import Packing, Plan
 from trials.tasks.request import Request, Task
 from trials.workload import Hardware, ModelShape, Workload
@@ -244,11 +246,19 @@ def warn_of_bad_data(report: IndexReport) -> None:
         _log.warning("%d images have another size than recorded; the size in the file is used", report.wrong_sizes)
 
 
-def check_devices(prepared: Prepared, plan: Plan) -> None:
-    """Raise PlanNotValid for a plan that needs more devices than the job has."""
+def check_plan(prepared: Prepared, plan: Plan) -> None:
+    """Raise PlanNotValid for a plan that needs more devices than the job has, or that does not fit its model."""
     devices = prepared.workload.hardware.devices
     if plan.layout.world_size > devices:
         raise PlanNotValid(
             f"plan {plan.id} needs {plan.layout.world_size} devices, the job has {devices}; raise "
             "hardware.devices, or run `autotune tune` for a plan that fits"
         )
+    settings, shape = prepared.job.model, prepared.workload.model
+    try:
+        plan.check(vision_layers=shape.vision_layers, language_layers=shape.language_layers, dtype=shape.dtype)
+        if max(plan.packing.degrees) > 1:
+            config = load_config(settings.path, trust_remote_code=settings.trust_remote_code)
+            check_degrees(config.get_text_config(), plan.packing.degrees)
+    except InvalidPlan as error:
+        raise PlanNotValid(f"plan {plan.id} cannot train {shape.name}: {error}") from error

@@ -8,10 +8,14 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import torch
 
 from trials.data import epoch, loader
 from trials.engine import engine
+from trials.model import attention, decoder
 from trials.run.serving import serve
+from trials.sharing.group import SharingGroup
+from trials.sharing.share import Share
 from trials.tasks import session
 
 
@@ -65,10 +69,64 @@ FAULTS: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
 }
 
 
+def lengths_of_the_slice() -> AbstractContextManager[Any]:
+    """Attend inside the equal parts of a pack that ranks share, in place of its samples."""
+    masks = attention.SampleMasks
+    return patch.object(decoder, "SampleMasks", lambda lengths: masks((half := sum(lengths) // 2, half)))
+
+
+def scale_of_the_slice() -> AbstractContextManager[Any]:
+    """Divide the loss by the targets of one rank's part, as if each were a step of its own."""
+    tensors = engine._tensors
+    return patch.object(engine, "_tensors", lambda batch, scale, device: tensors(batch, 2 * scale, device))
+
+
+def labels_of_another_rank() -> AbstractContextManager[Any]:
+    """Give each rank the labels of the other part of a pack."""
+    part = Share.part
+
+    def labels(share: Share, tokens: int) -> slice:
+        return part(replace(share, index=(share.index + 1) % share.degree), tokens)
+
+    def collated(*arguments: Any, **how: Any) -> loader.MicroBatch:
+        with patch.object(Share, "part", labels):
+            return collate(*arguments, **how)
+
+    collate = loader.collate
+    return patch.object(loader, "collate", collated)
+
+
+def features_of_the_slice() -> AbstractContextManager[Any]:
+    """Let each rank keep the features of its own tiles, repeated where its tokens take more."""
+
+    def kept(_: SharingGroup, features: list[torch.Tensor], wanted: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.cat([each] * len(wanted)) for each in features]
+
+    return patch.object(SharingGroup, "features_of_tokens", kept)
+
+
+SHARING_FAULTS: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
+    "none": nullcontext,
+    "lengths": lengths_of_the_slice,
+    "scale": scale_of_the_slice,
+    "labels": labels_of_another_rank,
+    "features": features_of_the_slice,
+}
+
+
+def serve_with_sharing_faults(folder: Path) -> bool:
+    """Do the same with the faults of packs that two ranks share."""
+    return _serve(folder, SHARING_FAULTS)
+
+
 def serve_with_faults(folder: Path) -> bool:
     """Serve the request in each subfolder with the fault that it is named after; return whether all were served."""
+    return _serve(folder, FAULTS)
+
+
+def _serve(folder: Path, faults: Mapping[str, Callable[[], AbstractContextManager[Any]]]) -> bool:
     served = []
-    for name in FAULTS:
-        with FAULTS[name]():
+    for name in faults:
+        with faults[name]():
             served.append(serve(folder / name))
     return all(served)

@@ -1,5 +1,6 @@
 """Hypothesis strategies for values that are sent to processes or stored in files and databases."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -63,7 +64,11 @@ def plans(draw: st.DrawFn) -> Plan:
     stages = tuple(_stage(draw, *split) for split in (*vision, *both, *language))
     degrees: tuple[Literal[0, 1, 2, 3], ...] = (0, 1, 2, 3) if len(stages) == 1 else (0, 1)
     layout = Layout(pipeline=len(stages), data=draw(st.integers(1, 8)), zero=draw(st.sampled_from(degrees)))
-    return Plan(packing=draw(packings()), layout=layout, stages=stages)
+    packing = draw(packings())
+    if isinstance(packing, Packed):
+        divisors = [degree for degree in range(1, layout.data + 1) if layout.data % degree == 0]
+        packing = replace(packing, sequence=draw(st.sampled_from(divisors)))
+    return Plan(packing=packing, layout=layout, stages=stages)
 
 
 _stage_measurements = st.builds(

@@ -11,7 +11,7 @@ class RankCoordinates:
     stage: int
     """Pipeline stage, from 0."""
     data_rank: int
-    """Number among the ranks of the stage, from 0; each gets other data."""
+    """Number among the ranks of the stage, from 0; each gets other data, or another part of a pack."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +36,13 @@ class Grid:
     def stage_ranks(self, stage: int) -> range:
         """Return the ranks that hold `stage` (a data-parallel group), in order of `data_rank`."""
         return range(stage * self.data, (stage + 1) * self.data)
+
+    def sharing_ranks(self, degree: int) -> tuple[range, ...]:
+        """Return the groups of ranks that compute a pack together: `degree` neighbouring data ranks of each stage.
+
+        `degree` divides the data ranks.
+        """
+        return tuple(range(first, first + degree) for first in range(0, self.world_size, degree))
 
     def pipeline_ranks(self, data_rank: int) -> range:
         """Return the ranks through which the packs of `data_rank` pass, in order of their stages."""

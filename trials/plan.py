@@ -24,6 +24,11 @@ class Padded:
         if self.samples < 1:
             raise InvalidPlan(f"a padded micro-batch needs at least 1 sample, not {self.samples}")
 
+    @property
+    def degrees(self) -> tuple[int, ...]:
+        """Sequence degrees of the micro-batches: no ranks share one."""
+        return (1,)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packed:
@@ -39,6 +44,8 @@ class Packed:
     """A pack with this many text tokens is full enough (Q't)."""
     packer: str = "isf"
     """Module of `trials.data.packers` that fills the packs."""
+    sequence: int = 1
+    """Sequence degree: neighbouring data ranks that compute a pack together (DeepSpeed-Ulysses)."""
     kind: Literal["packed"] = "packed"
 
     def __post_init__(self) -> None:
@@ -49,6 +56,13 @@ class Packed:
                 f"packing needs 0 <= qv_min <= qv and 0 <= qt_min <= qt with qt > 0, not "
                 f"qv={self.qv} qv_min={self.qv_min} qt={self.qt} qt_min={self.qt_min}"
             )
+        if self.sequence < 1:
+            raise InvalidPlan(f"packs need a sequence degree of at least 1, not {self.sequence}")
+
+    @property
+    def degrees(self) -> tuple[int, ...]:
+        """Sequence degrees of the packs."""
+        return (self.sequence,)
 
 
 ZeroStage: TypeAlias = Literal[0, 1, 2, 3]
@@ -124,6 +138,14 @@ class Plan:
             if stage.vision and seen_language:
                 raise InvalidPlan(f"stage {number} holds vision layers after a stage with language layers")
             seen_language = seen_language or stage.language > 0
+        for degree in self.packing.degrees:
+            if self.layout.data % degree:
+                divisors = [str(each) for each in range(1, self.layout.data + 1) if self.layout.data % each == 0]
+                raise InvalidPlan(
+                    f"sequence degree {degree} needs groups of {degree} data ranks, but {self.layout.data} data ranks "
+                    f"leave {self.layout.data % degree} over; use a degree of {' or '.join(divisors)}, or data "
+                    f"{-(-self.layout.data // degree) * degree}"
+                )
 
     @property
     def document(self) -> str:

@@ -19,7 +19,7 @@ from autotune.certification.certificate import (
 from autotune.errors import NotCertified
 from autotune.events import Listener, Phase, PhaseBegan, start_events, unheard
 from autotune.folders import certificates_folder
-from autotune.workload import Prepared, check_devices
+from autotune.workload import Prepared, check_plan
 from trials.certification import Reference
 from trials.errors import OutputTaken
 from trials.job import PARTS, TrainingSection
@@ -44,10 +44,9 @@ _REFERENCE_BYTES = 8
 def certify(prepared: Prepared, plan: Plan, folder: Path, listener: Listener = unheard) -> Certificate:
     """Compare one step of the plan with the best reference that fits, and store the certificate below `folder`.
 
-    If the ranks fail, the verdict is `not made`. Raises PlanNotValid for a plan that needs more
-    devices.
+    If the ranks fail, the verdict is `not made`. Raises what `check_plan` raises.
     """
-    check_devices(prepared, plan)
+    check_plan(prepared, plan)
     start = time.monotonic()
     text = f"Certifying plan {plan.id}: the gradients of one step, compared with a reference"
     listener(PhaseBegan(phase=Phase.CERTIFICATE, text=text))

@@ -84,10 +84,12 @@ def tune(options: Options, job: "JobFile", trials: int | None, time_limit: float
 @main.command()
 @JOB
 @SET
-@click.option("--plan", metavar="ID", help="ID of a tried plan to train with. Default: the winner.")
 @click.option(
-    "--resume-with", metavar="ID", help="ID of a tried plan with which to continue a training of another plan."
+    "--plan",
+    metavar="FILE|ID",
+    help="Plan file (YAML or JSON) or ID of a tried plan to train with. Default: the winner.",
 )
+@click.option("--resume-with", metavar="FILE|ID", help="Plan with which to continue a training of another plan.")
 @click.option("--steps", type=click.IntRange(min=1), help="Stop, with a checkpoint, after this many steps in all.")
 @click.option("--dry-run", is_flag=True, help="Print the commands of the ranks without starting them.")
 @click.option(

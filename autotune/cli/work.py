@@ -20,6 +20,7 @@ from autotune.training.full_training import Launched, launch
 from autotune.training.training_log import check_loggers
 from autotune.training.training_output import check_new, check_output
 from autotune.workbench import Workbench, workbench
+from autotune.workload import check_plan
 from storage.records import BestPlan
 from trials import wire
 from trials.job import Job
@@ -37,9 +38,9 @@ class LaunchOptions:
     """The options of `launch`."""
 
     plan: str | None
-    """Id of the plan to train with; the winner when absent."""
+    """Id or file of the plan to train with; the winner when absent."""
     resume_with: str | None
-    """Id of the plan with which to continue a training of another plan."""
+    """Id or file of the plan with which to continue a training of another plan."""
     steps: int | None
     """Total steps after which to stop."""
     dry_run: bool
@@ -70,6 +71,7 @@ def launch_job(options: Options, file: JobFile, wanted: LaunchOptions) -> None:
         chosen = choose_plan(bench.store, bench.prepared.workload, wanted_plan, options.display)
         if wanted.dry_run:
             folder, prepared = bench.folder / "launch" / "dry-run", bench.prepared
+            check_plan(prepared, chosen.plan)
             write_request(folder, prepared.request(chosen.plan, Training(output=job.training.output)))
             accelerator = prepared.workload.hardware.accelerator
             commands = worker_commands(chosen.plan.layout.world_size, accelerator, folder)

@@ -149,6 +149,11 @@ class Forecaster:
             )
         except InvalidPlan as error:
             raise PredictError(f"the plan is not one of {self.shape.name}: {error}") from error
+        if (degree := max(plan.packing.degrees)) > 1:
+            raise PredictError(
+                f"the packs of the plan are shared by {degree} ranks, whose exchanges are not predicted; train some "
+                "steps with it by `autotune launch --plan FILE --steps 20`"
+            )
         needed, devices = plan.layout.world_size, self.cluster.devices
         if needed > devices:
             raise PredictError(

@@ -1,5 +1,6 @@
 """The full training."""
 
+import os
 from collections.abc import Callable
 
 from autotune.certification.certify import certify as certify_plan
@@ -21,20 +22,21 @@ from trials.plan import Plan
 def launch(
     job: JobLike,
     *,
-    plan: Plan | str | None = None,
-    resume_with: Plan | str | None = None,
+    plan: Plan | str | os.PathLike[str] | None = None,
+    resume_with: Plan | str | os.PathLike[str] | None = None,
     steps: int | None = None,
     certify: bool = False,
     database: str | None = None,
     listener: Listener = unheard,
     stops: Callable[[], bool] = lambda: False,
 ) -> Launched:
-    """Run the full training of a job with its best plan, or with a tried `plan`; an interrupted training resumes.
+    """Run the full training of a job with its best plan, or with `plan`; an interrupted training resumes.
 
-    A plan is given by its id or as a value. `resume_with` continues a training of another plan with this one. The
-    training stops after `steps` in all. With `certify` it starts only if the gradients of one step agree with a
-    reference. `stops` is called many times a second: once it returns True, the ranks finish their step and write a
-    checkpoint. Without it, Ctrl-C ends them at once, and the next launch continues from the last checkpoint.
+    A plan is given as a value, by a plan file, or by its id if it was tried. `resume_with` continues a training of
+    another plan with this one. The training stops after `steps` in all. With `certify` it starts only if the gradients
+    of one step agree with a reference. `stops` is called many times a second: once it returns True, the ranks finish
+    their step and write a checkpoint. Without it, Ctrl-C ends them at once, and the next launch continues from the last
+    checkpoint.
 
     Raises PlanNotValid, NotCertified, OutputTaken, DeviceBusy and LaunchFailed.
     """
@@ -42,13 +44,13 @@ def launch(
         raise JobError("`plan` and `resume_with` exclude each other; give one of them")
     check_whole(JobError, steps=(steps, 1))
     wanted = resume_with if plan is None else plan
-    plan_id = wanted.id if isinstance(wanted, Plan) else None if wanted is None else text_of(JobError, "plan", wanted)
+    named = wanted if wanted is None or isinstance(wanted, Plan) else text_of(JobError, "plan", wanted)
     job = as_job(job)
     check_loggers(job)
     check_output(job)
     check_place(job.training.output)
     with workbench(job, chosen_database(database, job.database), listener) as bench:
-        chosen = choose_plan(bench.store, bench.prepared.workload, plan_id, listener)
+        chosen = choose_plan(bench.store, bench.prepared.workload, named, listener)
         certificate = None
         if certify:
             certificate = certify_plan(bench.prepared, chosen.plan, bench.folder, listener)

@@ -58,6 +58,11 @@ class PackSampler(Sampler[list[int]]):
             raise PackError(
                 f"plan must be a Plan or its packing, not {type(plan).__name__}; such as best_plan(job).plan"
             )
+        if (degree := max(packing.degrees)) > 1:
+            raise PackError(
+                f"the packs of the plan are shared by {degree} ranks, which only `launch` can do; set its sequence to "
+                "1 for a loop of your own"
+            )
         if dataset is not None and len(dataset) != samples.records:
             raise PackError(
                 f"the dataset has {len(dataset)} items but the data of the job {samples.records} records; make both of "

@@ -16,7 +16,7 @@ from autotune.training.plan_change import plan_to_replace
 from autotune.training.silence import Silence
 from autotune.training.training_log import TrainingLog, check_loggers, logged_run
 from autotune.training.training_output import check_output, held
-from autotune.workload import Prepared, check_devices
+from autotune.workload import Prepared, check_plan
 from storage.errors import DatabaseUnavailable
 from storage.records import LaunchResult
 from storage.spool import Spool
@@ -79,11 +79,11 @@ def launch(
     A `certificate` of the plan is written to the output folder. With `changes_plan` the training in that folder
     continues with this plan instead of its own.
     The spool keeps the result until the store has it. The request and the logs of the ranks are written below `folder`.
-    Raises PlanNotValid for a plan that needs more devices, JobError for an output that cannot be written, a logger that
+    Raises what `check_plan` raises, JobError for an output that cannot be written, a logger that
     cannot be used or a warm-up longer than the training, OutputTaken for an output with the results of another
     training, what `plan_to_replace` raises, and LaunchFailed with the reason when a rank fails.
     """
-    check_devices(prepared, plan)
+    check_plan(prepared, plan)
     hardware = prepared.workload.hardware
     check_output(prepared.job)
     check_loggers(prepared.job)

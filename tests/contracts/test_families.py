@@ -20,6 +20,7 @@ from trials.job import ModelSection, TrainingSection
 from trials.model.conversion import stored_form
 from trials.model.cut import Cut
 from trials.model.family import FAMILIES, Family, Images, join_samples, load_family
+from trials.model.features import join_text
 from trials.model.parity import check_parity
 from trials.model.paths import parameters_at
 from trials.model.shape import model_shape
@@ -27,6 +28,7 @@ from trials.model.shrunk import VOCABULARY, shrunk
 from trials.model.skeleton import Skeleton, build_skeleton, load_config
 from trials.model.stage import StageModule
 from trials.model.weights import WeightFiles, draw_buffers, draw_weights, read_weights
+from trials.sharing.group import SharingGroup
 from trials.tasks.profiling.layer_profile import one_of_each
 from trials.tasks.profiling.probes import probes
 from trials.tasks.request import ProbeSizes
@@ -101,9 +103,15 @@ def tokens_of(
 
 
 def states_of(stage: StageModule, pixels: torch.Tensor, tokens: PackTokens) -> tuple[torch.Tensor, ...]:
-    """What `join_text` takes, with no vision layer run."""
+    """What `image_features` takes, with no vision layer run."""
     states = stage.family.embed_vision(stage.model, pixels, tokens)
     return (states,) * (1 + len(stage.chain.kept))
+
+
+def joined_text(stage: StageModule, states: Sequence[torch.Tensor], tokens: PackTokens) -> torch.Tensor:
+    """The language states [1, T, hidden]."""
+    features = stage.family.image_features(stage.model, states, tokens)
+    return join_text(stage.model, features, tokens, SharingGroup())[0]
 
 
 @pytest.fixture(scope="module")
@@ -215,7 +223,7 @@ def test_a_blank_sample_has_the_lengths_of_the_one_that_it_replaces(
     assert blank.pixel_values.shape == encoded.pixel_values.shape
     tokens = join_samples(family, config, [(torch.from_numpy(blank.input_ids), torch.from_numpy(blank.grids))])
     # As many features as image tokens, so that those of the samples behind it find theirs.
-    family.join_text(stage.model, states_of(stage, torch.from_numpy(blank.pixel_values), tokens), tokens)
+    joined_text(stage, states_of(stage, torch.from_numpy(blank.pixel_values), tokens), tokens)
 
 
 def test_equal_settings_have_equal_digests_and_another_limit_has_another(family: Family, folder: Path) -> None:
@@ -258,7 +266,7 @@ def test_image_tokens_take_the_features_and_other_tokens_their_embedding(
     tokens = tokens_of(family, config, images, before=[1, 2], behind=[0])
     ids = tokens.input_ids
     states = family.embed_vision(stage.model, images.pixels, tokens).detach().requires_grad_()
-    joined, *_ = family.join_text(stage.model, (states,) * (1 + len(stage.chain.kept)), tokens)
+    joined = joined_text(stage, (states,) * (1 + len(stage.chain.kept)), tokens)
     embedded = stage.model.get_input_embeddings()(ids)
     is_image = ids == config.image_token_id
     assert joined.shape == (1, len(ids), config.get_text_config().hidden_size)
@@ -274,7 +282,7 @@ def test_the_unit_of_a_pack_without_images_changes_nothing(
     batch = collate([], encoder, pixels=True, padded=False)
     assert batch.pixel_values is not None
     states = states_of(stage, batch.pixel_values, batch.tokens)
-    joined, *_ = family.join_text(stage.model, states, batch.tokens)
+    joined = joined_text(stage, states, batch.tokens)
     assert torch.equal(joined[0], stage.model.get_input_embeddings()(batch.tokens.input_ids))
 
 

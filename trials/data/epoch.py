@@ -15,8 +15,10 @@ from trials.data.order import epoch_order
 from trials.data.packers import PACKERS
 from trials.data.packs import Oversize, Packs, build_packs
 from trials.data.records.sample import Ints
+from trials.errors import DataError
 from trials.job import Job
 from trials.plan import Packed, Packing
+from trials.sharing.share import Share
 
 BEST = "best"
 """In place of a packer's name: the packer that is best for the epoch."""
@@ -69,7 +71,10 @@ class Step:
     """One optimizer step; the totals are over all data ranks, without padding."""
 
     packs: tuple[tuple[Ints, ...], ...]
-    """For each data rank its micro-batches, each the rows of its samples in the index."""
+    """For each data rank its micro-batches, each the rows of its samples in the index. A pack that ranks share is that
+    of the first of them: every pack is here once."""
+    micro_batches: int
+    """Micro-batches of each rank, shared ones included."""
     samples: int
     vision_units: int
     text_tokens: int
@@ -85,7 +90,8 @@ class Epoch:
     """With the packer that was chosen, where the job asks for the best."""
     packs: Packs
     assignment: Ints
-    """Numbers of packs, [rows, data ranks]; step i is rows[i * micro_batches : (i + 1) * micro_batches]."""
+    """Numbers of packs, [rows, data ranks]; step i is rows[i * micro_batches : (i + 1) * micro_batches]. Neighbouring
+    ranks with the same pack share it."""
     micro_batches: int
     """Rows of a step; the last step may have fewer."""
     global_batch_samples: int
@@ -108,15 +114,24 @@ class Epoch:
 
     def step(self, number: int) -> Step:
         rows = self.rows(number)
-        packs = tuple(tuple(self.packs.pack(pack) for pack in of_rank) for of_rank in rows.T)
+        packs = tuple(
+            tuple(self.packs.pack(pack) for pack in of_rank if not self.share(int(pack), rank).index)
+            for rank, of_rank in enumerate(rows.T)
+        )
         samples = np.concatenate([pack for of_rank in packs for pack in of_rank])
         return Step(
             packs=packs,
+            micro_batches=len(rows),
             samples=len(samples),
             vision_units=int(self.index.vision_units[samples].sum()),
             text_tokens=int(self.index.text_tokens[samples].sum()),
             target_tokens=int(self.index.target_tokens[samples].sum()),
         )
+
+    def share(self, pack: int, data_rank: int) -> Share:  # noqa: ARG002
+        """Return the part of a pack that one of its data ranks computes."""
+        (degree,) = self.packing.degrees
+        return Share(index=data_rank % degree, degree=degree)
 
     def pack_sizes(self) -> PackSizes:
         return pack_sizes(self.index, self.packs)
@@ -166,20 +181,27 @@ def build_epoch(
             packs = _packs(index, packing, packs_seed, oversize, (seed, epoch))
         else:
             packs = build_packs(index, order, packing, packs_seed, oversize)
-        packs = _divisible(index, packs, data_parallel, weights)
-        rows = len(packs) // data_parallel
+        (degree,) = packing.degrees
+        if data_parallel % degree:
+            raise DataError(
+                f"packs are shared by {degree} ranks, which do not divide {data_parallel} data ranks; give "
+                f"{-(-data_parallel // degree) * degree}"
+            )
+        columns = data_parallel // degree
+        packs = _divisible(index, packs, columns, weights)
+        rows = len(packs) // columns
         # Rows have different numbers of samples; their mean decides how many make up the global batch.
         micro_batches = max(1, round(global_batch_samples * rows / len(packs.samples)))
         costs = pack_sizes(index, packs).costs(weights)
         if packs.padded:
             # Padded micro-batches are the usual training, which does not match them across ranks.
-            assignment = np.arange(len(packs), dtype=np.int64).reshape(rows, data_parallel)
+            assignment = np.arange(len(packs), dtype=np.int64).reshape(rows, columns)
         else:
             window = window_rows or max(_WINDOW_ROWS, math.ceil(_WINDOW_SHARE * rows))
             assignment = arrange(
                 costs,
                 packs.counts,
-                data_parallel=data_parallel,
+                data_parallel=columns,
                 micro_batches=micro_batches,
                 window_rows=window,
                 random=random,
@@ -188,7 +210,7 @@ def build_epoch(
             index=index,
             packing=packing,
             packs=packs,
-            assignment=assignment,
+            assignment=np.repeat(assignment, degree, axis=1),
             micro_batches=micro_batches,
             global_batch_samples=global_batch_samples,
         )

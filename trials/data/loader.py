@@ -10,6 +10,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
 from trials.data.epoch import Epoch
@@ -19,6 +20,7 @@ from trials.data.records.sample import IGNORED, NO_GRIDS, Encoded, Encoder, Ints
 from trials.data.tokens import PackTokens
 from trials.errors import DataError
 from trials.lifeline import end_with
+from trials.sharing.share import ALONE, Share
 
 logger = logging.getLogger(__name__)
 
@@ -28,13 +30,14 @@ class MicroBatch:
     """One pack as tensors."""
 
     pixel_values: torch.Tensor | None
-    """float32 [units, *unit_shape], one zero unit that no token uses when the pack has none; None if not asked for."""
+    """float32 [units, *unit_shape], one zero unit that no token uses when there is none; None if not asked for."""
     tokens: PackTokens
     """Where no pixels are asked for, its grids are empty and its positions count from 0."""
     labels: torch.Tensor
-    """int64 [T], shifted: entry i is the target after token i in the same sample, else -100."""
+    """int64 [t], shifted: entry i is the target after token i in the same sample, else -100; of the t tokens of this
+    rank, which are all T unless ranks share the pack."""
     faults: tuple[str, ...] = ()
-    """Why samples of the pack are blank, each with file and line."""
+    """Why samples of the pack are blank, each with file and line. The first of the ranks that share a pack has them."""
 
     def pin_memory(self) -> "MicroBatch":
         """Return the same with pixels and labels in page-locked memory; `DataLoader` calls it."""
@@ -58,12 +61,18 @@ def micro_batches(
 ) -> Iterator[MicroBatch]:
     """Yield the rank's micro-batches of these steps, in order; `workers` processes prepare them ahead.
 
+    A pack that ranks share comes to each of them, with its own part of units and labels.
+
     With `pin` their tensors are in page-locked memory, from which a GPU copies while its host continues.
 
     A sample that can no longer be read, or whose lengths have changed, becomes a blank one of the lengths in the index,
     with a warning of its file and line. Under `on_error: fail` it raises DataError instead.
     """
-    packs = [epoch.packs.pack(pack) for step in steps for pack in epoch.rows(step)[:, data_rank]]
+    packs = [
+        (epoch.packs.pack(pack), epoch.share(pack, data_rank))
+        for step in steps
+        for pack in epoch.rows(step)[:, data_rank].tolist()
+    ]
     dataset = PackDataset(index, packs, encoder, pixels=pixels, padded=epoch.packs.padded)
     # Faults come as values: raised in a worker, one would come back with the worker's traceback as its message.
     loader = DataLoader(dataset, batch_size=None, num_workers=workers, worker_init_fn=_end_with_rank, pin_memory=pin)
@@ -96,10 +105,13 @@ def _end_with_rank(_worker: int) -> None:
 
 
 class PackDataset(Dataset[MicroBatch]):
-    """Packs, given as rows of the index. An unreadable sample becomes a blank one, and a fault of its pack."""
+    """Packs, given as rows of the index, and the part of each that is wanted.
+
+    An unreadable sample becomes a blank one, and a fault of its pack.
+    """
 
     def __init__(
-        self, index: DatasetIndex, packs: Sequence[Ints], encoder: Encoder, *, pixels: bool, padded: bool
+        self, index: DatasetIndex, packs: Sequence[tuple[Ints, Share]], encoder: Encoder, *, pixels: bool, padded: bool
     ) -> None:
         self._index = index
         self._packs = packs
@@ -112,9 +124,10 @@ class PackDataset(Dataset[MicroBatch]):
 
     def __getitem__(self, number: int) -> MicroBatch:
         faults: list[str] = []
-        samples = [self._encoded(int(row), faults) for row in self._packs[number]]
-        batch = collate(samples, self._encoder, pixels=self._pixels, padded=self._padded)
-        return replace(batch, faults=tuple(faults))
+        rows, share = self._packs[number]
+        samples = [self._encoded(int(row), faults) for row in rows]
+        batch = collate(samples, self._encoder, pixels=self._pixels, padded=self._padded, share=share)
+        return batch if share.index else replace(batch, faults=tuple(faults))
 
     def _encoded(self, row: int, faults: list[str]) -> Encoded:
         try:
@@ -156,25 +169,32 @@ def _told(lengths: Lengths) -> str:
     return f"{lengths.vision_units} vision units, {lengths.text_tokens} text tokens and {lengths.target_tokens} targets"
 
 
-def collate(samples: Sequence[Encoded], encoder: Encoder, *, pixels: bool, padded: bool) -> MicroBatch:
+def collate(
+    samples: Sequence[Encoded], encoder: Encoder, *, pixels: bool, padded: bool, share: Share = ALONE
+) -> MicroBatch:
     """Return a pack's samples as one micro-batch; an empty pack becomes one pad token without a target.
 
-    With `padded` each sample is filled up to the longest, so that T is a multiple of it.
+    With `padded` each sample is filled up to the longest, so that T is a multiple of it. Units and labels are those of
+    `share`; pad tokens, as a sample of their own, make T a multiple of its degree.
     """
     if not samples:
         # An empty pack makes the number of packs a multiple of the data ranks; its rank runs the step like the others.
-        samples = [encoder.blank(Lengths(vision_units=0, text_tokens=1, target_tokens=0), pixels=pixels)]
+        samples = [_padding(encoder, 1, pixels=pixels)]
     lengths = [len(sample.input_ids) for sample in samples]
     widths = [max(lengths)] * len(samples) if padded else lengths
+    if missing := -sum(widths) % share.degree:
+        samples, widths = [*samples, _padding(encoder, missing, pixels=pixels)], [*widths, missing]
     input_ids = [
         _filled(sample.input_ids, width, encoder.pad_token_id) for sample, width in zip(samples, widths, strict=True)
     ]
     # Shifted inside each sample: its last token must not predict the next sample's first.
     labels = [_filled(sample.labels[1:], width, IGNORED) for sample, width in zip(samples, widths, strict=True)]
-    shown = [sample for sample in samples if sample.pixel_values is not None]
-    if pixels and not shown:
+    shown, grids = _shown(samples, encoder, share)
+    stands_in = pixels and not len(shown)
+    if stands_in:
         # A tower cannot run on no unit, so that a pack without images carries one of zeros.
-        shown = [encoder.blank(Lengths(vision_units=1, text_tokens=1, target_tokens=0), pixels=True)]
+        blank = encoder.blank(Lengths(vision_units=1, text_tokens=1, target_tokens=0), pixels=True)
+        shown, grids = _shown([blank], encoder, ALONE)
     tokens = PackTokens(
         input_ids=torch.from_numpy(np.concatenate(input_ids)),
         positions=torch.from_numpy(
@@ -183,13 +203,32 @@ def collate(samples: Sequence[Encoded], encoder: Encoder, *, pixels: bool, padde
             )
         ),
         lengths=tuple(widths),
-        grids=torch.from_numpy(np.concatenate([sample.grids for sample in shown] or [NO_GRIDS])),
+        grids=torch.from_numpy(grids),
+        stands_in=stands_in,
     )
     return MicroBatch(
-        pixel_values=_pixels(shown) if pixels else None,
+        pixel_values=torch.from_numpy(shown) if pixels else None,
         tokens=tokens,
-        labels=torch.from_numpy(np.concatenate(labels)),
+        labels=torch.from_numpy(np.concatenate(labels))[share.part(sum(widths))],
     )
+
+
+def _padding(encoder: Encoder, tokens: int, *, pixels: bool) -> Encoded:
+    return encoder.blank(Lengths(vision_units=0, text_tokens=tokens, target_tokens=0), pixels=pixels)
+
+
+def _shown(samples: Sequence[Encoded], encoder: Encoder, share: Share) -> tuple[NDArray[np.float32], Ints]:
+    """Return the pixels [units, *unit_shape] and grids [images, G] that belong to `share`."""
+    nothing = np.zeros((0, *encoder.unit_shape), dtype=np.float32)
+    units = np.concatenate([each.pixel_values for each in samples if each.pixel_values is not None] or [nothing])
+    grids = np.concatenate([each.grids for each in samples if len(each.grids)] or [NO_GRIDS])
+    if share.degree == 1:
+        return units, grids
+    sizes = encoder.pieces(len(units), grids)
+    own = share.pieces(sizes)
+    ends = np.concatenate([[0], np.cumsum(sizes)])
+    # A copy: a view would hold the pixels of the whole pack.
+    return units[ends[own.start] : ends[own.stop]].copy(), grids[own] if len(grids) else grids
 
 
 def _filled(values: Ints, width: int, filler: int) -> Ints:
@@ -200,7 +239,3 @@ def _extended(positions: Ints, width: int) -> Ints:
     """Count on from the last of `positions` [P, tokens] for the padding behind them."""
     added = np.arange(1, width - positions.shape[1] + 1)
     return np.concatenate([positions, positions[:, -1:] + added], axis=1)
-
-
-def _pixels(samples: Sequence[Encoded]) -> torch.Tensor:
-    return torch.from_numpy(np.concatenate([each.pixel_values for each in samples if each.pixel_values is not None]))

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-_PARTS = 5
-"""Ids, positions, lengths, grids, shapes of the states."""
+_PARTS = 6
+"""Ids, positions, lengths, grids, whether the unit stands in, shapes of the states."""
 _DIMENSIONS, _UNUSED = 4, -1
 """Most dimensions of a state, and what fills up the shape of one with fewer."""
 
@@ -23,7 +23,11 @@ class PackTokens:
     lengths: tuple[int, ...]
     """Tokens of each sample, its padding included; their sum is T."""
     grids: torch.Tensor
-    """int64 [images, G], on the CPU: what the family says of each image. G is 0 where images are tiles of one size."""
+    """int64 [images, G], on the CPU: what the family says of each image. G is 0 where images are tiles of one size.
+
+    Where ranks share the pack, these are the images whose units this rank computes."""
+    stands_in: bool = False
+    """Whether the units are one of zeros, which no token shows, because this rank has none to compute."""
 
     def to(self, device: torch.device) -> "PackTokens":
         """Return the same with ids and positions on `device`."""
@@ -39,7 +43,8 @@ def pack(states: Sequence[torch.Tensor], tokens: PackTokens) -> tuple[torch.Tens
     # One tensor of integers, since DeepSpeed sends each tensor of a tuple by itself.
     device = tokens.input_ids.device
     shapes = [[*state.shape, *(_UNUSED,) * (_DIMENSIONS - state.dim())] for state in states]
-    described = (torch.tensor([tokens.lengths]), tokens.grids, torch.tensor(shapes))
+    flags = torch.tensor([[tokens.stands_in]], dtype=torch.int64)
+    described = (torch.tensor([tokens.lengths]), tokens.grids, flags, torch.tensor(shapes))
     parts = (tokens.input_ids[None], tokens.positions, *(part.to(device) for part in described))
     sizes = torch.tensor([size for part in parts for size in part.shape], device=device)
     integers = torch.cat([sizes, *(part.flatten() for part in parts)])
@@ -52,8 +57,14 @@ def unpack(floats: torch.Tensor, integers: torch.Tensor) -> tuple[tuple[torch.Te
     """Return the states and the tokens of which `pack` made two tensors."""
     on_host = integers.cpu()  # once for each pack and stage: shapes and lengths steer the host
     ids, positions, *_ = _parts(integers, on_host)
-    _, _, lengths, grids, shapes = _parts(on_host, on_host)
-    tokens = PackTokens(input_ids=ids[0], positions=positions, lengths=tuple(lengths[0].tolist()), grids=grids)
+    _, _, lengths, grids, flags, shapes = _parts(on_host, on_host)
+    tokens = PackTokens(
+        input_ids=ids[0],
+        positions=positions,
+        lengths=tuple(lengths[0].tolist()),
+        grids=grids,
+        stands_in=bool(flags),
+    )
     if len(shapes) == 1:
         return (floats,), tokens
     every = [[size for size in shape if size != _UNUSED] for shape in shapes.tolist()]
@@ -62,7 +73,7 @@ def unpack(floats: torch.Tensor, integers: torch.Tensor) -> tuple[tuple[torch.Te
 
 
 def _parts(integers: torch.Tensor, on_host: torch.Tensor) -> list[torch.Tensor]:
-    """Return the five matrices that follow their sizes in `integers`."""
+    """Return the matrices that follow their sizes in `integers`."""
     sizes = on_host[: 2 * _PARTS].view(_PARTS, 2).tolist()
     values = integers[2 * _PARTS :].split([rows * columns for rows, columns in sizes])
     return [part.view(size) for part, size in zip(values, sizes, strict=True)]

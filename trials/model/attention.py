@@ -7,9 +7,12 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from trials.sharing.group import SharingGroup
+
 PACKED_ATTENTION = "autotune_packed"
 _CHOOSING = ("indices", "block_indices", "position_bias")
 """Options by which layers of transformers say which keys a token sees, or how much."""
+_UNSHARED = SharingGroup()
 
 
 class SampleMasks:
@@ -59,18 +62,23 @@ def packed_attention(
     attention_mask: torch.Tensor | None,
     *,
     samples: SampleMasks,
+    sharing: SharingGroup = _UNSHARED,
     scaling: float | None = None,
     dropout: float = 0.0,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """Compute attention of query [1, heads, T, d] to key and value [1, kv heads, T, d] inside each of `samples`.
 
-    One call per sample: the work is the sum of the squared lengths, not the square of their sum. Raise ValueError for a
-    model that chooses the keys of each token itself.
+    One call per sample: the work is the sum of the squared lengths, not the square of their sum. Where ranks share the
+    pack, they hold T / degree of its tokens each, and compute the attention of heads / degree heads for all of them.
+    Raise ValueError for a model that chooses the keys of each token itself.
     """
     choosing = [name for name in _CHOOSING if options.get(name) is not None]
     if attention_mask is not None or choosing:
         raise ValueError(f"its layers choose which tokens are seen, by {', '.join(choosing) or 'a mask of their own'}")
+    is_shared = sharing.share.degree > 1
+    if is_shared:
+        query, key, value = sharing.heads_of_pack(query, key, value)
     # EXAONE hands over None for its layers without a window, and names the window of the others in all of them.
     window = options["sliding_window"] if "sliding_window" in options else getattr(module, "sliding_window", None)
     masks = samples.of(window, query.device)
@@ -92,7 +100,10 @@ def packed_attention(
         )
         for (q, k, v), mask in zip(parts, masks, strict=True)
     ]
-    return torch.cat(blocks, dim=2).transpose(1, 2).contiguous(), None
+    attended = torch.cat(blocks, dim=2)
+    if is_shared:
+        attended = sharing.tokens_of_rank(attended)
+    return attended.transpose(1, 2).contiguous(), None
 
 
 AttentionInterface.register(PACKED_ATTENTION, packed_attention)

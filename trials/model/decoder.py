@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from trials.data.tokens import PackTokens
 from trials.model.attention import SampleMasks
 from trials.model.family import LayerRunner
+from trials.sharing.group import SharingGroup
 
 
 def language_runner(
@@ -16,25 +17,39 @@ def language_runner(
     rotary: Any,
     states: torch.Tensor,
     tokens: PackTokens,
+    sharing: SharingGroup,
 ) -> LayerRunner:
     """Implement `Family.language_runner` for causal attention."""
-    return decoder_runner(rotary, states, tokens, SampleMasks(tokens.lengths))
+    return decoder_runner(rotary, states, tokens, SampleMasks(tokens.lengths), sharing)
 
 
-def decoder_runner(rotary: Any, states: torch.Tensor, tokens: PackTokens, masks: SampleMasks) -> LayerRunner:
+def decoder_runner(
+    rotary: Any, states: torch.Tensor, tokens: PackTokens, masks: SampleMasks, sharing: SharingGroup
+) -> LayerRunner:
     """Return what runs layers that take `position_embeddings` from one rotary module, under these masks."""
+    part = sharing.share.part(tokens.positions.shape[1])
+
+    def embedded(*which: str) -> Any:
+        # Of the whole pack and cut afterwards: the frequencies of some models depend on the largest position.
+        whole = rotary(states, positions, *which)
+        if sharing.share.degree == 1:
+            return whole
+        cut = [each[..., part, :].contiguous() for each in (whole if isinstance(whole, tuple) else (whole,))]
+        return tuple(cut) if isinstance(whole, tuple) else cut[0]
+
     # [1, T], or [3, 1, T] for positions in time, height and width.
     positions = tokens.positions if len(tokens.positions) == 1 else tokens.positions.unsqueeze(1)
     # transformers hands keywords that it does not know on to the attention: `packed_attention` takes the samples, so
     # that no mask of [T, T] is built.
     shared = {
         "attention_mask": None,
-        "position_ids": tokens.positions[:1],
+        "position_ids": tokens.positions[:1, part],
         "samples": masks,
+        "sharing": sharing,
     }
     # Gemma 3 has frequencies of their own for each type of layer.
     types = rotary.config.layer_types if hasattr(rotary, "layer_types") else None
-    embeddings = {each: rotary(states, positions, each) for each in set(types)} if types else rotary(states, positions)
+    embeddings = {each: embedded(each) for each in set(types)} if types else embedded()
 
     def run(layer: nn.Module, number: int, states: torch.Tensor) -> torch.Tensor:
         output = layer(states, position_embeddings=embeddings[types[number]] if types else embeddings, **shared)

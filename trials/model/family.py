@@ -14,6 +14,7 @@ from trials.data.records.sample import NO_GRIDS, Encoder, Ints
 from trials.data.tokens import PackTokens
 from trials.errors import ModelError
 from trials.model.refusals.unsupported import reason
+from trials.sharing.group import SharingGroup
 
 LayerRunner: TypeAlias = Callable[[nn.Module, int, torch.Tensor], torch.Tensor]
 """(a layer, its number in its tower, states) -> states of the same shape. May run twice, for recomputation."""
@@ -39,7 +40,7 @@ class VisionModules:
     layers: tuple[nn.Module, ...] = ()
     """The layers that a plan distributes over the stages. States keep their shape from layer to layer."""
     kept: tuple[int, ...] = ()
-    """Numbers of the layers whose states `join_text` takes too, in ascending order."""
+    """Numbers of the layers whose states `image_features` takes too, in ascending order."""
     projector: tuple[nn.Module | nn.Parameter, ...] = ()
     unused: tuple[nn.Module, ...] = ()
     """Modules that nothing runs, such as the layers behind the one whose features are taken. Saved as they were."""
@@ -123,23 +124,29 @@ class Family(Protocol):
         `states` are those of the first layer to run.
         """
 
-    def join_text(
+    def image_features(
         self, model: PreTrainedModel, states: Sequence[torch.Tensor], tokens: PackTokens
     ) -> Sequence[torch.Tensor]:
-        """Return the language states [1, T, hidden], and what is added to the image tokens behind the first layers.
+        """Return the projected features [features, hidden] that image tokens take in order, none for text alone.
 
-        `states` are those after the last vision layer, then those after each layer of `VisionModules.kept`. Image
-        tokens take the projected features in order; units beyond them, such as the one of a pack without images, change
-        nothing. Each further tensor [features, hidden] is added behind one language layer, the first behind the first.
+        `states` are those after the last vision layer, then those after each layer of `VisionModules.kept`. Each
+        further tensor of the same shape is added to the image tokens behind one language layer, the first behind the
+        first.
         """
 
     def language_runner(
-        self, model: PreTrainedModel, rotary: nn.Module, states: torch.Tensor, tokens: PackTokens
+        self,
+        model: PreTrainedModel,
+        rotary: nn.Module,
+        states: torch.Tensor,
+        tokens: PackTokens,
+        sharing: SharingGroup,
     ) -> LayerRunner:
         """Return what runs the language layers of one pack, with all that they share computed once.
 
-        `rotary` is the module of `Chain.rotary`, and `states` [1, T, hidden] are those of the first layer to run. A
-        token sees nothing of other samples.
+        `rotary` is the module of `Chain.rotary`. `states` [1, t, hidden] are those of the first layer to run, of the t
+        tokens of this rank among those that share the pack; `tokens` are all of them. A token sees nothing of other
+        samples.
         """
 
 

@@ -1,25 +1,42 @@
 """Projected image features in the language model."""
 
+from collections.abc import Sequence
+
 import torch
 from transformers import PreTrainedModel
 
 from trials.data.tokens import PackTokens
+from trials.sharing.group import SharingGroup
 
 
-def place_features(model: PreTrainedModel, features: torch.Tensor, tokens: PackTokens) -> torch.Tensor:
-    """Return language states [1, T, hidden]: embedded text, and features [features, hidden] for images and videos."""
-    text = model.get_input_embeddings()(tokens.input_ids)
-    is_image = _is_shown(model, tokens).unsqueeze(-1)
-    # Takes features in order and leaves over those that no token shows, which still get a gradient of zeros.
-    joined: torch.Tensor = text.masked_scatter(is_image, features.to(text.dtype))
-    return joined.unsqueeze(0)
+def join_text(
+    model: PreTrainedModel, features: Sequence[torch.Tensor], tokens: PackTokens, sharing: SharingGroup
+) -> tuple[torch.Tensor, ...]:
+    """Return language states [1, t, hidden] of this rank's tokens, then the features that later layers add to them.
+
+    Image tokens take the first of `features` [features, hidden] in order. Features beyond them, such as those of a pack
+    without images, change nothing, but still get a gradient of zeros.
+    """
+    part = sharing.share.part(len(tokens.input_ids))
+    text = model.get_input_embeddings()(tokens.input_ids[part])
+    if not features:
+        return (text.unsqueeze(0),)
+    is_image = _is_shown(model, tokens)
+    if sharing.share.degree > 1:
+        # The features of a stand-in are no token's.
+        own = [each[:0] if tokens.stands_in else each for each in features]
+        features = sharing.features_of_tokens(own, is_image)
+    first, *later = features
+    joined: torch.Tensor = text.masked_scatter(is_image[part].unsqueeze(-1), first.to(text.dtype))
+    return (joined.unsqueeze(0), *later)
 
 
 def add_features(
-    model: PreTrainedModel, states: torch.Tensor, features: torch.Tensor, tokens: PackTokens
+    model: PreTrainedModel, states: torch.Tensor, features: torch.Tensor, tokens: PackTokens, sharing: SharingGroup
 ) -> torch.Tensor:
-    """Return language states [1, T, hidden] with features [features, hidden] added to those of the image tokens."""
-    images = torch.nonzero(_is_shown(model, tokens)).flatten()
+    """Return language states [1, t, hidden] with features [features, hidden] added to those of the image tokens."""
+    part = sharing.share.part(len(tokens.input_ids))
+    images = torch.nonzero(_is_shown(model, tokens)[part]).flatten()
     # Out of place: the backward pass may need the states as the layer returned them.
     return states.index_add(1, images, features[None, : len(images)].to(states.dtype))
 

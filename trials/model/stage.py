@@ -12,10 +12,11 @@ from torch.utils.checkpoint import checkpoint
 from trials.data.records.sample import IGNORED
 from trials.data.tokens import PackTokens, pack, unpack
 from trials.model.cut import Cut
-from trials.model.features import add_features
+from trials.model.features import add_features, join_text
 from trials.model.paths import remove
 from trials.model.skeleton import Skeleton
 from trials.model.trained import trains
+from trials.sharing.group import SharingGroup
 
 
 class StageModule(nn.Module):
@@ -36,6 +37,8 @@ class StageModule(nn.Module):
         self.family = skeleton.family
         self.tied = skeleton.tied
         self.cut = cut
+        self.sharing = SharingGroup()
+        """The ranks that compute each pack together; its owner sets them, with the weights in place."""
         paths, parts = cut.paths(skeleton.chain), skeleton.chain.parts
         self.trains_before = trains(self.model, parts[: parts.index(paths[0])])
         """Whether an earlier stage trains, so that the states that this one receives need a gradient."""
@@ -65,7 +68,8 @@ class StageModule(nn.Module):
         if self.cut.vision:
             states = self.vision(states, tokens)
         if self.cut.projects:
-            states = tuple(self.family.join_text(self.model, states, tokens))
+            features = self.family.image_features(self.model, states, tokens)
+            states = join_text(self.model, features, tokens, self.sharing)
         if self.cut.language:
             states = self.language(states, tokens)
         return self.head(states[0]) if self.cut.heads else pack(states, tokens)
@@ -85,13 +89,13 @@ class StageModule(nn.Module):
         """Return language states [1, T, hidden] after this stage's layers, then what later layers add to images."""
         current, *features = states
         rotary = self.model.get_submodule(self.chain.rotary)
-        runner = self.family.language_runner(self.model, rotary, current, tokens)
+        runner = self.family.language_runner(self.model, rotary, current, tokens, self.sharing)
         for place, number in enumerate(self.cut.language):
             layer = self.model.get_submodule(self.chain.language_layers[number])
             current = run_layer(layer, partial(runner, layer, number), current, place < self.cut.recompute_language)
             # Outside of what is recomputed: a feature is freed as soon as it is added.
             if features:
-                current = add_features(self.model, current, features.pop(0), tokens)
+                current = add_features(self.model, current, features.pop(0), tokens, self.sharing)
         return (current, *features)
 
     def head(self, states: torch.Tensor) -> torch.Tensor:

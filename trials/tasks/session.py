@@ -21,11 +21,13 @@ from trials.grid import RankCoordinates
 from trials.model.cut import cut
 from trials.model.inputs.encoders import load_encoder
 from trials.model.paths import tensors_at
+from trials.model.refusals.heads import check_degrees
 from trials.model.skeleton import Skeleton, build_skeleton, load_config
 from trials.model.stage import StageModule
 from trials.model.trained import choose_trained, draw_trained
 from trials.model.weights import WeightFiles, draw_buffers, draw_weights, read_weights
 from trials.plan import Plan
+from trials.sharing.group import join_groups
 from trials.tasks.request import Request
 
 WeightSource: TypeAlias = Callable[[Sequence[str], torch.device], None]
@@ -93,9 +95,8 @@ class Session:
 
         Raise MemoryExceeded when this rank exceeds its limit, and NotFinite for a loss that is not finite.
         """
-        count = len(step.packs[self.coordinates.data_rank])
         with self.meter.watch():
-            loss = self.engine.step(batches, count, step.target_tokens)
+            loss = self.engine.step(batches, step.micro_batches, step.target_tokens)
         if not math.isfinite(loss):
             raise not_finite("the loss of a step", loss)
         return loss
@@ -115,6 +116,8 @@ def open_session(request: Request, rank: int, device: torch.device) -> Iterator[
     torch.manual_seed(request.job.training.seed)
     where = request.plan.layout.grid.coordinates(rank)
     stage = build_stage(request, where.stage, device)
+    (degree,) = request.plan.packing.degrees
+    stage.sharing = join_groups(request.plan.layout.grid.sharing_ranks(degree), rank)
     engine = build_engine(request.plan, stage, where, device, request.job.training)
     session = Session(
         request=request,
@@ -139,6 +142,7 @@ def build_stage(request: Request, number: int, device: torch.device) -> StageMod
         language_layers=len(skeleton.chain.language_layers),
         dtype=request.job.model.dtype,
     )
+    check_degrees(skeleton.model.config.get_text_config(), request.plan.packing.degrees)
     stage = StageModule(skeleton, cut(request.plan)[number])
     fill(stage.paths, device)
     draw_trained(stage.model, stage.paths, request.job.training)

@@ -26,6 +26,11 @@ def current_plan(prepared: Prepared) -> Plan | None:
             plugins.load(PACKERS, plan.packing.packer)
     except (PredictError, InvalidPlan, UnknownName) as error:
         raise JobError(f"search.present: {error}") from error
+    if max(plan.packing.degrees) > 1:
+        raise JobError(
+            f"search.present: the packs of {path} are shared by {max(plan.packing.degrees)} ranks, which a search does "
+            "not predict; set its sequence to 1, or leave the key out"
+        )
     devices = workload.hardware.devices
     if plan.layout.world_size != devices:
         raise JobError(f"search.present: {path} is a plan for {plan.layout.world_size} devices, not {devices}")

@@ -1,5 +1,6 @@
 """Parts that do not train: the others get the gradients of the plain model, whatever the split, and no more is done."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 
 from tests.integration.models.test_parity import reference, trained_gradients
 from tests.parameters import parameters
-from tests.training_values import plan_of, prepared_of, variant_of
+from tests.training_values import PACKED, plan_of, prepared_of, variant_of
 from trials.job import Part
 from trials.model.skeleton import build_skeleton, load_config
 from trials.plan import Plan
@@ -16,6 +17,8 @@ from trials.run.pool import Answers, WarmPool
 from trials.tasks.request import Training
 
 pytestmark = pytest.mark.ranks
+
+SHARED = replace(PACKED, sequence=2)
 
 CASES: dict[str, tuple[tuple[Part, ...], Plan]] = {
     "first stage frozen, the second's leading layers too": (("vision",), plan_of("3+0r2,0", "1+2r1,1")),
@@ -25,6 +28,9 @@ CASES: dict[str, tuple[tuple[Part, ...], Plan]] = {
     "no projector, with a tied embedding on two stages": (("projector",), plan_of("4+1", "0+1r0,1")),
     "data parallel, ZeRO 1": (("vision", "language"), plan_of("4+2r4,2", data=2, zero=1)),
     "data parallel, ZeRO 3": (("language",), plan_of("4+2", data=2, zero=3)),
+    "shared packs, only the projector": (("vision", "language"), plan_of("4+2r4,2", data=2, zero=1, packing=SHARED)),
+    "shared packs, no vision tower": (("vision",), plan_of("4+2r1,1", data=2, packing=SHARED)),
+    "shared packs, only the vision tower": (("projector", "language"), plan_of("4+2r1,1", data=2, packing=SHARED)),
 }
 
 

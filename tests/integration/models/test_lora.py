@@ -1,5 +1,6 @@
 """Trainings with LoRA: gradients are those of peft's own model, and peft loads the result."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from tests.integration.models.test_parity import ADAM_SHARE, plain_model, refere
 from tests.integration.running.test_training_families import checkpointed
 from tests.parameters import parameters
 from tests.saved_models import saved_model
-from tests.training_values import plan_of, prepared_of, train
+from tests.training_values import PACKED, plan_of, prepared_of, train
 from trials.data.tokens import pack
 from trials.model.family import join_samples
 from trials.model.stage import StageModule
@@ -35,6 +36,10 @@ CASES: dict[str, tuple[dict[str, Any], Plan]] = {
     "some targets and the projector": (
         {"rank": 8, "targets": ["q_proj", "self_attn.v_proj"], "train_projector": True},
         plan_of("4+2r3,1", data=2, zero=1),
+    ),
+    "both towers, packs shared": (
+        {"rank": 4, "parts": ["vision", "language"]},
+        plan_of("4+2r3,1", data=2, zero=1, packing=replace(PACKED, sequence=2)),
     ),
 }
 

@@ -143,19 +143,19 @@ def test_states_and_features_of_inner_vision_layers_travel_between_ranks(
     check(plan, prepared_of(example, tmp_path, model={"path": str(tmp_path / "model")}), pool)
 
 
-def check(plan: Plan, prepared: Prepared, pool: WarmPool) -> None:
+def check(plan: Plan, prepared: Prepared, pool: WarmPool, within: float = 1e-4) -> None:
     """Trains one step under the plan, and compares with the samples one by one through the Hugging Face model."""
     output = prepared.job.training.output
     answer = pool.ask(prepared.request(plan, Training(output=output, max_steps=1)), 120)
     assert isinstance(answer, Answers), answer
     loss, gradients = reference(prepared, plan)
     progress = json.loads((output / PROGRESS_FILE).read_text().splitlines()[0])
-    assert progress["loss"] == pytest.approx(loss, rel=1e-4)
+    assert progress["loss"] == pytest.approx(loss, rel=within)
     trained = trained_gradients(output / "checkpoint-1")
     assert set(gradients) <= set(trained)
     for name, gradient in gradients.items():
         difference = torch.linalg.vector_norm(trained[name] - gradient)
-        assert difference <= 1e-4 * torch.linalg.vector_norm(gradient) + 1e-9, name
+        assert difference <= within * torch.linalg.vector_norm(gradient) + 1e-9, name
 
 
 def reference(
@@ -193,7 +193,7 @@ def plain_model(settings: ModelSection, seed: int) -> nn.Module:
     config = load_config(settings.path)
     skeleton = build_skeleton(config, torch.float32)
     device = torch.device("cpu")
-    draw_weights(skeleton.model, skeleton.chain.parts, seed, device)
+    draw_weights(skeleton.model, (*skeleton.chain.parts, *skeleton.chain.unused), seed, device)
     draw_buffers(skeleton.model, skeleton.chain.buffers, device)
     model: nn.Module = AutoModelForImageTextToText.from_config(config, attn_implementation="eager")
     weights = skeleton.model.state_dict()

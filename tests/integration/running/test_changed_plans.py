@@ -14,7 +14,7 @@ from autotune.training.plan_change import plan_to_replace
 from autotune.workload import Prepared
 from storage.store import Store
 from tests.parameters import parameters
-from tests.training_values import plan_of, prepared_of, train
+from tests.training_values import PACKED, plan_of, prepared_of, train
 from trials.data.epoch import Epoch
 from trials.data.order import epoch_order
 from trials.data.records.sample import Ints
@@ -33,6 +33,7 @@ PIPELINE = plan_of("3+0r1,0", "1+2")
 ZERO = plan_of("4+2r0,1", data=2, zero=1)
 SAME_STEPS = {
     "split and recompute": (PIPELINE, plan_of("2+0", "2+2r2,1")),
+    "packs shared": (PIPELINE, plan_of("4+2r0,1", data=2, zero=1, packing=replace(PACKED, sequence=2))),
     "ZeRO and recompute": (ZERO, plan_of("4+2r4,0", data=2, zero=3)),
 }
 TIGHT = plan_of("4+2", data=2, zero=1, packing=Packed(qv=6, qt=300, qv_min=6, qt_min=200, packer="best-fit"))
@@ -61,7 +62,7 @@ def losses(prepared: Prepared) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    "plans", parameters({name: (plans,) for name, plans in SAME_STEPS.items()}, short=("split and recompute",))
+    "plans", parameters({name: (plans,) for name, plans in SAME_STEPS.items()}, short=("packs shared",))
 )
 def test_a_plan_with_the_same_steps_continues_exactly(
     plans: tuple[Plan, Plan], shallow: Path, pool: WarmPool, profile_store: Store, tmp_path: Path

@@ -1,6 +1,7 @@
 """Trainings on videos on real ranks, compared with transformers' own model and torch's AdamW."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ PACKING = Packed(qv=24, qt=240, qv_min=16, qt_min=160)
 PLANS = {
     "pipeline": plan_of("3+0r1,0", "1+4r0,2", packing=PACKING),
     "data": plan_of("4+4r1,1", data=2, zero=1, packing=PACKING),
+    "packs shared": plan_of("4+4r1,1", data=2, zero=1, packing=replace(PACKING, sequence=2)),
 }
 LEARNING_RATE = 1e-2
 

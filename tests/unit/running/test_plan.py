@@ -1,5 +1,6 @@
 import dataclasses
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import get_args
 
 import numpy as np
@@ -11,6 +12,7 @@ from autotune.search.solver.holdings import Holdings
 from tests import strategies
 from trials.errors import InvalidPlan
 from trials.model.cut import cut
+from trials.model.refusals.heads import check_degrees
 from trials.plan import Layout, Packed, Padded, Plan, Stage, ZeroStage, layer_counts
 
 PACKED = Packed(qv=8, qt=512, qv_min=8, qt_min=384)
@@ -123,6 +125,57 @@ def test_a_relaxation_lies_within_the_capacity(changes: dict[str, int]) -> None:
 def test_a_capacity_is_one_that_lengths_can_reach(changes: dict[str, int]) -> None:
     with pytest.raises(InvalidPlan, match=r"more than any pack can hold; give less than 2\^31"):
         dataclasses.replace(PACKED, **changes)  # type: ignore[arg-type]
+
+
+def test_a_sequence_degree_divides_the_data_ranks() -> None:
+    layout, stages = Layout(pipeline=1, data=6, zero=0), (Stage(vision=1, language=1),)
+    shared = dataclasses.replace(PACKED, sequence=3)
+    assert Plan(packing=shared, layout=layout, stages=stages).packing.degrees == (3,)
+    message = (
+        "sequence degree 4 needs groups of 4 data ranks, but 6 data ranks leave 2 over; use a degree of 1 or 2 or 3"
+    )
+    with pytest.raises(InvalidPlan, match=f"{message} or 6, or data 8"):
+        Plan(packing=dataclasses.replace(PACKED, sequence=4), layout=layout, stages=stages)
+    with pytest.raises(InvalidPlan, match="sequence degree of at least 1, not 0"):
+        dataclasses.replace(PACKED, sequence=0)
+
+
+def test_packs_that_no_ranks_share_keep_the_document_of_older_plans() -> None:
+    whole, shared = (
+        Plan(
+            packing=dataclasses.replace(PACKED, sequence=degree),
+            layout=Layout(pipeline=1, data=2, zero=0),
+            stages=(Stage(vision=1, language=1),),
+        )
+        for degree in (1, 2)
+    )
+    assert "sequence" not in whole.document
+    assert '"sequence":2' in shared.document
+
+
+@pytest.mark.parametrize(
+    ("heads", "groups", "degrees", "message"),
+    [
+        (
+            12,
+            12,
+            (5,),
+            "cannot share the 12 attention heads of the language model: 2 would be left over; use a degree of ",
+        ),
+        (
+            12,
+            4,
+            (3,),
+            "cannot share the 4 key-value heads of the language model: 1 would be left over; use a degree of ",
+        ),
+        (12, 4, (2, 24), "the 12 attention heads .* use a degree of 1, 2, 4 or 12"),
+    ],
+)
+def test_a_sequence_degree_shares_the_heads(heads: int, groups: int, degrees: tuple[int, ...], message: str) -> None:
+    config = SimpleNamespace(num_attention_heads=heads, num_key_value_heads=groups)
+    check_degrees(config, (1, 2, 4, 12))
+    with pytest.raises(InvalidPlan, match=message):
+        check_degrees(config, degrees)
 
 
 def test_a_padded_micro_batch_holds_a_sample() -> None:

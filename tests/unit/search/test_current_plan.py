@@ -18,6 +18,7 @@ PLAN = Plan(
     layout=Layout(pipeline=2, data=1, zero=0),
     stages=(Stage(vision=4, language=0), Stage(vision=1, language=4)),
 )
+SHARED = replace(PLAN, packing=replace(PACKED, sequence=2), layout=Layout(pipeline=2, data=2, zero=0))
 
 
 def naming(folder: Path, plan: Plan, oversize: str = "own-pack") -> Prepared:
@@ -41,8 +42,9 @@ def test_the_plan_of_the_file_is_the_current_plan(tmp_path: Path) -> None:
         (replace(PLAN, packing=replace(PACKED, packer="tetris")), r"'tetris' .*best-fit"),
         (replace(PLAN, stages=(Stage(vision=4, language=0), Stage(vision=1, language=5))), "5 language layers"),
         (replace(PLAN, layout=Layout(pipeline=2, data=2, zero=0)), "for 4 devices, not 2"),
+        (SHARED, "shared by 2 ranks, which a search does not predict; set its sequence to 1"),
     ],
-    ids=["packer", "layers", "devices"],
+    ids=["packer", "layers", "devices", "shared"],
 )
 def test_a_plan_that_is_not_one_of_this_job_is_refused(tmp_path: Path, plan: Plan, reason: str) -> None:
     with pytest.raises(JobError, match=rf"search\.present: .*{reason}"):

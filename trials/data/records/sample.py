@@ -157,6 +157,13 @@ class Encoder(Measurer, Protocol):
     def blank(self, lengths: Lengths, *, pixels: bool) -> Encoded:
         """Return a sample of these lengths without a target: image tokens with zero pixels, then pad tokens."""
 
+    def pieces(self, units: int, grids: Ints) -> Ints:
+        """Return the sizes, in vision units, of the pieces in which ranks can share some images.
+
+        Nothing of a piece is computed from another. Pieces are the images and videos of `grids` [images, G], or tiles
+        where `grids` is empty.
+        """
+
 
 def kept_tokens(tokens: int, images_end: int, max_tokens: int | None) -> int:
     """Return how many of a sample's tokens are kept; `images_end` counts those up to the end of its last image.

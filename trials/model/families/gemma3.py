@@ -14,13 +14,13 @@ from trials.errors import ModelError
 from trials.model.attention import SampleMasks
 from trials.model.decoder import decoder_runner
 from trials.model.family import Images, LayerRunner, VisionModules
-from trials.model.features import place_features
 from trials.model.inputs.chat_encoder import chat_encoder
 from trials.model.positions import counted_positions as positions
 from trials.model.refusals.heads import check_heads
 from trials.model.shrunk import VOCABULARY
 from trials.model.towers import siglip, tiles
 from trials.model.towers.siglip import vision_runner
+from trials.sharing.group import SharingGroup
 
 __all__ = [
     "AUTO_MODEL",
@@ -28,7 +28,7 @@ __all__ = [
     "check",
     "embed_vision",
     "encoder",
-    "join_text",
+    "image_features",
     "language_runner",
     "model_inputs",
     "positions",
@@ -173,16 +173,22 @@ def embed_vision(model: PreTrainedModel, pixels: torch.Tensor, tokens: PackToken
     return states
 
 
-def join_text(model: PreTrainedModel, states: Sequence[torch.Tensor], tokens: PackTokens) -> Sequence[torch.Tensor]:
-    """Return language states [1, T, hidden], in which each image token is the next pooled feature."""
+def image_features(
+    model: PreTrainedModel,
+    states: Sequence[torch.Tensor],
+    tokens: PackTokens,  # noqa: ARG001
+) -> Sequence[torch.Tensor]:
+    """Return features [images x tokens, hidden], pooled."""
     features = model.model.multi_modal_projector(model.model.vision_tower.post_layernorm(states[0]))
-    return (place_features(model, features.flatten(0, 1), tokens),)
+    return (features.flatten(0, 1),)
 
 
-def language_runner(model: PreTrainedModel, rotary: nn.Module, states: torch.Tensor, tokens: PackTokens) -> LayerRunner:
+def language_runner(
+    model: PreTrainedModel, rotary: nn.Module, states: torch.Tensor, tokens: PackTokens, sharing: SharingGroup
+) -> LayerRunner:
     """Run causal layers in which the tokens of one image attend to each other, too."""
     is_image = tokens.input_ids == model.config.image_token_id
-    return decoder_runner(rotary, states, tokens, SampleMasks(tokens.lengths, image_blocks(is_image)))
+    return decoder_runner(rotary, states, tokens, SampleMasks(tokens.lengths, image_blocks(is_image)), sharing)
 
 
 def image_blocks(is_image: torch.Tensor) -> torch.Tensor:

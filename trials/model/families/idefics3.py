@@ -11,7 +11,6 @@ from trials.data.tokens import PackTokens
 from trials.errors import ModelError
 from trials.model.decoder import language_runner
 from trials.model.family import Images, VisionModules
-from trials.model.features import place_features
 from trials.model.inputs.chat_encoder import chat_encoder
 from trials.model.inputs.split_images import split_images
 from trials.model.positions import counted_positions as positions
@@ -26,7 +25,7 @@ __all__ = [
     "check",
     "embed_vision",
     "encoder",
-    "join_text",
+    "image_features",
     "language_runner",
     "model_inputs",
     "positions",
@@ -140,7 +139,11 @@ def embed_vision(model: PreTrainedModel, pixels: torch.Tensor, tokens: PackToken
     return states
 
 
-def join_text(model: PreTrainedModel, states: Sequence[torch.Tensor], tokens: PackTokens) -> Sequence[torch.Tensor]:
-    """Return language states [1, T, hidden], in which each image token is the next feature."""
+def image_features(
+    model: PreTrainedModel,
+    states: Sequence[torch.Tensor],
+    tokens: PackTokens,  # noqa: ARG001
+) -> Sequence[torch.Tensor]:
+    """Return features [tiles x tokens, hidden]."""
     features = model.model.connector(model.model.vision_model.post_layernorm(states[0]))
-    return (place_features(model, features.flatten(0, 1), tokens),)
+    return (features.flatten(0, 1),)

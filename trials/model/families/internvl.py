@@ -29,7 +29,6 @@ from trials.data.tokens import PackTokens
 from trials.errors import DataError, ModelError
 from trials.model.decoder import language_runner
 from trials.model.family import Images, VisionModules
-from trials.model.features import place_features
 from trials.model.inputs.digest import model_digest
 from trials.model.inputs.preprocessing import check_vocabulary, load_image_processor, load_tokenizer
 from trials.model.positions import counted_positions as positions
@@ -44,7 +43,7 @@ __all__ = [
     "check",
     "embed_vision",
     "encoder",
-    "join_text",
+    "image_features",
     "language_runner",
     "model_inputs",
     "positions",
@@ -180,6 +179,9 @@ class Encoder:
             pixel_values=np.zeros(shape, dtype=np.float32) if pixels and lengths.vision_units else None,
             grids=NO_GRIDS,
         )
+
+    def pieces(self, units: int, grids: Ints) -> Ints:  # noqa: ARG002
+        return np.ones(units, dtype=np.int64)
 
     def _tokens(self, sample: Sample, tiles: Sequence[int]) -> tuple[Ints, NDArray[np.bool_]]:
         """Return token ids, and which of them are targets, both [tokens], cut to `max_tokens`."""
@@ -352,22 +354,20 @@ def embed_vision(model: PreTrainedModel, pixels: torch.Tensor, tokens: PackToken
     return states
 
 
-def join_text(model: PreTrainedModel, states: Sequence[torch.Tensor], tokens: PackTokens) -> Sequence[torch.Tensor]:
-    """Return language states [1, T, hidden], in which each context token is the next projected feature."""
-    return (place_features(model, _project(model, states[0]), tokens),)
-
-
-def _project(model: PreTrainedModel, states: torch.Tensor) -> torch.Tensor:
-    """Return features [tiles x tokens, language hidden]: class token dropped, pixels shuffled, projected."""
-    states = model.model.vision_tower.layernorm(states)
+def image_features(
+    model: PreTrainedModel,
+    states: Sequence[torch.Tensor],
+    tokens: PackTokens,  # noqa: ARG001
+) -> Sequence[torch.Tensor]:
+    """Return features [tiles x tokens, hidden]: class token dropped, pixels shuffled, projected."""
+    last = model.model.vision_tower.layernorm(states[0])
     if model.config.vision_feature_select_strategy == "default":
-        states = states[:, 1:, :]
-    side = math.isqrt(states.shape[1])
-    grid = states.reshape(states.shape[0], side, side, -1)
+        last = last[:, 1:, :]
+    side = math.isqrt(last.shape[1])
+    grid = last.reshape(last.shape[0], side, side, -1)
     shuffled = model.model.pixel_shuffle(grid, scale_factor=model.config.downsample_ratio)
-    tokens = shuffled.reshape(shuffled.shape[0], -1, shuffled.shape[-1])
-    features: torch.Tensor = model.model.multi_modal_projector(tokens)
-    return features.flatten(0, 1)
+    merged = shuffled.reshape(shuffled.shape[0], -1, shuffled.shape[-1])
+    return (model.model.multi_modal_projector(merged).flatten(0, 1),)
 
 
 def shrink_vision(settings: dict[str, Any], layers: int) -> None:

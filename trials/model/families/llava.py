@@ -13,7 +13,6 @@ from trials.data.tokens import PackTokens
 from trials.errors import ModelError
 from trials.model.decoder import language_runner
 from trials.model.family import Images
-from trials.model.features import place_features
 from trials.model.inputs.chat_encoder import chat_encoder
 from trials.model.inputs.processor import check_counts
 from trials.model.positions import counted_positions as positions
@@ -38,7 +37,7 @@ __all__ = [
     "check",
     "embed_vision",
     "encoder",
-    "join_text",
+    "image_features",
     "language_runner",
     "model_inputs",
     "positions",
@@ -84,9 +83,13 @@ def shrink_vision(settings: dict[str, Any], layers: int) -> None:
     shrink_tower(settings, layers, side=2)
 
 
-def join_text(model: PreTrainedModel, states: Sequence[torch.Tensor], tokens: PackTokens) -> Sequence[torch.Tensor]:
-    """Return language states [1, T, hidden], in which each image token is the next projected feature."""
-    return (place_features(model, project(model, states).flatten(0, 1), tokens),)
+def image_features(
+    model: PreTrainedModel,
+    states: Sequence[torch.Tensor],
+    tokens: PackTokens,  # noqa: ARG001
+) -> Sequence[torch.Tensor]:
+    """Return projected features [tiles x features, hidden]."""
+    return (project(model, states).flatten(0, 1),)
 
 
 def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | None = None) -> Encoder:
@@ -126,3 +129,7 @@ class _TileInputs:
     def blank(self, units: int) -> tuple[list[int], Ints]:
         """Return the tokens of `units` images."""
         return [self._image_token] * (units * self._features), NO_GRIDS
+
+    def pieces(self, units: int, grids: Ints) -> Ints:  # noqa: ARG002 (the Protocol has it)
+        """Return a piece for each tile."""
+        return np.ones(units, dtype=np.int64)

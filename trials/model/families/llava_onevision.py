@@ -13,7 +13,6 @@ from trials.data.tokens import PackTokens
 from trials.errors import ModelError
 from trials.model.decoder import language_runner
 from trials.model.family import Images
-from trials.model.features import place_features
 from trials.model.inputs.chat_encoder import chat_encoder
 from trials.model.positions import counted_positions as positions
 from trials.model.towers import crops
@@ -33,7 +32,7 @@ __all__ = [
     "check",
     "embed_vision",
     "encoder",
-    "join_text",
+    "image_features",
     "language_runner",
     "model_inputs",
     "positions",
@@ -123,12 +122,12 @@ def shrink_vision(settings: dict[str, Any], layers: int) -> None:
     settings["vision_aspect_ratio"] = "anyres_max_2"
 
 
-def join_text(model: PreTrainedModel, states: Sequence[torch.Tensor], tokens: PackTokens) -> Sequence[torch.Tensor]:
-    """Return language states [1, T, hidden], in which each image token is the next feature or end of a row."""
-    features = crops.shown_features(
-        _pack, model.config, project(model, states), model.model.image_newline, tokens.grids
-    )
-    return (place_features(model, features, tokens),)
+def image_features(
+    model: PreTrainedModel, states: Sequence[torch.Tensor], tokens: PackTokens
+) -> Sequence[torch.Tensor]:
+    """Return features and ends of rows [tokens, hidden]."""
+    newline = model.model.image_newline
+    return (crops.shown_features(_pack, model.config, project(model, states), newline, tokens.grids),)
 
 
 def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | None = None) -> Encoder:

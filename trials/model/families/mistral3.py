@@ -10,7 +10,6 @@ from trials.data.tokens import PackTokens
 from trials.errors import ModelError
 from trials.model.decoder import language_runner
 from trials.model.family import Images
-from trials.model.features import place_features
 from trials.model.inputs.chat_encoder import chat_encoder
 from trials.model.positions import counted_positions as positions
 from trials.model.refusals.heads import check_heads
@@ -24,7 +23,7 @@ __all__ = [
     "check",
     "embed_vision",
     "encoder",
-    "join_text",
+    "image_features",
     "language_runner",
     "model_inputs",
     "positions",
@@ -77,10 +76,11 @@ def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | 
     return chat_encoder(model_path, trust_remote_code, max_tokens, inputs=PixtralInputs, positions=positions)
 
 
-def join_text(model: PreTrainedModel, states: Sequence[torch.Tensor], tokens: PackTokens) -> Sequence[torch.Tensor]:
-    """Return language states [1, T, hidden], in which each image token is the next merged patch."""
+def image_features(
+    model: PreTrainedModel, states: Sequence[torch.Tensor], tokens: PackTokens
+) -> Sequence[torch.Tensor]:
+    """Return features [merged patches, hidden]."""
     size = model.config.vision_config.patch_size
     # transformers' merger divides the sizes in pixels by that of a patch.
     pixels = [(rows * size, columns * size) for rows, columns in tokens.grids.tolist()]
-    features = model.model.multi_modal_projector(states[0], pixels)
-    return (place_features(model, features, tokens),)
+    return (model.model.multi_modal_projector(states[0], pixels),)

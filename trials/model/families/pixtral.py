@@ -10,7 +10,6 @@ from trials.data.tokens import PackTokens
 from trials.errors import ModelError
 from trials.model.decoder import language_runner
 from trials.model.family import Images
-from trials.model.features import place_features
 from trials.model.inputs.chat_encoder import chat_encoder
 from trials.model.positions import counted_positions as positions
 from trials.model.refusals.heads import check_heads
@@ -24,7 +23,7 @@ __all__ = [
     "check",
     "embed_vision",
     "encoder",
-    "join_text",
+    "image_features",
     "language_runner",
     "model_inputs",
     "positions",
@@ -71,6 +70,10 @@ def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | 
     return chat_encoder(model_path, trust_remote_code, max_tokens, inputs=PixtralInputs, positions=positions)
 
 
-def join_text(model: PreTrainedModel, states: Sequence[torch.Tensor], tokens: PackTokens) -> Sequence[torch.Tensor]:
-    """Return language states [1, T, hidden], in which each image token is the next patch."""
-    return (place_features(model, model.model.multi_modal_projector(states[0]), tokens),)
+def image_features(
+    model: PreTrainedModel,
+    states: Sequence[torch.Tensor],
+    tokens: PackTokens,  # noqa: ARG001
+) -> Sequence[torch.Tensor]:
+    """Return features [patches, hidden]."""
+    return (model.model.multi_modal_projector(states[0]),)

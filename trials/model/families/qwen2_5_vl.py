@@ -18,7 +18,6 @@ from trials.data.tokens import PackTokens
 from trials.errors import ModelError
 from trials.model.decoder import language_runner
 from trials.model.family import LayerRunner
-from trials.model.features import place_features
 from trials.model.inputs.patched_videos import QWEN2
 from trials.model.towers.merged_patches import (
     check_patches,
@@ -40,7 +39,7 @@ __all__ = [
     "check",
     "embed_vision",
     "encoder",
-    "join_text",
+    "image_features",
     "language_runner",
     "model_inputs",
     "positions",
@@ -131,12 +130,13 @@ def vision_runner(model: PreTrainedModel, states: torch.Tensor, tokens: PackToke
     return run
 
 
-def join_text(model: PreTrainedModel, states: Sequence[torch.Tensor], tokens: PackTokens) -> Sequence[torch.Tensor]:
-    """Return language states [1, T, hidden], in which each image token is the next merged patch."""
+def image_features(
+    model: PreTrainedModel, states: Sequence[torch.Tensor], tokens: PackTokens
+) -> Sequence[torch.Tensor]:
+    """Return features [merged patches, hidden], in the order of the images."""
     tower = model.model.visual
     order, _ = _windows(tower, tokens)
-    features = tower.merger(states[0])[torch.argsort(order)]
-    return (place_features(model, features, tokens),)
+    return (tower.merger(states[0])[torch.argsort(order)],)
 
 
 def _windows(tower: Any, tokens: PackTokens) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,7 +9,6 @@ from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrain
 from trials.data.records.sample import Encoder, Ints
 from trials.data.tokens import PackTokens
 from trials.model.decoder import language_runner
-from trials.model.features import place_features
 from trials.model.inputs.patched_videos import QWEN2
 from trials.model.towers.merged_patches import (
     check_patches,
@@ -32,7 +31,7 @@ __all__ = [
     "check",
     "embed_vision",
     "encoder",
-    "join_text",
+    "image_features",
     "language_runner",
     "model_inputs",
     "positions",
@@ -85,6 +84,10 @@ def embed_vision(model: PreTrainedModel, pixels: torch.Tensor, tokens: PackToken
     return embed_patches(model, pixels)
 
 
-def join_text(model: PreTrainedModel, states: Sequence[torch.Tensor], tokens: PackTokens) -> Sequence[torch.Tensor]:
-    """Return language states [1, T, hidden], in which each image token is the next merged patch."""
-    return (place_features(model, model.model.visual.merger(states[0]), tokens),)
+def image_features(
+    model: PreTrainedModel,
+    states: Sequence[torch.Tensor],
+    tokens: PackTokens,  # noqa: ARG001
+) -> Sequence[torch.Tensor]:
+    """Return features [merged patches, hidden]."""
+    return (model.model.visual.merger(states[0]),)

@@ -14,7 +14,6 @@ from trials.data.tokens import PackTokens
 from trials.errors import ModelError
 from trials.model.decoder import language_runner
 from trials.model.family import VisionModules
-from trials.model.features import place_features
 from trials.model.inputs.patched_videos import QWEN3
 from trials.model.towers import merged_patches
 from trials.model.towers.merged_patches import (
@@ -36,7 +35,7 @@ __all__ = [
     "check",
     "embed_vision",
     "encoder",
-    "join_text",
+    "image_features",
     "language_runner",
     "model_inputs",
     "positions",
@@ -139,9 +138,13 @@ def embed_vision(model: PreTrainedModel, pixels: torch.Tensor, tokens: PackToken
     return states + learned.to(states.dtype)
 
 
-def join_text(model: PreTrainedModel, states: Sequence[torch.Tensor], tokens: PackTokens) -> Sequence[torch.Tensor]:
-    """Return language states [1, T, hidden], in which each image token is the next merged patch, then the features."""
+def image_features(
+    model: PreTrainedModel,
+    states: Sequence[torch.Tensor],
+    tokens: PackTokens,  # noqa: ARG001
+) -> Sequence[torch.Tensor]:
+    """Return features [merged patches, hidden] of the last layer, then of the inner ones."""
     tower = model.model.visual
     last, *inner = states
     features = (merger(each) for merger, each in zip(tower.deepstack_merger_list, inner, strict=True))
-    return (place_features(model, tower.merger(last), tokens), *features)
+    return (tower.merger(last), *features)

@@ -25,7 +25,7 @@ __all__ = [
     "check",
     "embed_vision",
     "encoder",
-    "join_text",
+    "image_features",
     "language_runner",
     "model_inputs",
     "positions",
@@ -102,10 +102,10 @@ def vision_runner(model: PreTrainedModel, states: torch.Tensor, tokens: PackToke
     return lambda _layer, _number, states: states
 
 
-def join_text(
-    model: PreTrainedModel,
+def image_features(
+    model: PreTrainedModel,  # noqa: ARG001
     states: Sequence[torch.Tensor],  # noqa: ARG001
-    tokens: PackTokens,
+    tokens: PackTokens,  # noqa: ARG001
 ) -> Sequence[torch.Tensor]:
-    """Return the embedded tokens [1, T, hidden]."""
-    return (model.get_input_embeddings()(tokens.input_ids)[None],)
+    """Return no features."""
+    return ()

@@ -37,6 +37,9 @@ class ImageInputs(Protocol):
     def blank(self, units: int) -> tuple[list[int], Ints]:
         """Return (tokens, grids) of images with `units` units in all, whose pixels are zeros."""
 
+    def pieces(self, units: int, grids: Ints) -> Ints:
+        """Implement `Encoder.pieces`."""
+
 
 def chat_encoder(
     model_path: str,
@@ -164,6 +167,9 @@ class ChatEncoder:
             pixel_values=np.zeros(shape, dtype=np.float32) if has_pixels else None,
             grids=grids if has_pixels else NO_GRIDS,
         )
+
+    def pieces(self, units: int, grids: Ints) -> Ints:
+        return self._inputs.pieces(units, grids)
 
     def _placed(self, input_ids: Ints, grids: Ints, seconds: Sequence[float] | None, *, pixels: bool) -> Ints:
         # Grids come with the pixels; the stage of the labels needs no positions.

@@ -52,3 +52,7 @@ class NoImages:
     def blank(self, units: int) -> tuple[list[int], Ints]:  # noqa: ARG002
         """Return no token and no grid."""
         return [], NO_GRIDS
+
+    def pieces(self, units: int, grids: Ints) -> Ints:  # noqa: ARG002
+        """Return a piece for each unit."""
+        return np.ones(units, dtype=np.int64)

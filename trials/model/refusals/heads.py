@@ -1,8 +1,9 @@
 """The attention heads of a tower, as its configuration divides them."""
 
+from collections.abc import Iterable
 from typing import Any
 
-from trials.errors import ModelError
+from trials.errors import InvalidPlan, ModelError
 
 
 def check_heads(config: Any, tower: str) -> None:
@@ -27,3 +28,19 @@ def check_heads(config: Any, tower: str) -> None:
             f"the {tower} model has {groups} key-value heads, which do not divide its {heads} attention heads; correct "
             "num_key_value_heads in config.json"
         )
+
+
+def check_degrees(config: Any, degrees: Iterable[int]) -> None:
+    """Raise InvalidPlan for a sequence degree by which the heads of the language model's attention cannot be shared."""
+    heads = config.num_attention_heads
+    groups = getattr(config, "num_key_value_heads", None) or heads
+    possible = [each for each in range(1, heads + 1) if not heads % each and (not groups % each or not each % groups)]
+    for degree in degrees:
+        if degree not in possible:
+            use = f"use a degree of {', '.join(map(str, possible[:-1]))} or {possible[-1]}" if heads > 1 else "use 1"
+            what = f"{heads} attention heads" if heads % degree else f"{groups} key-value heads"
+            left = heads % degree or max(groups % degree, 1)
+            raise InvalidPlan(
+                f"sequence degree {degree} cannot share the {what} of the language model: {left} would be left over; "
+                f"{use}"
+            )

@@ -135,7 +135,7 @@ def vision_runner(model: PreTrainedModel, states: torch.Tensor, tokens: PackToke
 
 
 def project(model: PreTrainedModel, states: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return features [tiles, features, language hidden] of the states that `Family.join_text` takes."""
+    """Return features [tiles, features, language hidden] of the states that `Family.image_features` takes."""
     numbers = feature_layers(model.config)
     last = max(numbers)
     state_of = dict(zip((last, *sorted(set(numbers) - {last})), states, strict=True))

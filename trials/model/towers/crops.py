@@ -173,3 +173,7 @@ class CropInputs:
     def blank(self, units: int) -> tuple[list[int], Ints]:
         """Return the grid of units that no token shows."""
         return [], np.array([[units, 0, 0]], dtype=np.int64)
+
+    def pieces(self, units: int, grids: Ints) -> Ints:  # noqa: ARG002 (the Protocol has it)
+        """Return the tiles of each image, and the frames of each video."""
+        return grids[:, 0]

@@ -77,6 +77,11 @@ class PatchInputs:
         """Return the tokens and the grid of one image of `units` merged patches in a row."""
         return [self._image_token] * units, np.array([[1, self._merge, self._merge * units]], dtype=np.int64)
 
+    def pieces(self, units: int, grids: Ints) -> Ints:  # noqa: ARG002 (the Protocol has it)
+        """Return the merged patches of each image or video."""
+        pieces: Ints = grids.prod(axis=1) // self._merge**2
+        return pieces
+
 
 # --- the configuration --------------------------------------------------------------------------------------------
 

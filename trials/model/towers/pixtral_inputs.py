@@ -52,6 +52,11 @@ class PixtralInputs:
         grid = [[self._side, self._side * units]]
         return [self._processor.image_token_id] * units, np.array(grid, dtype=np.int64)
 
+    def pieces(self, units: int, grids: Ints) -> Ints:  # noqa: ARG002 (the Protocol has it)
+        """Return the merged patches of each image."""
+        pieces: Ints = grids.prod(axis=1) // self._side**2
+        return pieces
+
     def _processed(self, image: NDArray[np.uint8]) -> NDArray[Any]:
         """Return [3, height, width] of one image; together images would be padded to the largest."""
         made = self._processor.image_processor(

@@ -115,3 +115,7 @@ class TileInputs:
         ]
         tiles = [of_image.reshape(-1, *of_image.shape[-3:]) for of_image in made]
         return np.concatenate(tiles, dtype=np.float32), NO_GRIDS
+
+    def pieces(self, units: int, grids: Ints) -> Ints:  # noqa: ARG002 (the Protocol has it)
+        """Return a piece for each tile."""
+        return np.ones(units, dtype=np.int64)

@@ -20,6 +20,7 @@ from trials.job import Part
 from trials.model.paths import parameters_at
 from trials.model.stage import StageModule
 from trials.plan import Padded
+from trials.sharing.share import ALONE
 from trials.tasks.answer import CertificationReport
 from trials.tasks.certifying.reference import Results, build_model, model_results, without_dropout
 from trials.tasks.request import Certification, Request
@@ -187,7 +188,7 @@ def _by_stages(
         mine = [row[None] for row in rows[session.coordinates.data_rank :: data]]
         count = -(-len(rows) // data)
         # Every rank runs the same number of micro-batches, so the last one of some is empty.
-        packs = [*mine, *(rows[:0],) * (count - len(mine))]
+        packs = [(pack, ALONE) for pack in (*mine, *(rows[:0],) * (count - len(mine)))]
         pixels = session.engine.stage.cut.embeds
         dataset = PackDataset(session.index, packs, session.encoder, pixels=pixels, padded=True)
         with session.meter.watch():

@@ -11,6 +11,7 @@ from trials.data.records.sample import NO_GRIDS
 from trials.data.tokens import PackTokens, pack
 from trials.layer_costs import LayerKind
 from trials.model.family import join_samples
+from trials.model.features import join_text
 from trials.model.stage import StageModule, pack_loss, run_layer
 from trials.tasks.request import ProbeSizes
 
@@ -59,7 +60,9 @@ def _image_probes(stage: StageModule, units: int, text_tokens: int, device: torc
         tokens=len(ids),
         states=states,
         # With the features for later layers, as a stage that ends here sends them.
-        run=lambda states: pack(family.join_text(model, (states, *kept), tokens), tokens)[0],
+        run=lambda states: pack(
+            join_text(model, family.image_features(model, (states, *kept), tokens), tokens, stage.sharing), tokens
+        )[0],
     )
 
 

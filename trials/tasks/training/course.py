@@ -1,7 +1,7 @@
 """The course of a training: the sequence of its steps, also after changes of its plan."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Protocol
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from trials.data.epoch import Epoch
 from trials.data.records.sample import Ints
-from trials.plan import Plan
+from trials.plan import Packed, Packing, Plan
 from trials.tasks.training.output import PlanChange
 
 
@@ -58,8 +58,8 @@ def set_course(changes: Sequence[PlanChange], plan: Plan, epochs: int, source: E
     """Return the course of a training of `epochs` epochs that continues with `plan` after the `changes`.
 
     After a change, the next plan packs the rest of the epoch: the samples that no step has trained on, each once, in
-    the order of the epoch. Plans with equal packing and data degree have equal steps, so a change between them is
-    ignored.
+    the order of the epoch. Plans with equal packing and equally many packs in a row have equal steps, so a change
+    between them is ignored.
     """
     parts = _parts(changes, plan)
     stretches: list[Stretch] = []
@@ -88,7 +88,15 @@ def _parts(changes: Sequence[PlanChange], plan: Plan) -> list[tuple[Plan, int | 
 
 
 def _packs_equally(first: Plan, second: Plan) -> bool:
-    return (first.packing, first.layout.data) == (second.packing, second.layout.data)
+    return _packs(first) == _packs(second)
+
+
+def _packs(plan: Plan) -> tuple[Packing, int]:
+    """Return what decides the steps of a plan: how packs are filled, and how many a row has."""
+    packing, data = plan.packing, plan.layout.data
+    if not isinstance(packing, Packed):
+        return packing, data
+    return replace(packing, sequence=1), data // packing.sequence
 
 
 def _left(epoch: Epoch, steps: int, order: Ints) -> Ints:

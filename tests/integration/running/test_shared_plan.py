@@ -1,0 +1,69 @@
+"""A plan file whose packs ranks share, from the command line to the trained model."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autotune import launch
+from autotune.certification.certificate import CERTIFICATE_FILE, read_certificate
+from autotune.errors import PackError, PlanNotValid
+from autotune.loop.sampler import PackSampler
+from autotune.loop.samples import SampleDataset
+from tests.training_values import PACKED, plan_of
+from tests.users import JobFile, refusal
+from trials import wire
+from trials.plan import Plan
+
+pytestmark = pytest.mark.usefixtures("home")
+
+SHARED = plan_of("4+2r2,1", data=2, zero=1, packing=replace(PACKED, sequence=2))
+
+
+@pytest.fixture
+def job(shallow: Path, tmp_path: Path) -> JobFile:
+    file = JobFile(shallow, tmp_path)
+    file.spoil(training__global_batch_samples=9)
+    return file
+
+
+@pytest.fixture
+def plan_file(tmp_path: Path) -> Callable[[Plan], Path]:
+    def write(plan: Plan) -> Path:
+        path = tmp_path / "plan.json"
+        path.write_text(wire.encode(plan))
+        return path
+
+    return write
+
+
+@pytest.mark.ranks
+def test_a_plan_file_is_certified_and_launched(job: JobFile, plan_file: Callable[[Plan], Path]) -> None:
+    heard: list[object] = []
+    launched = launch(job.path, plan=plan_file(SHARED), steps=2, certify=True, listener=heard.append)
+    assert launched.report.steps == 2
+    certificate = read_certificate(job.output / CERTIFICATE_FILE)
+    assert certificate is not None
+    assert (certificate.verdict, certificate.subject.plan) == ("holds", SHARED.id)
+    assert any("was never tried" in str(event) for event in heard)
+
+
+def test_a_plan_file_that_does_not_fit_is_refused(job: JobFile, plan_file: Callable[[Plan], Path]) -> None:
+    wide = replace(SHARED, layout=replace(SHARED.layout, data=4), packing=replace(PACKED, sequence=4))
+    _, message = refusal("launch", job.path, "--plan", plan_file(wide))
+    assert "needs 4 devices, the job has 2" in message
+    job.spoil(hardware__devices=3)
+    by_three = replace(SHARED, layout=replace(SHARED.layout, data=3), packing=replace(PACKED, sequence=3))
+    for arguments in ((), ("--dry-run",)):
+        _, message = refusal("launch", job.path, "--plan", plan_file(by_three), *arguments)
+        assert "sequence degree 3 cannot share the 4 attention heads" in message
+    path = plan_file(SHARED)
+    path.write_text(path.read_text().replace('"sequence":2', '"sequence":3'))
+    with pytest.raises(PlanNotValid, match="2 data ranks leave 2 over; use a degree of 1 or 2, or data 3"):
+        launch(job.path, plan=path)
+
+
+def test_a_loop_of_ones_own_refuses_shared_packs(job: JobFile) -> None:
+    with pytest.raises(PackError, match="shared by 2 ranks, which only `launch` can do; set its sequence to 1"):
+        PackSampler(SampleDataset(job.path), SHARED, ranks=2)

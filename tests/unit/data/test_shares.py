@@ -1,0 +1,77 @@
+"""The parts of packs that ranks share, and the steps of such packs."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.data_values import index_of, lengths
+from trials.data.epoch import CostWeights, Epoch, build_epoch
+from trials.errors import DataError
+from trials.plan import Packed
+from trials.sharing.group import _overlaps
+from trials.sharing.share import Share
+
+degrees = st.integers(1, 8)
+
+
+def build(rows: list[tuple[int, int]], sequence: int, ranks: int) -> Epoch:
+    return build_epoch(
+        index_of(rows),
+        Packed(qv=20, qt=400, qv_min=16, qt_min=350, sequence=sequence),
+        data_parallel=ranks,
+        global_batch_samples=8,
+        weights=CostWeights(unit=100.0, token=1.0, square=0.01),
+        seed=0,
+        epoch=0,
+        oversize="own-pack",
+    )
+
+
+@given(st.lists(st.integers(1, 9), max_size=12), degrees)
+def test_every_piece_of_a_pack_belongs_to_one_rank_in_order(units: list[int], degree: int) -> None:
+    sizes = np.array(units, dtype=np.int64)
+    parts = [Share(index=index, degree=degree).pieces(sizes) for index in range(degree)]
+    assert [place for part in parts for place in range(part.start, part.stop)] == list(range(len(units)))
+    assert all(sizes[part].sum() <= sizes.sum() / degree + sizes.max(initial=0) for part in parts)
+
+
+@given(st.integers(0, 9), degrees)
+def test_the_tokens_of_a_pack_are_cut_into_equal_parts(each: int, degree: int) -> None:
+    tokens = np.arange(each * degree)
+    parts = [tokens[Share(index=index, degree=degree).part(len(tokens))] for index in range(degree)]
+    assert {len(part) for part in parts} == {each}
+    assert np.concatenate(parts).tolist() == tokens.tolist()
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=6), st.randoms(use_true_random=False))
+def test_rows_go_where_another_division_of_them_has_them(mine: list[int], random: np.random.Generator) -> None:
+    rows = sum(mine)
+    ends = sorted(random.randint(0, rows) for _ in mine[1:])  # type: ignore[attr-defined]
+    others = np.diff([0, *ends, rows]).tolist()
+    owner, taker = (np.repeat(np.arange(len(mine)), sizes) for sizes in (mine, others))
+    for index in range(len(mine)):
+        assert _overlaps(mine, others, index) == [np.sum((owner == index) & (taker == k)) for k in range(len(mine))]
+
+
+@given(lengths, st.sampled_from([(1, 2), (2, 2), (2, 4), (3, 6), (4, 4)]))
+def test_ranks_that_share_have_the_steps_of_fewer_ranks(
+    rows: list[tuple[int, int]], degree_and_ranks: tuple[int, int]
+) -> None:
+    degree, ranks = degree_and_ranks
+    shared, alone = build(rows, degree, ranks), build(rows, 1, ranks // degree)
+    assert shared.assignment.tolist() == np.repeat(alone.assignment, degree, axis=1).tolist()
+    assert [shared.share(0, rank).index for rank in range(ranks)] == [rank % degree for rank in range(ranks)]
+    steps = [shared.step(number) for number in range(shared.steps)]
+    shown = Counter(int(row) for step in steps for of_rank in step.packs for pack in of_rank for row in pack)
+    assert shown == Counter(range(len(rows)))
+    totals = [(step.samples, step.target_tokens, step.micro_batches) for step in steps]
+    of_alone = [alone.step(number) for number in range(alone.steps)]
+    assert totals == [(step.samples, step.target_tokens, step.micro_batches) for step in of_alone]
+
+
+def test_ranks_that_no_degree_divides_are_refused() -> None:
+    with pytest.raises(DataError, match="shared by 2 ranks, which do not divide 3 data ranks; give 4"):
+        build([(1, 10)], 2, 3)

@@ -1,0 +1,104 @@
+"""The ranks that compute a pack together, and what they exchange."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import distributed as dist
+
+from trials.sharing.share import ALONE, Share
+
+
+class _Exchange(torch.autograd.Function):
+    """All-to-all of blocks of rows: those of sizes `give` go to the ranks of a group in order, `take` come back."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: torch.Tensor, give: list[int], take: list[int], group: dist.ProcessGroup
+    ) -> torch.Tensor:
+        ctx.back = take, give, group
+        received = rows.new_empty(sum(take), *rows.shape[1:])
+        dist.all_to_all_single(received, rows.contiguous(), take, give, group=group)
+        return received
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        return _exchanged(gradients[0], *ctx.back), None, None, None
+
+
+def _exchanged(rows: torch.Tensor, give: list[int], take: list[int], group: dist.ProcessGroup) -> torch.Tensor:
+    received: torch.Tensor = _Exchange.apply(rows, give, take, group)  # type: ignore[no-untyped-call]
+    return received
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharingGroup:
+    """One rank's view of the ranks that share packs with it. All of them must call each exchange, in the same order."""
+
+    share: Share = ALONE
+    group: dist.ProcessGroup | None = None
+    """None where the rank has its packs for itself."""
+
+    def heads_of_pack(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return heads / degree heads of all tokens [1, heads / degree, T, d] for this rank's tokens [1, heads, t, d].
+
+        Heads go to the ranks in order. Of a tensor with fewer heads than ranks each head goes to several of them. The
+        tensors may have different d and travel as one message (DeepSpeed-Ulysses, arXiv 2309.14509, section 3).
+        """
+        degree = self.share.degree
+        whole = [each.repeat_interleave(max(1, degree // each.shape[1]), dim=1) for each in tensors]
+        parts = [each.reshape(degree, -1, *each.shape[2:]) for each in whole]
+        received = self._exchange_evenly(torch.cat([part.flatten(1) for part in parts], dim=1))
+        columns = received.split([part[0].numel() for part in parts], dim=1)
+        # [ranks, heads, t, d]: the tokens of a head come from the ranks in order.
+        blocks = [column.view(part.shape).transpose(0, 1) for column, part in zip(columns, parts, strict=True)]
+        return tuple(block.flatten(1, 2).unsqueeze(0) for block in blocks)
+
+    def tokens_of_rank(self, states: torch.Tensor) -> torch.Tensor:
+        """Return all heads of this rank's tokens [1, heads, t, d] for some heads of all [1, heads / degree, T, d]."""
+        _, heads, tokens, size = states.shape
+        degree = self.share.degree
+        parts = states.view(heads, degree, tokens // degree, size).transpose(0, 1)
+        received = self._exchange_evenly(parts.flatten(1))
+        return received.view(1, degree * heads, tokens // degree, size)
+
+    def features_of_tokens(self, features: Iterable[torch.Tensor], wanted: torch.Tensor) -> list[torch.Tensor]:
+        """Return the rows that this rank's tokens take, for `features` [rows, hidden] that each rank has computed.
+
+        Ranks hold rows in the order of the pack. `wanted` [T] says which tokens of the pack take one, in this order.
+        """
+        held = list(features)
+        counts = torch.tensor([len(held[0])], device=wanted.device)
+        owned = counts.new_empty(self.share.degree)
+        dist.all_gather_into_tensor(owned, counts, group=self.group)
+        owns, wants = torch.stack((owned, wanted.view(self.share.degree, -1).sum(dim=1))).tolist()
+        give, take = _overlaps(owns, wants, self.share.index), _overlaps(wants, owns, self.share.index)
+        return [_exchanged(each[: sum(give)], give, take, self._joined) for each in held]
+
+    def _exchange_evenly(self, rows: torch.Tensor) -> torch.Tensor:
+        ones = [1] * self.share.degree
+        return _exchanged(rows, ones, ones, self._joined)
+
+    @property
+    def _joined(self) -> dist.ProcessGroup:
+        assert self.group is not None, "a rank that shares no pack exchanges nothing"
+        return self.group
+
+
+def _overlaps(mine: Sequence[int], others: Sequence[int], index: int) -> list[int]:
+    """Return how many rows of part `index` of a row of parts lie in each part of another division of the same rows."""
+    start, end = sum(mine[:index]), sum(mine[: index + 1])
+    ends = list(accumulate(others))
+    return [max(0, min(end, last) - max(start, last - size)) for last, size in zip(ends, others, strict=True)]
+
+
+def join_groups(blocks: Iterable[range], rank: int) -> SharingGroup:
+    """Create the group of each block of ranks, and return that of `rank`. Every rank must call it."""
+    found = SharingGroup()
+    for ranks in blocks:
+        group = dist.new_group([*ranks]) if len(ranks) > 1 else None
+        if group is not None and rank in ranks:
+            found = SharingGroup(share=Share(index=ranks.index(rank), degree=len(ranks)), group=group)
+    return found
