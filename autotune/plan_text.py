@@ -2,7 +2,7 @@
 
 from storage.records import FinishedTrial
 from trials.outcome import Completed, Failed, Outcome, Rejected
-from trials.plan import Packing, Padded, Plan
+from trials.plan import Levelled, Packing, Padded, Plan
 
 _MEBI = 1 << 20
 
@@ -20,13 +20,22 @@ def plan_parts(plan: Plan) -> dict[str, str]:
         "packing": packing_text(plan.packing),
         "layout": f"pipeline {layout.pipeline} x data {layout.data}, ZeRO {layout.zero}",
         "split": " | ".join(f"{stage.vision}v+{stage.language}l" for stage in plan.stages),
-        "recompute": " | ".join(f"{stage.recompute_vision}v+{stage.recompute_language}l" for stage in plan.stages),
+        "recompute": "; ".join(_recomputed(plan, level) for level in range(len(plan.packing.degrees))),
     }
+
+
+def _recomputed(plan: Plan, level: int) -> str:
+    """Return the recomputed layers of the stages for packs of a level."""
+    levels = [stage.recomputed[level] for stage in plan.stages]
+    text = " | ".join(f"{each.vision}v+{each.language}l" for each in levels)
+    return f"level {level + 1} {text}" if level else text
 
 
 def packing_text(packing: Packing) -> str:
     if isinstance(packing, Padded):
         return f"{packing.samples} samples, padded"
+    if isinstance(packing, Levelled):
+        return "; ".join(f"level {number} {packing_text(each)}" for number, each in enumerate(packing.levels, start=1))
     relaxed = f"Q'v {packing.qv_min}, Q't {packing.qt_min}"
     shared = f", shared by {packing.sequence} ranks" if packing.sequence > 1 else ""
     return f"packs of Qv {packing.qv}, Qt {packing.qt} ({relaxed}; {packing.packer}){shared}"

@@ -16,6 +16,7 @@ from trials.data.epoch import CostWeights, Epoch, job_epoch
 from trials.data.held_out import hold_out, trained_on
 from trials.data.index import DatasetIndex, profile
 from trials.data.indexing import IndexReport, build_index
+from trials.data.levels import check_levels
 from trials.data.records.sample import Encoder, Ints
 from trials.errors import DataError, InvalidPlan
 from trials.job import Job, Part, TrainingSection
@@ -24,7 +25,7 @@ from trials.model.inputs.encoders import load_encoder
 from trials.model.refusals.heads import check_degrees
 from trials.model.shape import cost_weights, model_shape
 from trials.model.skeleton import load_config
-from trials.plan import Packing, Plan
+from trials.plan import Levelled, Packing, Plan
 from trials.tasks.request import Request, Task
 from trials.workload import Hardware, ModelShape, Workload
 
@@ -260,5 +261,7 @@ def check_plan(prepared: Prepared, plan: Plan) -> None:
         if max(plan.packing.degrees) > 1:
             config = load_config(settings.path, trust_remote_code=settings.trust_remote_code)
             check_degrees(config.get_text_config(), plan.packing.degrees)
+        if isinstance(plan.packing, Levelled):
+            check_levels(prepared.index, plan.packing, skips=prepared.job.data.oversize == "skip")
     except InvalidPlan as error:
         raise PlanNotValid(f"plan {plan.id} cannot train {shape.name}: {error}") from error

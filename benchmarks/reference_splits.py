@@ -13,7 +13,6 @@ from trials.layer_costs import KINDS, LayerCosts
 from trials.plan import Layout, Stage
 
 _GIB = float(1 << 30)
-_COUNTS = ("vision", "language", "recompute_vision", "recompute_language")
 Variable = tuple[str, int]
 """Name and stage."""
 Terms = Mapping[Variable, float]
@@ -76,7 +75,15 @@ class Program:
         values, proven = found
         return Optimum(
             seconds=sum(weight * values[v] for v, weight in objective.items()) + sum(map(self._fixed_seconds, stages)),
-            stages=tuple(Stage(**{name: round(values[name, stage]) for name in _COUNTS}) for stage in stages),
+            stages=tuple(
+                Stage(
+                    vision=round(values["vision", stage]),
+                    language=round(values["language", stage]),
+                    recompute_vision=round(values["recompute_vision", stage]),
+                    recompute_language=round(values["recompute_language", stage]),
+                )
+                for stage in stages
+            ),
             proven=proven,
         )
 

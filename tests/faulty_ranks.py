@@ -105,6 +105,30 @@ def features_of_the_slice() -> AbstractContextManager[Any]:
     return patch.object(SharingGroup, "features_of_tokens", kept)
 
 
+def mixed_rows() -> AbstractContextManager[Any]:
+    """Mix packs that ranks share and others in each row of four ranks: no fault, but no row of a real epoch either."""
+
+    def mixed(*arguments: Any, **how: Any) -> epoch.Epoch:
+        built = job_epoch(*arguments, **how)
+        alone, shared = (np.sort(built.packs.of_level(level)) for level in (0, 1))
+        assert len(alone) >= 4, built.assignment
+        assert len(shared) >= 2, built.assignment
+        rows = [
+            [pack, pack, *alone[number : number + 2]] if number % 4 else [*alone[number : number + 2], pack, pack]
+            for number, pack in zip(range(0, len(alone), 2), shared, strict=False)
+        ]
+        return replace(built, assignment=np.array(rows), micro_batches=len(rows))
+
+    job_epoch = epoch.job_epoch
+    return patch.object(session, "job_epoch", mixed)
+
+
+def serve_with_mixed_rows(folder: Path) -> bool:
+    """Serve the request with rows of packs of different sequence degrees."""
+    with mixed_rows():
+        return serve(folder)
+
+
 SHARING_FAULTS: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
     "none": nullcontext,
     "lengths": lengths_of_the_slice,

@@ -28,7 +28,7 @@ from trials.outcome import (
     StageMeasurement,
     Timeout,
 )
-from trials.plan import Layout, Packed, Packing, Padded, Plan, Stage
+from trials.plan import Layout, Levelled, Packed, Packing, Padded, Plan, Recomputed, Stage
 from trials.workload import DataProfile, Hardware, ModelShape, Software, Workload
 
 counts = st.integers(min_value=0, max_value=2**40)
@@ -65,6 +65,14 @@ def plans(draw: st.DrawFn) -> Plan:
     degrees: tuple[Literal[0, 1, 2, 3], ...] = (0, 1, 2, 3) if len(stages) == 1 else (0, 1)
     layout = Layout(pipeline=len(stages), data=draw(st.integers(1, 8)), zero=draw(st.sampled_from(degrees)))
     packing = draw(packings())
+    if isinstance(packing, Packed) and not draw(st.integers(0, 3)):
+        further = replace(packing, qt=min(packing.qt + draw(st.integers(1, 99)), 2**31 - 1))
+        if further != packing:
+            counts = [(stage.vision, stage.language) for stage in stages]
+            drawn = [[draw(st.integers(0, count)) for count in of_stage] for of_stage in counts]
+            again = [Recomputed(vision=vision, language=language) for vision, language in drawn]
+            stages = tuple(replace(one, further_levels=(other,)) for one, other in zip(stages, again, strict=True))
+            return Plan(packing=Levelled(levels=(packing, further)), layout=layout, stages=stages)
     if isinstance(packing, Packed):
         divisors = [degree for degree in range(1, layout.data + 1) if layout.data % degree == 0]
         packing = replace(packing, sequence=draw(st.sampled_from(divisors)))

@@ -26,7 +26,7 @@ class Padded:
 
     @property
     def degrees(self) -> tuple[int, ...]:
-        """Sequence degrees of the micro-batches: no ranks share one."""
+        """Sequence degree of each level: no ranks share a micro-batch."""
         return (1,)
 
 
@@ -60,9 +60,42 @@ class Packed:
             raise InvalidPlan(f"packs need a sequence degree of at least 1, not {self.sequence}")
 
     @property
+    def levels(self) -> tuple["Packed", ...]:
+        """These packs as the only level."""
+        return (self,)
+
+    @property
     def degrees(self) -> tuple[int, ...]:
-        """Sequence degrees of the packs."""
+        """Sequence degree of each level."""
         return (self.sequence,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Levelled:
+    """Packs of several levels, each for longer samples than the level before it (HBP, Hierarchical Balance Packing).
+
+    A sample belongs to the first level that holds it. Packs of a level are filled up with samples of those before.
+    """
+
+    levels: tuple[Packed, ...]
+    kind: Literal["levelled"] = "levelled"
+
+    def __post_init__(self) -> None:
+        if len(self.levels) < 2:
+            raise InvalidPlan(
+                f"packs of {len(self.levels)} levels make no sense; give 2 or more, or the packing of one level alone"
+            )
+        for number, (one, other) in enumerate(pairwise(self.levels), start=1):
+            if other.qv < one.qv or other.qt < one.qt or (other.qv, other.qt) == (one.qv, one.qt):
+                raise InvalidPlan(
+                    f"level {number + 1} with qv={other.qv} qt={other.qt} must hold longer samples than level {number} "
+                    f"with qv={one.qv} qt={one.qt}; raise one of its capacities, and lower none"
+                )
+
+    @property
+    def degrees(self) -> tuple[int, ...]:
+        """Sequence degree of each level."""
+        return tuple(level.sequence for level in self.levels)
 
 
 ZeroStage: TypeAlias = Literal[0, 1, 2, 3]
@@ -70,7 +103,7 @@ ZeroStage: TypeAlias = Literal[0, 1, 2, 3]
 _ALWAYS = frozenset({"kind", "packer", "recompute_vision", "recompute_language"})
 """Fields of the first version of plans that have a default: an id covers them even at their default."""
 
-Packing: TypeAlias = Annotated[Padded | Packed, Field(discriminator="kind")]
+Packing: TypeAlias = Annotated[Padded | Packed | Levelled, Field(discriminator="kind")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +132,14 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Recomputed:
+    """Layers of a stage, the first ones of each kind, that are recomputed in the backward pass."""
+
+    vision: int
+    language: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
     """One pipeline stage: its layers of each kind, and how many of them, the first ones, are recomputed."""
 
@@ -106,15 +147,23 @@ class Stage:
     language: int
     recompute_vision: int = 0
     recompute_language: int = 0
+    further_levels: tuple[Recomputed, ...] = ()
+    """Recomputed layers for packs of the second level, the third, and so on."""
 
     def __post_init__(self) -> None:
         if self.vision < 0 or self.language < 0 or self.vision + self.language == 0:
             raise InvalidPlan(f"a stage needs at least one layer, not {self.vision} vision + {self.language} language")
-        if not (0 <= self.recompute_vision <= self.vision and 0 <= self.recompute_language <= self.language):
-            raise InvalidPlan(
-                f"a stage of {self.vision} vision and {self.language} language layers cannot recompute "
-                f"{self.recompute_vision} and {self.recompute_language} of them"
-            )
+        for level in self.recomputed:
+            if not (0 <= level.vision <= self.vision and 0 <= level.language <= self.language):
+                raise InvalidPlan(
+                    f"a stage of {self.vision} vision and {self.language} language layers cannot recompute "
+                    f"{level.vision} and {level.language} of them"
+                )
+
+    @property
+    def recomputed(self) -> tuple[Recomputed, ...]:
+        """Recomputed layers for packs of each level."""
+        return (Recomputed(vision=self.recompute_vision, language=self.recompute_language), *self.further_levels)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +182,13 @@ class Plan:
     def __post_init__(self) -> None:
         if len(self.stages) != self.layout.pipeline:
             raise InvalidPlan(f"the plan describes {len(self.stages)} stages but pipeline is {self.layout.pipeline}")
+        levels = len(self.packing.degrees)
+        for number, stage in enumerate(self.stages):
+            if len(stage.recomputed) != levels:
+                raise InvalidPlan(
+                    f"stage {number} recomputes layers for {len(stage.recomputed)} levels of packs but the packing has "
+                    f"{levels}; give its further_levels {levels - 1} entries"
+                )
         seen_language = False
         for number, stage in enumerate(self.stages):
             if stage.vision and seen_language:

@@ -10,6 +10,7 @@ from autotune.folders import lengths_folder
 from autotune.forecast.cluster import Cluster
 from autotune.machine.hardware import default_workers
 from autotune.prediction.predictor import MOST_BATCH_DEVIATION, Prediction, Predictor
+from autotune.prediction.reach import unpredicted
 from autotune.prediction.timeline import Timeline, timeline
 from autotune.search.execution.ledger import is_conclusive
 from autotune.search.learning.calibrated import CalibratedPredictor
@@ -149,11 +150,8 @@ class Forecaster:
             )
         except InvalidPlan as error:
             raise PredictError(f"the plan is not one of {self.shape.name}: {error}") from error
-        if (degree := max(plan.packing.degrees)) > 1:
-            raise PredictError(
-                f"the packs of the plan are shared by {degree} ranks, whose exchanges are not predicted; train some "
-                "steps with it by `autotune launch --plan FILE --steps 20`"
-            )
+        if reason := unpredicted(plan.packing):
+            raise PredictError(f"{reason}; train some steps with it by `autotune launch --plan FILE --steps 20`")
         needed, devices = plan.layout.world_size, self.cluster.devices
         if needed > devices:
             raise PredictError(

@@ -11,7 +11,7 @@ from autotune.errors import PackError
 from autotune.loop.samples import SampleDataset
 from trials import wire
 from trials.data.epoch import Epoch, job_epoch
-from trials.plan import Packed, Packing, Padded, Plan
+from trials.plan import Levelled, Packed, Packing, Padded, Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class PackSampler(Sampler[list[int]]):
         if isinstance(ranks, bool) or not isinstance(ranks, int) or not isinstance(rank, int) or not 0 <= rank < ranks:
             raise PackError(f"rank {rank!r} of {ranks!r} does not exist; ranks are counted from 0")
         packing = plan.packing if isinstance(plan, Plan) else plan
-        if not isinstance(packing, Packed | Padded):
+        if not isinstance(packing, Packed | Padded | Levelled):
             raise PackError(
                 f"plan must be a Plan or its packing, not {type(plan).__name__}; such as best_plan(job).plan"
             )

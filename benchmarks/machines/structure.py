@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from benchmarks.machines.dials import Dials
-from trials.plan import Packed, Packing, Plan
+from trials.plan import Packed, Packing, Padded, Plan
 
 _SHARED_WIDTH, _OWN_WIDTH = 0.02, 0.002
 """Standard deviations at dial 1, as shares of the time."""
@@ -64,4 +64,5 @@ class Structure:
 def _capacities(packing: Packing) -> tuple[float, float]:
     if isinstance(packing, Packed):
         return math.log(packing.qv + 1), math.log(packing.qt)
+    assert isinstance(packing, Padded)  # no plan of the space has levels
     return math.log(packing.samples), 0.0

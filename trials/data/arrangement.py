@@ -1,5 +1,6 @@
 """Packs arranged into the steps of an epoch: rows of like packs across ranks, rows to steps, steps in random order."""
 
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -16,6 +17,8 @@ Floats: TypeAlias = NDArray[np.float64]
 def arrange(
     costs: Floats,
     samples: Ints,
+    levels: Ints,
+    degrees: Sequence[int],
     *,
     data_parallel: int,
     micro_batches: int,
@@ -24,15 +27,28 @@ def arrange(
 ) -> Ints:
     """Return the numbers of packs, [rows, data ranks]: each `micro_batches` rows are a step, the last may have fewer.
 
-    `costs` are those of units, tokens and attention, [packs, 3], of a multiple of `data_parallel` packs; `samples` are
-    the samples of each pack. The packs of a row come from one random window of `window_rows` rows.
+    `costs` are those of units, tokens and attention on each of the ranks that share a pack, [packs, 3]; `samples` and
+    `levels` are those of each pack; `degrees` says how many ranks share a pack of each level. The packs of a row are of
+    one level, of which there are whole rows, and come from one random window of `window_rows` rows. A pack that ranks
+    share has neighbouring entries. Each step has the levels in proportion to the epoch, to less than a row.
     """
     # Windows hold random packs: packers put like samples together, and a step should not.
     shuffled = random.permutation(len(costs))
-    matched = shuffled[_matched(costs[shuffled], data_parallel, window_rows)]
-    steps, rest = _steps(matched, samples, min(micro_batches, len(matched)), random)
+    of_levels = []
+    for level, degree in enumerate(degrees):
+        members = shuffled[levels[shuffled] == level]
+        if len(members):
+            rows = members[_matched(costs[members], data_parallel // degree, window_rows)]
+            of_levels.append(np.repeat(rows, degree, axis=1))
+    rows = np.concatenate(of_levels)
+    degree_of_pack = np.array(degrees, dtype=np.int64)[levels]
+    held = samples[rows].sum(axis=1) // degree_of_pack[rows[:, 0]]
+    order = random.permutation(len(rows))
+    rows, held, level_of_row = rows[order], held[order], levels[rows[order, 0]]
+    inside = len(rows) // min(micro_batches, len(rows)) * min(micro_batches, len(rows))
+    steps = rows[_steps(held[:inside], level_of_row[:inside], min(micro_batches, len(rows)), random)]
     cost = costs.sum(axis=1)
-    return np.concatenate([_ordered(_levelled(steps, cost)), _ordered(_levelled(rest, cost))])
+    return np.concatenate([_ordered(_levelled(part, cost, degree_of_pack)) for part in (steps, rows[inside:][None])])
 
 
 def _matched(costs: Floats, data_parallel: int, window_rows: int) -> Ints:
@@ -72,37 +88,51 @@ def _striped(vision: Floats, language: Floats, data_parallel: int, window_rows: 
     return min(found, key=lambda rows: float(vision[rows].max(axis=1).sum() + language[rows].max(axis=1).sum()))
 
 
-def _steps(rows: Ints, samples: Ints, micro_batches: int, random: np.random.Generator) -> tuple[Ints, Ints]:
-    """Return rows in random steps, [steps, micro-batches, data ranks], and the shorter last step, [1, few, data ranks].
+def _steps(held: Ints, levels: Ints, micro_batches: int, random: np.random.Generator) -> Ints:
+    """Return numbers of rows in random steps, [steps, micro-batches], from the samples and the level of each row.
 
     Rows are dealt to the steps by falling numbers of samples, those with most to the steps that have least so far, so
-    that all steps have about as many. Chance decides between rows with equally many.
+    that all steps have about as many. Where a level has no multiple of the steps, the rows that are left over go to
+    steps in turns, so that no step has two of them.
     """
-    rows = random.permutation(rows)
-    held = samples[rows].sum(axis=1)
-    steps = len(rows) // micro_batches
-    by_samples = np.argsort(-held[: steps * micro_batches], kind="stable").reshape(micro_batches, steps)
+    steps = len(held) // micro_batches
+    by_samples = np.lexsort((-held, levels))
+    counts = np.bincount(levels)
+    # Places of the rows inside their level, which are in the order of the levels.
+    places = np.arange(len(held)) - np.repeat(np.cumsum(counts) - counts, counts)
+    is_dealt = places < np.repeat(counts // steps * steps, counts)
+    over = by_samples[~is_dealt].reshape(-1, steps)
+    strata = by_samples[is_dealt].reshape(-1, steps)
+    strata = strata[np.argsort(-held[strata].sum(axis=1), kind="stable")]
     dealt = np.empty((steps, micro_batches), dtype=np.int64)
-    sums = np.zeros(steps, dtype=np.int64)
-    for number, stratum in enumerate(by_samples):
+    dealt[:, : len(over)] = over.T
+    sums = held[over].sum(axis=0)
+    for number, stratum in enumerate(strata, start=len(over)):
         # `stratum` falls, and the steps with fewest samples take its first rows.
         dealt[np.argsort(sums, kind="stable"), number] = stratum
         sums += held[dealt[:, number]]
-    return rows[random.permutation(dealt)], rows[steps * micro_batches :][None]
+    return dealt[random.permutation(steps)]
 
 
-def _levelled(steps: Ints, cost: Floats) -> Ints:
+def _levelled(steps: Ints, cost: Floats, degrees: Ints) -> Ints:
     """Return the steps [steps, micro-batches, data ranks] with packs dealt to ranks so that the ranks' sums are alike.
 
-    Rows go from the costliest on, and the rank with the least work so far takes the costliest pack of its row.
+    Rows go from the costliest on, and the ranks with the least work so far take the costliest pack of their row.
     """
     steps = np.take_along_axis(steps, _falling(cost[steps].sum(axis=2))[..., None], axis=1)
     levelled = np.empty_like(steps)
     load = np.zeros((steps.shape[0], steps.shape[2]))
     for row in range(steps.shape[1]):
         packs = np.take_along_axis(steps[:, row], _falling(cost[steps[:, row]]), axis=1)
-        ranks = np.argsort(load, axis=1, kind="stable")
-        np.put_along_axis(levelled[:, row], ranks, packs, axis=1)
+        shared_by = degrees[packs[:, 0]]
+        for degree in np.unique(shared_by).tolist():
+            chosen = np.flatnonzero(shared_by == degree)
+            # The ranks that share a pack stay together: their sum counts.
+            groups = np.argsort(load[chosen].reshape(len(chosen), -1, degree).sum(axis=2), axis=1, kind="stable")
+            ranks = (groups[..., None] * degree + np.arange(degree)).reshape(len(chosen), -1)
+            placed = np.empty_like(ranks)
+            np.put_along_axis(placed, ranks, packs[chosen], axis=1)
+            levelled[chosen, row] = placed
         load += cost[levelled[:, row]]
     return levelled
 

@@ -18,7 +18,7 @@ from trials.data.records.sample import Ints
 from trials.errors import DataError
 from trials.job import Job
 from trials.plan import Packed, Packing
-from trials.sharing.share import Share
+from trials.sharing.share import ALONE, Share
 
 BEST = "best"
 """In place of a packer's name: the packer that is best for the epoch."""
@@ -64,6 +64,16 @@ class PackSizes:
         """[packs]"""
         cost: Floats = self.costs(weights).sum(axis=1)
         return cost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PackPart:
+    """What one rank computes of a pack."""
+
+    rows: Ints
+    """Samples of the whole pack, as rows of the index."""
+    share: Share = ALONE
+    level: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -115,7 +125,7 @@ class Epoch:
     def step(self, number: int) -> Step:
         rows = self.rows(number)
         packs = tuple(
-            tuple(self.packs.pack(pack) for pack in of_rank if not self.share(int(pack), rank).index)
+            tuple(self.packs.pack(pack) for pack in of_rank if not self.part(int(pack), rank).share.index)
             for rank, of_rank in enumerate(rows.T)
         )
         samples = np.concatenate([pack for of_rank in packs for pack in of_rank])
@@ -128,10 +138,17 @@ class Epoch:
             target_tokens=int(self.index.target_tokens[samples].sum()),
         )
 
-    def share(self, pack: int, data_rank: int) -> Share:  # noqa: ARG002
+    @property
+    def degrees(self) -> Ints:
+        """Number of ranks that share each pack, [packs]."""
+        return np.array(self.packing.degrees, dtype=np.int64)[self.packs.level_of_pack]
+
+    def part(self, pack: int, data_rank: int) -> PackPart:
         """Return the part of a pack that one of its data ranks computes."""
-        (degree,) = self.packing.degrees
-        return Share(index=data_rank % degree, degree=degree)
+        level = 0 if self.packs.levels is None else int(self.packs.levels[pack])
+        degree = self.packing.degrees[level]
+        share = Share(index=data_rank % degree, degree=degree)
+        return PackPart(rows=self.packs.pack(pack), share=share, level=level)
 
     def pack_sizes(self) -> PackSizes:
         return pack_sizes(self.index, self.packs)
@@ -181,27 +198,25 @@ def build_epoch(
             packs = _packs(index, packing, packs_seed, oversize, (seed, epoch))
         else:
             packs = build_packs(index, order, packing, packs_seed, oversize)
-        (degree,) = packing.degrees
-        if data_parallel % degree:
-            raise DataError(
-                f"packs are shared by {degree} ranks, which do not divide {data_parallel} data ranks; give "
-                f"{-(-data_parallel // degree) * degree}"
-            )
-        columns = data_parallel // degree
-        packs = _divisible(index, packs, columns, weights)
-        rows = len(packs) // columns
+        columns = [_columns(data_parallel, degree) for degree in packing.degrees]
+        for level, of_level in enumerate(columns):
+            packs = _divisible(index, packs, level, of_level, weights)
+        rows = sum(len(packs.of_level(level)) // of_level for level, of_level in enumerate(columns))
         # Rows have different numbers of samples; their mean decides how many make up the global batch.
         micro_batches = max(1, round(global_batch_samples * rows / len(packs.samples)))
-        costs = pack_sizes(index, packs).costs(weights)
+        degrees = np.array(packing.degrees, dtype=np.int64)[packs.level_of_pack]
+        costs = pack_sizes(index, packs).costs(weights) / degrees[:, None]
         if packs.padded:
             # Padded micro-batches are the usual training, which does not match them across ranks.
-            assignment = np.arange(len(packs), dtype=np.int64).reshape(rows, columns)
+            assignment = np.arange(len(packs), dtype=np.int64).reshape(rows, data_parallel)
         else:
             window = window_rows or max(_WINDOW_ROWS, math.ceil(_WINDOW_SHARE * rows))
             assignment = arrange(
                 costs,
                 packs.counts,
-                data_parallel=columns,
+                packs.level_of_pack,
+                packing.degrees,
+                data_parallel=data_parallel,
                 micro_batches=micro_batches,
                 window_rows=window,
                 random=random,
@@ -210,7 +225,7 @@ def build_epoch(
             index=index,
             packing=packing,
             packs=packs,
-            assignment=np.repeat(assignment, degree, axis=1),
+            assignment=assignment,
             micro_batches=micro_batches,
             global_batch_samples=global_batch_samples,
         )
@@ -254,14 +269,24 @@ def _packs(index: DatasetIndex, packing: Packing, seed: int, oversize: Oversize,
     return build_packs(index, epoch_order(index, *shown), packing, seed, oversize)
 
 
-def _divisible(index: DatasetIndex, packs: Packs, data_parallel: int, weights: CostWeights) -> Packs:
-    """Return a multiple of `data_parallel` packs: halve the costliest, or add empty ones if none can be halved."""
-    while missing := -len(packs) % data_parallel:
-        divisible = np.flatnonzero(packs.counts > 1)
+def _columns(data_parallel: int, degree: int) -> int:
+    """Return the packs of a row; raise DataError where ranks would be left over."""
+    if data_parallel % degree:
+        raise DataError(
+            f"packs are shared by {degree} ranks, which do not divide {data_parallel} data ranks; give "
+            f"{-(-data_parallel // degree) * degree}"
+        )
+    return data_parallel // degree
+
+
+def _divisible(index: DatasetIndex, packs: Packs, level: int, columns: int, weights: CostWeights) -> Packs:
+    """Return a multiple of `columns` packs of a level: halve the costliest, or add empty ones if none can be halved."""
+    while missing := -len(members := packs.of_level(level)) % columns:
+        divisible = members[packs.counts[members] > 1]
         cost = pack_sizes(index, packs).cost(weights)
         chosen = divisible[np.argsort(-cost[divisible], kind="stable")[:missing]]
         # A new start in the middle of a pack makes two of it; one at the end adds an empty pack.
         halves = packs.starts[chosen] + packs.counts[chosen] // 2
         more = halves if len(chosen) else np.full(missing, packs.starts[-1])
-        packs = replace(packs, starts=np.sort(np.concatenate([packs.starts, more])))
+        packs = packs.with_starts(more, level)
     return packs

@@ -8,7 +8,7 @@ from trials.certification import EpochCount
 from trials.data.epoch import Epoch
 from trials.data.index import DatasetIndex
 from trials.data.records.sample import Ints
-from trials.plan import Packed
+from trials.plan import Padded
 
 
 def count_epoch(epoch: Epoch) -> EpochCount:
@@ -48,9 +48,10 @@ def count_epoch(epoch: Epoch) -> EpochCount:
 def _above(epoch: Epoch) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Return which samples are above a capacity of the packing, [samples]."""
     index, packing = epoch.index, epoch.packing
-    if not isinstance(packing, Packed):
+    if isinstance(packing, Padded):
         return np.zeros(len(index), dtype=np.bool_)
-    return (index.vision_units > packing.qv) | (index.text_tokens > packing.qt)
+    last = packing.levels[-1]
+    return (index.vision_units > last.qv) | (index.text_tokens > last.qt)
 
 
 def _wrong(index: DatasetIndex, shown: Ints, left_out: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> int:

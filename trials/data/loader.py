@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
-from trials.data.epoch import Epoch
+from trials.data.epoch import Epoch, PackPart
 from trials.data.index import DatasetIndex
 from trials.data.records.images import image_pixels
 from trials.data.records.sample import IGNORED, NO_GRIDS, Encoded, Encoder, Ints, Lengths
@@ -68,11 +68,7 @@ def micro_batches(
     A sample that can no longer be read, or whose lengths have changed, becomes a blank one of the lengths in the index,
     with a warning of its file and line. Under `on_error: fail` it raises DataError instead.
     """
-    packs = [
-        (epoch.packs.pack(pack), epoch.share(pack, data_rank))
-        for step in steps
-        for pack in epoch.rows(step)[:, data_rank].tolist()
-    ]
+    packs = [epoch.part(pack, data_rank) for step in steps for pack in epoch.rows(step)[:, data_rank].tolist()]
     dataset = PackDataset(index, packs, encoder, pixels=pixels, padded=epoch.packs.padded)
     # Faults come as values: raised in a worker, one would come back with the worker's traceback as its message.
     loader = DataLoader(dataset, batch_size=None, num_workers=workers, worker_init_fn=_end_with_rank, pin_memory=pin)
@@ -111,7 +107,7 @@ class PackDataset(Dataset[MicroBatch]):
     """
 
     def __init__(
-        self, index: DatasetIndex, packs: Sequence[tuple[Ints, Share]], encoder: Encoder, *, pixels: bool, padded: bool
+        self, index: DatasetIndex, packs: Sequence[PackPart], encoder: Encoder, *, pixels: bool, padded: bool
     ) -> None:
         self._index = index
         self._packs = packs
@@ -124,10 +120,11 @@ class PackDataset(Dataset[MicroBatch]):
 
     def __getitem__(self, number: int) -> MicroBatch:
         faults: list[str] = []
-        rows, share = self._packs[number]
-        samples = [self._encoded(int(row), faults) for row in rows]
-        batch = collate(samples, self._encoder, pixels=self._pixels, padded=self._padded, share=share)
-        return batch if share.index else replace(batch, faults=tuple(faults))
+        part = self._packs[number]
+        samples = [self._encoded(int(row), faults) for row in part.rows]
+        batch = collate(samples, self._encoder, pixels=self._pixels, padded=self._padded, share=part.share)
+        tokens = replace(batch.tokens, level=part.level)
+        return replace(batch, tokens=tokens, faults=() if part.share.index else tuple(faults))
 
     def _encoded(self, row: int, faults: list[str]) -> Encoded:
         try:

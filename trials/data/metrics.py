@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from trials.data.epoch import CostWeights, Epoch, Floats
 from trials.data.records.sample import Ints
-from trials.plan import Packed
+from trials.plan import Padded
 
 NEAR = 0.1
 """A step whose samples are off by no more than this share of the global batch is near it."""
@@ -82,9 +82,14 @@ class Balance:
 def balance(epoch: Epoch, weights: CostWeights) -> Balance:
     """Return the balance of an epoch."""
     sizes, ranks = epoch.pack_sizes(), epoch.assignment.shape[1]
-    cost = sizes.cost(weights)[epoch.assignment]
+
+    def of_ranks(column: Ints | Floats) -> Floats:
+        """Return what each rank has of its packs, [rows, data ranks]: ranks that share one have equal parts."""
+        return np.asarray((column / epoch.degrees)[epoch.assignment], dtype=np.float64)
+
+    cost = of_ranks(sizes.cost(weights))
     ideal, slowest = float(cost.sum()) / ranks, float(cost.max(axis=1).sum())
-    samples = step_sums(epoch, sizes.samples[epoch.assignment]).sum(axis=1)
+    samples = step_sums(epoch, of_ranks(sizes.samples)).sum(axis=1)
     samples = samples[: len(epoch.assignment) // epoch.micro_batches or None]
     missed, vision_fill, text_fill = _fullness(epoch)
     skipped, tokens = epoch.packs.skipped, epoch.index.text_tokens
@@ -95,9 +100,9 @@ def balance(epoch: Epoch, weights: CostWeights) -> Balance:
         steps=epoch.steps,
         data_parallel=ranks,
         pad_ratio=1 - int(epoch.packs.sums(tokens).sum()) / computed if epoch.packs.padded else 0.0,
-        dist_ratio_vision=float(dist_ratios(sizes.units[epoch.assignment]).mean()),
-        dist_ratio_language=float(dist_ratios(sizes.tokens[epoch.assignment]).mean()),
-        attention_balance_ratio=float(dist_ratios(sizes.squares[epoch.assignment]).mean()),
+        dist_ratio_vision=float(dist_ratios(of_ranks(sizes.units)).mean()),
+        dist_ratio_language=float(dist_ratios(of_ranks(sizes.tokens)).mean()),
+        attention_balance_ratio=float(dist_ratios(of_ranks(sizes.squares)).mean()),
         cost_efficiency=ideal / slowest,
         step_cost_efficiency=ideal / float(step_sums(epoch, cost).max(axis=1).sum()),
         cost=slowest,
@@ -127,10 +132,10 @@ def step_sums(epoch: Epoch, load: Ints | Floats) -> Floats:
 def oversize(epoch: Epoch) -> NDArray[np.bool_]:
     """Return whether each shown sample, in order of packs, is above the capacities; a padded micro-batch has none."""
     units, tokens = (column[epoch.packs.samples] for column in (epoch.index.vision_units, epoch.index.text_tokens))
-    if isinstance(packing := epoch.packing, Packed):
-        above: NDArray[np.bool_] = (units > packing.qv) | (tokens > packing.qt)
-        return above
-    return np.zeros(len(units), dtype=np.bool_)
+    if isinstance(packing := epoch.packing, Padded):
+        return np.zeros(len(units), dtype=np.bool_)
+    above: NDArray[np.bool_] = (units > packing.levels[-1].qv) | (tokens > packing.levels[-1].qt)
+    return above
 
 
 def mixing(epoch: Epoch, following: Epoch) -> float:
@@ -164,15 +169,17 @@ def _step_of_samples(epoch: Epoch) -> Ints:
 
 def _fullness(epoch: Epoch) -> tuple[float | None, float | None, float | None]:
     """(share of packs that miss the relaxation, mean fill of Qv, of Qt)."""
-    if not isinstance(packing := epoch.packing, Packed):
+    if isinstance(packing := epoch.packing, Padded):
         return None, None, None
     units, tokens = epoch.packs.sums(epoch.index.vision_units), epoch.packs.sums(epoch.index.text_tokens)
-    missed = float(np.mean((units < packing.qv_min) & (tokens < packing.qt_min)))
-    within = (units <= packing.qv) & (tokens <= packing.qt)
+    limits = np.array([(each.qv, each.qt, each.qv_min, each.qt_min) for each in packing.levels], dtype=np.int64)
+    qv, qt, qv_min, qt_min = limits[epoch.packs.level_of_pack].T
+    missed = float(np.mean((units < qv_min) & (tokens < qt_min)))
+    within = (units <= qv) & (tokens <= qt)
     if not within.any():
         return missed, None, None
-    vision_fill = float(units[within].mean()) / packing.qv if packing.qv else None
-    return missed, vision_fill, float(tokens[within].mean()) / packing.qt
+    vision_fill = float((units[within] / qv[within]).mean()) if limits[:, 0].all() else None
+    return missed, vision_fill, float((tokens[within] / qt[within]).mean())
 
 
 def _spread(samples: Ints | Floats) -> Spread:

@@ -1,17 +1,19 @@
 """Packs: the samples of each micro-batch, in compressed sparse rows."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trials import plugins
+from trials.data.filling import Shelf, filled
 from trials.data.index import DatasetIndex
+from trials.data.levels import lowest_levels
 from trials.data.packers import PACKERS
 from trials.data.records.sample import Ints
 from trials.errors import DataError
-from trials.plan import Packed, Packing, Padded
+from trials.plan import Levelled, Packed, Packing, Padded
 
 Oversize: TypeAlias = Literal["own-pack", "truncate", "skip", "fail"]
 """`data.oversize` of the job. `truncate` cuts samples before packs are built, and is `own-pack` here."""
@@ -29,9 +31,28 @@ class Packs:
     """Samples of a pack are padded to its longest, not joined."""
     skipped: int = 0
     """Samples left out because they are above the pack's capacity."""
+    levels: Ints | None = None
+    """Level of each pack, [packs]; None where there is one level."""
 
     def __len__(self) -> int:
         return len(self.starts) - 1
+
+    @property
+    def level_of_pack(self) -> Ints:
+        """[packs], from 0."""
+        return np.zeros(len(self), dtype=np.int64) if self.levels is None else self.levels
+
+    def of_level(self, level: int) -> Ints:
+        """Return the numbers of the packs of a level."""
+        return np.flatnonzero(self.level_of_pack == level)
+
+    def with_starts(self, more: Ints, level: int) -> "Packs":
+        """Return packs with `more` starts, each that of a new pack of a level."""
+        starts = np.concatenate([self.starts[:-1], more])
+        order = np.argsort(starts, kind="stable")
+        levels = np.concatenate([self.level_of_pack, np.full(len(more), level)])[order]
+        ends = np.append(starts[order], self.starts[-1])
+        return replace(self, starts=ends, levels=None if self.levels is None else levels)
 
     @property
     def counts(self) -> Ints:
@@ -69,30 +90,46 @@ def build_packs(index: DatasetIndex, order: Ints, packing: Packing, seed: int, o
         case Padded(samples=size):
             starts = np.append(np.arange(0, len(order), size, dtype=np.int64), len(order))
             return Packs(samples=order, starts=starts, padded=True)
-        case Packed():
+        case Packed() | Levelled():
             return _packed(index, order, packing, seed, oversize)
 
 
-def _packed(index: DatasetIndex, order: Ints, packing: Packed, seed: int, oversize: Oversize) -> Packs:
+def _packed(index: DatasetIndex, order: Ints, packing: Packed | Levelled, seed: int, oversize: Oversize) -> Packs:
+    levels = packing.levels
     units, tokens = index.vision_units[order].astype(np.int64), index.text_tokens[order].astype(np.int64)
-    fits = (units <= packing.qv) & (tokens <= packing.qt)
+    level = lowest_levels(units, tokens, levels)
+    fits, last = level < len(levels), levels[-1]
     if oversize == "fail" and not fits.all():
         first = int(order[~fits][0])
         lengths, samples = index.lengths(first), len(np.unique(order[~fits]))
         raise DataError(
             f"{index.where(first)}: {lengths.vision_units} vision units and {lengths.text_tokens} text tokens are "
-            f"above the pack's qv={packing.qv} qt={packing.qt}, as in {samples} samples; raise the capacities or set "
+            f"above the pack's qv={last.qv} qt={last.qt}, as in {samples} samples; raise the capacities or set "
             "data.oversize to own-pack or skip"
         )
     if oversize == "skip" and not fits.any():
-        raise DataError(f"every sample is above qv={packing.qv} qt={packing.qt} and skipped; raise them")
-    packer = plugins.load(PACKERS, packing.packer)
-    packed, starts = packer.pack(units[fits], tokens[fits], packing, seed)
-    # What is above a capacity is a pack of its own, behind the others.
+        raise DataError(f"every sample is above qv={last.qv} qt={last.qt} and skipped; raise them")
+    members, counts = [order[:0]] * len(levels), [order[:0]] * len(levels)
+    # From the longest on: each level takes samples of those before it into what is free in its packs.
+    for number, capacity in reversed([*enumerate(levels)]):
+        own = np.flatnonzero(level == number)
+        if not len(own) and len(levels) > 1:
+            continue
+        packer = plugins.load(PACKERS, capacity.packer)
+        packed, starts = packer.pack(units[own], tokens[own], capacity, seed)
+        found = own[packed], np.diff(starts)
+        if len(shorter := np.flatnonzero(level < number)):
+            found = filled(*found, Shelf(shorter, units, tokens), capacity)
+            level[found[0]] = number
+        members[number], counts[number] = found
+    # What is above the last level's capacity is a pack of its own, behind the others.
     alone = order[:0] if oversize == "skip" else order[~fits]
+    sizes = np.concatenate([*counts, np.ones(len(alone), dtype=np.int64)])
+    of_levels = [*map(len, counts[:-1]), len(counts[-1]) + len(alone)]
     return Packs(
-        samples=np.concatenate([order[fits][packed], alone]),
-        starts=np.concatenate([starts, starts[-1] + np.arange(1, len(alone) + 1)]),
+        samples=np.concatenate([*(order[each] for each in members), alone]),
+        starts=np.concatenate([[0], np.cumsum(sizes)]),
         padded=False,
         skipped=int(np.count_nonzero(~fits)) if oversize == "skip" else 0,
+        levels=None if len(levels) == 1 else np.repeat(np.arange(len(levels)), of_levels),
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 _PARTS = 6
-"""Ids, positions, lengths, grids, whether the unit stands in, shapes of the states."""
+"""Ids, positions, lengths, grids, (whether the unit stands in, level), shapes of the states."""
 _DIMENSIONS, _UNUSED = 4, -1
 """Most dimensions of a state, and what fills up the shape of one with fewer."""
 
@@ -28,6 +28,8 @@ class PackTokens:
     Where ranks share the pack, these are the images whose units this rank computes."""
     stands_in: bool = False
     """Whether the units are one of zeros, which no token shows, because this rank has none to compute."""
+    level: int = 0
+    """Level of the pack, which decides the ranks that share it and the layers that are recomputed."""
 
     def to(self, device: torch.device) -> "PackTokens":
         """Return the same with ids and positions on `device`."""
@@ -43,7 +45,7 @@ def pack(states: Sequence[torch.Tensor], tokens: PackTokens) -> tuple[torch.Tens
     # One tensor of integers, since DeepSpeed sends each tensor of a tuple by itself.
     device = tokens.input_ids.device
     shapes = [[*state.shape, *(_UNUSED,) * (_DIMENSIONS - state.dim())] for state in states]
-    flags = torch.tensor([[tokens.stands_in]], dtype=torch.int64)
+    flags = torch.tensor([[int(tokens.stands_in), tokens.level]])
     described = (torch.tensor([tokens.lengths]), tokens.grids, flags, torch.tensor(shapes))
     parts = (tokens.input_ids[None], tokens.positions, *(part.to(device) for part in described))
     sizes = torch.tensor([size for part in parts for size in part.shape], device=device)
@@ -63,7 +65,8 @@ def unpack(floats: torch.Tensor, integers: torch.Tensor) -> tuple[tuple[torch.Te
         positions=positions,
         lengths=tuple(lengths[0].tolist()),
         grids=grids,
-        stands_in=bool(flags),
+        stands_in=bool(flags[0, 0]),
+        level=int(flags[0, 1]),
     )
     if len(shapes) == 1:
         return (floats,), tokens

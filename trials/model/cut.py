@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trials.plan import Plan
+from trials.plan import Plan, Recomputed
 
 if TYPE_CHECKING:
     from trials.model.skeleton import Chain
@@ -26,6 +26,14 @@ class Cut:
     vision layer, the first stage has both."""
     heads: bool
     """Whether this is the last stage, which holds the head and computes the loss."""
+    further_levels: tuple[Recomputed, ...] = ()
+    """The numbers of recomputed layers for packs of the second level and further ones."""
+
+    def recomputed(self, level: int) -> Recomputed:
+        """Return how many layers are recomputed for packs of a level."""
+        if level:
+            return self.further_levels[level - 1]
+        return Recomputed(vision=self.recompute_vision, language=self.recompute_language)
 
     def paths(self, chain: "Chain") -> tuple[str, ...]:
         """Module paths of this stage's parameters."""
@@ -56,6 +64,7 @@ def cut(plan: Plan) -> tuple[Cut, ...]:
                 embeds=number == 0,
                 projects=number == projecting,
                 heads=number == len(plan.stages) - 1,
+                further_levels=stage.further_levels,
             )
         )
         vision_start, language_start = vision.stop, language.stop

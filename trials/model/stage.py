@@ -37,8 +37,8 @@ class StageModule(nn.Module):
         self.family = skeleton.family
         self.tied = skeleton.tied
         self.cut = cut
-        self.sharing = SharingGroup()
-        """The ranks that compute each pack together; its owner sets them, with the weights in place."""
+        self.sharing: tuple[SharingGroup, ...] = (SharingGroup(),)
+        """The ranks that compute a pack together, for each level of packs; the session of a rank sets them."""
         paths, parts = cut.paths(skeleton.chain), skeleton.chain.parts
         self.trains_before = trains(self.model, parts[: parts.index(paths[0])])
         """Whether an earlier stage trains, so that the states that this one receives need a gradient."""
@@ -69,7 +69,7 @@ class StageModule(nn.Module):
             states = self.vision(states, tokens)
         if self.cut.projects:
             features = self.family.image_features(self.model, states, tokens)
-            states = join_text(self.model, features, tokens, self.sharing)
+            states = join_text(self.model, features, tokens, self.sharing[tokens.level])
         if self.cut.language:
             states = self.language(states, tokens)
         return self.head(states[0]) if self.cut.heads else pack(states, tokens)
@@ -77,10 +77,11 @@ class StageModule(nn.Module):
     def vision(self, states: Sequence[torch.Tensor], tokens: PackTokens) -> tuple[torch.Tensor, ...]:
         """Return the states after this stage's vision layers, then those of earlier layers that the projector takes."""
         current, *kept = states
+        recomputed = self.cut.recomputed(tokens.level).vision
         runner = self.family.vision_runner(self.model, current, tokens)
         for place, number in enumerate(self.cut.vision):
             layer = self.model.get_submodule(self.chain.vision_layers[number])
-            current = run_layer(layer, partial(runner, layer, number), current, place < self.cut.recompute_vision)
+            current = run_layer(layer, partial(runner, layer, number), current, place < recomputed)
             # The profile's chain has one layer, which stands for all that are kept.
             kept += [current] * self.chain.kept.count(number)
         return (current, *kept)
@@ -88,14 +89,15 @@ class StageModule(nn.Module):
     def language(self, states: Sequence[torch.Tensor], tokens: PackTokens) -> tuple[torch.Tensor, ...]:
         """Return language states [1, T, hidden] after this stage's layers, then what later layers add to images."""
         current, *features = states
+        sharing, recomputed = self.sharing[tokens.level], self.cut.recomputed(tokens.level).language
         rotary = self.model.get_submodule(self.chain.rotary)
-        runner = self.family.language_runner(self.model, rotary, current, tokens, self.sharing)
+        runner = self.family.language_runner(self.model, rotary, current, tokens, sharing)
         for place, number in enumerate(self.cut.language):
             layer = self.model.get_submodule(self.chain.language_layers[number])
-            current = run_layer(layer, partial(runner, layer, number), current, place < self.cut.recompute_language)
+            current = run_layer(layer, partial(runner, layer, number), current, place < recomputed)
             # Outside of what is recomputed: a feature is freed as soon as it is added.
             if features:
-                current = add_features(self.model, current, features.pop(0), tokens, self.sharing)
+                current = add_features(self.model, current, features.pop(0), tokens, sharing)
         return (current, *features)
 
     def head(self, states: torch.Tensor) -> torch.Tensor:

@@ -116,8 +116,9 @@ def open_session(request: Request, rank: int, device: torch.device) -> Iterator[
     torch.manual_seed(request.job.training.seed)
     where = request.plan.layout.grid.coordinates(rank)
     stage = build_stage(request, where.stage, device)
-    (degree,) = request.plan.packing.degrees
-    stage.sharing = join_groups(request.plan.layout.grid.sharing_ranks(degree), rank)
+    degrees, grid = request.plan.packing.degrees, request.plan.layout.grid
+    groups = {degree: join_groups(grid.sharing_ranks(degree), rank) for degree in sorted(set(degrees))}
+    stage.sharing = tuple(groups[degree] for degree in degrees)
     engine = build_engine(request.plan, stage, where, device, request.job.training)
     session = Session(
         request=request,

@@ -2,6 +2,7 @@
 
 from autotune.errors import JobError, PredictError
 from autotune.plan_file import read_plan
+from autotune.prediction.reach import unpredicted
 from autotune.search.space.feasible import holds_all
 from autotune.workload import Prepared
 from trials import plugins
@@ -26,11 +27,8 @@ def current_plan(prepared: Prepared) -> Plan | None:
             plugins.load(PACKERS, plan.packing.packer)
     except (PredictError, InvalidPlan, UnknownName) as error:
         raise JobError(f"search.present: {error}") from error
-    if max(plan.packing.degrees) > 1:
-        raise JobError(
-            f"search.present: the packs of {path} are shared by {max(plan.packing.degrees)} ranks, which a search does "
-            "not predict; set its sequence to 1, or leave the key out"
-        )
+    if reason := unpredicted(plan.packing):
+        raise JobError(f"search.present: {reason}, so that a search cannot compare it; leave the key out")
     devices = workload.hardware.devices
     if plan.layout.world_size != devices:
         raise JobError(f"search.present: {path} is a plan for {plan.layout.world_size} devices, not {devices}")

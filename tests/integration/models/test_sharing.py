@@ -1,23 +1,29 @@
 """Packs that ranks share: loss and gradients equal those of the plain model on single samples."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from autotune.certification.certificate import compare
+from storage.store import Store
 from tests.contracts.test_families import TINY
-from tests.faulty_ranks import SHARING_FAULTS, serve_with_sharing_faults
+from tests.faulty_ranks import SHARING_FAULTS, serve_with_mixed_rows, serve_with_sharing_faults
 from tests.integration.models.test_parity import check
 from tests.integration.running.test_certificate import faults_in
+from tests.integration.running.test_changed_plans import change, losses, prepared
+from tests.integration.running.test_training_families import checkpointed
 from tests.own_ranks import on_ranks
 from tests.parameters import parameters
-from tests.training_values import PACKED, plan_of, prepared_of, variant_of
+from tests.training_values import PACKED, plan_of, prepared_of, train, variant_of
 from trials import plugins
 from trials.launchers.local import LocalLauncher
-from trials.plan import Packed, Plan
+from trials.plan import Levelled, Packed, Plan, Recomputed, ZeroStage
 from trials.run.pool import WarmPool
+from trials.tasks.answer import CertificationReport, read_report
 from trials.tasks.request import Certification, write_request
 
 pytestmark = pytest.mark.ranks
@@ -45,6 +51,59 @@ FOUR_RANKS = {
     "split in the language model, ZeRO 1": plan_of("4+1r1,1", "0+1r0,1", data=2, zero=1, packing=SHARED),
     "split between the two": plan_of("4+0", "0+2r0,1", data=2, packing=TIGHT),
 }
+
+
+def levelled(*stages: str, sequences: Sequence[int], data: int, zero: ZeroStage = 0) -> Plan:
+    """A plan with levels of these sequence degrees; `4+2r1,1;3,0` recomputes 3 and 0 layers at the second level."""
+    first, *further = zip(*(text.split(";") for text in stages), strict=True)
+    plan = plan_of(*first, data=data, zero=zero)
+    counts = [[tuple(map(int, text.split(","))) for text in of_level] for of_level in further]
+    capacities = CAPACITIES[len(CAPACITIES) - len(sequences) :]
+    packing = Levelled(
+        levels=tuple(
+            Packed(qv=qv, qt=qt, qv_min=0, qt_min=0, sequence=sequence)
+            for (qv, qt), sequence in zip(capacities, sequences, strict=True)
+        )
+    )
+    recomputed = zip(*counts, strict=True)
+    changed = (
+        replace(stage, further_levels=tuple(Recomputed(vision=vision, language=language) for vision, language in each))
+        for stage, each in zip(plan.stages, recomputed, strict=True)
+    )
+    return Plan(packing=packing, layout=plan.layout, stages=tuple(changed))
+
+
+CAPACITIES = ((6, 90), (6, 150), (12, 600))
+LEVELS_OF_TWO = {
+    "alone and shared, recomputed by level, ZeRO 1": levelled("4+2r1,0;3,2", sequences=(1, 2), data=2, zero=1),
+    "both alone, recomputed by level": levelled("4+2r0,0;4,2", sequences=(1, 1), data=2),
+    "both shared, ZeRO 3": levelled("4+2r1,1;1,1", sequences=(2, 2), data=2, zero=3),
+    "alone and shared, recomputed by level, ZeRO 2": levelled("4+2r0,1;2,0", sequences=(1, 2), data=2, zero=2),
+    "alone and shared, recomputed by level, ZeRO 3": levelled("4+2r0,1;2,0", sequences=(1, 2), data=2, zero=3),
+    "shared, then alone": levelled("4+2;0,1", sequences=(2, 1), data=2),
+}
+LEVELS_OF_FOUR = {
+    "three degrees": levelled("4+2r1,0;0,1;4,2", sequences=(1, 2, 4), data=4),
+    "three degrees, ZeRO 1": levelled("4+2;1,1;2,2", sequences=(1, 2, 4), data=4, zero=1),
+    "three degrees, ZeRO 3": levelled("4+2r0,1;0,1;2,2", sequences=(1, 2, 4), data=4, zero=3),
+    "pipeline": levelled("3+0r1,0;3,0", "1+2;0,2", sequences=(1, 2), data=2),
+    "pipeline, split in the language model, ZeRO 1": levelled(
+        "4+1r0,1;2,0", "0+1;0,1", sequences=(1, 2), data=2, zero=1
+    ),
+    "pipeline of four": levelled("2+0;1,0", "2+0;2,0", "0+1;0,1", "0+1;0,0", sequences=(1, 1), data=1),
+}
+
+CHANGES = {
+    "levels, then shared by all": (
+        levelled("4+2r1,0;3,2", sequences=(1, 2), data=2, zero=1),
+        plan_of("4+2r2,1", data=2, zero=3, packing=SHARED),
+    ),
+    "pipeline, then levels": (
+        plan_of("2+0r1,0", "2+2"),
+        levelled("4+2r0,1;2,0", sequences=(1, 2), data=2, zero=2),
+    ),
+}
+
 FAMILIES = (
     "gemma3",
     "idefics3",
@@ -109,25 +168,79 @@ def test_features_of_inner_vision_layers_reach_the_ranks_that_share_the_pack(
     plugins.load(TINY, "qwen3-vl").make(tmp_path / "model")
     packing = Packed(qv=200, qt=2000, qv_min=0, qt_min=0, sequence=2)
     plan = plan_of("4+1r2,1", "0+3r0,3", data=2, packing=packing)
-    prepared = prepared_of(shallow, tmp_path, model={"path": str(tmp_path / "model")}, hardware={"devices": 4})
-    check(plan, prepared, four_ranks, WITHIN)
+    job = prepared_of(shallow, tmp_path, model={"path": str(tmp_path / "model")}, hardware={"devices": 4})
+    check(plan, job, four_ranks, WITHIN)
+
+
+@pytest.mark.parametrize("plan", parameters(LEVELS_OF_TWO, short=("alone and shared, recomputed by level, ZeRO 1",)))
+def test_packs_of_several_levels_on_two_ranks_have_the_plain_models_gradients(
+    plan: Plan, shallow: Path, pool: WarmPool, tmp_path: Path
+) -> None:
+    job = prepared_of(shallow, tmp_path, training={"global_batch_samples": 30})
+    epoch = job.epoch(plan.packing, 2)
+    assert {*epoch.packs.level_of_pack[epoch.rows(0)].ravel().tolist()} == {0, 1}
+    check(plan, job, pool, WITHIN)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("plan", LEVELS_OF_FOUR.values(), ids=LEVELS_OF_FOUR)
+def test_packs_of_several_levels_on_four_ranks_have_the_plain_models_gradients(
+    plan: Plan, shallow: Path, four_ranks: WarmPool, tmp_path: Path
+) -> None:
+    job = prepared_of(shallow, tmp_path, training={"global_batch_samples": 36}, hardware={"devices": 4})
+    epoch = job.epoch(plan.packing, plan.layout.data)
+    assert {*epoch.packs.level_of_pack[epoch.rows(0)].ravel().tolist()} == {*range(len(plan.packing.degrees))}
+    check(plan, job, four_ranks, WITHIN)
+
+
+@pytest.mark.long
+def test_ranks_may_share_one_pack_of_a_row_and_not_another(shallow: Path, tmp_path: Path) -> None:
+    job = prepared_of(shallow, tmp_path, training={"global_batch_samples": 48}, hardware={"devices": 4})
+    plan = levelled("4+2r1,1;1,1", sequences=(1, 2), data=4)
+    write_request(tmp_path / "mixed", job.request(plan, Certification(step=0, reference="transformers")))
+    assert on_ranks(serve_with_mixed_rows, tmp_path / "mixed", world_size=4) == [True] * 4
+    answers = [read_report(tmp_path / "mixed", rank) for rank in range(4)]
+    reports = [answer.report for answer in answers if answer and isinstance(answer.report, CertificationReport)]
+    parts = compare(0, "float32", reports).parts
+    assert len(reports) == 4
+    assert [part.part for part in parts] == ["vision", "projector", "language"]
+    assert all(0 < part.difference < WITHIN for part in parts)
+
+
+@pytest.mark.parametrize(
+    "plans", parameters({name: (plans,) for name, plans in CHANGES.items()}, short=("levels, then shared by all",))
+)
+def test_adamw_has_the_same_losses_and_weights_while_degrees_change(
+    plans: tuple[Plan, Plan], shallow: Path, pool: WarmPool, profile_store: Store, tmp_path: Path
+) -> None:
+    """Each epoch is one step of all samples, so that its loss and update depend on no plan."""
+    whole, changed = (
+        prepared(shallow, tmp_path / name, epochs=4, global_batch_samples=24) for name in ("whole", "changed")
+    )
+    assert train(pool, whole, plan_of("3+0", "1+2")).steps == 4
+    train(pool, changed, plans[0], max_steps=2)
+    change(changed, plans[1], profile_store)
+    assert train(pool, changed, plans[1]).steps == 4
+    assert losses(changed) == pytest.approx(losses(whole), rel=WITHIN)
+    one, other = (checkpointed(each.job.training.output / "checkpoint-4") for each in (whole, changed))
+    assert one.keys() == other.keys()
+    for name in (name for name in one if name.startswith("weight:")):
+        assert torch.linalg.vector_norm(one[name] - other[name]) <= 1e-4 * torch.linalg.vector_norm(one[name]), name
 
 
 @pytest.mark.parametrize("family", parameters({name: name for name in FAMILIES}, short=("qwen2-5-vl",)))
 def test_every_family_shares_its_packs(family: str, example: Path, pool: WarmPool, tmp_path: Path) -> None:
     plugins.load(TINY, family).make(tmp_path / "model")
-    prepared = prepared_of(example, tmp_path, model={"path": str(tmp_path / "model")})
-    shape = prepared.workload.model
-    units, tokens = (int(2.5 * column.max()) for column in (prepared.index.vision_units, prepared.index.text_tokens))
+    job = prepared_of(example, tmp_path, model={"path": str(tmp_path / "model")})
+    shape = job.workload.model
+    units, tokens = (int(2.5 * column.max()) for column in (job.index.vision_units, job.index.text_tokens))
     packing = Packed(qv=units, qt=tokens, qv_min=0, qt_min=0, sequence=2)
-    check(
-        plan_of(f"{shape.vision_layers}+{shape.language_layers}r1,1", data=2, packing=packing), prepared, pool, WITHIN
-    )
+    check(plan_of(f"{shape.vision_layers}+{shape.language_layers}r1,1", data=2, packing=packing), job, pool, WITHIN)
 
 
 def test_every_fault_in_the_sharing_of_packs_shows(shallow: Path, tmp_path: Path) -> None:
-    prepared = prepared_of(shallow, tmp_path, training={"global_batch_samples": 9})
-    request = prepared.request(plan_of("4+2", data=2, packing=SHARED), Certification(step=0, reference="transformers"))
+    job = prepared_of(shallow, tmp_path, training={"global_batch_samples": 9})
+    request = job.request(plan_of("4+2", data=2, packing=SHARED), Certification(step=0, reference="transformers"))
     for name in SHARING_FAULTS:
         write_request(tmp_path / name, request)
     assert on_ranks(serve_with_sharing_faults, tmp_path) == [True, True]

@@ -1,5 +1,6 @@
 """A plan file whose packs ranks share, from the command line to the trained model."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from autotune.loop.samples import SampleDataset
 from tests.training_values import PACKED, plan_of
 from tests.users import JobFile, refusal
 from trials import wire
-from trials.plan import Plan
+from trials.plan import Levelled, Plan, Recomputed
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -62,6 +63,19 @@ def test_a_plan_file_that_does_not_fit_is_refused(job: JobFile, plan_file: Calla
     path.write_text(path.read_text().replace('"sequence":2', '"sequence":3'))
     with pytest.raises(PlanNotValid, match="2 data ranks leave 2 over; use a degree of 1 or 2, or data 3"):
         launch(job.path, plan=path)
+
+
+def test_levels_that_do_not_fit_the_data_are_refused(job: JobFile, plan_file: Callable[[Plan], Path]) -> None:
+    again = Recomputed(vision=0, language=1)
+    plan = replace(SHARED, stages=(replace(SHARED.stages[0], further_levels=(again,)),), packing=levels(200, 300))
+    _, message = refusal("launch", job.path, "--plan", plan_file(plan))
+    assert re.search(r"samples are above the last level with qv=10 qt=300, .*jsonl:\d+ with \d vision units", message)
+    _, message = refusal("launch", job.path, "--plan", plan_file(replace(plan, packing=levels(900, 1000))))
+    assert re.search(r"level 2 with qv=10 qt=1000 holds no sample: .* which level 1 holds; remove the level", message)
+
+
+def levels(*capacities: int) -> Levelled:
+    return Levelled(levels=tuple(replace(PACKED, qt=qt, qt_min=0) for qt in capacities))
 
 
 def test_a_loop_of_ones_own_refuses_shared_packs(job: JobFile) -> None:

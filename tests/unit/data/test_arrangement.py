@@ -13,6 +13,8 @@ def arranged(
     return arrange(
         costs,
         samples,
+        np.zeros(len(costs), dtype=np.int64),
+        (1,),
         data_parallel=ranks,
         micro_batches=micro_batches,
         window_rows=window_rows,

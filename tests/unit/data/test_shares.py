@@ -63,7 +63,7 @@ def test_ranks_that_share_have_the_steps_of_fewer_ranks(
     degree, ranks = degree_and_ranks
     shared, alone = build(rows, degree, ranks), build(rows, 1, ranks // degree)
     assert shared.assignment.tolist() == np.repeat(alone.assignment, degree, axis=1).tolist()
-    assert [shared.share(0, rank).index for rank in range(ranks)] == [rank % degree for rank in range(ranks)]
+    assert [shared.part(0, rank).share.index for rank in range(ranks)] == [rank % degree for rank in range(ranks)]
     steps = [shared.step(number) for number in range(shared.steps)]
     shown = Counter(int(row) for step in steps for of_rank in step.packs for pack in of_rank for row in pack)
     assert shown == Counter(range(len(rows)))

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autotune.plan_text import plan_parts
 from autotune.search.solver.holdings import Holdings
 from tests import strategies
 from trials.errors import InvalidPlan
 from trials.model.cut import cut
 from trials.model.refusals.heads import check_degrees
-from trials.plan import Layout, Packed, Padded, Plan, Stage, ZeroStage, layer_counts
+from trials.plan import Layout, Levelled, Packed, Padded, Plan, Recomputed, Stage, ZeroStage, layer_counts
 
 PACKED = Packed(qv=8, qt=512, qv_min=8, qt_min=384)
 
@@ -138,6 +139,37 @@ def test_a_sequence_degree_divides_the_data_ranks() -> None:
         Plan(packing=dataclasses.replace(PACKED, sequence=4), layout=layout, stages=stages)
     with pytest.raises(InvalidPlan, match="sequence degree of at least 1, not 0"):
         dataclasses.replace(PACKED, sequence=0)
+
+
+def test_levels_hold_longer_samples_one_after_the_other() -> None:
+    with pytest.raises(InvalidPlan, match="packs of 1 levels make no sense; give 2 or more, or the packing of one"):
+        Levelled(levels=(PACKED,))
+    for other in (PACKED, dataclasses.replace(PACKED, qv=20, qt=500)):
+        with pytest.raises(InvalidPlan, match=f"level 2 with qv={other.qv} qt={other.qt} must hold longer .* qt=512"):
+            Levelled(levels=(PACKED, other))
+
+
+def test_every_stage_says_what_it_recomputes_at_each_level() -> None:
+    longer = dataclasses.replace(PACKED, qt=1024, sequence=2)
+    packing, layout = Levelled(levels=(PACKED, longer)), Layout(pipeline=1, data=2, zero=0)
+    again = Recomputed(vision=1, language=0)
+    stage = Stage(vision=2, language=1, recompute_language=1, further_levels=(again,))
+    plan = Plan(packing=packing, layout=layout, stages=(stage,))
+    (part,) = cut(plan)
+    assert [part.recomputed(level) for level in (0, 1)] == [Recomputed(vision=0, language=1), again]
+    assert plan_parts(plan)["recompute"] == "0v+1l; level 2 1v+0l"
+    assert "level 2 packs of Qv 8, Qt 1024" in plan_parts(plan)["packing"]
+    assert plan_parts(plan)["packing"].endswith("shared by 2 ranks")
+    with pytest.raises(
+        InvalidPlan, match="stage 0 recomputes layers for 1 levels of packs but the packing has 2; give"
+    ):
+        Plan(packing=packing, layout=layout, stages=(Stage(vision=2, language=1),))
+    with pytest.raises(InvalidPlan, match="for 2 levels of packs but the packing has 1; give its further_levels 0"):
+        Plan(packing=PACKED, layout=layout, stages=(stage,))
+    with pytest.raises(InvalidPlan, match="of 2 vision and 1 language layers cannot recompute 3 and 0"):
+        dataclasses.replace(stage, further_levels=(Recomputed(vision=3, language=0),))
+    with pytest.raises(InvalidPlan, match="sequence degree 2 needs groups of 2 data ranks"):
+        Plan(packing=packing, layout=Layout(pipeline=1, data=3, zero=0), stages=(stage,))
 
 
 def test_packs_that_no_ranks_share_keep_the_document_of_older_plans() -> None:

@@ -31,7 +31,7 @@ from tests.storage_values import OUTCOMES
 from trials.job import SearchSection
 from trials.layer_costs import KINDS
 from trials.outcome import Failed, OutOfMemory
-from trials.plan import Layout, Padded, Plan, Stage
+from trials.plan import Layout, Packed, Padded, Plan, Stage
 
 AMPLE = 1 << 50
 PREDICTOR = predictor_of()
@@ -139,8 +139,8 @@ def test_after_a_trial_ran_out_of_memory_nothing_is_proposed_that_asks_for_more_
     for _ in range(8):
         plan = proposed(advisor).plan
         mine, its = plan.packing, failed.packing
-        assert not isinstance(mine, Padded)
-        assert not isinstance(its, Padded)
+        assert isinstance(mine, Packed)
+        assert isinstance(its, Packed)
         asks_for_more = (
             mine.qv >= its.qv
             and mine.qt >= its.qt

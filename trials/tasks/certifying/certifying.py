@@ -10,7 +10,7 @@ import torch
 from deepspeed import comm
 
 from trials.certification import EpochCount, ParameterComparison
-from trials.data.epoch import Step
+from trials.data.epoch import PackPart, Step
 from trials.data.epoch_count import count_epoch
 from trials.data.index import DatasetIndex
 from trials.data.loader import PackDataset, encode
@@ -19,8 +19,7 @@ from trials.errors import DataError
 from trials.job import Part
 from trials.model.paths import parameters_at
 from trials.model.stage import StageModule
-from trials.plan import Padded
-from trials.sharing.share import ALONE
+from trials.plan import Padded, Stage
 from trials.tasks.answer import CertificationReport
 from trials.tasks.certifying.reference import Results, build_model, model_results, without_dropout
 from trials.tasks.request import Certification, Request
@@ -179,16 +178,16 @@ def _by_stages(
 ) -> Results:
     """Return the results of the plan's stages with one sample in each micro-batch."""
     plan = request.plan
-    stages = plan.stages
+    stages = tuple(replace(stage, further_levels=()) for stage in plan.stages)
     if not recomputes:
-        stages = tuple(replace(stage, recompute_vision=0, recompute_language=0) for stage in stages)
+        stages = tuple(Stage(vision=stage.vision, language=stage.language) for stage in stages)
     plan = replace(plan, packing=Padded(samples=1), stages=stages)
     data = plan.layout.data
     with _session(replace(request, plan=plan), rank, device) as session:
         mine = [row[None] for row in rows[session.coordinates.data_rank :: data]]
         count = -(-len(rows) // data)
         # Every rank runs the same number of micro-batches, so the last one of some is empty.
-        packs = [(pack, ALONE) for pack in (*mine, *(rows[:0],) * (count - len(mine)))]
+        packs = [PackPart(rows=pack) for pack in (*mine, *(rows[:0],) * (count - len(mine)))]
         pixels = session.engine.stage.cut.embeds
         dataset = PackDataset(session.index, packs, session.encoder, pixels=pixels, padded=True)
         with session.meter.watch():

@@ -4,10 +4,10 @@ import time
 
 import numpy as np
 
+from trials.data.epoch import PackPart
 from trials.data.index import DatasetIndex
 from trials.data.loader import PackDataset
 from trials.model.inputs.encoders import load_encoder
-from trials.sharing.share import ALONE
 from trials.tasks.answer import LoadTiming
 from trials.tasks.request import Request
 
@@ -22,7 +22,7 @@ def time_loading(request: Request, repeats: int) -> tuple[LoadTiming, ...]:
     encoder = load_encoder(request.job.model, request.job.data)
     timings = []
     for pixels in (True, False):
-        dataset = PackDataset(index, [(rows, ALONE) for rows in packs], encoder, pixels=pixels, padded=False)
+        dataset = PackDataset(index, [PackPart(rows=rows) for rows in packs], encoder, pixels=pixels, padded=False)
         for number, rows in enumerate(packs):
             timings.append(
                 LoadTiming(

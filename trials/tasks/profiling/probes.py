@@ -13,6 +13,7 @@ from trials.layer_costs import LayerKind
 from trials.model.family import join_samples
 from trials.model.features import join_text
 from trials.model.stage import StageModule, pack_loss, run_layer
+from trials.sharing.group import SharingGroup
 from trials.tasks.request import ProbeSizes
 
 Run = Callable[[torch.Tensor], torch.Tensor]
@@ -61,7 +62,7 @@ def _image_probes(stage: StageModule, units: int, text_tokens: int, device: torc
         states=states,
         # With the features for later layers, as a stage that ends here sends them.
         run=lambda states: pack(
-            join_text(model, family.image_features(model, (states, *kept), tokens), tokens, stage.sharing), tokens
+            join_text(model, family.image_features(model, (states, *kept), tokens), tokens, SharingGroup()), tokens
         )[0],
     )
 
