@@ -9,6 +9,7 @@ from autotune.events import Listener, unheard
 from autotune.folders import lengths_folder
 from autotune.forecast.cluster import Cluster
 from autotune.machine.hardware import default_workers
+from autotune.prediction.exchange import AttentionWidths
 from autotune.prediction.predictor import MOST_BATCH_DEVIATION, Prediction, Predictor
 from autotune.prediction.reach import unpredicted
 from autotune.prediction.timeline import Timeline, timeline
@@ -27,7 +28,9 @@ from trials.errors import DataError, InvalidPlan
 from trials.job import Job
 from trials.layer_costs import LayerCosts
 from trials.model.inputs.encoders import load_measurer
+from trials.model.refusals.heads import check_degrees
 from trials.model.shape import cost_weights
+from trials.model.skeleton import load_config
 from trials.plan import Layout, Packed, Packing, Plan
 from trials.workload import ModelShape, Workload
 
@@ -88,8 +91,15 @@ class Forecaster:
             memory_limit_bytes=cluster.memory_limit_bytes,
         )
         self._weights = cost_weights(shape, job.training)
+        config = load_config(job.model.path, trust_remote_code=job.model.trust_remote_code)
+        self._text_config = config.get_text_config()
         self._predictor = CalibratedPredictor(
-            Predictor(self._costs_on(cluster.devices), self._epoch, shape.element_bytes)
+            Predictor(
+                self._costs_on(cluster.devices),
+                self._epoch,
+                shape.element_bytes,
+                attention=AttentionWidths.of(self._text_config),
+            )
         )
 
     @property
@@ -148,6 +158,7 @@ class Forecaster:
                 language_layers=self.shape.language_layers,
                 dtype=self.shape.dtype,
             )
+            check_degrees(self._text_config, plan.packing.degrees)
         except InvalidPlan as error:
             raise PredictError(f"the plan is not one of {self.shape.name}: {error}") from error
         if reason := unpredicted(plan.packing):
@@ -163,10 +174,12 @@ class Forecaster:
         except DataError as error:
             raise PredictError(f"the plan cannot pack the data: {error}") from error
         # An empty pack only fills up a row of data ranks.
-        packs = int((epoch.packs.counts > 0).sum())
-        if packs < plan.layout.data:
+        degrees = epoch.degrees[epoch.packs.counts > 0]
+        if degrees.sum() < plan.layout.data:
+            each = f" for {degrees.max()} ranks each" if degrees.max() > 1 else ""
             raise PredictError(
-                f"the plan has {plan.layout.data} data ranks but the epoch only {packs} packs; lower its data degree"
+                f"the plan has {plan.layout.data} data ranks but the epoch only {len(degrees)} packs{each}; lower its "
+                "data degree"
             )
 
     def _forecast(self, plan: Plan, prediction: Prediction) -> Forecast:

@@ -32,11 +32,25 @@ class PackSeconds:
     """Sending the states from each stage to the next, [packs, stages - 1]."""
     returns: Array
     """Sending their gradient back; 0 where no layer before trains."""
+    exchange: Array
+    """Exchanges of ranks that share the pack, in the forward pass."""
+    exchange_back: Array
+    """The same in the backward pass, recomputation included."""
 
     @property
     def loaded_forward(self) -> Array:
         """Forward passes with the loading that they wait for, as the schedule runs them."""
         return self.load + self.forward
+
+    @property
+    def shared_forward(self) -> Array:
+        """The same with the exchanges of ranks that share the pack."""
+        return self.loaded_forward + self.exchange
+
+    @property
+    def shared_backward(self) -> Array:
+        """Backward passes with the exchanges of ranks that share the pack."""
+        return self.backward + self.exchange_back
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -77,7 +91,7 @@ class Breakdown:
     loading: Array
     """Reading and encoding the data, and waiting of other ranks for that."""
     communication: Array
-    """Sends between stages, and the reduction of gradients over data ranks."""
+    """Sends between stages, exchanges of ranks that share packs, and the reduction of gradients over data ranks."""
     optimizer: Array
 
     @property
@@ -115,8 +129,9 @@ def attribute(
     even = simulate(*map(_evened, passes)) if stages > 1 else uneven
     # Where nothing is loaded or sent, simulations are equal.
     with_loads = simulate(*loaded) if own.load.any() else uneven
-    is_sent = own.sends.any() or own.returns.any()
-    schedule = simulate(*loaded, own.sends, own.returns) if is_sent else with_loads
+    is_sent = any(side.any() for side in (own.sends, own.returns, own.exchange, own.exchange_back))
+    shared = own.shared_forward, own.shared_backward
+    schedule = simulate(*shared, own.sends, own.returns) if is_sent else with_loads
     work = uneven.busy.reshape(steps, ranks, stages)
     busiest = work.max(axis=2)
 
@@ -145,7 +160,7 @@ def attribute(
         (ends + update.optimizer).max(axis=1),
     )
     names = [field.name for field in fields(Breakdown)]
-    busy = schedule.busy.reshape(steps, ranks, stages).sum(axis=1)
+    busy = with_loads.busy.reshape(steps, ranks, stages).sum(axis=1)
     return Breakdown(**dict(zip(names, np.diff(reached, axis=0), strict=True))), busy
 
 

@@ -19,7 +19,8 @@ class ChosenSteps(EpochSizes):
         self.steps = tuple(sorted(steps, key=lambda step: (-len(rows[step]), step)))
         self._packs = np.unique(np.concatenate([of_step.ravel() for of_step in rows.values()]))
         self._rows = [np.searchsorted(self._packs, rows[step]) for step in self.steps]
-        self.table, self.samples_alone = whole.table[self._packs], whole.samples_alone[self._packs]
+        self.whole, self.table = whole.whole[self._packs], whole.table[self._packs]
+        self.samples_alone, self.degrees = whole.samples_alone[self._packs], whole.degrees[self._packs]
 
     @cached_property
     def blocks(self) -> tuple[Ints, ...]:

@@ -10,8 +10,9 @@ from autotune.prediction.attribution import Breakdown, Pace, PackSeconds, Update
 from autotune.prediction.chosen_steps import ChosenSteps
 from autotune.prediction.costs import Array
 from autotune.prediction.curves import Curves
+from autotune.prediction.exchange import AttentionWidths
 from autotune.prediction.memory import PeakParts, StageBytes, StageMemory
-from autotune.prediction.parts import Parts
+from autotune.prediction.parts import LANGUAGE, Parts
 from autotune.prediction.schedule import simulate_plans
 from autotune.prediction.sizes import EpochSizes
 from trials.data.epoch import Epoch
@@ -76,8 +77,12 @@ class Predictor:
         epoch_of: EpochOf,
         element_bytes: int,
         byte_factors: tuple[float, float] = (1.0, 1.0),
+        attention: AttentionWidths | None = None,
     ) -> None:
-        """`element_bytes` is the size of a weight in the training's dtype; `byte_factors` of static and kept bytes."""
+        """`element_bytes` is the size of a weight in the training's dtype; `byte_factors` of static and kept bytes.
+
+        Plans whose packs ranks share are predicted only with the widths of the model's `attention`.
+        """
         self.costs = costs
         self._memory = StageMemory(costs, element_bytes, byte_factors)
         # One row of coefficients per kind of layer.
@@ -91,14 +96,14 @@ class Predictor:
         self._has_backward = np.array([layer.has_backward for layer in layers])
         self._element_bytes = element_bytes
         self._sizes = lru_cache(maxsize=512)(lambda packing, data: EpochSizes(epoch_of(packing, data)))
-        self._epoch_of, self._byte_factors = epoch_of, byte_factors
+        self._epoch_of, self._byte_factors, self._attention = epoch_of, byte_factors, attention
         self._epoch_seconds: dict[Plan, float] = {}
 
     def with_costs(self, costs: LayerCosts, byte_factors: tuple[float, float] = (1.0, 1.0)) -> "Predictor":
         """Return a predictor of the same workload with these costs, which shares the packs that were built."""
         if costs == self.costs and byte_factors == self._byte_factors:
             return self  # with the times that were predicted
-        other = Predictor(costs, self._epoch_of, self._element_bytes, byte_factors)
+        other = Predictor(costs, self._epoch_of, self._element_bytes, byte_factors, self._attention)
         other._sizes = self._sizes  # building packs takes longer than predicting with them
         return other
 
@@ -169,7 +174,7 @@ class Predictor:
         # Most stages of the plans are alike.
         parts, stages = Parts.of_plans(plans)
         packs = self.pack_seconds(parts, layout, sizes)
-        passes = (packs.loaded_forward, packs.backward, packs.sends, packs.returns)
+        passes = (packs.shared_forward, packs.shared_backward, packs.sends, packs.returns)
         of_packs = [np.ascontiguousarray(side.T) for side in passes]
         # All data ranks of a stage reduce together, so the slowest of them decides.
         update = self.update_seconds(layout, parts)[stages.T, None]
@@ -190,15 +195,37 @@ class Predictor:
         sends = link.latency_seconds + link.seconds_per_byte * (sizes.table @ self._outputs[last].T)
         curves = self._curves.at(sizes.table)
         alone = sizes.samples_alone @ (self._forward + self._backward).T
+        once, in_layer = self._exchanges(sizes)
+        language, has_backward = parts.layers[:, LANGUAGE], self._has_backward[LANGUAGE]
+        projects = parts.layers[:, KINDS.index("projector")]
         return PackSeconds(
-            load=self.load_seconds(parts, sizes.table),
+            # Each rank prepares the images of the whole pack.
+            load=self.load_seconds(parts, sizes.whole),
             forward=forward,
             backward=backward,
             recompute=(curves * (sizes.table @ self._again.T)) @ parts.recomputed.T,
             samples=(curves * alone) @ parts.layers.T,
             sends=sends,
             returns=sends * self._has_backward[last],
+            exchange=np.outer(in_layer, language) + np.outer(once, projects),
+            exchange_back=np.outer(in_layer, has_backward * (language + parts.recomputed[:, LANGUAGE]))
+            + np.outer(once, has_backward * projects),
         )
+
+    def _exchanges(self, sizes: EpochSizes) -> tuple[Array, Array]:
+        """Return the seconds of exchanges behind the projector, and in the attention of a language layer, [packs] each.
+
+        They are priced like what stages send: each message takes the link's latency, and each byte that leaves a rank
+        its time. Behind the projector few features move.
+        """
+        degrees, link = sizes.degrees, self.costs.link
+        is_shared = (degrees > 1).astype(np.float64)
+        if not is_shared.any():
+            return is_shared, is_shared
+        assert self._attention is not None, "the widths of the attention decide what ranks exchange"
+        values = np.array([self._attention.values_per_token(degree) for degree in degrees.tolist()])
+        sent = sizes.table[:, 1] * values * self._element_bytes
+        return 2 * link.latency_seconds * is_shared, 2 * link.latency_seconds * is_shared + link.seconds_per_byte * sent
 
     def pass_seconds(self, parts: Parts, sizes: Array) -> tuple[Array, Array]:
         """Return (forward, backward with recomputation) seconds of packs [packs, stages]; `sizes` are [packs, 4]."""

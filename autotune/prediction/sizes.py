@@ -18,20 +18,32 @@ class EpochSizes:
 
     @cached_property
     def table(self) -> Array:
-        """[packs, 4]"""
+        """The part of each pack that the fullest of the ranks that share it computes, [packs, 4]."""
+        whole, degrees = self.whole, self.degrees[:, None]
+        # Units and tokens cannot be cut; attention is shared by heads.
+        return np.concatenate([np.ceil(whole[:, :2] / degrees), whole[:, 2:3] / degrees, whole[:, 3:]], axis=1)
+
+    @cached_property
+    def whole(self) -> Array:
+        """Whole packs, [packs, 4]."""
         sizes = self.epoch.pack_sizes()
         columns = (sizes.units, sizes.tokens, sizes.squares, np.ones(len(sizes.units)))
         table: Array = np.stack([column.astype(np.float64) for column in columns], axis=1)
         return table
 
     @cached_property
+    def degrees(self) -> Ints:
+        """Number of ranks that share each pack, [packs]."""
+        return self.epoch.degrees
+
+    @cached_property
     def samples_alone(self) -> Array:
-        """The table without padding, and without placeholders in packs without image or sample, [packs, 4]."""
+        """A rank's part without padding, and without placeholders in packs without image or sample, [packs, 4]."""
         packs, index = self.epoch.packs, self.epoch.index
         lengths = index.text_tokens.astype(np.int64)  # their squares exceed 32 bits
         columns = (packs.sums(index.vision_units), packs.sums(lengths), packs.sums(lengths**2), packs.counts > 0)
         table: Array = np.stack([column.astype(np.float64) for column in columns], axis=1)
-        return table
+        return table / self.degrees[:, None]
 
     @cached_property
     def mean(self) -> Array:
@@ -55,8 +67,11 @@ class EpochSizes:
     @cached_property
     def step_samples(self) -> Ints:
         """Samples of each step, over all ranks, [steps]."""
-        counts: Ints = np.concatenate([self.pack_samples[block].sum(axis=(1, 2)) for block in self.blocks])
-        return counts
+        # Whole numbers divided by the ranks that share a pack, which each count it.
+        parts = self.pack_samples / self.degrees
+        counts = np.concatenate([parts[block].sum(axis=(1, 2)) for block in self.blocks])
+        samples: Ints = np.rint(counts).astype(np.int64)
+        return samples
 
     def heaviest(self, in_flight: int) -> Array:
         """Return sums of `in_flight` neighbouring packs of a rank's step that may cost most, [candidates, 4].

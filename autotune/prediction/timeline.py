@@ -56,7 +56,7 @@ def timeline(predictor: Predictor, plan: Plan, prediction: Prediction) -> Timeli
     sizes, parts = predictor.sizes(plan.packing, plan.layout), Parts.of(cut(plan))
     packs = sizes.epoch.rows(step).T
     seconds, update = predictor.pack_seconds(parts, plan.layout, sizes), predictor.update_seconds(plan.layout, parts)
-    sides = (seconds.loaded_forward, seconds.backward, seconds.sends, seconds.returns)
+    sides = (seconds.shared_forward, seconds.shared_backward, seconds.sends, seconds.returns)
     times = [side[packs] for side in sides]
     schedule, passes = simulate(*times), trace(*times)
     rank = int(schedule.seconds.argmax())

@@ -10,7 +10,7 @@ import numpy as np
 
 from autotune.machine.conditions import MachineWatch, Watch, disturbance
 from autotune.prediction.predictor import MOST_BATCH_DEVIATION, Prediction
-from autotune.prediction.reach import unpredicted
+from autotune.prediction.reach import unsearched
 from autotune.prediction.trial_steps import spread_steps, trial_steps
 from autotune.search.execution.run_result import RunResult
 from autotune.search.learning.calibrated import CalibratedPredictor
@@ -56,7 +56,7 @@ class Runner:
             plan.check(vision_layers=model.vision_layers, language_layers=model.language_layers, dtype=model.dtype)
         except InvalidPlan as error:
             return Rejected(reason=str(error))
-        if reason := unpredicted(plan.packing):
+        if reason := unsearched(plan.packing):
             return Rejected(reason=reason)
         prediction = self._predictor.predict(plan)
         if prediction.batch_deviation > MOST_BATCH_DEVIATION:

@@ -2,7 +2,7 @@
 
 from autotune.errors import JobError, PredictError
 from autotune.plan_file import read_plan
-from autotune.prediction.reach import unpredicted
+from autotune.prediction.reach import unsearched
 from autotune.search.space.feasible import holds_all
 from autotune.workload import Prepared
 from trials import plugins
@@ -27,8 +27,8 @@ def current_plan(prepared: Prepared) -> Plan | None:
             plugins.load(PACKERS, plan.packing.packer)
     except (PredictError, InvalidPlan, UnknownName) as error:
         raise JobError(f"search.present: {error}") from error
-    if reason := unpredicted(plan.packing):
-        raise JobError(f"search.present: {reason}, so that a search cannot compare it; leave the key out")
+    if reason := unsearched(plan.packing):
+        raise JobError(f"search.present: {reason}; leave the key out")
     devices = workload.hardware.devices
     if plan.layout.world_size != devices:
         raise JobError(f"search.present: {path} is a plan for {plan.layout.world_size} devices, not {devices}")

@@ -46,6 +46,16 @@ def predicted(*arguments: str | Path) -> dict[str, Any]:
     return document
 
 
+def test_a_plan_whose_packs_ranks_share_is_predicted(job: JobFile, profile: Path, plan: Callable[[Plan], Path]) -> None:
+    options = (job.path, "--device-profile", profile, "--devices", "4", "--plan")
+    shared = replace(PLAN, layout=replace(PLAN.layout, data=2), packing=replace(PACKED, sequence=2))
+    (alone,), (other,) = (predicted(*options, plan(each))["plans"] for each in (PLAN, shared))
+    assert other["parts"]["communication"] > alone["parts"]["communication"]
+    assert other["parts"]["ideal"] == pytest.approx(alone["parts"]["ideal"] / 2)
+    kept = [[stage["expected"] - stage["static"] for stage in each["stages"]] for each in (alone, other)]
+    assert all(one > 1.5 * half for one, half in zip(*kept, strict=True))
+
+
 def test_a_plan_is_predicted_from_a_profile_without_devices_and_database(
     job: JobFile, profile: Path, plan: Callable[[Plan], Path], home: Path
 ) -> None:

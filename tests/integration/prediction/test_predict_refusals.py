@@ -13,7 +13,7 @@ from tests.forecast_values import PLAN, store_profile
 from tests.training_values import PACKED, plan_of
 from tests.users import JobFile, refusal
 from trials.layer_costs import LayerCosts
-from trials.plan import Packed, Plan
+from trials.plan import Levelled, Packed, Plan, Recomputed
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -29,8 +29,13 @@ def test_a_plan_of_another_model_or_for_more_devices_or_packs_is_refused(
     assert "hold 7 language layers but the model has 8; add 1" in refused(plan_of("8+0", "4+7", packing=PACKED))
     too_many = plan_of(*["1+0"] * 12, *["0+1"] * 9, packing=PACKED)
     assert "hold 9 language layers but the model has 8; remove 1" in refused(too_many, "--devices", "21")
-    shared = replace(PLAN, layout=replace(PLAN.layout, data=2), packing=replace(PACKED, sequence=2))
-    assert "shared by 2 ranks, whose exchanges are not predicted" in refused(shared, "--devices", "4")
+    by_three = replace(PLAN, layout=replace(PLAN.layout, data=3), packing=replace(PACKED, sequence=3))
+    assert "sequence degree 3 cannot share the 4 attention heads" in refused(by_three, "--devices", "6")
+    levels = Levelled(levels=(PACKED, replace(PACKED, qt=900)))
+    stages = tuple(replace(stage, further_levels=(Recomputed(vision=0, language=0),)) for stage in PLAN.stages)
+    assert "packs of the plan have 2 levels, and plans with levels are not" in refused(
+        replace(PLAN, packing=levels, stages=stages)
+    )
     wide = replace(PLAN, layout=replace(PLAN.layout, data=4))
     assert "pipeline 2 x data 4 = 8 devices but 2 are given; give --devices 8" in refused(wide)
     wider = replace(PLAN, layout=replace(PLAN.layout, data=400))

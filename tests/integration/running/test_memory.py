@@ -1,13 +1,16 @@
 """What the memory meter counts, compared with the prediction."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
+from autotune.prediction.exchange import AttentionWidths
 from autotune.prediction.predictor import Predictor
 from autotune.workload import Prepared
 from tests.parameters import parameters
-from tests.training_values import plan_of
+from tests.training_values import PACKED, plan_of
 from trials.engine.memory import MemoryExceeded, SavedTensorMeter
 from trials.layer_costs import LayerCosts
 from trials.plan import Padded, Plan
@@ -51,14 +54,17 @@ def test_the_meter_ends_a_step_that_passes_the_limit() -> None:
             "all recomputed": plan_of("12+1r12,1", "0+7r0,7"),
             "padded": plan_of("10+0", "2+8r2,4", packing=Padded(samples=4)),
             "ZeRO 1": plan_of("12+8r6,0", data=2, zero=1),
+            "shared": plan_of("12+8", data=2, packing=replace(PACKED, sequence=2)),
+            "shared, some recomputed": plan_of("12+8r12,3", data=2, zero=1, packing=replace(PACKED, sequence=2)),
         },
-        short=("padded", "ZeRO 1"),
+        short=("padded", "ZeRO 1", "shared, some recomputed"),
     ),
 )
 def test_predicted_bytes_of_every_stage_are_close_to_the_measured(
     plan: Plan, prepared: Prepared, costs: LayerCosts, pool: WarmPool
 ) -> None:
-    predicted = Predictor(costs, prepared.epoch, element_bytes=4).predict(plan)
+    attention = AttentionWidths(heads=4, key_heads=2, head_size=12)
+    predicted = Predictor(costs, prepared.epoch, element_bytes=4, attention=attention).predict(plan)
     steps = prepared.epoch(plan.packing, plan.layout.data).steps
     answer = pool.ask(prepared.request(plan, Trial(warmup_steps=(), timed_steps=tuple(range(steps)))), 120)
     assert isinstance(answer, Answers), answer

@@ -26,6 +26,8 @@ def pack_seconds(forward: Array, sends: float = 0.0) -> PackSeconds:
         samples=2 * forward,
         sends=np.full((len(forward), forward.shape[1] - 1), sends),
         returns=np.full((len(forward), forward.shape[1] - 1), sends),
+        exchange=np.zeros_like(forward),
+        exchange_back=np.zeros_like(forward),
     )
 
 
@@ -144,6 +146,8 @@ def attributed(draw: st.DrawFn) -> tuple[Ints, PackSeconds, UpdateSeconds]:
             samples=share * (forward + backward),
             sends=seconds(packs.size, stages - 1),
             returns=seconds(packs.size, stages - 1),
+            exchange=seconds(packs.size, stages),
+            exchange_back=seconds(packs.size, stages),
         ),
         UpdateSeconds(reduction=seconds(stages), optimizer=seconds(stages)),
     )
@@ -163,7 +167,7 @@ def test_the_parts_are_not_negative_and_sum_to_the_simulated_step(
             simulate(
                 *(
                     side[rank][None]
-                    for side in (seconds.load + seconds.forward, seconds.backward, seconds.sends, seconds.returns)
+                    for side in (seconds.shared_forward, seconds.shared_backward, seconds.sends, seconds.returns)
                 )
             ).ends[0]
             for rank in step.T

@@ -42,7 +42,7 @@ def test_the_plan_of_the_file_is_the_current_plan(tmp_path: Path) -> None:
         (replace(PLAN, packing=replace(PACKED, packer="tetris")), r"'tetris' .*best-fit"),
         (replace(PLAN, stages=(Stage(vision=4, language=0), Stage(vision=1, language=5))), "5 language layers"),
         (replace(PLAN, layout=Layout(pipeline=2, data=2, zero=0)), "for 4 devices, not 2"),
-        (SHARED, "shared by 2 ranks, whose exchanges are not predicted, so that a search cannot"),
+        (SHARED, "shared by 2 ranks, and a search does not compare such plans; leave the key out"),
     ],
     ids=["packer", "layers", "devices", "shared"],
 )
