@@ -1,6 +1,7 @@
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -133,6 +134,50 @@ def test_micro_batches_have_the_sizes_that_the_epoch_predicts(
             assert len(batch.tokens.lengths) == max(1, sizes.samples[number])
             targets += int((batch.labels != IGNORED).sum())
     assert targets == sum(epoch.step(number).target_tokens for number in range(epoch.steps))
+
+
+@pytest.mark.parametrize(("degree", "workers"), [(2, 0), (3, 0), (4, 2)])
+def test_the_parts_of_a_shared_pack_make_up_the_whole(
+    index: DatasetIndex, encoder: Encoder, degree: int, workers: int
+) -> None:
+    def read(rank: int, epoch: Epoch) -> list[MicroBatch]:
+        every = range(epoch.steps)
+        return [*micro_batches(index, epoch, every, rank, encoder, pixels=True, workers=workers, on_error="fail")]
+
+    shared = epoch_of(index, replace(PACKED, sequence=degree), degree)
+    parts = [read(rank, shared) for rank in range(degree)]
+    whole = read(0, epoch_of(index, PACKED, 1))
+    for expected, *found in zip(whole, *parts, strict=True):
+        tokens = [each.tokens for each in found]
+        missing = -len(expected.labels) % degree
+        assert all(torch.equal(one.input_ids, tokens[0].input_ids) for one in tokens)
+        assert tokens[0].input_ids[: len(expected.labels)].tolist() == expected.tokens.input_ids.tolist()
+        assert tokens[0].lengths == (*expected.tokens.lengths, *([missing] if missing else []))
+        labels = torch.cat([each.labels for each in found])
+        assert labels.tolist() == expected.labels.tolist() + [IGNORED] * missing
+        assert len({len(each.labels) for each in found}) == 1
+        assert expected.pixel_values is not None
+        pixels = [each.pixel_values for each in found if each.pixel_values is not None and not each.tokens.stands_in]
+        if expected.tokens.stands_in:
+            assert not pixels
+        else:
+            assert torch.equal(torch.cat(pixels), expected.pixel_values)
+            assert len(pixels) == min(degree, len(expected.pixel_values))
+        assert all(len(each.pixel_values) for each in found if each.pixel_values is not None)
+
+
+def test_the_first_rank_of_a_shared_pack_alone_tells_of_its_faults(
+    changing: Path, encoder: Encoder, caplog: pytest.LogCaptureFixture
+) -> None:
+    index = index_of(changing, encoder, "a.jsonl")
+    epoch = epoch_of(index, replace(PACKED, sequence=2), 2)
+    vanish(changing)
+    one, other = (
+        next(micro_batches(index, epoch, [0], rank, encoder, pixels=True, workers=0, on_error="skip"))
+        for rank in (0, 1)
+    )
+    assert (len(one.faults), len(other.faults), len(caplog.messages)) == (1, 0, 1)
+    assert torch.equal(one.tokens.input_ids, other.tokens.input_ids)
 
 
 def test_steps_can_be_asked_for_in_any_selection(index: DatasetIndex, encoder: Encoder) -> None:

@@ -13,7 +13,7 @@ from transformers import AutoModelForImageTextToText
 
 from autotune.workload import Prepared
 from tests.parameters import parameters
-from tests.training_values import plan_of, prepared_of, variant_of
+from tests.training_values import PACKED, plan_of, prepared_of, variant_of
 from trials.data.loader import encode
 from trials.engine.group import file_meeting, process_group
 from trials.model.family import Images, load_family
@@ -32,6 +32,7 @@ pytestmark = pytest.mark.ranks
 PLANS = {
     "pipeline": plan_of("3+0r1,0", "1+2"),
     "data, padded": plan_of("4+2r0,1", data=2, zero=1, packing=Padded(samples=3)),
+    "packs shared": plan_of("4+2r0,1", data=2, zero=1, packing=replace(PACKED, sequence=2)),
 }
 TRAINING = {"epochs": 2, "global_batch_samples": 8, "learning_rate": 5e-3}
 

@@ -1,13 +1,14 @@
 """Ranks that serve one plan after another: what they keep, and that their results do not change."""
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from autotune.workload import Prepared
-from tests.training_values import plan_of
+from tests.training_values import PACKED, plan_of
 from trials.launchers.local import LocalLauncher
 from trials.plan import Padded
 from trials.run.pool import REQUESTS_PER_START, Answers, WarmPool
@@ -30,6 +31,7 @@ PLANS = (
     plan_of("12+8r4,0", data=2),
     plan_of("8+0r8,0", "4+8r4,8", packing=Padded(samples=4)),
     plan_of("12+8", data=2, zero=2, packing=Padded(samples=4)),
+    plan_of("12+8r4,0", data=2, packing=replace(PACKED, sequence=2)),
 )
 
 
