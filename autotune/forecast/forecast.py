@@ -11,7 +11,6 @@ from autotune.forecast.cluster import Cluster
 from autotune.machine.hardware import default_workers
 from autotune.prediction.exchange import AttentionWidths
 from autotune.prediction.predictor import MOST_BATCH_DEVIATION, Prediction, Predictor
-from autotune.prediction.reach import unpredicted
 from autotune.prediction.timeline import Timeline, timeline
 from autotune.search.execution.ledger import is_conclusive
 from autotune.search.learning.calibrated import CalibratedPredictor
@@ -24,6 +23,7 @@ from trials.data.epoch import Epoch, job_epoch
 from trials.data.held_out import hold_out
 from trials.data.index import profile
 from trials.data.indexing import build_index
+from trials.data.levels import check_levels
 from trials.errors import DataError, InvalidPlan
 from trials.job import Job
 from trials.layer_costs import LayerCosts
@@ -31,7 +31,7 @@ from trials.model.inputs.encoders import load_measurer
 from trials.model.refusals.heads import check_degrees
 from trials.model.shape import cost_weights
 from trials.model.skeleton import load_config
-from trials.plan import Layout, Packed, Packing, Plan
+from trials.plan import Layout, Levelled, Packed, Packing, Plan
 from trials.workload import ModelShape, Workload
 
 
@@ -159,10 +159,10 @@ class Forecaster:
                 dtype=self.shape.dtype,
             )
             check_degrees(self._text_config, plan.packing.degrees)
+            if isinstance(plan.packing, Levelled):
+                check_levels(self.index, plan.packing, skips=self.job.data.oversize == "skip")
         except InvalidPlan as error:
             raise PredictError(f"the plan is not one of {self.shape.name}: {error}") from error
-        if reason := unpredicted(plan.packing):
-            raise PredictError(f"{reason}; train some steps with it by `autotune launch --plan FILE --steps 20`")
         needed, devices = plan.layout.world_size, self.cluster.devices
         if needed > devices:
             raise PredictError(

@@ -37,6 +37,17 @@ class PackSeconds:
     exchange_back: Array
     """The same in the backward pass, recomputation included."""
 
+    @classmethod
+    def by_level(cls, several: "Sequence[PackSeconds]", levels: Ints) -> "PackSeconds":
+        """Take the seconds of each pack from those of its level, [packs]."""
+        packs = np.arange(len(levels))
+        return cls(
+            **{
+                field.name: np.stack([getattr(one, field.name) for one in several])[levels, packs]
+                for field in fields(cls)
+            }
+        )
+
     @property
     def loaded_forward(self) -> Array:
         """Forward passes with the loading that they wait for, as the schedule runs them."""
@@ -114,25 +125,32 @@ class Breakdown:
 
 
 def attribute(
-    packs: Ints, seconds: PackSeconds, update: UpdateSeconds, pace: Pace | None = None
+    packs: Ints,
+    seconds: PackSeconds,
+    update: UpdateSeconds,
+    pace: Pace | None = None,
+    degrees: Ints | None = None,
 ) -> tuple[Breakdown, Array]:
     """Return (parts of each step, seconds in which the ranks of each stage load and run passes [steps, stages]).
 
-    `packs` are numbers of packs, [steps, micro-batches, data ranks].
+    `packs` are numbers of packs, [steps, micro-batches, data ranks]; `degrees` says how many ranks share each pack,
+    where some have more than others.
     """
     steps, count, ranks = packs.shape
     of_ranks = packs.transpose(0, 2, 1).reshape(-1, count)
     own = _at_pace(seconds, of_ranks, steps, pace)
-    passes, loaded = (own.forward, own.backward), (own.loaded_forward, own.backward)
+    passes = own.forward, own.backward
     stages = own.forward.shape[2]
-    uneven = simulate(*passes)
-    even = simulate(*map(_evened, passes)) if stages > 1 else uneven
+    alone = simulate(*passes)
+    even = simulate(*map(_evened, passes)) if stages > 1 else alone
+    waits = waiting(packs, own.shared_forward + own.shared_backward, degrees)
+    uneven = simulate(own.forward + waits, own.backward) if waits.any() else alone
     # Where nothing is loaded or sent, simulations are equal.
-    with_loads = simulate(*loaded) if own.load.any() else uneven
+    with_loads = simulate(own.loaded_forward + waits, own.backward) if own.load.any() else uneven
     is_sent = any(side.any() for side in (own.sends, own.returns, own.exchange, own.exchange_back))
-    shared = own.shared_forward, own.shared_backward
+    shared = own.shared_forward + waits, own.shared_backward
     schedule = simulate(*shared, own.sends, own.returns) if is_sent else with_loads
-    work = uneven.busy.reshape(steps, ranks, stages)
+    work = alone.busy.reshape(steps, ranks, stages)
     busiest = work.max(axis=2)
 
     def spread(of_packs: Array) -> Array:
@@ -160,8 +178,34 @@ def attribute(
         (ends + update.optimizer).max(axis=1),
     )
     names = [field.name for field in fields(Breakdown)]
-    busy = with_loads.busy.reshape(steps, ranks, stages).sum(axis=1)
+    busy = (own.loaded_forward + own.backward).sum(axis=1).reshape(steps, ranks, stages).sum(axis=1)
     return Breakdown(**dict(zip(names, np.diff(reached, axis=0), strict=True))), busy
+
+
+def waiting(packs: Ints, seconds: Array, degrees: Ints | None) -> Array:
+    """Return how long ranks wait for those that share a pack with them, [steps * data ranks, micro-batches, stages].
+
+    `packs` are [steps, micro-batches, data ranks], and `seconds` those of both passes in the shape of the result. The
+    ranks of a stage meet at each shared pack, and their work in between differs. It is added up in the order of the
+    packs, which is exact for one stage.
+    """
+    waits = np.zeros_like(seconds)
+    if degrees is None:
+        return waits
+    steps, count, ranks = packs.shape
+    work, found = (each.reshape(steps, ranks, count, -1) for each in (seconds, waits))
+    # What each rank has worked since the step began, waiting included.
+    clock = np.zeros_like(work[:, :, 0])
+    for row in range(count):
+        shared_by = degrees[packs[:, row, 0]]
+        for degree in np.unique(shared_by[shared_by > 1]).tolist():
+            chosen = np.flatnonzero(shared_by == degree)
+            groups = clock[chosen].reshape(len(chosen), ranks // degree, degree, -1)
+            last = np.broadcast_to(groups.max(axis=2, keepdims=True), groups.shape).reshape(clock[chosen].shape)
+            found[chosen, :, row] = last - clock[chosen]
+            clock[chosen] = last
+        clock += work[:, :, row]
+    return waits
 
 
 def _at_pace(seconds: PackSeconds, of_ranks: Ints, steps: int, pace: Pace | None) -> PackSeconds:

@@ -21,6 +21,7 @@ class ChosenSteps(EpochSizes):
         self._rows = [np.searchsorted(self._packs, rows[step]) for step in self.steps]
         self.whole, self.table = whole.whole[self._packs], whole.table[self._packs]
         self.samples_alone, self.degrees = whole.samples_alone[self._packs], whole.degrees[self._packs]
+        self.levels = whole.levels[self._packs]
 
     @cached_property
     def blocks(self) -> tuple[Ints, ...]:

@@ -1,6 +1,6 @@
 """Memory of a pipeline stage: static bytes, and the bytes that its packs keep under 1F1B."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,13 +78,24 @@ class StageMemory:
 
         Intervals come from the errors of the fitted bytes and of bytes outside the layers.
         """
+        return self._intervals(parts, layout, *self._most(parts, layout, numbers, sizes))
+
+    def _intervals(self, parts: Parts, layout: Layout, waiting: Array, most: Array) -> tuple[StageBytes, ...]:
         static = self._static(parts, layout)
-        waiting, most = self._most(parts, layout, numbers, sizes)
         error = (self._errors * (parts.layers > 0)).max(axis=1) + _UNMODELLED
         columns = (static, static + waiting * np.maximum(0.0, 1 - error), static + most, static + most * (1 + error))
         names = ("static", "low", "expected", "high")
         rows = zip(*(column.tolist() for column in columns), strict=True)
         return tuple(StageBytes(**dict(zip(names, row, strict=True))) for row in rows)
+
+    def intervals_of_levels(
+        self, of_levels: Sequence[Parts], layout: Layout, sizes: EpochSizes
+    ) -> tuple[StageBytes, ...]:
+        """Return the intervals of the stages of one plan, given as they are for packs of each level."""
+        numbers = np.arange(len(of_levels[0]))
+        if len(of_levels) == 1:
+            return self.intervals(of_levels[0], layout, numbers, sizes)
+        return self._intervals(of_levels[0], layout, *self._most_of_levels(of_levels, layout, sizes))
 
     def peak_parts(self, part: Parts, layout: Layout, number: int, sizes: EpochSizes) -> PeakParts:
         """Return the parts of what `expected` gives for one stage."""
@@ -112,10 +123,41 @@ class StageMemory:
                 )
         return max(found, key=lambda parts: parts.total)
 
-    def kept(self, parts: Parts, sizes: EpochSizes) -> Array:
-        """Return the bytes that each pack keeps on each stage between its two passes, [packs, stages]."""
-        kept: Array = sizes.table @ self._of_packs(parts, len(KINDS)).T
+    def kept(self, of_levels: Sequence[Parts], sizes: EpochSizes) -> Array:
+        """Return the bytes that each pack keeps on each stage between its two passes, [packs, stages].
+
+        `of_levels` are the stages as they are for packs of each level.
+        """
+        every = np.stack([sizes.table @ self._of_packs(parts, len(KINDS)).T for parts in of_levels])
+        kept: Array = every[sizes.levels, np.arange(len(sizes.levels))]
         return kept
+
+    def _most_of_levels(self, of_levels: Sequence[Parts], layout: Layout, sizes: EpochSizes) -> tuple[Array, Array]:
+        """Return what `_most` does, where stages recompute as the level of each pack says; it is exact."""
+        kept, whole = self.kept(of_levels, sizes), of_levels[0]
+        in_flight = np.minimum(layout.pipeline - np.arange(len(whole)), sizes.epoch.micro_batches)
+        last = len(KINDS) - 1 - np.argmax(whole.layers[:, ::-1] > 0, axis=1)
+        waiting = _largest_in_flight(kept + sizes.table @ self._transient[last].T, kept, in_flight, sizes)
+        most = waiting.copy()
+        for kind in (VISION, LANGUAGE):
+            running = np.zeros_like(kept)
+            for level, parts in enumerate(of_levels):
+                rows = np.flatnonzero(
+                    (parts.layers[:, kind] > 0) & (parts.recomputed[:, kind] == parts.layers[:, kind])
+                )
+                packs = np.flatnonzero(sizes.levels == level)
+                running[np.ix_(packs, rows)] = sizes.table[packs] @ self._recomputing(parts[rows], kind).T
+            most = np.maximum(most, _largest_in_flight(running, kept, in_flight, sizes))
+        return waiting, most
+
+    def _recomputing(self, parts: Parts, kind: int) -> Array:
+        """Return coefficients of what a pack keeps while the last of the layers of a kind, all recomputed, runs again.
+
+        Later layers have had their backward pass and are free.
+        """
+        inputs = (parts.recomputed[:, kind, None] - 1) * self._inputs[kind]
+        recomputing: Array = self._of_packs(parts, kind) + inputs + self._alone[kind]
+        return recomputing
 
     def _most(self, parts: Parts, layout: Layout, numbers: Ints | int, sizes: EpochSizes) -> tuple[Array, Array]:
         """Return (bytes while all packs in flight wait for their backward pass, most bytes), both [stages]."""
@@ -128,10 +170,8 @@ class StageMemory:
         for kind in (VISION, LANGUAGE):  # only these are recomputed
             rows = np.flatnonzero((parts.layers[:, kind] > 0) & (parts.recomputed[:, kind] == parts.layers[:, kind]))
             if len(rows):
-                # All layers of the kind are recomputed: had one been kept, it would have needed as much before. While
-                # the last one is recomputed, later layers have had their backward pass and are free.
-                inputs = (parts.recomputed[rows, kind, None] - 1) * self._inputs[kind]
-                recomputing = self._of_packs(parts[rows], kind) + inputs + self._alone[kind]
+                # All layers of the kind are recomputed: had one been kept, it would have needed as much before.
+                recomputing = self._recomputing(parts[rows], kind)
                 others = _largest(sizes, in_flight[rows] - 1, kept[rows])
                 most[rows] = np.maximum(most[rows], others + _largest_alone(sizes, recomputing))
         return waiting, most
@@ -176,6 +216,21 @@ def _largest(sizes: EpochSizes, in_flight: Ints, coefficients: Array) -> Array:
     for rows in np.split(order, np.flatnonzero(np.diff(in_flight[order])) + 1):
         if len(rows) and (count := int(in_flight[rows[0]])):
             largest[rows] = (sizes.heaviest(count) @ coefficients[rows].T).max(axis=0)
+    return largest
+
+
+def _largest_in_flight(running: Array, kept: Array, in_flight: Ints, sizes: EpochSizes) -> Array:
+    """Return the most bytes of a pack whose backward pass runs and those behind it that are in flight, [stages].
+
+    `running` are the bytes of the first and `kept` those of the others, [packs, stages].
+    """
+    largest = np.zeros(kept.shape[1])
+    for stage, count in enumerate(in_flight.tolist()):
+        for block in sizes.blocks:
+            before = np.cumsum(np.pad(kept[block, stage], ((0, 0), (1, 0), (0, 0))), axis=1)
+            first = np.arange(block.shape[1])
+            behind = before[:, np.minimum(first + count, block.shape[1])] - before[:, first + 1]
+            largest[stage] = max(largest[stage], float((running[block, stage] + behind).max()))
     return largest
 
 

@@ -25,9 +25,9 @@ class Parts:
     """Number of `layers`, the first ones, that are recomputed."""
 
     @classmethod
-    def of(cls, cuts: Sequence[Cut]) -> "Parts":
-        """Return the stages of one plan."""
-        return cls._of(map(_counts, cuts))
+    def of(cls, cuts: Sequence[Cut], level: int = 0) -> "Parts":
+        """Return the stages of one plan, with what they recompute for packs of a level."""
+        return cls._of(_counts(each, level) for each in cuts)
 
     @classmethod
     def of_plans(cls, plans: Sequence[Plan]) -> tuple["Parts", Ints]:
@@ -51,7 +51,7 @@ class Parts:
         return Parts(layers=self.layers[stages], recomputed=self.recomputed[stages])
 
 
-def _counts(stage: Cut) -> tuple[int, ...]:
+def _counts(stage: Cut, level: int = 0) -> tuple[int, ...]:
     """Return the layers of each kind, then the recomputed ones of vision and language."""
     return (
         stage.embeds,
@@ -59,6 +59,6 @@ def _counts(stage: Cut) -> tuple[int, ...]:
         stage.projects,
         len(stage.language),
         stage.heads,
-        stage.recompute_vision,
-        stage.recompute_language,
+        stage.recomputed(level).vision,
+        stage.recomputed(level).language,
     )

@@ -113,9 +113,9 @@ class Predictor:
 
     def predict(self, plan: Plan) -> Prediction:
         sizes = self.sizes(plan.packing, plan.layout)
-        parts = Parts.of(cut(plan))
-        update = self.update_parts(plan.layout, parts)
-        breakdown, of_steps = self.attributed(parts, plan.layout, sizes, update)
+        of_levels = _levels(plan)
+        update = self.update_parts(plan.layout, of_levels[0])
+        breakdown, of_steps = self._of_steps(self.plan_seconds(plan, sizes), sizes, update)
         work = of_steps.sum(axis=0) / plan.layout.data
         busy = work + len(breakdown.ideal) * (update.reduction + update.optimizer)
         whole = float(breakdown.seconds.sum()) or 1.0  # costs may all be 0
@@ -124,7 +124,7 @@ class Predictor:
             breakdown=breakdown,
             stage_idle=tuple((1 - busy / whole).tolist()),
             step_samples=sizes.step_samples,
-            stage_memory=self.stage_memory(parts, plan.layout, sizes),
+            stage_memory=self._memory.intervals_of_levels(of_levels, plan.layout, sizes),
             batch_deviation=sizes.epoch.batch_deviation,
         )
 
@@ -132,9 +132,21 @@ class Predictor:
         self, parts: Parts, layout: Layout, sizes: EpochSizes, update: UpdateSeconds, pace: Pace | None = None
     ) -> tuple[Breakdown, Array]:
         """Return what `attribute` does, for the steps of one plan in the order of the blocks of `sizes`."""
-        seconds = self.pack_seconds(parts, layout, sizes)
-        breakdowns, works = zip(*(attribute(block, seconds, update, pace) for block in sizes.blocks), strict=True)
+        return self._of_steps(self.pack_seconds(parts, layout, sizes), sizes, update, pace)
+
+    def _of_steps(
+        self, seconds: PackSeconds, sizes: EpochSizes, update: UpdateSeconds, pace: Pace | None = None
+    ) -> tuple[Breakdown, Array]:
+        # Ranks that share all their packs, or none, do not wait for each other.
+        degrees = sizes.degrees if len(np.unique(sizes.degrees)) > 1 else None
+        found = (attribute(block, seconds, update, pace, degrees) for block in sizes.blocks)
+        breakdowns, works = zip(*found, strict=True)
         return Breakdown.joined(breakdowns), np.concatenate(works)
+
+    def plan_seconds(self, plan: Plan, sizes: EpochSizes) -> PackSeconds:
+        """Return the seconds of all packs on the stages of a plan, which recompute as the level of a pack says."""
+        several = [self.pack_seconds(parts, plan.layout, sizes) for parts in _levels(plan)]
+        return several[0] if len(several) == 1 else PackSeconds.by_level(several, sizes.levels)
 
     def update_parts(self, layout: Layout, parts: Parts) -> UpdateSeconds:
         """Return the seconds of reduction and optimizer of the stages of one plan."""
@@ -171,6 +183,9 @@ class Predictor:
     def plans_step_seconds(self, plans: Sequence[Plan], sizes: EpochSizes) -> Array:
         """Return the step seconds of plans that share packing and layout, [plans, steps]."""
         layout = plans[0].layout
+        if len(plans[0].packing.degrees) > 1:
+            every = ((self.plan_seconds(plan, sizes), self.update_parts(layout, _levels(plan)[0])) for plan in plans)
+            return np.stack([self._of_steps(packs, sizes, update)[0].seconds for packs, update in every])
         # Most stages of the plans are alike.
         parts, stages = Parts.of_plans(plans)
         packs = self.pack_seconds(parts, layout, sizes)
@@ -245,9 +260,9 @@ class Predictor:
         """Return the expected bytes of each of `parts` as the stage of its number, [stages]; see `StageMemory`."""
         return self._memory.expected(parts, layout, numbers, sizes)
 
-    def kept_bytes(self, parts: Parts, sizes: EpochSizes) -> Array:
+    def kept_bytes(self, plan: Plan, sizes: EpochSizes) -> Array:
         """Return the bytes that each pack keeps on each stage between its two passes, [packs, stages]."""
-        return self._memory.kept(parts, sizes)
+        return self._memory.kept(_levels(plan), sizes)
 
     def stage_memory(self, parts: Parts, layout: Layout, sizes: EpochSizes) -> tuple[StageBytes, ...]:
         """Return the interval of the bytes of each stage of one plan."""
@@ -275,6 +290,12 @@ class Predictor:
             self._memory.peak_parts(parts[number : number + 1], plan.layout, number, sizes)
             for number in range(len(parts))
         )
+
+
+def _levels(plan: Plan) -> tuple[Parts, ...]:
+    """Return the stages of the plan as they are for packs of each level."""
+    cuts = cut(plan)
+    return tuple(Parts.of(cuts, level) for level in range(len(plan.packing.degrees)))
 
 
 def _sharing_packs(plans: Iterable[Plan]) -> Iterable[list[Plan]]:

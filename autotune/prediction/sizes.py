@@ -37,6 +37,11 @@ class EpochSizes:
         return self.epoch.degrees
 
     @cached_property
+    def levels(self) -> Ints:
+        """Level of each pack, [packs]."""
+        return self.epoch.packs.level_of_pack
+
+    @cached_property
     def samples_alone(self) -> Array:
         """A rank's part without padding, and without placeholders in packs without image or sample, [packs, 4]."""
         packs, index = self.epoch.packs, self.epoch.index

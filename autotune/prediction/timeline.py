@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from autotune.prediction.attribution import waiting
 from autotune.prediction.costs import Array
 from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Prediction, Predictor
@@ -54,11 +55,14 @@ def timeline(predictor: Predictor, plan: Plan, prediction: Prediction) -> Timeli
     """Return a typical step of the plan, on its slowest data rank."""
     step = int(np.argmin(prediction.step_distances))
     sizes, parts = predictor.sizes(plan.packing, plan.layout), Parts.of(cut(plan))
-    packs = sizes.epoch.rows(step).T
-    seconds, update = predictor.pack_seconds(parts, plan.layout, sizes), predictor.update_seconds(plan.layout, parts)
+    rows = sizes.epoch.rows(step)
+    packs = rows.T
+    seconds, update = predictor.plan_seconds(plan, sizes), predictor.update_seconds(plan.layout, parts)
     sides = (seconds.shared_forward, seconds.shared_backward, seconds.sends, seconds.returns)
     times = [side[packs] for side in sides]
-    schedule, passes = simulate(*times), trace(*times)
+    # A rank waits for those that share a pack with it before its forward pass.
+    waited = times[0] + waiting(rows[None], times[0] + times[1], sizes.degrees), *times[1:]
+    schedule, passes = simulate(*waited), trace(*waited)
     rank = int(schedule.seconds.argmax())
     # The reduction begins when all data ranks are there.
     begins = schedule.ends.max(axis=0)
@@ -68,6 +72,6 @@ def timeline(predictor: Predictor, plan: Plan, prediction: Prediction) -> Timeli
         forward=np.stack((passes.forward_ends - times[0], passes.forward_ends), axis=-1)[rank],
         backward=np.stack((passes.backward_ends - times[1], passes.backward_ends), axis=-1)[rank],
         update=np.stack((begins, begins + update), axis=-1),
-        kept_bytes=predictor.kept_bytes(parts, sizes)[packs[rank]],
+        kept_bytes=predictor.kept_bytes(plan, sizes)[packs[rank]],
         static_bytes=tuple(stage.static for stage in prediction.stage_memory),
     )

@@ -10,10 +10,10 @@ import numpy as np
 
 from autotune.machine.conditions import MachineWatch, Watch, disturbance
 from autotune.prediction.predictor import MOST_BATCH_DEVIATION, Prediction
-from autotune.prediction.reach import unsearched
 from autotune.prediction.trial_steps import spread_steps, trial_steps
 from autotune.search.execution.run_result import RunResult
 from autotune.search.learning.calibrated import CalibratedPredictor
+from autotune.search.space.searchable import unsearched
 from autotune.workload import Prepared
 from storage.records import DisturbedRun
 from trials.errors import InvalidPlan

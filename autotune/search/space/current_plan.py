@@ -2,8 +2,8 @@
 
 from autotune.errors import JobError, PredictError
 from autotune.plan_file import read_plan
-from autotune.prediction.reach import unsearched
 from autotune.search.space.feasible import holds_all
+from autotune.search.space.searchable import unsearched
 from autotune.workload import Prepared
 from trials import plugins
 from trials.data.packers import PACKERS

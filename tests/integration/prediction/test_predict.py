@@ -26,7 +26,7 @@ from tests.training_values import PACKED, plan_of
 from tests.users import JobFile, databases
 from trials import wire
 from trials.layer_costs import LayerCosts, LinkCost
-from trials.plan import Packed, Plan
+from trials.plan import Levelled, Packed, Plan, Recomputed
 
 OTHERS = (
     plan_of("9+0", "3+8", packing=PACKED),
@@ -54,6 +54,20 @@ def test_a_plan_whose_packs_ranks_share_is_predicted(job: JobFile, profile: Path
     assert other["parts"]["ideal"] == pytest.approx(alone["parts"]["ideal"] / 2)
     kept = [[stage["expected"] - stage["static"] for stage in each["stages"]] for each in (alone, other)]
     assert all(one > 1.5 * half for one, half in zip(*kept, strict=True))
+
+
+def test_a_plan_with_levels_is_predicted(job: JobFile, profile: Path, plan: Callable[[Plan], Path]) -> None:
+    levels = (replace(PACKED, qt=150, qt_min=0), replace(PACKED, qv=12, qt=600, sequence=2))
+    stages = tuple(replace(stage, further_levels=(Recomputed(vision=0, language=0),)) for stage in PLAN.stages)
+    layout = replace(PLAN.layout, data=2)
+    levelled = Plan(packing=Levelled(levels=levels), layout=layout, stages=stages)
+    arguments = (job.path, "--device-profile", profile, "--devices", "4", "--plan", plan(levelled))
+    (only,) = predicted(*arguments)["plans"]
+    assert (only["id"], only["plan"]) == (levelled.id, wire.to_document(levelled))
+    assert sum(only["parts"].values()) == pytest.approx(only["epoch_seconds"])
+    text = CliRunner().invoke(main, ["predict", *map(str, arguments)])
+    assert "level 2 packs of Qv 12, Qt 600" in text.stdout
+    assert "stage 0 |" in text.stdout
 
 
 def test_a_plan_is_predicted_from_a_profile_without_devices_and_database(

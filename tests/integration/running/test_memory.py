@@ -13,12 +13,31 @@ from tests.parameters import parameters
 from tests.training_values import PACKED, plan_of
 from trials.engine.memory import MemoryExceeded, SavedTensorMeter
 from trials.layer_costs import LayerCosts
-from trials.plan import Padded, Plan
+from trials.plan import Levelled, Padded, Plan, Recomputed
 from trials.run.pool import Answers, WarmPool
 from trials.tasks.answer import TrialReport
 from trials.tasks.request import Trial
 
+
+def by_level(packing: Levelled, plan: Plan, *further: tuple[int, int]) -> Plan:
+    """The plan with (vision, language) layers that each stage recomputes at the second level."""
+    stages = (
+        replace(stage, further_levels=(Recomputed(vision=vision, language=language),))
+        for stage, (vision, language) in zip(plan.stages, further, strict=True)
+    )
+    return Plan(packing=packing, layout=plan.layout, stages=tuple(stages))
+
+
 pytestmark = pytest.mark.ranks
+
+LEVELS = Levelled(levels=(replace(PACKED, qt=150, qt_min=0), replace(PACKED, qv=12, qt=600, sequence=2)))
+BY_LEVEL = by_level(LEVELS, plan_of("12+8r0,2", data=2, zero=1), (12, 8))
+BY_LEVEL_AND_STAGE = by_level(
+    Levelled(levels=tuple(replace(level, sequence=1) for level in LEVELS.levels)),
+    plan_of("9+0r9,0", "3+8"),
+    (4, 0),
+    (3, 8),
+)
 
 ROWS, COLUMNS = 64, 32
 TENSOR = 4 * ROWS * COLUMNS
@@ -54,10 +73,12 @@ def test_the_meter_ends_a_step_that_passes_the_limit() -> None:
             "all recomputed": plan_of("12+1r12,1", "0+7r0,7"),
             "padded": plan_of("10+0", "2+8r2,4", packing=Padded(samples=4)),
             "ZeRO 1": plan_of("12+8r6,0", data=2, zero=1),
+            "levels": BY_LEVEL,
+            "levels of a pipeline": BY_LEVEL_AND_STAGE,
             "shared": plan_of("12+8", data=2, packing=replace(PACKED, sequence=2)),
             "shared, some recomputed": plan_of("12+8r12,3", data=2, zero=1, packing=replace(PACKED, sequence=2)),
         },
-        short=("padded", "ZeRO 1", "shared, some recomputed"),
+        short=("padded", "levels", "shared, some recomputed"),
     ),
 )
 def test_predicted_bytes_of_every_stage_are_close_to_the_measured(

@@ -1,6 +1,7 @@
 """Each part of a step's time on a suitable case, and all of them on random ones."""
 
 from dataclasses import fields
+from random import Random
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from autotune.prediction.attribution import Breakdown, Pace, PackSeconds, UpdateSeconds, attribute
+from autotune.prediction.attribution import Breakdown, Pace, PackSeconds, UpdateSeconds, attribute, waiting
 from autotune.prediction.costs import Array
 from autotune.prediction.schedule import simulate
 from trials.data.records.sample import Ints
@@ -151,6 +152,34 @@ def attributed(draw: st.DrawFn) -> tuple[Ints, PackSeconds, UpdateSeconds]:
         ),
         UpdateSeconds(reduction=seconds(stages), optimizer=seconds(stages)),
     )
+
+
+@st.composite
+def shared_rows(draw: st.DrawFn) -> tuple[Ints, Ints]:
+    """Packs [1, micro-batches, data ranks] in rows of one degree each, and the degree of each pack."""
+    rows, degrees, packs = [], list[int](), 0
+    for degree in draw(st.lists(st.sampled_from([1, 2, 4]), min_size=1, max_size=5)):
+        rows.append(np.repeat(np.arange(packs, packs + 4 // degree), degree))
+        degrees += [degree] * (4 // degree)
+        packs = len(degrees)
+    return np.array(rows)[None], np.array(degrees)
+
+
+@given(shared_rows(), st.randoms(use_true_random=False))
+def test_ranks_that_share_a_pack_begin_it_together(case: tuple[Ints, Ints], random: Random) -> None:
+    packs, degrees = case
+    seconds = np.array([[random.uniform(0.1, 3)] for _ in degrees])
+    found = waiting(packs, seconds[packs[0].T], degrees)[..., 0]
+    clock = [0.0] * 4
+    for row, of_row in enumerate(packs[0]):
+        begins = [max(clock[other] for other in range(4) if of_row[other] == of_row[rank]) for rank in range(4)]
+        assert found[:, row] == pytest.approx([begin - time for begin, time in zip(begins, clock, strict=True)])
+        clock = [begin + seconds[pack, 0] for begin, pack in zip(begins, of_row, strict=True)]
+    whole = pack_seconds(seconds / 2)
+    breakdown, work = attribute(packs, whole, update(1), degrees=degrees)
+    assert breakdown.seconds[0] == pytest.approx(max(clock))
+    assert work[0, 0] == pytest.approx(seconds[packs].sum())
+    assert all(seconds >= -1e-9 for seconds in breakdown.totals.values())
 
 
 @given(attributed())

@@ -1,4 +1,4 @@
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from autotune.prediction.exchange import AttentionWidths
 from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Predictor
+from autotune.prediction.timeline import timeline
 from tests.data_values import index_of, lengths
 from tests.search_values import (
     BATCH,
@@ -24,7 +25,7 @@ from tests.training_values import plan_of
 from trials.engine.static_memory import static_bytes
 from trials.layer_costs import KINDS, LayerCosts, LinkCost, LoadCost
 from trials.model.cut import Cut, cut
-from trials.plan import Packed, Packing, Padded, Plan, ZeroStage
+from trials.plan import Layout, Levelled, Packed, Packing, Padded, Plan, Recomputed, ZeroStage
 
 PACKED = Packed(qv=12, qt=600, qv_min=12, qt_min=500)
 FREE = layer_cost((0, 0, 0, 0), (0, 0, 0, 0), (0, 0, 0, 0), parameters=0)
@@ -264,6 +265,30 @@ def test_ranks_that_share_a_pack_have_equal_parts_of_it() -> None:
     assert other.stage_bytes[0] - other.stage_memory[0].static < 0.4 * kept
     # The images of a pack are prepared by each rank.
     assert other.breakdown.totals["loading"] == pytest.approx(one.breakdown.totals["loading"])
+
+
+def test_packs_of_each_level_have_its_recomputed_layers_and_its_ranks() -> None:
+    """A plan with levels is as each of its levels alone, pack by pack."""
+    short, long = replace(PACKED, qv=4, qt=300, qv_min=0, qt_min=0), replace(PACKED, sequence=2)
+    packing = Levelled(levels=(short, long))
+    stage = replace(plan_of("5+4r1,4").stages[0], further_levels=(Recomputed(vision=5, language=0),))
+    plan = Plan(packing=packing, layout=Layout(pipeline=1, data=2, zero=0), stages=(stage,))
+    predictor = sharing_predictor(linked(COSTS, 0.01, 1e-9))
+    sizes = predictor.sizes(packing, plan.layout)
+    assert {*sizes.levels.tolist()} == {0, 1}
+    seconds = predictor.plan_seconds(plan, sizes)
+    for level, alone in enumerate((plan_of("5+4r1,4"), plan_of("5+4r5,0"))):
+        of_level = sizes.levels == level
+        expected = predictor.pack_seconds(Parts.of(cut(alone)), plan.layout, sizes)
+        for field in fields(seconds):
+            assert np.array_equal(getattr(seconds, field.name)[of_level], getattr(expected, field.name)[of_level])
+        assert (seconds.exchange[of_level] > 0).all() == bool(level)
+    prediction = predictor.predict(plan)
+    assert predictor.epoch_seconds(plan) == pytest.approx(prediction.epoch_seconds)
+    assert sum(prediction.breakdown.totals.values()) == pytest.approx(prediction.epoch_seconds)
+    assert prediction.step_samples.sum() == len(INDEX)
+    shown = timeline(predictor, plan, prediction)
+    assert shown.seconds == pytest.approx(prediction.step_seconds[shown.step])
 
 
 @pytest.mark.parametrize("sequence", [1, 2, 4])
