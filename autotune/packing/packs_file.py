@@ -62,8 +62,10 @@ def write_packs(path: Path, epoch: Epoch) -> None:
 def _batches(epoch: Epoch) -> Iterator[_Batch]:
     rows, ranks = np.indices(epoch.assignment.shape)
     steps, micro_batches = np.divmod(rows, epoch.micro_batches)
-    order = np.lexsort([part.ravel() for part in (micro_batches, ranks, steps)])
     packs = epoch.assignment.ravel()
+    order = np.lexsort([part.ravel() for part in (micro_batches, ranks, steps)])
+    # A pack that ranks share is that of the first of them.
+    order = order[(ranks.ravel() % epoch.degrees[packs] == 0)[order]]
     columns = {
         "vision_units": epoch.packs.sums(epoch.index.vision_units)[packs],
         "text_tokens": epoch.packs.sums(epoch.index.text_tokens)[packs],

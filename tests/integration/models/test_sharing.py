@@ -1,5 +1,6 @@
 """Packs that ranks share: loss and gradients equal those of the plain model on single samples."""
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.certification.certificate import compare
+from autotune.certification.certificate import Comparison, compare
+from autotune.workload import Prepared
 from storage.store import Store
 from tests.contracts.test_families import TINY
 from tests.faulty_ranks import SHARING_FAULTS, serve_with_mixed_rows, serve_with_sharing_faults
@@ -18,11 +20,12 @@ from tests.integration.running.test_changed_plans import change, losses, prepare
 from tests.integration.running.test_training_families import checkpointed
 from tests.own_ranks import on_ranks
 from tests.parameters import parameters
+from tests.tiny_models import text
 from tests.training_values import PACKED, plan_of, prepared_of, train, variant_of
 from trials import plugins
 from trials.launchers.local import LocalLauncher
 from trials.plan import Levelled, Packed, Plan, Recomputed, ZeroStage
-from trials.run.pool import WarmPool
+from trials.run.pool import Answers, WarmPool
 from trials.tasks.answer import CertificationReport, read_report
 from trials.tasks.request import Certification, write_request
 
@@ -236,6 +239,41 @@ def test_every_family_shares_its_packs(family: str, example: Path, pool: WarmPoo
     units, tokens = (int(2.5 * column.max()) for column in (job.index.vision_units, job.index.text_tokens))
     packing = Packed(qv=units, qt=tokens, qv_min=0, qt_min=0, sequence=2)
     check(plan_of(f"{shape.vision_layers}+{shape.language_layers}r1,1", data=2, packing=packing), job, pool, WITHIN)
+
+
+def compared(prepared: Prepared, plan: Plan, pool: WarmPool) -> Comparison:
+    """One step under the plan and through transformers' own model."""
+    answer = pool.ask(prepared.request(plan, Certification(step=0, reference="transformers")), 120)
+    assert isinstance(answer, Answers), answer
+    reports = [report for report in answer.reports if isinstance(report, CertificationReport)]
+    return compare(0, prepared.job.model.dtype, reports)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", text.KINDS)
+def test_models_for_text_alone_share_their_packs(kind: str, example: Path, pool: WarmPool, tmp_path: Path) -> None:
+    """Sliding windows, rotary frequencies of their own, norms of heads, and experts."""
+    text.make_kind(tmp_path / "model", kind)
+    records = [json.loads(line) for line in (example / "data" / "train.jsonl").read_text().splitlines()[:24]]
+    for record in records:
+        record.pop("image", None)
+        record["conversations"][0]["value"] = record["conversations"][0]["value"].replace("<image>\n", "")
+    (tmp_path / "train.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    sources = {"sources": [{"path": str(tmp_path / "train.jsonl")}]}
+    job = prepared_of(example, tmp_path, model={"path": str(tmp_path / "model")}, data=sources)
+    packing = Packed(qv=1, qt=int(2.5 * job.index.text_tokens.max()), qv_min=0, qt_min=0, sequence=2)
+    found = compared(job, plan_of(f"0+{job.workload.model.language_layers}r0,1", data=2, packing=packing), pool)
+    assert [part.part for part in found.parts] == ["language"]
+    assert 0 < found.parts[0].difference < WITHIN
+
+
+@pytest.mark.long
+def test_shared_packs_are_as_exact_in_bfloat16_as_others(shallow: Path, pool: WarmPool, tmp_path: Path) -> None:
+    job = prepared_of(shallow, tmp_path, model={"dtype": "bfloat16"}, training={"global_batch_samples": 9})
+    shared = levelled("4+2r1,0;3,2", sequences=(1, 2), data=2, zero=1)
+    one, other = (compared(job, plan, pool) for plan in (plan_of("4+2r1,0", data=2, zero=1), shared))
+    for alone, with_others in zip(one.parts, other.parts, strict=True):
+        assert 0 < with_others.difference < 1.5 * alone.difference
 
 
 def test_every_fault_in_the_sharing_of_packs_shows(shallow: Path, tmp_path: Path) -> None:

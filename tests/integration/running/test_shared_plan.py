@@ -12,6 +12,7 @@ from autotune.certification.certificate import CERTIFICATE_FILE, read_certificat
 from autotune.errors import PackError, PlanNotValid
 from autotune.loop.sampler import PackSampler
 from autotune.loop.samples import SampleDataset
+from tests.parameters import parameters
 from tests.training_values import PACKED, plan_of
 from tests.users import JobFile, refusal
 from trials import wire
@@ -20,6 +21,19 @@ from trials.plan import Levelled, Plan, Recomputed
 pytestmark = pytest.mark.usefixtures("home")
 
 SHARED = plan_of("4+2r2,1", data=2, zero=1, packing=replace(PACKED, sequence=2))
+
+
+def levels(*capacities: int) -> Levelled:
+    """One level that ranks have for themselves, and one that they share."""
+    every = enumerate(capacities, start=1)
+    return Levelled(levels=tuple(replace(PACKED, qt=qt, qt_min=0, sequence=degree) for degree, qt in every))
+
+
+LEVELS = replace(
+    SHARED,
+    stages=(replace(SHARED.stages[0], further_levels=(Recomputed(vision=0, language=1),)),),
+    packing=levels(150, 600),
+)
 
 
 @pytest.fixture
@@ -40,13 +54,14 @@ def plan_file(tmp_path: Path) -> Callable[[Plan], Path]:
 
 
 @pytest.mark.ranks
-def test_a_plan_file_is_certified_and_launched(job: JobFile, plan_file: Callable[[Plan], Path]) -> None:
+@pytest.mark.parametrize("plan", parameters({"shared": SHARED, "levels": LEVELS}, short=("levels",)))
+def test_a_plan_file_is_certified_and_launched(job: JobFile, plan_file: Callable[[Plan], Path], plan: Plan) -> None:
     heard: list[object] = []
-    launched = launch(job.path, plan=plan_file(SHARED), steps=2, certify=True, listener=heard.append)
+    launched = launch(job.path, plan=plan_file(plan), steps=2, certify=True, listener=heard.append)
     assert launched.report.steps == 2
     certificate = read_certificate(job.output / CERTIFICATE_FILE)
     assert certificate is not None
-    assert (certificate.verdict, certificate.subject.plan) == ("holds", SHARED.id)
+    assert (certificate.verdict, certificate.subject.plan) == ("holds", plan.id)
     assert any("was never tried" in str(event) for event in heard)
 
 
@@ -66,16 +81,11 @@ def test_a_plan_file_that_does_not_fit_is_refused(job: JobFile, plan_file: Calla
 
 
 def test_levels_that_do_not_fit_the_data_are_refused(job: JobFile, plan_file: Callable[[Plan], Path]) -> None:
-    again = Recomputed(vision=0, language=1)
-    plan = replace(SHARED, stages=(replace(SHARED.stages[0], further_levels=(again,)),), packing=levels(200, 300))
+    plan = replace(LEVELS, packing=levels(200, 300))
     _, message = refusal("launch", job.path, "--plan", plan_file(plan))
     assert re.search(r"samples are above the last level with qv=10 qt=300, .*jsonl:\d+ with \d vision units", message)
     _, message = refusal("launch", job.path, "--plan", plan_file(replace(plan, packing=levels(900, 1000))))
     assert re.search(r"level 2 with qv=10 qt=1000 holds no sample: .* which level 1 holds; remove the level", message)
-
-
-def levels(*capacities: int) -> Levelled:
-    return Levelled(levels=tuple(replace(PACKED, qt=qt, qt_min=0) for qt in capacities))
 
 
 def test_a_loop_of_ones_own_refuses_shared_packs(job: JobFile) -> None:

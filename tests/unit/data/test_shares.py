@@ -1,12 +1,15 @@
 """The parts of packs that ranks share, and the steps of such packs."""
 
+import json
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autotune.packing.packs_file import write_packs
 from tests.data_values import index_of, lengths
 from trials.data.epoch import CostWeights, Epoch, build_epoch
 from trials.errors import DataError
@@ -70,6 +73,14 @@ def test_ranks_that_share_have_the_steps_of_fewer_ranks(
     totals = [(step.samples, step.target_tokens, step.micro_batches) for step in steps]
     of_alone = [alone.step(number) for number in range(alone.steps)]
     assert totals == [(step.samples, step.target_tokens, step.micro_batches) for step in of_alone]
+
+
+def test_a_file_of_packs_has_a_shared_one_once(tmp_path: Path) -> None:
+    epoch = build([(1, 90)] * 37, 2, 4)
+    write_packs(tmp_path / "packs.jsonl", epoch)
+    lines = [json.loads(line) for line in (tmp_path / "packs.jsonl").read_text().splitlines()]
+    assert sorted(row for line in lines for row in line["samples"]) == list(range(37))
+    assert {line["rank"] for line in lines} == {0, 2}
 
 
 def test_ranks_that_no_degree_divides_are_refused() -> None:
