@@ -107,12 +107,14 @@ def test_ranks_hardly_wait_for_others_with_packs_of_other_levels() -> None:
 def test_ranks_that_share_packs_take_equal_parts_of_a_steps_work() -> None:
     random = np.random.default_rng(0)
     levels = np.repeat([0, 1], [160, 40])
-    costs = random.random((200, 3)) * np.where(levels, 5.0, 1.0)[:, None]
+    costs = random.random((200, 3)) * np.where(levels, 2.0, 1.0)[:, None]
     rows = arrange(
         costs, np.ones(200, dtype=np.int64), levels, (1, 2), data_parallel=4, micro_batches=10, window_rows=9,
         random=random,
     )  # fmt: skip
     assert sorted({*rows.ravel().tolist()}) == list(range(200))
+    of_shared = rows[levels[rows[:, 0]] == 1]
+    assert np.array_equal(of_shared, np.repeat(of_shared[:, ::2], 2, axis=1))
     load = costs.sum(axis=1)[rows].reshape(-1, 10, 4).sum(axis=1)
     assert (load.max(axis=1) - load.min(axis=1)).mean() < 0.1 * load.mean()
 
