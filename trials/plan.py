@@ -236,6 +236,11 @@ class Plan:
                 raise InvalidPlan(f"stages hold {have} {kind} layers but the model has {want}; {change}")
 
 
+def packing_document(packing: Packing) -> str:
+    """Return the canonical JSON of a packing as it is in a plan's: the same in every version."""
+    return wire.canonical(packing, always=_ALWAYS)
+
+
 def layer_counts(boundaries: Sequence[int], vision_layers: int) -> tuple[tuple[int, int], ...]:
     """Return the (vision, language) layers of stages with these boundaries; vision layers come first in the chain."""
     return tuple(

@@ -11,7 +11,7 @@ from autotune.errors import PackError
 from autotune.loop.samples import SampleDataset
 from trials import wire
 from trials.data.epoch import Epoch, job_epoch
-from trials.plan import Levelled, Packed, Packing, Padded, Plan
+from trials.plan import Levelled, Packed, Packing, Padded, Plan, packing_document
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +127,7 @@ class PackSampler(Sampler[list[int]]):
         training = self._samples.job.training
         return {
             "data": self._samples.index.digest,
-            "packing": wire.encode(self._packing, Packing),
+            "packing": packing_document(self._packing),
             "ranks": self._ranks,
             "seed": training.seed,
             "global_batch_samples": training.global_batch_samples,

@@ -140,6 +140,14 @@ def test_an_epoch_or_step_that_does_not_exist_is_refused(
     assert list(sampler) == packs
 
 
+def test_the_state_of_an_older_version_is_taken(samples: SampleDataset) -> None:
+    for plan, packing in (
+        (PLAN, '{"qv":10,"qt":500,"qv_min":10,"qt_min":400,"packer":"isf","kind":"packed"}'),
+        (PADDED, '{"samples":3,"kind":"padded"}'),
+    ):
+        assert PackSampler(samples, plan, ranks=2).state_dict(0)["packing"] == packing
+
+
 def test_a_state_of_other_data_or_packs_is_refused(samples: SampleDataset, folder: Path) -> None:
     state = PackSampler(samples, PLAN, ranks=2).state_dict(0)
     with pytest.raises(PackError, match="the state is not of these packs: ranks was 2 and is 1; restore what changed"):
