@@ -83,7 +83,7 @@ class Levelled:
     def __post_init__(self) -> None:
         if len(self.levels) < 2:
             raise InvalidPlan(
-                f"packs of {len(self.levels)} levels make no sense; give 2 or more, or the packing of one level alone"
+                f"a levelled packing needs at least 2 levels, not {len(self.levels)}; give that of one level alone"
             )
         for number, (one, other) in enumerate(pairwise(self.levels), start=1):
             if other.qv < one.qv or other.qt < one.qt or (other.qv, other.qt) == (one.qv, one.qt):

@@ -19,7 +19,7 @@ from trials.engine.group import file_meeting, process_group
 from trials.model.family import Images, load_family
 from trials.model.skeleton import load_config
 from trials.outcome import Crash
-from trials.plan import Padded, Plan
+from trials.plan import Levelled, Padded, Plan, Recomputed
 from trials.run.pool import Answers, WarmPool
 from trials.tasks.answer import TrainingReport
 from trials.tasks.request import Training
@@ -34,6 +34,11 @@ PLANS = {
     "data, padded": plan_of("4+2r0,1", data=2, zero=1, packing=Padded(samples=3)),
     "packs shared": plan_of("4+2r0,1", data=2, zero=1, packing=replace(PACKED, sequence=2)),
 }
+PLANS["levels"] = replace(
+    plan_of("4+2r0,1", data=2),
+    packing=Levelled(levels=(replace(PACKED, qt=130, qt_min=0), replace(PACKED, qt_min=0, sequence=2))),
+    stages=(replace(PLANS["packs shared"].stages[0], further_levels=(Recomputed(vision=4, language=0),)),),
+)
 TRAINING = {"epochs": 2, "global_batch_samples": 8, "learning_rate": 5e-3}
 
 

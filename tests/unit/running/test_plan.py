@@ -142,7 +142,7 @@ def test_a_sequence_degree_divides_the_data_ranks() -> None:
 
 
 def test_levels_hold_longer_samples_one_after_the_other() -> None:
-    with pytest.raises(InvalidPlan, match="packs of 1 levels make no sense; give 2 or more, or the packing of one"):
+    with pytest.raises(InvalidPlan, match="needs at least 2 levels, not 1; give that of one level alone"):
         Levelled(levels=(PACKED,))
     for other in (PACKED, dataclasses.replace(PACKED, qv=20, qt=500)):
         with pytest.raises(InvalidPlan, match=f"level 2 with qv={other.qv} qt={other.qt} must hold longer .* qt=512"):
