@@ -205,7 +205,8 @@ def build_epoch(
         # Rows have different numbers of samples; their mean decides how many make up the global batch.
         micro_batches = max(1, round(global_batch_samples * rows / len(packs.samples)))
         degrees = np.array(packing.degrees, dtype=np.int64)[packs.level_of_pack]
-        costs = pack_sizes(index, packs).costs(weights) / degrees[:, None]
+        # Costs of each rank times the largest degree: exact where all packs have one degree, so that ties stay ties.
+        costs = pack_sizes(index, packs).costs(weights) * (max(packing.degrees) / degrees)[:, None]
         if packs.padded:
             # Padded micro-batches are the usual training, which does not match them across ranks.
             assignment = np.arange(len(packs), dtype=np.int64).reshape(rows, data_parallel)

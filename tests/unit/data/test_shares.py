@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from autotune.packing.packs_file import write_packs
@@ -60,6 +60,7 @@ def test_rows_go_where_another_division_of_them_has_them(mine: list[int], random
 
 
 @given(lengths, st.sampled_from([(1, 2), (2, 2), (2, 4), (3, 6), (4, 4)]))
+@example([(0, 192), (0, 210), (2, 1), (2, 209), (2, 209), (3, 192)], (3, 6))  # ties, unless a third is rounded
 def test_ranks_that_share_have_the_steps_of_fewer_ranks(
     rows: list[tuple[int, int]], degree_and_ranks: tuple[int, int]
 ) -> None:
