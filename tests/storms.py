@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, tzinfo
 from multiprocessing.process import BaseProcess
-from multiprocessing.synchronize import Barrier
+from multiprocessing.synchronize import Barrier, Event
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,7 +33,7 @@ from storage.store import Store, open_store
 from tests.storage_values import WORKLOAD, completed, packed_plan
 from trials import wire
 
-_PLANS_OF_A_WORKER = 1000
+_PLANS_OF_A_WORKER = 10_000
 _LONGEST_TRIAL_SECONDS = 0.02
 _GATE_SECONDS = 120.0
 
@@ -72,12 +72,17 @@ class Storm:
 
 
 def storm(url: str, folder: Path, *, processes: int, trials: int, kills: int, unsteady_clocks: bool = False) -> Storm:
-    """Let each process record trials while processes are killed `kills` times and restarted."""
+    """Let each process record at least `trials` trials while processes are killed and restarted.
+
+    The storm ends after `kills` kills, of which at least one comes during a commit, if there are any.
+    """
     dice, report = random.Random(0), Storm()
     workers = _Workers([_Work(url, folder, number, trials, unsteady_clocks) for number in range(processes)])
     while workers.alive:
+        if report.kills >= kills and (report.kills_in_commits or not kills):
+            workers.calm.set()
         time.sleep(dice.uniform(0, 2 * _pause(processes)))
-        if report.kills < kills:
+        if not workers.calm.is_set():
             victim = workers.committing() if report.kills % 2 else None
             (victim or dice.choice(list(workers.alive.values()))).kill()
             report.kills += 1
@@ -104,12 +109,14 @@ class _Workers:
         self.alive: dict[_Work, BaseProcess] = {}
         self.commits = context().RawArray("b", len(works))
         """By worker: whether it is in a commit."""
+        self.calm = context().Event()
+        """Set after the last kill. However fast the workers are, they go on until then."""
         for work in works:
             self.begin(work)
 
     def begin(self, work: _Work) -> None:
         self.commits[work.number] = False
-        self.alive[work] = context().Process(target=_work, args=(work, self.commits))
+        self.alive[work] = context().Process(target=_work, args=(work, self.commits, self.calm))
         self.alive[work].start()
 
     def committing(self) -> BaseProcess | None:
@@ -136,7 +143,7 @@ def _pause(processes: int) -> float:
     return 1.5 / processes
 
 
-def _work(work: _Work, commits: "ctypes.Array[ctypes.c_byte]") -> None:
+def _work(work: _Work, commits: "ctypes.Array[ctypes.c_byte]", calm: Event) -> None:
     url, folder, number, trials, unsteady_clock = work
     _mark_commits(lambda during: commits.__setitem__(number, during))
     if unsteady_clock:
@@ -145,7 +152,9 @@ def _work(work: _Work, commits: "ctypes.Array[ctypes.c_byte]") -> None:
     try:
         with open_store(url) as store, Agent(store) as agent, _acks(folder, number) as acknowledge:
             own = _ledger(store, folder, agent)
-            for plan in range(trials):
+            for plan in range(_PLANS_OF_A_WORKER):
+                if plan >= trials and calm.is_set():
+                    break
                 trial = own.begin(packed_plan(number * _PLANS_OF_A_WORKER + plan), Role.SAMPLED, {})
                 if trial is None:  # an earlier life of this worker finished it
                     continue
