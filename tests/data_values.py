@@ -10,12 +10,16 @@ import numpy as np
 from hypothesis import strategies as st
 
 from trials.data import containers
+from trials.data.epoch import CostWeights, Epoch, build_epoch
 from trials.data.formats import AnnotationFile
 from trials.data.index import DatasetIndex
 from trials.data.records.file_chunk import Place
 from trials.data.records.record import Record, RecordError
+from trials.plan import Packing
 
 Found = tuple[Place, Record | RecordError]
+
+WEIGHTS = CostWeights(unit=100.0, token=1.0, square=0.01)
 
 lengths = st.lists(st.tuples(st.integers(0, 12), st.integers(1, 300)), min_size=1, max_size=60)
 """(vision units, text tokens) of some samples."""
@@ -37,6 +41,22 @@ def index_of(rows: Sequence[tuple[int, int]], repeats: Sequence[float] = (1.0,))
         vision_units=units,
         text_tokens=tokens,
         target_tokens=(tokens + 1) // 2,
+    )
+
+
+def build(
+    index: DatasetIndex, packing: Packing, *, ranks: int = 2, batch: int = 8, seed: int = 0, epoch: int = 0
+) -> Epoch:
+    """Return an epoch in which samples above the capacities are packs of their own."""
+    return build_epoch(
+        index,
+        packing,
+        data_parallel=ranks,
+        global_batch_samples=batch,
+        weights=WEIGHTS,
+        seed=seed,
+        epoch=epoch,
+        oversize="own-pack",
     )
 
 

@@ -18,10 +18,10 @@ from autotune.search.space.space import Axes
 from autotune.workload import Prepared
 from storage.records import FinishedTrial, TrialResult
 from tests import storage_values
-from tests.data_values import index_of
+from tests.data_values import WEIGHTS, build, index_of
 from tests.simulated import SimulatedLauncher, Undisturbed
 from tests.training_values import job_of
-from trials.data.epoch import CostWeights, Epoch, build_epoch
+from trials.data.epoch import Epoch
 from trials.data.index import DatasetIndex, profile
 from trials.layer_costs import KINDS, NOTHING, Coefficients, LayerCost, LayerCosts, LinkCost, LoadCost, UpdateCost
 from trials.outcome import Outcome
@@ -30,7 +30,6 @@ from trials.workload import Workload
 
 VISION_LAYERS, LANGUAGE_LAYERS = 5, 4
 BATCH = 16
-WEIGHTS = CostWeights(unit=100.0, token=1.0, square=0.01)
 MEBI = 1 << 20
 
 
@@ -136,16 +135,7 @@ layer_costs = st.builds(
 
 def epoch_of(index: DatasetIndex = INDEX, batch: int = BATCH) -> EpochOf:
     def epoch(packing: Packing, data_parallel: int) -> Epoch:
-        return build_epoch(
-            index,
-            packing,
-            data_parallel=data_parallel,
-            global_batch_samples=batch,
-            weights=WEIGHTS,
-            seed=0,
-            epoch=0,
-            oversize="own-pack",
-        )
+        return build(index, packing, ranks=data_parallel, batch=batch)
 
     return epoch
 

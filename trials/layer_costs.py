@@ -162,16 +162,15 @@ class LayerCosts:
         return dict(self.layers)[kind]
 
     def communication(self, layout: Layout) -> CommunicationCost:
-        """Return what was timed with as many data ranks, or the costs of layouts that were not timed."""
-        for cost in self.communications:
-            # With all ranks in data parallel no link was timed, which a longer pipeline needs.
-            if cost.data == layout.data and (cost.pipeline > 1 or layout.pipeline == 1):
-                return cost
+        """Return what was timed with as many data ranks, and the costs of any layout for what was not timed."""
+        timed = {cost.data: cost for cost in self.communications}
+        alike = timed.get(layout.data)
         return CommunicationCost(
             pipeline=layout.pipeline,
             data=layout.data,
-            link=self.link,
-            reduce_seconds_per_byte=self.reduce_seconds_per_byte,
+            # With all ranks in data parallel there was no link to time.
+            link=alike.link if alike and alike.pipeline > 1 else self.link,
+            reduce_seconds_per_byte=alike.reduce_seconds_per_byte if alike else self.reduce_seconds_per_byte,
         )
 
     def update_seconds_per_parameter(self, layout: Layout) -> float:

@@ -45,7 +45,7 @@ def fit_curve(
     (James and Stein 1961). `spreads` are interquartile ranges of the repeats as a share of their median. Sizes that
     were timed wrongly, far from the fit and from all others, are left out.
     """
-    column, logarithms = sizes[:, _SIZE_COLUMN[kind]], np.log(ratios)
+    column, logarithms = sizes[:, _SIZE_COLUMN[kind]], np.log(np.maximum(ratios, np.finfo(float).tiny))
     at = np.unique(column)
     found = np.array([_nearest_half(logarithms[column == size]) for size in at])
     right = np.abs(found) <= max(_USUAL, _BISQUARE * float(np.median(np.abs(found))))

@@ -17,6 +17,7 @@ from trials import wire
 from trials.launchers.local import LocalLauncher
 from trials.layer_costs import LayerCosts
 from trials.model.shape import model_shape
+from trials.plan import Plan
 from trials.run.pool import WarmPool
 
 
@@ -50,6 +51,18 @@ def costs(
     keys = (work.hardware.fingerprint, work.model.fingerprint, work.software)
     profile_store.save_layer_profile(*keys, '{"layers": [0.1]}')
     return layer_costs(prepared, profile_store, pool, tmp_path_factory.mktemp("logs"))
+
+
+@pytest.fixture
+def plan_file(tmp_path: Path) -> Callable[[Plan], Path]:
+    """Write a plan to a file."""
+
+    def write(plan: Plan) -> Path:
+        path = tmp_path / "plan.json"
+        path.write_text(wire.encode(plan))
+        return path
+
+    return write
 
 
 @pytest.fixture(scope="session")

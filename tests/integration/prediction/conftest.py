@@ -1,6 +1,5 @@
 """A profile of the example's layers, files with it and with a plan, and trials that ran."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from tests.users import JobFile
 from trials import wire
 from trials.layer_costs import LayerCosts, LinkCost
 from trials.model.shape import model_shape
-from trials.plan import Plan
 
 
 @pytest.fixture
@@ -42,16 +40,6 @@ def profile(profiled: ProfiledCosts, tmp_path: Path) -> Path:
     path = tmp_path / "costs.json"
     path.write_text(wire.encode(profiled))
     return path
-
-
-@pytest.fixture
-def plan(tmp_path: Path) -> Callable[[Plan], Path]:
-    def written(plan: Plan) -> Path:
-        path = tmp_path / "plan.json"
-        path.write_text(wire.encode(plan))
-        return path
-
-    return written
 
 
 @pytest.fixture

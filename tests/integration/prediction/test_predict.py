@@ -46,22 +46,24 @@ def predicted(*arguments: str | Path) -> dict[str, Any]:
     return document
 
 
-def test_a_plan_whose_packs_ranks_share_is_predicted(job: JobFile, profile: Path, plan: Callable[[Plan], Path]) -> None:
+def test_a_plan_whose_packs_ranks_share_is_predicted(
+    job: JobFile, profile: Path, plan_file: Callable[[Plan], Path]
+) -> None:
     options = (job.path, "--device-profile", profile, "--devices", "4", "--plan")
     shared = replace(PLAN, layout=replace(PLAN.layout, data=2), packing=replace(PACKED, sequence=2))
-    (alone,), (other,) = (predicted(*options, plan(each))["plans"] for each in (PLAN, shared))
+    (alone,), (other,) = (predicted(*options, plan_file(each))["plans"] for each in (PLAN, shared))
     assert other["parts"]["communication"] > alone["parts"]["communication"]
     assert other["parts"]["ideal"] == pytest.approx(alone["parts"]["ideal"] / 2)
     kept = [[stage["expected"] - stage["static"] for stage in each["stages"]] for each in (alone, other)]
     assert all(one > 1.5 * half for one, half in zip(*kept, strict=True))
 
 
-def test_a_plan_with_levels_is_predicted(job: JobFile, profile: Path, plan: Callable[[Plan], Path]) -> None:
+def test_a_plan_with_levels_is_predicted(job: JobFile, profile: Path, plan_file: Callable[[Plan], Path]) -> None:
     levels = (replace(PACKED, qt=150, qt_min=0), replace(PACKED, qv=12, qt=600, sequence=2))
     stages = tuple(replace(stage, further_levels=(Recomputed(vision=0, language=0),)) for stage in PLAN.stages)
     layout = replace(PLAN.layout, data=2)
     levelled = Plan(packing=Levelled(levels=levels), layout=layout, stages=stages)
-    arguments = (job.path, "--device-profile", profile, "--devices", "4", "--plan", plan(levelled))
+    arguments = (job.path, "--device-profile", profile, "--devices", "4", "--plan", plan_file(levelled))
     (only,) = predicted(*arguments)["plans"]
     assert (only["id"], only["plan"]) == (levelled.id, wire.to_document(levelled))
     assert sum(only["parts"].values()) == pytest.approx(only["epoch_seconds"])
@@ -71,11 +73,11 @@ def test_a_plan_with_levels_is_predicted(job: JobFile, profile: Path, plan: Call
 
 
 def test_a_plan_is_predicted_from_a_profile_without_devices_and_database(
-    job: JobFile, profile: Path, plan: Callable[[Plan], Path], home: Path
+    job: JobFile, profile: Path, plan_file: Callable[[Plan], Path], home: Path
 ) -> None:
     (home / "data" / "autotune").mkdir(parents=True)
     with FileLock(lock_file()):
-        found = predicted(job.path, "--device-profile", profile, "--plan", plan(PLAN))
+        found = predicted(job.path, "--device-profile", profile, "--plan", plan_file(PLAN))
     assert databases(home) == []
     (only,) = found["plans"]
     assert (only["id"], only["plan"]) == (PLAN.id, wire.to_document(PLAN))
@@ -88,14 +90,14 @@ def test_a_plan_is_predicted_from_a_profile_without_devices_and_database(
 
 
 def test_the_function_predicts_what_the_command_does(
-    job: JobFile, profile: Path, plan: Callable[[Plan], Path], capfd: pytest.CaptureFixture[str]
+    job: JobFile, profile: Path, plan_file: Callable[[Plan], Path], capfd: pytest.CaptureFixture[str]
 ) -> None:
     heard: list[Event] = []
     (found,) = predict(job.path, device_profile=profile, plan=PLAN, listener=heard.append)
     assert [event.text for event in heard if isinstance(event, PhaseBegan)] == ["Reading the data"]
     assert capfd.readouterr() == ("", "")
-    assert predict(str(job.path), device_profile=str(profile), plan=plan(PLAN))[0].parts == found.parts
-    (shown,) = predicted(job.path, "--device-profile", profile, "--plan", plan(PLAN))["plans"]
+    assert predict(str(job.path), device_profile=str(profile), plan=plan_file(PLAN))[0].parts == found.parts
+    (shown,) = predicted(job.path, "--device-profile", profile, "--plan", plan_file(PLAN))["plans"]
     assert (shown["id"], shown["epoch_seconds"]) == (found.plan.id, pytest.approx(found.prediction.epoch_seconds))
     first, second = predict(job.path, device_profile=profile, top=2, memory_limit="1GiB")
     assert first.prediction.epoch_seconds <= second.prediction.epoch_seconds
@@ -103,9 +105,9 @@ def test_the_function_predicts_what_the_command_does(
 
 
 def test_the_text_shows_parts_memory_and_a_chart_of_100_columns(
-    job: JobFile, profile: Path, plan: Callable[[Plan], Path]
+    job: JobFile, profile: Path, plan_file: Callable[[Plan], Path]
 ) -> None:
-    arguments = ["predict", str(job.path), "--device-profile", str(profile), "--plan", str(plan(PLAN))]
+    arguments = ["predict", str(job.path), "--device-profile", str(profile), "--plan", str(plan_file(PLAN))]
     answer = CliRunner().invoke(main, arguments)
     assert answer.exit_code == 0, answer.stderr
     output = answer.stdout
@@ -131,15 +133,15 @@ def test_without_a_plan_the_best_solved_ones_are_ranked_and_fit(job: JobFile, pr
 
 
 def test_a_stored_profile_of_these_devices_is_found_and_more_devices_are_extrapolated(
-    job: JobFile, costs: LayerCosts, plan: Callable[[Plan], Path]
+    job: JobFile, costs: LayerCosts, plan_file: Callable[[Plan], Path]
 ) -> None:
     store_profile(job, costs)
-    here = predicted(job.path, "--plan", plan(PLAN))
+    here = predicted(job.path, "--plan", plan_file(PLAN))
     assert here["devices"] == {**here["devices"], "count": 2, "memory_limit_bytes": 200 << 20}
     assert re.match(r"the layers' times and bytes, sends and reductions, on 2 CPU ranks \(", here["measured"])
     assert here["extrapolated"] == []
     wide = replace(PLAN, layout=replace(PLAN.layout, data=4))
-    more = predicted(job.path, "--plan", plan(wide), "--devices", "8", "--memory", "1024GiB")
+    more = predicted(job.path, "--plan", plan_file(wide), "--devices", "8", "--memory", "1024GiB")
     assert more["devices"] == {**more["devices"], "count": 8, "memory_limit_bytes": 1 << 40}
     reductions, cores, memory = more["extrapolated"]
     assert cores == "the time of 8 CPU ranks, as if each had as many cores as the 2 that were profiled"
@@ -148,21 +150,21 @@ def test_a_stored_profile_of_these_devices_is_found_and_more_devices_are_extrapo
 
 
 def test_a_profile_file_describes_its_devices_like_a_stored_profile(
-    job: JobFile, profile: Path, plan: Callable[[Plan], Path]
+    job: JobFile, profile: Path, plan_file: Callable[[Plan], Path]
 ) -> None:
     job.spoil(hardware={})
-    found = predicted(job.path, "--device-profile", profile, "--plan", plan(PLAN))
+    found = predicted(job.path, "--device-profile", profile, "--plan", plan_file(PLAN))
     assert found["devices"] == {"name": "NVIDIA A100-SXM4-80GB", "count": 2, "memory_limit_bytes": 76 << 30}
     assert found["measured"].endswith(f"on 2 x NVIDIA A100-SXM4-80GB, 2026-11-20 12:00 UTC, read from {profile}")
     wide = replace(PLAN, layout=replace(PLAN.layout, data=4))
-    more = predicted(job.path, "--device-profile", profile, "--plan", plan(wide), "--devices", "8")
+    more = predicted(job.path, "--device-profile", profile, "--plan", plan_file(wide), "--devices", "8")
     assert [text.partition(",")[0] for text in more["extrapolated"]] == ["reductions over 8 devices"]
 
 
 def test_reductions_over_more_devices_are_those_of_a_ring(
-    job: JobFile, profiled: ProfiledCosts, plan: Callable[[Plan], Path], tmp_path: Path
+    job: JobFile, profiled: ProfiledCosts, plan_file: Callable[[Plan], Path], tmp_path: Path
 ) -> None:
-    file, seconds = plan(plan_of("12+8", data=8, packing=PACKED)), []
+    file, seconds = plan_file(plan_of("12+8", data=8, packing=PACKED)), []
     for devices in (2, 8):
         path = tmp_path / f"{devices}.json"
         path.write_text(wire.encode(replace(profiled, hardware=replace(profiled.hardware, devices=devices))))
@@ -172,24 +174,24 @@ def test_reductions_over_more_devices_are_those_of_a_ring(
 
 
 def test_the_name_of_a_model_changes_nothing(
-    job: JobFile, profiled: ProfiledCosts, plan: Callable[[Plan], Path], tmp_path: Path
+    job: JobFile, profiled: ProfiledCosts, plan_file: Callable[[Plan], Path], tmp_path: Path
 ) -> None:
     renamed = replace(profiled, model=replace(profiled.model, name="a copy"))
     path = tmp_path / "renamed.json"
     path.write_text(wire.encode(renamed))
-    assert predicted(job.path, "--plan", plan(PLAN), "--device-profile", path)["model"]["name"] != "a copy"
+    assert predicted(job.path, "--plan", plan_file(PLAN), "--device-profile", path)["model"]["name"] != "a copy"
 
 
 def test_hardware_that_is_not_here_is_found_by_a_part_of_its_name(
-    job: JobFile, costs: LayerCosts, plan: Callable[[Plan], Path]
+    job: JobFile, costs: LayerCosts, plan_file: Callable[[Plan], Path]
 ) -> None:
     store_profile(job, costs, device_name="NVIDIA H100 80GB HBM3", accelerator="cuda", devices=1)
-    found = predicted(job.path, "--plan", plan(PLAN), "--device-profile", "h100")
+    found = predicted(job.path, "--plan", plan_file(PLAN), "--device-profile", "h100")
     assert found["devices"]["name"] == "NVIDIA H100 80GB HBM3"
     assert found["extrapolated"] == []
     free = replace(costs, link=LinkCost(latency_seconds=0, seconds_per_byte=0), reduce_seconds_per_byte=0.0)
     store_profile(job, free, device_name="NVIDIA H100 80GB HBM3", accelerator="cuda", devices=1)
-    found = predicted(job.path, "--plan", plan(PLAN), "--device-profile", "h100")
+    found = predicted(job.path, "--plan", plan_file(PLAN), "--device-profile", "h100")
     assert found["extrapolated"] == ["sends and reductions are assumed to take no time: only one device was profiled"]
 
 
@@ -201,10 +203,10 @@ def test_a_known_plan_is_named_by_the_beginning_of_its_id(job: JobFile, profile:
 
 
 def test_a_plan_that_does_not_fit_or_misses_the_batch_is_marked(
-    job: JobFile, profile: Path, plan: Callable[[Plan], Path]
+    job: JobFile, profile: Path, plan_file: Callable[[Plan], Path]
 ) -> None:
     whole = Packed(qv=500, qt=50_000, qv_min=500, qt_min=50_000)
-    file = plan(replace(PLAN, packing=whole))
+    file = plan_file(replace(PLAN, packing=whole))
     arguments = ["predict", str(job.path), "--device-profile", str(profile), "--plan", str(file)]
     output = CliRunner().invoke(main, arguments).stdout
     assert "DOES NOT FIT" in output
@@ -213,10 +215,10 @@ def test_a_plan_that_does_not_fit_or_misses_the_batch_is_marked(
 
 @pytest.mark.parametrize("suffix", ["png", "svg"])
 def test_a_step_is_drawn(
-    job: JobFile, profile: Path, plan: Callable[[Plan], Path], tmp_path: Path, suffix: str
+    job: JobFile, profile: Path, plan_file: Callable[[Plan], Path], tmp_path: Path, suffix: str
 ) -> None:
     picture = tmp_path / f"step.{suffix}"
-    predicted(job.path, "--device-profile", profile, "--plan", plan(PLAN), "--plot", picture)
+    predicted(job.path, "--device-profile", profile, "--plan", plan_file(PLAN), "--plot", picture)
     assert picture.read_bytes()[:4] in (b"\x89PNG", b"<?xm")
 
 
@@ -224,13 +226,13 @@ def test_a_step_is_drawn(
 
 
 def test_trials_correct_what_is_predicted_and_narrow_its_error(
-    job: JobFile, costs: LayerCosts, trials: Trials, plan: Callable[[Plan], Path]
+    job: JobFile, costs: LayerCosts, trials: Trials, plan_file: Callable[[Plan], Path]
 ) -> None:
     truth = scaled(costs, [{"vision": 1.4, "language": 0.8}.get(name, 1.0) for name in FACTORS])
     store_profile(job, costs)
-    before = predicted(job.path, "--plan", plan(PLAN))
+    before = predicted(job.path, "--plan", plan_file(PLAN))
     trials.keep(OTHERS, truth)
-    after = predicted(job.path, "--plan", plan(PLAN))
+    after = predicted(job.path, "--plan", plan_file(PLAN))
     assert (before["corrected_by_trials"], after["corrected_by_trials"]) == (0, len(OTHERS))
     (alone,), (corrected,) = before["plans"], after["plans"]
     real = trials.seconds(PLAN, truth)
@@ -240,25 +242,25 @@ def test_trials_correct_what_is_predicted_and_narrow_its_error(
     assert alone["parts"]["unexplained"] == pytest.approx(0, abs=1e-6)
     assert corrected["parts"]["unexplained"] != pytest.approx(0, abs=1e-6)
     assert sum(corrected["parts"].values()) == pytest.approx(corrected["epoch_seconds"])
-    output = CliRunner().invoke(main, ["predict", str(job.path), "--plan", str(plan(PLAN))]).stdout
+    output = CliRunner().invoke(main, ["predict", str(job.path), "--plan", str(plan_file(PLAN))]).stdout
     assert f"Corrected by {len(OTHERS)} trials" in output
     assert re.search(r"epoch \d+\.\d \+- \d+\.\d s in", output)
 
 
 def test_trials_with_other_software_or_a_profile_file_correct_nothing(
-    job: JobFile, costs: LayerCosts, profile: Path, trials: Trials, plan: Callable[[Plan], Path]
+    job: JobFile, costs: LayerCosts, profile: Path, trials: Trials, plan_file: Callable[[Plan], Path]
 ) -> None:
     store_profile(job, costs)
     trials.keep(OTHERS[:1], costs, software=replace(software(), torch="1.0"))
-    assert predicted(job.path, "--plan", plan(PLAN))["corrected_by_trials"] == 0
+    assert predicted(job.path, "--plan", plan_file(PLAN))["corrected_by_trials"] == 0
     trials.keep(OTHERS[:1], costs)
-    assert predicted(job.path, "--plan", plan(PLAN))["corrected_by_trials"] == 1
-    file = predicted(job.path, "--plan", plan(PLAN), "--device-profile", profile)
+    assert predicted(job.path, "--plan", plan_file(PLAN))["corrected_by_trials"] == 1
+    file = predicted(job.path, "--plan", plan_file(PLAN), "--device-profile", profile)
     assert (file["corrected_by_trials"], file["plans"][0]["epoch_seconds_error"] > 0) == (0, True)
 
 
 def test_trials_on_more_devices_confirm_what_was_extrapolated_to_them(
-    job: JobFile, costs: LayerCosts, trials: Trials, plan: Callable[[Plan], Path]
+    job: JobFile, costs: LayerCosts, trials: Trials, plan_file: Callable[[Plan], Path]
 ) -> None:
     slow = replace(costs, reduce_seconds_per_byte=1e-7)
     wide = [plan_of("12+8", data=8, packing=PACKED), plan_of("9+0", "3+8", data=4, packing=PACKED)]
@@ -267,8 +269,8 @@ def test_trials_on_more_devices_confirm_what_was_extrapolated_to_them(
 
     def communication(trials: int) -> list[float]:
         found = [
-            predicted(job.path, "--plan", plan(wide[0]), "--devices", "8"),
-            predicted(job.path, "--plan", plan(two)),
+            predicted(job.path, "--plan", plan_file(wide[0]), "--devices", "8"),
+            predicted(job.path, "--plan", plan_file(two)),
         ]
         assert [document["corrected_by_trials"] for document in found] == [trials, trials]
         return [document["plans"][0]["parts"]["communication"] for document in found]

@@ -19,10 +19,10 @@ pytestmark = pytest.mark.usefixtures("home")
 
 
 def test_a_plan_of_another_model_or_for_more_devices_or_packs_is_refused(
-    job: JobFile, profile: Path, plan: Callable[[Plan], Path]
+    job: JobFile, profile: Path, plan_file: Callable[[Plan], Path]
 ) -> None:
     def refused(spoilt: Plan, *options: str) -> str:
-        code, message = refusal("predict", job.path, "--device-profile", profile, "--plan", plan(spoilt), *options)
+        code, message = refusal("predict", job.path, "--device-profile", profile, "--plan", plan_file(spoilt), *options)
         assert code == 2
         return message
 
@@ -134,10 +134,10 @@ def test_a_profile_of_other_devices_another_dtype_or_none_is_refused(job: JobFil
     )
 
 
-def test_a_plan_without_packs_is_refused(job: JobFile, profile: Path, plan: Callable[[Plan], Path]) -> None:
+def test_a_plan_without_packs_is_refused(job: JobFile, profile: Path, plan_file: Callable[[Plan], Path]) -> None:
     job.spoil(data__oversize="skip")
     nothing = replace(PLAN, packing=Packed(qv=0, qt=1, qv_min=0, qt_min=0))
-    code, message = refusal("predict", job.path, "--device-profile", profile, "--plan", plan(nothing))
+    code, message = refusal("predict", job.path, "--device-profile", profile, "--plan", plan_file(nothing))
     assert code == 2
     assert "the plan cannot pack the data: every sample is above qv=0 qt=1 and skipped; raise them" in message
 

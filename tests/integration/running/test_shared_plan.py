@@ -15,7 +15,6 @@ from autotune.loop.samples import SampleDataset
 from tests.parameters import parameters
 from tests.training_values import PACKED, plan_of
 from tests.users import JobFile, refusal
-from trials import wire
 from trials.plan import Levelled, Plan, Recomputed
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -41,16 +40,6 @@ def job(shallow: Path, tmp_path: Path) -> JobFile:
     file = JobFile(shallow, tmp_path)
     file.spoil(training__global_batch_samples=9)
     return file
-
-
-@pytest.fixture
-def plan_file(tmp_path: Path) -> Callable[[Plan], Path]:
-    def write(plan: Plan) -> Path:
-        path = tmp_path / "plan.json"
-        path.write_text(wire.encode(plan))
-        return path
-
-    return write
 
 
 @pytest.mark.ranks

@@ -5,29 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.data_values import index_of, lengths
-from trials.data.epoch import CostWeights, Epoch, PackSizes, build_epoch
+from tests.data_values import WEIGHTS, build, index_of, lengths
+from trials.data.epoch import Epoch, PackSizes
 from trials.data.index import DatasetIndex
 from trials.plan import Packed, Packing, Padded
 
-WEIGHTS = CostWeights(unit=100.0, token=1.0, square=0.01)
 PACKED = Packed(qv=20, qt=400, qv_min=16, qt_min=350)
 packings = st.sampled_from([Padded(samples=1), Padded(samples=3), PACKED, Packed(qv=3, qt=100, qv_min=0, qt_min=0)])
-
-
-def build(
-    index: DatasetIndex, packing: Packing, *, ranks: int = 2, batch: int = 8, seed: int = 0, epoch: int = 0
-) -> Epoch:
-    return build_epoch(
-        index,
-        packing,
-        data_parallel=ranks,
-        global_batch_samples=batch,
-        weights=WEIGHTS,
-        seed=seed,
-        epoch=epoch,
-        oversize="own-pack",
-    )
 
 
 def mixed(count: int) -> DatasetIndex:

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.data_values import index_of, lengths
+from tests.data_values import WEIGHTS, build, index_of, lengths
 from trials.data.arrangement import arrange
-from trials.data.epoch import CostWeights, Epoch, build_epoch
 from trials.data.epoch_count import count_epoch
 from trials.data.index import DatasetIndex
 from trials.data.levels import check_levels
@@ -18,22 +17,8 @@ from trials.data.packs import build_packs
 from trials.errors import DataError, InvalidPlan
 from trials.plan import Levelled, Packed
 
-WEIGHTS = CostWeights(unit=100.0, token=1.0, square=0.01)
 SHORT = Packed(qv=4, qt=120, qv_min=0, qt_min=0)
 LEVELS = Levelled(levels=(SHORT, replace(SHORT, qv=9, qt=300, sequence=2), replace(SHORT, qv=20, qt=900, sequence=4)))
-
-
-def build(index: DatasetIndex, packing: Levelled = LEVELS, *, ranks: int = 4, batch: int = 30, seed: int = 0) -> Epoch:
-    return build_epoch(
-        index,
-        packing,
-        data_parallel=ranks,
-        global_batch_samples=batch,
-        weights=WEIGHTS,
-        seed=seed,
-        epoch=0,
-        oversize="own-pack",
-    )
 
 
 def mixed(count: int) -> DatasetIndex:
@@ -72,7 +57,7 @@ def test_long_packs_are_filled_up_with_the_longest_short_samples_that_fit() -> N
 
 @given(lengths, st.integers(1, 40), st.integers(0, 3))
 def test_an_epoch_of_levels_shows_every_sample_once(rows: list[tuple[int, int]], batch: int, seed: int) -> None:
-    epoch = build(index_of(rows), batch=batch, seed=seed)
+    epoch = build(index_of(rows), LEVELS, ranks=4, batch=batch, seed=seed)
     assert count_epoch(epoch).wrong == 0
     steps = [epoch.step(number) for number in range(epoch.steps)]
     assert sum(step.samples for step in steps) == len(rows)
@@ -85,7 +70,7 @@ def test_an_epoch_of_levels_shows_every_sample_once(rows: list[tuple[int, int]],
 
 
 def test_every_step_has_the_levels_in_proportion() -> None:
-    epoch = build(mixed(4000))
+    epoch = build(mixed(4000), LEVELS, ranks=4, batch=30)
     levels = epoch.packs.level_of_pack[epoch.assignment[:, 0]]
     whole = len(levels) // epoch.micro_batches * epoch.micro_batches
     for level in range(3):
@@ -97,7 +82,7 @@ def test_every_step_has_the_levels_in_proportion() -> None:
 
 
 def test_ranks_hardly_wait_for_others_with_packs_of_other_levels() -> None:
-    found = balance(build(mixed(4000)), WEIGHTS)
+    found = balance(build(mixed(4000), LEVELS, ranks=4, batch=30), WEIGHTS)
     assert found.samples == 4000
     assert found.cost_efficiency > 0.85
     assert found.step_cost_efficiency > 0.97

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,27 +11,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from autotune.packing.packs_file import write_packs
-from tests.data_values import index_of, lengths
-from trials.data.epoch import CostWeights, Epoch, build_epoch
+from tests.data_values import build, index_of, lengths
 from trials.errors import DataError
 from trials.plan import Packed
 from trials.sharing.group import _overlaps
 from trials.sharing.share import Share
 
+PACKED = Packed(qv=20, qt=400, qv_min=16, qt_min=350)
 degrees = st.integers(1, 8)
-
-
-def build(rows: list[tuple[int, int]], sequence: int, ranks: int) -> Epoch:
-    return build_epoch(
-        index_of(rows),
-        Packed(qv=20, qt=400, qv_min=16, qt_min=350, sequence=sequence),
-        data_parallel=ranks,
-        global_batch_samples=8,
-        weights=CostWeights(unit=100.0, token=1.0, square=0.01),
-        seed=0,
-        epoch=0,
-        oversize="own-pack",
-    )
 
 
 @given(st.lists(st.integers(1, 9), max_size=12), degrees)
@@ -65,7 +53,8 @@ def test_ranks_that_share_have_the_steps_of_fewer_ranks(
     rows: list[tuple[int, int]], degree_and_ranks: tuple[int, int]
 ) -> None:
     degree, ranks = degree_and_ranks
-    shared, alone = build(rows, degree, ranks), build(rows, 1, ranks // degree)
+    shared = build(index_of(rows), replace(PACKED, sequence=degree), ranks=ranks)
+    alone = build(index_of(rows), PACKED, ranks=ranks // degree)
     assert shared.assignment.tolist() == np.repeat(alone.assignment, degree, axis=1).tolist()
     assert [shared.part(0, rank).share.index for rank in range(ranks)] == [rank % degree for rank in range(ranks)]
     steps = [shared.step(number) for number in range(shared.steps)]
@@ -77,7 +66,7 @@ def test_ranks_that_share_have_the_steps_of_fewer_ranks(
 
 
 def test_a_file_of_packs_has_a_shared_one_once(tmp_path: Path) -> None:
-    epoch = build([(1, 90)] * 37, 2, 4)
+    epoch = build(index_of([(1, 90)] * 37), replace(PACKED, sequence=2), ranks=4)
     write_packs(tmp_path / "packs.jsonl", epoch)
     lines = [json.loads(line) for line in (tmp_path / "packs.jsonl").read_text().splitlines()]
     assert sorted(row for line in lines for row in line["samples"]) == list(range(37))
@@ -86,4 +75,4 @@ def test_a_file_of_packs_has_a_shared_one_once(tmp_path: Path) -> None:
 
 def test_ranks_that_no_degree_divides_are_refused() -> None:
     with pytest.raises(DataError, match="shared by 2 ranks, which do not divide 3 data ranks; give 4"):
-        build([(1, 10)], 2, 3)
+        build(index_of([(1, 10)]), replace(PACKED, sequence=2), ranks=3)

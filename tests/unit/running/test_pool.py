@@ -150,12 +150,12 @@ def test_the_time_of_a_request_does_not_include_the_start_of_its_ranks(
 
 
 def test_the_start_of_ranks_is_told_and_that_they_have_begun(tmp_path: Path) -> None:
-    told: list[bool] = []
-    with WarmPool(SmallLauncher(tmp_path), 2, told.append) as pool:
+    reported: list[bool] = []
+    with WarmPool(SmallLauncher(tmp_path), 2, reported.append) as pool:
         for _ in range(3):
             assert isinstance(pool.ask(request_in(tmp_path), 60), Answers)
     # The second request has the ranks of the first one.
-    assert told == [False, True, True, False, True]
+    assert reported == [False, True, True, False, True]
 
 
 class QuickRank(SmallRank):
@@ -173,10 +173,10 @@ class QuickLauncher(SmallLauncher):
 
 
 def test_ranks_that_begin_and_answer_between_two_looks_have_begun(tmp_path: Path) -> None:
-    told: list[bool] = []
-    with WarmPool(QuickLauncher(tmp_path, start_seconds=0.2), on_start=told.append) as pool:
+    reported: list[bool] = []
+    with WarmPool(QuickLauncher(tmp_path, start_seconds=0.2), on_start=reported.append) as pool:
         assert isinstance(pool.ask(request_in(tmp_path), 60), Answers)
-    assert told == [False, True]
+    assert reported == [False, True]
 
 
 def test_ranks_that_do_not_begin_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

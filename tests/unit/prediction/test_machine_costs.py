@@ -1,0 +1,86 @@
+"""Predictions use what a profile says of a layout's links and reductions, and of times that are not linear."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from autotune.prediction.features import COSTS as FACTORS
+from autotune.prediction.features import scaled
+from autotune.prediction.parts import Parts
+from tests.search_values import COSTS, predictor_of
+from tests.training_values import plan_of
+from trials.layer_costs import KINDS, CommunicationCost, LayerCosts, LayerKind, LinkCost
+from trials.model.cut import cut
+from trials.plan import Layout
+
+SLOW = CommunicationCost(
+    pipeline=2, data=2, link=LinkCost(latency_seconds=0.25, seconds_per_byte=1e-6), reduce_seconds_per_byte=1e-7
+)
+ALL_RANKS = CommunicationCost(
+    pipeline=1, data=4, link=LinkCost(latency_seconds=0, seconds_per_byte=0), reduce_seconds_per_byte=3e-8
+)
+MEASURED = replace(COSTS, communications=(ALL_RANKS, SLOW))
+
+
+def test_sends_and_reductions_take_the_time_of_the_plans_own_layout() -> None:
+    usual, measured = (predictor_of(costs) for costs in (COSTS, MEASURED))
+    plan = plan_of("3+0", "2+4", data=2)
+    parts, sizes = Parts.of(cut(plan)), measured.sizes(plan.packing, plan.layout)
+    sends = measured.pack_seconds(parts, plan.layout, sizes).sends[:, 0]
+    # A vision layer outputs 3e4 bytes for each unit.
+    assert sends == pytest.approx(0.25 + 1e-6 * 3e4 * sizes.table[:, 0])
+    reductions = [predictor.update_parts(plan.layout, parts).reduction for predictor in (usual, measured)]
+    assert reductions[1] == pytest.approx(1e-7 / COSTS.reduce_seconds_per_byte * reductions[0])
+    assert measured.epoch_seconds(plan) == pytest.approx(measured.predict(plan).epoch_seconds)
+    assert measured.epoch_seconds(plan) > 2 * usual.epoch_seconds(plan)
+    other = plan_of("3+0", "2+4")
+    assert measured.epoch_seconds(other) == usual.epoch_seconds(other)
+
+
+def test_a_longer_pipeline_has_the_reduction_of_as_many_data_ranks_and_the_usual_link() -> None:
+    cost = MEASURED.communication(Layout(pipeline=2, data=4, zero=1))
+    assert (cost.link, cost.reduce_seconds_per_byte) == (COSTS.link, 3e-8)
+
+
+def test_a_calibration_scales_the_communication_of_every_layout() -> None:
+    times = [3.0 if name == "communication" else 1.0 for name in FACTORS]
+    for before, after in zip(MEASURED.communications, scaled(MEASURED, times).communications, strict=True):
+        assert after.reduce_seconds_per_byte == pytest.approx(3 * before.reduce_seconds_per_byte)
+        assert after.link.latency_seconds == pytest.approx(3 * before.link.latency_seconds)
+        assert after.link.seconds_per_byte == pytest.approx(3 * before.link.seconds_per_byte)
+
+
+def with_curve(kind: LayerKind, sizes: tuple[float, ...], curve: tuple[float, ...]) -> LayerCosts:
+    layers = {**dict(COSTS.layers), kind: replace(COSTS[kind], curve_sizes=sizes, curve=curve)}
+    return replace(COSTS, layers=tuple((each, layers[each]) for each in KINDS))
+
+
+@pytest.mark.parametrize(("kind", "column"), [("vision", 0), ("language", 1)])
+def test_layers_take_as_much_longer_as_their_curve_says_at_the_size_of_each_pack(kind: LayerKind, column: int) -> None:
+    plan = plan_of("5+4r2,1")
+    usual = predictor_of()
+    sizes = usual.sizes(plan.packing, plan.layout)
+    packs = sizes.table[:, column]
+    low, high = float(packs.min()), float(packs.max())
+    curved = predictor_of(with_curve(kind, (low, high), (1.0, 2.0)))
+    factor = 1 + (packs - low) / (high - low)
+    whole = Parts.of(cut(plan))
+    own = (np.array(KINDS) == kind).astype(float)
+    alone = replace(whole, layers=whole.layers * own, recomputed=whole.recomputed * own)
+    before, after = (predictor.pack_seconds(whole, plan.layout, sizes) for predictor in (usual, curved))
+    of_kind = usual.pack_seconds(alone, plan.layout, sizes)
+    for name in ("forward", "backward", "recompute", "samples"):
+        more = getattr(after, name)[:, 0] - getattr(before, name)[:, 0]
+        assert more == pytest.approx((factor - 1) * getattr(of_kind, name)[:, 0])
+        assert more.max() > 0
+    assert curved.epoch_seconds(plan) == pytest.approx(curved.predict(plan).epoch_seconds)
+
+
+def test_packs_beyond_a_curve_have_its_last_factor() -> None:
+    plan = plan_of("5+4")
+    seconds = [
+        predictor_of(with_curve("language", sizes, (1.5,) * len(sizes))).epoch_seconds(plan)
+        for sizes in ((1.0, 2.0), (1.0, 1e9))
+    ]
+    assert seconds[0] == pytest.approx(seconds[1])
