@@ -1,35 +1,41 @@
-"""Records a surface: plans of the example, each run for real on two ranks, appended to a file run by run.
+"""Records a surface: plans of a job, each run for real on two ranks, appended to a file run by run.
 
-    python -m benchmarks.record_surface [--out FILE] [--plans 320] [--rounds 1]
+    python -m benchmarks.record_surface [--plans 210] [--rounds 20] [--fastest 16]
 
-A file that exists goes on where it ended: with its own profile, plans and settings. Each round runs every plan once, in
-an order of its own, so that a drift of the machine meets the plans by chance.
+The job is that of `pages`, with another model and other data than the example, on which the search was tuned.
+
+The first round runs every plan once, each further one the plans that were fastest so far: regret depends on them.
+Each round has an order of its own, so that a drift of the machine meets the plans by chance. A file that exists is
+continued, with its own profile, plans and settings.
 """
 
 import argparse
+import heapq
 import random
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import median
 
+from autotune.job_file import load_job
 from autotune.prediction.predictor import Predictor
 from autotune.search.execution.profiling import profile_layers
-from autotune.search.execution.runner import Runner
+from autotune.search.execution.runner import Runner, estimate_epoch
 from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.solver import Solver
 from autotune.search.space.feasible import feasible_space
 from autotune.search.space.space import Space
-from autotune.workload import Prepared
-from benchmarks.prediction import example
-from benchmarks.surface import FOLDER, Header, Run, lengths_of, read_surface
+from autotune.workload import Prepared, prepare
+from benchmarks import pages
+from benchmarks.surface import RECORDED, Header, Run, lengths_of, read_surface
 from trials import plugins, wire
 from trials.data.packers import PACKERS
 from trials.launchers.local import LocalLauncher
-from trials.outcome import Rejected
+from trials.outcome import Completed, Rejected
 from trials.plan import Plan
 from trials.run.pool import WarmPool
 
@@ -43,11 +49,11 @@ _SLACKS = {"qv_slack": (0, 1, 2), "qt_slack": (0, 32, 64, 128, 256)}
 def main() -> None:
     arguments = _arguments()
     with tempfile.TemporaryDirectory() as folder:
-        prepared = example(Path(folder), arguments.samples, search={"timed_steps": _TIMED_STEPS})
+        prepared, file = _prepared(Path(folder), arguments.samples), RECORDED
         with WarmPool(LocalLauncher(Path(folder) / "ranks", 2, "cpu")) as pool:
-            if not arguments.out.exists():
-                arguments.out.write_text(wire.encode(_header(prepared, pool, Path(folder))) + "\n")
-            header, runs = read_surface(arguments.out)
+            if not file.exists():
+                file.write_text(wire.encode(_header(prepared, pool, Path(folder))) + "\n")
+            header, runs = read_surface(file)
             assert header.lengths == lengths_of(prepared.index), "recorded with another --samples"
             assert header.workload.hardware == prepared.workload.hardware, "recorded on other hardware"
             predictor = CalibratedPredictor(
@@ -55,15 +61,22 @@ def main() -> None:
             )
             runner = Runner(prepared, predictor, pool)
             plans = _plans(header, predictor, runner, arguments.plans)
-            done = Counter(run.plan for run in runs)
             for number in range(arguments.rounds):
-                for plan in _shuffled(plans, number):
+                done = Counter(run.plan for run in runs)
+                of_round = _fastest(runs, predictor.base, arguments.fastest) if number else plans
+                for plan in _shuffled(of_round, number):
                     if done[plan] <= number:
                         run = _run(runner, plan)
-                        done[plan] += 1
-                        with arguments.out.open("a") as file:
-                            file.write(wire.encode(run) + "\n")
-                        print(f"run {done.total()}: {run.ended - run.began:.1f} s", file=sys.stderr, flush=True)
+                        runs.append(run)
+                        with file.open("a") as lines:
+                            lines.write(wire.encode(run) + "\n")
+                        print(f"run {len(runs)}: {run.ended - run.began:.1f} s", file=sys.stderr, flush=True)
+
+
+def _prepared(folder: Path, samples: int) -> Prepared:
+    job = load_job(pages.make_job(folder, samples))
+    search = job.search.model_copy(update={"timed_steps": _TIMED_STEPS})
+    return prepare(job.model_copy(update={"search": search}), folder / "work")
 
 
 def _header(prepared: Prepared, pool: WarmPool, folder: Path) -> Header:
@@ -95,6 +108,15 @@ def _plans(header: Header, predictor: CalibratedPredictor, runner: Runner, count
     raise AssertionError("the space is endless")
 
 
+def _fastest(runs: Sequence[Run], predictor: Predictor, count: int) -> list[Plan]:
+    """Return the plans whose runs so far took least, at the median."""
+    seconds: dict[Plan, list[float]] = defaultdict(list)
+    for run in runs:
+        if isinstance(run.outcome, Completed):
+            seconds[run.plan].append(estimate_epoch(run.outcome.measurement, predictor.predict(run.plan))[0])
+    return heapq.nsmallest(count, seconds, key=lambda plan: median(seconds[plan]))
+
+
 def _drawn(space: Space) -> Iterator[Plan]:
     chance = random.Random(0)
     while True:
@@ -119,10 +141,10 @@ def _run(runner: Runner, plan: Plan) -> Run:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=FOLDER / "tiny-internvl.jsonl")
-    parser.add_argument("--plans", type=int, default=320)
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--samples", type=int, default=400, help="of the example's data")
+    parser.add_argument("--plans", type=int, default=210)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--fastest", type=int, default=16, help="plans of the rounds after the first")
+    parser.add_argument("--samples", type=int, default=400, help="of the job's data")
     return parser.parse_args()
 
 

@@ -41,7 +41,7 @@ from benchmarks.replay import replayed
 from benchmarks.result import Check, at_least, at_most, finish
 from benchmarks.rivals import fastest_fitting, other_search
 from benchmarks.rows import done_rows
-from benchmarks.surface import FOLDER, Surface, read_surface
+from benchmarks.surface import RECORDED, Surface, read_surface
 from benchmarks.workloads import NOISY, SimulatedWorkload, workloads
 from tests.simulated import Behaviour, Observed, SimulatedLedger
 from trials.plan import Plan
@@ -52,8 +52,7 @@ TRIALS = 12
 MANY_TRIALS = 30
 OTHERS = ("tpe", "gp", "uniform", "grid")
 OTHERS_TRIALS = 40
-SURFACE = FOLDER / "tiny-internvl.jsonl"
-RECORDED_PLANS = 300
+RECORDED_PLANS = 200
 ENOUGH = 0.01
 """Regret that counts as found."""
 WRONG = 2.0
@@ -184,11 +183,11 @@ def sequential_seconds(workload: SimulatedWorkload) -> float | None:
 
 def on_surface(seed: int) -> dict[str, Any]:
     """One row: searches that begin with this seed."""
-    surface = Surface(*read_surface(SURFACE))
+    surface = Surface(*read_surface(RECORDED))
     regrets = {name: replayed(name, surface, OTHERS_TRIALS, seed) for name in ("model", *OTHERS)}
     _tell(f"surface, seed {seed}: {regrets['model'][TRIALS - 1]:.4f}")
     return {
-        "surface": SURFACE.stem,
+        "surface": RECORDED.stem,
         "plans": len(surface.epoch_seconds),
         "error_of_a_plan": surface.error,
         "seed": seed,

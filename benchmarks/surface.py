@@ -2,19 +2,17 @@
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
 from autotune.prediction.predictor import Predictor
 from autotune.search.execution.runner import estimate_epoch
-from autotune.search.learning.calibrated import CalibratedPredictor
-from autotune.search.learning.surrogate import Surrogate
 from autotune.search.solver.solver import Solver
 from autotune.search.space.space import Axes, Point, Space
 from benchmarks.drift import at_profiled_speed
@@ -30,11 +28,19 @@ from trials.outcome import Completed, Failed, OutOfMemory
 from trials.plan import Packed, Packing, Plan
 from trials.workload import Workload
 
-FOLDER = Path(__file__).parent / "surfaces"
+RECORDED = Path(__file__).parent / "surfaces" / "pages.jsonl"
 REPLAYED_NOISE = 0.015
 """Of a trial, as a share: what the steps of one trial differ by on a machine that is left alone."""
 _BEGINNING, _TRIAL_SECONDS = datetime(2026, 1, 1, tzinfo=UTC), 7.0
 _NEAREST = 9
+_NEAR = 9
+"""Repeated runs that the drift at a run is taken from."""
+_TURNS = 20
+_MEDIAN_DEVIATION = 1.4826
+"""Standard deviation of normal noise over its median absolute deviation."""
+_MEDIAN_ERROR = math.sqrt(math.pi / 2)
+"""Standard error of a median over that of a mean, of normal noise."""
+Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +90,7 @@ def index_of(header: Header) -> DatasetIndex:
 
 
 class Surface:
-    """What the recorded plans truly take: after all runs, with drift and noise taken out by `Surrogate`."""
+    """What the recorded plans truly take: after all runs, without the drift of the machine."""
 
     def __init__(self, header: Header, runs: Sequence[Run]) -> None:
         self.header = header
@@ -97,17 +103,8 @@ class Surface:
         lasting.sort(key=lambda run: run.began)
         self.trials = [_trial(self.predictor, run, number) for number, run in enumerate(lasting)]
         self.settings = SearchSection(warmup_steps=header.warmup_steps)
-        calibrated = CalibratedPredictor(self.predictor)
-        surrogate = Surrogate(calibrated)
-        for trial in self.trials:
-            calibrated.learn(trial.plan, trial.result.outcome, self.settings)
-            surrogate.learn(trial)
-        measured = {trial.plan for trial in self.trials if isinstance(trial.result.outcome, Completed)}
-        good = sorted(measured, key=lambda plan: plan.id)
-        posterior = surrogate.posterior(good)
-        self.epoch_seconds: dict[Plan, float] = dict(zip(good, np.exp(posterior.mean).tolist(), strict=True))
-        self.error = float(np.median(posterior.error))
-        """Standard error of a plan's time, as a share: the median."""
+        measured = [(trial.plan, trial.result.epoch_seconds) for trial in self.trials]
+        self.epoch_seconds, self.error = without_drift([(plan, seconds) for plan, seconds in measured if seconds])
 
     @property
     def best_seconds(self) -> float:
@@ -146,6 +143,32 @@ class Surface:
         return run
 
 
+def without_drift(runs: Sequence[tuple[Key, float]]) -> tuple[dict[Key, float], float]:
+    """Return the seconds of each key, and the standard error, as a share, of keys that ran more than once.
+
+    `runs` are in the order of time. The logarithm of the seconds of a run is the sum of its key's, the machine's drift
+    and noise. A key's is the median over its runs, since other programs make some of them much slower. The drift at a
+    run is the median difference of the `_NEAR` nearest runs of repeated keys from their keys' seconds. Both are
+    computed in turns.
+    """
+    counts = Counter(key for key, _ in runs)
+    numbers = {key: number for number, key in enumerate(counts)}
+    keys, logs = np.array([numbers[key] for key, _ in runs]), np.log([seconds for _, seconds in runs])
+    of_key = np.array(list(counts.values()))
+    repeated = np.flatnonzero(of_key[keys] > 1)
+    assert len(repeated) >= _NEAR, "recorded without repeats"
+    near = np.array([repeated[np.argsort(abs(repeated - run), kind="stable")[:_NEAR]] for run in range(len(runs))])
+    rows = [np.flatnonzero(keys == key) for key in range(len(counts))]
+    drift = np.zeros(len(runs))
+    for _ in range(_TURNS):
+        found = np.array([np.median((logs - drift)[each]) for each in rows])
+        drift = np.median((logs - found[keys])[near], axis=1)
+        drift -= drift.mean()
+    spread = _MEDIAN_DEVIATION * float(np.median(abs(logs - drift - found[keys])[repeated]))
+    error = _MEDIAN_ERROR * spread / math.sqrt(float(np.median(of_key[of_key > 1])))
+    return dict(zip(counts, np.exp(found).tolist(), strict=True)), error
+
+
 class RecordedSpace(Space):
     """A space of the recorded plans alone: another point stands for the nearest of them."""
 
@@ -166,7 +189,9 @@ class RecordedSpace(Space):
         return min(self._points, key=lambda plan: _apart(self._points[plan], point))
 
     def neighbours(self, plan: Plan) -> Iterator[Plan]:
-        yield from sorted(self._points, key=lambda other: _apart(self._points[other], self._points[plan]))[1:_NEAREST]
+        if plan in self._points:
+            here = self._points[plan]
+            yield from sorted(self._points, key=lambda other: _apart(self._points[other], here))[1:_NEAREST]
 
 
 def recorded_space(surface: Surface, solver: Solver) -> RecordedSpace:
