@@ -10,7 +10,6 @@ import numpy as np
 
 from autotune.prediction.analytic import A100, LanguageShape, VisionShape, analytic_costs
 from autotune.prediction.features import COSTS, scaled
-from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Predictor
 from autotune.search.solver.limits import HEADROOM, Limits
 from autotune.search.solver.solver import Solver
@@ -32,7 +31,6 @@ from trials.data.epoch import Epoch, build_epoch
 from trials.data.index import DatasetIndex, profile
 from trials.job import DataSection, Job, ModelSection, SearchSection, Source, TrainingSection
 from trials.layer_costs import LayerCosts
-from trials.model.cut import cut
 from trials.plan import Packing, Padded, Plan
 from trials.workload import Hardware, ModelShape, Software, Workload
 
@@ -204,7 +202,7 @@ class SimulatedWorkload:
 
     def fits(self, plan: Plan) -> bool:
         sizes = self.truth.sizes(plan.packing, plan.layout)
-        stages = self.truth.stage_memory(Parts.of(cut(plan)), plan.layout, sizes)
+        stages = self.truth.stage_memory(plan, sizes)
         return max(stage.expected for stage in stages) <= self.memory_limit_bytes
 
 

@@ -6,10 +6,8 @@ from typing import Protocol
 from autotune.prediction.chosen_steps import ChosenSteps
 from autotune.prediction.costs import Array
 from autotune.prediction.features import stage_features
-from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Predictor
 from trials.data.records.sample import Ints
-from trials.model.cut import cut
 from trials.plan import Plan
 
 
@@ -60,5 +58,5 @@ class PredictedTruth:
 def predicted_peaks(predictor: Predictor, plan: Plan, steps: Sequence[int]) -> tuple[int, ...]:
     """Return the expected bytes of each stage in these steps."""
     sizes = ChosenSteps(predictor.sizes(plan.packing, plan.layout), tuple({*steps}))
-    stages = predictor.stage_memory(Parts.of(cut(plan)), plan.layout, sizes)
+    stages = predictor.stage_memory(plan, sizes)
     return tuple(round(stage.expected) for stage in stages)

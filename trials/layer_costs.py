@@ -116,6 +116,29 @@ class LayerCost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SharingCost:
+    """What ranks that share a pack exchange and keep, as coefficients of the sizes of a rank's part of the pack."""
+
+    degree: int
+    """Number of ranks that share a pack."""
+    language_forward_seconds: Coefficients = NOTHING
+    """Exchanges in the attention of one language layer, while all ranks exchange."""
+    language_backward_seconds: Coefficients = NOTHING
+    """Without recomputation, which repeats the exchanges of the forward pass."""
+    projector_forward_seconds: Coefficients = NOTHING
+    """Exchanges behind the projector."""
+    projector_backward_seconds: Coefficients = NOTHING
+    kept_bytes: Coefficients
+    """Bytes that each language layer keeps, as in `LayerCost`: not all of them are divided by the degree."""
+    shared_bytes: Coefficients
+    transient_bytes: Coefficients
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a number that no measurement can give."""
+        check_measured(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateCost:
     """The optimizer's step, with the engine's work around it except averaging gradients."""
 
@@ -146,6 +169,8 @@ class LayerCosts:
     """Median relative error of the fitted forward and backward times on the profiled sizes."""
     communications: tuple[CommunicationCost, ...] = ()
     """The layouts that were timed."""
+    sharing: tuple[SharingCost, ...] = ()
+    """The sequence degrees that were timed, ascending."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for a number that no measurement can give, and unless every kind of layer has one cost."""
@@ -172,6 +197,33 @@ class LayerCosts:
             link=alike.link if alike and alike.pipeline > 1 else self.link,
             reduce_seconds_per_byte=alike.reduce_seconds_per_byte if alike else self.reduce_seconds_per_byte,
         )
+
+    def knows_degree(self, degree: int) -> bool:
+        """Return whether packs that so many ranks share can be predicted."""
+        return degree == 1 or bool(self.sharing) or self._is_of_one_rank
+
+    def shared_by(self, degree: int) -> SharingCost:
+        """Return the costs of packs that so many ranks share.
+
+        A degree that was not timed has the costs of the next one that was, or of the largest. On a single rank there
+        was nothing to exchange. Raises ValueError where other profiles would have timed degrees.
+        """
+        if self.sharing and degree > 1:
+            timed = [cost for cost in self.sharing if cost.degree >= degree]
+            return replace(timed[0] if timed else self.sharing[-1], degree=degree)
+        if not self.knows_degree(degree):
+            raise ValueError(f"the profile has no times of what {degree} ranks exchange that share a pack")
+        language = self["language"]
+        return SharingCost(
+            degree=degree,
+            kept_bytes=language.kept_bytes,
+            shared_bytes=language.shared_bytes,
+            transient_bytes=language.transient_bytes,
+        )
+
+    @property
+    def _is_of_one_rank(self) -> bool:
+        return all(update.data_parallel == 1 for update in self.updates)
 
     def update_seconds_per_parameter(self, layout: Layout) -> float:
         """Return the time of the update on every rank.

@@ -122,8 +122,8 @@ def _extrapolated(profiled: ProfiledCosts, devices: int, memory: int, usual: int
     there = profiled.hardware.devices
     if devices > there > 1:
         yield (
-            f"reductions over {devices} devices, from those over {there} as on a ring; sends as between the {there}, "
-            "so slower links between machines are not considered"
+            f"reductions over {devices} devices, from those over {there} as on a ring; sends, and exchanges of ranks "
+            f"that share packs, as between the {there}, so slower links between machines are not considered"
         )
     if devices > there and profiled.hardware.accelerator == "cpu":
         yield f"the time of {devices} CPU ranks, as if each had as many cores as the {there} that were profiled"

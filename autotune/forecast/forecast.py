@@ -9,7 +9,6 @@ from autotune.events import Listener, unheard
 from autotune.folders import lengths_folder
 from autotune.forecast.cluster import Cluster
 from autotune.machine.hardware import default_workers
-from autotune.prediction.exchange import AttentionWidths
 from autotune.prediction.predictor import MOST_BATCH_DEVIATION, Prediction, Predictor
 from autotune.prediction.timeline import Timeline, timeline
 from autotune.search.execution.ledger import is_conclusive
@@ -94,12 +93,7 @@ class Forecaster:
         config = load_config(job.model.path, trust_remote_code=job.model.trust_remote_code)
         self._text_config = config.get_text_config()
         self._predictor = CalibratedPredictor(
-            Predictor(
-                self._costs_on(cluster.devices),
-                self._epoch,
-                shape.element_bytes,
-                attention=AttentionWidths.of(self._text_config),
-            )
+            Predictor(self._costs_on(cluster.devices), self._epoch, shape.element_bytes)
         )
 
     @property
@@ -163,6 +157,13 @@ class Forecaster:
                 check_levels(self.index, plan.packing, skips=self.job.data.oversize == "skip")
         except InvalidPlan as error:
             raise PredictError(f"the plan is not one of {self.shape.name}: {error}") from error
+        for degree in plan.packing.degrees:
+            if not self.cluster.costs.knows_degree(degree):
+                raise PredictError(
+                    f"the profile has no times of what {degree} ranks exchange that share a pack: an older version "
+                    f"wrote it, or its devices cannot share one; measure them on {degree} devices or more with "
+                    "`autotune profile JOB --fresh`"
+                )
         needed, devices = plan.layout.world_size, self.cluster.devices
         if needed > devices:
             raise PredictError(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from autotune.prediction.costs import Array
+from autotune.prediction.meetings import Sharing
 from autotune.prediction.schedule import simulate
 from trials.data.records.sample import Ints
 
@@ -95,8 +96,8 @@ class Breakdown:
     stage_imbalance: Array
     """Work of the busiest stage above that of the mean stage, on average over the data ranks."""
     data_imbalance: Array
-    """Work of the busiest stage of the slowest data rank above that of the mean data rank, and waiting of stages for
-    each other because the packs of a step are uneven."""
+    """Work of the busiest stage of the slowest data rank above that of the mean data rank; and waiting of stages, and
+    of ranks that share packs, for each other because the packs of a step are uneven."""
     bubble: Array
     """Waiting of the busiest stage for its neighbours as the pipeline fills and drains."""
     loading: Array
@@ -129,27 +130,26 @@ def attribute(
     seconds: PackSeconds,
     update: UpdateSeconds,
     pace: Pace | None = None,
-    degrees: Ints | None = None,
+    sharing: Sharing | None = None,
 ) -> tuple[Breakdown, Array]:
     """Return (parts of each step, seconds in which the ranks of each stage load and run passes [steps, stages]).
 
-    `packs` are numbers of packs, [steps, micro-batches, data ranks]; `degrees` says how many ranks share each pack,
-    where some have more than others.
+    `packs` are numbers of packs, [steps, micro-batches, data ranks]; `sharing` says which of them ranks share, where
+    some are shared by more than others.
     """
     steps, count, ranks = packs.shape
     of_ranks = packs.transpose(0, 2, 1).reshape(-1, count)
     own = _at_pace(seconds, of_ranks, steps, pace)
-    passes = own.forward, own.backward
     stages = own.forward.shape[2]
-    alone = simulate(*passes)
-    even = simulate(*map(_evened, passes)) if stages > 1 else alone
-    waits = waiting(packs, own.shared_forward + own.shared_backward, degrees)
-    uneven = simulate(own.forward + waits, own.backward) if waits.any() else alone
-    # Where nothing is loaded or sent, simulations are equal.
-    with_loads = simulate(own.loaded_forward + waits, own.backward) if own.load.any() else uneven
+    alone = simulate(own.forward, own.backward)
+    even = simulate(_evened(own.forward), _evened(own.backward)) if stages > 1 else alone
+    meetings = None if sharing is None else sharing.meetings(packs)
+    # Where no rank waits for another, or nothing is loaded or sent, simulations are equal.
+    uneven = simulate(own.forward, own.backward, meetings=meetings) if meetings else alone
+    with_loads = simulate(own.loaded_forward, own.backward, meetings=meetings) if own.load.any() else uneven
     is_sent = any(side.any() for side in (own.sends, own.returns, own.exchange, own.exchange_back))
-    shared = own.shared_forward + waits, own.shared_backward
-    schedule = simulate(*shared, own.sends, own.returns) if is_sent else with_loads
+    shared = own.shared_forward, own.shared_backward
+    schedule = simulate(*shared, own.sends, own.returns, meetings) if is_sent else with_loads
     work = alone.busy.reshape(steps, ranks, stages)
     busiest = work.max(axis=2)
 
@@ -180,32 +180,6 @@ def attribute(
     names = [field.name for field in fields(Breakdown)]
     busy = (own.loaded_forward + own.backward).sum(axis=1).reshape(steps, ranks, stages).sum(axis=1)
     return Breakdown(**dict(zip(names, np.diff(reached, axis=0), strict=True))), busy
-
-
-def waiting(packs: Ints, seconds: Array, degrees: Ints | None) -> Array:
-    """Return how long ranks wait for those that share a pack with them, [steps * data ranks, micro-batches, stages].
-
-    `packs` are [steps, micro-batches, data ranks], and `seconds` those of both passes in the shape of the result. The
-    ranks of a stage meet at each shared pack, and their work in between differs. It is added up in the order of the
-    packs, which is exact for one stage.
-    """
-    waits = np.zeros_like(seconds)
-    if degrees is None:
-        return waits
-    steps, count, ranks = packs.shape
-    work, found = (each.reshape(steps, ranks, count, -1) for each in (seconds, waits))
-    # What each rank has worked since the step began, waiting included.
-    clock = np.zeros_like(work[:, :, 0])
-    for row in range(count):
-        shared_by = degrees[packs[:, row, 0]]
-        for degree in np.unique(shared_by[shared_by > 1]).tolist():
-            chosen = np.flatnonzero(shared_by == degree)
-            groups = clock[chosen].reshape(len(chosen), ranks // degree, degree, -1)
-            last = np.broadcast_to(groups.max(axis=2, keepdims=True), groups.shape).reshape(clock[chosen].shape)
-            found[chosen, :, row] = last - clock[chosen]
-            clock[chosen] = last
-        clock += work[:, :, row]
-    return waits
 
 
 def _at_pace(seconds: PackSeconds, of_ranks: Ints, steps: int, pace: Pace | None) -> PackSeconds:

@@ -21,10 +21,11 @@ from trials.layer_costs import (
     LayerKind,
     LinkCost,
     LoadCost,
+    SharingCost,
     UpdateCost,
     check_measured,
 )
-from trials.tasks.answer import CommunicationTiming, LayerTiming, LoadTiming, ProfileReport
+from trials.tasks.answer import CommunicationTiming, LayerTiming, LoadTiming, ProfileReport, SharingTiming
 
 Array: TypeAlias = NDArray[np.float64]
 Quantity: TypeAlias = Callable[[LayerTiming], float]
@@ -40,6 +41,7 @@ _TIME_TERMS: dict[LayerKind, tuple[int, ...]] = {
 }
 _BYTE_TERMS: dict[LayerKind, tuple[int, ...]] = _TIME_TERMS
 _LOAD_TERMS = (0, 1, 3)
+_EXCHANGE_TERMS = (1, 3)
 
 
 def fit_costs(reports: Sequence[ProfileReport]) -> LayerCosts:
@@ -50,7 +52,7 @@ def fit_costs(reports: Sequence[ProfileReport]) -> LayerCosts:
     timings = [timing for report in reports for timing in report.timings]
     loads = [timing for report in reports for timing in report.loads]
     try:
-        of_ranks = ((*report.updates, *report.communications) for report in reports)
+        of_ranks = ((*report.updates, *report.communications, *report.sharing) for report in reports)
         for measured in (*timings, *loads, *chain.from_iterable(of_ranks)):
             check_measured(measured)
     except ValueError as error:
@@ -59,6 +61,7 @@ def fit_costs(reports: Sequence[ProfileReport]) -> LayerCosts:
         ) from error
     counts = {kind: (count, dict(reports[0].frozen_parameters)[kind]) for kind, count in reports[0].parameters}
     communications = tuple(map(_communication, zip(*(report.communications for report in reports), strict=True)))
+    sharing = [*zip(*(report.sharing for report in reports), strict=True)]
     layers = {kind: _fit_layer([t for t in timings if t.layer == kind], kind, *counts[kind]) for kind in KINDS}
     return LayerCosts(
         layers=tuple(layers.items()),
@@ -81,6 +84,10 @@ def fit_costs(reports: Sequence[ProfileReport]) -> LayerCosts:
             np.median(np.concatenate([np.abs(_time_ratios(timings, kind, layers[kind]) - 1) for kind in KINDS]))
         ),
         communications=communications,
+        sharing=tuple(
+            _fit_sharing([of_ranks for of_ranks in sharing if of_ranks[0].degree == degree])
+            for degree in sorted({of_ranks[0].degree for of_ranks in sharing})
+        ),
     )
 
 
@@ -131,6 +138,32 @@ def _fit_layer(timings: Sequence[LayerTiming], kind: LayerKind, parameters: int,
 def _fit_load(timings: Sequence[LoadTiming]) -> Coefficients:
     sizes = np.array([(t.units, t.tokens, 0, 1) for t in timings], dtype=np.float64)
     return fit_not_negative(sizes, np.array([t.seconds for t in timings]), _LOAD_TERMS)
+
+
+def _fit_sharing(sizes: Sequence[Sequence[SharingTiming]]) -> SharingCost:
+    """Return the costs of one sequence degree from the timings of all ranks, by size."""
+    degree = sizes[0][0].degree
+    parts = np.array([(0, ranks[0].tokens / degree, ranks[0].squares / degree, 1) for ranks in sizes])
+
+    def seconds(quantity: Callable[[SharingTiming], float]) -> Coefficients:
+        # The last rank of a group waits for no other, and a step waits for the slowest group.
+        groups = [np.array([quantity(rank) for rank in ranks]).reshape(-1, degree) for ranks in sizes]
+        return fit_not_negative(parts, np.array([each.min(axis=1).max() for each in groups]), _EXCHANGE_TERMS)
+
+    def held(quantity: Callable[[SharingTiming], int]) -> Coefficients:
+        most = [max(map(quantity, ranks)) for ranks in sizes]
+        return fit_not_negative(parts, np.array(most, dtype=np.float64), _BYTE_TERMS["language"])
+
+    return SharingCost(
+        degree=degree,
+        language_forward_seconds=seconds(lambda rank: rank.language_forward_seconds),
+        language_backward_seconds=seconds(lambda rank: rank.language_backward_seconds),
+        projector_forward_seconds=seconds(lambda rank: rank.projector_forward_seconds),
+        projector_backward_seconds=seconds(lambda rank: rank.projector_backward_seconds),
+        kept_bytes=held(lambda rank: rank.kept_bytes),
+        shared_bytes=held(lambda rank: rank.shared_bytes),
+        transient_bytes=held(lambda rank: rank.transient_bytes),
+    )
 
 
 def _communication(timings: Sequence[CommunicationTiming]) -> CommunicationCost:

@@ -1,6 +1,6 @@
 """Layer costs as a table for people and as a document for programs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -8,7 +8,7 @@ import numpy as np
 from autotune.prediction.costs import Array
 from autotune.prediction.curves import Curves
 from trials import wire
-from trials.layer_costs import KINDS, Coefficients, LayerCosts, LayerKind, LinkCost
+from trials.layer_costs import KINDS, Coefficients, LayerCosts, LayerKind, LinkCost, SharingCost
 from trials.workload import DataProfile
 
 _KIBI = 1 << 10
@@ -44,6 +44,11 @@ class TypicalPack:
         cost, factor = costs[kind], float(Curves(costs).at(self.columns[None])[0, KINDS.index(kind)])
         forward, backward, again = map(self.cost, (cost.forward_seconds, cost.backward_seconds, cost.recompute_seconds))
         return factor * forward, factor * backward, factor * again
+
+    def exchange_seconds(self, cost: SharingCost) -> float:
+        """Return the seconds in which ranks that share the pack exchange for one language layer, in both passes."""
+        part = replace(self, **{size: getattr(self, size) / cost.degree for size in ("units", "tokens", "squares")})
+        return part.cost(cost.language_forward_seconds) + part.cost(cost.language_backward_seconds)
 
 
 def costs_document(costs: LayerCosts, pack: TypicalPack) -> dict[str, Any]:
@@ -89,6 +94,9 @@ def costs_text(costs: LayerCosts, pack: TypicalPack) -> str:
         for cost in costs.communications
         if cost.pipeline > 1 and cost.data > 1
     ]
+    for shared in costs.sharing:
+        seconds = pack.exchange_seconds(shared)
+        lines.append(f"sharing    {seconds * 1e3:.3f} ms per language layer, {shared.degree} ranks for a pack")
     for update in costs.updates:
         sharded = f", {update.data_parallel} data ranks, ZeRO {update.zero}" if update.data_parallel > 1 else ""
         lines.append(f"update     {update.seconds_per_parameter * 1e9:.2f} ns per parameter{sharded}")

@@ -11,12 +11,12 @@ from autotune.prediction.chosen_steps import ChosenSteps
 from autotune.prediction.costs import Array
 from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Predictor
-from trials.layer_costs import Coefficients, LayerCost, LayerCosts, LayerKind, LinkCost, LoadCost
-from trials.model.cut import cut
+from trials.layer_costs import Coefficients, LayerCost, LayerCosts, LayerKind, LinkCost, LoadCost, SharingCost
 from trials.plan import Plan
 
 COSTS = ("vision", "language", "head", "recompute", "pack", "loading", "communication", "update")
-"""Layers by kind, recomputation, the constant of each layer per pack, loading, links with reduction, the optimizer."""
+"""Layers by kind, recomputation, the constant of each layer per pack, loading, all that ranks send each other, the
+optimizer."""
 LAYER_COSTS = COSTS[:4]
 """Costs that the best split depends on."""
 FEATURES = (*COSTS, "schedule")
@@ -63,6 +63,16 @@ def _scaled(costs: LayerCosts, factors: tuple[float, ...]) -> LayerCosts:
             seconds_per_byte=cost.seconds_per_byte * factors[_COMMUNICATION],
         )
 
+    def exchange(cost: SharingCost) -> SharingCost:
+        factor = factors[_COMMUNICATION]
+        return replace(
+            cost,
+            language_forward_seconds=times(cost.language_forward_seconds, factor),
+            language_backward_seconds=times(cost.language_backward_seconds, factor),
+            projector_forward_seconds=times(cost.projector_forward_seconds, factor),
+            projector_backward_seconds=times(cost.projector_backward_seconds, factor),
+        )
+
     return replace(
         costs,
         layers=tuple((kind, layer(kind, cost)) for kind, cost in costs.layers),
@@ -84,6 +94,7 @@ def _scaled(costs: LayerCosts, factors: tuple[float, ...]) -> LayerCosts:
             )
             for cost in costs.communications
         ),
+        sharing=tuple(map(exchange, costs.sharing)),
     )
 
 
@@ -109,15 +120,25 @@ def step_features(predictor: Predictor, plan: Plan, steps: Sequence[int], factor
 def stage_features(
     predictor: Predictor, plan: Plan, steps: Sequence[int], stage: int, data_rank: int
 ) -> tuple[Features, Features, Features, Features]:
-    """Return the features of a rank's (load, forward, backward, optimizer) seconds in a mean step of these."""
+    """Return the features of a rank's (load, forward, backward, optimizer) seconds in a mean step of these.
+
+    Passes include exchanges with ranks that share a pack.
+    """
     sizes = ChosenSteps(predictor.sizes(plan.packing, plan.layout), steps)
-    table = sizes.table[np.concatenate([block[:, :, data_rank].ravel() for block in sizes.blocks])]
-    parts = Parts.of(cut(plan))
+    packs = np.concatenate([block[:, :, data_rank].ravel() for block in sizes.blocks])
+    of_levels = [(parts, packs[sizes.levels[packs] == level]) for level, parts in enumerate(Parts.of_levels(plan))]
     found = []
     for one in np.eye(len(COSTS)):
         alone = predictor.with_costs(scaled(predictor.costs, one))
-        of_packs = (alone.load_seconds(parts, table), *alone.pass_seconds(parts, table))
-        load, forward, backward = (float(seconds[:, stage].sum()) / len(steps) for seconds in of_packs)
-        found.append((load, forward, backward, float(alone.update_seconds(plan.layout, parts)[stage])))
+        passes = np.zeros(3)
+        for parts, some in of_levels:
+            table = sizes.table[some]
+            of_packs = (alone.load_seconds(parts, sizes.whole[some]), *alone.pass_seconds(parts, table))
+            passes += [side[:, stage].sum() for side in of_packs]
+            # Costs of communication alone do not say which layers have a backward pass.
+            exchanges = predictor.exchange_seconds(parts, table, sizes.degrees[some])
+            passes[1:] += one[_COMMUNICATION] * np.array([side[:, stage].sum() for side in exchanges])
+        update = alone.update_seconds(plan.layout, of_levels[0][0])[stage]
+        found.append((*(passes / len(steps)).tolist(), float(update)))
     of_load, of_forward, of_backward, of_update = zip(*found, strict=True)
     return (*of_load, 0.0), (*of_forward, 0.0), (*of_backward, 0.0), (*of_update, 0.0)

@@ -1,11 +1,13 @@
 """Memory of a pipeline stage: static bytes, and the bytes that its packs keep under 1F1B."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
 from autotune.prediction.costs import Array
+from autotune.prediction.layer_bytes import LayerBytes, recomputes_all
 from autotune.prediction.parts import LANGUAGE, VISION, Parts
 from autotune.prediction.sizes import EpochSizes
 from trials.data.records.sample import Ints
@@ -53,11 +55,7 @@ class StageMemory:
         """`element_bytes` is the size of a weight in the training's dtype; `factors` of static and of kept bytes."""
         layers = [costs[kind] for kind in KINDS]
         self._static_factor, kept = factors
-        self._kept = kept * _rows(layer.kept_bytes for layer in layers)
-        self._shared = kept * _rows(layer.shared_bytes for layer in layers)
-        self._transient = kept * _rows(layer.transient_bytes for layer in layers)
-        self._inputs = kept * _rows(layer.recomputed_bytes for layer in layers)
-        self._alone = self._kept + self._shared + self._transient
+        self._bytes = cache(lambda degree: LayerBytes.of(costs, degree, kept))
         self._errors = np.array([layer.bytes_error for layer in layers])
         self._parameters = np.array([layer.parameters for layer in layers])
         self._frozen = np.array([layer.frozen_parameters for layer in layers])
@@ -70,7 +68,7 @@ class StageMemory:
         begins, or all but one and what that one keeps while one of its layers is recomputed. This is exact for one pack
         in flight; for more, the pack whose layer costs most is assumed to run together with the heaviest others.
         """
-        expected: Array = self._static(parts, layout) + self._most(parts, layout, numbers, sizes)[1]
+        expected: Array = self.static(parts, layout) + self._most(parts, layout, numbers, sizes)[1]
         return expected
 
     def intervals(self, parts: Parts, layout: Layout, numbers: Ints, sizes: EpochSizes) -> tuple[StageBytes, ...]:
@@ -80,130 +78,122 @@ class StageMemory:
         """
         return self._intervals(parts, layout, *self._most(parts, layout, numbers, sizes))
 
-    def _intervals(self, parts: Parts, layout: Layout, waiting: Array, most: Array) -> tuple[StageBytes, ...]:
-        static = self._static(parts, layout)
-        error = (self._errors * (parts.layers > 0)).max(axis=1) + _UNMODELLED
-        columns = (static, static + waiting * np.maximum(0.0, 1 - error), static + most, static + most * (1 + error))
-        names = ("static", "low", "expected", "high")
-        rows = zip(*(column.tolist() for column in columns), strict=True)
-        return tuple(StageBytes(**dict(zip(names, row, strict=True))) for row in rows)
-
     def intervals_of_levels(
         self, of_levels: Sequence[Parts], layout: Layout, sizes: EpochSizes
     ) -> tuple[StageBytes, ...]:
         """Return the intervals of the stages of one plan, given as they are for packs of each level."""
-        numbers = np.arange(len(of_levels[0]))
+        whole = of_levels[0]
         if len(of_levels) == 1:
-            return self.intervals(of_levels[0], layout, numbers, sizes)
-        return self._intervals(of_levels[0], layout, *self._most_of_levels(of_levels, layout, sizes))
+            return self.intervals(whole, layout, np.arange(len(whole)), sizes)
+        peaks = np.stack([self._peaks(of_levels, layout, number, sizes).sum(axis=1) for number in range(len(whole))])
+        return self._intervals(whole, layout, peaks[:, 0], peaks.max(axis=1))
 
-    def peak_parts(self, part: Parts, layout: Layout, number: int, sizes: EpochSizes) -> PeakParts:
-        """Return the parts of what `expected` gives for one stage."""
-        in_flight = min(layout.pipeline - number, sizes.epoch.micro_batches)
-        coefficients = self._split(part, len(KINDS))
-        last = len(KINDS) - 1 - int(np.argmax(part.layers[0, ::-1] > 0))
-        static = float(self._static(part, layout)[0])
-        kept, inputs = _heaviest(sizes, in_flight, *coefficients)
-        (transient,) = _heaviest(sizes, 1, self._transient[last])
-        found = [PeakParts(static=static, kept=kept, recomputed=inputs, transient=transient)]
-        others, inputs_of_others = _heaviest(sizes, in_flight - 1, *coefficients) if in_flight > 1 else (0.0, 0.0)
-        for kind in (VISION, LANGUAGE):
-            count, recomputed = part.layers[0, kind], part.recomputed[0, kind]
-            if count > 0 and recomputed == count:  # see `_most`
-                kept_before, inputs_before = self._split(part, kind)
-                again = inputs_before + (recomputed - 1) * self._inputs[kind] + self._kept[kind] + self._shared[kind]
-                kept, inputs, transient = _heaviest(sizes, 1, kept_before, again, self._transient[kind])
-                found.append(
-                    PeakParts(
-                        static=static,
-                        kept=others + kept,
-                        recomputed=inputs_of_others + inputs,
-                        transient=transient,
-                    )
-                )
-        return max(found, key=lambda parts: parts.total)
+    def peak_parts(self, of_levels: Sequence[Parts], layout: Layout, number: int, sizes: EpochSizes) -> PeakParts:
+        """Return the parts of the expected peak bytes of one stage of a plan."""
+        part = of_levels[0][number : number + 1]
+        several = len(of_levels) > 1
+        peaks = self._peaks(of_levels, layout, number, sizes) if several else self._bounds(part, layout, number, sizes)
+        kept, recomputed, transient = peaks[np.argmax(peaks.sum(axis=1))].tolist()
+        static = float(self.static(part, layout)[0])
+        return PeakParts(static=static, kept=kept, recomputed=recomputed, transient=transient)
 
     def kept(self, of_levels: Sequence[Parts], sizes: EpochSizes) -> Array:
         """Return the bytes that each pack keeps on each stage between its two passes, [packs, stages].
 
         `of_levels` are the stages as they are for packs of each level.
         """
-        every = np.stack([sizes.table @ self._of_packs(parts, len(KINDS)).T for parts in of_levels])
+        degrees = sizes.epoch.packing.degrees
+        every = np.stack(
+            [
+                sizes.table @ self._bytes(degree).of_packs(parts, len(KINDS)).T
+                for degree, parts in zip(degrees, of_levels, strict=True)
+            ]
+        )
         kept: Array = every[sizes.levels, np.arange(len(sizes.levels))]
         return kept
 
-    def _most_of_levels(self, of_levels: Sequence[Parts], layout: Layout, sizes: EpochSizes) -> tuple[Array, Array]:
-        """Return what `_most` does, where stages recompute as the level of each pack says; it is exact."""
-        kept, whole = self.kept(of_levels, sizes), of_levels[0]
-        in_flight = np.minimum(layout.pipeline - np.arange(len(whole)), sizes.epoch.micro_batches)
-        last = len(KINDS) - 1 - np.argmax(whole.layers[:, ::-1] > 0, axis=1)
-        waiting = _largest_in_flight(kept + sizes.table @ self._transient[last].T, kept, in_flight, sizes)
-        most = waiting.copy()
+    def _intervals(self, parts: Parts, layout: Layout, waiting: Array, most: Array) -> tuple[StageBytes, ...]:
+        static = self.static(parts, layout)
+        error = (self._errors * (parts.layers > 0)).max(axis=1) + _UNMODELLED
+        columns = (static, static + waiting * np.maximum(0.0, 1 - error), static + most, static + most * (1 + error))
+        names = ("static", "low", "expected", "high")
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        return tuple(StageBytes(**dict(zip(names, row, strict=True))) for row in rows)
+
+    def of_heaviest(self, parts: Parts, sizes: EpochSizes) -> tuple[Array, Array]:
+        """Return what the heaviest pack keeps (until its backward pass, while that runs) at most, both [stages]."""
+        of_layers = self._bytes(sizes.degree)
+        kept = _largest_alone(sizes, of_layers.of_packs(parts, len(KINDS)))
+        running = kept + _largest_alone(sizes, of_layers.beginning(parts))
         for kind in (VISION, LANGUAGE):
-            running = np.zeros_like(kept)
-            for level, parts in enumerate(of_levels):
-                rows = np.flatnonzero(
-                    (parts.layers[:, kind] > 0) & (parts.recomputed[:, kind] == parts.layers[:, kind])
-                )
-                packs = np.flatnonzero(sizes.levels == level)
-                running[np.ix_(packs, rows)] = sizes.table[packs] @ self._recomputing(parts[rows], kind).T
-            most = np.maximum(most, _largest_in_flight(running, kept, in_flight, sizes))
-        return waiting, most
-
-    def _recomputing(self, parts: Parts, kind: int) -> Array:
-        """Return coefficients of what a pack keeps while the last of the layers of a kind, all recomputed, runs again.
-
-        Later layers have had their backward pass and are free.
-        """
-        inputs = (parts.recomputed[:, kind, None] - 1) * self._inputs[kind]
-        recomputing: Array = self._of_packs(parts, kind) + inputs + self._alone[kind]
-        return recomputing
-
-    def _most(self, parts: Parts, layout: Layout, numbers: Ints | int, sizes: EpochSizes) -> tuple[Array, Array]:
-        """Return (bytes while all packs in flight wait for their backward pass, most bytes), both [stages]."""
-        in_flight = np.broadcast_to(np.minimum(layout.pipeline - numbers, sizes.epoch.micro_batches), len(parts))
-        kept = self._of_packs(parts, len(KINDS))
-        # Transient bytes are those of the layer that runs: the last one, as the backward pass begins.
-        last = len(KINDS) - 1 - np.argmax(parts.layers[:, ::-1] > 0, axis=1)
-        waiting = _largest(sizes, in_flight, kept) + _largest_alone(sizes, self._transient[last])
-        most = waiting.copy()
-        for kind in (VISION, LANGUAGE):  # only these are recomputed
-            rows = np.flatnonzero((parts.layers[:, kind] > 0) & (parts.recomputed[:, kind] == parts.layers[:, kind]))
+            rows = np.flatnonzero(recomputes_all(parts, kind))
             if len(rows):
-                # All layers of the kind are recomputed: had one been kept, it would have needed as much before.
-                recomputing = self._recomputing(parts[rows], kind)
-                others = _largest(sizes, in_flight[rows] - 1, kept[rows])
-                most[rows] = np.maximum(most[rows], others + _largest_alone(sizes, recomputing))
-        return waiting, most
+                again = _largest_alone(sizes, of_layers.recomputing(parts[rows], kind))
+                running[rows] = np.maximum(running[rows], again)
+        return kept, running
 
-    def _of_packs(self, parts: Parts, kinds: int) -> Array:
-        """Return coefficients of the bytes that a pack keeps in layers of the first `kinds` kinds, [stages, 4]."""
-        whole, inputs = self._split(parts, kinds)
-        kept: Array = whole + inputs
-        return kept
-
-    def _split(self, parts: Parts, kinds: int) -> tuple[Array, Array]:
-        """Return the same coefficients, of layers that are kept whole, and of inputs of those that are recomputed."""
-        layers, recomputed = parts.layers[:, :kinds], parts.recomputed[:, :kinds]
-        whole = layers - recomputed
-        kept: Array = whole @ self._kept[:kinds] + (whole > 0) @ self._shared[:kinds]
-        inputs: Array = recomputed @ self._inputs[:kinds]
-        return kept, inputs
-
-    def _static(self, parts: Parts, layout: Layout) -> Array:
+    def static(self, parts: Parts, layout: Layout) -> Array:
+        """Return the bytes of weights, gradients and optimizer states, [stages]."""
         counts = (parts.layers @ of_layers for of_layers in (self._parameters, self._frozen))
         static: Array = stages_static_bytes(*counts, element_bytes=self._element_bytes, layout=layout)
         return self._static_factor * static
 
+    # --- one level ---
 
-def _rows(coefficients: Iterable[tuple[float, ...]]) -> Array:
-    """Return coefficients with a row for each kind of layer."""
-    return np.array(list(coefficients))
+    def _most(self, parts: Parts, layout: Layout, numbers: Ints | int, sizes: EpochSizes) -> tuple[Array, Array]:
+        """Return (bytes while all packs in flight wait for their backward pass, most bytes), both [stages]."""
+        in_flight = np.broadcast_to(np.minimum(layout.pipeline - numbers, sizes.epoch.micro_batches), len(parts))
+        of_layers = self._bytes(sizes.degree)
+        kept = of_layers.of_packs(parts, len(KINDS))
+        waiting = _largest(sizes, in_flight, kept) + _largest_alone(sizes, of_layers.beginning(parts))
+        most = waiting.copy()
+        for kind in (VISION, LANGUAGE):  # only these are recomputed
+            rows = np.flatnonzero(recomputes_all(parts, kind))
+            if len(rows):
+                recomputing = of_layers.recomputing(parts[rows], kind)
+                others = _largest(sizes, in_flight[rows] - 1, kept[rows])
+                most[rows] = np.maximum(most[rows], others + _largest_alone(sizes, recomputing))
+        return waiting, most
+
+    def _bounds(self, part: Parts, layout: Layout, number: int, sizes: EpochSizes) -> Array:
+        """Return the sums of `_most` for one stage by the parts of `PeakParts` but the static one, [cases, 3]."""
+        in_flight = min(layout.pipeline - number, sizes.epoch.micro_batches)
+        of_layers = self._bytes(sizes.degree)
+        coefficients = of_layers.split(part, len(KINDS))
+        beginning = *_heaviest(sizes, in_flight, *coefficients), *_heaviest(sizes, 1, of_layers.beginning(part))
+        others = np.array([*_heaviest(sizes, in_flight - 1, *coefficients), 0.0]) if in_flight > 1 else np.zeros(3)
+        recomputing = [
+            others + _heaviest(sizes, 1, *of_layers.recomputing_parts(part, kind))
+            for kind in (VISION, LANGUAGE)
+            if recomputes_all(part, kind)[0]
+        ]
+        return np.array([beginning, *recomputing])
+
+    # --- several levels ---
+
+    def _peaks(self, of_levels: Sequence[Parts], layout: Layout, number: int, sizes: EpochSizes) -> Array:
+        """Return the peaks of one stage by the parts of `PeakParts` but the static one, [cases, 3].
+
+        The first is that of all packs in flight as a backward pass begins, each further one that of a recomputation.
+        They are exact: packs in flight are those of the epoch, and each keeps what is kept at its level.
+        """
+        in_flight = min(layout.pipeline - number, sizes.epoch.micro_batches)
+        waiting, beginning, *recomputing = np.zeros((4, len(sizes.table), 3))
+        for level, (degree, stages) in enumerate(zip(sizes.epoch.packing.degrees, of_levels, strict=True)):
+            part, of_layers = stages[number : number + 1], self._bytes(degree)
+            packs = np.flatnonzero(sizes.levels == level)
+            kept = of_layers.split(part, len(KINDS))
+            waiting[packs, :2] = sizes.table[packs] @ np.vstack(kept).T
+            beginning[packs] = sizes.table[packs] @ np.vstack((*kept, of_layers.beginning(part))).T
+            for of_kind, kind in zip(recomputing, (VISION, LANGUAGE), strict=True):
+                if recomputes_all(part, kind)[0]:
+                    of_kind[packs] = sizes.table[packs] @ np.vstack(of_layers.recomputing_parts(part, kind)).T
+        return np.array([_largest_in_flight(case, waiting, in_flight, sizes) for case in (beginning, *recomputing)])
 
 
 def _heaviest(sizes: EpochSizes, in_flight: int, *coefficients: Array) -> tuple[float, ...]:
-    """Return the bytes by each of the coefficients, [4] or [1, 4], of the packs whose sum of them is largest."""
-    rows = np.vstack([np.atleast_2d(each) for each in coefficients])
+    """Return the bytes by each of the coefficients, [1, 4], of the packs whose sum of them is largest."""
+    rows = np.vstack(coefficients)
     candidates = sizes.heaviest(in_flight)
     heaviest = candidates[np.argmax(candidates @ rows.sum(axis=0))]
     return tuple((rows @ heaviest).tolist())
@@ -219,21 +209,21 @@ def _largest(sizes: EpochSizes, in_flight: Ints, coefficients: Array) -> Array:
     return largest
 
 
-def _largest_in_flight(running: Array, kept: Array, in_flight: Ints, sizes: EpochSizes) -> Array:
-    """Return the most bytes of a pack whose backward pass runs and those behind it that are in flight, [stages].
-
-    `running` are the bytes of the first and `kept` those of the others, [packs, stages].
-    """
-    largest = np.zeros(kept.shape[1])
-    for stage, count in enumerate(in_flight.tolist()):
-        for block in sizes.blocks:
-            before = np.cumsum(np.pad(kept[block, stage], ((0, 0), (1, 0), (0, 0))), axis=1)
-            first = np.arange(block.shape[1])
-            behind = before[:, np.minimum(first + count, block.shape[1])] - before[:, first + 1]
-            largest[stage] = max(largest[stage], float((running[block, stage] + behind).max()))
-    return largest
-
-
 def _largest_alone(sizes: EpochSizes, coefficients: Array) -> Array:
     largest: Array = (sizes.heaviest(1) @ coefficients.T).max(axis=0)
     return largest
+
+
+def _largest_in_flight(running: Array, waiting: Array, in_flight: int, sizes: EpochSizes) -> Array:
+    """Return the most bytes of a pack whose backward pass runs and those behind it that are in flight, [parts].
+
+    `running` are the bytes of the first and `waiting` those of the others, [packs, parts].
+    """
+    found = []
+    for block in sizes.blocks:
+        before = np.cumsum(np.pad(waiting[block], ((0, 0), (1, 0), (0, 0), (0, 0))), axis=1)
+        first = np.arange(block.shape[1])
+        behind = before[:, np.minimum(first + in_flight, block.shape[1])] - before[:, first + 1]
+        every = (running[block] + behind).reshape(-1, running.shape[1])
+        found.append(every[np.argmax(every.sum(axis=1))])
+    return max(found, key=lambda parts: float(parts.sum()))

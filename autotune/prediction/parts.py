@@ -14,6 +14,7 @@ from trials.plan import Plan
 
 VISION, LANGUAGE = KINDS.index("vision"), KINDS.index("language")
 """Columns of the kinds of layers that can be recomputed."""
+PROJECTOR = KINDS.index("projector")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -28,6 +29,12 @@ class Parts:
     def of(cls, cuts: Sequence[Cut], level: int = 0) -> "Parts":
         """Return the stages of one plan, with what they recompute for packs of a level."""
         return cls._of(_counts(each, level) for each in cuts)
+
+    @classmethod
+    def of_levels(cls, plan: Plan) -> tuple["Parts", ...]:
+        """Return the stages of the plan as they are for packs of each level."""
+        cuts = cut(plan)
+        return tuple(cls.of(cuts, level) for level in range(len(plan.packing.degrees)))
 
     @classmethod
     def of_plans(cls, plans: Sequence[Plan]) -> tuple["Parts", Ints]:

@@ -10,9 +10,9 @@ from autotune.prediction.attribution import Breakdown, Pace, PackSeconds, Update
 from autotune.prediction.chosen_steps import ChosenSteps
 from autotune.prediction.costs import Array
 from autotune.prediction.curves import Curves
-from autotune.prediction.exchange import AttentionWidths
+from autotune.prediction.meetings import Sharing
 from autotune.prediction.memory import PeakParts, StageBytes, StageMemory
-from autotune.prediction.parts import LANGUAGE, Parts
+from autotune.prediction.parts import LANGUAGE, PROJECTOR, Parts
 from autotune.prediction.schedule import simulate_plans
 from autotune.prediction.sizes import EpochSizes
 from trials.data.epoch import Epoch
@@ -77,11 +77,10 @@ class Predictor:
         epoch_of: EpochOf,
         element_bytes: int,
         byte_factors: tuple[float, float] = (1.0, 1.0),
-        attention: AttentionWidths | None = None,
     ) -> None:
         """`element_bytes` is the size of a weight in the training's dtype; `byte_factors` of static and kept bytes.
 
-        Plans whose packs ranks share are predicted only with the widths of the model's `attention`.
+        Plans whose packs ranks share are predicted only with costs of their degree; others raise ValueError.
         """
         self.costs = costs
         self._memory = StageMemory(costs, element_bytes, byte_factors)
@@ -96,14 +95,14 @@ class Predictor:
         self._has_backward = np.array([layer.has_backward for layer in layers])
         self._element_bytes = element_bytes
         self._sizes = lru_cache(maxsize=512)(lambda packing, data: EpochSizes(epoch_of(packing, data)))
-        self._epoch_of, self._byte_factors, self._attention = epoch_of, byte_factors, attention
+        self._epoch_of, self._byte_factors = epoch_of, byte_factors
         self._epoch_seconds: dict[Plan, float] = {}
 
     def with_costs(self, costs: LayerCosts, byte_factors: tuple[float, float] = (1.0, 1.0)) -> "Predictor":
         """Return a predictor of the same workload with these costs, which shares the packs that were built."""
         if costs == self.costs and byte_factors == self._byte_factors:
             return self  # with the times that were predicted
-        other = Predictor(costs, self._epoch_of, self._element_bytes, byte_factors, self._attention)
+        other = Predictor(costs, self._epoch_of, self._element_bytes, byte_factors)
         other._sizes = self._sizes  # building packs takes longer than predicting with them
         return other
 
@@ -113,9 +112,9 @@ class Predictor:
 
     def predict(self, plan: Plan) -> Prediction:
         sizes = self.sizes(plan.packing, plan.layout)
-        of_levels = _levels(plan)
-        update = self.update_parts(plan.layout, of_levels[0])
-        breakdown, of_steps = self._of_steps(self.plan_seconds(plan, sizes), sizes, update)
+        of_levels = Parts.of_levels(plan)
+        update, sharing = self.update_parts(plan.layout, of_levels[0]), self.sharing(of_levels[0], sizes)
+        breakdown, of_steps = _of_steps(self.plan_seconds(plan, sizes), sizes, update, sharing=sharing)
         work = of_steps.sum(axis=0) / plan.layout.data
         busy = work + len(breakdown.ideal) * (update.reduction + update.optimizer)
         whole = float(breakdown.seconds.sum()) or 1.0  # costs may all be 0
@@ -124,7 +123,7 @@ class Predictor:
             breakdown=breakdown,
             stage_idle=tuple((1 - busy / whole).tolist()),
             step_samples=sizes.step_samples,
-            stage_memory=self._memory.intervals_of_levels(of_levels, plan.layout, sizes),
+            stage_memory=self.stage_memory(plan, sizes),
             batch_deviation=sizes.epoch.batch_deviation,
         )
 
@@ -132,20 +131,22 @@ class Predictor:
         self, parts: Parts, layout: Layout, sizes: EpochSizes, update: UpdateSeconds, pace: Pace | None = None
     ) -> tuple[Breakdown, Array]:
         """Return what `attribute` does, for the steps of one plan in the order of the blocks of `sizes`."""
-        return self._of_steps(self.pack_seconds(parts, layout, sizes), sizes, update, pace)
+        return _of_steps(self.pack_seconds(parts, layout, sizes), sizes, update, pace)
 
-    def _of_steps(
-        self, seconds: PackSeconds, sizes: EpochSizes, update: UpdateSeconds, pace: Pace | None = None
-    ) -> tuple[Breakdown, Array]:
-        # Ranks that share all their packs, or none, do not wait for each other.
-        degrees = sizes.degrees if len(np.unique(sizes.degrees)) > 1 else None
-        found = (attribute(block, seconds, update, pace, degrees) for block in sizes.blocks)
-        breakdowns, works = zip(*found, strict=True)
-        return Breakdown.joined(breakdowns), np.concatenate(works)
+    def sharing(self, parts: Parts, sizes: EpochSizes) -> Sharing | None:
+        """Return which ranks of these stages wait for each other; None where they share all their packs, or none."""
+        if len(np.unique(sizes.degrees)) == 1:
+            return None
+        layers = parts.layers[:, [PROJECTOR, LANGUAGE]] > 0
+        forward, backward = (
+            np.logical_or.reduce(exchanging, axis=1)
+            for exchanging in (layers, layers & self._has_backward[[PROJECTOR, LANGUAGE]])
+        )
+        return Sharing(degrees=sizes.degrees, forward=forward, backward=backward)
 
     def plan_seconds(self, plan: Plan, sizes: EpochSizes) -> PackSeconds:
         """Return the seconds of all packs on the stages of a plan, which recompute as the level of a pack says."""
-        several = [self.pack_seconds(parts, plan.layout, sizes) for parts in _levels(plan)]
+        several = [self.pack_seconds(parts, plan.layout, sizes) for parts in Parts.of_levels(plan)]
         return several[0] if len(several) == 1 else PackSeconds.by_level(several, sizes.levels)
 
     def update_parts(self, layout: Layout, parts: Parts) -> UpdateSeconds:
@@ -184,8 +185,7 @@ class Predictor:
         """Return the step seconds of plans that share packing and layout, [plans, steps]."""
         layout = plans[0].layout
         if len(plans[0].packing.degrees) > 1:
-            every = ((self.plan_seconds(plan, sizes), self.update_parts(layout, _levels(plan)[0])) for plan in plans)
-            return np.stack([self._of_steps(packs, sizes, update)[0].seconds for packs, update in every])
+            return np.stack([self._levelled_step_seconds(plan, sizes) for plan in plans])
         # Most stages of the plans are alike.
         parts, stages = Parts.of_plans(plans)
         packs = self.pack_seconds(parts, layout, sizes)
@@ -201,6 +201,11 @@ class Predictor:
             seconds.append((ends + update).max(axis=0))
         return np.concatenate(seconds, axis=1)
 
+    def _levelled_step_seconds(self, plan: Plan, sizes: EpochSizes) -> Array:
+        parts = Parts.of(cut(plan))
+        update, sharing = self.update_parts(plan.layout, parts), self.sharing(parts, sizes)
+        return _of_steps(self.plan_seconds(plan, sizes), sizes, update, sharing=sharing)[0].seconds
+
     def pack_seconds(self, parts: Parts, layout: Layout, sizes: EpochSizes) -> PackSeconds:
         """Return the seconds of all packs on the stages of one plan."""
         forward, backward = self.pass_seconds(parts, sizes.table)
@@ -210,9 +215,7 @@ class Predictor:
         sends = link.latency_seconds + link.seconds_per_byte * (sizes.table @ self._outputs[last].T)
         curves = self._curves.at(sizes.table)
         alone = sizes.samples_alone @ (self._forward + self._backward).T
-        once, in_layer = self._exchanges(sizes)
-        language, has_backward = parts.layers[:, LANGUAGE], self._has_backward[LANGUAGE]
-        projects = parts.layers[:, KINDS.index("projector")]
+        exchange, exchange_back = self.exchange_seconds(parts, sizes.table, sizes.degrees)
         return PackSeconds(
             # Each rank prepares the images of the whole pack.
             load=self.load_seconds(parts, sizes.whole),
@@ -222,25 +225,38 @@ class Predictor:
             samples=(curves * alone) @ parts.layers.T,
             sends=sends,
             returns=sends * self._has_backward[last],
-            exchange=np.outer(in_layer, language) + np.outer(once, projects),
-            exchange_back=np.outer(in_layer, has_backward * (language + parts.recomputed[:, LANGUAGE]))
-            + np.outer(once, has_backward * projects),
+            exchange=exchange,
+            exchange_back=exchange_back,
         )
 
-    def _exchanges(self, sizes: EpochSizes) -> tuple[Array, Array]:
-        """Return the seconds of exchanges behind the projector, and in the attention of a language layer, [packs] each.
+    def exchange_seconds(self, parts: Parts, sizes: Array, degrees: Ints) -> tuple[Array, Array]:
+        """Return the seconds of what ranks that share packs exchange (forward, backward with recomputation).
 
-        They are priced like what stages send: each message takes the link's latency, and each byte that leaves a rank
-        its time. Behind the projector few features move.
+        `sizes` [packs, 4] are those of a rank's part, `degrees` [packs] the numbers of ranks; shapes as in
+        `pass_seconds`.
         """
-        degrees, link = sizes.degrees, self.costs.link
-        is_shared = (degrees > 1).astype(np.float64)
-        if not is_shared.any():
-            return is_shared, is_shared
-        assert self._attention is not None, "the widths of the attention decide what ranks exchange"
-        values = np.array([self._attention.values_per_token(degree) for degree in degrees.tolist()])
-        sent = sizes.table[:, 1] * values * self._element_bytes
-        return 2 * link.latency_seconds * is_shared, 2 * link.latency_seconds * is_shared + link.seconds_per_byte * sent
+        forward, backward = np.zeros((2, len(sizes), len(parts)))
+        language, again, projects = (
+            parts.layers[:, LANGUAGE],
+            parts.recomputed[:, LANGUAGE],
+            parts.layers[:, PROJECTOR],
+        )
+        for degree in np.unique(degrees[degrees > 1]).tolist():
+            packs, cost = np.flatnonzero(degrees == degree), self.costs.shared_by(degree)
+            in_layer, back_in_layer, behind, back_behind = (
+                sizes[packs] @ np.array(coefficients)
+                for coefficients in (
+                    cost.language_forward_seconds,
+                    cost.language_backward_seconds,
+                    cost.projector_forward_seconds,
+                    cost.projector_backward_seconds,
+                )
+            )
+            forward[packs] = np.outer(in_layer, language) + np.outer(behind, projects)
+            of_layers = np.outer(back_in_layer, language) + np.outer(in_layer, again)
+            backward[packs] = self._has_backward[LANGUAGE] * of_layers
+            backward[packs] += self._has_backward[PROJECTOR] * np.outer(back_behind, projects)
+        return forward, backward
 
     def pass_seconds(self, parts: Parts, sizes: Array) -> tuple[Array, Array]:
         """Return (forward, backward with recomputation) seconds of packs [packs, stages]; `sizes` are [packs, 4]."""
@@ -260,19 +276,30 @@ class Predictor:
         """Return the expected bytes of each of `parts` as the stage of its number, [stages]; see `StageMemory`."""
         return self._memory.expected(parts, layout, numbers, sizes)
 
+    def heaviest_bytes(self, parts: Parts, sizes: EpochSizes) -> tuple[Array, Array]:
+        """Return what the heaviest pack keeps, as `StageMemory.of_heaviest` does."""
+        return self._memory.of_heaviest(parts, sizes)
+
+    def static_bytes(self, parts: Parts, layout: Layout) -> Array:
+        """Return the bytes of weights, gradients and optimizer states of each of `parts`, [stages]."""
+        return self._memory.static(parts, layout)
+
     def kept_bytes(self, plan: Plan, sizes: EpochSizes) -> Array:
         """Return the bytes that each pack keeps on each stage between its two passes, [packs, stages]."""
-        return self._memory.kept(_levels(plan), sizes)
+        return self._memory.kept(Parts.of_levels(plan), sizes)
 
-    def stage_memory(self, parts: Parts, layout: Layout, sizes: EpochSizes) -> tuple[StageBytes, ...]:
+    def stage_memory(self, plan: Plan, sizes: EpochSizes) -> tuple[StageBytes, ...]:
         """Return the interval of the bytes of each stage of one plan."""
-        return self._memory.intervals(parts, layout, np.arange(len(parts)), sizes)
+        return self._memory.intervals_of_levels(Parts.of_levels(plan), plan.layout, sizes)
 
     def plans_memory(self, plans: Sequence[Plan]) -> list[tuple[StageBytes, ...]]:
         """Return the intervals of the stages of each plan; most stages of similar plans are alike."""
         found: dict[Plan, tuple[StageBytes, ...]] = {}
         for group in _sharing_packs(plans):
             layout = group[0].layout
+            if len(group[0].packing.degrees) > 1:
+                found |= {plan: self.stage_memory(plan, self.sizes(plan.packing, layout)) for plan in group}
+                continue
             parts, stages = Parts.of_plans(group)
             numbered = stages * layout.pipeline + np.arange(layout.pipeline)
             different, rows = np.unique(numbered, return_inverse=True)
@@ -285,17 +312,23 @@ class Predictor:
 
     def peak_parts(self, plan: Plan) -> tuple[PeakParts, ...]:
         """Return the parts of the expected peak bytes of each stage."""
-        parts, sizes = Parts.of(cut(plan)), self.sizes(plan.packing, plan.layout)
+        of_levels, sizes = Parts.of_levels(plan), self.sizes(plan.packing, plan.layout)
         return tuple(
-            self._memory.peak_parts(parts[number : number + 1], plan.layout, number, sizes)
-            for number in range(len(parts))
+            self._memory.peak_parts(of_levels, plan.layout, number, sizes) for number in range(plan.layout.pipeline)
         )
 
 
-def _levels(plan: Plan) -> tuple[Parts, ...]:
-    """Return the stages of the plan as they are for packs of each level."""
-    cuts = cut(plan)
-    return tuple(Parts.of(cuts, level) for level in range(len(plan.packing.degrees)))
+def _of_steps(
+    seconds: PackSeconds,
+    sizes: EpochSizes,
+    update: UpdateSeconds,
+    pace: Pace | None = None,
+    sharing: Sharing | None = None,
+) -> tuple[Breakdown, Array]:
+    """Return what `attribute` does, for all steps in the order of the blocks of `sizes`."""
+    found = (attribute(block, seconds, update, pace, sharing) for block in sizes.blocks)
+    breakdowns, works = zip(*found, strict=True)
+    return Breakdown.joined(breakdowns), np.concatenate(works)
 
 
 def _sharing_packs(plans: Iterable[Plan]) -> Iterable[list[Plan]]:

@@ -6,6 +6,8 @@ successor, whose turn is a forward pass: first the gradient goes back, then the 
 The engine sends with blocking `torch.distributed.send` (deepspeed/runtime/pipe/p2p.py), which waits for the receiver:
 with gloo also for a few kilobytes, and with NCCL because `dynamic_shape` makes the host read the announced
 shapes. So an exchange begins when both stages are there, and takes both their time.
+
+Data ranks that share a pack begin its passes together; others do not wait for each other inside a step.
 """
 
 from collections.abc import Iterator
@@ -16,6 +18,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from autotune.prediction.costs import Array
+from autotune.prediction.meetings import Meetings
 from trials.data.records.sample import Ints
 
 _TOGETHER = 4096
@@ -93,20 +96,30 @@ _Times: TypeAlias = Array | _Shared
 """Seconds by rows of a slot, [micro-batches x stages or links, plans, n]."""
 
 
-def simulate(forward: Array, backward: Array, sends: Array | None = None, returns: Array | None = None) -> Schedule:
+def simulate(
+    forward: Array,
+    backward: Array,
+    sends: Array | None = None,
+    returns: Array | None = None,
+    meetings: Meetings | None = None,
+) -> Schedule:
     """Simulate steps of 1F1B; with one stage, of plain gradient accumulation.
 
     `forward` and `backward` are seconds of each micro-batch on each stage, [n, micro-batches, stages]. `sends` are
     seconds of a micro-batch's states from stage s to s + 1, [n, micro-batches, stages - 1]; None when that takes no
-    time. `returns` are those of their gradient on the way back; None when they are the same. The work grows linearly
-    with each of the three lengths.
+    time. `returns` are those of their gradient on the way back; None when they are the same. With `meetings`, n counts
+    the data ranks of each step. The work grows linearly with each of the three lengths.
     """
     count, stages = forward.shape[1:]
     ends = np.empty((stages, 1, len(forward)))
-    for first in range(0, len(forward), _TOGETHER):
-        some = slice(first, first + _TOGETHER)
+    ranks = meetings.ranks if meetings else 1
+    steps = max(_TOGETHER // ranks, 1)
+    for first in range(0, len(forward), steps * ranks):
+        some = slice(first, first + steps * ranks)
         passes = _rows(forward[some]), _rows(backward[some])
-        for _ in _run(count, clock := np.zeros_like(ends[..., some]), *passes, _links(sends, returns, some)):
+        clock = np.zeros_like(ends[..., some])
+        met = meetings and meetings.of_steps(slice(first // ranks, first // ranks + steps))
+        for _ in _run(count, clock, *passes, _links(sends, returns, some), meetings=met):
             pass
         ends[..., some] = clock
     return Schedule(ends=ends[:, 0].T, busy=forward.sum(axis=1) + backward.sum(axis=1))
@@ -134,12 +147,19 @@ def simulate_plans(plans: Ints, forward: Array, backward: Array, sends: Array, r
     return ends
 
 
-def trace(forward: Array, backward: Array, sends: Array | None = None, returns: Array | None = None) -> Passes:
+def trace(
+    forward: Array,
+    backward: Array,
+    sends: Array | None = None,
+    returns: Array | None = None,
+    meetings: Meetings | None = None,
+) -> Passes:
     """Return when the passes of the same steps end."""
     count, stages = forward.shape[1:]
     clock = np.zeros((stages, 1, len(forward)))
     forward_ends, backward_ends = np.empty((2, count * stages, *clock.shape[1:]))
-    for slot in _run(count, clock, _rows(forward), _rows(backward), _links(sends, returns, slice(None))):
+    passes, links = (_rows(forward), _rows(backward)), _links(sends, returns, slice(None))
+    for slot in _run(count, clock, *passes, links, meetings=meetings):
         forward_ends[slot.forward_passes] = clock[slot.forward]
         backward_ends[slot.backward_passes] = clock[slot.backward]
     sides = (ends.reshape(count, stages, -1).transpose(2, 0, 1) for ends in (forward_ends, backward_ends))
@@ -159,9 +179,18 @@ def _links(sends: Array | None, returns: Array | None, some: slice) -> tuple[Arr
 
 
 def _run(
-    count: int, clock: Array, forward: _Times, backward: _Times, links: tuple[_Times, _Times] | None
+    count: int,
+    clock: Array,
+    forward: _Times,
+    backward: _Times,
+    links: tuple[_Times, _Times] | None,
+    *,
+    meetings: Meetings | None = None,
 ) -> Iterator[_Slot]:
-    """Advance the clocks of the stages, [stages, plans, n], slot by slot; `links` are (sends, returns)."""
+    """Advance the clocks of the stages, [stages, plans, n], slot by slot; `links` are (sends, returns).
+
+    With `meetings` there is one plan.
+    """
     for slot in _slots(count, len(clock)):
         both = np.maximum(clock[slot.meet], clock[slot.successors])
         if links is not None:
@@ -174,9 +203,20 @@ def _run(
                 exchange[slot.sending] += states
                 both += exchange
         clock[slot.meet] = clock[slot.successors] = both
+        if meetings is not None:
+            _meet(clock, slot, meetings)
         clock[slot.forward] += forward[slot.forward_passes]
         clock[slot.backward] += backward[slot.backward_passes]
         yield slot
+
+
+def _meet(clock: Array, slot: _Slot, meetings: Meetings) -> None:
+    """Let the ranks of the stages wait for those with which they begin the passes of a slot."""
+    stages, count = len(clock), meetings.degrees.shape[1]
+    sides = ((slot.forward, slot.forward_passes, False), (slot.backward, slot.backward_passes, True))
+    for running, passes, backward in sides:
+        for stage, row in zip(range(stages)[running], range(count * stages)[passes], strict=True):
+            meetings.await_others(clock[stage, 0], stage, row // stages, backward=backward)
 
 
 @lru_cache(maxsize=32)

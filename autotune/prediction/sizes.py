@@ -57,6 +57,23 @@ class EpochSizes:
         return mean
 
     @cached_property
+    def of_levels(self) -> tuple["EpochSizes", ...]:
+        """The packs of each level by themselves; these sizes where there is one level."""
+        count = len(self.epoch.packing.degrees)
+        return (self,) if count == 1 else tuple(LevelSizes(self, level) for level in range(count))
+
+    @cached_property
+    def degree(self) -> int:
+        """Number of ranks that share each pack, where all packs are of one level."""
+        (degree,) = self.epoch.packing.degrees
+        return degree
+
+    @cached_property
+    def row_share(self) -> float:
+        """Share of the rows of the epoch that have these packs."""
+        return 1.0
+
+    @cached_property
     def blocks(self) -> tuple[Ints, ...]:
         """Numbers of packs [steps, micro-batches, data ranks] of the full steps, then of the shorter last one."""
         rows, count = self.epoch.assignment, self.epoch.micro_batches
@@ -97,6 +114,24 @@ class EpochSizes:
         # Sizes are whole numbers, so that differences of these sums are exact.
         sizes = (self.table.T[:, block] for block in self.blocks)
         return tuple(np.cumsum(np.pad(each, ((0, 0), (0, 0), (1, 0), (0, 0))), axis=2) for each in sizes)
+
+
+class LevelSizes(EpochSizes):
+    """Sizes of the packs of one level by themselves, numbered from 0."""
+
+    def __init__(self, whole: EpochSizes, level: int) -> None:
+        super().__init__(whole.epoch)
+        packs = np.flatnonzero(whole.levels == level)
+        self.whole, self.table = whole.whole[packs], whole.table[packs]
+        self.samples_alone, self.degrees = whole.samples_alone[packs], whole.degrees[packs]
+        self.levels = whole.levels[packs]
+        self.degree = whole.epoch.packing.degrees[level]
+        self.row_share = float(self.degrees.sum() / whole.degrees.sum())
+
+    @cached_property
+    def blocks(self) -> tuple[Ints, ...]:
+        """Each pack as a step of its own: which of them follow each other in a step depends on the other levels."""
+        return (np.arange(len(self.table))[:, None, None],)
 
 
 def _not_dominated(columns: Array) -> Array:

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.prediction.attribution import waiting
 from autotune.prediction.costs import Array
 from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Prediction, Predictor
@@ -59,18 +58,19 @@ def timeline(predictor: Predictor, plan: Plan, prediction: Prediction) -> Timeli
     packs = rows.T
     seconds, update = predictor.plan_seconds(plan, sizes), predictor.update_seconds(plan.layout, parts)
     sides = (seconds.shared_forward, seconds.shared_backward, seconds.sends, seconds.returns)
-    times = [side[packs] for side in sides]
-    # A rank waits for those that share a pack with it before its forward pass.
-    waited = times[0] + waiting(rows[None], times[0] + times[1], sizes.degrees), *times[1:]
-    schedule, passes = simulate(*waited), trace(*waited)
+    forward, backward, sends, returns = (side[packs] for side in sides)
+    sharing = predictor.sharing(parts, sizes)
+    meetings = None if sharing is None else sharing.meetings(rows[None])
+    schedule = simulate(forward, backward, sends, returns, meetings)
+    passes = trace(forward, backward, sends, returns, meetings)
     rank = int(schedule.seconds.argmax())
     # The reduction begins when all data ranks are there.
     begins = schedule.ends.max(axis=0)
     return Timeline(
         step=step,
         data_rank=rank,
-        forward=np.stack((passes.forward_ends - times[0], passes.forward_ends), axis=-1)[rank],
-        backward=np.stack((passes.backward_ends - times[1], passes.backward_ends), axis=-1)[rank],
+        forward=np.stack((passes.forward_ends - forward, passes.forward_ends), axis=-1)[rank],
+        backward=np.stack((passes.backward_ends - backward, passes.backward_ends), axis=-1)[rank],
         update=np.stack((begins, begins + update), axis=-1),
         kept_bytes=predictor.kept_bytes(plan, sizes)[packs[rank]],
         static_bytes=tuple(stage.static for stage in prediction.stage_memory),

@@ -34,7 +34,8 @@ def decoder_runner(
         whole = rotary(states, positions, *which)
         if sharing.share.degree == 1:
             return whole
-        cut = [each[..., part, :].contiguous() for each in (whole if isinstance(whole, tuple) else (whole,))]
+        # A copy: a view would keep those of the whole pack for the backward pass.
+        cut = [each[..., part, :].clone() for each in (whole if isinstance(whole, tuple) else (whole,))]
         return tuple(cut) if isinstance(whole, tuple) else cut[0]
 
     # [1, T], or [3, 1, T] for positions in time, height and width.

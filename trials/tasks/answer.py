@@ -91,6 +91,28 @@ class CommunicationTiming:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SharingTiming:
+    """A pack of one size that ranks share: medians over the repeats, in seconds and bytes of one rank."""
+
+    degree: int
+    """Number of ranks that share the pack."""
+    tokens: int
+    """Of the whole pack."""
+    squares: int
+    """Of the whole pack."""
+    language_forward_seconds: float
+    """Time of the exchanges in the attention of a language layer."""
+    language_backward_seconds: float
+    projector_forward_seconds: float
+    """Time of the exchanges behind the projector, when image tokens are the first half of the pack."""
+    projector_backward_seconds: float
+    kept_bytes: int
+    """Bytes that a language layer keeps of the rank's part, as in `LayerTiming`."""
+    shared_bytes: int
+    transient_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileReport:
     """Timings of every kind of layer, and of loading data, on one rank."""
 
@@ -103,6 +125,8 @@ class ProfileReport:
     updates: tuple[UpdateTiming, ...]
     communications: tuple[CommunicationTiming, ...]
     """Every pipeline x data of all ranks, from one stage on."""
+    sharing: tuple[SharingTiming, ...] = ()
+    """Several sizes for each sequence degree that divides the ranks and is possible for the model."""
     kind: Literal["profile"] = "profile"
 
 

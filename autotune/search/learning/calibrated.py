@@ -11,11 +11,9 @@ from autotune.prediction.chosen_steps import ChosenSteps
 from autotune.prediction.costs import Array
 from autotune.prediction.features import COSTS, LAYER_COSTS, Features, scaled, stage_features, step_features
 from autotune.prediction.memory import StageBytes
-from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Prediction, Predictor
 from autotune.prediction.trial_steps import trial_steps
 from trials.job import SearchSection
-from trials.model.cut import cut
 from trials.outcome import Completed, Failed, Measurement, Outcome, OutOfMemory
 from trials.plan import Plan
 
@@ -192,4 +190,4 @@ def peaks(predictor: Predictor, plan: Plan, measurement: Measurement, warmup_ste
 def _bytes_in(predictor: Predictor, plan: Plan, steps: Iterable[int]) -> tuple[StageBytes, ...]:
     """Return the predicted bytes of each stage in these steps alone."""
     sizes = ChosenSteps(predictor.sizes(plan.packing, plan.layout), tuple({*steps}))
-    return predictor.stage_memory(Parts.of(cut(plan)), plan.layout, sizes)
+    return predictor.stage_memory(plan, sizes)

@@ -7,13 +7,11 @@ import numpy as np
 
 from autotune.prediction.comparison import cautious_seconds
 from autotune.prediction.costs import Array
-from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import MOST_BATCH_DEVIATION, Predictor
 from autotune.search.solver.holdings import Holdings
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.problem import Problem
 from autotune.search.solver.splits import Wanted, min_max_split
-from trials.model.cut import cut
 from trials.plan import Layout, Packing, Plan, Stage, layer_counts
 
 RANKED = Wanted(count=16, within=1.08)
@@ -143,7 +141,7 @@ class Solver:
     def fullest(self, plan: Plan) -> tuple[float, int]:
         """Return (expected bytes, number) of the stage that needs most."""
         sizes = self._predictor.sizes(plan.packing, plan.layout)
-        needed = [stage.expected for stage in self._predictor.stage_memory(Parts.of(cut(plan)), plan.layout, sizes)]
+        needed = [stage.expected for stage in self._predictor.stage_memory(plan, sizes)]
         return max(needed), int(np.argmax(needed))
 
     def _min_max(self, problem: Problem, function: Callable[[Holdings], Array]) -> tuple[tuple[int, ...], float]:

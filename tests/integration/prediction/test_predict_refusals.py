@@ -12,7 +12,7 @@ import pytest
 from tests.forecast_values import PLAN, store_profile
 from tests.training_values import PACKED, plan_of
 from tests.users import JobFile, refusal
-from trials.layer_costs import LayerCosts
+from trials.layer_costs import LayerCosts, UpdateCost
 from trials.plan import Levelled, Packed, Plan, Recomputed
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -148,6 +148,19 @@ def test_a_stored_profile_of_another_version_is_refused(job: JobFile, costs: Lay
     assert code == 3
     assert "cannot be read" in message
     assert "measure it again with `autotune profile JOB`" in message
+
+
+def test_a_profile_without_exchanges_cannot_predict_shared_packs(
+    job: JobFile, costs: LayerCosts, plan_file: Callable[[Plan], Path]
+) -> None:
+    older = UpdateCost(zero=1, data_parallel=2, seconds_per_parameter=1e-9)
+    store_profile(job, replace(costs, updates=(*costs.updates, older)))
+    packing = Packed(qv=10, qt=500, qv_min=0, qt_min=0, sequence=2)
+    shared = plan_file(plan_of("12+8", data=2, packing=packing))
+    code, message = refusal("predict", job.path, "--plan", shared)
+    assert code == 2
+    assert "the profile has no times of what 2 ranks exchange that share a pack" in message
+    assert "on 2 devices or more with `autotune profile JOB --fresh`" in message
 
 
 def test_no_plan_fits_too_little_memory(job: JobFile, profile: Path) -> None:

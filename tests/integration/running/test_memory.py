@@ -1,19 +1,22 @@
 """What the memory meter counts, compared with the prediction."""
 
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from autotune.prediction.exchange import AttentionWidths
 from autotune.prediction.predictor import Predictor
+from autotune.search.execution.profiling import profile_layers
 from autotune.workload import Prepared
 from tests.parameters import parameters
-from tests.training_values import PACKED, plan_of
+from tests.training_values import PACKED, plan_of, prepared_of
 from trials.engine.memory import MemoryExceeded, SavedTensorMeter
+from trials.launchers.local import LocalLauncher
 from trials.layer_costs import LayerCosts
-from trials.plan import Levelled, Padded, Plan, Recomputed
+from trials.plan import Layout, Levelled, Padded, Plan, Recomputed
 from trials.run.pool import Answers, WarmPool
 from trials.tasks.answer import TrialReport
 from trials.tasks.request import Trial
@@ -38,6 +41,35 @@ BY_LEVEL_AND_STAGE = by_level(
     (4, 0),
     (3, 8),
 )
+
+FURTHER = Levelled(
+    levels=(
+        *LEVELS.levels[:1],
+        replace(PACKED, qt=300, qt_min=0, sequence=2),
+        replace(PACKED, qv=12, qt=600, sequence=4),
+    )
+)
+FOUR_RANKS = {
+    "shared by four": plan_of("12+8r3,2", data=4, packing=replace(PACKED, sequence=4)),
+    "shared by two of four, ZeRO 1": plan_of("12+8", data=4, zero=1, packing=replace(PACKED, sequence=2)),
+    "shared, split in the vision tower": plan_of(
+        "9+0r2,0", "3+8r3,0", data=2, zero=1, packing=replace(PACKED, sequence=2)
+    ),
+    "shared, split in the language model": plan_of("12+3r0,3", "0+5", data=2, packing=replace(PACKED, sequence=2)),
+    "levels of a pipeline, alone and shared": by_level(
+        LEVELS, plan_of("9+0r9,0", "3+8", data=2, zero=1), (4, 0), (3, 8)
+    ),
+    "three levels": Plan(
+        packing=FURTHER,
+        layout=Layout(pipeline=1, data=4, zero=1),
+        stages=(
+            replace(
+                plan_of("12+8").stages[0],
+                further_levels=(Recomputed(vision=12, language=0), Recomputed(vision=0, language=8)),
+            ),
+        ),
+    ),
+}
 
 ROWS, COLUMNS = 64, 32
 TENSOR = 4 * ROWS * COLUMNS
@@ -84,8 +116,38 @@ def test_the_meter_ends_a_step_that_passes_the_limit() -> None:
 def test_predicted_bytes_of_every_stage_are_close_to_the_measured(
     plan: Plan, prepared: Prepared, costs: LayerCosts, pool: WarmPool
 ) -> None:
-    attention = AttentionWidths(heads=4, key_heads=2, head_size=12)
-    predicted = Predictor(costs, prepared.epoch, element_bytes=4, attention=attention).predict(plan)
+    check(plan, prepared, costs, pool)
+
+
+@pytest.fixture(scope="module")
+def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPool]:
+    with WarmPool(LocalLauncher(tmp_path_factory.mktemp("four"), 4, "cpu")) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def prepared_for_four(example: Path, tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    return prepared_of(example, tmp_path_factory.mktemp("job of four"), hardware={"devices": 4})
+
+
+@pytest.fixture(scope="module")
+def costs_of_four(
+    prepared_for_four: Prepared, four_ranks: WarmPool, tmp_path_factory: pytest.TempPathFactory
+) -> LayerCosts:
+    return profile_layers(prepared_for_four, four_ranks, tmp_path_factory.mktemp("logs of four"))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("plan", FOUR_RANKS.values(), ids=FOUR_RANKS)
+def test_predicted_bytes_on_four_ranks_are_close_to_the_measured(
+    plan: Plan, prepared_for_four: Prepared, costs_of_four: LayerCosts, four_ranks: WarmPool
+) -> None:
+    check(plan, prepared_for_four, costs_of_four, four_ranks)
+
+
+def check(plan: Plan, prepared: Prepared, costs: LayerCosts, pool: WarmPool) -> None:
+    """Run an epoch, and compare the peak of each stage's fullest rank with the prediction."""
+    predicted = Predictor(costs, prepared.epoch, element_bytes=4).predict(plan)
     steps = prepared.epoch(plan.packing, plan.layout.data).steps
     answer = pool.ask(prepared.request(plan, Trial(warmup_steps=(), timed_steps=tuple(range(steps)))), 120)
     assert isinstance(answer, Answers), answer

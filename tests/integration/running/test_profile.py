@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
@@ -77,6 +78,21 @@ def test_links_reduction_and_optimizer_are_timed(costs: LayerCosts) -> None:
     assert all(0 < update.seconds_per_parameter < 1e-6 for update in costs.updates)
 
 
+def test_exchanges_of_two_ranks_are_timed_and_what_they_keep_is_counted(costs: LayerCosts) -> None:
+    (cost,) = costs.sharing
+    part = np.array((0, 200.0, 30_000.0, 1.0))
+    for coefficients in (
+        cost.language_forward_seconds,
+        cost.language_backward_seconds,
+        cost.projector_forward_seconds,
+        cost.projector_backward_seconds,
+    ):
+        assert 0 < part @ coefficients < 0.1
+    # The two key-value heads go to a rank each, so that all is divided.
+    assert part @ cost.kept_bytes == pytest.approx(part @ costs["language"].kept_bytes, rel=1e-6)
+    assert part @ cost.shared_bytes == pytest.approx(part @ costs["language"].shared_bytes, rel=1e-6)
+
+
 @pytest.mark.long
 def test_links_and_reductions_of_every_layout_of_four_ranks_are_timed(example: Path, tmp_path: Path) -> None:
     prepared = prepared_of(example, tmp_path, hardware={"devices": 4})
@@ -86,6 +102,19 @@ def test_links_and_reductions_of_every_layout_of_four_ranks_are_timed(example: P
     for cost in costs.communications:
         assert (cost.link.latency_seconds > 0) == (cost.pipeline > 1)
         assert (cost.reduce_seconds_per_byte > 0) == (cost.data > 1)
+    assert [cost.degree for cost in costs.sharing] == [2, 4]
+    part = np.array((0, 200.0, 30_000.0, 1.0))
+    two, four = (part @ np.array(cost.kept_bytes) for cost in costs.sharing)
+    assert two == pytest.approx(part @ costs["language"].kept_bytes, rel=1e-6)
+    # Each of the two key-value heads, of 12 float32 values for keys and values each, goes to two ranks.
+    assert four - two == pytest.approx(200 * 2 * 2 * 12 * 4, rel=1e-3)
+
+
+@pytest.mark.long
+def test_three_ranks_cannot_share_four_heads(shallow: Path, tmp_path: Path) -> None:
+    prepared = prepared_of(shallow, tmp_path, hardware={"devices": 3})
+    with WarmPool(LocalLauncher(tmp_path, 3, "cpu")) as pool:
+        assert profile_layers(prepared, pool, tmp_path).sharing == ()
 
 
 @pytest.mark.parametrize(("spread", "timed"), [(1e9, {1, 2, 5}), (0.0, {1, 2})])
@@ -162,3 +191,4 @@ def test_profile_on_one_rank_prints_and_writes_the_costs(example: Path, tmp_path
     assert document["file"] == str(out)
     assert set(document["at_typical_pack"]) == set(KINDS)
     assert (written.costs.link.latency_seconds, written.costs.reduce_seconds_per_byte) == (0, 0)
+    assert written.costs.sharing == ()

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from autotune.prediction.attribution import Breakdown, Pace, PackSeconds, UpdateSeconds, attribute, waiting
+from autotune.prediction.attribution import Breakdown, Pace, PackSeconds, UpdateSeconds, attribute
 from autotune.prediction.costs import Array
+from autotune.prediction.meetings import Sharing
 from autotune.prediction.schedule import simulate
 from trials.data.records.sample import Ints
 
@@ -169,14 +170,14 @@ def shared_rows(draw: st.DrawFn) -> tuple[Ints, Ints]:
 def test_ranks_that_share_a_pack_begin_it_together(case: tuple[Ints, Ints], random: Random) -> None:
     packs, degrees = case
     seconds = np.array([[random.uniform(0.1, 3)] for _ in degrees])
-    found = waiting(packs, seconds[packs[0].T], degrees)[..., 0]
     clock = [0.0] * 4
-    for row, of_row in enumerate(packs[0]):
+    for of_row in packs[0]:
         begins = [max(clock[other] for other in range(4) if of_row[other] == of_row[rank]) for rank in range(4)]
-        assert found[:, row] == pytest.approx([begin - time for begin, time in zip(begins, clock, strict=True)])
         clock = [begin + seconds[pack, 0] for begin, pack in zip(begins, of_row, strict=True)]
     whole = pack_seconds(seconds / 2)
-    breakdown, work = attribute(packs, whole, update(1), degrees=degrees)
+    always = np.array([True])
+    sharing = Sharing(degrees=degrees, forward=always, backward=always)
+    breakdown, work = attribute(packs, whole, update(1), sharing=sharing)
     assert breakdown.seconds[0] == pytest.approx(max(clock))
     assert work[0, 0] == pytest.approx(seconds[packs].sum())
     assert all(seconds >= -1e-9 for seconds in breakdown.totals.values())

@@ -5,11 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Predictor
 from tests.search_values import LANGUAGE_LAYERS, VISION_LAYERS, layer_costs, predictor_of
 from trials.layer_costs import LayerCosts
-from trials.model.cut import cut
 from trials.plan import Layout, Packed, Plan, Stage
 
 PACKING = Packed(qv=6, qt=320, qv_min=6, qt_min=256)
@@ -34,8 +32,7 @@ def plan_of(first: int, recompute: tuple[int, int, int]) -> Plan:
 
 
 def expected(predictor: Predictor, plan: Plan) -> list[float]:
-    parts, sizes = Parts.of(cut(plan)), predictor.sizes(plan.packing, plan.layout)
-    return [stage.expected for stage in predictor.stage_memory(parts, plan.layout, sizes)]
+    return [stage.expected for stage in predictor.plans_memory((plan,))[0]]
 
 
 recomputes = st.tuples(st.integers(0, VISION_LAYERS), st.integers(0, VISION_LAYERS), st.integers(0, LANGUAGE_LAYERS))

@@ -5,31 +5,55 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from autotune.prediction.exchange import AttentionWidths
+from autotune.prediction.features import COSTS as FACTORS
+from autotune.prediction.features import scaled, stage_features
 from autotune.prediction.parts import Parts
-from autotune.prediction.predictor import Predictor
 from autotune.prediction.timeline import timeline
-from tests.search_values import (
-    COSTS,
-    INDEX,
-    epoch_of,
-)
+from tests.search_values import COSTS, INDEX, predictor_of
 from tests.training_values import plan_of
 from tests.unit.prediction.test_predictor import PACKED, linked
-from trials.layer_costs import LayerCosts
+from trials.layer_costs import LayerCosts, SharingCost, UpdateCost
 from trials.model.cut import cut
 from trials.plan import Layout, Levelled, Plan, Recomputed
 
-ATTENTION = AttentionWidths(heads=8, key_heads=2, head_size=16)
+
+def sharing_cost(degree: int, seconds: float) -> SharingCost:
+    """Exchanges of some seconds for each message, and of 1 us for each token; further bytes for each token."""
+    language = COSTS["language"]
+    return SharingCost(
+        degree=degree,
+        language_forward_seconds=(0, 1e-6, 0, 2 * seconds),
+        language_backward_seconds=(0, 2e-6, 0, 3 * seconds),
+        projector_forward_seconds=(0, 0, 0, 4 * seconds),
+        projector_backward_seconds=(0, 0, 0, 5 * seconds),
+        kept_bytes=tuple(np.add(language.kept_bytes, (0, 100.0 * degree, 0, 0)).tolist()),
+        shared_bytes=(0, 8.0, 0, 0),
+        transient_bytes=(0, 16.0, 0, 0),
+    )
 
 
-def sharing_predictor(costs: LayerCosts = COSTS) -> Predictor:
-    return Predictor(costs, epoch_of(), 4, attention=ATTENTION)
+def sharing(seconds: float = 0.01, costs: LayerCosts = COSTS) -> LayerCosts:
+    return replace(costs, sharing=(sharing_cost(2, seconds), sharing_cost(4, seconds)))
+
+
+def levelled(*stages: str, degrees: tuple[int, ...], data: int, further: tuple[tuple[int, int], ...]) -> Plan:
+    """Two levels; at the second, each stage recomputes the `further` (vision, language) layers."""
+    whole = plan_of(*stages, data=data)
+    short, long = replace(PACKED, qv=4, qt=300, qv_min=0, qt_min=0), PACKED
+    levels = (replace(level, sequence=degree) for level, degree in zip((short, long), degrees, strict=True))
+    changed = (
+        replace(stage, further_levels=(Recomputed(vision=vision, language=language),))
+        for stage, (vision, language) in zip(whole.stages, further, strict=True)
+    )
+    return Plan(packing=Levelled(levels=tuple(levels)), layout=whole.layout, stages=tuple(changed))
+
+
+LEVELS = levelled("5+4r1,4", degrees=(1, 2), data=2, further=((5, 0),))
 
 
 def test_ranks_that_share_a_pack_have_equal_parts_of_it() -> None:
     alone, shared = (plan_of("5+4", data=data, packing=replace(PACKED, sequence=data)) for data in (1, 4))
-    predictor = sharing_predictor()
+    predictor = predictor_of(sharing())
     whole, parts = (predictor.sizes(plan.packing, plan.layout) for plan in (alone, shared))
     assert parts.whole.tolist() == whole.table.tolist()
     assert parts.table[:, :2].tolist() == np.ceil(whole.table[:, :2] / 4).tolist()
@@ -46,12 +70,8 @@ def test_ranks_that_share_a_pack_have_equal_parts_of_it() -> None:
 
 def test_packs_of_each_level_have_its_recomputed_layers_and_its_ranks() -> None:
     """A plan with levels is as each of its levels alone, pack by pack."""
-    short, long = replace(PACKED, qv=4, qt=300, qv_min=0, qt_min=0), replace(PACKED, sequence=2)
-    packing = Levelled(levels=(short, long))
-    stage = replace(plan_of("5+4r1,4").stages[0], further_levels=(Recomputed(vision=5, language=0),))
-    plan = Plan(packing=packing, layout=Layout(pipeline=1, data=2, zero=0), stages=(stage,))
-    predictor = sharing_predictor(linked(COSTS, 0.01, 1e-9))
-    sizes = predictor.sizes(packing, plan.layout)
+    predictor, plan = predictor_of(sharing()), LEVELS
+    sizes = predictor.sizes(plan.packing, plan.layout)
     assert {*sizes.levels.tolist()} == {0, 1}
     seconds = predictor.plan_seconds(plan, sizes)
     for level, alone in enumerate((plan_of("5+4r1,4"), plan_of("5+4r5,0"))):
@@ -69,21 +89,82 @@ def test_packs_of_each_level_have_its_recomputed_layers_and_its_ranks() -> None:
 
 
 @pytest.mark.parametrize("sequence", [1, 2, 4])
-def test_exchanges_take_the_time_of_the_link_for_each_language_layer(sequence: int) -> None:
-    """Query and result have 8 heads of 16, key and value 2, or 4 where four ranks need one each; 4 bytes each."""
-    latency, per_byte = 0.01, 1e-9
-    predictor = sharing_predictor(linked(COSTS, latency, per_byte))
+def test_exchanges_take_the_profiled_time_of_their_degree(sequence: int) -> None:
+    costs = sharing()
+    predictor = predictor_of(costs)
     plan = plan_of("5+4r5,3", data=4, packing=replace(PACKED, sequence=sequence))
     sizes = predictor.sizes(plan.packing, plan.layout)
     seconds = predictor.pack_seconds(Parts.of(cut(plan)), plan.layout, sizes)
-    values = {1: 0, 2: (8 + 8 + 2 + 2) * 16 / 2, 4: (8 + 8 + 4 + 4) * 16 * 3 / 4}[sequence]
-    messages = 2 * latency if sequence > 1 else 0
-    layer = messages + per_byte * 4 * values * sizes.table[:, 1]
-    assert seconds.exchange[:, 0] == pytest.approx(4 * layer + messages)
-    # Backward, and once more for each recomputed layer.
-    assert seconds.exchange_back[:, 0] == pytest.approx((4 + 3) * layer + messages)
-    prediction, free = predictor.predict(plan), sharing_predictor().predict(plan)
-    extra = prediction.epoch_seconds - free.epoch_seconds
-    assert prediction.breakdown.totals["communication"] - free.breakdown.totals["communication"] == pytest.approx(extra)
+    cost = costs.shared_by(sequence)
+    forward, back, behind, back_behind = (
+        sizes.table @ np.array(each)
+        for each in (
+            cost.language_forward_seconds,
+            cost.language_backward_seconds,
+            cost.projector_forward_seconds,
+            cost.projector_backward_seconds,
+        )
+    )
+    assert seconds.exchange[:, 0] == pytest.approx(4 * forward + behind)
+    # Backward, and those of the forward pass once more for each recomputed layer.
+    assert seconds.exchange_back[:, 0] == pytest.approx(4 * back + 3 * forward + back_behind)
+    prediction, free = predictor.predict(plan), predictor_of().predict(replace(plan, packing=PACKED))
+    assert (prediction.breakdown.totals["communication"] > free.breakdown.totals["communication"]) is (sequence > 1)
     assert prediction.epoch_seconds == pytest.approx(predictor.epoch_seconds(plan))
-    assert (extra > 0) is (sequence > 1)
+
+
+def test_no_stage_exchanges_before_the_projector() -> None:
+    predictor = predictor_of(sharing())
+    plan = plan_of("3+0", "2+1", "0+3", data=2, packing=replace(PACKED, sequence=2))
+    sizes = predictor.sizes(plan.packing, plan.layout)
+    seconds = predictor.pack_seconds(Parts.of(cut(plan)), plan.layout, sizes)
+    for side in (seconds.exchange, seconds.exchange_back):
+        assert not side[:, 0].any()
+        assert (side[:, 1:] > 0).all()
+    assert seconds.exchange[:, 2] == pytest.approx(3 * (0.02 + 1e-6 * sizes.table[:, 1]))
+
+
+def test_a_degree_that_was_not_timed_has_the_costs_of_the_next_one_that_was() -> None:
+    costs = sharing()
+    for degree, timed in ((2, 2), (3, 4), (4, 4), (8, 4)):
+        assert costs.shared_by(degree) == replace(sharing_cost(timed, 0.01), degree=degree)
+
+
+def test_a_profile_of_one_rank_has_free_exchanges_and_an_older_one_of_several_has_none() -> None:
+    shared = plan_of("5+4", data=2, packing=replace(PACKED, sequence=2))
+    assert predictor_of().predict(shared).breakdown.totals["communication"] > 0
+    older = replace(COSTS, updates=(*COSTS.updates, UpdateCost(zero=1, data_parallel=2, seconds_per_parameter=1e-9)))
+    assert (COSTS.knows_degree(2), older.knows_degree(2), older.knows_degree(1)) == (True, False, True)
+    with pytest.raises(ValueError, match="no times of what 2 ranks exchange"):
+        predictor_of(older).predict(shared)
+
+
+def test_a_calibration_scales_exchanges_with_the_links() -> None:
+    times = [3.0 if name == "communication" else 1.0 for name in FACTORS]
+    for before, after in zip(sharing().sharing, scaled(sharing(), times).sharing, strict=True):
+        for field in fields(before):
+            factor = 3 if field.name.endswith("_seconds") else 1
+            assert getattr(after, field.name) == pytest.approx(np.multiply(factor, getattr(before, field.name)))
+
+
+@pytest.mark.parametrize("plan", [LEVELS, plan_of("5+4r0,2", data=2, packing=replace(PACKED, sequence=2))])
+def test_the_features_of_a_rank_are_its_seconds_with_exchanges(plan: Plan) -> None:
+    predictor = predictor_of(linked(sharing(), 0.1, 0.0))
+    sizes = predictor.sizes(plan.packing, plan.layout)
+    seconds, packs = predictor.plan_seconds(plan, sizes), sizes.epoch.rows(1)[:, 1]
+    load, forward, backward, _ = stage_features(predictor, plan, (1,), 0, 1)
+    assert sum(load) == pytest.approx(seconds.load[packs].sum())
+    assert sum(forward) == pytest.approx(seconds.shared_forward[packs].sum() - seconds.load[packs].sum())
+    assert sum(backward) == pytest.approx(seconds.shared_backward[packs].sum())
+    communication = FACTORS.index("communication")
+    assert forward[communication] == pytest.approx(seconds.exchange[packs].sum())
+    assert backward[communication] == pytest.approx(seconds.exchange_back[packs].sum())
+
+
+def test_layouts_of_one_degree_have_no_waiting_ranks() -> None:
+    predictor = predictor_of(sharing())
+    for degrees, waits in (((2, 2), False), ((1, 2), True), ((4, 2), True)):
+        plan = levelled("5+4", degrees=degrees, data=4, further=((0, 0),))
+        found = predictor.sharing(Parts.of(cut(plan)), predictor.sizes(plan.packing, plan.layout))
+        assert (found is not None) is waits
+    assert Layout(pipeline=1, data=4, zero=0) == plan.layout

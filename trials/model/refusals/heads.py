@@ -30,11 +30,16 @@ def check_heads(config: Any, tower: str) -> None:
         )
 
 
+def possible_degrees(config: Any) -> tuple[int, ...]:
+    """Return the sequence degrees by which the heads of a language model's attention can be shared, ascending."""
+    heads, groups = _heads(config)
+    return tuple(each for each in range(1, heads + 1) if not heads % each and (not groups % each or not each % groups))
+
+
 def check_degrees(config: Any, degrees: Iterable[int]) -> None:
     """Raise InvalidPlan for a sequence degree by which the heads of the language model's attention cannot be shared."""
-    heads = config.num_attention_heads
-    groups = getattr(config, "num_key_value_heads", None) or heads
-    possible = [each for each in range(1, heads + 1) if not heads % each and (not groups % each or not each % groups)]
+    heads, groups = _heads(config)
+    possible = possible_degrees(config)
     for degree in degrees:
         if degree not in possible:
             use = f"use a degree of {', '.join(map(str, possible[:-1]))} or {possible[-1]}" if heads > 1 else "use 1"
@@ -44,3 +49,9 @@ def check_degrees(config: Any, degrees: Iterable[int]) -> None:
                 f"sequence degree {degree} cannot share the {what} of the language model: {left} would be left over; "
                 f"{use}"
             )
+
+
+def _heads(config: Any) -> tuple[int, int]:
+    """Return the numbers of attention heads and of key-value heads."""
+    heads = config.num_attention_heads
+    return heads, getattr(config, "num_key_value_heads", None) or heads

@@ -23,7 +23,8 @@ from trials.model.weights import draw_buffers, draw_weights
 from trials.tasks.answer import LayerTiming, ProfileReport
 from trials.tasks.profiling.links import time_communication
 from trials.tasks.profiling.loading import time_loading
-from trials.tasks.profiling.probes import Probe, Run, probes
+from trials.tasks.profiling.probes import Probe, ProbeBytes, Run, probes
+from trials.tasks.profiling.sharing import time_sharing
 from trials.tasks.profiling.updates import time_updates
 from trials.tasks.request import Profile, Request
 
@@ -50,7 +51,7 @@ def run_profile(request: Request, task: Profile, device: torch.device) -> Profil
         kind: [parameter for path in paths for _, parameter in parameters_at(stage.model, path)]
         for kind, paths in paths_by_kind.items()
     }
-    profiler = _Profiler(stage, _takes_gradient(parameters_of), device, task.repeats)
+    profiler = Profiler(stage, _takes_gradient(parameters_of), device, task.repeats)
     timings = profiler.timings(tuple(probes(stage, task.sizes, device)))
     if statistics.median(timing.spread for timing in timings) <= task.curve_spread:
         timings += profiler.timings(tuple(probes(stage, task.curve_sizes, device)))
@@ -65,6 +66,7 @@ def run_profile(request: Request, task: Profile, device: torch.device) -> Profil
         # The first layout has all ranks in data parallel.
         updates=time_updates(request, task, build, communications[0].reduce_seconds_per_byte),
         communications=communications,
+        sharing=tuple(time_sharing(stage, task.sizes, device, profiler.sizes)),
     )
 
 
@@ -113,7 +115,9 @@ class _Bytes:
     output: int
 
 
-class _Profiler:
+class Profiler:
+    """Times and bytes of the layers of a stage, on this rank's device."""
+
     def __init__(
         self, stage: StageModule, takes_gradient: dict[LayerKind, bool], device: torch.device, repeats: int
     ) -> None:
@@ -125,7 +129,7 @@ class _Profiler:
         """Return medians over the repeats. Probes take turns, so that a drift of the machine affects all alike."""
         for probe in probes:
             self._times(probe)  # a warm-up, in which buffers are allocated and code is loaded
-        measured = [self._sizes(probe) for probe in probes]
+        measured = [self.sizes(probe) for probe in probes]
 
         def measure(numbers: Sequence[int]) -> list[Times]:
             return [self._times(probes[number]) for number in numbers]
@@ -153,9 +157,12 @@ class _Profiler:
         seconds = self._stopwatch.read()
         return seconds["forward"], seconds.get("backward", 0.0)
 
-    def _sizes(self, probe: Probe) -> tuple[_Bytes, _Bytes | None]:
-        """Return the bytes of one layer, and of two in a row where a stage can hold several."""
-        return self._bytes(probe, probe.run), self._bytes(probe, probe.twice) if probe.twice else None
+    def sizes(self, probe: Probe) -> ProbeBytes:
+        """Return the bytes of one layer: what the second of two in a row adds, where a stage can hold several."""
+        one = self._bytes(probe, probe.run)
+        kept = self._bytes(probe, probe.twice).kept - one.kept if probe.twice else one.kept
+        # The rest of the first one, such as rotary embeddings, is kept once.
+        return ProbeBytes(kept=kept, shared=max(0, one.kept - kept), transient=max(0, one.transient), output=one.output)
 
     def _bytes(self, probe: Probe, run: Run) -> _Bytes:
         states, meter = self._states(probe), self._meter()
@@ -217,10 +224,7 @@ def spread(times: Sequence[Times]) -> float:
     return (upper - lower) / middle
 
 
-def _timing(probe: Probe, times: Sequence[Times], sizes: tuple[_Bytes, _Bytes | None]) -> LayerTiming:
-    # What the second of two layers adds is kept for each layer; the rest, such as rotary embeddings, once.
-    one, two = sizes
-    kept = two.kept - one.kept if two else one.kept
+def _timing(probe: Probe, times: Sequence[Times], sizes: ProbeBytes) -> LayerTiming:
     forward, backward, again = (statistics.median(values) for values in zip(*times, strict=True))
     return LayerTiming(
         layer=probe.layer,
@@ -230,9 +234,9 @@ def _timing(probe: Probe, times: Sequence[Times], sizes: tuple[_Bytes, _Bytes | 
         forward_seconds=forward,
         backward_seconds=backward,
         recompute_seconds=max(0.0, again),
-        kept_bytes=kept,
-        shared_bytes=max(0, one.kept - kept),
-        transient_bytes=max(0, one.transient),
-        output_bytes=one.output,
+        kept_bytes=sizes.kept,
+        shared_bytes=sizes.shared,
+        transient_bytes=sizes.transient,
+        output_bytes=sizes.output,
         spread=spread(times),
     )

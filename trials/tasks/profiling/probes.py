@@ -17,6 +17,7 @@ from trials.sharing.group import SharingGroup
 from trials.tasks.request import ProbeSizes
 
 Run = Callable[[torch.Tensor], torch.Tensor]
+_UNSHARED = SharingGroup()
 _TEXT_TOKENS = (1, 256, 64, 1024)
 """Text tokens next to the images, in turns, so that the fit separates the costs of text and images in the projector."""
 
@@ -35,6 +36,16 @@ class Probe:
     """The same with recomputation, for kinds that can be recomputed."""
     twice: Run | None = None
     """Two such layers one after the other, for kinds of which a stage can hold several."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeBytes:
+    """Bytes of the layer of a probe, as in `LayerTiming`."""
+
+    kept: int
+    shared: int
+    transient: int
+    output: int
 
 
 def probes(stage: StageModule, sizes: ProbeSizes, device: torch.device) -> Iterator[Probe]:
@@ -62,7 +73,7 @@ def _image_probes(stage: StageModule, units: int, text_tokens: int, device: torc
         states=states,
         # With the features for later layers, as a stage that ends here sends them.
         run=lambda states: pack(
-            join_text(model, family.image_features(model, (states, *kept), tokens), tokens, SharingGroup()), tokens
+            join_text(model, family.image_features(model, (states, *kept), tokens), tokens, _UNSHARED), tokens
         )[0],
     )
 
@@ -90,28 +101,45 @@ def _vision_probes(stage: StageModule, units: int, pixels: torch.Tensor, tokens:
 
 
 def _language_probes(stage: StageModule, samples: int, length: int, device: torch.device) -> Iterator[Probe]:
+    probe = language_probe(stage, samples, length, device)
+    target = (torch.zeros(probe.tokens, dtype=torch.long, device=device), torch.ones((), device=device))
+    yield probe
+    yield Probe(
+        layer="head",
+        tokens=probe.tokens,
+        states=probe.states,
+        run=lambda states: pack_loss(stage.head(states), target),
+    )
+
+
+def language_probe(
+    stage: StageModule, samples: int, length: int, device: torch.device, sharing: SharingGroup = _UNSHARED
+) -> Probe:
+    """Return the probe of a language layer with a pack of equal samples, of which this rank has its part."""
     model, tokens = stage.model, samples * length
     ids = torch.zeros(length, dtype=torch.long)
     nothing = torch.from_numpy(NO_GRIDS)
     joined = join_samples(stage.family, model.config, [(ids, nothing)] * samples).to(device)
-    states = torch.randn(1, tokens, model.config.get_text_config().hidden_size, device=device, dtype=model.dtype)
-    target = (torch.zeros(tokens, dtype=torch.long, device=device), torch.ones((), device=device))
-    recomputing, double = _with_language(stage, recomputed=1), _with_language(stage, layers=2)
-    yield Probe(
+    part, hidden = tokens // sharing.share.degree, model.config.get_text_config().hidden_size
+    single, recomputing, double = (
+        _with_language(stage, sharing, layers=layers, recomputed=recomputed)
+        for layers, recomputed in ((1, 0), (1, 1), (2, 0))
+    )
+    return Probe(
         layer="language",
         tokens=tokens,
         squares=samples * length**2,
-        states=states,
-        run=lambda states: stage.language((states,), joined)[0],
+        states=torch.randn(1, part, hidden, device=device, dtype=model.dtype),
+        run=lambda states: single.language((states,), joined)[0],
         recomputed=lambda states: recomputing.language((states,), joined)[0],
         twice=lambda states: double.language((states,), joined)[0],
     )
-    yield Probe(layer="head", tokens=tokens, states=states, run=lambda states: pack_loss(stage.head(states), target))
 
 
-def _with_language(stage: StageModule, *, layers: int = 1, recomputed: int = 0) -> StageModule:
+def _with_language(stage: StageModule, sharing: SharingGroup, *, layers: int, recomputed: int) -> StageModule:
     """Return a view of the same modules that runs the language layer `layers` times."""
     view = copy.copy(stage)
+    view.sharing = (sharing,)
     layer = stage.chain.language_layers[stage.cut.language.start]
     view.chain = replace(stage.chain, language_layers=(layer,) * layers)
     view.cut = replace(stage.cut, language=range(layers), recompute_language=recomputed)

@@ -1,0 +1,122 @@
+"""The peak bytes of plans with levels, compared with a walk through every pack of every step."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autotune.prediction.costs import Array
+from autotune.prediction.predictor import Predictor
+from tests.search_values import COSTS, predictor_of
+from tests.unit.prediction.test_shared_packs import LEVELS, levelled, sharing
+from trials.engine.static_memory import static_bytes
+from trials.layer_costs import KINDS, NOTHING, LayerCost, LayerCosts
+from trials.model.cut import Cut, cut
+from trials.plan import Plan
+
+PROFILED = sharing()
+PLAIN = replace(
+    PROFILED,
+    sharing=tuple(replace(cost, shared_bytes=NOTHING, transient_bytes=NOTHING) for cost in PROFILED.sharing),
+)
+"""Without bytes that are not of single layers."""
+
+
+def live_bytes(costs: LayerCosts, part: Cut, packs: list[tuple[Array, int, int]]) -> float:
+    """Return the peak in the backward pass of the first pack while the others wait; packs are (size, level, degree)."""
+
+    def layers(level: int, degree: int) -> list[tuple[LayerCost, bool]]:
+        counts = (int(part.embeds), len(part.vision), int(part.projects), len(part.language), int(part.heads))
+        again = part.recomputed(level)
+        shared = {"language": replace(costs["language"], kept_bytes=costs.shared_by(degree).kept_bytes)}
+        return [
+            (shared.get(kind, costs[kind]), position < recomputed)
+            for kind, count, recomputed in zip(KINDS, counts, (0, again.vision, 0, again.language, 0), strict=True)
+            for position in range(count)
+        ]
+
+    def kept(pack: tuple[Array, int, int], upto: int | None = None) -> float:
+        size, level, degree = pack
+        return sum(
+            float(size @ (cost.output_bytes if again else cost.kept_bytes))
+            for cost, again in layers(level, degree)[:upto]
+        )
+
+    size, level, degree = packs[0]
+    most = kept(packs[0])
+    for number, (cost, again) in enumerate(layers(level, degree)):
+        if again:
+            most = max(most, kept(packs[0], number) + float(size @ cost.kept_bytes))
+    return most + sum(map(kept, packs[1:]))
+
+
+def brute_force(costs: LayerCosts, predictor: Predictor, plan: Plan, number: int) -> float:
+    sizes, part = predictor.sizes(plan.packing, plan.layout), cut(plan)[number]
+    most = 0.0
+    for step in range(sizes.epoch.steps):
+        for packs in sizes.epoch.rows(step).T:
+            in_flight = min(plan.layout.pipeline - number, len(packs))
+            described = [(sizes.table[pack], int(sizes.levels[pack]), int(sizes.degrees[pack])) for pack in packs]
+            for first in range(len(packs)):
+                most = max(most, live_bytes(costs, part, described[first : first + in_flight]))
+    counts = (int(part.embeds), len(part.vision), int(part.projects), len(part.language), int(part.heads))
+    parameters = sum(count * costs[kind].parameters for kind, count in zip(KINDS, counts, strict=True))
+    return static_bytes(parameters, 4, plan.layout) + most
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    """Plans with two levels, of 5 vision and 4 language layers."""
+    ends = [*sorted(draw(st.sets(st.integers(1, 8), max_size=2))), 9]
+    stages, further = [], []
+    for start, end in zip([0, *ends], ends, strict=False):
+        vision, language = min(end, 5) - min(start, 5), max(end, 5) - max(start, 5)
+        counts = [(draw(st.integers(0, vision)), draw(st.integers(0, language))) for _ in range(2)]
+        stages.append(f"{vision}+{language}r{counts[0][0]},{counts[0][1]}")
+        further.append(counts[1])
+    return levelled(
+        *stages, degrees=draw(st.sampled_from([(1, 1), (1, 2), (2, 4), (4, 4)])), data=4, further=tuple(further)
+    )
+
+
+@given(plans())
+@settings(deadline=None, max_examples=25)
+def test_peaks_of_plans_with_levels_are_exact_and_the_same_everywhere(plan: Plan) -> None:
+    predictor = predictor_of(PLAIN)
+    (memory,) = predictor.plans_memory((plan,))
+    for number, (stage, parts) in enumerate(zip(memory, predictor.peak_parts(plan), strict=True)):
+        assert stage.expected == pytest.approx(brute_force(PLAIN, predictor, plan, number))
+        assert parts.total == pytest.approx(stage.expected)
+    assert predictor.predict(plan).stage_memory == memory
+
+
+@given(plans())
+@settings(deadline=None, max_examples=25)
+def test_the_parts_of_peaks_with_levels_sum_to_them(plan: Plan) -> None:
+    predictor = predictor_of(PROFILED)
+    for stage, parts in zip(predictor.plans_memory((plan,))[0], predictor.peak_parts(plan), strict=True):
+        assert parts.total == pytest.approx(stage.expected)
+        assert min(parts.static, parts.kept, parts.recomputed, parts.transient) >= 0
+
+
+def test_a_further_level_decides_where_it_needs_most() -> None:
+    predictor = predictor_of(sharing(costs=COSTS))
+    free = levelled("5+4r5,4", degrees=(1, 2), data=2, further=((0, 0),))
+    needed = [predictor.plans_memory((plan,))[0][0].expected for plan in (LEVELS, free)]
+    alone = predictor.plans_memory(
+        (replace(free, stages=(replace(free.stages[0], further_levels=LEVELS.stages[0].further_levels),)),)
+    )
+    assert needed[1] > needed[0]
+    assert needed[1] > alone[0][0].expected
+
+
+def test_what_ranks_keep_of_a_shared_pack_is_what_was_profiled_for_their_degree() -> None:
+    plan = levelled("5+4", degrees=(2, 4), data=4, further=((0, 0),))
+    usual, more = (predictor_of(costs) for costs in (replace(COSTS), sharing()))
+    sizes = more.sizes(plan.packing, plan.layout)
+    extra = more.kept_bytes(plan, sizes) - usual.kept_bytes(plan, sizes)
+    # 100 bytes for each rank and token in each of four layers, and 8 bytes for each token once.
+    assert extra[:, 0] == pytest.approx((400.0 * sizes.degrees + 8) * sizes.table[:, 1])
+    assert np.unique(sizes.degrees).tolist() == [2, 4]

@@ -1,0 +1,142 @@
+"""Packs that ranks share: the time of what they exchange, and the bytes of a language layer, for each degree."""
+
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import distributed
+
+from trials.engine.stopwatch import Stopwatch
+from trials.grid import Grid
+from trials.model.family import join_samples
+from trials.model.refusals.heads import possible_degrees
+from trials.model.stage import StageModule
+from trials.sharing.group import SharingGroup, join_groups
+from trials.tasks.answer import SharingTiming
+from trials.tasks.profiling.probes import Probe, ProbeBytes, language_probe
+from trials.tasks.request import ProbeSizes
+
+_EXCHANGES = 20
+"""As for messages between stages: exchanges are short."""
+
+
+def time_sharing(
+    stage: StageModule, sizes: ProbeSizes, device: torch.device, bytes_of: Callable[[Probe], ProbeBytes]
+) -> Iterator[SharingTiming]:
+    """Time every degree that divides all ranks and by which attention can be shared. Every rank must take all of them.
+
+    All ranks exchange at once, as those of every layout do, in which neighbours share packs. `stage` holds one layer of
+    each kind, and `bytes_of` measures the bytes of one.
+    """
+    ranks = distributed.get_world_size()
+    for degree in possible_degrees(stage.model.config.get_text_config()):
+        if degree == 1 or ranks % degree:
+            continue
+        groups = Grid(pipeline=1, data=ranks).sharing_ranks(degree)
+        sharing = join_groups(groups, distributed.get_rank())
+        for samples, length in sizes.sample_shapes:
+            divisible = -(-length // degree) * degree
+            yield _timing(stage, sharing, (samples, divisible), device, bytes_of)
+        distributed.destroy_process_group(sharing.group)
+
+
+def _timing(
+    stage: StageModule,
+    sharing: SharingGroup,
+    shape: tuple[int, int],
+    device: torch.device,
+    bytes_of: Callable[[Probe], ProbeBytes],
+) -> SharingTiming:
+    probe = language_probe(stage, *shape, device, sharing)
+    held = bytes_of(probe)
+    language = _seconds(*_in_attention(stage, sharing, shape, device), device)
+    projector = _seconds(*_behind_projector(stage, sharing, probe.tokens, device), device)
+    return SharingTiming(
+        degree=sharing.share.degree,
+        tokens=probe.tokens,
+        squares=probe.squares,
+        language_forward_seconds=language[0],
+        language_backward_seconds=language[1],
+        projector_forward_seconds=projector[0],
+        projector_backward_seconds=projector[1],
+        kept_bytes=held.kept,
+        shared_bytes=held.shared,
+        transient_bytes=held.transient,
+    )
+
+
+Tensors = tuple[torch.Tensor, ...]
+Exchange = Callable[[], Tensors]
+
+
+def _in_attention(
+    stage: StageModule, sharing: SharingGroup, shape: tuple[int, int], device: torch.device
+) -> tuple[Exchange, Tensors]:
+    """Return both exchanges of a language layer, and the tensors that they take, in the form that its attention has."""
+    noting = _NotingGroup(share=sharing.share, group=sharing.group, given=[])
+    probe = language_probe(stage, *shape, device, noting)
+    with torch.no_grad():
+        probe.run(probe.states)
+    # A clone keeps the strides, on which the time of a copy depends.
+    given = tuple(each.clone().requires_grad_() for each in noting.given[0])
+    attended = noting.given[1][0].clone().requires_grad_()
+    return lambda: (*sharing.heads_of_pack(*given), sharing.tokens_of_rank(attended)), (*given, attended)
+
+
+def _behind_projector(
+    stage: StageModule, sharing: SharingGroup, tokens: int, device: torch.device
+) -> tuple[Exchange, Tensors]:
+    """Return the exchange behind the projector, and the features that it takes; none for a model for text alone."""
+    share, shown = sharing.share, tokens // 2
+    first, end = (place * shown // share.degree for place in (share.index, share.index + 1))
+    held = tuple(
+        torch.zeros(end - first, each.shape[1], dtype=each.dtype, device=device, requires_grad=True)
+        for each in _features(stage, device)
+    )
+    wanted = torch.arange(tokens, device=device) < shown
+    return lambda: tuple(sharing.features_of_tokens(held, wanted)) if held else (), held
+
+
+def _features(stage: StageModule, device: torch.device) -> Tensors:
+    """Return the features of one vision unit."""
+    family, model = stage.family, stage.model
+    images = family.random_images(model.config, 1)
+    tokens = join_samples(family, model.config, [(images.input_ids, images.grids)]).to(device)
+    with torch.no_grad():
+        states = family.embed_vision(model, images.pixels.to(device), tokens)
+        return tuple(family.image_features(model, (states,) * (1 + len(stage.chain.kept)), tokens))
+
+
+def _seconds(exchange: Exchange, given: Tensors, device: torch.device) -> tuple[float, float]:
+    """Return the median seconds (forward, backward) of an exchange, which all ranks begin together; 0 for nothing."""
+    if not given:
+        return 0.0, 0.0
+    stopwatch = Stopwatch(device)
+    found = []
+    for _ in range(_EXCHANGES + 1):
+        distributed.barrier()
+        with stopwatch.section("forward"):
+            received = exchange()
+        gradients = tuple(map(torch.ones_like, received))
+        distributed.barrier()
+        with stopwatch.section("backward"):
+            torch.autograd.grad(received, given, gradients)
+        found.append(stopwatch.read())
+    forward, backward = (statistics.median(each[name] for each in found[1:]) for name in ("forward", "backward"))
+    return forward, backward
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _NotingGroup(SharingGroup):
+    """Keeps what an attention gives to its exchanges."""
+
+    given: list[Tensors]
+
+    def heads_of_pack(self, *tensors: torch.Tensor) -> Tensors:
+        self.given.append(tensors)
+        return SharingGroup.heads_of_pack(self, *tensors)
+
+    def tokens_of_rank(self, states: torch.Tensor) -> torch.Tensor:
+        self.given.append((states,))
+        return SharingGroup.tokens_of_rank(self, states)
