@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -9,20 +10,30 @@ import numpy as np
 from autotune.prediction.costs import Array
 from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Predictor
+from autotune.prediction.sizes import EpochSizes
 from autotune.search.solver.holdings import Cuts, Holdings, cuts
 from autotune.search.solver.limits import Limits
-from autotune.search.solver.recompute import Bools, LayerSeconds, least_recomputes
+from autotune.search.solver.recompute import (
+    Bools,
+    Fits,
+    LayerSeconds,
+    Level,
+    least_of_alternatives,
+    mean_seconds,
+)
 from autotune.search.solver.splits import Choices, Split, Wanted, best_splits, min_max_split, rows_within
 from trials.data.records.sample import Ints
 from trials.errors import InvalidPlan
 from trials.layer_costs import KINDS
-from trials.plan import Layout, Packing, Plan, Stage
+from trials.plan import Layout, Packing, Plan, Recomputed, Stage
 
 _FIRST_BOUND = 1.15
 """First bound on the slowest stage, as a multiple of its time with unlimited memory."""
 _NEXT_BOUND = 1.6
 """Factor by which the bound grows. With everything recomputed stages take about 1.4 times as long."""
 _ROUNDING = 1 + 1e-9
+SHARES = (1.0, 0.95, 0.9, 0.75, 0.5, 0.25, 0.125)
+"""Shares of the memory of a pack in flight that packs of several levels may keep, so that they fit together."""
 _ROWS_AT_ONCE = 1 << 14
 """Parts whose memory is predicted at once, few enough for their table to stay in the cache."""
 
@@ -33,11 +44,11 @@ class _Fitting:
 
     choices: Choices
     held: Holdings
-    recompute_vision: Ints
-    recompute_language: Ints
+    recomputed: tuple[tuple[Ints, Ints], ...]
+    """(vision, language) layers that are recomputed at each level."""
 
     def stage(self, row: int) -> Stage:
-        return _stage(self.held, row, self.recompute_vision, self.recompute_language)
+        return _stage(self.held, row, self.recomputed)
 
 
 class Problem:
@@ -48,7 +59,16 @@ class Problem:
         self.sizes = predictor.sizes(packing, layout)
         _check(limits, layout, self.sizes.epoch.micro_batches)
         self._predictor, self._limits, self._packing, self._layout = predictor, limits, packing, layout
-        self._seconds = _layer_seconds(predictor, self.sizes.mean)
+        seconds = [_layer_seconds(predictor, sizes) for sizes in self.sizes.of_levels]
+        self._alternatives = [
+            [
+                Level(fits=fits, seconds=of_level, row_share=sizes.row_share)
+                for fits, of_level, sizes in zip(of_levels, seconds, self.sizes.of_levels, strict=True)
+            ]
+            for of_levels in self._conditions
+        ]
+        """The levels with conditions that are enough to fit together; those of any alternative are."""
+        self._seconds = mean_seconds(self._alternatives[0])
 
     # --- the parts of the chain ---
 
@@ -58,12 +78,36 @@ class Problem:
         return cuts(self._limits.layers, self._limits.vision_layers, self._layout.pipeline)
 
     def stage_bytes(self, held: Holdings, recompute_vision: Ints, recompute_language: Ints) -> Array:
-        """Return the expected bytes of the stages with these layers recomputed, [holdings]."""
+        """Return the expected bytes of the stages with these layers recomputed at every level, [holdings].
+
+        With several levels it is a bound: the heaviest packs of all are in flight together.
+        """
         parts = held.parts(recompute_vision, recompute_language)
         slices = [slice(first, first + _ROWS_AT_ONCE) for first in range(0, max(len(parts), 1), _ROWS_AT_ONCE)]
-        return np.concatenate(
-            [self._predictor.stage_bytes(parts[rows], self._layout, held.numbers[rows], self.sizes) for rows in slices]
+        return np.concatenate([self._bytes(parts[rows], held.numbers[rows]) for rows in slices])
+
+    def forward_seconds(self, held: Holdings) -> Array:
+        """Return the seconds of the forward passes of the mean row, [holdings]."""
+        nothing = np.zeros_like(held.vision)
+        parts = held.parts(nothing, nothing)
+        seconds: Array = np.sum(
+            [each.row_share * self._predictor.pass_seconds(parts, each.mean)[0][0] for each in self.sizes.of_levels],
+            axis=0,
         )
+        return seconds
+
+    def _bytes(self, parts: Parts, numbers: Ints) -> Array:
+        if len(self.sizes.of_levels) == 1:
+            return self._predictor.stage_bytes(parts, self._layout, numbers, self.sizes)
+        heaviest = [self._predictor.heaviest_bytes(parts, sizes) for sizes in self.sizes.of_levels]
+        kept, running = np.max(heaviest, axis=0)
+        needed: Array = self._predictor.static_bytes(parts, self._layout) + running + self._behind(numbers) * kept
+        return needed
+
+    def _behind(self, numbers: Ints) -> Ints:
+        """Return how many packs are in flight behind the one whose backward pass runs, [holdings]."""
+        behind: Ints = np.minimum(self._layout.pipeline - numbers, self.sizes.epoch.micro_batches) - 1
+        return behind
 
     def _held(self, numbers: Ints, starts: Ints, ends: Ints) -> Holdings:
         return Holdings.of(numbers, starts, ends, self._limits.vision_layers, self._layout.pipeline)
@@ -120,24 +164,47 @@ class Problem:
     def _fitting_parts(self, held: Holdings, starts: Ints, ends: Ints, bounds: Array) -> list[_Fitting]:
         """Return what fits of the parts, whose stages ascend, by stage."""
         alike, first, which = held.distinct()
-        found = least_recomputes(alike, self._fits, self._seconds, bounds[first])
-        fits = found.seconds[which] < np.inf
+        found, seconds = least_of_alternatives(alike, self._alternatives, bounds[first])
+        fits = seconds[which] < np.inf
         stages = []
         for places in np.split(np.flatnonzero(fits), np.searchsorted(held.numbers[fits], np.arange(1, held.stages))):
             rows = which[places]
             stages.append(
                 _Fitting(
-                    choices=Choices(starts=starts[places], ends=ends[places], seconds=found.seconds[rows]),
+                    choices=Choices(starts=starts[places], ends=ends[places], seconds=seconds[rows]),
                     held=alike[rows],
-                    recompute_vision=found.vision[rows],
-                    recompute_language=found.language[rows],
+                    recomputed=tuple((each.vision[rows], each.language[rows]) for each in found),
                 )
             )
         return stages
 
+    @property
+    def _conditions(self) -> list[list[Fits]]:
+        """Conditions for the packs of each level, of which those of any row are enough."""
+        if len(self.sizes.of_levels) == 1:
+            return [[self._fits]]
+        return [[partial(self._fits_beside, sizes, share) for sizes in self.sizes.of_levels] for share in SHARES]
+
     def _fits(self, held: Holdings, recompute_vision: Ints, recompute_language: Ints) -> Bools:
         needed = self.stage_bytes(held, recompute_vision, recompute_language)
         fits: Bools = needed <= self._limits.usable_bytes
+        return fits
+
+    def _fits_beside(
+        self, sizes: EpochSizes, share: float, held: Holdings, recompute_vision: Ints, recompute_language: Ints
+    ) -> Bools:
+        """Return whether the packs of one level fit beside those of other levels for which the same holds.
+
+        Each keeps at most a share of what there is for a pack in flight, so that the one that runs has the rest.
+        """
+        parts = held.parts(recompute_vision, recompute_language)
+        kept, running = self._predictor.heaviest_bytes(parts, sizes)
+        usable, behind = (
+            self._limits.usable_bytes - self._predictor.static_bytes(parts, self._layout),
+            self._behind(held.numbers),
+        )
+        most_kept = share * usable / (behind + 1)
+        fits: Bools = (running + behind * most_kept <= usable) & ((kept <= most_kept) | (behind == 0))
         return fits
 
     def _any_fits(self) -> bool:
@@ -151,8 +218,12 @@ class Problem:
             fewer_vision, fewer_language = np.repeat([[0, 0, 1, 1], [0, 1, 0, 1]], len(starts), axis=1)
             held = self._held(np.full(4 * len(starts), number), np.tile(starts, 4), np.tile(ends, 4))
             vision, language = held.vision - fewer_vision, held.language - fewer_language
-            fits = self._fits(held, np.maximum(vision, 0), np.maximum(language, 0))
-            reached = ends[np.logical_or.reduce(fits.reshape(4, -1), axis=0)]
+            fewer = np.maximum(vision, 0), np.maximum(language, 0)
+            fits = [
+                [level.fits(held, *fewer).reshape(4, -1).any(axis=0) for level in levels]
+                for levels in self._alternatives
+            ]
+            reached = ends[np.all(fits, axis=1).any(axis=0)]
             if not len(reached):
                 return False
         return bool(reached[-1] == self._limits.layers)
@@ -165,9 +236,10 @@ class Problem:
         starts = np.pad(ends[:, :-1], ((0, 0), (1, 0)))
         held = self._held(np.tile(np.arange(ends.shape[1]), len(ends)), starts.ravel(), ends.ravel())
         alike, _, which = held.distinct()
-        found = least_recomputes(alike, self._fits, self._seconds, np.full(len(alike), np.inf))
-        stages = [_stage(alike, row, found.vision, found.language) for row in range(len(alike))]
-        fits = np.isfinite(found.seconds)
+        found, seconds = least_of_alternatives(alike, self._alternatives, np.full(len(alike), np.inf))
+        recomputed = tuple((each.vision, each.language) for each in found)
+        stages = [_stage(alike, row, recomputed) for row in range(len(alike))]
+        fits = np.isfinite(seconds)
         return [
             self._plan(tuple(stages[row] for row in rows.tolist())) if fits[rows].all() else None
             for rows in which.reshape(ends.shape)
@@ -180,22 +252,29 @@ class Problem:
             counts = np.arange(end - start + 1)
             held = self._held(*(np.full_like(counts, each) for each in (number, start, end)))
             vision = np.minimum(counts, held.vision)
-            fits = np.flatnonzero(self._fits(held, vision, counts - vision))
-            if not len(fits):
+            language = counts - vision
+            several = ([level.fits(held, vision, language) for level in levels] for levels in self._alternatives)
+            fits = next((levels for levels in several if np.any(levels, axis=1).all()), None)
+            if fits is None:
                 return None
-            stages.append(_stage(held, int(fits[0]), vision, counts - vision))
+            fewest = [int(np.argmax(of_level)) for of_level in fits]
+            stages.append(_stage(held, 0, [(vision[[count]], language[[count]]) for count in fewest]))
         return self._plan(tuple(stages))
 
     def _plan(self, stages: tuple[Stage, ...]) -> Plan:
         return Plan(packing=self._packing, layout=self._layout, stages=stages)
 
 
-def _stage(held: Holdings, row: int, recompute_vision: Ints, recompute_language: Ints) -> Stage:
+def _stage(held: Holdings, row: int, recomputed: Sequence[tuple[Ints, Ints]]) -> Stage:
+    first, *further = [
+        Recomputed(vision=int(vision[row]), language=int(language[row])) for vision, language in recomputed
+    ]
     return Stage(
         vision=int(held.vision[row]),
         language=int(held.language[row]),
-        recompute_vision=int(recompute_vision[row]),
-        recompute_language=int(recompute_language[row]),
+        recompute_vision=first.vision,
+        recompute_language=first.language,
+        further_levels=tuple(further),
     )
 
 
@@ -209,13 +288,15 @@ def _check(limits: Limits, layout: Layout, micro_batches: int) -> None:
         raise InvalidPlan(f"a step needs at least 1 micro-batch, not {micro_batches}; give data to every step")
 
 
-def _layer_seconds(predictor: Predictor, mean: Array) -> LayerSeconds:
-    """Return the time of one layer of each kind alone; that of a stage is their sum."""
+def _layer_seconds(predictor: Predictor, sizes: EpochSizes) -> LayerSeconds:
+    """Return the time of one layer of each kind alone for the mean pack; that of a stage is their sum."""
     each, nothing = np.eye(len(KINDS)), np.zeros((len(KINDS), len(KINDS)))
+    mean, whole = sizes.mean, sizes.whole.mean(axis=0, keepdims=True)
 
     def of(parts: Parts) -> Array:
         forward, backward = predictor.pass_seconds(parts, mean)
-        seconds: Array = (predictor.load_seconds(parts, mean) + forward + backward)[0]
+        exchange, exchange_back = predictor.exchange_seconds(parts, mean, np.array([sizes.degree]))
+        seconds: Array = (predictor.load_seconds(parts, whole) + forward + backward + exchange + exchange_back)[0]
         return seconds
 
     return LayerSeconds(

@@ -1,8 +1,8 @@
 """Numbers of layers that stages recompute to fit the memory, for many stages at once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ _NEVER = 1 << 30
 """More layers than any stage has."""
 _LEAST_SECONDS = 1e-300
 _ROUNDING = 1e-6
+_ROUNDED = 1 + 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -38,6 +39,26 @@ class LayerSeconds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Level:
+    """The packs of one level, to which recompute counts of their own belong."""
+
+    fits: Fits
+    """Enough for packs of the level to fit with those of other levels."""
+    seconds: LayerSeconds
+    row_share: float
+    """Share of the rows of the epoch."""
+
+
+def mean_seconds(levels: Sequence[Level]) -> LayerSeconds:
+    """Return the seconds of the mean row, when the same layers are recomputed at every level."""
+    kept, recomputed = (
+        np.sum([level.row_share * getattr(level.seconds, side) for level in levels], axis=0)
+        for side in ("kept", "recomputed")
+    )
+    return LayerSeconds(kept=kept, recomputed=recomputed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Recomputes:
     """Recompute counts with which holdings fit, all [holdings]."""
 
@@ -45,6 +66,48 @@ class Recomputes:
     language: Ints
     seconds: Array
     """Seconds of the stage; infinite where it does not fit within its bound."""
+
+
+def least_of_alternatives(
+    holdings: Holdings, alternatives: Sequence[Sequence[Level]], bounds: Array
+) -> tuple[tuple[Recomputes, ...], Array]:
+    """Return (the counts for packs of each level, seconds of each holding for the mean row within its bound).
+
+    Each holding has those of the alternative with the least time.
+    """
+    found = [_least_of_levels(holdings, levels, bounds) for levels in alternatives]
+    if len(found) == 1:
+        return found[0]
+    best, every = np.argmin([seconds for _, seconds in found], axis=0), np.arange(len(holdings))
+
+    def chosen(of_alternatives: Sequence[Ints | Array]) -> Any:
+        return np.stack(of_alternatives)[best, every]
+
+    counts = tuple(
+        Recomputes(
+            **{side: chosen([getattr(each, side) for each in of_level]) for side in ("vision", "language", "seconds")}
+        )
+        for of_level in zip(*(of_levels for of_levels, _ in found), strict=True)
+    )
+    return counts, chosen([seconds for _, seconds in found])
+
+
+def _least_of_levels(
+    holdings: Holdings, levels: Sequence[Level], bounds: Array
+) -> tuple[tuple[Recomputes, ...], Array]:
+    """Return the same of one alternative, in which the levels are independent of each other."""
+    if len(levels) == 1:
+        found = least_recomputes(holdings, levels[0].fits, levels[0].seconds, bounds)
+        return (found,), found.seconds
+    nothing = _nothing(holdings)
+    least = np.stack([level.row_share * level.seconds.of(holdings.parts(nothing, nothing)) for level in levels])
+    spare = bounds - least.sum(axis=0)
+    several = tuple(
+        least_recomputes(holdings, level.fits, level.seconds, _ROUNDED * (of_level + spare) / level.row_share)
+        for level, of_level in zip(levels, least, strict=True)
+    )
+    seconds = np.sum([level.row_share * found.seconds for level, found in zip(levels, several, strict=True)], axis=0)
+    return several, np.where(seconds <= _ROUNDED * bounds, seconds, np.inf)
 
 
 def least_recomputes(holdings: Holdings, fits: Fits, seconds: LayerSeconds, bounds: Array) -> Recomputes:

@@ -12,7 +12,7 @@ from autotune.search.solver.holdings import Holdings
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.problem import Problem
 from autotune.search.solver.splits import Wanted, min_max_split
-from trials.plan import Layout, Packing, Plan, Stage, layer_counts
+from trials.plan import Layout, Packing, Plan, Recomputed, Stage, layer_counts
 
 RANKED = Wanted(count=16, within=1.08)
 """Solutions of the closed form that are compared on real packs: beyond these, hardly any is the fastest."""
@@ -91,14 +91,7 @@ class Solver:
     def forward_boundaries(self, packing: Packing, layout: Layout) -> tuple[int, ...]:
         """Return the stage boundaries with the least slowest forward time on the mean pack, regardless of memory."""
         problem = self._problem(packing, layout)
-
-        def seconds(held: Holdings) -> Array:
-            nothing = np.zeros_like(held.vision)
-            forward, _backward = self._predictor.pass_seconds(held.parts(nothing, nothing), problem.sizes.mean)
-            of_mean: Array = forward[0]
-            return of_mean
-
-        return self._min_max(problem, seconds)[0]
+        return self._min_max(problem, problem.forward_seconds)[0]
 
     def least_seconds(self, packing: Packing, layout: Layout) -> float:
         """Return a bound below the epoch seconds of all plans of this layout whose packs hold the same samples.
@@ -108,7 +101,8 @@ class Solver:
         """
         problem = self._problem(packing, layout)
         # Without the time per pack, of which other packers may need fewer.
-        samples = problem.sizes.samples_alone.sum(axis=0, keepdims=True) * (1, 1, 1, 0)
+        sizes = problem.sizes
+        samples = (sizes.samples_alone * sizes.degrees[:, None]).sum(axis=0, keepdims=True) * (1, 1, 1, 0)
 
         def seconds(held: Holdings) -> Array:
             nothing = np.zeros_like(held.vision)
@@ -130,9 +124,14 @@ class Solver:
             return problem.stage_bytes(held, share * held.vision, share * held.language)
 
         boundaries, _ = self._min_max(problem, needed)
+        further = len(packing.degrees) - 1
         stages = (
             Stage(
-                vision=vision, language=language, recompute_vision=share * vision, recompute_language=share * language
+                vision=vision,
+                language=language,
+                recompute_vision=share * vision,
+                recompute_language=share * language,
+                further_levels=(Recomputed(vision=share * vision, language=share * language),) * further,
             )
             for vision, language in layer_counts(boundaries, self._limits.vision_layers)
         )
