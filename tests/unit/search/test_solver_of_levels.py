@@ -188,3 +188,18 @@ def test_shared_packs_need_less_recomputation() -> None:
     assert shared is not None
     counts = [plan.stages[0].recompute_vision + plan.stages[0].recompute_language for plan in (shared, alone)]
     assert counts[0] < counts[1]
+
+
+@pytest.mark.parametrize("pipeline", [2, 3])
+def test_long_packs_that_are_recomputed_leave_room_for_short_ones_that_are_kept(pipeline: int) -> None:
+    """Each level alone fits with counts with which a step that mixes them takes up to 23 % more than there is."""
+    light = replace(PLAIN, layers=tuple((kind, replace(cost, parameters=1000)) for kind, cost in PLAIN.layers))
+    predictor, packing = predictor_of(light, batch=64), packing_of(1, 1)
+    layout = Layout(pipeline=pipeline, data=2, zero=0)
+    least = Solver(predictor, limits_of(1)).least_bytes(packing, layout)
+    several = [limits_of(round(least * share / 10)) for share in range(12, 42)]
+    solved = [(limits, Solver(predictor, limits).solve(packing, layout)) for limits in several]
+    found = [(limits, plan) for limits, plan in solved if plan is not None]
+    assert len(found) > 25
+    for limits, plan in found:
+        assert max(stage.expected for stage in predictor.plans_memory((plan,))[0]) <= limits.usable_bytes
