@@ -83,14 +83,15 @@ def main() -> None:
     _report(costs, predictor, runs, prepared.job.search.warmup_steps)
 
 
-def example(folder: Path, samples: int, search: Mapping[str, object] | None = None) -> Prepared:
+def example(folder: Path, samples: int, search: Mapping[str, object] | None = None, *, devices: int = 2) -> Prepared:
     """The example's job on so many samples, made in `folder`; `search` takes the place of some of its settings."""
     generate = [sys.executable, str(EXAMPLE / "generate.py"), "--folder", str(folder), "--samples", str(samples)]
     subprocess.run(generate, check=True, stdout=sys.stderr)
     (folder / "job.yaml").write_text((EXAMPLE / "job.yaml").read_text())
     job = load_job(folder / "job.yaml")
     settings = job.search.model_copy(update=search or {})
-    return prepare(job.model_copy(update={"search": settings}), folder / "work")
+    hardware = job.hardware.model_copy(update={"devices": devices})
+    return prepare(job.model_copy(update={"search": settings, "hardware": hardware}), folder / "work")
 
 
 # --- plans ---
