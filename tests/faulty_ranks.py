@@ -33,6 +33,14 @@ def lost_sample() -> AbstractContextManager[Any]:
     )
 
 
+def lost_weights() -> AbstractContextManager[Any]:
+    """Count every target equally, where the job weighs samples."""
+    tensors = engine._tensors
+    return patch.object(
+        engine, "_tensors", lambda batch, scale, device: tensors(replace(batch, weights=None), scale, device)
+    )
+
+
 def shifted_positions() -> AbstractContextManager[Any]:
     """Leave one position out in the middle of a pack's first sample."""
 
@@ -64,6 +72,7 @@ FAULTS: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
     "none": nullcontext,
     "wrong-scale": wrong_scale,
     "lost-sample": lost_sample,
+    "lost-weights": lost_weights,
     "shifted-positions": shifted_positions,
     "repeated-sample": repeated_sample,
 }

@@ -26,6 +26,7 @@ Part: TypeAlias = Literal["vision", "projector", "language"]
 PARTS: tuple[Part, ...] = get_args(Part)
 TrainedAs: TypeAlias = Literal["whole", "adapters", "frozen"]
 ScheduleName: TypeAlias = Literal["constant", "linear", "cosine"]
+LossWeighting: TypeAlias = Literal["token", "sample", "square"]
 
 
 class _Section(BaseModel):
@@ -191,6 +192,9 @@ class TrainingSection(_Section):
     """Decay rates of AdamW's two moments."""
     clip_norm: Annotated[float, Field(gt=0)] | None = None
     """Highest norm of the gradient of the whole model; a longer one is scaled down to it."""
+    loss_weighting: LossWeighting = "token"
+    """What has equal weight in the loss of a step, as in InternVL's `loss_reduction`: every target `token`, every
+    `sample`, or between the two (`square`) each token by 1 / sqrt(target tokens of its sample)."""
     epochs: Annotated[int, Field(gt=0)] = 1
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     output: Path = Path("output")

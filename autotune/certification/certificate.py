@@ -10,7 +10,7 @@ from typing import Literal, get_args
 from trials import wire
 from trials.certification import EpochCount, ParameterComparison, Reference
 from trials.errors import WireError
-from trials.job import Part
+from trials.job import LossWeighting, Part
 from trials.tasks.answer import CertificationReport
 from trials.whole_file import whole_file
 from trials.workload import Software
@@ -103,6 +103,7 @@ class Subject:
     global_batch_samples: int
     adapters: str | None = None
     """Settings of the LoRA adapters, where the job has some."""
+    loss_weighting: LossWeighting = "token"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

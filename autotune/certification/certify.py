@@ -22,7 +22,7 @@ from autotune.folders import certificates_folder
 from autotune.workload import Prepared, check_plan
 from trials.certification import Reference
 from trials.errors import OutputTaken
-from trials.job import PARTS, TrainingSection
+from trials.job import PARTS, LossWeighting, TrainingSection
 from trials.launchers.local import LocalLauncher
 from trials.outcome import Cause, OutOfMemory
 from trials.plan import Plan
@@ -33,6 +33,11 @@ from trials.tasks.request import Certification
 _log = logging.getLogger(__name__)
 
 _MODES = {"frozen": "frozen", "adapters": "with adapters"}
+_EQUAL: dict[LossWeighting, str] = {
+    "token": "target tokens equally",
+    "sample": "samples equally",
+    "square": "samples by the square roots of their target tokens",
+}
 _STEP = 0
 """Any step would do: steps are in random order."""
 _TIMEOUTS = 10
@@ -151,6 +156,7 @@ def _subject(prepared: Prepared, plan: Plan) -> Subject:
         seed=job.training.seed,
         global_batch_samples=job.training.global_batch_samples,
         adapters=job.training.lora.model_dump_json() if job.training.lora.rank else None,
+        loss_weighting=job.training.loss_weighting,
     )
 
 
@@ -163,12 +169,12 @@ def _of_data(prepared: Prepared, comparison: Comparison | None) -> tuple[str, ..
         found.append(
             f"single steps have {epoch.fewest_samples} to {epoch.most_samples} samples, the last one "
             f"{epoch.last_samples}, instead of {prepared.job.training.global_batch_samples}; each step counts its "
-            "target tokens equally"
+            f"{_EQUAL[prepared.job.training.loss_weighting]}"
         )
         if comparison.blank_samples:
             found.append(
                 f"{comparison.blank_samples} samples of the step cannot be read; blank samples replace them, and the "
-                "loss is still divided by their targets"
+                "loss is still divided by their weights"
             )
         if epoch.skipped:
             found.append(f"{epoch.skipped} samples of an epoch are above a capacity of the plan and skipped")

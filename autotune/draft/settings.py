@@ -3,13 +3,13 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from autotune.draft.arguments import Arguments
 from autotune.draft.trainers import TRAINERS
 from autotune.errors import JobError
 from trials import plugins, strict_yaml
-from trials.job import PARTS
+from trials.job import PARTS, LossWeighting
 
 _Value = TypeVar("_Value")
 
@@ -72,6 +72,7 @@ def draft_of(arguments: Arguments, devices: int) -> Draft:
     _precision(given, draft)
     _batch(given, draft, devices)
     _steps(given, draft)
+    _loss(given, draft)
     _adapters(given, draft)
     _leave(arguments, given, draft)
     return draft
@@ -184,6 +185,25 @@ def _steps(given: "_Given", draft: Draft) -> None:
         draft.values["training.clip_norm"] = norm
     if (every := given.take("save_steps", _number)) and every >= 1:
         draft.values["training.checkpoint_every"] = int(every)
+
+
+def _loss(given: "_Given", draft: Draft) -> None:
+    weighting, packs = given.take("loss_reduction", _text), given.take("use_packed_ds", _flag)
+    given.take("loss_reduction_all_gather", _flag)
+    if packs is not None:
+        given.left.add("use_packed_ds")  # for the search to decide
+    if weighting is None:
+        return
+    if weighting not in get_args(LossWeighting):
+        raise JobError(f"loss_reduction: {weighting} is not supported; give {', '.join(get_args(LossWeighting))}")
+    if not packs:
+        draft.notes.append("loss_reduction is left out: it means nothing there without use_packed_ds")
+        return
+    draft.values["training.loss_weighting"] = weighting
+    draft.notes.append(
+        "The loss is normalised over all samples of a step; loss_reduction is over those of a micro-batch, or of one "
+        "on each device with loss_reduction_all_gather"
+    )
 
 
 def _adapters(given: "_Given", draft: Draft) -> None:

@@ -23,7 +23,7 @@ class PackCollator:
     blank ones without a target, so that the vision tower always runs.
 
     The model's loss of a pack is the sum over its targets divided by `num_items_in_batch`; give the `target_tokens` of
-    the `PackStep`.
+    the `PackStep`. It does not follow `training.loss_weighting`, which `launch` does.
     """
 
     def __init__(self, samples: SampleDataset, model: nn.Module) -> None:

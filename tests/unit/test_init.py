@@ -213,6 +213,20 @@ def test_a_launch_script_of_internvl_becomes_a_job() -> None:
     assert any("grad_checkpoint" in note for note in notes)
 
 
+def test_the_loss_reduction_of_a_script_of_internvl_is_that_of_its_packs() -> None:
+    packed = INTERNVL.replace(
+        "--bf16", "--use_packed_ds True --loss_reduction square --loss_reduction_all_gather True --bf16"
+    )
+    job, notes = converted("packed.sh", packed)
+    assert job.training.loss_weighting == "square"
+    assert any("Left to the search for a plan: deepspeed, grad_checkpoint, use_packed_ds" in note for note in notes)
+    assert any(note.startswith("The loss is normalised over all samples of a step") for note in notes)
+    Path("job.yaml").unlink()
+    job, notes = converted("padded.sh", packed.replace("ds True", "ds False"))
+    assert job.training.loss_weighting == "token"
+    assert "loss_reduction is left out: it means nothing there without use_packed_ds" in notes
+
+
 def test_adapters_of_a_script_of_internvl_are_those_of_the_language_model() -> None:
     flags = INTERNVL.replace("freeze_llm False", "freeze_llm True --use_llm_lora 16").replace("mlp False", "mlp True")
     lora = converted("lora.sh", flags)[0].training.lora
@@ -276,6 +290,7 @@ def test_a_configuration_of_deepspeed_becomes_a_job() -> None:
         ("a.json", json.dumps({**DEEPSPEED, "train_batch_size": 33}), "train_batch_size: 33 is not 4 per device x 2"),
         ("a.json", json.dumps({**DEEPSPEED, "bf16": True}), "bf16 is True; write an object"),
         ("a.json", json.dumps({**DEEPSPEED, "optimizer": {"type": "Lion"}}), "optimizer.type: Lion"),
+        ("a.sh", INTERNVL.replace("--bf16", "--loss_reduction sum --bf16"), "loss_reduction: sum is not supported"),
         ("a.sh", "echo 'never ends", "a quote does not end"),
         ("a.sh", "echo hello\n", "no command with options"),
         ("a.sh", "swift rlhf --model MODEL --rlhf_type dpo --train_type lora", "only supervised fine-tuning"),

@@ -118,6 +118,10 @@ def test_every_problem_is_listed_with_its_line(job_file: Path) -> None:
         ("training: {betas: [0.9]}", "training.betas[1]: missing; add this entry to the list"),
         ("training: {betas: [0.9, 0.9, 0.9]}", "training.betas: must be a list of 2 entries at most, not a list"),
         ("training: {clip_norm: 0}", "training.clip_norm: must be greater than 0, not 0"),
+        (
+            "training: {loss_weighting: sum}",
+            "training.loss_weighting: must be 'token', 'sample' or 'square', not 'sum'",
+        ),
         ("training: {schedule: step}", "training.schedule: must be 'constant', 'linear' or 'cosine', not 'step'"),
         ("training: {warmup: -1}", "training.warmup: must be greater than or equal to 0, not -1"),
         (

@@ -88,7 +88,12 @@ class Step:
     samples: int
     vision_units: int
     text_tokens: int
-    target_tokens: int
+    targets: Ints
+    """Target tokens of each sample, [samples]."""
+
+    @property
+    def target_tokens(self) -> int:
+        return int(self.targets.sum())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -135,7 +140,7 @@ class Epoch:
             samples=len(samples),
             vision_units=int(self.index.vision_units[samples].sum()),
             text_tokens=int(self.index.text_tokens[samples].sum()),
-            target_tokens=int(self.index.target_tokens[samples].sum()),
+            targets=self.index.target_tokens[samples].astype(np.int64),
         )
 
     @property

@@ -15,10 +15,12 @@ from torch.utils.data import DataLoader, Dataset
 
 from trials.data.epoch import Epoch, PackPart
 from trials.data.index import DatasetIndex
+from trials.data.loss_weights import token_weights
 from trials.data.records.images import image_pixels
 from trials.data.records.sample import IGNORED, NO_GRIDS, Encoded, Encoder, Ints, Lengths
 from trials.data.tokens import PackTokens
 from trials.errors import DataError
+from trials.job import LossWeighting
 from trials.lifeline import end_with
 from trials.sharing.share import ALONE, Share
 
@@ -36,14 +38,19 @@ class MicroBatch:
     labels: torch.Tensor
     """int64 [t], shifted: entry i is the target after token i in the same sample, else -100; of the t tokens of this
     rank, which are all T unless ranks share the pack."""
+    weights: torch.Tensor | None = None
+    """float32 [t], the weight of each label in the loss of a step; None where it is 1 for all."""
     faults: tuple[str, ...] = ()
     """Why samples of the pack are blank, each with file and line. The first of the ranks that share a pack has them."""
 
     def pin_memory(self) -> "MicroBatch":
-        """Return the same with pixels and labels in page-locked memory; `DataLoader` calls it."""
-        pixels = self.pixel_values
+        """Return the same with pixels, labels and weights in page-locked memory; `DataLoader` calls it."""
+        pixels, weights = self.pixel_values, self.weights
         return replace(
-            self, pixel_values=None if pixels is None else pixels.pin_memory(), labels=self.labels.pin_memory()
+            self,
+            pixel_values=None if pixels is None else pixels.pin_memory(),
+            labels=self.labels.pin_memory(),
+            weights=None if weights is None else weights.pin_memory(),
         )
 
 
@@ -58,6 +65,7 @@ def micro_batches(
     workers: int,
     on_error: Literal["skip", "fail"],
     pin: bool = False,
+    weighting: LossWeighting = "token",
 ) -> Iterator[MicroBatch]:
     """Yield the rank's micro-batches of these steps, in order; `workers` processes prepare them ahead.
 
@@ -69,7 +77,7 @@ def micro_batches(
     with a warning of its file and line. Under `on_error: fail` it raises DataError instead.
     """
     packs = [epoch.part(pack, data_rank) for step in steps for pack in epoch.rows(step)[:, data_rank].tolist()]
-    dataset = PackDataset(index, packs, encoder, pixels=pixels, padded=epoch.packs.padded)
+    dataset = PackDataset(index, packs, encoder, pixels=pixels, padded=epoch.packs.padded, weighting=weighting)
     # Faults come as values: raised in a worker, one would come back with the worker's traceback as its message.
     loader = DataLoader(dataset, batch_size=None, num_workers=workers, worker_init_fn=_end_with_rank, pin_memory=pin)
     for batch in _received_ahead(iter(loader)) if workers else loader:
@@ -107,13 +115,21 @@ class PackDataset(Dataset[MicroBatch]):
     """
 
     def __init__(
-        self, index: DatasetIndex, packs: Sequence[PackPart], encoder: Encoder, *, pixels: bool, padded: bool
+        self,
+        index: DatasetIndex,
+        packs: Sequence[PackPart],
+        encoder: Encoder,
+        *,
+        pixels: bool,
+        padded: bool,
+        weighting: LossWeighting = "token",
     ) -> None:
         self._index = index
         self._packs = packs
         self._encoder = encoder
         self._pixels = pixels
         self._padded = padded
+        self._weighting = weighting
 
     def __len__(self) -> int:
         return len(self._packs)
@@ -122,7 +138,14 @@ class PackDataset(Dataset[MicroBatch]):
         faults: list[str] = []
         part = self._packs[number]
         samples = [self._encoded(int(row), faults) for row in part.rows]
-        batch = collate(samples, self._encoder, pixels=self._pixels, padded=self._padded, share=part.share)
+        batch = collate(
+            samples,
+            self._encoder,
+            pixels=self._pixels,
+            padded=self._padded,
+            share=part.share,
+            weighting=self._weighting,
+        )
         tokens = replace(batch.tokens, level=part.level)
         return replace(batch, tokens=tokens, faults=() if part.share.index else tuple(faults))
 
@@ -167,12 +190,18 @@ def _told(lengths: Lengths) -> str:
 
 
 def collate(
-    samples: Sequence[Encoded], encoder: Encoder, *, pixels: bool, padded: bool, share: Share = ALONE
+    samples: Sequence[Encoded],
+    encoder: Encoder,
+    *,
+    pixels: bool,
+    padded: bool,
+    share: Share = ALONE,
+    weighting: LossWeighting = "token",
 ) -> MicroBatch:
     """Return a pack's samples as one micro-batch; an empty pack becomes one pad token without a target.
 
-    With `padded` each sample is filled up to the longest, so that T is a multiple of it. Units and labels are those of
-    `share`; pad tokens, as a sample of their own, make T a multiple of its degree.
+    With `padded` each sample is filled up to the longest, so that T is a multiple of it. Units, labels and weights are
+    those of `share`; pad tokens, as a sample of their own, make T a multiple of its degree.
     """
     if not samples:
         # An empty pack makes the number of packs a multiple of the data ranks; its rank runs the step like the others.
@@ -203,11 +232,19 @@ def collate(
         grids=torch.from_numpy(grids),
         stands_in=stands_in,
     )
+    own = share.part(sum(widths))
     return MicroBatch(
         pixel_values=torch.from_numpy(shown) if pixels else None,
         tokens=tokens,
-        labels=torch.from_numpy(np.concatenate(labels))[share.part(sum(widths))],
+        labels=torch.from_numpy(np.concatenate(labels))[own],
+        weights=None if weighting == "token" else torch.from_numpy(_weights(labels, weighting))[own],
     )
+
+
+def _weights(labels: Sequence[Ints], weighting: LossWeighting) -> NDArray[np.float32]:
+    """Return the weight of each label of a pack's samples, [T]: by all targets of its sample, whichever rank has it."""
+    targets = np.array([np.count_nonzero(of_sample != IGNORED) for of_sample in labels], dtype=np.int64)
+    return np.repeat(token_weights(targets, weighting), [*map(len, labels)]).astype(np.float32)
 
 
 def _padding(encoder: Encoder, tokens: int, *, pixels: bool) -> Encoded:

@@ -4,6 +4,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import islice
 from typing import Any, Protocol, cast
 
@@ -48,15 +49,16 @@ class TrainingEngine(Protocol):
     state: OptimizerState
 
     @abstractmethod
-    def step(self, batches: Iterator[MicroBatch], count: int, target_tokens: int) -> float:
+    def step(self, batches: Iterator[MicroBatch], count: int, total_weight: float) -> float:
         """Run one optimizer step over `count` packs of this rank; all ranks must call it together.
 
-        Return the mean loss over the `target_tokens` of all packs of the step, on every rank.
+        Return the mean loss over the targets of all packs of the step, on every rank. `total_weight` is the sum of
+        their weights: their number, where packs have none.
         """
 
     @abstractmethod
     def evaluate(self, batches: Iterator[MicroBatch], count: int) -> tuple[float, int]:
-        """Run `count` packs of this rank forward, without dropout; all ranks must call it together.
+        """Run `count` packs of this rank forward, without dropout and weights; all ranks must call it together.
 
         Return (cross-entropy summed over the target tokens of all ranks, number of these tokens), on every rank.
         """
@@ -85,7 +87,7 @@ def build_engine(
 
 
 class _DeepSpeedEngine:
-    """What both engines share: the configuration, and the loss as a mean over the step's target tokens."""
+    """What both engines share: the configuration, and the loss as a mean over the step's targets."""
 
     def __init__(self, plan: Plan, stage: StageModule, device: torch.device, training: TrainingSection) -> None:
         self.stage = stage
@@ -150,9 +152,9 @@ class PlainEngine(_DeepSpeedEngine):
         )
         self._take_state()
 
-    def step(self, batches: Iterator[MicroBatch], count: int, target_tokens: int) -> float:
+    def step(self, batches: Iterator[MicroBatch], count: int, total_weight: float) -> float:
         total = torch.zeros((), device=self._device)
-        scale = self._plan.layout.data / target_tokens
+        scale = self._plan.layout.data / total_weight
         for _ in range(count):
             with self.stopwatch.section(LOAD):
                 inputs, target = _tensors(next(batches), scale, self._device)
@@ -170,7 +172,7 @@ class PlainEngine(_DeepSpeedEngine):
         found = torch.zeros(2, dtype=torch.float64, device=self._device)
         with _without_dropout(self.stage), torch.no_grad():
             for batch in islice(batches, count):
-                inputs, target = _tensors(batch, 1.0, self._device)
+                inputs, target = _tensors(replace(batch, weights=None), 1.0, self._device)
                 found += torch.stack((pack_loss(self._engine(inputs), target), _targets(target[0])))
         comm.all_reduce(found)
         return float(found[0]), int(found[1])
@@ -208,9 +210,9 @@ class PipelineEngine(_DeepSpeedEngine):
 
         return run_timed
 
-    def step(self, batches: Iterator[MicroBatch], count: int, target_tokens: int) -> float:
+    def step(self, batches: Iterator[MicroBatch], count: int, total_weight: float) -> float:
         self._engine.set_train_batch_size(count * self._plan.layout.data)
-        scale = count * self._plan.layout.data / target_tokens
+        scale = count * self._plan.layout.data / total_weight
         return float(self._engine.train_batch(_tensors(batch, scale, self._device) for batch in batches))
 
     def evaluate(self, batches: Iterator[MicroBatch], count: int) -> tuple[float, int]:
@@ -218,7 +220,7 @@ class PipelineEngine(_DeepSpeedEngine):
 
         def loaded() -> Iterator[Any]:
             for batch in batches:
-                inputs, target = _tensors(batch, 1.0, self._device)
+                inputs, target = _tensors(replace(batch, weights=None), 1.0, self._device)
                 # The first stage loads the same packs.
                 targets.add_(_targets(target[0]) if self.stage.cut.heads else 0)
                 yield inputs, target
@@ -294,6 +296,9 @@ def _tensors(
     """Return DeepSpeed's (inputs, labels): see `StageModule` and `pack_loss`."""
     pixels = batch.pixel_values if batch.pixel_values is not None else torch.empty(0)
     floats, integers = pack((pixels,), batch.tokens)
-    # Only copies from page-locked memory overlap with other work: pixels and labels come so from the loader.
+    # Only copies from page-locked memory overlap with other work: all but the tokens come so from the loader.
     inputs = (floats.to(device, non_blocking=True), integers.to(device))
-    return inputs, (batch.labels.to(device, non_blocking=True), torch.tensor(scale, device=device))
+    scales = torch.tensor(scale, device=device)
+    if batch.weights is not None:
+        scales = scales * batch.weights.to(device, non_blocking=True)
+    return inputs, (batch.labels.to(device, non_blocking=True), scales)

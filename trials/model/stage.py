@@ -108,9 +108,12 @@ class StageModule(nn.Module):
 
 
 def pack_loss(logits: torch.Tensor, target: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """Return the cross-entropy of logits [T, vocabulary] with labels [T], summed over the targets, times a scale []."""
+    """Return the cross-entropy of logits [T, vocabulary] with labels [T], summed over the targets.
+
+    Each is multiplied by its scale [T], or all by one [].
+    """
     labels, scale = target
-    return cross_entropy(logits.float(), labels, ignore_index=IGNORED, reduction="sum") * scale
+    return (cross_entropy(logits.float(), labels, ignore_index=IGNORED, reduction="none") * scale).sum()
 
 
 def run_layer(

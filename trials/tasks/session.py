@@ -12,6 +12,7 @@ import torch
 from trials.data.epoch import Epoch, Step, job_epoch
 from trials.data.index import DatasetIndex
 from trials.data.loader import MicroBatch, micro_batches
+from trials.data.loss_weights import sample_weights
 from trials.data.order import epoch_order
 from trials.data.records.sample import Encoder, Ints
 from trials.engine.engine import TrainingEngine, build_engine
@@ -86,6 +87,7 @@ class Session:
             workers=(data.workers or 0) if workers is None else workers,
             pin=self.device.type == "cuda",
             on_error=on_error or data.on_error,
+            weighting=self.request.job.training.loss_weighting,
         ):
             self.blank_samples += len(batch.faults)
             yield batch
@@ -95,8 +97,9 @@ class Session:
 
         Raise MemoryExceeded when this rank exceeds its limit, and NotFinite for a loss that is not finite.
         """
+        weights = sample_weights(step.targets, self.request.job.training.loss_weighting)
         with self.meter.watch():
-            loss = self.engine.step(batches, step.micro_batches, step.target_tokens)
+            loss = self.engine.step(batches, step.micro_batches, float(weights.sum()))
         if not math.isfinite(loss):
             raise not_finite("the loss of a step", loss)
         return loss

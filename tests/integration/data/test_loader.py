@@ -19,9 +19,10 @@ from trials.data.indexing import build_index
 from trials.data.loader import MicroBatch, collate, encode, micro_batches
 from trials.data.records.sample import IGNORED, NO_GRIDS, Encoded, Encoder
 from trials.errors import DataError
-from trials.job import DataSection, Source
+from trials.job import DataSection, LossWeighting, Source
 from trials.model.families import internvl
 from trials.plan import Packed, Packing, Padded
+from trials.sharing.share import Share
 from trials.tasks.request import Training, Trial
 
 PACKED = Packed(qv=10, qt=500, qv_min=8, qt_min=400)
@@ -87,6 +88,27 @@ def test_padded_samples_are_filled_up_to_the_longest(encoder: Encoder) -> None:
     assert batch.tokens.positions.tolist() == [[0, 1, 2, 3, 0, 1, 2, 3]]
     assert batch.tokens.lengths == (4, 4)
     assert batch.labels.tolist() == [11, IGNORED, IGNORED, IGNORED, 21, 22, 23, IGNORED]
+
+
+@pytest.mark.parametrize(("weighting", "of_three"), [("sample", 1 / 3), ("square", 3**-0.5)])
+@pytest.mark.parametrize("padded", [False, True])
+def test_each_label_has_the_weight_of_its_whole_sample(
+    encoder: Encoder, weighting: LossWeighting, of_three: float, padded: bool
+) -> None:
+    samples = (encoded(10, 11), encoded(20, 21, 22, 23, targets=3), encoded(30, 31, targets=0))
+    batch = collate(samples, encoder, pixels=False, padded=padded, weighting=weighting)
+    assert batch.weights is not None
+    first, second, third = batch.weights.split(list(batch.tokens.lengths))
+    assert (set(first.tolist()), set(third.tolist())) == ({1.0}, {0.0})
+    assert second.tolist() == pytest.approx([of_three] * 4)
+    # A sample's targets count whichever rank has them.
+    parts = [
+        collate(samples, encoder, pixels=False, padded=padded, weighting=weighting, share=Share(index=rank, degree=2))
+        for rank in range(2)
+    ]
+    weights = [part.weights for part in parts if part.weights is not None]
+    assert torch.cat(weights).tolist() == batch.weights.tolist()
+    assert join(encoder, *samples).weights is None
 
 
 def test_tiles_of_a_pack_come_in_the_order_of_its_samples(encoder: Encoder) -> None:
@@ -206,23 +228,25 @@ def test_workers_give_the_same_micro_batches_in_the_same_order(index: DatasetInd
 
 
 @pytest.mark.parametrize("pixels", [True, False])
-def test_pixels_and_labels_are_pinned_by_the_loader(
+def test_pixels_labels_and_weights_are_pinned_by_the_loader(
     index: DatasetIndex, encoder: Encoder, pixels: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def pinned(tensor: torch.Tensor) -> torch.Tensor:
         pins.append(tensor)
         return tensor.clone()
 
+    weighting: LossWeighting = "token" if pixels else "sample"
     pins: list[torch.Tensor] = []
     monkeypatch.setattr(torch.Tensor, "pin_memory", pinned)  # there may be no device to pin memory for
+    epoch = epoch_of(index, PACKED)
     batch = next(
-        micro_batches(index, epoch_of(index, PACKED), [0], 0, encoder, pixels=pixels, workers=0, on_error="fail")
+        micro_batches(index, epoch, [0], 0, encoder, pixels=pixels, workers=0, on_error="fail", weighting=weighting)
     )
     found = pin_memory(batch)
     assert isinstance(found, MicroBatch)
     assert torch.equal(found.labels, batch.labels)
     assert (found.pixel_values is None) == (not pixels)
-    expected = [batch.pixel_values, batch.labels] if pixels else [batch.labels]
+    expected = [batch.pixel_values, batch.labels] if pixels else [batch.labels, batch.weights]
     assert [id(tensor) for tensor in pins] == list(map(id, expected))
 
 

@@ -1,7 +1,9 @@
 """A plan changes how a step is computed, not what: loss and gradients equal those of the plain model."""
 
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +18,15 @@ from autotune.workload import Prepared
 from tests.parameters import parameters
 from tests.saved_models import saved_model
 from tests.tiny_models import qwen3_vl
-from tests.training_values import plan_of, prepared_of, variant_of
+from tests.training_values import plan_of, prepared_of, stage, variant_of
 from trials.data.loader import encode
+from trials.data.records.sample import IGNORED
 from trials.job import ModelSection
 from trials.launchers.local import LocalLauncher
 from trials.model.family import Images, load_family
 from trials.model.skeleton import build_skeleton, load_config
 from trials.model.weights import draw_buffers, draw_weights
-from trials.plan import Packed, Padded, Plan
+from trials.plan import Levelled, Packed, Padded, Plan, Recomputed
 from trials.run.pool import Answers, WarmPool
 from trials.tasks.request import Training
 from trials.tasks.training.progress import PROGRESS_FILE
@@ -45,6 +48,24 @@ TWO_RANKS = {
     "data parallel, ZeRO 1, some recomputed": plan_of("12+8r6,2", data=2, zero=1, packing=TIGHT),
     "data parallel, ZeRO 1, padded, everything recomputed": plan_of("12+8r12,8", data=2, zero=1, packing=PADDED),
 }
+WEIGHTED_ON_ONE = {
+    "packed": plan_of("4+2r0,1", packing=TIGHT),
+    "padded, recomputed": plan_of("4+2r4,2", packing=PADDED),
+}
+WEIGHTED_ON_TWO = {
+    "pipeline": plan_of("4+1r1,0", "0+1", packing=TIGHT),
+    "pipeline, padded": plan_of("2+0", "2+2r1,1", packing=PADDED),
+    "data parallel, ZeRO 1": plan_of("4+2", data=2, zero=1, packing=TIGHT),
+    "data parallel, padded": plan_of("4+2", data=2, packing=PADDED),
+    "packs shared": plan_of("4+2", data=2, packing=replace(TIGHT, qt_min=0, sequence=2)),
+    "levels": replace(
+        plan_of("4+2", data=2),
+        packing=Levelled(levels=(replace(TIGHT, qt=130, qt_min=0), replace(TIGHT, qt_min=0, sequence=2))),
+        stages=(replace(stage("4+2"), further_levels=(Recomputed(vision=1, language=0),)),),
+    ),
+}
+SHARES: Mapping[str, Callable[[int], float]] = {"token": float, "sample": lambda _: 1.0, "square": math.sqrt}
+"""What the mean loss of a sample counts in its step, by its number of targets."""
 FOUR_RANKS = {
     "pipeline and data parallel": plan_of("8+0", "4+8r1,0", data=2),
     "pipeline and data parallel, ZeRO 1": plan_of("11+0r3,0", "1+8", data=2, zero=1),
@@ -69,6 +90,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPool]:
+    with WarmPool(LocalLauncher(tmp_path_factory.mktemp("one"), 1, "cpu")) as pool:
+        yield pool
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +170,36 @@ def test_states_and_features_of_inner_vision_layers_travel_between_ranks(
     check(plan, prepared_of(example, tmp_path, model={"path": str(tmp_path / "model")}), pool)
 
 
+def weighted(plans: Mapping[str, Plan]) -> dict[str, tuple[Plan, str]]:
+    return {f"{name}, {weighting}": (plan, weighting) for name, plan in plans.items() for weighting in list(SHARES)[1:]}
+
+
+@pytest.mark.parametrize(("plan", "weighting"), parameters(weighted(WEIGHTED_ON_ONE), short=("packed, square",)))
+def test_weights_of_samples_on_one_rank_are_those_of_the_plain_model(
+    plan: Plan, weighting: str, shallow: Path, one_rank: WarmPool, tmp_path: Path
+) -> None:
+    training = {"loss_weighting": weighting}
+    check(plan, prepared_of(shallow, tmp_path, training=training, hardware={"devices": 1}), one_rank, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("plan", "weighting"),
+    parameters(
+        weighted(WEIGHTED_ON_TWO),
+        short=("pipeline, square", "data parallel, padded, square", "packs shared, sample", "levels, sample"),
+    ),
+)
+def test_weights_of_samples_are_normalised_over_all_ranks_and_micro_batches(
+    plan: Plan, weighting: str, shallow: Path, pool: WarmPool, tmp_path: Path
+) -> None:
+    training = {"loss_weighting": weighting, "global_batch_samples": 16}
+    prepared = prepared_of(shallow, tmp_path, training=training)
+    epoch = prepared.epoch(plan.packing, plan.layout.data)
+    assert epoch.micro_batches > 1
+    assert {*epoch.packs.level_of_pack[epoch.rows(0)].ravel()} == {*range(len(plan.packing.degrees))}
+    check(plan, prepared, pool, 1e-5)
+
+
 def check(plan: Plan, prepared: Prepared, pool: WarmPool, within: float = 1e-4) -> None:
     """Trains one step under the plan, and compares with the samples one by one through the Hugging Face model."""
     output = prepared.job.training.output
@@ -161,23 +218,26 @@ def check(plan: Plan, prepared: Prepared, pool: WarmPool, within: float = 1e-4) 
 def reference(
     prepared: Prepared, plan: Plan, number: int = 0, model: nn.Module | None = None
 ) -> tuple[float, dict[str, torch.Tensor]]:
-    """The step's mean loss and its gradients, from each sample's own forward and backward pass."""
+    """The step's loss and its gradients, from each sample's own forward and backward pass."""
     settings = prepared.job.model
     model = model or plain_model(settings, prepared.job.training.seed)
     config = load_config(settings.path)
     family = load_family(config)
     encoder = family.encoder(settings.path)
     step = prepared.epoch(plan.packing, plan.layout.data).step(number)
+    rows = [row for packs in step.packs for pack in packs for row in pack]
+    samples = [encode(prepared.index, int(row), encoder, pixels=True) for row in rows]
+    share = SHARES[prepared.job.training.loss_weighting]
+    shares = [share(int((sample.labels[1:] != IGNORED).sum())) for sample in samples]
     total = 0.0
-    for row in (row for packs in step.packs for pack in packs for row in pack):
-        sample = encode(prepared.index, int(row), encoder, pixels=True)
+    for sample, of_sample in zip(samples, shares, strict=True):
         input_ids, grids = torch.from_numpy(sample.input_ids), torch.from_numpy(sample.grids)
         images = None
         if sample.pixel_values is not None:
             images = Images(pixels=torch.from_numpy(sample.pixel_values), grids=grids, input_ids=input_ids)
         logits = model(**family.model_inputs(config, input_ids, images)).logits[0]
         targets = torch.from_numpy(sample.labels)[1:]
-        loss = cross_entropy(logits[:-1], targets, reduction="sum") / step.target_tokens
+        loss = cross_entropy(logits[:-1], targets) * of_sample / math.fsum(shares)
         loss.backward()
         total += loss.item()
     return total, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}

@@ -1,6 +1,7 @@
 """Certificates on real ranks: a plan that is neutral to learning holds, and each fault in its computation shows."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from autotune.certification import certify
 from autotune.certification.certificate import compare, faults, stored_certificates
 from autotune.folders import certificates_folder
+from autotune.workload import Prepared
 from tests.faulty_ranks import FAULTS, serve_with_faults
 from tests.own_ranks import on_ranks
 from tests.parameters import parameters
@@ -28,12 +30,15 @@ SHARDED = plan_of("4+2r0,1", data=2, zero=3)
 
 CASES: dict[str, tuple[Plan, dict[str, dict[str, Any]]]] = {
     "pipeline, clipped, tied, from files": (PIPELINE, {"training": {**BATCH, "clip_norm": 0.1, "betas": (0.8, 0.9)}}),
-    "bfloat16": (BFLOAT16, {"training": BATCH, "model": {"dtype": "bfloat16"}}),
+    "bfloat16, samples weighted": (
+        BFLOAT16,
+        {"training": {**BATCH, "loss_weighting": "square"}, "model": {"dtype": "bfloat16"}},
+    ),
     "adapters behind a frozen tower": (
         PIPELINE,
         {"training": {**BATCH, "lora": {"rank": 2, "train_projector": True}}},
     ),
-    "too large for one device": (SHARDED, {"training": {"global_batch_samples": 12}}),
+    "too large for one device": (SHARDED, {"training": {"global_batch_samples": 12, "loss_weighting": "sample"}}),
 }
 
 
@@ -68,23 +73,30 @@ def test_a_plan_is_certified(case: str, shallow: Path, tmp_path: Path, monkeypat
     assert compared.epoch.samples == 60
     assert f"instead of {prepared.job.training.global_batch_samples};" in certificate.changes_learning[0]
     assert certify.known_certificate(prepared, plan, tmp_path) == certificate
+    weighting = "sample" if prepared.job.training.loss_weighting == "token" else "token"
+    assert certify.known_certificate(with_training(prepared, loss_weighting=weighting), plan, tmp_path) is None
     assert stored_certificates(certificates_folder(tmp_path), plan.id) == (certificate,)
 
 
 def test_every_fault_in_the_computation_shows(shallow: Path, tmp_path: Path) -> None:
-    prepared = prepared_of(shallow, tmp_path, training=BATCH)
+    prepared = prepared_of(shallow, tmp_path, training={**BATCH, "loss_weighting": "square"})
     request = prepared.request(PIPELINE, Certification(step=0, reference="transformers"))
     for name in FAULTS:
         write_request(tmp_path / name, request)
     assert on_ranks(serve_with_faults, tmp_path) == [True, True]
     found = {name: faults_in(tmp_path / name) for name in FAULTS}
     assert found["none"] == ()
-    for name in ("wrong-scale", "lost-sample", "shifted-positions"):
+    for name in ("wrong-scale", "lost-sample", "lost-weights", "shifted-positions"):
         parts = [text.split()[3] for text in found[name] if text.startswith("the gradient of")]
         assert parts == ["vision", "projector", "language"], found[name]
-    for name in ("wrong-scale", "lost-sample"):
+    for name in ("wrong-scale", "lost-sample", "lost-weights"):
         assert any(text.startswith("the loss of the step is") for text in found[name])
     assert found["repeated-sample"] == ("2 samples are in the epoch more or less often than the data says",)
+
+
+def with_training(prepared: Prepared, **changes: object) -> Prepared:
+    training = prepared.job.training.model_copy(update=changes)
+    return replace(prepared, job=prepared.job.model_copy(update={"training": training}))
 
 
 def faults_in(folder: Path) -> Sequence[str]:

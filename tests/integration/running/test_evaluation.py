@@ -125,6 +125,21 @@ def test_an_evaluation_has_transformers_own_loss_and_leaves_the_training_alone(
     assert [line["step"] for line in lines(parts)] == [1, 2, 3, 3, 4, 4]
 
 
+@pytest.mark.parametrize("plan", parameters(PLANS, short=("pipeline", "data, padded")))
+def test_weights_of_samples_do_not_change_the_loss_of_an_evaluation(
+    plan: Plan, shallow: Path, pool: WarmPool, tmp_path: Path
+) -> None:
+    prepared = prepared_of(
+        shallow,
+        tmp_path,
+        training={**TRAINING, "epochs": 1, "max_steps": 1, "loss_weighting": "sample"},
+        evaluation={"samples": 9},
+    )
+    done = train(pool, prepared, plan)
+    assert done.model is not None
+    assert losses(prepared, "evaluation_loss") == {1: pytest.approx(reference(prepared, done.model), rel=1e-5)}
+
+
 def test_a_learning_rate_that_makes_nan_leaves_the_last_good_checkpoint(
     shallow: Path, pool: WarmPool, tmp_path: Path
 ) -> None:

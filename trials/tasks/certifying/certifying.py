@@ -14,6 +14,7 @@ from trials.data.epoch import PackPart, Step
 from trials.data.epoch_count import count_epoch
 from trials.data.index import DatasetIndex
 from trials.data.loader import PackDataset, encode
+from trials.data.loss_weights import sample_weights
 from trials.data.records.sample import IGNORED, Encoded, Encoder, Ints
 from trials.errors import DataError
 from trials.job import Part
@@ -53,16 +54,20 @@ def run_certification(request: Request, task: Certification, rank: int, device: 
     if device.type == "cuda":
         torch.cuda.empty_cache()
     rows = np.sort(np.concatenate([pack for packs in found.step.packs for pack in packs]))
-    samples, blanks = _encoded(found, rows[rank :: comm.get_world_size()])
-    targets, blank_samples = _summed(device, sum(map(_targets, samples)) + blanks.targets, blanks.samples)
+    samples, unreadable = _encoded(found, rows[rank :: comm.get_world_size()])
+    # A training divides its loss by the weights of blank samples too.
+    targets = np.array([*map(_targets, samples), *found.index.target_tokens[unreadable]], dtype=np.int64)
+    weights = sample_weights(targets, training.loss_weighting)
+    total_weight, blank_samples = _summed(device, weights.sum(), len(unreadable))
     reference = task.reference
     if reference == "transformers" and any(_has_video(found.index, int(row)) for row in rows):
         reference = "stages"  # the inputs of transformers' own model for a video come from its processor alone
     if reference == "transformers":
-        rounded, exact = _by_transformers(request, found, samples, targets, device)
+        shares = (weights[: len(samples)] / total_weight).tolist()
+        rounded, exact = _by_transformers(request, found, samples, shares, device)
     else:
         recomputes = reference == "recomputed-stages"
-        rounded, exact = None, _by_stages(request, rows, targets, rank, device, recomputes=recomputes)
+        rounded, exact = None, _by_stages(request, rows, total_weight, rank, device, recomputes=recomputes)
     return CertificationReport(
         reference=reference,
         loss=found.results.loss,
@@ -71,7 +76,7 @@ def run_certification(request: Request, task: Certification, rank: int, device: 
         parameters=tuple(_comparisons(found, exact, rounded)) if found.is_first else (),
         epoch=found.epoch,
         samples=len(rows),
-        blank_samples=blank_samples,
+        blank_samples=int(blank_samples),
     )
 
 
@@ -131,36 +136,30 @@ def _has_video(index: DatasetIndex, row: int) -> bool:
         return False
 
 
-@dataclass(frozen=True, slots=True)
-class _Blanks:
-    samples: int
-    targets: int
-    """Their target tokens in the index. A training divides its loss by them too."""
-
-
-def _encoded(found: _Found, rows: Ints) -> tuple[list[Encoded], _Blanks]:
-    """Return the samples that can be read, and counts of the others, which a training replaces by blank ones."""
+def _encoded(found: _Found, rows: Ints) -> tuple[list[Encoded], list[int]]:
+    """Return the samples that can be read, and the rows of the others, which a training replaces by blank ones."""
     samples, unreadable = [], []
     for row in map(int, rows):
         try:
             samples.append(encode(found.index, row, found.encoder, pixels=True))
         except DataError:  # the ranks have logged it
             unreadable.append(row)
-    return samples, _Blanks(len(unreadable), int(found.index.target_tokens[unreadable].sum()))
+    return samples, unreadable
 
 
 def _targets(sample: Encoded) -> int:
     return int(np.count_nonzero(sample.labels[1:] != IGNORED))
 
 
-def _summed(device: torch.device, *values: int) -> tuple[int, ...]:
-    total = torch.tensor(values, dtype=torch.int64, device=device)
+def _summed(device: torch.device, *values: float) -> tuple[float, ...]:
+    """Return the sums over all ranks."""
+    total = torch.tensor(values, dtype=torch.float64, device=device)
     comm.all_reduce(total)
-    return tuple(map(int, total.tolist()))
+    return tuple(total.tolist())
 
 
 def _by_transformers(
-    request: Request, found: _Found, samples: Sequence[Encoded], targets: int, device: torch.device
+    request: Request, found: _Found, samples: Sequence[Encoded], shares: Sequence[float], device: torch.device
 ) -> tuple[Results | None, Results]:
     """Return the results in the type of the weights, unless that is float32, and in float32."""
     wanted = {found.tied.get(name, name) for name in found.results.gradients} | set(found.results.gradients)
@@ -168,13 +167,13 @@ def _by_transformers(
     without_dropout(model)
     rounded = None
     if model.dtype != torch.float32:
-        rounded = model_results(model, samples, targets, wanted.__contains__)
+        rounded = model_results(model, samples, shares, wanted.__contains__)
         model.float()
-    return rounded, model_results(model, samples, targets, wanted.__contains__)
+    return rounded, model_results(model, samples, shares, wanted.__contains__)
 
 
 def _by_stages(
-    request: Request, rows: Ints, targets: int, rank: int, device: torch.device, *, recomputes: bool
+    request: Request, rows: Ints, total_weight: float, rank: int, device: torch.device, *, recomputes: bool
 ) -> Results:
     """Return the results of the plan's stages with one sample in each micro-batch."""
     plan = request.plan
@@ -189,9 +188,10 @@ def _by_stages(
         # Every rank runs the same number of micro-batches, so the last one of some is empty.
         packs = [PackPart(rows=pack) for pack in (*mine, *(rows[:0],) * (count - len(mine)))]
         pixels = session.engine.stage.cut.embeds
-        dataset = PackDataset(session.index, packs, session.encoder, pixels=pixels, padded=True)
+        weighting = request.job.training.loss_weighting
+        dataset = PackDataset(session.index, packs, session.encoder, pixels=pixels, padded=True, weighting=weighting)
         with session.meter.watch():
-            loss = session.engine.step((dataset[number] for number in range(count)), count, targets)
+            loss = session.engine.step((dataset[number] for number in range(count)), count, total_weight)
         return Results(loss=loss, gradients=_gradients(session))
 
 

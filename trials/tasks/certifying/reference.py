@@ -21,7 +21,7 @@ from trials.model.weights import draw_buffers, draw_weights
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Results:
-    """Loss and gradients of one step, averaged over its target tokens."""
+    """Loss and gradients of one step."""
 
     loss: float
     gradients: dict[str, torch.Tensor]
@@ -62,22 +62,23 @@ def _drawn(skeleton: Skeleton, config: PretrainedConfig, seed: int, device: torc
 
 
 def model_results(
-    model: PreTrainedModel, samples: Sequence[Encoded], targets: int, keep: Callable[[str], bool]
+    model: PreTrainedModel, samples: Sequence[Encoded], shares: Sequence[float], keep: Callable[[str], bool]
 ) -> Results:
     """Run the samples of this rank through the model; sum loss and gradients over all ranks. Every rank must call it.
 
-    Both are divided by `targets`. Gradients are summed in float32, and those that `keep` names are returned.
+    `shares` [samples] are the shares of the samples' mean losses in the loss of the step. Gradients are summed in
+    float32, and those that `keep` names are returned.
     """
     family = load_family(model.config)
     # Not `zeros_like`: a parameter need not be contiguous, which a reduction wants.
     sums = {name: torch.zeros(each.shape, device=each.device) for name, each in _trained(model)}
     hooks = [each.register_post_accumulate_grad_hook(partial(_take, sums[name])) for name, each in _trained(model)]
     loss = torch.zeros((), device=model.device)
-    for sample in samples:
-        share = _sum_of_losses(model, family, sample) / targets
-        if share.requires_grad:
-            share.backward()
-        loss += share.detach()
+    for sample, share in zip(samples, shares, strict=True):
+        part = _mean_loss(model, family, sample) * share
+        if part.requires_grad:
+            part.backward()
+        loss += part.detach()
     for hook in hooks:
         hook.remove()
     comm.all_reduce(loss)
@@ -109,11 +110,10 @@ def _take(total: torch.Tensor, parameter: torch.Tensor) -> None:
     parameter.grad = None
 
 
-def _sum_of_losses(model: PreTrainedModel, family: Family, sample: Encoded) -> torch.Tensor:
-    """Return transformers' own loss of a sample, summed over its targets; a constant 0 where it has none."""
+def _mean_loss(model: PreTrainedModel, family: Family, sample: Encoded) -> torch.Tensor:
+    """Return transformers' own loss of a sample, the mean over its targets; a constant 0 where it has none."""
     labels = torch.from_numpy(sample.labels).to(model.device)
-    targets = int((labels[1:] != IGNORED).sum())
-    if not targets:
+    if not (labels[1:] != IGNORED).any():
         return torch.zeros((), device=model.device)
     input_ids, images = torch.from_numpy(sample.input_ids).to(model.device), None
     if sample.pixel_values is not None:
@@ -122,4 +122,4 @@ def _sum_of_losses(model: PreTrainedModel, family: Family, sample: Encoded) -> t
         images = Images(pixels=pixels, grids=grids, input_ids=input_ids)
     inputs = family.model_inputs(model.config, input_ids, images)
     mean: torch.Tensor = model(**inputs, labels=labels[None], use_cache=False).loss
-    return mean.float() * targets
+    return mean.float()

@@ -43,6 +43,8 @@ class Settings:
     freeze: tuple[str, ...] = ()
     """Parts whose weights stay as they are: no checkpoint holds them."""
     lora: dict[str, Any] | None = None
+    loss_weighting: str = "token"
+    """What the losses of the steps mean, which stand in one file."""
 
 
 MAY_CHANGE = (
@@ -85,4 +87,5 @@ def training_settings(request: Request, data_digest: str) -> Settings:
         evaluation_seed=job.evaluation.seed if job.evaluation.samples else 0,
         freeze=tuple(sorted(job.training.freeze)),
         lora=job.training.lora.model_dump(mode="json") if job.training.lora.rank else None,
+        loss_weighting=job.training.loss_weighting,
     )
