@@ -132,8 +132,8 @@ def read_data(
 ) -> Prepared:
     """Index the data; the index for the ranks is written to `folder`, `cache` keeps lengths for the next time.
 
-    Raises what `build_index` raises, and JobError for a warm-up longer than the training. Bad lines, and too few
-    samples for a step, are logged as warnings.
+    Raises what `build_index` raises, and JobError for a warm-up longer than the training or a curriculum that the data
+    cannot have. Bad lines, and too few samples for a step, are logged as warnings.
     """
     return _read(job, outline, folder, listener, cache)[0]
 
@@ -154,6 +154,7 @@ def _read(
         raise DataError(f"evaluation: none of the {len(held_out)} samples has a target token; choose others")
     data = profile(index)
     _check_warmup(job.training, data.samples)
+    _check_curriculum(job.training, index)
     if data.samples < job.training.global_batch_samples:
         _log.warning(
             "an epoch has %d samples, fewer than training.global_batch_samples: %d, so each of its steps is smaller; "
@@ -230,6 +231,28 @@ def _check_warmup(training: TrainingSection, samples: int) -> None:
             f"training.warmup: {training.warmup:.0f} steps are more than the training has, {steps} at most: "
             f"{training.epochs} times {samples} samples in steps of about {training.global_batch_samples}; "
             "lower it, give a share below 1, or train longer"
+        )
+
+
+def _check_curriculum(training: TrainingSection, index: DatasetIndex) -> None:
+    """Raise JobError for a curriculum of no samples, of all, or of too few for its steps under any plan."""
+    steps, most, batch = training.curriculum.steps, training.curriculum.max_tokens, training.global_batch_samples
+    if steps is None or most is None:
+        return
+    tokens, name = index.text_tokens, f"training.curriculum.max_tokens: {most}"
+    if most < tokens.min():
+        raise JobError(f"{name} is less than the {tokens.min()} text tokens of the shortest sample; raise it")
+    if most >= tokens.max():
+        raise JobError(
+            f"{name} leaves no sample for later: the longest has {tokens.max()} text tokens; lower it, or remove "
+            "training.curriculum"
+        )
+    # A whole number of rows makes a step, so that it may have a third fewer samples than it should.
+    short = math.ceil(index.repeats[tokens <= most].sum())
+    if steps > math.ceil(1.5 * short / batch):
+        raise JobError(
+            f"training.curriculum.steps: {steps} steps of about {batch} samples need more than the {short} samples of "
+            f"an epoch with at most {most} text tokens; lower it, or raise max_tokens"
         )
 
 

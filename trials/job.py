@@ -169,6 +169,22 @@ class LoraSection(_Section):
         return train_projector
 
 
+class CurriculumSection(_Section):
+    """First steps of a training, of short samples alone (HBP); the others of the epoch follow."""
+
+    steps: Annotated[int, Field(gt=0)] | None = None
+    """Steps of short samples; none when absent."""
+    max_tokens: Annotated[int, Field(gt=0)] | None = None
+    """Most text tokens of a short sample, those of images included."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        for name, other in (("steps", "max_tokens"), ("max_tokens", "steps")):
+            if getattr(self, name) is None and getattr(self, other) is not None:
+                raise ValueError(f"has no {name}; add it, or remove the section")
+        return self
+
+
 class TrainingSection(_Section):
     global_batch_samples: Annotated[int, Field(gt=0)] = 32
     """Samples of one optimizer step, kept within 10 % by every plan."""
@@ -195,6 +211,8 @@ class TrainingSection(_Section):
     loss_weighting: LossWeighting = "token"
     """What has equal weight in the loss of a step, as in InternVL's `loss_reduction`: every target `token`, every
     `sample`, or between the two (`square`) each token by 1 / sqrt(target tokens of its sample)."""
+    curriculum: CurriculumSection = CurriculumSection()
+    """First steps of short samples alone."""
     epochs: Annotated[int, Field(gt=0)] = 1
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     output: Path = Path("output")
@@ -217,6 +235,16 @@ class TrainingSection(_Section):
                 f"{warmup:.0f} steps are more than training.max_steps: {max_steps}; lower it, or raise max_steps"
             )
         return warmup
+
+    @field_validator("curriculum")
+    @classmethod
+    def _ends_within(cls, curriculum: CurriculumSection, info: ValidationInfo) -> CurriculumSection:
+        steps, max_steps = curriculum.steps, info.data.get("max_steps")
+        if steps is not None and max_steps is not None and steps > max_steps:
+            raise ValueError(
+                f"{steps} steps are more than training.max_steps: {max_steps}; lower `steps`, or raise max_steps"
+            )
+        return curriculum
 
     @field_validator("freeze")
     @classmethod

@@ -178,6 +178,13 @@ def _of_data(prepared: Prepared, comparison: Comparison | None) -> tuple[str, ..
             )
         if epoch.skipped:
             found.append(f"{epoch.skipped} samples of an epoch are above a capacity of the plan and skipped")
+    curriculum = prepared.job.training.curriculum
+    if curriculum.steps:
+        found.append(
+            f"the first {curriculum.steps} steps of the training have only samples of at most {curriculum.max_tokens} "
+            "text tokens, so that later steps of the first epoch have fewer of them; the step and the epoch of this "
+            "certificate are without that"
+        )
     if data.oversize == "truncate":
         longest = data.max_tokens or int(index.text_tokens.max())
         cut = int((index.text_tokens == longest).sum())

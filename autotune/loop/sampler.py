@@ -46,7 +46,7 @@ class PackSampler(Sampler[list[int]]):
         """Take the packing of `plan` alone; `ranks` data ranks share the packs of each step.
 
         `dataset` is the dataset to draw from if it is not `samples`; each of its items is one record of the data.
-        Raise PackError for a dataset of another length, and for a rank that does not exist.
+        Raise PackError for a dataset of another length, a rank that does not exist, shared packs and a curriculum.
         """
         super().__init__()
         if not isinstance(samples, SampleDataset):
@@ -67,6 +67,10 @@ class PackSampler(Sampler[list[int]]):
             raise PackError(
                 f"the dataset has {len(dataset)} items but the data of the job {samples.records} records; make both of "
                 "the same files"
+            )
+        if samples.job.training.curriculum.steps:
+            raise PackError(
+                "training.curriculum is followed by `launch` alone; remove it from the job for a loop of your own"
             )
         self._samples = samples
         self._packing = packing

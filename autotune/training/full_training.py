@@ -12,6 +12,7 @@ from autotune.certification.certificate import CERTIFICATE_FILE, Certificate, wr
 from autotune.errors import JobError, LaunchFailed
 from autotune.events import Listener, Phase, PhaseBegan, start_events, unheard
 from autotune.machine.conditions import MachineWatch, disturbance
+from autotune.prediction.predictor import MOST_BATCH_DEVIATION
 from autotune.training.plan_change import plan_to_replace
 from autotune.training.silence import Silence
 from autotune.training.training_log import TrainingLog, check_loggers, logged_run
@@ -21,12 +22,14 @@ from storage.errors import DatabaseUnavailable
 from storage.records import LaunchResult
 from storage.spool import Spool
 from storage.store import Store
+from trials.data.order import epoch_order
 from trials.errors import TrialsError
 from trials.launchers.local import LocalLauncher
 from trials.plan import Plan
 from trials.run.pool import Answers, WarmPool
 from trials.tasks.answer import TrainingReport
 from trials.tasks.request import Request, Training
+from trials.tasks.training.course import curriculum_of
 from trials.tasks.training.output import RECORD_FILE, open_output, read_record
 from trials.tasks.training.progress import PROGRESS_FILE, Evaluated, Line, Progress, ProgressReader, read_lines
 from trials.tasks.training.schedule import schedule_of
@@ -80,7 +83,8 @@ def launch(
     continues with this plan instead of its own.
     The spool keeps the result until the store has it. The request and the logs of the ranks are written below `folder`.
     Raises what `check_plan` raises, JobError for an output that cannot be written, a logger that
-    cannot be used or a warm-up longer than the training, OutputTaken for an output with the results of another
+    cannot be used, a warm-up longer than the training or a curriculum of more steps than the plan fills with its
+    samples, OutputTaken for an output with the results of another
     training, what `plan_to_replace` raises, and LaunchFailed with the reason when a rank fails.
     """
     check_plan(prepared, plan)
@@ -91,6 +95,7 @@ def launch(
     record = read_record(output / RECORD_FILE)
     if not changes_plan and not (record and record.changes):  # the schedule is that of the first plan
         _check_warmup(prepared, plan)
+        _check_curriculum(prepared, plan)
     request = prepared.request(plan, Training(output=output, max_steps=max_steps))
     with held(output):
         earlier = read_lines(output / PROGRESS_FILE)
@@ -132,6 +137,31 @@ def _check_warmup(prepared: Prepared, plan: Plan) -> None:
         schedule_of(training, epochs)
     except TrialsError as error:
         raise JobError(str(error)) from error
+
+
+def _check_curriculum(prepared: Prepared, plan: Plan) -> None:
+    """Raise JobError for a curriculum with more steps than the plan fills; warn where these miss the global batch."""
+    training, index = prepared.job.training, prepared.index
+    curriculum = curriculum_of(training, index)
+    if curriculum is None:
+        return
+    order = epoch_order(index, training.seed, 0)
+    short = order[curriculum.samples[order]]
+    epoch = prepared.epoch(plan.packing, plan.layout.data, order=short)
+    if curriculum.steps > epoch.steps:
+        raise JobError(
+            f"training.curriculum.steps: {curriculum.steps} are more than the {epoch.steps} steps that plan {plan.id} "
+            f"makes of the {len(short)} samples of an epoch with at most {training.curriculum.max_tokens} text tokens; "
+            "lower it, or raise max_tokens"
+        )
+    if epoch.batch_deviation > MOST_BATCH_DEVIATION:
+        _log.warning(
+            "the steps of training.curriculum are off by %.0f %% of training.global_batch_samples: %d, since plan %s "
+            "has many short samples in a pack; raise training.curriculum.max_tokens, or take a plan with smaller packs",
+            100 * epoch.batch_deviation,
+            training.global_batch_samples,
+            plan.id,
+        )
 
 
 class _Watch:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from filelock import FileLock
@@ -14,12 +15,13 @@ from autotune.cli import main
 from autotune.errors import JobError
 from autotune.job_file import load_job
 from autotune.machine.devices import lock_file
-from autotune.training.full_training import launch
+from autotune.training.full_training import _check_curriculum, launch
 from autotune.workload import look_at, read_data
 from storage.store import open_store
 from tests.storage_values import WORKLOAD, best_of, concluded, packed_plan
 from tests.training_values import plan_of, prepared_of
 from tests.users import JobFile, databases, refusal
+from trials.plan import Padded
 
 TOO_MANY = (os.cpu_count() or 1) * 4 + 1
 
@@ -119,6 +121,42 @@ def test_a_warmup_longer_than_the_training_with_this_plan_is_refused(example: Pa
             predicted_samples_per_second=None,
             max_steps=None,
         )
+
+
+@pytest.mark.parametrize(
+    ("curriculum", "message"),
+    [
+        ({"steps": 2, "max_tokens": 4}, "max_tokens: 4 is less than the {shortest} text tokens of the shortest sample"),
+        ({"steps": 2, "max_tokens": 9999}, "max_tokens: 9999 leaves no sample for later: the longest has {longest} "),
+        ({"steps": 10, "max_tokens": 0}, "steps: 10 steps of about 8 samples need more than the 1 samples of an epoch"),
+    ],
+)
+def test_a_curriculum_that_the_data_cannot_have_is_refused_before_anything_is_measured(
+    curriculum: dict[str, int], message: str, job: JobFile, example: Path, tmp_path: Path
+) -> None:
+    tokens = prepared_of(example, tmp_path).index.text_tokens
+    curriculum = {**curriculum, "max_tokens": curriculum["max_tokens"] or int(tokens.min())}
+    code, reported = refusal("run", job.spoil(training__curriculum=curriculum))
+    assert code == 2
+    assert reported.startswith("training.curriculum." + message.format(shortest=tokens.min(), longest=tokens.max()))
+
+
+def test_a_curriculum_longer_than_its_samples_with_this_plan_is_refused(
+    example: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    prepared = prepared_of(example, tmp_path, training={"global_batch_samples": 8})
+    most = int(np.median(prepared.index.text_tokens))
+    training = prepared.job.training
+    changed = {"curriculum": training.curriculum.model_copy(update={"steps": 4, "max_tokens": most})}
+    prepared = replace(prepared, job=prepared.job.model_copy(update={"training": training.model_copy(update=changed)}))
+    unused: Any = None
+    short = int(np.count_nonzero(prepared.index.text_tokens <= most))
+    plan = plan_of("12+8", packing=Padded(samples=8))
+    with pytest.raises(JobError, match=rf"4 are more than the \d steps that plan \w+ makes of the {short} samples"):
+        launch(prepared, plan, unused, unused, tmp_path, predicted_samples_per_second=None, max_steps=None)
+    assert not caplog.messages
+    _check_curriculum(prepared, plan_of("12+8", packing=Padded(samples=6)))
+    assert "the steps of training.curriculum are off by 25 % of training.global_batch_samples: 8" in caplog.text
 
 
 @pytest.mark.parametrize("part", ["vision", "projector"])

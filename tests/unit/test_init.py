@@ -263,6 +263,14 @@ def test_what_deepspeed_leaves_to_the_script_is_named_and_keeps_the_default() ->
     )
 
 
+def test_what_deepspeed_calls_a_curriculum_is_not_taken_over() -> None:
+    """It cuts all samples to a length that rises."""
+    curriculum = {"curriculum_learning": {"enabled": True, "curriculum_type": "seqlen", "min_difficulty": 64}}
+    job, notes = converted("ds.json", json.dumps({**DEEPSPEED, **curriculum}), "MODEL", "train.jsonl", "--devices", "2")
+    assert job.training.curriculum.steps is None
+    assert "Not taken over: curriculum_learning" in notes
+
+
 def test_a_configuration_of_deepspeed_becomes_a_job() -> None:
     job, _ = converted("ds.json", json.dumps(DEEPSPEED), "MODEL", "train.jsonl", "--devices", "2")
     training = job.training

@@ -132,6 +132,26 @@ def test_every_problem_is_listed_with_its_line(job_file: Path) -> None:
             "training: {warmup: 11, max_steps: 10}",
             "training.warmup: 11 steps are more than training.max_steps: 10; lower it, or raise max_steps",
         ),
+        (
+            "training: {curriculum: {steps: 5}}",
+            "training.curriculum: has no max_tokens; add it, or remove the section",
+        ),
+        (
+            "training: {curriculum: {max_tokens: 5}}",
+            "training.curriculum: has no steps; add it, or remove the section",
+        ),
+        (
+            "training: {curriculum: {steps: 0, max_tokens: 5}}",
+            "training.curriculum.steps: must be greater than 0, not 0",
+        ),
+        (
+            "training: {curriculum: {steps: 5, longest: 5}}",
+            "training.curriculum.longest: unknown key; known here: steps, max_tokens",
+        ),
+        (
+            "training: {curriculum: {steps: 11, max_tokens: 5}, max_steps: 10}",
+            "training.curriculum: 11 steps are more than training.max_steps: 10; lower `steps`, or raise max_steps",
+        ),
         ("training: {max_steps: 0}", "training.max_steps: must be greater than 0, not 0"),
         (
             "training: {learning_rates: {tower: 1e-6}}",

@@ -29,7 +29,10 @@ SHARDED = plan_of("4+2r0,1", data=2, zero=3)
 
 
 CASES: dict[str, tuple[Plan, dict[str, dict[str, Any]]]] = {
-    "pipeline, clipped, tied, from files": (PIPELINE, {"training": {**BATCH, "clip_norm": 0.1, "betas": (0.8, 0.9)}}),
+    "pipeline, clipped, tied, from files": (
+        PIPELINE,
+        {"training": {**BATCH, "clip_norm": 0.1, "betas": (0.8, 0.9), "curriculum": {"steps": 2, "max_tokens": 150}}},
+    ),
     "bfloat16, samples weighted": (
         BFLOAT16,
         {"training": {**BATCH, "loss_weighting": "square"}, "model": {"dtype": "bfloat16"}},
@@ -72,6 +75,8 @@ def test_a_plan_is_certified(case: str, shallow: Path, tmp_path: Path, monkeypat
     assert all(0 < part.difference < part.allowed_difference for part in compared.parts)
     assert compared.epoch.samples == 60
     assert f"instead of {prepared.job.training.global_batch_samples};" in certificate.changes_learning[0]
+    told = [text for text in certificate.changes_learning if "the first 2 steps of the training have only" in text]
+    assert len(told) == bool(prepared.job.training.curriculum.steps)
     assert certify.known_certificate(prepared, plan, tmp_path) == certificate
     weighting = "sample" if prepared.job.training.loss_weighting == "token" else "token"
     assert certify.known_certificate(with_training(prepared, loss_weighting=weighting), plan, tmp_path) is None

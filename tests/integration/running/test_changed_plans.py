@@ -22,7 +22,7 @@ from trials.errors import OutputTaken
 from trials.plan import Packed, Padded, Plan
 from trials.run.pool import WarmPool
 from trials.tasks.request import Training
-from trials.tasks.training.course import set_course
+from trials.tasks.training.course import curriculum_of, set_course
 from trials.tasks.training.output import RECORD_FILE, open_output, read_record
 from trials.tasks.training.progress import PROGRESS_FILE
 from trials.tasks.training.settings import training_settings
@@ -53,10 +53,13 @@ def change(prepared: Prepared, plan: Plan, store: Store) -> None:
     open_output(output, settings, plan, instead_of=plan_to_replace(prepared, plan, store))
 
 
+def lines(prepared: Prepared) -> list[dict[str, Any]]:
+    return list(map(json.loads, (prepared.job.training.output / PROGRESS_FILE).read_text().splitlines()))
+
+
 def losses(prepared: Prepared) -> list[float]:
     """Return the losses in order of steps; the progress file holds each step once."""
-    lines = (prepared.job.training.output / PROGRESS_FILE).read_text().splitlines()
-    records = list(map(json.loads, lines))
+    records = lines(prepared)
     assert [record["step"] for record in records] == list(range(1, len(records) + 1))
     return [record["loss"] for record in records]
 
@@ -95,14 +98,37 @@ def test_each_sample_is_trained_on_once_in_an_epoch_whatever_the_plans(
     assert record is not None
     assert [(each.plan, each.steps) for each in record.changes] == [(PIPELINE, 1), (TIGHT, 4)]
     assert record.plan == PADDED
-    steps = steps_of(changed, record.changes)
+    steps = steps_of(changed, record.changes, PADDED)
     assert len(steps) == report.steps
     for number in (0, 1):
         rows = np.concatenate([step for epoch, step in steps if epoch == number])
         assert sorted(rows) == list(range(24))
-    targets, of_sample = changed.index.target_tokens, sample_losses(shallow, pool, tmp_path / "single")
-    expected = [np.average(of_sample[rows], weights=targets[rows]) for _, rows in steps]
-    assert losses(changed) == pytest.approx(expected, rel=1e-4)
+    assert losses(changed) == pytest.approx(mean_losses(changed, steps, shallow, pool, tmp_path), rel=1e-4)
+
+
+def test_a_curriculum_has_short_samples_first_after_a_stop_and_a_change_too(
+    shallow: Path, pool: WarmPool, profile_store: Store, tmp_path: Path
+) -> None:
+    settings = {"learning_rate": 1e-20, "global_batch_samples": 4}
+    most = int(np.median(prepared(shallow, tmp_path).index.text_tokens))
+    begun = prepared(shallow, tmp_path, **settings, curriculum={"steps": 3, "max_tokens": most})
+    train(pool, begun, PIPELINE, max_steps=1)
+    with pytest.raises(OutputTaken, match=r"a training with curriculum {'steps': 3, .*, not None"):
+        change(prepared(shallow, tmp_path, **settings), TIGHT, profile_store)
+    train(pool, begun, PIPELINE, max_steps=2)
+    change(begun, TIGHT, profile_store)
+    report = train(pool, begun, TIGHT)
+    record = read_record(begun.job.training.output / RECORD_FILE)
+    assert record is not None
+    steps = steps_of(begun, record.changes, TIGHT)
+    assert (report.finished, report.steps) == (True, len(steps))
+    tokens = begun.index.text_tokens
+    assert [bool((tokens[rows] <= most).all()) for _, rows in steps[:4]] == [True, True, True, False]
+    for number in (0, 1):
+        assert sorted(np.concatenate([rows for epoch, rows in steps if epoch == number])) == list(range(24))
+    assert losses(begun) == pytest.approx(mean_losses(begun, steps, shallow, pool, tmp_path), rel=1e-4)
+    # The last resume wrote the lines of the steps that it ran.
+    assert {line["of"] for line in lines(begun)[2:]} == {len(steps)}
 
 
 class Source:
@@ -118,16 +144,25 @@ class Source:
         return self._prepared.epoch(plan.packing, plan.layout.data, number, order)
 
 
-def steps_of(prepared: Prepared, changes: Sequence[Any]) -> list[tuple[int, Ints]]:
+def steps_of(prepared: Prepared, changes: Sequence[Any], last: Plan) -> list[tuple[int, Ints]]:
     """Return (epoch, samples) of each step of the training."""
     source = Source(prepared)
     steps = []
-    for stretch in set_course(changes, PADDED, 2, source).stretches:
+    curriculum = curriculum_of(prepared.job.training, prepared.index)
+    for stretch in set_course(changes, last, 2, source, curriculum).stretches:
         epoch = source.build(stretch.epoch, stretch.plan, stretch.order)
         for number in range(stretch.steps):
             packs = [pack for of_rank in epoch.step(number).packs for pack in of_rank]
             steps.append((stretch.epoch, np.concatenate(packs)))
     return steps
+
+
+def mean_losses(
+    prepared: Prepared, steps: Sequence[tuple[int, Ints]], example: Path, pool: WarmPool, folder: Path
+) -> list[float]:
+    """Return the mean loss over the targets of each step's samples, with the weights that a training begins with."""
+    targets, of_sample = prepared.index.target_tokens, sample_losses(example, pool, folder / "single")
+    return [float(np.average(of_sample[rows], weights=targets[rows])) for _, rows in steps]
 
 
 def sample_losses(example: Path, pool: WarmPool, folder: Path) -> np.ndarray[Any, np.dtype[np.float64]]:

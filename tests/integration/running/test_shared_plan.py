@@ -80,3 +80,9 @@ def test_levels_that_do_not_fit_the_data_are_refused(job: JobFile, plan_file: Ca
 def test_a_loop_of_ones_own_refuses_shared_packs(job: JobFile) -> None:
     with pytest.raises(PackError, match="shared by 2 ranks, which only `launch` can do; set its sequence to 1"):
         PackSampler(SampleDataset(job.path), SHARED, ranks=2)
+
+
+def test_a_loop_of_ones_own_refuses_a_curriculum(job: JobFile) -> None:
+    path = job.spoil(training__curriculum={"steps": 1, "max_tokens": 150})
+    with pytest.raises(PackError, match=r"training.curriculum is followed by `launch` alone; remove it from the job"):
+        PackSampler(SampleDataset(path), PACKED)

@@ -13,8 +13,8 @@ from trials.data.epoch import CostWeights, Epoch, build_epoch
 from trials.data.index import DatasetIndex
 from trials.data.order import epoch_order
 from trials.data.records.sample import Ints
-from trials.plan import Layout, Packed, Packing, Padded, Plan, Stage, ZeroStage
-from trials.tasks.training.course import follow_pace, set_course
+from trials.plan import Layout, Levelled, Packed, Packing, Padded, Plan, Recomputed, Stage, ZeroStage
+from trials.tasks.training.course import Curriculum, follow_pace, set_course
 from trials.tasks.training.output import PlanChange
 from trials.tasks.training.schedule import Schedule
 
@@ -25,6 +25,19 @@ def plan(packing: Packing, data: int = 1, zero: ZeroStage = 0) -> Plan:
 
 TWO, THREE = plan(Padded(samples=2), 2), plan(Padded(samples=3))
 PACKS = plan(Packed(qv=20, qt=400, qv_min=16, qt_min=350), 2)
+LEVELS = Levelled(
+    levels=(Packed(qv=10, qt=120, qv_min=0, qt_min=0), Packed(qv=20, qt=400, qv_min=0, qt_min=0, sequence=2))
+)
+CURRICULUM_PLANS = {
+    "padded": TWO,
+    "packed": PACKS,
+    "shared": plan(Packed(qv=20, qt=400, qv_min=16, qt_min=350, sequence=2), 4),
+    "levels": replace(
+        plan(PACKS.packing, 2),
+        packing=LEVELS,
+        stages=(Stage(vision=4, language=2, further_levels=(Recomputed(vision=0, language=0),)),),
+    ),
+}
 PLANS = (TWO, THREE, PACKS, replace(PACKS, layout=Layout(pipeline=1, data=2, zero=1)))
 
 
@@ -63,14 +76,22 @@ def source(samples: int, *repeats: float) -> Source:
     st.sampled_from([(1.0,), (1.5, 1.0)]),
     st.lists(st.tuples(st.sampled_from(PLANS), st.integers(1, 12)), max_size=3),
     st.sampled_from(PLANS),
+    st.tuples(st.integers(0, 9), st.integers(0, 300)),
 )
-def test_every_epoch_has_each_sample_once_whatever_the_plans(
-    samples: int, repeats: tuple[float, ...], parts: list[tuple[Plan, int]], last: Plan
+def test_every_epoch_has_each_sample_once_and_short_ones_first_whatever_the_plans(
+    samples: int,
+    repeats: tuple[float, ...],
+    parts: list[tuple[Plan, int]],
+    last: Plan,
+    beginning: tuple[int, int],
 ) -> None:
     data = source(samples, *repeats)
     ends = np.cumsum([steps for _, steps in parts]).tolist()
     changes = [PlanChange(plan=each, steps=end) for (each, _), end in zip(parts, ends, strict=True)]
-    course = set_course(changes, last, 2, data)
+    steps, most = beginning
+    is_short = data.index.text_tokens <= most
+    course = set_course(changes, last, 2, data, Curriculum(steps=steps, samples=is_short))
+    short = Counter(row for row in data.order(0).tolist() if is_short[row])
     shown = [Counter[int](), Counter[int]()]
     step = 0
     for stretch in course.stretches:
@@ -79,13 +100,43 @@ def test_every_epoch_has_each_sample_once_whatever_the_plans(
         for number in range(stretch.steps):
             running = next((change.plan for change in changes if step < change.steps), last)
             assert (running.packing, running.layout.data) == (stretch.plan.packing, stretch.plan.layout.data)
-            shown[stretch.epoch].update(
-                int(row) for packs in epoch.step(number).packs for pack in packs for row in pack
-            )
+            rows = [int(row) for packs in epoch.step(number).packs for pack in packs for row in pack]
+            if step < steps and stretch.epoch == 0 and short - shown[0]:
+                assert is_short[rows].all()
+            shown[stretch.epoch].update(rows)
             step += 1
     assert course.steps == step
     assert shown == [Counter(data.order(0).tolist()), Counter(data.order(1).tolist())]
     assert [stretch.epoch for stretch in course.stretches if stretch.ends_epoch] == [0, 1]
+
+
+@pytest.mark.parametrize("plan", CURRICULUM_PLANS.values(), ids=CURRICULUM_PLANS)
+def test_a_curriculum_ends_after_its_steps_under_every_plan(plan: Plan) -> None:
+    data = source(60)
+    is_short = data.index.text_tokens <= 150
+    course = set_course([], plan, 2, data, Curriculum(steps=3, samples=is_short))
+    first, rest, later = course.stretches
+    assert [(each.epoch, each.before, each.ends_epoch) for each in course.stretches] == [
+        (0, 0, False),
+        (0, 3, True),
+        (1, 3 + rest.steps, True),
+    ]
+    assert (first.steps, later.order) == (3, None)
+    assert course.epoch_ends == {3 + rest.steps, course.steps}
+    assert rest.order is not None
+    # Some short ones are left for the usual mixture.
+    assert 0 < np.count_nonzero(is_short[rest.order]) < np.count_nonzero(is_short)
+    assert np.count_nonzero(~is_short[rest.order]) == np.count_nonzero(~is_short)
+
+
+@pytest.mark.parametrize(("steps", "most"), [(0, 150), (5, 0), (5, 300)])
+def test_a_curriculum_of_no_steps_or_of_no_or_all_samples_changes_nothing(steps: int, most: int) -> None:
+    data = source(30)
+    curriculum = Curriculum(steps=steps, samples=data.index.text_tokens <= most)
+    found, plain = (set_course([], PACKS, 2, data, each) for each in (curriculum, None))
+    assert [(each.order, each.steps, each.ends_epoch) for each in found.stretches] == [
+        (None, each.steps, True) for each in plain.stretches
+    ]
 
 
 def test_plans_that_pack_equally_have_the_same_course() -> None:

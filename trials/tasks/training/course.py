@@ -6,9 +6,12 @@ from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trials.data.epoch import Epoch
+from trials.data.index import DatasetIndex
 from trials.data.records.sample import Ints
+from trials.job import TrainingSection
 from trials.plan import Packed, Packing, Plan
 from trials.tasks.training.output import PlanChange
 
@@ -30,11 +33,11 @@ class Stretch:
     epoch: int
     plan: Plan
     order: Ints | None
-    """The remaining samples of the epoch, as rows of the index; None for all."""
+    """The samples of which the plan makes its steps, as rows of the index; None for all of the epoch."""
     before: int
     """Total optimizer steps before the first one of the stretch."""
     steps: int
-    """Steps that are run: the first ones of those that the plan builds from the samples."""
+    """Steps that are run: the first ones that the plan makes."""
     ends_epoch: bool
 
 
@@ -54,29 +57,59 @@ class Course:
         return frozenset(stretch.before + stretch.steps for stretch in self.stretches if stretch.ends_epoch)
 
 
-def set_course(changes: Sequence[PlanChange], plan: Plan, epochs: int, source: EpochSource) -> Course:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Curriculum:
+    """The first steps of a training, of some samples alone."""
+
+    steps: int
+    """Fewer where a changed plan fills fewer with these samples: all of them are then trained on."""
+    samples: NDArray[np.bool_]
+    """Whether a sample is one of them, by its row in the index."""
+
+
+def curriculum_of(training: TrainingSection, index: DatasetIndex) -> Curriculum | None:
+    """Return the curriculum of a training; None where it begins with all samples."""
+    settings = training.curriculum
+    if settings.steps is None or settings.max_tokens is None:
+        return None
+    return Curriculum(steps=settings.steps, samples=index.text_tokens <= settings.max_tokens)
+
+
+def set_course(
+    changes: Sequence[PlanChange],
+    plan: Plan,
+    epochs: int,
+    source: EpochSource,
+    curriculum: Curriculum | None = None,
+) -> Course:
     """Return the course of a training of `epochs` epochs that continues with `plan` after the `changes`.
 
-    After a change, the next plan packs the rest of the epoch: the samples that no step has trained on, each once, in
-    the order of the epoch. Plans with equal packing and equally many packs in a row have equal steps, so a change
-    between them is ignored.
+    After a change, and after the curriculum, the rest of the epoch is packed: the samples that no step has trained on,
+    each once, in the order of the epoch. Plans with equal packing and equally many packs in a row have equal steps, so
+    a change between them is ignored.
     """
     parts = _parts(changes, plan)
     stretches: list[Stretch] = []
     before = 0
     for number in range(epochs):
-        order, ends = None, False
+        left, ends = None, False
         while not ends:
             current, end = next((each, end) for each, end in parts if end is None or before < end)
+            order = left
+            if curriculum and number == 0 and before < curriculum.steps:
+                every = source.order(number) if left is None else left
+                chosen = every[curriculum.samples[every]]
+                if 0 < len(chosen) < len(every):
+                    order, end = chosen, curriculum.steps if end is None else min(curriculum.steps, end)
             epoch = source.build(number, current, order)
-            ends = end is None or before + epoch.steps <= end
-            steps = epoch.steps if ends or end is None else end - before
+            steps = epoch.steps if end is None else min(epoch.steps, end - before)
+            ends = steps == epoch.steps and order is left
             stretches.append(
                 Stretch(epoch=number, plan=current, order=order, before=before, steps=steps, ends_epoch=ends)
             )
             before += steps
             if not ends:
-                order = _left(epoch, steps, source.order(number) if order is None else order)
+                left = _left(epoch, steps, source.order(number) if left is None else left)
     return Course(stretches=tuple(stretches))
 
 

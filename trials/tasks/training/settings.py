@@ -45,6 +45,8 @@ class Settings:
     lora: dict[str, Any] | None = None
     loss_weighting: str = "token"
     """What the losses of the steps mean, which stand in one file."""
+    curriculum: dict[str, Any] | None = None
+    """The samples of the first steps."""
 
 
 MAY_CHANGE = (
@@ -88,4 +90,5 @@ def training_settings(request: Request, data_digest: str) -> Settings:
         freeze=tuple(sorted(job.training.freeze)),
         lora=job.training.lora.model_dump(mode="json") if job.training.lora.rank else None,
         loss_weighting=job.training.loss_weighting,
+        curriculum=job.training.curriculum.model_dump() if job.training.curriculum.steps else None,
     )

@@ -17,7 +17,7 @@ from trials.tasks.answer import TrainingReport
 from trials.tasks.request import Training
 from trials.tasks.session import Session, not_finite
 from trials.tasks.training.checkpoint import load_checkpoint, save_checkpoint, save_model
-from trials.tasks.training.course import Course, follow_pace, set_course
+from trials.tasks.training.course import Course, curriculum_of, follow_pace, set_course
 from trials.tasks.training.evaluation import Evaluator, check_weights, explained
 from trials.tasks.training.output import (
     MODEL_FOLDER,
@@ -133,7 +133,10 @@ def _courses(session: Session, record: TrainingRecord) -> tuple[Course, Schedule
     """Return the steps of the training, and its schedule: that of its first plan, at the pace of the later ones."""
     training, changes = session.request.job.training, record.changes
     plans = (*(change.plan for change in changes), session.request.plan)
-    courses = [set_course(changes[:number], plan, training.epochs, session) for number, plan in enumerate(plans)]
+    curriculum = curriculum_of(training, session.index)
+    courses = [
+        set_course(changes[:number], plan, training.epochs, session, curriculum) for number, plan in enumerate(plans)
+    ]
     schedule = schedule_of(training, [courses[0].steps])
     if changes:
         schedule = replace(schedule, pace=follow_pace(courses, changes, training.max_steps))
