@@ -173,11 +173,11 @@ def _knapsack(prices: Floats, classes: _Classes) -> Floats:
                 np.maximum(block, worth[:, start - tokens : start][:, : block.shape[1]] + price, out=block)
     pattern = np.zeros(len(prices))
     row, column = most_units, most_tokens
-    # Walk back through the table: sums were rounded alike, so that equality finds each item again.
+    # Walk back through the table. A cell that others are computed from may have grown since, but by rounding alone.
     while worth[row, column] > 0:
         for number, price, units, tokens in items:
             fits = units <= row and tokens <= column
-            if fits and worth[row - units, column - tokens] + price == worth[row, column]:
+            if fits and worth[row - units, column - tokens] + price >= worth[row, column]:
                 pattern[number] += 1
                 row, column = row - units, column - tokens
                 break
