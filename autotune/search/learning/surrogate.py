@@ -34,9 +34,9 @@ _USUAL = (0.03, 0.02, 0.02)
 """Prior of plan width, drift and noise: log-normal with a standard deviation of a factor of e."""
 _OWN = {0.1: 0.8, 0.5: 0.2}
 """Share of the plan variance that is independent of even the most similar plan, with its prior probability."""
-_PACKS_WIDTH = 0.03
-"""Standard deviation of the error that plans with the same packs and layout share. It is not fitted: a search tries few
-packs, and that it predicts them well says nothing about others."""
+_PACKS_WIDTHS = {0.01: 0.3, 0.03: 0.7}
+"""Standard deviation of the error that plans with the same packs and layout share, with its prior probability. No width
+is less: a search tries few packs, and that it predicts them well says little about others."""
 _PACKS_SCALE = 0.35
 """Distance in `_pack_coordinates` over which half of this error falls to 1 / e; the other half is of one packing."""
 _LEAST_SHARE = 0.02
@@ -78,15 +78,32 @@ class Posterior:
         return float(self.mean[one] - self.mean[other]), math.sqrt(max(float(variance), 0.0))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Likeness:
+    """Correlations of plans with others, [plans, others] each."""
+
+    plans: Array
+    """By their coordinates."""
+    packs: Array
+    """By the coordinates of their packs."""
+    same: Array
+    """1 where a plan is the other one."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PlanWidths:
     plan: float
     own: float
+    packs: float
     free: float
 
-    def of_plans(self, likeness: Array, same: Array) -> Array:
+    def of_plans(self, likeness: _Likeness) -> Array:
         """Return the prior covariance of the plans' deviations from their predictions."""
-        covariance: Array = self.plan**2 * ((1 - self.own) * likeness + self.own * same) + self.free**2 * same
+        covariance: Array = (
+            self.plan**2 * ((1 - self.own) * likeness.plans + self.own * likeness.same)
+            + self.packs**2 * likeness.packs
+            + self.free**2 * likeness.same
+        )
         return covariance
 
 
@@ -152,38 +169,38 @@ class Surrogate:
         prior = np.log([self._predictor.epoch_seconds(plan) for plan in plans])
         given, likeness = self._given(plans, plans), self._likeness(plans, plans)
         given_across, likeness_across = self._given(plans, known), self._likeness(plans, known)
-        same, same_across = _same(plans, plans), _same(plans, known)
         mean, covariance = np.zeros(len(plans)), given
         # Mean and covariance of a mixture of normal distributions, one for each choice of widths.
         for fit in self._fits(free).of_plans:
-            across = given_across + fit.widths.of_plans(likeness_across, same_across)
+            across = given_across + fit.widths.of_plans(likeness_across)
             mean += across @ fit.weights
-            own = fit.probability * fit.widths.of_plans(likeness, same)
+            own = fit.probability * fit.widths.of_plans(likeness)
             covariance = covariance + own - across @ fit.precision @ across.T
         return Posterior(mean=prior + mean, covariance=covariance - np.outer(mean, mean))
 
     # --- the process ---
 
     def _given(self, plans: Sequence[Plan], others: Sequence[Plan]) -> Array:
-        """Return the covariance of the calibration's uncertainty and of similar packs, [plans, others]."""
+        """Return the covariance of the calibration's uncertainty, [plans, others]."""
         if not others:
             return np.zeros((len(plans), 0))
         parts, of_others = (np.array([self._predictor.shares(plan) for plan in each]) for each in (plans, others))
         covariance: Array = parts @ self._predictor.covariance @ of_others.T
-        packs = [[(plan.packing, plan.layout) for plan in each] for each in (plans, others)]
-        one, other = (np.array([self._pack_coordinates(*each) for each in side]) for side in packs)
-        far = np.sqrt(((one[:, None] - other) ** 2).sum(axis=-1))
-        covariance += _PACKS_WIDTH**2 * (np.exp(-far / _PACKS_SCALE) + _same(*packs)) / 2
         return covariance
 
-    def _likeness(self, plans: Sequence[Plan], others: Sequence[Plan]) -> Array:
-        """Return the Matern 5/2 correlation in the coordinates of plans, [plans, others]."""
+    def _likeness(self, plans: Sequence[Plan], others: Sequence[Plan]) -> _Likeness:
+        """Return the Matern 5/2 correlation in the coordinates of plans, and an exponential one in those of packs."""
         if not others:
-            return np.zeros((len(plans), 0))
-        one, other = (np.array([self._coordinates(plan) for plan in each]) for each in (plans, others))
-        far = math.sqrt(5) * np.sqrt(((one[:, None] - other[None]) ** 2).sum(axis=-1))
-        likeness: Array = (1 + far + far**2 / 3) * np.exp(-far)
-        return likeness
+            none = np.zeros((len(plans), 0))
+            return _Likeness(plans=none, packs=none, same=none)
+        far = math.sqrt(5) * _distances(*([self._coordinates(plan) for plan in each] for each in (plans, others)))
+        packs = [[(plan.packing, plan.layout) for plan in each] for each in (plans, others)]
+        packs_far = _distances(*([self._pack_coordinates(*each) for each in side] for side in packs))
+        return _Likeness(
+            plans=(1 + far + far**2 / 3) * np.exp(-far),
+            packs=(np.exp(-packs_far / _PACKS_SCALE) + _same(*packs)) / 2,
+            same=_same(plans, others),
+        )
 
     def _fits(self, free: float = 0.0) -> _Fits:
         if free not in self._fitted:
@@ -193,16 +210,19 @@ class Surrogate:
     def _fit(self, free: float) -> _Fits:
         if not self._trials:
             usual_plan, _, usual_noise = _USUAL
-            usual = _PlanWidths(plan=usual_plan, own=min(_OWN), free=free)
+            usual = _PlanWidths(plan=usual_plan, own=min(_OWN), packs=max(_PACKS_WIDTHS), free=free)
             fit = _Fit(widths=usual, probability=1.0, weights=np.zeros(0), precision=np.zeros((0, 0)))
             return _Fits(of_plans=(fit,), noise=usual_noise, slowness=0.0)
         plans = [trial.plan for trial in self._trials]
         residuals = np.array(
             [math.log(_seconds(trial) / self._predictor.epoch_seconds(trial.plan)) for trial in self._trials]
         )
-        given, likeness, same = self._given(plans, plans), self._likeness(plans, plans), _same(plans, plans)
-        widths = [_PlanWidths(plan=plan, own=own, free=free) for plan, own in product(_PLAN_WIDTHS, _OWN)]
-        of_plans = np.stack([given + each.of_plans(likeness, same) for each in widths])
+        given, likeness = self._given(plans, plans), self._likeness(plans, plans)
+        widths = [
+            _PlanWidths(plan=plan, own=own, packs=packs, free=free)
+            for plan, own, packs in product(_PLAN_WIDTHS, _OWN, _PACKS_WIDTHS)
+        ]
+        of_plans = np.stack([given + each.of_plans(likeness) for each in widths])
         drifts, noises, last = _drifts(self._trials), _noises(self._trials), _last(self._trials)
 
         # Each choice of widths is one entry of each of the four.
@@ -282,16 +302,25 @@ def _noises(trials: Sequence[FinishedTrial]) -> Array:
     return variances
 
 
-def _distances(widths: Sequence[float], usual: float) -> Array:
-    """Return the logarithms of the prior probabilities of widths, up to a constant."""
-    distances: Array = -0.5 * np.log(np.array(widths) / usual) ** 2
+def _distances(points: Sequence[Array], others: Sequence[Array]) -> Array:
+    """Return the Euclidean distances, [points, others]."""
+    distances: Array = np.sqrt(((np.array(points)[:, None] - np.array(others)) ** 2).sum(axis=-1))
     return distances
 
 
+def _log_prior(widths: Sequence[float], usual: float) -> Array:
+    """Return the logarithms of the prior probabilities of widths, up to a constant."""
+    logarithms: Array = -0.5 * np.log(np.array(widths) / usual) ** 2
+    return logarithms
+
+
 _PRIORS = (
-    np.add.outer(_distances(_PLAN_WIDTHS, _USUAL[0]), np.log(list(_OWN.values()))).ravel(),
-    np.repeat(_distances(_DRIFT_WIDTHS, _USUAL[1]), len(_DRIFT_SECONDS)),
-    _distances(_NOISES, _USUAL[2]),
+    np.add.outer(
+        np.add.outer(_log_prior(_PLAN_WIDTHS, _USUAL[0]), np.log(list(_OWN.values()))),
+        np.log(list(_PACKS_WIDTHS.values())),
+    ).ravel(),
+    np.repeat(_log_prior(_DRIFT_WIDTHS, _USUAL[1]), len(_DRIFT_SECONDS)),
+    _log_prior(_NOISES, _USUAL[2]),
 )
 """Logarithms of the prior probabilities of the widths of plans, of drifts and of noises, up to a constant."""
 
