@@ -93,25 +93,6 @@ class Solver:
         problem = self._problem(packing, layout)
         return self._min_max(problem, problem.forward_seconds)[0]
 
-    def least_seconds(self, packing: Packing, layout: Layout) -> float:
-        """Return a bound below the epoch seconds of all plans of this layout whose packs hold the same samples.
-
-        Every rank of the slowest stage runs its share of all samples, whatever the packs and the recomputation, and the
-        slowest rank no less than the mean one.
-        """
-        problem = self._problem(packing, layout)
-        # Without the time per pack, of which other packers may need fewer.
-        sizes = problem.sizes
-        samples = (sizes.samples_alone * sizes.degrees[:, None]).sum(axis=0, keepdims=True) * (1, 1, 1, 0)
-
-        def seconds(held: Holdings) -> Array:
-            nothing = np.zeros_like(held.vision)
-            forward, backward = self._predictor.pass_seconds(held.parts(nothing, nothing), samples)
-            of_samples: Array = (forward + backward)[0]
-            return of_samples
-
-        return self._min_max(problem, seconds)[1] / layout.data
-
     def least_bytes(self, packing: Packing, layout: Layout) -> float:
         """Return the expected bytes of the fullest stage of the leanest split, with everything recomputed."""
         return self.fullest(self.leanest(packing, layout))[0]

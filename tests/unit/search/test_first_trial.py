@@ -3,10 +3,6 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
-
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from autotune.prediction.costs import Array
 from autotune.prediction.predictor import Predictor
@@ -15,11 +11,10 @@ from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.sampling.advisor import Advisor
 from autotune.search.solver.solver import Solver
 from autotune.search.space.space import Space
-from tests.search_values import BATCH, COSTS, INDEX, axes_of, epoch_of, layer_costs, limits_of, predictor_of
+from tests.search_values import BATCH, COSTS, INDEX, axes_of, epoch_of, limits_of
 from trials.data.epoch import Epoch
 from trials.job import SearchSection
-from trials.layer_costs import LayerCosts
-from trials.plan import Layout, Packed, Packing, Plan
+from trials.plan import Packing, Plan
 
 LIMITS = limits_of(1 << 40)
 
@@ -68,15 +63,3 @@ def test_no_climb_begins_where_no_plan_can_be_near_the_best() -> None:
     assert found == [plan for plan, takes in zip(every, seconds, strict=True) if takes <= 1.15 * seconds[0]]
     assert 1 < len(found) < len(every)
     assert len(near.plans) < 0.8 * len(all_of_them.plans)
-
-
-@given(layer_costs, st.sampled_from(("best-fit", "isf", "cutting-stock")), st.integers(1, 4), st.integers(1, 2))
-@settings(deadline=None, max_examples=40)
-def test_no_plan_with_these_capacities_is_faster_than_the_bound(
-    costs: LayerCosts, packer: str, pipeline: int, data: int
-) -> None:
-    solver = Solver(predictor := predictor_of(costs), LIMITS)
-    packing, layout = Packed(qv=9, qt=480, qv_min=9, qt_min=416), Layout(pipeline=pipeline, data=data, zero=1)
-    plan = solver.solve(replace(packing, packer=packer), layout)
-    assert plan is not None
-    assert 0 < solver.least_seconds(packing, layout) <= predictor.epoch_seconds(plan) * (1 + 1e-9)

@@ -155,18 +155,6 @@ def test_the_best_plan_has_the_least_recomputation_of_all_at_each_level(
         assert max(stage.expected for stage in memory) <= limits.usable_bytes * (1 + 1e-9)
 
 
-@given(problems())
-@settings(deadline=None, max_examples=8)
-def test_no_plan_is_faster_than_the_bound_of_its_layout(
-    problem: tuple[Predictor, Limits, Packing, Layout],
-) -> None:
-    predictor, limits, packing, layout = problem
-    solver = Solver(predictor, limits).ample
-    plan = solver.solve(packing, layout)
-    assert plan is not None
-    assert predictor.epoch_seconds(plan) >= solver.least_seconds(packing, layout) * (1 - 1e-9)
-
-
 def test_a_level_of_longer_packs_recomputes_more() -> None:
     predictor, packing = predictor_of(PLAIN), packing_of(1, 1)
     layout = Layout(pipeline=1, data=2, zero=0)
