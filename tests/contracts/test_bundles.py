@@ -238,7 +238,7 @@ def changed(table: str, old: str, new: str) -> Callable[[list[str]], list[str]]:
     [
         (lambda lines: lines[:-1], "without its checksum"),
         (lambda lines: [*lines[:-1], lines[-1][:20]], "no JSON object"),
-        (lambda lines: [line.replace("11.9", "99.9") for line in lines], "its checksum differs"),
+        (lambda lines: [line.replace('": 11.9', '": 99.9') for line in lines], "its checksum differs"),
         (lambda lines: [*lines[:5], *lines[6:]], "its checksum differs"),
         (lambda lines: [*lines, "\n"], "no JSON object"),
         (lambda lines: [], "no JSON object"),
