@@ -16,7 +16,7 @@ from autotune.results import study_report
 from autotune.results.evidence import trials_behind
 from autotune.results.known_plan import KnownPlan, of_winner
 from autotune.search.tuner import Tuner
-from autotune.training.full_training import Launched, launch
+from autotune.training.full_training import Launched, check_first_steps, launch
 from autotune.training.training_log import check_loggers
 from autotune.training.training_output import check_new, check_output
 from autotune.workbench import Workbench, workbench
@@ -72,6 +72,7 @@ def launch_job(options: Options, file: JobFile, wanted: LaunchOptions) -> None:
         if wanted.dry_run:
             folder, prepared = bench.folder / "launch" / "dry-run", bench.prepared
             check_plan(prepared, chosen.plan)
+            check_first_steps(prepared, chosen.plan)
             write_request(folder, prepared.request(chosen.plan, Training(output=job.training.output)))
             accelerator = prepared.workload.hardware.accelerator
             commands = worker_commands(chosen.plan.layout.world_size, accelerator, folder)

@@ -92,10 +92,8 @@ def launch(
     check_output(prepared.job)
     check_loggers(prepared.job)
     output = prepared.job.training.output
-    record = read_record(output / RECORD_FILE)
-    if not changes_plan and not (record and record.changes):  # the schedule is that of the first plan
-        _check_warmup(prepared, plan)
-        _check_curriculum(prepared, plan)
+    if not changes_plan:
+        check_first_steps(prepared, plan)
     request = prepared.request(plan, Training(output=output, max_steps=max_steps))
     with held(output):
         earlier = read_lines(output / PROGRESS_FILE)
@@ -125,6 +123,19 @@ def launch(
         evaluations=tuple(line for line in read_lines(output / PROGRESS_FILE) if isinstance(line, Evaluated)),
         disturbance=disturbed_by,
     )
+
+
+def check_first_steps(prepared: Prepared, plan: Plan) -> None:
+    """Check the warm-up and the curriculum of a training that begins with this plan.
+
+    Raise JobError for a warm-up longer than the training, or a curriculum of more steps than the plan makes of its
+    samples. A training in the output folder that has changed its plan keeps the schedule of the first one.
+    """
+    record = read_record(prepared.job.training.output / RECORD_FILE)
+    if record and record.changes:
+        return
+    _check_warmup(prepared, plan)
+    _check_curriculum(prepared, plan)
 
 
 def _check_warmup(prepared: Prepared, plan: Plan) -> None:

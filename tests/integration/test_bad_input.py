@@ -15,12 +15,13 @@ from autotune.cli import main
 from autotune.errors import JobError
 from autotune.job_file import load_job
 from autotune.machine.devices import lock_file
-from autotune.training.full_training import _check_curriculum, launch
+from autotune.training.full_training import check_first_steps, launch
 from autotune.workload import look_at, read_data
 from storage.store import open_store
 from tests.storage_values import WORKLOAD, best_of, concluded, packed_plan
 from tests.training_values import plan_of, prepared_of
 from tests.users import JobFile, databases, refusal
+from trials import wire
 from trials.plan import Padded
 
 TOO_MANY = (os.cpu_count() or 1) * 4 + 1
@@ -155,8 +156,18 @@ def test_a_curriculum_longer_than_its_samples_with_this_plan_is_refused(
     with pytest.raises(JobError, match=rf"4 are more than the \d steps that plan \w+ makes of the {short} samples"):
         launch(prepared, plan, unused, unused, tmp_path, predicted_samples_per_second=None, max_steps=None)
     assert not caplog.messages
-    _check_curriculum(prepared, plan_of("12+8", packing=Padded(samples=6)))
+    check_first_steps(prepared, plan_of("12+8", packing=Padded(samples=6)))
     assert "the steps of training.curriculum are off by 25 % of training.global_batch_samples: 8" in caplog.text
+
+
+def test_a_dry_run_checks_the_curriculum_too(job: JobFile, example: Path, tmp_path: Path) -> None:
+    most = int(np.median(prepared_of(example, tmp_path).index.text_tokens))
+    job.spoil(training__curriculum={"steps": 4, "max_tokens": most})
+    file = tmp_path / "plan.json"
+    file.write_text(wire.encode(plan_of("12+8", packing=Padded(samples=8))))
+    code, reported = refusal("launch", job.path, "--plan", file, "--dry-run")
+    assert code == 2
+    assert reported.startswith("training.curriculum.steps: 4 are more than the ")
 
 
 @pytest.mark.parametrize("part", ["vision", "projector"])
