@@ -35,7 +35,8 @@ def packing_text(packing: Packing) -> str:
     if isinstance(packing, Padded):
         return f"{packing.samples} samples, padded"
     if isinstance(packing, Levelled):
-        return "; ".join(f"level {number} {packing_text(each)}" for number, each in enumerate(packing.levels, start=1))
+        levels = [f"level {number} {packing_text(each)}" for number, each in enumerate(packing.levels, start=1)]
+        return "; ".join([*levels, *(["steps of one level"] if packing.whole_steps else [])])
     relaxed = f"Q'v {packing.qv_min}, Q't {packing.qt_min}"
     shared = f", shared by {packing.sequence} ranks" if packing.sequence > 1 else ""
     return f"packs of Qv {packing.qv}, Qt {packing.qt} ({relaxed}; {packing.packer}){shared}"

@@ -72,7 +72,8 @@ def plans(draw: st.DrawFn) -> Plan:
             drawn = [[draw(st.integers(0, count)) for count in of_stage] for of_stage in counts]
             again = [Recomputed(vision=vision, language=language) for vision, language in drawn]
             stages = tuple(replace(one, further_levels=(other,)) for one, other in zip(stages, again, strict=True))
-            return Plan(packing=Levelled(levels=(packing, further)), layout=layout, stages=stages)
+            levels = Levelled(levels=(packing, further), whole_steps=draw(st.booleans()))
+            return Plan(packing=levels, layout=layout, stages=stages)
     if isinstance(packing, Packed):
         divisors = [degree for degree in range(1, layout.data + 1) if layout.data % degree == 0]
         packing = replace(packing, sequence=draw(st.sampled_from(divisors)))

@@ -1,7 +1,7 @@
 """Plans: packing, layout, split and recomputation as one immutable value."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Annotated, Literal, TypeAlias
 
@@ -78,6 +78,8 @@ class Levelled:
     """
 
     levels: tuple[Packed, ...]
+    whole_steps: bool = False
+    """Whether each step has rows of one level, as in HBP, and not of all levels in proportion to the epoch."""
     kind: Literal["levelled"] = "levelled"
 
     def __post_init__(self) -> None:
@@ -164,6 +166,13 @@ class Stage:
     def recomputed(self) -> tuple[Recomputed, ...]:
         """Recomputed layers for packs of each level."""
         return (Recomputed(vision=self.recompute_vision, language=self.recompute_language), *self.further_levels)
+
+    def recomputing(self, of_levels: Sequence[Recomputed]) -> "Stage":
+        """Return the stage with these recomputed layers for packs of each level."""
+        first, *further = of_levels
+        return replace(
+            self, recompute_vision=first.vision, recompute_language=first.language, further_levels=tuple(further)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,7 @@ def arrange(
     micro_batches: int,
     window_rows: int,
     random: np.random.Generator,
+    whole_steps: bool = False,
 ) -> Ints:
     """Return the numbers of packs, [rows, data ranks]: each `micro_batches` rows are a step, the last may have fewer.
 
@@ -31,7 +32,7 @@ def arrange(
     `samples` and `levels` are those of each pack; `degrees` says how many ranks share a pack of each level. The packs
     of a row are of one level, of which there are whole rows, and come from one random window of `window_rows` rows. A
     pack that ranks share has neighbouring entries. Each step has the levels in proportion to the epoch, to less than a
-    row.
+    row; with `whole_steps` as many steps as possible have one level.
     """
     # Windows hold random packs: packers put like samples together, and a step should not.
     shuffled = random.permutation(len(costs))
@@ -46,10 +47,15 @@ def arrange(
     held = samples[rows].sum(axis=1) // degree_of_pack[rows[:, 0]]
     order = random.permutation(len(rows))
     rows, held, level_of_row = rows[order], held[order], levels[rows[order, 0]]
-    inside = len(rows) // min(micro_batches, len(rows)) * min(micro_batches, len(rows))
-    steps = rows[_steps(held[:inside], level_of_row[:inside], min(micro_batches, len(rows)), random)]
+    size = min(micro_batches, len(rows))
+    if whole_steps:
+        steps, rest = _whole_steps(held, level_of_row, size, random)
+    else:
+        inside = len(rows) // size * size
+        steps, rest = _steps(held[:inside], level_of_row[:inside], size, random), np.arange(inside, len(rows))
     cost = costs.sum(axis=1)
-    return np.concatenate([_ordered(_levelled(part, cost, degree_of_pack)) for part in (steps, rows[inside:][None])])
+    parts = (rows[steps], rows[rest][None])
+    return np.concatenate([_ordered(_levelled(part, cost, degree_of_pack)) for part in parts])
 
 
 def _matched(costs: Floats, data_parallel: int, window_rows: int) -> Ints:
@@ -113,6 +119,29 @@ def _steps(held: Ints, levels: Ints, micro_batches: int, random: np.random.Gener
         dealt[np.argsort(sums, kind="stable"), number] = stratum
         sums += held[dealt[:, number]]
     return dealt[random.permutation(steps)]
+
+
+def _whole_steps(held: Ints, levels: Ints, micro_batches: int, random: np.random.Generator) -> tuple[Ints, Ints]:
+    """Return numbers of rows in random steps of one level each, [steps, micro-batches], and those of the last step.
+
+    The rows that a level has beyond whole steps make up mixed ones.
+    """
+    steps, left = [], []
+    for level in np.unique(levels):
+        of_level = np.flatnonzero(levels == level)
+        inside = len(of_level) // micro_batches * micro_batches
+        steps.append(of_level[:inside])
+        left.append(of_level[inside:])
+    over = random.permutation(np.concatenate(left))
+    inside = len(over) // micro_batches * micro_batches
+    steps.append(over[:inside])
+    dealt = [
+        rows[_steps(held[rows], np.zeros_like(rows), micro_batches, random)]
+        if len(rows)
+        else rows.reshape(0, micro_batches)
+        for rows in steps
+    ]
+    return random.permutation(np.concatenate(dealt)), over[inside:]
 
 
 def _levelled(steps: Ints, cost: Floats, degrees: Ints) -> Ints:

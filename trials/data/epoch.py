@@ -17,7 +17,7 @@ from trials.data.packs import Oversize, Packs, build_packs
 from trials.data.records.sample import Ints
 from trials.errors import DataError
 from trials.job import Job
-from trials.plan import Packed, Packing
+from trials.plan import Levelled, Packed, Packing
 from trials.sharing.share import ALONE, Share
 
 BEST = "best"
@@ -226,6 +226,7 @@ def build_epoch(
                 micro_batches=micro_batches,
                 window_rows=window,
                 random=random,
+                whole_steps=isinstance(packing, Levelled) and packing.whole_steps,
             )
         arranged = Epoch(
             index=index,

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tests.data_values import WEIGHTS, build, index_of, lengths
 from trials.data.arrangement import arrange
+from trials.data.epoch import Epoch
 from trials.data.epoch_count import count_epoch
 from trials.data.index import DatasetIndex
 from trials.data.levels import check_levels
@@ -79,6 +80,25 @@ def test_every_step_has_the_levels_in_proportion() -> None:
         assert of_steps.sum() > 0
     samples = np.array([epoch.step(number).samples for number in range(epoch.steps - 1)])
     assert (abs(samples / samples.mean() - 1) < 0.25).all()
+
+
+def test_with_whole_steps_nearly_every_step_has_one_level() -> None:
+    mixture, whole = (
+        build(mixed(4000), replace(LEVELS, whole_steps=each), ranks=4, batch=30) for each in (False, True)
+    )
+    assert whole.micro_batches == mixture.micro_batches > 1
+    assert sorted(whole.assignment.ravel().tolist()) == sorted(mixture.assignment.ravel().tolist())
+    levels = whole.packs.level_of_pack[whole.assignment[:, 0]]
+    rows = np.array([len({*levels[start : start + whole.micro_batches]}) for start in whole_starts(whole)])
+    # What each of three levels has beyond whole steps fills at most three more.
+    assert (rows > 1).sum() <= 3
+    assert len({*levels.tolist()}) == 3
+    assert count_epoch(whole).wrong == 0
+
+
+def whole_starts(epoch: Epoch) -> range:
+    """First rows of the steps."""
+    return range(0, len(epoch.assignment), epoch.micro_batches)
 
 
 def test_ranks_hardly_wait_for_others_with_packs_of_other_levels() -> None:
