@@ -305,6 +305,9 @@ class SpaceSection(_Section):
     """Vision units below qv at which a pack still counts as full; the usual slack first."""
     qt_slack: Annotated[tuple[Annotated[int, Field(ge=0)], ...], _Some] = (64, 0, 32, 128, 256)
     """Text tokens below qt at which a pack still counts as full; the usual slack first."""
+    sequence: Annotated[tuple[Annotated[str, Field(pattern=r"^[1-9]\d*(-[1-9]\d*)*$")], ...], _Some] | None = None
+    """Sequence degrees of the levels of packs: `1` is one level on single ranks, `1-4` two levels, of which 4 ranks
+    share the packs of the second; when absent, those that may help the data."""
     split: Annotated[tuple[Annotated[int, Field(gt=0)], ...], _Some] | None = None
     """Layers of each pipeline stage, vision layers first; searched when absent."""
     recompute: Annotated[

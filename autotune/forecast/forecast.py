@@ -30,7 +30,7 @@ from trials.model.inputs.encoders import load_measurer
 from trials.model.refusals.heads import check_degrees
 from trials.model.shape import cost_weights
 from trials.model.skeleton import load_config
-from trials.plan import Layout, Levelled, Packed, Packing, Plan
+from trials.plan import Layout, Levelled, Packing, Padded, Plan
 from trials.workload import ModelShape, Workload
 
 
@@ -135,13 +135,13 @@ class Forecaster:
         solver = Solver(self._predictor.corrected, Limits.of(self.workload))
         solved = feasible_space(self.workload, solver, remedy="give more --memory or --devices").starts
         predicted = {plan.id: (plan, self._predictor.predict(plan)) for plan in solved}
-        distinct: dict[tuple[Layout, tuple[int, int]], tuple[Plan, Prediction]] = {}
+        distinct: dict[tuple[Layout, tuple[tuple[int, int, int], ...]], tuple[Plan, Prediction]] = {}
         limit = self.cluster.memory_limit_bytes
         for plan, prediction in sorted(
             predicted.values(), key=lambda entry: (max(entry[1].stage_bytes) > limit, entry[1].epoch_seconds)
         ):
-            assert isinstance(plan.packing, Packed)  # as all starts of a space are
-            capacities = plan.packing.qv, plan.packing.qt
+            assert not isinstance(plan.packing, Padded)  # as all starts of a space are
+            capacities = tuple((level.qv, level.qt, level.sequence) for level in plan.packing.levels)
             distinct.setdefault((plan.layout, capacities), (plan, prediction))
         return tuple(self._forecast(*entry) for entry in list(distinct.values())[:count])
 

@@ -6,7 +6,8 @@ from itertools import chain
 
 from optuna.storages import BaseStorage
 
-from autotune.events import Listener, Phase, PhaseBegan
+from autotune.errors import JobError
+from autotune.events import Listener, Note, Phase, PhaseBegan
 from autotune.machine.conditions import MachineWatch
 from autotune.prediction.predictor import Predictor
 from autotune.search.baselines import Baseline, baselines
@@ -26,6 +27,7 @@ from autotune.search.solver.solver import Solver
 from autotune.search.space.feasible import feasible_space, holds_all
 from autotune.workbench import Workbench
 from storage.records import StudyRecord
+from trials.layer_costs import LayerCosts
 from trials.plan import Plan
 from trials.run.pool import WarmPool
 from trials.units import duration_text
@@ -51,6 +53,8 @@ def assemble(
     prepared, store = bench.prepared, bench.store
     workload, settings = prepared.workload, prepared.job.search
     costs = layer_costs(prepared, store, pools[0], bench.folder / "ranks", listener)
+    if current_plan is not None:
+        _check_degrees(current_plan, costs)
     limit = duration_text(settings.time_limit)
     listener(PhaseBegan(phase=Phase.SEARCH, text=f"Searching with at most {settings.trials} trials in {limit}"))
     predictor = Predictor(
@@ -59,7 +63,13 @@ def assemble(
     calibrated = CalibratedPredictor(predictor, inherited_calibration(store, workload) if warm_start else None)
     limits = Limits.of(workload)
     solver = Solver(predictor, limits)
-    space = feasible_space(workload, solver, remedy="raise hardware.memory_limit", wanted=settings.space)
+    space = feasible_space(
+        workload,
+        solver,
+        remedy="raise hardware.memory_limit",
+        wanted=settings.space,
+        tell=lambda reason: listener(Note(text=reason)),
+    )
     advisor = Advisor(space, calibrated, limits, settings)
     context = SamplerContext(space=space, advisor=advisor, seed=study.seed)
     proposals = Proposals(optuna, study.name, settings.sampler, context)
@@ -77,7 +87,16 @@ def assemble(
         listener=listener,
         baselines=chain(
             [Baseline(role=Role.CURRENT_PLAN, plan=current_plan)] if current_plan else [],
-            baselines(workload, predictor, solver, limits, hold_all=holds_all(workload)),
+            baselines(workload, predictor, solver, limits, hold_all=holds_all(workload), levels=space.has_ladders),
         ),
         inherited=inherited_plans(store, workload, space, solver) if warm_start else (),
     )
+
+
+def _check_degrees(plan: Plan, costs: LayerCosts) -> None:
+    """Raise JobError for a current plan whose packs more ranks share than the profile has timed."""
+    if unknown := [degree for degree in plan.packing.degrees if not costs.knows_degree(degree)]:
+        raise JobError(
+            f"search.present: the stored profile has no times of what {unknown[0]} ranks exchange that share a pack; "
+            "measure them with `autotune profile JOB --fresh`"
+        )

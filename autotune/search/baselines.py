@@ -1,10 +1,11 @@
-"""Plans that a training would use without a search: the framework's default, and OmniBal's recipe."""
+"""Plans that a training would use without a search: the framework's default, and the recipes of OmniBal and HBP."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise, product
 
 from autotune.prediction.predictor import MOST_BATCH_DEVIATION, Predictor
+from autotune.search.hbp import hbp_plan
 from autotune.search.roles import Role
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.solver import Solver
@@ -28,11 +29,12 @@ class Baseline:
 
 
 def baselines(
-    workload: Workload, predictor: Predictor, solver: Solver, limits: Limits, *, hold_all: bool
+    workload: Workload, predictor: Predictor, solver: Solver, limits: Limits, *, hold_all: bool, levels: bool = False
 ) -> Iterator[Baseline]:
     """Yield the default with everything recomputed, then with nothing, then OmniBal's anchor and its neighbours.
 
-    A neighbour for which no recompute count fits the memory yields no plan. `hold_all` is that of `capacities`.
+    HBP's plan comes last, where `levels` of packs may help. A neighbour for which no recompute count fits the memory
+    yields no plan. `hold_all` is that of `capacities`.
     """
     layout = default_layout(workload)
     padded = Padded(samples=DEFAULT_SAMPLES)
@@ -44,6 +46,8 @@ def baselines(
         plan = solver.fit_fewest(packing, layout, boundaries)
         if plan is not None:
             yield Baseline(role=Role.OMNIBAL, plan=plan)
+    if levels and (found := hbp_plan(workload, predictor, solver)) is not None:
+        yield Baseline(role=Role.HBP, plan=found)
 
 
 def default_layout(workload: Workload) -> Layout:

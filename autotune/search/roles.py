@@ -13,6 +13,8 @@ class Role(StrEnum):
     DEFAULT_NO_RECOMPUTE = "default-no-recompute"
     OMNIBAL = "omnibal"
     """Baseline: OmniBal's recipe and its neighbours."""
+    HBP = "hbp"
+    """Baseline: HBP's recipe of levels, where levels may help."""
     INHERITED = "inherited"
     """Winner of an earlier search on a similar workload."""
     PREDICTED = "predicted"
@@ -27,7 +29,7 @@ class Role(StrEnum):
     """Longer measurement of the winner, after everything else."""
 
 
-BASELINES = (Role.CURRENT_PLAN, Role.DEFAULT, Role.DEFAULT_NO_RECOMPUTE, Role.OMNIBAL)
+BASELINES = (Role.CURRENT_PLAN, Role.DEFAULT, Role.DEFAULT_NO_RECOMPUTE, Role.OMNIBAL, Role.HBP)
 CONFIRMATION = (Role.CONFIRM, Role.FINAL)
 """Roles of trials after the search, which do not count against `search.trials`."""
 REPEATS = (Role.REFERENCE, *CONFIRMATION)

@@ -25,6 +25,7 @@ from storage.errors import DatabaseUnavailable, Superseded
 from storage.records import BestPlan, StudyRecord
 from trials import plugins, wire
 from trials.errors import UnknownName
+from trials.job import SpaceSection
 from trials.launchers.local import LocalLauncher
 from trials.run.pool import REQUESTS_PER_START, WarmPool
 
@@ -104,7 +105,10 @@ class Tuner:
             return self._store.create_study(self._fingerprint, settings, seed, self._agent.id)
 
         def is_same(study: StudyRecord) -> bool:
-            differing = {key for key, value in settings.items() if study.settings.get(key) != value}
+            # An earlier version stored fewer axes of the space.
+            space = SpaceSection.model_validate(study.settings.get("space", {})).model_dump(mode="json")
+            stored = {**study.settings, "space": space}
+            differing = {key for key, value in settings.items() if stored.get(key) != value}
             return differing <= {_FRESH, *_OF_AN_AGENT}
 
         return self._store.join_study(self._fingerprint, settings, seed, is_same, self._agent.id)

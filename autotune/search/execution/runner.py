@@ -13,7 +13,6 @@ from autotune.prediction.predictor import MOST_BATCH_DEVIATION, Prediction
 from autotune.prediction.trial_steps import spread_steps, trial_steps
 from autotune.search.execution.run_result import RunResult
 from autotune.search.learning.calibrated import CalibratedPredictor
-from autotune.search.space.searchable import unsearched
 from autotune.workload import Prepared
 from storage.records import DisturbedRun
 from trials.errors import InvalidPlan
@@ -56,8 +55,6 @@ class Runner:
             plan.check(vision_layers=model.vision_layers, language_layers=model.language_layers, dtype=model.dtype)
         except InvalidPlan as error:
             return Rejected(reason=str(error))
-        if reason := unsearched(plan.packing):
-            return Rejected(reason=reason)
         prediction = self._predictor.predict(plan)
         if prediction.batch_deviation > MOST_BATCH_DEVIATION:
             return Rejected(reason=f"its steps miss the global batch by {prediction.batch_deviation:.0%}")

@@ -24,7 +24,7 @@ from trials import plugins
 from trials.data.packers import PACKERS
 from trials.data.records.sample import Ints
 from trials.outcome import Completed
-from trials.plan import Layout, Packed, Packing, Plan
+from trials.plan import Layout, Packed, Packing, Padded, Plan
 
 _PLAN_WIDTHS = (0.003, 0.01, 0.03, 0.1)
 _DRIFT_WIDTHS = (0.003, 0.02, 0.06, 0.18)
@@ -372,7 +372,10 @@ def _pack_coordinates(predictor: Predictor, packing: Packing, layout: Layout) ->
 
 def _coordinates(predictor: Predictor, plan: Plan) -> Array:
     """Return the coordinates of a plan; plans at a distance of 1 have little in common."""
-    packing, stages, sizes = plan.packing, plan.stages, predictor.sizes(plan.packing, plan.layout)
+    stages, sizes = plan.stages, predictor.sizes(plan.packing, plan.layout)
+    # Slacks and packer of a ladder are the same at all levels.
+    packing = plan.packing if isinstance(plan.packing, Padded) else plan.packing.levels[-1]
+    degrees, shares = plan.packing.degrees, [*enumerate(each.row_share for each in sizes.of_levels)]
     slack = (0.0, 0.0)
     if isinstance(packing, Packed):
         slack = 1 - packing.qv_min / max(packing.qv, 1), 1 - packing.qt_min / packing.qt
@@ -391,7 +394,12 @@ def _coordinates(predictor: Predictor, plan: Plan) -> Array:
             math.log(sizes.mean[0, 1]) / 2,
             *slack,
             *(4 * share),
-            sum(stage.recompute_vision for stage in stages) / max(vision, 1),
-            sum(stage.recompute_language for stage in stages) / max(language, 1),
+            *(
+                sum(of_rows * getattr(stage.recomputed[level], kind) for stage in stages for level, of_rows in shares)
+                / max(layers, 1)
+                for kind, layers in (("vision", vision), ("language", language))
+            ),
+            len(degrees) - 1,
+            math.log2(max(degrees)),
         ]
     )

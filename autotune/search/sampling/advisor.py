@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import islice
+from itertools import chain, islice
 from statistics import NormalDist, median
 from typing import TypeAlias
 
@@ -191,7 +191,8 @@ class Advisor:
         return list(found)
 
     def _resolved(self, start: Plan) -> list[Plan]:
-        return [plan for solve in self._solve for plan in solve(start.packing, start.layout, _SPLITS)]
+        solved = (plan for solve in self._solve for plan in solve(start.packing, start.layout, _SPLITS))
+        return [*dict.fromkeys(map(self.space.pointed, solved))]
 
     def propose(self, also_pending: Iterable[Plan] = ()) -> Proposal | None:
         """Return the plan to try next; None when no candidate is left."""
@@ -319,7 +320,7 @@ def _at_most_of_packs(plans: Iterable[Plan], count: int) -> Iterator[Plan]:
 def _asks_for_more(plan: Plan, failed: Plan, number: int) -> bool:
     """Return whether a stage surely needs as much memory as that of the failed plan: it is no smaller in any way."""
     one, other = plan.packing, failed.packing
-    if isinstance(one, Packed) and isinstance(other, Packed):
+    if isinstance(one, Packed) and isinstance(other, Packed) and one.sequence == other.sequence:
         sizes = ((each.qv, each.qt, each.qv_min, each.qt_min) for each in (one, other))
         is_larger = one.packer == other.packer and all(mine >= its for mine, its in zip(*sizes, strict=True))
     else:
@@ -330,7 +331,7 @@ def _asks_for_more(plan: Plan, failed: Plan, number: int) -> bool:
 
 
 def _held(plan: Plan, number: int) -> tuple[int, ...]:
-    """Return the layers of a stage, those of them that keep everything, and whether it holds the projector."""
+    """Return the layers of a stage, those that keep everything at each level, and whether it holds the projector."""
     stage = plan.stages[number]
-    kept = stage.vision - stage.recompute_vision, stage.language - stage.recompute_language
-    return stage.vision, stage.language, *kept, cut(plan)[number].projects
+    kept = ((stage.vision - level.vision, stage.language - level.language) for level in stage.recomputed)
+    return stage.vision, stage.language, *chain.from_iterable(kept), cut(plan)[number].projects

@@ -12,6 +12,7 @@ from autotune.search.solver.holdings import Holdings
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.problem import Problem
 from autotune.search.solver.splits import Wanted, min_max_split
+from trials.data.metrics import step_sums
 from trials.plan import Layout, Packing, Plan, Recomputed, Stage, layer_counts
 
 RANKED = Wanted(count=16, within=1.08)
@@ -44,6 +45,25 @@ class Solver:
     def keeps_batch(self, packing: Packing, layout: Layout) -> bool:
         """Return whether the mean global batch is as near to the job's as every plan's has to be."""
         return self._predictor.sizes(packing, layout).epoch.batch_deviation <= MOST_BATCH_DEVIATION
+
+    @property
+    def sequence_degrees(self) -> tuple[int, ...]:
+        """Numbers of ranks, above 1, whose exchanges were timed, so that packs that they share can be compared."""
+        return tuple(cost.degree for cost in self._predictor.costs.sharing)
+
+    def fills_levels(self, packing: Packing, layout: Layout) -> bool:
+        """Return whether each level has packs."""
+        levels = self._predictor.sizes(packing, layout).levels
+        return bool(np.isin(range(len(packing.degrees)), levels).all())
+
+    def waiting_share(self, packing: Packing, layout: Layout) -> float:
+        """Return the share of the time of all layers in which the mean rank waits at the ends of steps."""
+        sizes = self._predictor.sizes(packing, layout)
+        nothing = np.array([0])
+        everything = Holdings.of(nothing, nothing, np.array([self.layers]), self._limits.vision_layers, 1)
+        forward, backward = self._predictor.pass_seconds(everything.parts(nothing, nothing), sizes.table)
+        seconds = step_sums(sizes.epoch, (forward + backward)[:, 0][sizes.epoch.assignment])
+        return float(1 - seconds.mean(axis=1).sum() / seconds.max(axis=1).sum())
 
     def admits(self, plan: Plan) -> bool:
         """Return whether a plan of the model's layers can be trained: it keeps the batch, and may fit the memory."""

@@ -1,14 +1,13 @@
 """The plan that trainings use now, with which a search is compared."""
 
-from autotune.errors import JobError, PredictError
+from autotune.errors import JobError, PlanNotValid, PredictError
 from autotune.plan_file import read_plan
 from autotune.search.space.feasible import holds_all
-from autotune.search.space.searchable import unsearched
-from autotune.workload import Prepared
+from autotune.workload import Prepared, check_plan
 from trials import plugins
 from trials.data.packers import PACKERS
 from trials.errors import InvalidPlan, UnknownName
-from trials.plan import Packed, Plan
+from trials.plan import Padded, Plan
 
 
 def current_plan(prepared: Prepared) -> Plan | None:
@@ -23,18 +22,21 @@ def current_plan(prepared: Prepared) -> Plan | None:
     try:
         plan = read_plan(path)
         plan.check(vision_layers=model.vision_layers, language_layers=model.language_layers, dtype=model.dtype)
-        if isinstance(plan.packing, Packed):
-            plugins.load(PACKERS, plan.packing.packer)
+        for level in () if isinstance(plan.packing, Padded) else plan.packing.levels:
+            plugins.load(PACKERS, level.packer)
     except (PredictError, InvalidPlan, UnknownName) as error:
         raise JobError(f"search.present: {error}") from error
-    if reason := unsearched(plan.packing):
-        raise JobError(f"search.present: {reason}; leave the key out")
     devices = workload.hardware.devices
     if plan.layout.world_size != devices:
         raise JobError(f"search.present: {path} is a plan for {plan.layout.world_size} devices, not {devices}")
+    try:
+        check_plan(prepared, plan)
+    except PlanNotValid as error:
+        raise JobError(f"search.present: {error}") from error
     packing, index = plan.packing, prepared.index
-    if isinstance(packing, Packed) and holds_all(workload):
-        lost = int(((index.vision_units > packing.qv) | (index.text_tokens > packing.qt)).sum())
+    if not isinstance(packing, Padded) and holds_all(workload):
+        last = packing.levels[-1]
+        lost = int(((index.vision_units > last.qv) | (index.text_tokens > last.qt)).sum())
     else:
         lost = 0
     if lost:

@@ -1,7 +1,7 @@
 """The search space of a workload: the values of each axis that devices, memory, data and job allow."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 
@@ -9,13 +9,16 @@ from autotune.errors import JobError, NoFeasiblePlan
 from autotune.search.solver.limits import HEADROOM
 from autotune.search.solver.solver import Solver
 from autotune.search.space.capacities import capacities
+from autotune.search.space.ladders import offered_ladders
 from autotune.search.space.layouts import layout_name, layouts, zero_stages
+from autotune.search.space.packings import ladder_name
 from autotune.search.space.space import Axes, Space
+from autotune.search.space.splitting import Recompute
 from trials import plugins
 from trials.data.packers import PACKERS
 from trials.errors import UnknownName
 from trials.job import SpaceSection
-from trials.plan import Layout, Packed, Packing, Padded, Plan, layer_counts
+from trials.plan import Layout, Levelled, Packed, Padded, Plan, layer_counts
 from trials.workload import Workload
 
 _MEBI = 1 << 20
@@ -27,17 +30,30 @@ def holds_all(workload: Workload) -> bool:
     return workload.oversize in ("skip", "fail")
 
 
-def feasible_space(workload: Workload, solver: Solver, *, remedy: str, wanted: SpaceSection = EVERYTHING) -> Space:
-    """Return the space within `wanted`.
+def feasible_space(
+    workload: Workload,
+    solver: Solver,
+    *,
+    remedy: str,
+    wanted: SpaceSection = EVERYTHING,
+    tell: Callable[[str], object] = lambda _: None,
+) -> Space:
+    """Return the space within `wanted`; tell why levels of packs are searched, or are not.
 
     Raises JobError for an impossible value, and NoFeasiblePlan, whose message ends with `remedy`, when no plan of the
     space fits the memory and keeps the global batch.
     """
     _check_recompute(workload, wanted)
+    fitting = _fitting(workload, solver, _layouts(workload, wanted), remedy)
+    pairs = _capacities(workload, wanted)
+    offer = offered_ladders(workload, solver, fitting, pairs, wanted.sequence)
+    if offer.reason:
+        tell(offer.reason)
     axes = Axes(
-        layouts=_fitting(workload, solver, _layouts(workload, wanted), remedy),
+        layouts=fitting,
         packers=_packers(wanted),
-        capacities=_capacities(workload, wanted),
+        capacities=pairs,
+        ladders=offer.ladders,
         # No pack is full of units where no sample has any, and with a slack every pack would count as full.
         qv_slacks=wanted.qv_slack if workload.data.most_vision_units else wanted.qv_slack[:1],
         qt_slacks=wanted.qt_slack,
@@ -89,27 +105,42 @@ def allows(wanted: SpaceSection, plan: Plan) -> bool:
     of_packs = wanted.model_fields_set & {"packers", "qv", "qt", "qv_slack", "qt_slack"}
     asked = {name: values for name in of_packs if (values := getattr(wanted, name)) is not None}
     packing = plan.packing
-    if isinstance(packing, Packed):  # a slack above the capacity leaves nothing
-        most = {"qv_slack": packing.qv, "qt_slack": packing.qt}
-        asked |= {name: [min(slack, most[name]) for slack in asked[name]] for name in most.keys() & asked}
     everything = [(stage.vision, stage.language) for stage in plan.stages]
-    recomputed = [(stage.recompute_vision, stage.recompute_language) for stage in plan.stages]
-    counts = {"all": everything, "none": [(0, 0)] * len(everything), "fit": recomputed}
-    fixed = counts[wanted.recompute] if isinstance(wanted.recompute, str) else list(wanted.recompute)
     return (
         (wanted.layouts is None or layout_name(plan.layout) in wanted.layouts)
-        and all(_of_packs(packing).get(name) in values for name, values in asked.items())
+        and (wanted.sequence is None or ladder_name(packing.degrees) in wanted.sequence)
+        and (not asked or (isinstance(packing, Packed | Levelled) and _has_packs(packing, asked)))
         and (wanted.split is None or tuple(map(sum, everything)) == wanted.split)
-        and recomputed == fixed
+        and all(_recomputes(plan, level, wanted.recompute) for level in range(len(packing.degrees)))
     )
 
 
-def _of_packs(packing: Packing) -> dict[str, str | int]:
-    """Return the values of the packing by axis; none where samples are padded."""
-    if not isinstance(packing, Packed):
-        return {}
-    slacks = {"qv_slack": packing.qv - packing.qv_min, "qt_slack": packing.qt - packing.qt_min}
-    return {"packers": packing.packer, "qv": packing.qv, "qt": packing.qt, **slacks}
+def _has_packs(packing: Packed | Levelled, asked: Mapping[str, Sequence[str | int]]) -> bool:
+    """Return whether the capacities of the last level, and packers and slacks of all, are among those asked for."""
+
+    def has(level: Packed, name: str) -> bool:
+        match name:
+            case "packers":
+                return level.packer in asked[name]
+            case "qv_slack":
+                slack, most = level.qv - level.qv_min, level.qv
+            case "qt_slack":
+                slack, most = level.qt - level.qt_min, level.qt
+            case _:
+                return level is not packing.levels[-1] or getattr(level, name) in asked[name]
+        return slack in [min(int(each), most) for each in asked[name]]  # one above the capacity leaves nothing
+
+    return all(has(level, name) for name in asked for level in packing.levels)
+
+
+def _recomputes(plan: Plan, level: int, wanted: Recompute) -> bool:
+    """Return whether the stages recompute as many layers as is wanted, for packs of a level."""
+    if wanted == "fit":
+        return True
+    recomputed = [(stage.recomputed[level].vision, stage.recomputed[level].language) for stage in plan.stages]
+    if wanted == "all":
+        return recomputed == [(stage.vision, stage.language) for stage in plan.stages]
+    return recomputed == ([(0, 0)] * len(recomputed) if wanted == "none" else [*wanted])
 
 
 def _check_recompute(workload: Workload, wanted: SpaceSection) -> None:
@@ -133,7 +164,7 @@ def _check_recompute(workload: Workload, wanted: SpaceSection) -> None:
 def _fitting(workload: Workload, solver: Solver, chosen: Sequence[Layout], remedy: str) -> tuple[Layout, ...]:
     """Return the layouts whose leanest plan is expected to fit."""
     limit = workload.memory_limit_bytes
-    least = {layout: solver.fullest(solver.leanest(Padded(samples=1), layout)) for layout in chosen}
+    least = {layout: _least(workload, solver, layout) for layout in chosen}
     fitting = tuple(layout for layout, (needed, _) in least.items() if needed <= HEADROOM * limit)
     if not fitting:
         layout, (needed, stage) = min(least.items(), key=lambda entry: entry[1][0])
@@ -143,6 +174,17 @@ def _fitting(workload: Workload, solver: Solver, chosen: Sequence[Layout], remed
             f"more than available; {remedy}{_or_devices(workload, solver)}"
         )
     return fitting
+
+
+def _least(workload: Workload, solver: Solver, layout: Layout) -> tuple[float, int]:
+    """Return (bytes, stage) that the longest sample needs at least, alone or shared by as many ranks as possible."""
+    alone = solver.fullest(solver.leanest(Padded(samples=1), layout))
+    degrees = [degree for degree in solver.sequence_degrees if layout.data % degree == 0]
+    if alone[0] <= HEADROOM * workload.memory_limit_bytes or not degrees:
+        return alone
+    qv, qt = workload.data.most_vision_units, workload.data.longest_text_tokens
+    shared = Packed(qv=qv, qt=qt, qv_min=0, qt_min=0, packer="best-fit", sequence=degrees[-1])
+    return min(alone, solver.fullest(solver.leanest(shared, layout)))
 
 
 def _packers(wanted: SpaceSection) -> tuple[str, ...]:

@@ -1,26 +1,24 @@
 """The search space: named parameters, and the plan that each point stands for."""
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain, pairwise
+from itertools import chain, islice, pairwise
 from typing import Any, TypeAlias
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 
 from autotune.search.solver.solver import Solver
 from autotune.search.space.layouts import layout_name
+from autotune.search.space.packings import Ladders, Packings
 from autotune.search.space.splitting import Recompute, Splitting
-from trials import plugins
-from trials.data.packers import PACKERS
-from trials.plan import Layout, Packed, Plan, Stage
+from trials.plan import Layout, Levelled, Packed, Packing, Plan, Recomputed, Stage
 
 Point: TypeAlias = dict[str, Any]
 
+_OF_LADDER = 4
+"""Most starts of one ladder in a layout."""
 _BOUNDARY, _VISION, _LANGUAGE = "boundary_{}", "recompute_vision_{}", "recompute_language_{}"
-_OTHER_PACKER = 0.1
-"""Distance between packings of different packers, as a share of a capacity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +34,8 @@ class Axes:
     """Qv - Q'v, the usual one first."""
     qt_slacks: tuple[int, ...]
     """Qt - Q't, the usual one first."""
+    ladders: Ladders | None = None
+    """Levels of packs, and packs that ranks share; None where only packs of one level on single ranks are searched."""
     boundaries: tuple[int, ...] | None = None
     """Stage boundaries; None where the split is searched."""
     recompute: Recompute = "fit"
@@ -49,8 +49,10 @@ class Space:
 
     - `layout`, `packer`, `qv`, `qt`: one of the candidates;
     - `qv_slack`, `qt_slack`: how far below its capacity a pack is full enough (Qv - Q'v, Qt - Q't);
+    - `sequence`: the sequence degree of each level, `1-4` for two levels; `qv` and `qt` are those of the last one;
+    - `level_1_qv`, `level_1_qt`: capacities of the first of several levels;
     - `boundary_i`: layers by which the boundary after stage i is shifted;
-    - `recompute_vision_i`, `recompute_language_i`: further layers of stage i that are recomputed.
+    - `recompute_vision_i`, `recompute_language_i`: further layers of stage i that are recomputed, at every level.
 
     Shifts are relative to the plans of the first solver, so that a point means the same plan for the whole study. A
     point that cannot be trained stands for the nearest one that can: one that keeps the global batch, leaves each
@@ -62,10 +64,15 @@ class Space:
         self.allows = allows
         """Return whether a plan, in the space or not, has the values that the job fixes."""
         self._layouts = {layout_name(layout): layout for layout in axes.layouts}
-        self._relaxes = {name: plugins.load(PACKERS, name).RELAXES for name in axes.packers}
+        self._packings = Packings(axes.packers, axes.capacities, (axes.qv_slacks, axes.qt_slacks), axes.ladders)
         self._stages = max(layout.pipeline for layout in axes.layouts)
         self._layers = solver.layers
         self._usual = self._now = Splitting(solver, axes.boundaries, axes.recompute)
+
+    @property
+    def has_ladders(self) -> bool:
+        """Whether levels of packs, or packs that ranks share, are searched."""
+        return self._axes.ladders is not None
 
     def renew(self, solver: Solver) -> None:
         """Use another solver to decide which plans can be trained, and for the starts."""
@@ -89,11 +96,7 @@ class Space:
         axes = self._axes
         found: dict[str, BaseDistribution] = {
             "layout": CategoricalDistribution(tuple(self._layouts)),
-            "packer": CategoricalDistribution(axes.packers),
-            "qv": CategoricalDistribution(tuple(sorted({qv for qv, _ in axes.capacities}))),
-            "qt": CategoricalDistribution(tuple(sorted({qt for _, qt in axes.capacities}))),
-            "qv_slack": CategoricalDistribution(axes.qv_slacks),
-            "qt_slack": CategoricalDistribution(axes.qt_slacks),
+            **self._packings.distributions,
         }
         if axes.boundaries is None:
             shift = IntDistribution(-boundary, boundary)
@@ -107,9 +110,8 @@ class Space:
 
     def plan(self, point: Mapping[str, Any]) -> Plan:
         """Return the plan of a point, or the nearest one that can be trained. Raises ValueError in an empty space."""
-        packing, layout = self._nearest(self._packing(point), self._layouts[point["layout"]])
-        anchor = self._now.anchor(packing, layout)
-        assert anchor is not None  # of a nearest packing
+        anchor = self._nearest(point)
+        packing, layout = anchor.packing, anchor.layout
         shifts = tuple(int(point.get(name, 0)) for name in _shift_names(layout.pipeline))
         towards = self._shifts(anchor)
         while not self._now.admits(plan := self._shifted(packing, layout, shifts)):
@@ -119,33 +121,28 @@ class Space:
 
     def point(self, plan: Plan) -> Point | None:
         """Return the point that stands for exactly this plan; None for a plan outside the space."""
-        packing, name = plan.packing, layout_name(plan.layout)
-        if not isinstance(packing, Packed) or name not in self._layouts:
-            return None
-        point: Point = {
-            "layout": name,
-            "packer": packing.packer,
-            "qv": packing.qv,
-            "qt": packing.qt,
-            "qv_slack": _slack(packing.qv, packing.qv_min, self._axes.qv_slacks),
-            "qt_slack": _slack(packing.qt, packing.qt_min, self._axes.qt_slacks),
-        }
-        choices = ((self.distributions[name], value) for name, value in point.items())
-        is_offered = all(isinstance(one, CategoricalDistribution) and value in one.choices for one, value in choices)
-        if not is_offered or self._now.anchor(packing, plan.layout) is None:
+        layout, name = plan.layout, layout_name(plan.layout)
+        of_packing = self._packings.point(plan.packing, layout) if name in self._layouts else None
+        if of_packing is None or self._now.anchor(plan.packing, layout) is None:
             return None
         # Optuna needs a value for each parameter, also for those of stages that the layout does not have.
-        point |= dict.fromkeys((name for name in self.distributions if name not in point), 0)
-        shifts = dict(zip(_shift_names(plan.layout.pipeline), self._shifts(plan), strict=True))
+        point: Point = {**dict.fromkeys(self.distributions, 0), "layout": name, **of_packing}
+        shifts = dict(zip(_shift_names(layout.pipeline), self._shifts(plan), strict=True))
         point |= {name: shift for name, shift in shifts.items() if name in point}
         return point if self.plan(point) == plan else None
+
+    def pointed(self, plan: Plan) -> Plan:
+        """Return the plan, or where levels recompute what no shift of all of them gives, one that recomputes more."""
+        if not isinstance(plan.packing, Levelled):
+            return plan
+        return self._shifted(plan.packing, plan.layout, self._shifts(plan))
 
     def nearest_miss(self) -> tuple[Packed, Layout, float, int] | None:
         """Return the packing and layout that lack least memory, with (bytes, number) of their fullest stage.
 
         None where no packing keeps the global batch.
         """
-        pairs = ((packing, layout) for layout in self._axes.layouts for packing in self._packings())
+        pairs = ((packing, layout) for layout in self._axes.layouts for packing in self._packings.usual())
         found = ((packing, layout, self._now.least(packing, layout)) for packing, layout in pairs)
         needing = ((packing, layout, *least) for packing, layout, least in found if least is not None)
         return min(needing, key=lambda each: each[2], default=None)
@@ -154,9 +151,14 @@ class Space:
 
     @cached_property
     def starts(self) -> tuple[Plan, ...]:
-        """The solver's plans of all layouts and capacities that can be trained, with the usual packer and slacks."""
-        found = (self._now.anchor(packing, layout) for layout in self._axes.layouts for packing in self._packings())
-        return tuple(dict.fromkeys(self._now.admitted(found)))
+        """The solver's plans of all layouts and capacities that can be trained, and a few for each ladder."""
+        found: list[Plan] = []
+        for layout in self._axes.layouts:
+            found += self._now.admitted(self._anchor(packing, layout) for packing in self._packings.usual())
+            for packings in self._packings.of_ladders(layout):
+                anchors = (self._anchor(packing, layout) for packing in packings)
+                found += islice((plan for plan in anchors if plan and self._now.admits(plan)), _OF_LADDER)
+        return tuple(dict.fromkeys(found))
 
     def neighbours(self, plan: Plan) -> Iterator[Plan]:
         """Yield plans that differ by a step along one axis, other packings first; none for another layout's plan.
@@ -164,69 +166,44 @@ class Space:
         Another packing comes with the same stages, and with those of the solver.
         """
         packing = plan.packing
-        if not isinstance(packing, Packed) or plan.layout not in self._axes.layouts:
+        if plan.layout not in self._axes.layouts or self._packings.point(packing, plan.layout) is None:
             return
-        for other in dict.fromkeys(self._other_packings(packing)):
-            if (anchor := self._now.anchor(other, plan.layout)) is not None:
-                yield from self._now.admitted(dict.fromkeys((replace(plan, packing=other), anchor)))
+        found: dict[Plan, None] = {}
+        for other in self._packings.others(packing, plan.layout):
+            if (anchor := self._anchor(other, plan.layout)) is not None:
+                same = [replace(plan, packing=other)] if other.degrees == packing.degrees else []
+                found |= dict.fromkeys(self._now.admitted((*map(self.pointed, same), anchor)))
         if self._axes.boundaries is None:
             fitted = self._now.fitted_each(packing, plan.layout, [*_moved(plan.boundaries)])
-            yield from self._now.admitted(fitted)
+            found |= dict.fromkeys(self._now.admitted(each and self.pointed(each) for each in fitted))
         if self._axes.recompute == "fit":
-            yield from self._now.admitted(_recomputing_other(plan))
-
-    def _other_packings(self, packing: Packed) -> Iterator[Packed]:
-        """Yield packings with the same capacities, another packer or slack, and at most one slack that is not usual."""
-        axes = self._axes
-        point = {"qv": packing.qv, "qt": packing.qt}
-        slacks = [(slack, axes.qt_slacks[0]) for slack in axes.qv_slacks]
-        slacks += [(axes.qv_slacks[0], slack) for slack in axes.qt_slacks]
-        for packer in axes.packers:
-            for qv_slack, qt_slack in slacks:
-                other = self._packing({**point, "packer": packer, "qv_slack": qv_slack, "qt_slack": qt_slack})
-                if other != packing:
-                    yield other
+            found |= dict.fromkeys(self._now.admitted(map(self.pointed, _recomputing_other(plan))))
+        yield from (each for each in found if each != plan)
 
     # --- plans ---
 
-    def _packings(self) -> Iterator[Packed]:
-        axes = self._axes
-        usual = {"packer": axes.packers[0], "qv_slack": axes.qv_slacks[0], "qt_slack": axes.qt_slacks[0]}
-        for qv, qt in axes.capacities:
-            yield self._packing({**usual, "qv": qv, "qt": qt})
+    def _anchor(self, packing: Packing, layout: Layout) -> Plan | None:
+        """Return the solver's plan, as near as the parameters come to it; None where there is none."""
+        anchor = self._now.anchor(packing, layout)
+        return None if anchor is None else self.pointed(anchor)
 
-    def _packing(self, point: Mapping[str, Any]) -> Packed:
-        """Return the packing of a point, with the usual slacks where the packer relaxes nothing."""
-        axes = self._axes
-        qv_slack, qt_slack = axes.qv_slacks[0], axes.qt_slacks[0]
-        if self._relaxes[point["packer"]]:
-            qv_slack, qt_slack = point["qv_slack"], point["qt_slack"]
-        return Packed(
-            qv=point["qv"],
-            qt=point["qt"],
-            qv_min=max(0, point["qv"] - qv_slack),
-            qt_min=max(0, point["qt"] - qt_slack),
-            packer=point["packer"],
-        )
-
-    def _nearest(self, packing: Packed, layout: Layout) -> tuple[Packed, Layout]:
-        """Return the packing, else the nearest with which the layout can be trained, else the nearest of any layout."""
-        anchor = self._now.anchor(packing, layout) if (packing.qv, packing.qt) in self._axes.capacities else None
+    def _nearest(self, point: Mapping[str, Any]) -> Plan:
+        """Return the solver's plan of the point's packing and layout, or of the nearest that can be trained."""
+        layout = self._layouts[point["layout"]]
+        packing = self._packings.packing(point, layout)
+        anchor = None if packing is None else self._anchor(packing, layout)
         if anchor is not None and self._now.admits(anchor):
-            return packing, layout
+            return anchor
         of_layout = [plan for plan in self.starts if plan.layout == layout] or self.starts
 
         def distance(plan: Plan) -> float:
-            one = plan.packing
-            assert isinstance(one, Packed)  # of a plan of the space
-            of_capacities = abs(math.log((one.qv + 1) / (packing.qv + 1))) + abs(math.log(one.qt / packing.qt))
-            return of_capacities + _OTHER_PACKER * (one.packer != packing.packer)
+            of_packing = self._packings.point(plan.packing, plan.layout)
+            assert of_packing is not None  # of a plan of the space
+            return self._packings.distance(point, of_packing)
 
-        nearest = min(of_layout, key=distance)
-        assert isinstance(nearest.packing, Packed)
-        return nearest.packing, nearest.layout
+        return min(of_layout, key=distance)
 
-    def _shifted(self, packing: Packed, layout: Layout, shifts: Sequence[int]) -> Plan:
+    def _shifted(self, packing: Packing, layout: Layout, shifts: Sequence[int]) -> Plan:
         boundary_shifts, recomputes = shifts[: layout.pipeline - 1], shifts[layout.pipeline - 1 :]
         usual = self._usual.boundaries(packing, layout)
         inner: list[int] = []
@@ -248,13 +225,7 @@ class Space:
         usual_boundaries = self._usual.boundaries(plan.packing, plan.layout)
         boundaries = (end - usual for end, usual in zip(plan.boundaries[:-1], usual_boundaries[:-1], strict=True))
         usual = self._usual.stages(plan.packing, plan.layout, plan.boundaries)
-        recomputes = (
-            (
-                stage.recompute_vision - other.recompute_vision,
-                stage.recompute_language - other.recompute_language,
-            )
-            for stage, other in zip(plan.stages, usual, strict=True)
-        )
+        recomputes = (_further(stage, other) for stage, other in zip(plan.stages, usual, strict=True))
         return (*boundaries, *chain.from_iterable(recomputes))
 
 
@@ -264,17 +235,32 @@ def _shift_names(stages: int) -> list[str]:
     return [*(_BOUNDARY.format(stage) for stage in range(stages - 1)), *of_stages]
 
 
-def _slack(capacity: int, least: int, slacks: Iterable[int]) -> int | None:
-    """Return the first slack that leaves `least` of the capacity; one above the capacity leaves 0."""
-    return next((slack for slack in slacks if max(0, capacity - slack) == least), None)
+def _further(stage: Stage, usual: Stage) -> tuple[int, int]:
+    """Return how many more vision and language layers are recomputed than usual: the most of all levels.
+
+    A level that recomputes nothing may have a shift below what the usual counts allow.
+    """
+    by_level = [*zip(stage.recomputed, usual.recomputed, strict=True)]
+    vision = [(one.vision, one.vision - other.vision) for one, other in by_level]
+    language = [(one.language, one.language - other.language) for one, other in by_level]
+
+    def shift(counts: Sequence[tuple[int, int]]) -> int:
+        recomputing = [more for count, more in counts if count]
+        return max(recomputing) if recomputing else min(more for _, more in counts)
+
+    return shift(vision), shift(language)
 
 
 def _recomputing_more(stage: Stage, vision: int, language: int) -> Stage:
-    """Return the stage with more layers recomputed, or fewer, as far as it has them."""
-    return replace(
-        stage,
-        recompute_vision=min(max(stage.recompute_vision + vision, 0), stage.vision),
-        recompute_language=min(max(stage.recompute_language + language, 0), stage.language),
+    """Return the stage with more layers recomputed at every level, or fewer, as far as it has them."""
+    return stage.recomputing(
+        [
+            Recomputed(
+                vision=min(max(level.vision + vision, 0), stage.vision),
+                language=min(max(level.language + language, 0), stage.language),
+            )
+            for level in stage.recomputed
+        ]
     )
 
 

@@ -6,7 +6,7 @@ from functools import cache
 from typing import Literal, TypeAlias
 
 from autotune.search.solver.solver import Solver
-from trials.plan import Layout, Packing, Plan, Stage
+from trials.plan import Layout, Packing, Plan, Recomputed, Stage
 
 Recompute: TypeAlias = Literal["fit", "all", "none"] | tuple[tuple[int, int], ...]
 """As many layers as the memory requires, all, none, or the given (vision, language) counts of each stage."""
@@ -62,7 +62,7 @@ class Splitting:
         return self._solver.fullest(Plan(packing=packing, layout=layout, stages=stages))
 
     def _anchor(self, packing: Packing, layout: Layout) -> Plan | None:
-        if not self._solver.keeps_batch(packing, layout):
+        if not (self._solver.keeps_batch(packing, layout) and self._solver.fills_levels(packing, layout)):
             return None
         if self._boundaries is not None:
             return self.fitted(packing, layout, self._boundaries)
@@ -95,7 +95,7 @@ class Splitting:
             every = int(recompute == "all")
             recompute = tuple((every * stage.vision, every * stage.language) for stage in plan.stages)
         stages = (
-            replace(stage, recompute_vision=vision, recompute_language=language)
+            stage.recomputing([Recomputed(vision=vision, language=language)] * len(stage.recomputed))
             for stage, (vision, language) in zip(plan.stages, recompute, strict=True)
         )
         return replace(plan, stages=tuple(stages))

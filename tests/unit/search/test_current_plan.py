@@ -10,7 +10,7 @@ from autotune.search.space.current_plan import current_plan
 from autotune.workload import Prepared
 from tests.search_values import prepared_of
 from trials import wire
-from trials.plan import Layout, Packed, Plan, Stage
+from trials.plan import Layout, Levelled, Packed, Plan, Recomputed, Stage
 
 PACKED = Packed(qv=9, qt=480, qv_min=9, qt_min=416, packer="isf")
 PLAN = Plan(
@@ -18,7 +18,11 @@ PLAN = Plan(
     layout=Layout(pipeline=2, data=1, zero=0),
     stages=(Stage(vision=4, language=0), Stage(vision=1, language=4)),
 )
-SHARED = replace(PLAN, packing=replace(PACKED, sequence=2), layout=Layout(pipeline=2, data=2, zero=0))
+EMPTY_LEVEL = replace(
+    PLAN,
+    packing=Levelled(levels=(replace(PACKED, qv=6, qv_min=0, qt=2, qt_min=0), PACKED)),
+    stages=tuple(replace(stage, further_levels=(Recomputed(vision=0, language=0),)) for stage in PLAN.stages),
+)
 
 
 def naming(folder: Path, plan: Plan, oversize: str = "own-pack") -> Prepared:
@@ -42,9 +46,9 @@ def test_the_plan_of_the_file_is_the_current_plan(tmp_path: Path) -> None:
         (replace(PLAN, packing=replace(PACKED, packer="tetris")), r"'tetris' .*best-fit"),
         (replace(PLAN, stages=(Stage(vision=4, language=0), Stage(vision=1, language=5))), "5 language layers"),
         (replace(PLAN, layout=Layout(pipeline=2, data=2, zero=0)), "for 4 devices, not 2"),
-        (SHARED, "shared by 2 ranks, and a search does not compare such plans; leave the key out"),
+        (EMPTY_LEVEL, "level 1 with qv=6 qt=2 holds no sample"),
     ],
-    ids=["packer", "layers", "devices", "shared"],
+    ids=["packer", "layers", "devices", "level"],
 )
 def test_a_plan_that_is_not_one_of_this_job_is_refused(tmp_path: Path, plan: Plan, reason: str) -> None:
     with pytest.raises(JobError, match=rf"search\.present: .*{reason}"):

@@ -1,0 +1,117 @@
+"""HBP's recipe as a baseline: its levels, its degrees, its recomputation, and whole steps of one level.
+
+Source: HBP (Hierarchical Balance Packing), automatic selection of groups and heuristic balance. Its method is for text;
+the capacities in vision units follow OmniBal's rule.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from autotune.prediction.parts import Parts
+from autotune.prediction.predictor import Predictor
+from autotune.search.solver.solver import Solver
+from autotune.search.space.capacities import OMNIBAL_SLACK
+from autotune.search.space.layouts import layouts
+from trials.plan import Layout, Levelled, Packed, Packing, Plan
+from trials.workload import DataProfile, Workload
+
+_HALVINGS = 4
+"""Lengths to compare: the longest sample, halved so often. HBP has 8K to 128K."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Timed:
+    """Packs of one length."""
+
+    level: Packed
+    seconds_per_token: float
+    """Of all ranks together."""
+
+
+def hbp_plan(workload: Workload, predictor: Predictor, solver: Solver) -> Plan | None:
+    """Return the plan of HBP's recipe; None where no data-parallel layout fits, or it ends with usual packs.
+
+    It has the fewest pipeline stages in which the longest sample fits when as many ranks as possible share it, since
+    HBP divides the states by ZeRO 3. Of the lengths, those count whose levels keep the global batch, if any do.
+    """
+    for layout in sorted(layouts(workload.model, workload.hardware.devices), key=_preference):
+        recipe = _Recipe(workload, predictor, solver, layout)
+        if (plan := recipe.plan()) is not None:
+            return plan if plan.packing.degrees != (1,) else None
+    return None
+
+
+def _preference(layout: Layout) -> tuple[int, int]:
+    return layout.pipeline, -layout.zero
+
+
+class _Recipe:
+    """The recipe in one layout."""
+
+    def __init__(self, workload: Workload, predictor: Predictor, solver: Solver, layout: Layout) -> None:
+        self._data, self._predictor, self._solver, self._layout = workload.data, predictor, solver, layout
+        self._degrees = [1, *(degree for degree in solver.sequence_degrees if layout.data % degree == 0)]
+
+    def plan(self) -> Plan | None:
+        """Return the plan; None where the longest sample does not fit."""
+        *shorter, longest = self._timed()
+        if longest is None:
+            return None
+        timed = sorted((each for each in (*shorter, longest) if each), key=lambda each: each.seconds_per_token)
+        packings = [self._packing(best.level, longest.level) for best in timed]
+        keeping = (packing for packing in packings if self._solver.keeps_batch(packing, self._layout))
+        return self._fitted(next(keeping, packings[0]))
+
+    def _timed(self) -> Iterator[_Timed | None]:
+        """Yield for each length, ascending, the fastest degree; None where none fits."""
+        top = _level(self._data, self._data.longest_text_tokens, self._degrees[-1])
+        for halvings in range(_HALVINGS, -1, -1):
+            length = self._data.longest_text_tokens >> halvings
+            levels = [_level(self._data, length, degree) for degree in self._degrees]
+            timed = [self._time(level, top if halvings else None) for level in levels if length]
+            yield min((each for each in timed if each), key=lambda each: each.seconds_per_token, default=None)
+
+    def _time(self, level: Packed, top: Packed | None) -> _Timed | None:
+        """Return the time of full packs with the fewest recomputed layers that fit; longer samples are at the top."""
+        packing = level if top is None or top.qt == level.qt else Levelled(levels=(level, top))
+        if not self._solver.fills_levels(packing, self._layout) or (plan := self._fitted(packing)) is None:
+            return None
+        sizes, parts = self._predictor.sizes(packing, self._layout).of_levels[0], Parts.of_levels(plan)[0]
+        passes = self._predictor.pass_seconds(parts, sizes.mean)
+        exchanges = self._predictor.exchange_seconds(parts, sizes.mean, np.array([level.sequence]))
+        slowest = sum(side[0] for side in (*passes, *exchanges)).max()
+        return _Timed(level=level, seconds_per_token=float(slowest / sizes.mean[0, 1]))
+
+    def _packing(self, best: Packed, longest: Packed) -> Packing:
+        """Return levels {l_best / s_best, l_best, l_max / s_max, l_max}, as far as each has samples."""
+        alone = [_level(self._data, each.qt // each.sequence, 1) for each in (best, longest)]
+        chosen = [alone[0], best, *(alone[1:] if alone[1].qt > best.qt else []), longest]
+        levels: list[Packed] = []
+        for level in chosen:
+            if not levels or level.qt > levels[-1].qt:
+                levels.append(level)
+        filled = [level for level in levels if self._holds_own(level, levels)]
+        return filled[0] if len(filled) == 1 else Levelled(levels=tuple(filled), whole_steps=True)
+
+    def _holds_own(self, level: Packed, levels: Sequence[Packed]) -> bool:
+        """Return whether there are samples that are too long for the levels before."""
+        number = levels.index(level)
+        before = levels[number - 1].qt if number else 0
+        return number == len(levels) - 1 or any(before < tokens <= level.qt for _, tokens, _ in self._data.histogram)
+
+    def _fitted(self, packing: Packing) -> Plan | None:
+        """Return the plan with the fewest recomputed layers on stages of like forward times."""
+        boundaries = self._solver.forward_boundaries(packing, self._layout)
+        return self._solver.fit_fewest(packing, self._layout, boundaries)
+
+
+def _level(data: DataProfile, length: int, sequence: int) -> Packed:
+    """Return packs of so many tokens, and of vision units at the data's ratio, at least those of one sample."""
+    most = max((units for units, tokens, _ in data.histogram if tokens <= length), default=0)
+    most = data.most_vision_units if length == data.longest_text_tokens else most
+    qv = max(1, most, round(length * data.vision_units / data.text_tokens))
+    return replace(
+        Packed(qv=qv, qt=length, qv_min=qv, qt_min=max(0, length - OMNIBAL_SLACK), packer="isf"), sequence=sequence
+    )

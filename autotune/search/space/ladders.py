@@ -1,0 +1,190 @@
+"""The ladders of levels that can make a training faster; others are not searched."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from autotune.errors import JobError
+from autotune.search.solver.limits import HEADROOM
+from autotune.search.solver.solver import Solver
+from autotune.search.space.capacities import capacities
+from autotune.search.space.layouts import layout_name
+from autotune.search.space.packings import ALONE, Degrees, Ladders, Pair, ladder_name
+from trials.plan import Layout, Packed
+from trials.workload import DataProfile, Workload
+
+_WORTH_WAITING = 0.05
+"""Share of the time that ranks may wait for the slowest one before smaller parts of long packs are worth a search."""
+_USUAL_SAMPLES = 4
+"""Mean samples of a usual pack: the longest sample decides what is recomputed only if it is longer."""
+_SHORT = 2
+"""Samples up to the longest one divided by this decide the capacities of the first level."""
+_GRAIN = 64
+"""Tokens to a multiple of which the lengths in a histogram are rounded up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """The ladders that are searched."""
+
+    ladders: Ladders | None
+    reason: str | None
+    """Why they are searched, or none is; None where no ranks can share packs, or the job names the ladders."""
+
+
+def offered_ladders(
+    workload: Workload,
+    solver: Solver,
+    layouts: Sequence[Layout],
+    pairs: Sequence[Pair],
+    wanted: tuple[str, ...] | None,
+) -> Offer:
+    """Return the ladders that may be faster than packs of `pairs` on single ranks, or those that the job wants.
+
+    A ladder can help where the longest sample is longer than a usual pack and does not fit on one rank with nothing
+    recomputed, or where ranks wait for the slowest one for more than 5 % of the time, whatever the capacities.
+
+    Raises JobError for a wanted ladder that no layout can have.
+    """
+    needs = [_Needs(workload, solver, layout, pairs) for layout in layouts]
+    possible = {each.layout: tuple(each.possible()) for each in needs}
+    if wanted is not None:
+        _check(wanted, possible)
+        of_layouts = {
+            layout: tuple(each for each in ladders if ladder_name(each) in wanted)
+            for layout, ladders in possible.items()
+        }
+    else:
+        of_layouts = {each.layout: tuple(each.helpful()) for each in needs}
+    found = {layout: ladders for layout, ladders in of_layouts.items() if ladders}
+    if not found:
+        can_share = any(max(each) > 1 for ladders in possible.values() for each in ladders)
+        return Offer(ladders=None, reason=_why_none(needs) if wanted is None and can_share else None)
+    ladders = Ladders(
+        of_layouts=found,
+        first=_first_level(workload),
+        longest=_longest(workload.data),
+        tokens={each.layout: each.tokens for each in needs if each.layout in found},
+        units_per_token=workload.data.vision_units / workload.data.text_tokens,
+    )
+    return Offer(ladders=ladders, reason=_why(found) if wanted is None else None)
+
+
+def _check(wanted: tuple[str, ...], possible: dict[Layout, tuple[Degrees, ...]]) -> None:
+    names = {ladder_name(ALONE), *(ladder_name(each) for ladders in possible.values() for each in ladders)}
+    if missing := [name for name in wanted if name not in names]:
+        raise JobError(
+            f"search.space.sequence: {missing[0]!r} is none of the sequence degrees that the data degrees of the "
+            f"layouts, the model's attention heads and the profile allow: {', '.join(sorted(names))}"
+        )
+
+
+def _why(found: dict[Layout, tuple[Degrees, ...]]) -> str:
+    names = ", ".join(map(layout_name, found))
+    return (
+        f"Levels of packs, and packs that ranks share, are searched with {names}: the longest sample does not fit "
+        "there without recomputation, or ranks wait for the slowest one"
+    )
+
+
+def _why_none(needs: "Sequence[_Needs]") -> str:
+    waiting = max(each.waiting for each in needs)
+    return (
+        "Levels of packs, and packs that ranks share, cannot help and are not searched: the longest sample is no "
+        "longer than a usual pack or fits without recomputation, and ranks wait for the slowest one "
+        f"{waiting:.1%} of the time"
+    )
+
+
+class _Needs:
+    """What the longest sample needs in one layout."""
+
+    def __init__(self, workload: Workload, solver: Solver, layout: Layout, pairs: Sequence[Pair]) -> None:
+        self.layout = layout
+        self._data, self._solver, self._pairs = workload.data, solver, pairs
+        self._usable = HEADROOM * workload.memory_limit_bytes
+        timed = [degree for degree in solver.sequence_degrees if degree & (degree - 1) == 0]
+        self._degrees = [1, *(degree for degree in timed if layout.data % degree == 0)]
+
+    def possible(self) -> Iterator[Degrees]:
+        """Yield all ladders but packs on single ranks."""
+        yield from _ladders(self._degrees, self._degrees)
+
+    def helpful(self) -> Iterator[Degrees]:
+        """Yield those that may be faster."""
+        least, most = self._recomputing, 1 if self.waiting <= _WORTH_WAITING else self._evening
+        if least is None:
+            return
+        is_long = self._data.longest_text_tokens > _USUAL_SAMPLES * self._data.text_tokens / self._data.samples
+        needs_more = least > 1 or (is_long and self._keeping != 1)
+        if needs_more:
+            most = max(most, self._keeping or self._degrees[-1])
+        if needs_more or most > 1:
+            yield from _ladders(self._degrees, [degree for degree in self._degrees if least <= degree <= most])
+
+    @property
+    def tokens(self) -> float:
+        """Tokens of a pack of the first level on one rank, which needs no recomputation if any does."""
+        return self._data.longest_text_tokens / max(self._keeping or self._degrees[-1], _SHORT)
+
+    @cached_property
+    def waiting(self) -> float:
+        """The least share of the time that the mean rank waits for the slowest, over all capacities."""
+        packs = (Packed(qv=qv, qt=qt, qv_min=qv, qt_min=qt, packer="best-fit") for qv, qt in self._pairs)
+        kept = [packing for packing in packs if self._solver.keeps_batch(packing, self.layout)]
+        return min((self._solver.waiting_share(packing, self.layout) for packing in kept), default=0.0)
+
+    @property
+    def _evening(self) -> int:
+        """Number of ranks to which the surplus of the slowest one can be dealt."""
+        enough = (degree for degree in self._degrees if degree >= 1 / (1 - self.waiting))
+        return next(enough, self._degrees[-1])
+
+    @cached_property
+    def _recomputing(self) -> int | None:
+        """Least number of ranks on which the longest sample fits with everything recomputed."""
+        return self._least_degree(recompute=True)
+
+    @cached_property
+    def _keeping(self) -> int | None:
+        """The same with nothing recomputed."""
+        return self._least_degree(recompute=False)
+
+    def _least_degree(self, *, recompute: bool) -> int | None:
+        qv, qt = _longest(self._data)
+        longest = Packed(qv=qv, qt=qt, qv_min=qv, qt_min=qt, packer="best-fit")
+        for degree in self._degrees:
+            leanest = self._solver.leanest(replace(longest, sequence=degree), self.layout, recompute=recompute)
+            if self._solver.fullest(leanest)[0] <= self._usable:
+                return degree
+        return None
+
+
+def _ladders(degrees: Sequence[int], last: Sequence[int]) -> Iterator[Degrees]:
+    """Yield one level that ranks share, then one of single ranks below each of the `last`, then one in between."""
+    yield from ((degree,) for degree in last if degree > 1)
+    yield from ((1, degree) for degree in last)
+    yield from ((1, between, degree) for degree in last for between in degrees if 1 < between < degree)
+
+
+def _first_level(workload: Workload) -> tuple[Pair, ...]:
+    """Return the capacities that the short samples fill, below the longest sample."""
+    data = workload.data
+    most = data.longest_text_tokens // _SHORT
+    rows = [row for row in data.histogram if row[1] <= most] or [min(data.histogram, key=lambda row: row[1])]
+    short = replace(
+        data,
+        samples=sum(count for *_, count in rows),
+        vision_units=sum(units * count for units, _, count in rows),
+        text_tokens=sum(max(tokens - _GRAIN // 2, 1) * count for _, tokens, count in rows),
+        longest_text_tokens=max(tokens for _, tokens, _ in rows),
+        most_vision_units=max(units for units, _, _ in rows),
+        histogram=tuple(rows),
+    )
+    found = ((pair.qv, pair.qt) for pair in capacities(short, workload.global_batch_samples, hold_all=False))
+    below = tuple(pair for pair in found if pair[1] < data.longest_text_tokens)
+    return below or ((max(short.most_vision_units, 1), short.longest_text_tokens),)
+
+
+def _longest(data: DataProfile) -> Pair:
+    return max(data.most_vision_units, 1), data.longest_text_tokens
