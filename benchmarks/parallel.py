@@ -1,13 +1,15 @@
-"""Predictions of plans whose packs ranks share, or have levels, beside real runs. Prints one JSON object.
+"""Plans whose packs ranks share, or have levels: predictions beside real runs, or a search. Prints one JSON object.
 
     python -m benchmarks.parallel [--plans 15] [--rounds 3] [--rows parallel-rows.jsonl]
+    python -m benchmarks.parallel --ladders
 
-On the model of examples/tiny-internvl, for 2 and for 4 ranks: profiles the layers and the exchanges, draws plans at
-random (sequence degrees, levels, pipelines, splits, recomputation) and runs each of them in every round, each time on
-the same steps, of all costs. A plan's time is the median of its rounds, at the speed that the machine had in the
-profile. The first runs of the first five plans calibrate the prediction, with which the others are compared; the peak
-bytes of all plans are compared without calibration. What was run is kept in the file `--rows`, from which an ended
-benchmark goes on.
+With `--ladders`, searches on samples of mixed lengths are compared with HBP's recipe, by analytic costs
+(`benchmarks/ladders.py`). Without, predictions are compared with real runs on the model of examples/tiny-internvl, for
+2 and for 4 ranks: profiles the layers and the exchanges, draws plans at random (sequence degrees, levels, pipelines,
+splits, recomputation) and runs each of them in every round, each time on the same steps, of all costs. A plan's time is
+the median of its rounds, at the speed that the machine had in the profile. The first runs of the first five plans
+calibrate the prediction, with which the others are compared; the peak bytes of all plans are compared without
+calibration. What was run is kept in the file `--rows`, from which an ended benchmark goes on.
 """
 
 import argparse
@@ -28,6 +30,7 @@ from autotune.search.execution.profiling import profile_layers
 from autotune.search.execution.runner import Runner
 from autotune.search.learning.calibrated import CalibratedPredictor, peaks
 from autotune.workload import Prepared
+from benchmarks import ladders
 from benchmarks.drift import at_profiled_speed, slowness
 from benchmarks.prediction import example
 from benchmarks.result import Check, at_least, at_most, finish
@@ -102,6 +105,9 @@ class Rows:
 
 def main() -> None:
     arguments = _arguments()
+    if arguments.ladders:
+        found = [*ladders.rows()]
+        finish(found, ladders.checks(found))
     rows = Rows(arguments.rows)
     compared: list[dict[str, Any]] = []
     failed = 0
@@ -252,6 +258,7 @@ def _checks(compared: Sequence[dict[str, Any]], failed: int) -> list[Check]:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ladders", action="store_true", help="search by analytic costs instead")
     parser.add_argument("--plans", type=int, default=15, help="on each number of ranks (%(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each plan (%(default)s)")
     parser.add_argument(

@@ -14,7 +14,7 @@ the same space with the same trials; they choose the plan that measured fastest.
 import argparse
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -97,6 +97,7 @@ def search(
     after: Found | None = None,
     *,
     go_on: bool = False,
+    heard: Callable[[Event], object] = lambda _: None,
 ) -> Found:
     """Ours; `after` another one, on a workload like this. With `go_on`, what it left of its trials is spent then."""
     launcher = workload.launcher(behaviour, seed)
@@ -109,6 +110,7 @@ def search(
     best_so_far: list[float] = []
 
     def listen(event: Event) -> None:
+        heard(event)
         if not isinstance(event, TrialEnded) or event.is_known:
             return
         if ran(event.trial) and event.trial.role not in CONFIRMATION:

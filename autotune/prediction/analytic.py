@@ -3,9 +3,10 @@
 They assume efficiencies instead of measuring them: plans of one model can be compared, but the seconds are rough.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trials.layer_costs import Coefficients, LayerCost, LayerCosts, LinkCost, LoadCost, UpdateCost
+from trials.layer_costs import Coefficients, LayerCost, LayerCosts, LinkCost, LoadCost, SharingCost, UpdateCost
 
 LABEL = "analytic device profile: computed from shapes and data sheets, nothing measured"
 """Label for all results of these costs."""
@@ -81,8 +82,16 @@ class _Work:
     """Values exchanged in the tensor-parallel group."""
 
 
-def analytic_costs(vision: VisionShape, language: LanguageShape, device: Device, tensor_degree: int = 1) -> LayerCosts:
+def analytic_costs(
+    vision: VisionShape,
+    language: LanguageShape,
+    device: Device,
+    tensor_degree: int = 1,
+    sequence_degrees: Sequence[int] = (),
+) -> LayerCosts:
     """Return the costs of one rank, which holds 1 / `tensor_degree` of each layer and its states.
+
+    Packs may be shared by so many ranks of one node, without a tensor degree.
 
     Of n parameters a matrix takes 2 n operations per token, attention 4 n^2 h on n tokens, half where it is causal
     (Megatron-LM, appendix). Kept is the input of every operation, with attention that keeps no scores (Korthikanti et
@@ -109,6 +118,29 @@ def analytic_costs(vision: VisionShape, language: LanguageShape, device: Device,
         # In a ring each rank sends nearly every byte twice (Patarasuk and Yuan 2009).
         reduce_seconds_per_byte=2 / device.link_bytes_per_second,
         residual=0.0,
+        sharing=tuple(_shared(vision, language, device, degree) for degree in sequence_degrees),
+    )
+
+
+def _shared(vision: VisionShape, language: LanguageShape, device: Device, degree: int) -> SharingCost:
+    """Return what ranks exchange that share a pack (DeepSpeed-Ulysses): queries, keys and values, then the outputs.
+
+    Fewer key heads than ranks are repeated. Behind the projector go the features of the images.
+    """
+    rate = _ELEMENT_BYTES * (degree - 1) / degree / device.tensor_bytes_per_second
+    keys = 2 * language.hidden * max(language.key_heads, degree) // language.heads
+    attention: Coefficients = 0.0, rate * (2 * language.hidden + keys), 0.0, 2 * device.link_latency_seconds
+    features: Coefficients = rate * vision.image_tokens * language.hidden, 0.0, 0.0, device.link_latency_seconds
+    layer = _language_layer(language, _Share(device, 1))
+    return SharingCost(
+        degree=degree,
+        language_forward_seconds=attention,
+        language_backward_seconds=attention,
+        projector_forward_seconds=features,
+        projector_backward_seconds=features,
+        kept_bytes=layer.kept_bytes,
+        shared_bytes=layer.shared_bytes,
+        transient_bytes=layer.transient_bytes,
     )
 
 

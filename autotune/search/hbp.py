@@ -92,19 +92,19 @@ class _Recipe:
         for level in chosen:
             if not levels or level.qt > levels[-1].qt:
                 levels.append(level)
-        filled = [level for level in levels if self._holds_own(level, levels)]
-        return filled[0] if len(filled) == 1 else Levelled(levels=tuple(filled), whole_steps=True)
-
-    def _holds_own(self, level: Packed, levels: Sequence[Packed]) -> bool:
-        """Return whether there are samples that are too long for the levels before."""
-        number = levels.index(level)
-        before = levels[number - 1].qt if number else 0
-        return number == len(levels) - 1 or any(before < tokens <= level.qt for _, tokens, _ in self._data.histogram)
+        packing = _joined(levels)
+        # Those whose samples all fill up longer packs have none.
+        present = np.unique(self._predictor.sizes(packing, self._layout).levels)
+        return packing if len(present) == len(levels) else _joined([levels[level] for level in present])
 
     def _fitted(self, packing: Packing) -> Plan | None:
         """Return the plan with the fewest recomputed layers on stages of like forward times."""
         boundaries = self._solver.forward_boundaries(packing, self._layout)
         return self._solver.fit_fewest(packing, self._layout, boundaries)
+
+
+def _joined(levels: Sequence[Packed]) -> Packing:
+    return levels[0] if len(levels) == 1 else Levelled(levels=tuple(levels), whole_steps=True)
 
 
 def _level(data: DataProfile, length: int, sequence: int) -> Packed:
