@@ -146,7 +146,7 @@ def _stages(forecast: Forecast) -> str:
         (
             str(number),
             f"{stage.vision}v+{stage.language}l",
-            f"{stage.recompute_vision}v+{stage.recompute_language}l",
+            "; ".join(f"{level.vision}v+{level.language}l" for level in stage.recomputed),
             f"{idle:.1%}",
             f"{memory.expected / _MEBI:,.0f}",
             f"{memory.low / _MEBI:,.0f} to {memory.high / _MEBI:,.0f}",

@@ -128,8 +128,15 @@ def _settings(plan: Plan) -> dict[str, str]:
         "micro-batches": packing_text(plan.packing),
         "devices": f"pipeline {layout.pipeline} {TIMES} data {layout.data}, ZeRO {layout.zero}",
         "layers of the stages": _stages((stage.vision, stage.language) for stage in plan.stages),
-        "recomputed layers": _stages((stage.recompute_vision, stage.recompute_language) for stage in plan.stages),
+        "recomputed layers": "; ".join(_recomputed(plan, level) for level in range(len(plan.packing.degrees))),
     }
+
+
+def _recomputed(plan: Plan, level: int) -> str:
+    """Return the recomputed layers of the stages for packs of a level, in words."""
+    of_level = [stage.recomputed[level] for stage in plan.stages]
+    text = _stages((each.vision, each.language) for each in of_level)
+    return f"level {level + 1}: {text}" if level else text
 
 
 def _stages(counts: Iterable[tuple[int, int]]) -> str:

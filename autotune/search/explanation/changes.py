@@ -13,7 +13,7 @@ from storage.explanation import Change, ChangeEffect, PlanTime
 from storage.records import FinishedTrial
 from trials.errors import DataError, InvalidPlan
 from trials.outcome import Completed, Failed, OutOfMemory
-from trials.plan import Plan, Stage, layer_counts
+from trials.plan import Packing, Plan, Recomputed, Stage, layer_counts
 
 
 class Changes:
@@ -43,7 +43,8 @@ class Changes:
 
         `time` is that of the winner.
         """
-        stages = tuple(replace(stage, recompute_vision=0, recompute_language=0) for stage in winner.stages)
+        nothing = [Recomputed(vision=0, language=0)] * len(winner.packing.degrees)
+        stages = tuple(stage.recomputing(nothing) for stage in winner.stages)
         if stages == winner.stages:
             return ()
         return (self._effect("no-recompute", winner, replace(winner, stages=stages), time),)
@@ -54,7 +55,7 @@ class Changes:
         # Some data have too few samples for the packs of a variant.
         with suppress(InvalidPlan, DataError):
             if usual.packing != winner.packing and solver.keeps_batch(winner.packing, usual.layout):
-                yield "packing", replace(usual, packing=winner.packing)
+                yield "packing", repacked(usual, winner.packing)
         with suppress(InvalidPlan, DataError):
             split = resplit(usual, winner)
             if split != usual and solver.keeps_batch(split.packing, split.layout):
@@ -95,6 +96,12 @@ class Changes:
         memory = self._predictor.memory(plan)
         expected = round(max(stage.expected for stage in memory))
         return expected, expected > self._limits.memory_limit_bytes
+
+
+def repacked(usual: Plan, packing: Packing) -> Plan:
+    """Return the usual settings with other packs, all of which recompute what those of the first level did."""
+    stages = (stage.recomputing(stage.recomputed[:1] * len(packing.degrees)) for stage in usual.stages)
+    return replace(usual, packing=packing, stages=tuple(stages))
 
 
 def resplit(usual: Plan, winner: Plan) -> Plan:

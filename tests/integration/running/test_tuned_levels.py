@@ -1,11 +1,15 @@
 """A search on samples of which some need several ranks: from the data to the trained model."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
+from click.testing import CliRunner
 
 from autotune import launch, tune
+from autotune.cli import main
 from autotune.events import Note, TrialEnded
 from autotune.prediction.predictor import Predictor
 from autotune.search.roles import Role
@@ -78,3 +82,13 @@ def test_a_search_finds_levels_for_samples_that_fit_on_no_single_rank_and_they_t
     assert isinstance(next(trial for trial in trials if trial.role == Role.PREDICTED).result.outcome, Completed)
     launched = launch(job, steps=2)
     assert launched.report.steps == 2
+    shown = CliRunner().invoke(main, ["show", best.plan.id])
+    assert "shared by 2 ranks" in shown.stdout
+    file = job.training.output.parent / "job.yaml"
+    file.write_text(yaml.safe_dump(job.model_dump(mode="json", exclude_none=True)))
+    predicted = CliRunner().invoke(main, ["predict", str(file), "--plan", best.plan.id])
+    assert predicted.exit_code == 0, predicted.stderr
+    assert "DOES NOT FIT" not in predicted.stdout
+    several = CliRunner().invoke(main, ["predict", str(file), "--json"])
+    assert several.exit_code == 0, several.stderr
+    assert {"levelled", "packed"} & {each["plan"]["packing"]["kind"] for each in json.loads(several.stdout)["plans"]}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from autotune.prediction.predictor import Predictor
-from autotune.search.explanation.changes import Changes, resplit
+from autotune.search.explanation.changes import Changes, repacked, resplit
 from autotune.search.explanation.explainer import Explainer
 from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.learning.surrogate import Surrogate
@@ -18,9 +18,10 @@ from storage.records import FinishedTrial
 from tests.search_values import COSTS, finished, limits_of, predictor_of, runner_of
 from tests.simulated import Behaviour, SimulatedLauncher
 from tests.training_values import plan_of
+from tests.unit.prediction.test_shared_packs import LEVELS
 from trials.layer_costs import LoadCost
 from trials.outcome import Completed, Failed, OutOfMemory, StageMeasurement
-from trials.plan import Packed, Padded, Plan
+from trials.plan import Packed, Padded, Plan, Recomputed
 
 PADDED = Padded(samples=4)
 DEFAULT = plan_of("5+0r5,0", "0+4r0,4", packing=PADDED)
@@ -277,3 +278,10 @@ def test_changes_that_the_winner_does_not_make_are_left_out(run: Callable[[Plan]
 def test_another_split_recomputes_as_large_a_share() -> None:
     half = plan_of("4+0r2,0", "1+4r1,2", packing=PADDED)
     assert resplit(half, plan_of("5+2", "0+2")) == plan_of("5+2r3,1", "0+2r0,1", packing=PADDED)
+
+
+def test_packs_of_levels_recompute_what_the_usual_ones_did() -> None:
+    usual = plan_of("5+4r2,1", data=2, packing=PADDED)
+    (stage,) = repacked(usual, LEVELS.packing).stages
+    assert stage.recomputed == (Recomputed(vision=2, language=1),) * 2
+    assert repacked(repacked(usual, LEVELS.packing), PADDED) == usual
