@@ -19,20 +19,17 @@ from autotune.search.search import Search
 from autotune.search.solver.limits import Limits
 from autotune.search.space.current_plan import current_plan
 from autotune.search.space.feasible import check_space
+from autotune.search.study_settings import FRESH, is_same_search, study_settings
 from autotune.search.winner import Standings
 from autotune.workbench import Workbench
 from storage.errors import DatabaseUnavailable, Superseded
 from storage.records import BestPlan, StudyRecord
 from trials import plugins, wire
 from trials.errors import UnknownName
-from trials.job import SpaceSection
 from trials.launchers.local import LocalLauncher
 from trials.run.pool import REQUESTS_PER_START, WarmPool
 
 _log = logging.getLogger(__name__)
-_FRESH = "fresh"
-_OF_AN_AGENT = ("parallel", "workers", "trial_timeout")
-"""Settings in which agents of one search may differ."""
 
 
 class Tuner:
@@ -67,7 +64,7 @@ class Tuner:
         study = self._open_study(fresh)
         if study.finished is not None:
             return self._stored_winner(study)
-        is_fresh = bool(study.settings[_FRESH])
+        is_fresh = bool(study.settings[FRESH])
         known = () if is_fresh else self._store.answers(self._fingerprint)
         ledger = StudyLedger(self._store, self._bench.spool, study, self._agent, known)
         with self._rank_pools(study) as pools, database(self._store.optuna_url, self._store.exclusive()) as optuna:
@@ -97,19 +94,13 @@ class Tuner:
 
     def _open_study(self, fresh: bool) -> StudyRecord:
         """Create a study, or unless `fresh` join the last one when it was given the same settings."""
-        # The current plan is compared by its id, not by its file.
-        current = {"present": self._current_plan and self._current_plan.id}
-        settings: dict[str, object] = {**self._job.search.model_dump(mode="json"), **current, _FRESH: fresh}
+        settings = study_settings(self._job.search, self._current_plan, fresh=fresh)
         seed = self._job.training.seed
         if fresh:
             return self._store.create_study(self._fingerprint, settings, seed, self._agent.id)
 
         def is_same(study: StudyRecord) -> bool:
-            # An earlier version stored fewer axes of the space.
-            space = SpaceSection.model_validate(study.settings.get("space", {})).model_dump(mode="json")
-            stored = {**study.settings, "space": space}
-            differing = {key for key, value in settings.items() if stored.get(key) != value}
-            return differing <= {_FRESH, *_OF_AN_AGENT}
+            return is_same_search(study.settings, settings)
 
         return self._store.join_study(self._fingerprint, settings, seed, is_same, self._agent.id)
 

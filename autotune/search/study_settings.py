@@ -1,0 +1,24 @@
+"""The settings that are stored with a study, by which a later search finds the one to go on with."""
+
+from collections.abc import Mapping
+
+from trials.job import SearchSection, SpaceSection
+from trials.plan import Plan
+
+FRESH = "fresh"
+"""Key of whether the study was asked to know nothing of earlier ones."""
+_OF_AN_AGENT = ("parallel", "workers", "trial_timeout")
+"""Settings in which agents of one search may differ."""
+
+
+def study_settings(search: SearchSection, current_plan: Plan | None, *, fresh: bool) -> dict[str, object]:
+    """Return the settings of a new study. The current plan is known by its id, not by its file."""
+    return {**search.model_dump(mode="json"), "present": current_plan and current_plan.id, FRESH: fresh}
+
+
+def is_same_search(stored: Mapping[str, object], settings: Mapping[str, object]) -> bool:
+    """Return whether a study with the `stored` settings is the search of these settings."""
+    # An earlier version stored fewer axes of the space.
+    space = SpaceSection.model_validate(stored.get("space", {})).model_dump(mode="json")
+    known = {**stored, "space": space}
+    return {key for key, value in settings.items() if known.get(key) != value} <= {FRESH, *_OF_AN_AGENT}

@@ -1,0 +1,36 @@
+"""Which stored study a search goes on with."""
+
+from typing import Any
+
+import pytest
+
+from autotune.search.study_settings import is_same_search, study_settings
+from tests.storage_values import PADDED_PLAN
+from trials.job import SearchSection
+
+
+def settings_of(**search: Any) -> dict[str, Any]:
+    return study_settings(SearchSection.model_validate(search), None, fresh=False)
+
+
+def test_a_study_of_a_version_with_fewer_axes_goes_on() -> None:
+    stored = settings_of(trials=9)
+    del stored["space"]["sequence"]
+    assert is_same_search(stored, settings_of(trials=9))
+    assert not is_same_search(stored, settings_of(trials=9, space={"sequence": ["1"]}))
+    del stored["space"]
+    assert is_same_search(stored, settings_of(trials=9))
+
+
+@pytest.mark.parametrize(
+    ("search", "is_same"),
+    [({}, True), ({"workers": "fresh"}, True), ({"trials": 10}, False), ({"space": {"qv": [9]}}, False)],
+)
+def test_other_settings_make_another_search(search: dict[str, Any], is_same: bool) -> None:
+    assert is_same_search(settings_of(), settings_of(**search)) is is_same
+
+
+def test_another_current_plan_makes_another_search() -> None:
+    with_plan = study_settings(SearchSection(), PADDED_PLAN, fresh=True)
+    assert is_same_search(with_plan, {**with_plan, "fresh": False})
+    assert not is_same_search(settings_of(), with_plan)
