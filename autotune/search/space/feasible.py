@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 
@@ -12,7 +13,7 @@ from autotune.search.space.capacities import capacities
 from autotune.search.space.ladders import offered_ladders
 from autotune.search.space.layouts import layout_name, layouts, zero_stages
 from autotune.search.space.packings import ladder_name
-from autotune.search.space.space import Axes, Space
+from autotune.search.space.space import Axes, Space, packings_of
 from autotune.search.space.splitting import Recompute
 from trials import plugins
 from trials.data.packers import PACKERS
@@ -45,15 +46,10 @@ def feasible_space(
     """
     _check_recompute(workload, wanted)
     fitting = _fitting(workload, solver, _layouts(workload, wanted), remedy)
-    pairs = _capacities(workload, wanted)
-    offer = offered_ladders(workload, solver, fitting, pairs, wanted.sequence)
-    if offer.reason:
-        tell(offer.reason)
     axes = Axes(
         layouts=fitting,
         packers=_packers(wanted),
-        capacities=pairs,
-        ladders=offer.ladders,
+        capacities=_capacities(workload, wanted),
         # No pack is full of units where no sample has any, and with a slack every pack would count as full.
         qv_slacks=wanted.qv_slack if workload.data.most_vision_units else wanted.qv_slack[:1],
         qt_slacks=wanted.qt_slack,
@@ -62,6 +58,10 @@ def feasible_space(
         boundary_shift=wanted.boundary_shift,
         recompute_shift=wanted.recompute_shift,
     )
+    offer = offered_ladders(workload, solver, fitting, tuple(packings_of(axes).usual()), wanted.sequence)
+    if offer.reason:
+        tell(offer.reason)
+    axes = replace(axes, ladders=offer.ladders)
     space = Space(axes, solver, partial(allows, wanted))
     if not space.starts:
         raise NoFeasiblePlan(_nothing_left(workload, axes, space, remedy))

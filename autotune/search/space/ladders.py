@@ -10,7 +10,7 @@ from autotune.search.solver.solver import Solver
 from autotune.search.space.capacities import capacities
 from autotune.search.space.layouts import layout_name
 from autotune.search.space.packings import ALONE, Degrees, Ladders, Pair, ladder_name
-from trials.plan import Layout, Packed
+from trials.plan import Layout, Packed, Padded
 from trials.workload import DataProfile, Workload
 
 _WORTH_WAITING = 0.05
@@ -36,17 +36,17 @@ def offered_ladders(
     workload: Workload,
     solver: Solver,
     layouts: Sequence[Layout],
-    pairs: Sequence[Pair],
+    usual: Sequence[Packed],
     wanted: tuple[str, ...] | None,
 ) -> Offer:
-    """Return the ladders that may be faster than packs of `pairs` on single ranks, or those that the job wants.
+    """Return the ladders that may be faster than the `usual` packs on single ranks, or those that the job wants.
 
     A ladder can help where the longest sample is longer than a usual pack and does not fit on one rank with nothing
     recomputed, or where ranks wait for the slowest one for more than 5 % of the time, whatever the capacities.
 
     Raises JobError for a wanted ladder that no layout can have.
     """
-    needs = [_Needs(workload, solver, layout, pairs) for layout in layouts]
+    needs = [_Needs(workload, solver, layout, usual) for layout in layouts]
     possible = {each.layout: tuple(each.possible()) for each in needs}
     if wanted is not None:
         _check(wanted, possible)
@@ -82,26 +82,25 @@ def _check(wanted: tuple[str, ...], possible: dict[Layout, tuple[Degrees, ...]])
 def _why(found: dict[Layout, tuple[Degrees, ...]]) -> str:
     names = ", ".join(map(layout_name, found))
     return (
-        f"Levels of packs, and packs that ranks share, are searched with {names}: the longest sample does not fit "
-        "there without recomputation, or ranks wait for the slowest one"
+        f"Levels of packs and shared packs are searched with {names}: the longest sample needs recomputation or "
+        "several ranks there, or ranks wait for the slowest one"
     )
 
 
 def _why_none(needs: "Sequence[_Needs]") -> str:
     waiting = max(each.waiting for each in needs)
     return (
-        "Levels of packs, and packs that ranks share, cannot help and are not searched: the longest sample is no "
-        "longer than a usual pack or fits without recomputation, and ranks wait for the slowest one "
-        f"{waiting:.1%} of the time"
+        "Levels of packs and shared packs cannot help and are not searched: the longest sample is no longer than a "
+        f"usual pack or fits without recomputation, and ranks wait {waiting:.1%} of the time"
     )
 
 
 class _Needs:
     """What the longest sample needs in one layout."""
 
-    def __init__(self, workload: Workload, solver: Solver, layout: Layout, pairs: Sequence[Pair]) -> None:
+    def __init__(self, workload: Workload, solver: Solver, layout: Layout, usual: Sequence[Packed]) -> None:
         self.layout = layout
-        self._data, self._solver, self._pairs = workload.data, solver, pairs
+        self._data, self._solver, self._usual = workload.data, solver, usual
         self._usable = HEADROOM * workload.memory_limit_bytes
         timed = [degree for degree in solver.sequence_degrees if degree & (degree - 1) == 0]
         self._degrees = [1, *(degree for degree in timed if layout.data % degree == 0)]
@@ -130,8 +129,7 @@ class _Needs:
     @cached_property
     def waiting(self) -> float:
         """The least share of the time that the mean rank waits for the slowest, over all capacities."""
-        packs = (Packed(qv=qv, qt=qt, qv_min=qv, qt_min=qt, packer="best-fit") for qv, qt in self._pairs)
-        kept = [packing for packing in packs if self._solver.keeps_batch(packing, self.layout)]
+        kept = [packing for packing in self._usual if self._solver.keeps_batch(packing, self.layout)]
         return min((self._solver.waiting_share(packing, self.layout) for packing in kept), default=0.0)
 
     @property
@@ -152,9 +150,11 @@ class _Needs:
 
     def _least_degree(self, *, recompute: bool) -> int | None:
         qv, qt = _longest(self._data)
-        longest = Packed(qv=qv, qt=qt, qv_min=qv, qt_min=qt, packer="best-fit")
         for degree in self._degrees:
-            leanest = self._solver.leanest(replace(longest, sequence=degree), self.layout, recompute=recompute)
+            shared = Packed(qv=qv, qt=qt, qv_min=0, qt_min=0, packer="best-fit", sequence=degree)
+            # Without padding, one sample alone is a pack of its own.
+            packing = Padded(samples=1) if degree == 1 else shared
+            leanest = self._solver.leanest(packing, self.layout, recompute=recompute)
             if self._solver.fullest(leanest)[0] <= self._usable:
                 return degree
         return None

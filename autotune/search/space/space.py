@@ -44,6 +44,11 @@ class Axes:
     recompute_shift: int = 2
 
 
+def packings_of(axes: Axes) -> Packings:
+    """Return the packings of the axes."""
+    return Packings(axes.packers, axes.capacities, (axes.qv_slacks, axes.qt_slacks), axes.ladders)
+
+
 class Space:
     """Packing, layout, split and recompute as Optuna parameters.
 
@@ -64,7 +69,7 @@ class Space:
         self.allows = allows
         """Return whether a plan, in the space or not, has the values that the job fixes."""
         self._layouts = {layout_name(layout): layout for layout in axes.layouts}
-        self._packings = Packings(axes.packers, axes.capacities, (axes.qv_slacks, axes.qt_slacks), axes.ladders)
+        self._packings = packings_of(axes)
         self._stages = max(layout.pipeline for layout in axes.layouts)
         self._layers = solver.layers
         self._usual = self._now = Splitting(solver, axes.boundaries, axes.recompute)
