@@ -43,7 +43,7 @@ LONG, TIMES = 0.1, (8, 16)
 """Share of the long samples, and the range of their lengths as multiples of a short one's."""
 DOCUMENTS = 0.005
 """Share of long documents. HBP reports that packs with 17.3 % of the tokens are shared."""
-STEPS = 12
+STEPS = 8
 ABR, COMMUNICATION, DIST, OF_ISF, OF_HBP = 0.002, 0.17, 0.002, 1.4, 1.05
 MOST_LOST = 1
 _TILE_TOKENS = 256

@@ -182,6 +182,17 @@ def attribute(
     return Breakdown(**dict(zip(names, np.diff(reached, axis=0), strict=True))), busy
 
 
+def whole_seconds(packs: Ints, seconds: PackSeconds, update: UpdateSeconds, sharing: Sharing | None) -> Array:
+    """Return the seconds of whole steps as `attribute` does, by one simulation, [steps]."""
+    steps, count, ranks = packs.shape
+    own = _at_pace(seconds, packs.transpose(0, 2, 1).reshape(-1, count), steps, None)
+    meetings = None if sharing is None else sharing.meetings(packs)
+    schedule = simulate(own.shared_forward, own.shared_backward, own.sends, own.returns, meetings)
+    ends = schedule.ends.reshape(steps, ranks, -1).max(axis=1)
+    reached: Array = (ends + update.reduction + update.optimizer).max(axis=1)
+    return reached
+
+
 def _at_pace(seconds: PackSeconds, of_ranks: Ints, steps: int, pace: Pace | None) -> PackSeconds:
     """Return the seconds of the packs of each rank in each step, [steps * data ranks, micro-batches, stages]."""
     found = {field.name: getattr(seconds, field.name)[of_ranks] for field in fields(PackSeconds)}

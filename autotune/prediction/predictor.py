@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from autotune.prediction.attribution import Breakdown, Pace, PackSeconds, UpdateSeconds, attribute
+from autotune.prediction.attribution import Breakdown, Pace, PackSeconds, UpdateSeconds, attribute, whole_seconds
 from autotune.prediction.chosen_steps import ChosenSteps
 from autotune.prediction.costs import Array
 from autotune.prediction.curves import Curves
@@ -204,7 +204,8 @@ class Predictor:
     def _levelled_step_seconds(self, plan: Plan, sizes: EpochSizes) -> Array:
         parts = Parts.of(cut(plan))
         update, sharing = self.update_parts(plan.layout, parts), self.sharing(parts, sizes)
-        return _of_steps(self.plan_seconds(plan, sizes), sizes, update, sharing=sharing)[0].seconds
+        seconds = self.plan_seconds(plan, sizes)
+        return np.concatenate([whole_seconds(block, seconds, update, sharing) for block in sizes.blocks])
 
     def pack_seconds(self, parts: Parts, layout: Layout, sizes: EpochSizes) -> PackSeconds:
         """Return the seconds of all packs on the stages of one plan."""

@@ -155,20 +155,23 @@ class Packings:
             yield (packing for packing in packings if packing is not None)
 
     def others(self, packing: Packing, layout: Layout) -> Iterator[Packing]:
-        """Yield packings one step away: another packer or slack, at most one slack not usual; and of ladders also other
-        capacities of a level, and other degrees.
+        """Yield packings one step away: another packer or slack, at most one slack that is not usual.
+
+        Ladders have other capacities of a level and other degrees instead of other slacks.
         """
         point = self.point(packing, layout)
         if point is None:
             return
-        slacks = [(slack, self._qt_slacks[0]) for slack in self._qv_slacks]
-        slacks += [(self._qv_slacks[0], slack) for slack in self._qt_slacks]
+        degrees, slacks = self._degrees(point), [(self._qv_slacks[0], self._qt_slacks[0])]
+        if degrees == ALONE:
+            slacks = [(slack, self._qt_slacks[0]) for slack in self._qv_slacks]
+            slacks += [(self._qv_slacks[0], slack) for slack in self._qt_slacks]
         changed = [
             {**point, "packer": packer, "qv_slack": qv_slack, "qt_slack": qt_slack}
             for packer in self._packers
             for qv_slack, qt_slack in slacks
         ]
-        if (degrees := self._degrees(point)) != ALONE:
+        if degrees != ALONE:
             changed += self._other_levels(point, degrees, layout)
         found = (self.packing(each, layout) for each in changed)
         yield from dict.fromkeys(each for each in found if each is not None and each != packing)

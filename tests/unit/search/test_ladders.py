@@ -180,6 +180,8 @@ def test_starts_and_neighbours_have_points_and_can_be_trained(memory: int) -> No
         assert len({plan, *near}) == len(near) + 1
         for each in (plan, *near):
             assert solver.admits(each)
+            if isinstance(each.packing, Levelled):
+                check_levels(MIXED, each.packing, skips=False)
             point = space.point(each)
             assert point is not None
             assert space.plan(point) == each
