@@ -16,9 +16,10 @@ def plan_text(plan: Plan) -> str:
 def plan_parts(plan: Plan) -> dict[str, str]:
     """Return the text of each part of a plan, by its name."""
     layout = plan.layout
+    tensor = f" x tensor {layout.tensor}" if layout.tensor > 1 else ""
     return {
         "packing": packing_text(plan.packing),
-        "layout": f"pipeline {layout.pipeline} x data {layout.data}, ZeRO {layout.zero}",
+        "layout": f"pipeline {layout.pipeline} x data {layout.data}{tensor}, ZeRO {layout.zero}",
         "split": " | ".join(f"{stage.vision}v+{stage.language}l" for stage in plan.stages),
         "recompute": "; ".join(_recomputed(plan, level) for level in range(len(plan.packing.degrees))),
     }

@@ -6,6 +6,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from autotune.errors import JobError, PlanNotValid
 from autotune.events import Listener, unheard
 from autotune.folders import lengths_folder
@@ -23,8 +25,9 @@ from trials.job import Job, Part, TrainingSection
 from trials.model.identity import path_digest
 from trials.model.inputs.encoders import load_encoder
 from trials.model.refusals.heads import check_degrees
+from trials.model.refusals.tensor import check_tensor
 from trials.model.shape import cost_weights, model_shape
-from trials.model.skeleton import load_config
+from trials.model.skeleton import build_skeleton, load_config
 from trials.plan import Levelled, Packing, Plan
 from trials.tasks.request import Request, Task
 from trials.workload import Hardware, ModelShape, Workload
@@ -278,12 +281,23 @@ def check_plan(prepared: Prepared, plan: Plan) -> None:
             f"plan {plan.id} needs {plan.layout.world_size} devices, the job has {devices}; raise "
             "hardware.devices, or run `autotune tune` for a plan that fits"
         )
+    of_node = devices // prepared.workload.hardware.nodes
+    if plan.layout.tensor > of_node or (devices > of_node and of_node % plan.layout.tensor):
+        raise PlanNotValid(
+            f"plan {plan.id} has tensor degree {plan.layout.tensor}, but a node has {of_node} devices, and such ranks "
+            "exchange too much to lie on several nodes; use a degree that divides them"
+        )
     settings, shape = prepared.job.model, prepared.workload.model
     try:
         plan.check(vision_layers=shape.vision_layers, language_layers=shape.language_layers, dtype=shape.dtype)
-        if max(plan.packing.degrees) > 1:
+        tensor = plan.layout.tensor
+        if max(tensor, *plan.packing.degrees) > 1:
             config = load_config(settings.path, trust_remote_code=settings.trust_remote_code)
-            check_degrees(config.get_text_config(), plan.packing.degrees)
+            if tensor > 1:
+                skeleton = build_skeleton(config, torch.float32)
+                layers = skeleton.modules(skeleton.chain.language_layers)
+                check_tensor(config, layers, tensor, adapters=prepared.job.training.lora.rank is not None)
+            check_degrees(config.get_text_config(), plan.packing.degrees, tensor)
         if isinstance(plan.packing, Levelled):
             check_levels(prepared.index, plan.packing, skips=prepared.job.data.oversize == "skip")
     except InvalidPlan as error:

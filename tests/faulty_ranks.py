@@ -9,11 +9,13 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from torch import distributed
 
 from trials.data import epoch, loader
 from trials.engine import engine
 from trials.model import attention, decoder
 from trials.run.serving import serve
+from trials.sharing import group as sharing
 from trials.sharing.group import SharingGroup
 from trials.sharing.share import Share
 from trials.tasks import session
@@ -150,6 +152,59 @@ SHARING_FAULTS: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
 def serve_with_sharing_faults(folder: Path) -> bool:
     """Do the same with the faults of packs that two ranks share."""
     return _serve(folder, SHARING_FAULTS)
+
+
+def gradients_of_the_slice() -> AbstractContextManager[Any]:
+    """Leave the gradients of what both ranks hold whole as they are, of each rank's own tokens."""
+    return patch.object(engine, "sum_gradients", lambda *_: None)
+
+
+class _JoinAlone(torch.autograd.Function):
+    """All-gather of two parts, with the gradient of this rank alone."""
+
+    @staticmethod
+    def forward(ctx: Any, part: torch.Tensor, group: distributed.ProcessGroup) -> torch.Tensor:
+        ctx.rank = distributed.get_rank(group)
+        whole = part.new_empty(2 * len(part), *part.shape[1:])
+        distributed.all_gather_into_tensor(whole, part.contiguous(), group=group)
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradients[0].chunk(2)[ctx.rank], None
+
+
+def gather_without_sum() -> AbstractContextManager[Any]:
+    """Let the gradient of gathered states be that of this rank's slices alone."""
+    return patch.object(sharing, "_Join", _JoinAlone)
+
+
+def slices_of_another_rank() -> AbstractContextManager[Any]:
+    """Give each rank the other's columns, so that they do not fit its rows."""
+    sliced = SharingGroup.slice_of
+
+    def swapped(group: SharingGroup, whole: torch.Tensor, dimension: int) -> torch.Tensor:
+        share = group.share
+        index = (share.index + dimension) % share.degree
+        return sliced(replace(group, share=replace(share, index=index)), whole, dimension)
+
+    return patch.object(SharingGroup, "slice_of", swapped)
+
+
+TENSOR_FAULTS: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
+    "none": nullcontext,
+    "lengths": lengths_of_the_slice,
+    "scale": scale_of_the_slice,
+    "labels": labels_of_another_rank,
+    "gradients": gradients_of_the_slice,
+    "gather": gather_without_sum,
+    "slices": slices_of_another_rank,
+}
+
+
+def serve_with_tensor_faults(folder: Path) -> bool:
+    """Do the same with the faults of layers that two ranks hold together."""
+    return _serve(folder, TENSOR_FAULTS)
 
 
 def serve_with_faults(folder: Path) -> bool:

@@ -1,4 +1,4 @@
-"""The grid of ranks: the stage and data rank of each rank, and the groups of ranks."""
+"""The grid of ranks: the stage, data rank and tensor rank of each rank, and the groups of ranks."""
 
 from dataclasses import dataclass
 
@@ -11,39 +11,62 @@ class RankCoordinates:
     stage: int
     """Pipeline stage, from 0."""
     data_rank: int
-    """Number among the ranks of the stage, from 0; each gets other data, or another part of a pack."""
+    """Number among the copies of the stage, from 0; each gets other data, or another part of a pack."""
+    tensor_rank: int = 0
+    """Number among the ranks that hold a copy of the stage together, from 0."""
+
+    @property
+    def leads_stage(self) -> bool:
+        """Whether the rank is the first of those that hold its stage."""
+        return self.data_rank == self.tensor_rank == 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """Ranks in pipeline x data order, as in DeepSpeed's `PipeDataParallelTopology`: ranks of one stage are neighbors.
+    """Ranks in pipeline x data x tensor order, as in DeepSpeed's `PipeModelDataParallelTopology`.
 
-    Nothing else computes a rank from its coordinates, or the reverse.
+    So ranks that hold a copy of a stage together are neighbours, and all ranks of a stage are. Nothing else computes a
+    rank from its coordinates, or the reverse.
     """
 
     pipeline: int
     data: int
+    tensor: int = 1
 
     @property
     def world_size(self) -> int:
-        return self.pipeline * self.data
+        return self.pipeline * self._of_stage
+
+    @property
+    def _of_stage(self) -> int:
+        return self.data * self.tensor
 
     def coordinates(self, rank: int) -> RankCoordinates:
         """Return the coordinates of `rank`, which is at least 0 and below `world_size`."""
-        stage, data_rank = divmod(rank, self.data)
-        return RankCoordinates(rank=rank, stage=stage, data_rank=data_rank)
+        stage, place = divmod(rank, self._of_stage)
+        data_rank, tensor_rank = divmod(place, self.tensor)
+        return RankCoordinates(rank=rank, stage=stage, data_rank=data_rank, tensor_rank=tensor_rank)
 
     def stage_ranks(self, stage: int) -> range:
-        """Return the ranks that hold `stage` (a data-parallel group), in order of `data_rank`."""
-        return range(stage * self.data, (stage + 1) * self.data)
+        """Return the ranks that hold `stage`, in order of `data_rank`, then of `tensor_rank`."""
+        return range(stage * self._of_stage, (stage + 1) * self._of_stage)
 
     def sharing_ranks(self, degree: int) -> tuple[range, ...]:
         """Return the groups of ranks that compute a pack together: `degree` neighbouring data ranks of each stage.
 
-        `degree` divides the data ranks.
+        `degree` divides the data ranks. All tensor ranks of these data ranks belong to the group.
         """
-        return tuple(range(first, first + degree) for first in range(0, self.world_size, degree))
+        size = degree * self.tensor
+        return tuple(range(first, first + size) for first in range(0, self.world_size, size))
 
-    def pipeline_ranks(self, data_rank: int) -> range:
-        """Return the ranks through which the packs of `data_rank` pass, in order of their stages."""
-        return range(data_rank, self.world_size, self.data)
+    def attending_ranks(self, degree: int) -> tuple[range, ...]:
+        """Return the groups among which the heads of a pack are dealt: in `sharing_ranks`, those of one tensor rank."""
+        return tuple(
+            range(first, ranks.stop, self.tensor)
+            for ranks in self.sharing_ranks(degree)
+            for first in ranks[: self.tensor]
+        )
+
+    def pipelines(self) -> tuple[range, ...]:
+        """Return the groups of ranks through which packs pass, each in order of their stages."""
+        return tuple(range(first, self.world_size, self._of_stage) for first in range(self._of_stage))

@@ -110,23 +110,31 @@ Packing: TypeAlias = Annotated[Padded | Packed | Levelled, Field(discriminator="
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Degrees of parallelism; the ranks are pipeline x data."""
+    """Degrees of parallelism; the ranks are pipeline x data x tensor."""
 
     pipeline: int
     data: int
     zero: ZeroStage
     """ZeRO stage of the data-parallel group."""
+    tensor: int = 1
+    """Ranks that hold the matrices of a language layer together, each some rows or columns (Megatron-LM)."""
 
     def __post_init__(self) -> None:
-        if self.pipeline < 1 or self.data < 1:
-            raise InvalidPlan(f"a layout needs degrees of at least 1, not {self.pipeline} x {self.data}")
+        if min(self.pipeline, self.data, self.tensor) < 1:
+            raise InvalidPlan(
+                f"a layout needs degrees of at least 1, not {self.pipeline} x {self.data} x {self.tensor}"
+            )
         if self.pipeline > 1 and self.zero > 1:
             raise InvalidPlan(f"ZeRO {self.zero} does not work with a pipeline; use ZeRO 0 or 1, or pipeline 1")
+        if self.tensor > 1 and self.zero > 1:
+            raise InvalidPlan(
+                f"ZeRO {self.zero} does not work with tensor degree {self.tensor}; use ZeRO 0 or 1, or tensor 1"
+            )
 
     @property
     def grid(self) -> Grid:
         """The ranks and their coordinates."""
-        return Grid(pipeline=self.pipeline, data=self.data)
+        return Grid(pipeline=self.pipeline, data=self.data, tensor=self.tensor)
 
     @property
     def world_size(self) -> int:

@@ -152,6 +152,11 @@ class Forecaster:
                 language_layers=self.shape.language_layers,
                 dtype=self.shape.dtype,
             )
+            if plan.layout.tensor > 1:
+                raise PredictError(
+                    f"plans with tensor degree {plan.layout.tensor} are trained but not predicted: the profile has no "
+                    "times of cut language layers; give a plan with tensor 1"
+                )
             check_degrees(self._text_config, plan.packing.degrees)
             if isinstance(plan.packing, Levelled):
                 check_levels(self.index, plan.packing, skips=self.job.data.oversize == "skip")

@@ -119,7 +119,8 @@ def plan_row(value: Plan) -> dict[str, Any]:
         "document": value.document,
         "qv": packed and packed.qv,
         "qt": packed and packed.qt,
-        **columns(value.layout),
+        # What has no column, such as the tensor degree, is in the document alone.
+        **{name: each for name, each in columns(value.layout).items() if name in PLAN.c},
     }
 
 

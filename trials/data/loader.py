@@ -66,17 +66,20 @@ def micro_batches(
     on_error: Literal["skip", "fail"],
     pin: bool = False,
     weighting: LossWeighting = "token",
+    within: Share = ALONE,
 ) -> Iterator[MicroBatch]:
     """Yield the rank's micro-batches of these steps, in order; `workers` processes prepare them ahead.
 
-    A pack that ranks share comes to each of them, with its own part of units and labels.
+    A pack that ranks share comes to each of them, with its own part of units and labels: that of its data rank, of
+    which it has the part `within`.
 
     With `pin` their tensors are in page-locked memory, from which a GPU copies while its host continues.
 
     A sample that can no longer be read, or whose lengths have changed, becomes a blank one of the lengths in the index,
     with a warning of its file and line. Under `on_error: fail` it raises DataError instead.
     """
-    packs = [epoch.part(pack, data_rank) for step in steps for pack in epoch.rows(step)[:, data_rank].tolist()]
+    parts = (epoch.part(pack, data_rank) for step in steps for pack in epoch.rows(step)[:, data_rank].tolist())
+    packs = [replace(part, share=part.share.divided(within)) for part in parts]
     dataset = PackDataset(index, packs, encoder, pixels=pixels, padded=epoch.packs.padded, weighting=weighting)
     # Faults come as values: raised in a worker, one would come back with the worker's traceback as its message.
     loader = DataLoader(dataset, batch_size=None, num_workers=workers, worker_init_fn=_end_with_rank, pin_memory=pin)

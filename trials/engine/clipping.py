@@ -8,15 +8,19 @@ from typing import Any
 import torch
 from torch import nn
 
+from trials.model.stage import StageModule
 
-def count_in_norm(parameters: Iterable[Any], copy: nn.Parameter | None) -> None:
-    """Mark a stage's parameters so that the norm over all stages has each of them once.
+
+def count_in_norm(stage: StageModule, copy: nn.Parameter | None = None) -> None:
+    """Mark a stage's parameters so that the norm over all ranks of a pipeline has each of them, or slice, once.
 
     `copy` is this stage's second copy of a tied weight, which does not count.
     """
+    first = stage.tensor.share.index == 0
+    parameters: Iterable[Any] = stage.parameters()
     for parameter in parameters:
-        # Without this mark ZeRO 0 counts the first stage alone: it takes stages for ranks with the same parameters.
-        parameter.model_parallel = parameter is not copy
+        # Without this mark ZeRO 0 counts the first rank alone: it takes others for ranks with the same parameters.
+        parameter.model_parallel = parameter is not copy and (first or parameter in stage.slices)
         parameter.ds_pipe_replicated = parameter is copy
 
 

@@ -13,6 +13,7 @@ import torch
 from deepspeed import comm
 from deepspeed.pipe import LayerSpec, PipelineModule
 from deepspeed.runtime.pipe import schedule
+from deepspeed.runtime.pipe.topology import PipelineParallelGrid, PipeModelDataParallelTopology
 from torch import nn
 
 from trials.data.loader import MicroBatch
@@ -21,13 +22,14 @@ from trials.data.tokens import pack
 from trials.engine.clipping import count_in_norm, join_norms
 from trials.engine.frozen_stages import instructions_of
 from trials.engine.optimizer import build_optimizer, scale_learning_rates
+from trials.engine.replicas import sum_gradients
 from trials.engine.state import OptimizerState
 from trials.engine.stopwatch import Stopwatch
 from trials.grid import RankCoordinates
 from trials.job import TrainingSection
 from trials.model.cut import cut
 from trials.model.stage import StageModule, pack_loss
-from trials.plan import Plan
+from trials.plan import Layout, Plan
 
 LOAD, FORWARD, BACKWARD, OPTIMIZER = "load", "forward", "backward", "optimizer"
 _SECTIONS = {
@@ -118,7 +120,7 @@ class _DeepSpeedEngine:
 
     def _take_state(self) -> None:
         join_norms(self._engine.optimizer)
-        self.state = OptimizerState(self._engine, self._optimizer)
+        self.state = OptimizerState(self._engine, self._optimizer, self.stage)
 
     def _config(self, **extra: Any) -> dict[str, Any]:
         return {
@@ -147,8 +149,12 @@ class PlainEngine(_DeepSpeedEngine):
         super().__init__(plan, stage, device, training)
         # Unmanaged: the number of packs in a step may change, and `step` is where gradients are reduced.
         config = self._config(gradient_accumulation_steps=1, managed_gradient_accumulation=False)
+        mpu = None
+        if plan.layout.tensor > 1:
+            mpu = PipelineParallelGrid(topology=_topology(plan.layout))
+            count_in_norm(stage)
         self._engine, *_ = deepspeed.initialize(
-            model=stage, optimizer=self._optimizer, config=config, dist_init_required=False
+            model=stage, optimizer=self._optimizer, config=config, dist_init_required=False, mpu=mpu
         )
         self._take_state()
 
@@ -164,6 +170,7 @@ class PlainEngine(_DeepSpeedEngine):
                 self._engine.backward(loss)
             total += loss.detach()
         with self.stopwatch.section(OPTIMIZER):
+            sum_gradients(self._engine, self.stage)
             self._engine.step()
         comm.all_reduce(total)
         return float(total) / self._plan.layout.data
@@ -193,15 +200,21 @@ class PipelineEngine(_DeepSpeedEngine):
         self._engine, *_ = deepspeed.initialize(
             model=_Pipeline(plan, stage, where),
             optimizer=self._optimizer,
-            config=self._config(gradient_accumulation_steps=1),
+            # Its partitioned messages expect that tensor ranks send the same states, of one shape in all packs.
+            config=self._config(
+                gradient_accumulation_steps=1, pipeline={"pipe_partitioned": False, "grad_partitioned": False}
+            ),
             dist_init_required=False,
         )
         self._take_state()
-        usual = {
-            kind: self._timed(_SECTIONS[kind], run) if kind in _SECTIONS else run
-            for kind, run in self._engine._INSTRUCTION_MAP.items()
-        }
+        runs = {**self._engine._INSTRUCTION_MAP, schedule.ReduceTiedGrads: self._reduce_copies}
+        usual = {kind: self._timed(_SECTIONS[kind], run) if kind in _SECTIONS else run for kind, run in runs.items()}
         self._engine._INSTRUCTION_MAP = instructions_of(stage, usual)
+
+    def _reduce_copies(self, engine: Any) -> None:
+        """Add up the gradients of what tensor ranks hold whole, and those of both copies of a tied weight."""
+        sum_gradients(engine, self.stage)
+        engine._exec_reduce_tied_grads()
 
     def _timed(self, section: str, run: Callable[..., None]) -> Callable[..., None]:
         def run_timed(engine: Any, **arguments: Any) -> None:
@@ -213,7 +226,8 @@ class PipelineEngine(_DeepSpeedEngine):
     def step(self, batches: Iterator[MicroBatch], count: int, total_weight: float) -> float:
         self._engine.set_train_batch_size(count * self._plan.layout.data)
         scale = count * self._plan.layout.data / total_weight
-        return float(self._engine.train_batch(_tensors(batch, scale, self._device) for batch in batches))
+        loss = self._engine.train_batch(_tensors(batch, scale, self._device) for batch in batches)
+        return float(self._of_tensor_ranks(loss))
 
     def evaluate(self, batches: Iterator[MicroBatch], count: int) -> tuple[float, int]:
         targets = torch.zeros((), dtype=torch.int64, device=self._device)
@@ -226,12 +240,18 @@ class PipelineEngine(_DeepSpeedEngine):
                 yield inputs, target
 
         with _without_dropout(self.stage):
-            mean = float(self._engine.eval_batch(loaded(), num_micro_batches=count))
+            mean = float(self._of_tensor_ranks(self._engine.eval_batch(loaded(), num_micro_batches=count)))
         # Its two buffers would hold the last packs' logits until the next step has other ones.
         for buffers in self._engine.pipe_buffers.values():
             buffers[:] = [None] * len(buffers)
         comm.all_reduce(targets)
         return mean * count * self._plan.layout.data, int(targets)
+
+    def _of_tensor_ranks(self, loss: torch.Tensor) -> torch.Tensor:
+        """Return the sum of the losses, which DeepSpeed has averaged over the ranks with the same slices alone."""
+        if self.stage.tensor.group is not None:
+            comm.all_reduce(loss, group=self.stage.tensor.group)
+        return loss
 
 
 class _Pipeline(PipelineModule):  # type: ignore[misc]
@@ -242,10 +262,14 @@ class _Pipeline(PipelineModule):  # type: ignore[misc]
         layers = [LayerSpec(nn.Identity) for _ in plan.stages]
         layers[where.stage] = stage
         super().__init__(
-            layers=layers, num_stages=len(layers), loss_fn=pack_loss, partition_method="uniform", dynamic_shape=True
+            layers=layers,
+            topology=_topology(plan.layout),
+            loss_fn=pack_loss,
+            partition_method="uniform",
+            dynamic_shape=True,
         )
         self._tied = _tie_embeddings(plan, stage, where)
-        count_in_norm(stage.parameters(), self._tied[0] if self._tied and not stage.cut.projects else None)
+        count_in_norm(stage, self._tied[0] if self._tied and not stage.cut.projects else None)
 
     def get_tied_weights_and_groups(self) -> list[tuple[nn.Parameter, Any]]:
         """Return the word embedding and the output projection when they are one weight on two stages."""
@@ -261,8 +285,7 @@ def _tie_embeddings(plan: Plan, stage: StageModule, where: RankCoordinates) -> t
     if embedding_stage == head_stage:
         return None
     mine: tuple[nn.Parameter, Any] | None = None
-    for data_rank in range(plan.layout.data):
-        pipeline = plan.layout.grid.pipeline_ranks(data_rank)
+    for pipeline in plan.layout.grid.pipelines():
         ranks = [pipeline[embedding_stage], pipeline[head_stage]]
         group = comm.new_group(ranks)  # a collective of all ranks, members or not
         if where.rank in ranks:
@@ -272,6 +295,11 @@ def _tie_embeddings(plan: Plan, stage: StageModule, where: RankCoordinates) -> t
             comm.broadcast(weight.data, src=ranks[0], group=group)
             mine = (weight, group) if weight.requires_grad else None
     return mine
+
+
+def _topology(layout: Layout) -> PipeModelDataParallelTopology:
+    """Return DeepSpeed's form of the grid."""
+    return PipeModelDataParallelTopology(num_pp=layout.pipeline, num_mp=layout.tensor, num_dp=layout.data)
 
 
 @contextmanager

@@ -8,6 +8,8 @@ from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_st
 from deepspeed.utils import safe_set_full_fp32_param as set_master_weight
 from torch import nn
 
+from trials.model.stage import StageModule
+
 WEIGHT = "weight"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 PARTS = (WEIGHT, *MOMENTS)
@@ -16,18 +18,26 @@ PARTS = (WEIGHT, *MOMENTS)
 class OptimizerState:
     """Reads and writes the optimizer state of one rank's stage, parameter by parameter.
 
-    With ZeRO above 0 each access is a collective of the data-parallel group, so its ranks must access the parameters
-    in the same order.
+    With ZeRO above 0 each access is a collective of the data-parallel group, and reading a slice one of the tensor
+    ranks, so all ranks of a stage must access the parameters in the same order.
     """
 
-    def __init__(self, engine: Any, optimizer: torch.optim.Optimizer) -> None:
-        """Access the state of DeepSpeed's `engine`, which was built with the torch `optimizer`."""
+    def __init__(self, engine: Any, optimizer: torch.optim.Optimizer, stage: StageModule) -> None:
+        """Access the state of DeepSpeed's `engine`, which was built with the torch `optimizer` for the `stage`."""
         self._wrapper = engine.optimizer
         self._optimizer = optimizer
+        self._tensor, self._slices = stage.tensor, stage.slices
         self._is_connected = False
 
     def read(self, parameter: nn.Parameter, part: str) -> torch.Tensor:
-        """Return the whole `part` of the parameter, in its shape. Moments exist after the first step."""
+        """Return the whole `part` of the parameter, in the model's shape. Moments exist after the first step."""
+        held = self._read(parameter, part)
+        if parameter not in self._slices:
+            return held
+        return self._tensor.joined_slices(held, self._slices[parameter])
+
+    def _read(self, parameter: nn.Parameter, part: str) -> torch.Tensor:
+        """Return what the ranks with this slice of the parameter hold."""
         if part != WEIGHT:
             self._connect()
         if not self._is_split(parameter):
@@ -44,6 +54,8 @@ class OptimizerState:
     @torch.no_grad()
     def write(self, parameter: nn.Parameter, part: str, value: torch.Tensor) -> None:
         """Set the whole `part` of the parameter. Call `begin_writing` first."""
+        if parameter in self._slices:
+            value = self._tensor.slice_of(value, self._slices[parameter])
         if part == WEIGHT:
             with GatheredParameters(parameter, modifier_rank=0):
                 parameter.copy_(value)

@@ -15,6 +15,7 @@ from trials.model.cut import Cut
 from trials.model.features import add_features, join_text
 from trials.model.paths import remove
 from trials.model.skeleton import Skeleton
+from trials.model.slices import cut_layer, layer_plan
 from trials.model.trained import trains
 from trials.sharing.group import SharingGroup
 
@@ -39,6 +40,12 @@ class StageModule(nn.Module):
         self.cut = cut
         self.sharing: tuple[SharingGroup, ...] = (SharingGroup(),)
         """The ranks that compute a pack together, for each level of packs; the session of a rank sets them."""
+        self.attending: tuple[SharingGroup, ...] = (SharingGroup(),)
+        """Those of them that have the same slices of the language layers: the heads of these are dealt among them."""
+        self.tensor = SharingGroup()
+        """The ranks that hold this copy of the stage together."""
+        self.slices: dict[nn.Parameter, int] = {}
+        """The parameters of which each of these ranks holds a slice, with the dimension along which they are cut."""
         paths, parts = cut.paths(skeleton.chain), skeleton.chain.parts
         self.trains_before = trains(self.model, parts[: parts.index(paths[0])])
         """Whether an earlier stage trains, so that the states that this one receives need a gradient."""
@@ -58,6 +65,12 @@ class StageModule(nn.Module):
         """Tie the output projection to the word embedding, where the model does so and this stage holds both."""
         if self.tied and self.cut.projects and self.cut.heads:
             self.model.get_output_embeddings().weight = self.model.get_input_embeddings().weight
+
+    def keep_slices(self, path: str, group: SharingGroup) -> None:
+        """Keep one rank's slices of the part at `path`, which has its weights, if the ranks of `group` divide it."""
+        self.tensor = group
+        if group.share.degree > 1 and path in self.chain.language_layers:
+            self.slices |= cut_layer(self.model.get_submodule(path), layer_plan(self.model.config), group)
 
     def forward(self, inputs: tuple[torch.Tensor, torch.Tensor]) -> Any:
         floats, integers = inputs
@@ -90,8 +103,9 @@ class StageModule(nn.Module):
         """Return language states [1, T, hidden] after this stage's layers, then what later layers add to images."""
         current, *features = states
         sharing, recomputed = self.sharing[tokens.level], self.cut.recomputed(tokens.level).language
+        attending = self.attending[tokens.level]
         rotary = self.model.get_submodule(self.chain.rotary)
-        runner = self.family.language_runner(self.model, rotary, current, tokens, sharing)
+        runner = self.family.language_runner(self.model, rotary, current, tokens, attending)
         for place, number in enumerate(self.cut.language):
             layer = self.model.get_submodule(self.chain.language_layers[number])
             current = run_layer(layer, partial(runner, layer, number), current, place < recomputed)

@@ -33,6 +33,36 @@ def _exchanged(rows: torch.Tensor, give: list[int], take: list[int], group: dist
     return received
 
 
+class _Join(torch.autograd.Function):
+    """All-gather of equal parts along the first dimension. Each rank uses the whole, so its gradient is a sum."""
+
+    @staticmethod
+    def forward(ctx: Any, part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        whole = part.new_empty(dist.get_world_size(group) * part.shape[0], *part.shape[1:])
+        dist.all_gather_into_tensor(whole, part.contiguous(), group=group)
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _Sum.apply(gradients[0], ctx.group), None  # type: ignore[no-untyped-call]
+
+
+class _Sum(torch.autograd.Function):
+    """Reduce-scatter along the first dimension: the reverse of `_Join`."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        part = whole.new_empty(whole.shape[0] // dist.get_world_size(group), *whole.shape[1:])
+        dist.reduce_scatter_tensor(part, whole.contiguous(), group=group)
+        return part
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _Join.apply(gradients[0], ctx.group), None  # type: ignore[no-untyped-call]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharingGroup:
     """One rank's view of the ranks that share packs with it. All of them must call each exchange, in the same order."""
@@ -76,6 +106,26 @@ class SharingGroup:
         owns, wants = torch.stack((owned, wanted.view(self.share.degree, -1).sum(dim=1))).tolist()
         give, take = _overlaps(owns, wants, self.share.index), _overlaps(wants, owns, self.share.index)
         return [_exchanged(each[: sum(give)], give, take, self._joined) for each in held]
+
+    def states_of_all(self, states: torch.Tensor) -> torch.Tensor:
+        """Return the states of all tokens [1, T, hidden] for those of this rank's tokens [1, t, hidden]."""
+        joined: torch.Tensor = _Join.apply(states[0], self._joined)  # type: ignore[no-untyped-call]
+        return joined.unsqueeze(0)
+
+    def summed_states(self, states: torch.Tensor) -> torch.Tensor:
+        """Return the sum over the ranks of `states` [1, T, hidden], for this rank's tokens alone [1, t, hidden]."""
+        summed: torch.Tensor = _Sum.apply(states[0], self._joined)  # type: ignore[no-untyped-call]
+        return summed.unsqueeze(0)
+
+    def slice_of(self, whole: torch.Tensor, dimension: int) -> torch.Tensor:
+        """Return this rank's of equal slices along a dimension, as a copy."""
+        return whole.chunk(self.share.degree, dimension)[self.share.index].clone()
+
+    def joined_slices(self, part: torch.Tensor, dimension: int) -> torch.Tensor:
+        """Return the tensor of which each rank holds one of equal slices along a dimension. It has no gradient."""
+        parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(self.share.degree)]
+        dist.all_gather(parts, part.contiguous(), group=self._joined)
+        return torch.cat(parts, dimension)
 
     def _exchange_evenly(self, rows: torch.Tensor) -> torch.Tensor:
         ones = [1] * self.share.degree

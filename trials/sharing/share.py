@@ -20,6 +20,10 @@ class Share:
         size = tokens // self.degree
         return slice(self.index * size, (self.index + 1) * size)
 
+    def divided(self, part: "Share") -> "Share":
+        """Return one of `part.degree` equal parts of this part."""
+        return Share(index=self.index * part.degree + part.index, degree=self.degree * part.degree)
+
     def pieces(self, units: NDArray[np.int64]) -> slice:
         """Return which consecutive pieces of a pack, of `units` [pieces] vision units each, belong to the part.
 

@@ -23,13 +23,16 @@ from trials.model.cut import cut
 from trials.model.inputs.encoders import load_encoder
 from trials.model.paths import tensors_at
 from trials.model.refusals.heads import check_degrees
+from trials.model.refusals.tensor import check_tensor
 from trials.model.skeleton import Skeleton, build_skeleton, load_config
 from trials.model.stage import StageModule
 from trials.model.trained import choose_trained, draw_trained
 from trials.model.weights import WeightFiles, draw_buffers, draw_weights, read_weights
 from trials.plan import Plan
-from trials.sharing.group import join_groups
+from trials.sharing.group import SharingGroup, join_groups
 from trials.tasks.request import Request
+
+_WHOLE = SharingGroup()
 
 WeightSource: TypeAlias = Callable[[Sequence[str], torch.device], None]
 """Allocates the parts of a model at some paths on a device, and fills them."""
@@ -88,6 +91,7 @@ class Session:
             pin=self.device.type == "cuda",
             on_error=on_error or data.on_error,
             weighting=self.request.job.training.loss_weighting,
+            within=self.engine.stage.tensor.share,
         ):
             self.blank_samples += len(batch.faults)
             yield batch
@@ -117,11 +121,16 @@ def not_finite(what: str, value: float) -> NotFinite:
 def open_session(request: Request, rank: int, device: torch.device) -> Iterator[Session]:
     """Build this rank's part of the plan. Every rank of the process group must call it."""
     torch.manual_seed(request.job.training.seed)
-    where = request.plan.layout.grid.coordinates(rank)
-    stage = build_stage(request, where.stage, device)
     degrees, grid = request.plan.packing.degrees, request.plan.layout.grid
-    groups = {degree: join_groups(grid.sharing_ranks(degree), rank) for degree in sorted(set(degrees))}
-    stage.sharing = tuple(groups[degree] for degree in degrees)
+    where = grid.coordinates(rank)
+    # Of one data rank: those that hold a copy of the stage together.
+    sharing = {degree: join_groups(grid.sharing_ranks(degree), rank) for degree in sorted({1, *degrees})}
+    attending = sharing
+    if grid.tensor > 1:
+        attending = {degree: join_groups(grid.attending_ranks(degree), rank) for degree in sorted({*degrees})}
+    stage = build_stage(request, where.stage, device, sharing[1])
+    stage.sharing = tuple(sharing[degree] for degree in degrees)
+    stage.attending = tuple(attending[degree] for degree in degrees)
     engine = build_engine(request.plan, stage, where, device, request.job.training)
     session = Session(
         request=request,
@@ -138,17 +147,23 @@ def open_session(request: Request, rank: int, device: torch.device) -> Iterator[
         engine.close()
 
 
-def build_stage(request: Request, number: int, device: torch.device) -> StageModule:
-    """Build stage `number` of the plan with its weights, on `device`."""
+def build_stage(request: Request, number: int, device: torch.device, tensor: SharingGroup = _WHOLE) -> StageModule:
+    """Build stage `number` of the plan with its weights, on `device`: the slices of one of the `tensor` ranks."""
     skeleton, fill = _skeleton(request)
     request.plan.check(
         vision_layers=len(skeleton.chain.vision_layers),
         language_layers=len(skeleton.chain.language_layers),
         dtype=request.job.model.dtype,
     )
-    check_degrees(skeleton.model.config.get_text_config(), request.plan.packing.degrees)
+    degree = request.plan.layout.tensor
+    config, layers = skeleton.model.config, skeleton.modules(skeleton.chain.language_layers)
+    check_tensor(config, layers, degree, adapters=request.job.training.lora.rank is not None)
+    check_degrees(config.get_text_config(), request.plan.packing.degrees, degree)
     stage = StageModule(skeleton, cut(request.plan)[number])
-    fill(stage.paths, device)
+    # One after the other, since all of them whole may need more memory than the slices of a rank.
+    for path in stage.paths:
+        fill((path,), device)
+        stage.keep_slices(path, tensor)
     draw_trained(stage.model, stage.paths, request.job.training)
     draw_buffers(stage.model, stage.chain.buffers, device)
     stage.tie()

@@ -22,6 +22,8 @@ RATES = {"vision_tower": 1e-4, "multi_modal_projector": 1e-3, "language_model": 
 BETAS = (1 - ADAM_SHARE, 0.95)
 
 PLANS = {
+    "tensor": plan_of("4+2", tensor=2),
+    "tensor, ZeRO 1": plan_of("4+2", tensor=2, zero=1),
     "pipeline": plan_of("4+0", "0+2"),
     "pipeline, ZeRO 1": plan_of("4+1", "0+1", zero=1),
     "data parallel": plan_of("4+2", data=2),
@@ -32,6 +34,7 @@ PLANS = {
 
 
 BFLOAT16_PLANS = {
+    "tensor, ZeRO 1": plan_of("4+2", tensor=2, zero=1),
     "pipeline, ZeRO 1": plan_of("4+1", "0+1", zero=1),
     "data parallel, ZeRO 1": plan_of("4+2", data=2, zero=1),
     "data parallel, ZeRO 2": plan_of("4+2", data=2, zero=2),
@@ -49,7 +52,7 @@ def tied(shallow: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "plan", parameters(PLANS, short=("pipeline, ZeRO 1", "data parallel, ZeRO 2", "data parallel, ZeRO 3"))
+    "plan", parameters(PLANS, short=("tensor", "pipeline, ZeRO 1", "data parallel, ZeRO 2", "data parallel, ZeRO 3"))
 )
 def test_the_first_update_has_clipped_gradients_and_the_settings_of_each_part(
     plan: Plan, tied: Path, pool: WarmPool, tmp_path: Path

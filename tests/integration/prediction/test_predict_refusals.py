@@ -31,6 +31,8 @@ def test_a_plan_of_another_model_or_for_more_devices_or_packs_is_refused(
     assert "hold 9 language layers but the model has 8; remove 1" in refused(too_many, "--devices", "21")
     by_three = replace(PLAN, layout=replace(PLAN.layout, data=3), packing=replace(PACKED, sequence=3))
     assert "sequence degree 3 cannot share the 4 attention heads" in refused(by_three, "--devices", "6")
+    cut = replace(PLAN, layout=replace(PLAN.layout, tensor=2))
+    assert "plans with tensor degree 2 are trained but not predicted" in refused(cut, "--devices", "4")
     levels = Levelled(levels=(replace(PACKED, qt=900), replace(PACKED, qt=90_000)))
     stages = tuple(replace(stage, further_levels=(Recomputed(vision=0, language=0),)) for stage in PLAN.stages)
     empty = refused(replace(PLAN, packing=levels, stages=stages))

@@ -1,46 +1,75 @@
 import pytest
-from deepspeed.runtime.pipe.topology import PipeDataParallelTopology
+from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 from hypothesis import given
 from hypothesis import strategies as st
 
 from trials.grid import Grid, RankCoordinates
 from trials.plan import Layout
 
-GRIDS = st.builds(Grid, pipeline=st.integers(1, 12), data=st.integers(1, 12))
+DEGREES = st.integers(1, 8)
+GRIDS = st.builds(Grid, pipeline=DEGREES, data=DEGREES, tensor=DEGREES)
 
 
 @given(GRIDS, st.data())
 def test_a_rank_is_in_the_groups_of_its_coordinates(grid: Grid, data: st.DataObject) -> None:
     rank = data.draw(st.integers(0, grid.world_size - 1))
     where = grid.coordinates(rank)
-    assert grid.stage_ranks(where.stage)[where.data_rank] == rank
-    assert grid.pipeline_ranks(where.data_rank)[where.stage] == rank
+    place = where.data_rank * grid.tensor + where.tensor_rank
+    assert grid.stage_ranks(where.stage)[place] == rank
+    assert grid.pipelines()[place][where.stage] == rank
+    (together,) = (ranks for ranks in grid.sharing_ranks(1) if rank in ranks)
+    assert together[where.tensor_rank] == rank
+    assert where.leads_stage == (rank == grid.stage_ranks(where.stage)[0])
 
 
 @given(GRIDS)
-def test_every_pair_of_coordinates_has_one_rank(grid: Grid) -> None:
-    found = [(where.stage, where.data_rank) for where in map(grid.coordinates, range(grid.world_size))]
-    assert found == [(stage, data_rank) for stage in range(grid.pipeline) for data_rank in range(grid.data)]
+def test_every_triple_of_coordinates_has_one_rank(grid: Grid) -> None:
+    found = [
+        (where.stage, where.data_rank, where.tensor_rank) for where in map(grid.coordinates, range(grid.world_size))
+    ]
+    assert found == [
+        (stage, data_rank, tensor_rank)
+        for stage in range(grid.pipeline)
+        for data_rank in range(grid.data)
+        for tensor_rank in range(grid.tensor)
+    ]
 
 
 @given(GRIDS)
 def test_stages_and_pipelines_each_hold_every_rank_once(grid: Grid) -> None:
     stages = [rank for stage in range(grid.pipeline) for rank in grid.stage_ranks(stage)]
-    pipelines = [rank for data_rank in range(grid.data) for rank in grid.pipeline_ranks(data_rank)]
-    assert stages == sorted(pipelines) == list(range(grid.world_size))
-    assert {len(grid.pipeline_ranks(data_rank)) for data_rank in range(grid.data)} == {grid.pipeline}
+    assert stages == sorted(rank for ranks in grid.pipelines() for rank in ranks) == list(range(grid.world_size))
+    assert {len(ranks) for ranks in grid.pipelines()} == {grid.pipeline}
 
 
-@pytest.mark.parametrize(("pipeline", "data"), [(1, 4), (4, 1), (3, 2)])
-def test_the_grid_is_that_of_deepspeed(pipeline: int, data: int) -> None:
-    grid, topology = Grid(pipeline=pipeline, data=data), PipeDataParallelTopology(num_pp=pipeline, num_dp=data)
+@given(GRIDS, st.data())
+def test_heads_are_dealt_among_ranks_that_share_a_pack_and_hold_the_same_slices(
+    grid: Grid, data: st.DataObject
+) -> None:
+    degree = data.draw(st.sampled_from([each for each in range(1, grid.data + 1) if grid.data % each == 0]))
+    sharing, attending = grid.sharing_ranks(degree), grid.attending_ranks(degree)
+    assert sorted(rank for ranks in attending for rank in ranks) == list(range(grid.world_size))
+    for ranks in attending:
+        assert len(ranks) == degree
+        assert len({grid.coordinates(rank).tensor_rank for rank in ranks}) == 1
+        assert sum({*ranks} <= {*group} for group in sharing) == 1
+
+
+@pytest.mark.parametrize(("pipeline", "data", "tensor"), [(1, 4, 1), (4, 1, 1), (3, 2, 1), (2, 3, 4), (1, 1, 2)])
+def test_the_grid_is_that_of_deepspeed(pipeline: int, data: int, tensor: int) -> None:
+    grid = Grid(pipeline=pipeline, data=data, tensor=tensor)
+    topology = PipeModelDataParallelTopology(num_pp=pipeline, num_mp=tensor, num_dp=data)
     for rank in range(grid.world_size):
         theirs = topology.get_coord(rank)
-        assert grid.coordinates(rank) == RankCoordinates(rank=rank, stage=theirs.pipe, data_rank=theirs.data)
-    assert [list(grid.pipeline_ranks(data_rank)) for data_rank in range(data)] == topology.get_axis_comm_lists("pipe")
+        assert grid.coordinates(rank) == RankCoordinates(
+            rank=rank, stage=theirs.pipe, data_rank=theirs.data, tensor_rank=theirs.model
+        )
+    assert [list(ranks) for ranks in grid.pipelines()] == topology.get_axis_comm_lists("pipe")
+    assert [list(ranks) for ranks in grid.sharing_ranks(1)] == topology.get_axis_comm_lists("model")
+    assert sorted(map(list, grid.attending_ranks(data))) == sorted(topology.get_axis_comm_lists("data"))
 
 
 def test_a_layout_has_the_grid_of_its_degrees() -> None:
-    layout = Layout(pipeline=3, data=2, zero=1)
-    assert layout.grid == Grid(pipeline=3, data=2)
-    assert layout.world_size == 6
+    layout = Layout(pipeline=3, data=2, tensor=4, zero=1)
+    assert layout.grid == Grid(pipeline=3, data=2, tensor=4)
+    assert layout.world_size == 24

@@ -53,8 +53,8 @@ def test_a_plan_that_misses_layers_says_how_many(plan: Plan, missing: int) -> No
 
 
 @given(strategies.plans())
-def test_ranks_are_pipeline_times_data(plan: Plan) -> None:
-    assert plan.layout.world_size == plan.layout.pipeline * plan.layout.data
+def test_ranks_are_pipeline_times_data_times_tensor(plan: Plan) -> None:
+    assert plan.layout.world_size == plan.layout.pipeline * plan.layout.data * plan.layout.tensor
 
 
 @given(strategies.plans())
@@ -99,10 +99,29 @@ def test_a_pipeline_refuses_high_zero_stages(zero: int) -> None:
         Layout(pipeline=2, data=1, zero=zero)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("pipeline_degree", "data"), [(0, 1), (1, 0), (-1, 2)])
-def test_degrees_are_at_least_one(pipeline_degree: int, data: int) -> None:
-    with pytest.raises(InvalidPlan, match=f"not {pipeline_degree} x {data}"):
-        Layout(pipeline=pipeline_degree, data=data, zero=0)
+@pytest.mark.parametrize("zero", [2, 3])
+def test_cut_layers_refuse_high_zero_stages(zero: int) -> None:
+    message = f"ZeRO {zero} does not work with tensor degree 4; use ZeRO 0 or 1, or tensor 1"
+    with pytest.raises(InvalidPlan, match=message):
+        Layout(pipeline=1, data=2, tensor=4, zero=zero)  # type: ignore[arg-type]
+
+
+def test_plans_without_cut_layers_keep_the_document_of_older_plans() -> None:
+    stages = (Stage(vision=1, language=1),)
+    whole, cut_in_two = (
+        Plan(packing=PACKED, layout=Layout(pipeline=1, data=2, tensor=degree, zero=0), stages=stages)
+        for degree in (1, 2)
+    )
+    assert '"layout":{"pipeline":1,"data":2,"zero":0}' in whole.document
+    assert '"tensor":2' in cut_in_two.document
+    assert plan_parts(whole)["layout"] == "pipeline 1 x data 2, ZeRO 0"
+    assert plan_parts(cut_in_two)["layout"] == "pipeline 1 x data 2 x tensor 2, ZeRO 0"
+
+
+@pytest.mark.parametrize(("pipeline_degree", "data", "tensor"), [(0, 1, 1), (1, 0, 1), (-1, 2, 1), (2, 2, 0)])
+def test_degrees_are_at_least_one(pipeline_degree: int, data: int, tensor: int) -> None:
+    with pytest.raises(InvalidPlan, match=f"not {pipeline_degree} x {data} x {tensor}"):
+        Layout(pipeline=pipeline_degree, data=data, tensor=tensor, zero=0)
 
 
 @pytest.mark.parametrize(("vision", "language"), [(0, 0), (-1, 2), (2, -1)])
@@ -208,6 +227,17 @@ def test_a_sequence_degree_shares_the_heads(heads: int, groups: int, degrees: tu
     check_degrees(config, (1, 2, 4, 12))
     with pytest.raises(InvalidPlan, match=message):
         check_degrees(config, degrees)
+
+
+def test_a_sequence_degree_shares_the_heads_that_the_tensor_degree_leaves_to_a_rank() -> None:
+    config = SimpleNamespace(num_attention_heads=12, num_key_value_heads=4)
+    check_degrees(config, (1, 2, 6), tensor=2)
+    message = (
+        "degree 4 cannot share the 6 attention heads of the language model that tensor degree 2 leaves to a rank: 2 "
+        "would be left over; use a degree of 1, 2 or 6"
+    )
+    with pytest.raises(InvalidPlan, match=message):
+        check_degrees(config, (4,), tensor=2)
 
 
 def test_a_padded_micro_batch_holds_a_sample() -> None:

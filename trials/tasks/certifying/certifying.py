@@ -91,7 +91,7 @@ def _under_plan(request: Request, task: Certification, rank: int, device: torch.
             results=Results(loss=loss, gradients=_gradients(session)),
             parts=_parts(stage),
             tied=stage.tied,
-            is_first=session.coordinates.data_rank == 0,
+            is_first=session.coordinates.leads_stage,
             epoch=count_epoch(epoch),
             step=step,
             index=session.index,
@@ -186,7 +186,8 @@ def _by_stages(
         mine = [row[None] for row in rows[session.coordinates.data_rank :: data]]
         count = -(-len(rows) // data)
         # Every rank runs the same number of micro-batches, so the last one of some is empty.
-        packs = [PackPart(rows=pack) for pack in (*mine, *(rows[:0],) * (count - len(mine)))]
+        share = session.engine.stage.tensor.share
+        packs = [PackPart(rows=pack, share=share) for pack in (*mine, *(rows[:0],) * (count - len(mine)))]
         pixels = session.engine.stage.cut.embeds
         weighting = request.job.training.loss_weighting
         dataset = PackDataset(session.index, packs, session.encoder, pixels=pixels, padded=True, weighting=weighting)

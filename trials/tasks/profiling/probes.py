@@ -139,7 +139,7 @@ def language_probe(
 def _with_language(stage: StageModule, sharing: SharingGroup, *, layers: int, recomputed: int) -> StageModule:
     """Return a view of the same modules that runs the language layer `layers` times."""
     view = copy.copy(stage)
-    view.sharing = (sharing,)
+    view.sharing = view.attending = (sharing,)
     layer = stage.chain.language_layers[stage.cut.language.start]
     view.chain = replace(stage.chain, language_layers=(layer,) * layers)
     view.cut = replace(stage.cut, language=range(layers), recompute_language=recomputed)

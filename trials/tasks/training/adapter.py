@@ -29,7 +29,7 @@ def save_adapter(session: Session, folder: Path, record: TrainingRecord, steps: 
         for name, parameter in trained_parameters(session)
     }
     with writing(session, folder, record) as partial:
-        if session.coordinates.data_rank == 0:
+        if session.coordinates.leads_stage:
             save_tensors(tensors, partial / f"stage-{session.coordinates.stage}.safetensors")
         comm.barrier()
         if session.coordinates.rank == 0:

@@ -48,7 +48,7 @@ def save_checkpoint(session: Session, output: Path, record: TrainingRecord, step
         if not tensor.isfinite().all():
             raise not_finite(name, tensor[~tensor.isfinite()][0].item())
     with writing(session, checkpoint_folder(output, steps), record) as partial:
-        if session.coordinates.data_rank == 0:
+        if session.coordinates.leads_stage:
             save_tensors(tensors, partial / f"stage-{session.coordinates.stage}.safetensors")
         comm.barrier()
         if session.coordinates.rank == 0:
@@ -125,7 +125,7 @@ def save_model(session: Session, folder: Path, record: TrainingRecord, steps: in
         tensors |= unused_tensors(session.request)
     weights = stored_form(model, tensors)
     with writing(session, folder, record) as partial:
-        if session.coordinates.data_rank == 0:
+        if session.coordinates.leads_stage:
             save_tensors(weights, partial / file, {"format": "pt"})
             (partial / f"names-{stage}.json").write_text(json.dumps({"file": file, "names": sorted(weights)}))
         comm.barrier()

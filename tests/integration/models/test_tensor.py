@@ -1,0 +1,228 @@
+"""Language layers that ranks hold together: loss and gradients equal those of the plain model on single samples."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from storage.store import Store
+from tests.contracts.test_families import TINY
+from tests.faulty_ranks import TENSOR_FAULTS, serve_with_tensor_faults
+from tests.integration.models.test_parity import check
+from tests.integration.models.test_sharing import compared, levelled
+from tests.integration.running.test_certificate import faults_in
+from tests.integration.running.test_changed_plans import change, lines, losses, prepared
+from tests.integration.running.test_training_families import checkpointed
+from tests.own_ranks import on_ranks
+from tests.parameters import parameters
+from tests.tiny_models import text
+from tests.training_values import PACKED, plan_of, prepared_of, train, variant_of
+from trials import plugins
+from trials.launchers.local import LocalLauncher
+from trials.plan import Packed, Padded, Plan
+from trials.run.pool import WarmPool
+from trials.tasks.request import Certification, write_request
+from trials.tasks.training.output import MODEL_FOLDER
+
+pytestmark = pytest.mark.ranks
+
+TIGHT = Packed(qv=3, qt=161, qv_min=0, qt_min=0)
+"""Odd numbers of tokens and units, and packs of one unit or none."""
+SHARED = replace(TIGHT, sequence=2)
+WITHIN = 1e-5
+
+TWO_RANKS = {
+    "full packs": plan_of("4+2", tensor=2),
+    "small packs, recomputed, ZeRO 1": plan_of("4+2r3,1", tensor=2, zero=1, packing=TIGHT),
+    "everything recomputed": plan_of("4+2r4,2", tensor=2, packing=TIGHT),
+    "padded": plan_of("4+2r0,1", tensor=2, packing=Padded(samples=3)),
+}
+FOUR_RANKS = {
+    "data parallel": plan_of("4+2r1,1", data=2, tensor=2, packing=TIGHT),
+    "data parallel, ZeRO 1": plan_of("4+2r4,0", data=2, tensor=2, zero=1),
+    "packs shared": plan_of("4+2r1,1", data=2, tensor=2, packing=SHARED),
+    "packs shared, ZeRO 1": plan_of("4+2", data=2, tensor=2, zero=1, packing=replace(PACKED, sequence=2)),
+    "split in the vision tower": plan_of("2+0r1,0", "2+2r0,1", tensor=2, packing=TIGHT),
+    "split in the language model, ZeRO 1": plan_of("4+1r1,1", "0+1r0,1", tensor=2, zero=1),
+    "split between the two": plan_of("4+0", "0+2r0,1", tensor=2, packing=TIGHT),
+}
+CHANGES = {
+    "cut in two, then data parallel": (
+        plan_of("4+2r1,0", tensor=2, zero=1),
+        plan_of("4+2r2,1", data=2, zero=3),
+    ),
+    "pipeline, then cut in two": (plan_of("2+0r1,0", "2+2"), plan_of("4+2r0,1", tensor=2)),
+}
+FAMILIES = (
+    "gemma3",
+    "idefics3",
+    "llava",
+    "llava-next",
+    "llava-onevision",
+    "llava-siglip",
+    "mistral3",
+    "mistral3-inner-features",
+    "pixtral",
+    "qwen2-vl",
+    "qwen2-5-vl",
+    "qwen3-vl",
+    "smolvlm",
+)
+BIASED = {"attention_bias": True, "mlp_bias": True}
+TEXT_KINDS: dict[str, dict[str, Any]] = {"llama": BIASED, "qwen2 window": {}, "qwen3": {}, "gemma3_text": {}}
+
+
+@pytest.fixture(scope="module")
+def tied_shallow(shallow: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The example with few layers, and an output projection that is the word embedding."""
+
+    def change(config: dict[str, Any]) -> None:
+        config["tie_word_embeddings"] = config["text_config"]["tie_word_embeddings"] = True
+
+    return variant_of(shallow, tmp_path_factory.mktemp("tied"), change)
+
+
+@pytest.fixture(scope="module")
+def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPool]:
+    with WarmPool(LocalLauncher(tmp_path_factory.mktemp("four"), 4, "cpu")) as pool:
+        yield pool
+
+
+@pytest.mark.parametrize("plan", parameters(TWO_RANKS, short=("small packs, recomputed, ZeRO 1", "padded")))
+def test_layers_that_two_ranks_hold_have_the_plain_models_gradients(
+    plan: Plan, shallow: Path, pool: WarmPool, tmp_path: Path
+) -> None:
+    check(plan, prepared_of(shallow, tmp_path), pool, WITHIN)
+
+
+@pytest.mark.parametrize(
+    "plan", parameters(FOUR_RANKS, short=("packs shared, ZeRO 1", "split in the language model, ZeRO 1"))
+)
+def test_layers_cut_on_four_ranks_have_the_plain_models_gradients(
+    plan: Plan, shallow: Path, four_ranks: WarmPool, tmp_path: Path
+) -> None:
+    check(plan, prepared_of(shallow, tmp_path, hardware={"devices": 4}), four_ranks, WITHIN)
+
+
+@pytest.mark.long
+def test_levels_of_packs_may_share_them_among_ranks_that_hold_the_same_slices(
+    shallow: Path, four_ranks: WarmPool, tmp_path: Path
+) -> None:
+    plan = levelled("4+2r1,0;3,2", sequences=(1, 2), data=2, zero=1)
+    plan = replace(plan, layout=replace(plan.layout, tensor=2))
+    job = prepared_of(shallow, tmp_path, training={"global_batch_samples": 30}, hardware={"devices": 4})
+    epoch = job.epoch(plan.packing, 2)
+    assert {*epoch.packs.level_of_pack[epoch.rows(0)].ravel().tolist()} == {0, 1}
+    check(plan, job, four_ranks, WITHIN)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    parameters(
+        {"alone": plan_of("4+2", tensor=2, packing=TIGHT), "pipeline": plan_of("4+1r1,0", "0+1", tensor=2, zero=1)},
+        short=("pipeline",),
+    ),
+)
+def test_a_tied_embedding_gets_the_gradients_of_both_its_uses(
+    plan: Plan, tied_shallow: Path, pool: WarmPool, four_ranks: WarmPool, tmp_path: Path
+) -> None:
+    ranks = plan.layout.world_size
+    job = prepared_of(tied_shallow, tmp_path, hardware={"devices": ranks})
+    check(plan, job, pool if ranks == 2 else four_ranks, WITHIN)
+
+
+@pytest.mark.parametrize(
+    "plans", parameters({name: (plans,) for name, plans in CHANGES.items()}, short=("cut in two, then data parallel",))
+)
+def test_adamw_has_the_same_losses_and_weights_while_the_tensor_degree_changes(
+    plans: tuple[Plan, Plan], shallow: Path, pool: WarmPool, profile_store: Store, tmp_path: Path
+) -> None:
+    """Each epoch is one step of all samples, so that its loss and update depend on no plan."""
+    whole, changed = (
+        prepared(shallow, tmp_path / name, epochs=4, global_batch_samples=24) for name in ("whole", "changed")
+    )
+    assert train(pool, whole, plan_of("3+0", "1+2")).steps == 4
+    train(pool, changed, plans[0], max_steps=2)
+    change(changed, plans[1], profile_store)
+    assert train(pool, changed, plans[1]).steps == 4
+    assert losses(changed) == pytest.approx(losses(whole), rel=WITHIN)
+    one, other = (checkpointed(each.job.training.output / "checkpoint-4") for each in (whole, changed))
+    assert one.keys() == other.keys()
+    for name in (name for name in one if name.startswith("weight:")):
+        assert torch.linalg.vector_norm(one[name] - other[name]) <= 1e-4 * torch.linalg.vector_norm(one[name]), name
+
+
+def test_the_final_model_and_a_resumed_training_are_those_of_one_rank(
+    shallow: Path, pool: WarmPool, tmp_path: Path
+) -> None:
+    whole, cut = (
+        prepared(shallow, tmp_path / name, epochs=3, global_batch_samples=24, clip_norm=0.5) for name in ("a", "b")
+    )
+    train(pool, whole, plan_of("3+0", "1+2", zero=1))
+    plan = plan_of("4+2r0,1", tensor=2, zero=1)
+    train(pool, cut, plan, max_steps=1)
+    assert train(pool, cut, plan).finished
+    norms = [[line["gradient_norm"] for line in lines(each)] for each in (whole, cut)]
+    assert norms[1] == pytest.approx(norms[0], rel=1e-4)
+    one, other = (
+        {name: tensor for file in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(file).items()}
+        for folder in (each.job.training.output / MODEL_FOLDER for each in (whole, cut))
+    )
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        assert tensor.shape == other[name].shape
+        assert torch.linalg.vector_norm(tensor - other[name]) <= 1e-4 * torch.linalg.vector_norm(tensor), name
+
+
+@pytest.mark.parametrize("family", parameters({name: name for name in FAMILIES}, short=("qwen3-vl",)))
+def test_every_family_with_a_plan_has_its_layers_cut(
+    family: str, example: Path, pool: WarmPool, tmp_path: Path
+) -> None:
+    plugins.load(TINY, family).make(tmp_path / "model")
+    job = prepared_of(example, tmp_path, model={"path": str(tmp_path / "model")})
+    shape = job.workload.model
+    units, tokens = (int(2.5 * column.max()) for column in (job.index.vision_units, job.index.text_tokens))
+    packing = Packed(qv=units, qt=tokens, qv_min=0, qt_min=0)
+    check(plan_of(f"{shape.vision_layers}+{shape.language_layers}r1,1", tensor=2, packing=packing), job, pool, WITHIN)
+
+
+@pytest.mark.parametrize("kind", parameters({name: name for name in TEXT_KINDS}, short=("llama",)))
+def test_models_for_text_alone_have_their_layers_cut(kind: str, example: Path, pool: WarmPool, tmp_path: Path) -> None:
+    text.make_kind(tmp_path / "model", kind, **TEXT_KINDS[kind])
+    records = [json.loads(line) for line in (example / "data" / "train.jsonl").read_text().splitlines()[:24]]
+    for record in records:
+        record.pop("image", None)
+        record["conversations"][0]["value"] = record["conversations"][0]["value"].replace("<image>\n", "")
+    (tmp_path / "train.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    sources = {"sources": [{"path": str(tmp_path / "train.jsonl")}]}
+    job = prepared_of(example, tmp_path, model={"path": str(tmp_path / "model")}, data=sources)
+    packing = Packed(qv=1, qt=int(2.5 * job.index.text_tokens.max()), qv_min=0, qt_min=0)
+    found = compared(job, plan_of(f"0+{job.workload.model.language_layers}r0,1", tensor=2, packing=packing), pool)
+    assert [part.part for part in found.parts] == ["language"]
+    assert 0 < found.parts[0].difference < WITHIN
+
+
+@pytest.mark.long
+def test_cut_layers_are_as_exact_in_bfloat16_as_whole_ones(shallow: Path, pool: WarmPool, tmp_path: Path) -> None:
+    job = prepared_of(shallow, tmp_path, model={"dtype": "bfloat16"}, training={"global_batch_samples": 9})
+    plans = (plan_of("4+2r1,0", data=2, zero=1), plan_of("4+2r1,1", tensor=2, zero=1))
+    one, other = (compared(job, plan, pool) for plan in plans)
+    for whole, cut in zip(one.parts, other.parts, strict=True):
+        assert 0 < cut.difference < 1.5 * whole.difference
+
+
+def test_every_fault_in_the_cutting_of_layers_shows(shallow: Path, tmp_path: Path) -> None:
+    job = prepared_of(shallow, tmp_path, training={"global_batch_samples": 9})
+    request = job.request(plan_of("4+2", tensor=2), Certification(step=0, reference="transformers"))
+    for name in TENSOR_FAULTS:
+        write_request(tmp_path / name, request)
+    assert on_ranks(serve_with_tensor_faults, tmp_path) == [True, True]
+    found = {name: faults_in(tmp_path / name) for name in TENSOR_FAULTS}
+    assert found.pop("none") == ()
+    for name, faults in found.items():
+        assert any(text.startswith("the gradient of") for text in faults), name
