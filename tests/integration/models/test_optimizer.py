@@ -1,5 +1,6 @@
 """The first update is AdamW's, with clipped gradients and each part's learning rate and decay, whatever the layout."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from safetensors import safe_open
 from tests.integration.models.test_parity import ADAM_SHARE, plain_model, reference
 from tests.parameters import parameters
 from tests.training_values import plan_of, prepared_of, variant_of
+from trials.launchers.local import LocalLauncher
 from trials.plan import Plan
 from trials.run.pool import Answers, WarmPool
 from trials.tasks.request import Training
@@ -24,6 +26,9 @@ BETAS = (1 - ADAM_SHARE, 0.95)
 PLANS = {
     "tensor": plan_of("4+2", tensor=2),
     "tensor, ZeRO 1": plan_of("4+2", tensor=2, zero=1),
+    "pipeline and tensor": plan_of("4+1", "0+1", tensor=2),
+    "pipeline and tensor, ZeRO 1": plan_of("4+0", "0+2", tensor=2, zero=1),
+    "data and tensor, ZeRO 1": plan_of("4+2", data=2, tensor=2, zero=1),
     "pipeline": plan_of("4+0", "0+2"),
     "pipeline, ZeRO 1": plan_of("4+1", "0+1", zero=1),
     "data parallel": plan_of("4+2", data=2),
@@ -51,11 +56,18 @@ def tied(shallow: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return variant_of(shallow, tmp_path_factory.mktemp("tied"), change)
 
 
+@pytest.fixture(scope="module")
+def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPool]:
+    """Ranks that start with the first request."""
+    with WarmPool(LocalLauncher(tmp_path_factory.mktemp("four"), 4, "cpu")) as pool:
+        yield pool
+
+
 @pytest.mark.parametrize(
     "plan", parameters(PLANS, short=("tensor", "pipeline, ZeRO 1", "data parallel, ZeRO 2", "data parallel, ZeRO 3"))
 )
 def test_the_first_update_has_clipped_gradients_and_the_settings_of_each_part(
-    plan: Plan, tied: Path, pool: WarmPool, tmp_path: Path
+    plan: Plan, tied: Path, pool: WarmPool, four_ranks: WarmPool, tmp_path: Path
 ) -> None:
     training = {
         "clip_norm": CLIP_NORM,
@@ -64,9 +76,10 @@ def test_the_first_update_has_clipped_gradients_and_the_settings_of_each_part(
         "learning_rate": RATES["language_model"],
         "learning_rates": {"vision": RATES["vision_tower"], "projector": RATES["multi_modal_projector"]},
     }
-    prepared = prepared_of(tied, tmp_path, training=training)
+    ranks = plan.layout.world_size
+    prepared = prepared_of(tied, tmp_path, training=training, hardware={"devices": ranks})
     output = prepared.job.training.output
-    answer = pool.ask(prepared.request(plan, Training(output=output, max_steps=1)), 120)
+    answer = (pool if ranks == 2 else four_ranks).ask(prepared.request(plan, Training(output=output, max_steps=1)), 120)
     assert isinstance(answer, Answers), answer
     _, gradients = reference(prepared, plan)
     norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(each) for each in gradients.values()]))

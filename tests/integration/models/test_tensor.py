@@ -20,6 +20,7 @@ from tests.integration.running.test_changed_plans import change, lines, losses, 
 from tests.integration.running.test_training_families import checkpointed
 from tests.own_ranks import on_ranks
 from tests.parameters import parameters
+from tests.saved_models import saved_model
 from tests.tiny_models import text
 from tests.training_values import PACKED, plan_of, prepared_of, train, variant_of
 from trials import plugins
@@ -177,6 +178,30 @@ def test_the_final_model_and_a_resumed_training_are_those_of_one_rank(
     for name, tensor in one.items():
         assert tensor.shape == other[name].shape
         assert torch.linalg.vector_norm(tensor - other[name]) <= 1e-4 * torch.linalg.vector_norm(tensor), name
+
+
+@pytest.mark.long
+def test_slices_are_read_from_the_weights_that_transformers_saved(
+    shallow: Path, pool: WarmPool, tmp_path: Path
+) -> None:
+    saved_model(shallow, tmp_path / "saved")
+    model = {"path": str(tmp_path / "saved"), "weights": "pretrained"}
+    check(plan_of("4+2", tensor=2, zero=1), prepared_of(shallow, tmp_path, model=model), pool, WITHIN)
+
+
+@pytest.mark.long
+def test_the_evaluation_of_a_pipeline_of_cut_layers_is_that_of_whole_ones(
+    shallow: Path, pool: WarmPool, four_ranks: WarmPool, tmp_path: Path
+) -> None:
+    found = []
+    for ranks, plan in ((pool, plan_of("4+1", "0+1")), (four_ranks, plan_of("4+1", "0+1", tensor=2))):
+        folder = tmp_path / str(plan.layout.world_size)
+        hardware = {"devices": plan.layout.world_size}
+        job = prepared_of(shallow, folder, evaluation={"samples": 7, "every": 1}, hardware=hardware)
+        train(ranks, job, plan, max_steps=1)
+        found.append([line["evaluation_loss"] for line in lines(job) if "evaluation_loss" in line])
+    assert len(found[0]) == 1
+    assert found[1] == pytest.approx(found[0], rel=WITHIN)
 
 
 @pytest.mark.parametrize("family", parameters({name: name for name in FAMILIES}, short=("qwen3-vl",)))

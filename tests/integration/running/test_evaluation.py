@@ -34,6 +34,7 @@ PLANS = {
     "data, padded": plan_of("4+2r0,1", data=2, zero=1, packing=Padded(samples=3)),
     "packs shared": plan_of("4+2r0,1", data=2, zero=1, packing=replace(PACKED, sequence=2)),
 }
+PLANS["layers cut"] = plan_of("4+2r0,1", tensor=2, zero=1)
 PLANS["levels"] = replace(
     plan_of("4+2r0,1", data=2),
     packing=Levelled(levels=(replace(PACKED, qt=130, qt_min=0), replace(PACKED, qt_min=0, sequence=2))),
