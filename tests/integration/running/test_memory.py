@@ -16,6 +16,9 @@ from tests.training_values import PACKED, plan_of, prepared_of
 from trials.engine.memory import MemoryExceeded, SavedTensorMeter
 from trials.launchers.local import LocalLauncher
 from trials.layer_costs import LayerCosts
+from trials.model.paths import parameters_at
+from trials.model.skeleton import build_skeleton, load_config
+from trials.outcome import StageMeasurement
 from trials.plan import Layout, Levelled, Padded, Plan, Recomputed
 from trials.run.pool import Answers, WarmPool
 from trials.tasks.answer import TrialReport
@@ -172,3 +175,31 @@ def test_recomputing_a_layer_saves_the_same_bytes_each_time(prepared: Prepared, 
     first, second = peaks[0] - peaks[1], peaks[1] - peaks[2]
     assert first > 0
     assert first == pytest.approx(second, rel=0.02)
+
+
+def test_tensor_ranks_keep_as_much_as_ranks_that_share_packs_and_hold_slices_of_the_layers(
+    prepared: Prepared, pool: WarmPool
+) -> None:
+    """Packs are the same in both plans, and either way each rank has half of the work of a layer."""
+    shared, cut = (
+        measured_stages(prepared, pool, plan)
+        for plan in (plan_of("12+8", data=2, packing=replace(PACKED, sequence=2)), plan_of("12+8", tensor=2))
+    )
+    kept, wanted = (max(each.peak_bytes - each.static_bytes for each in stages) for stages in (cut, shared))
+    assert kept == pytest.approx(wanted, rel=0.01)
+    skeleton = build_skeleton(load_config(prepared.job.model.path), torch.float32)
+    dealt = [
+        parameter.numel()
+        for path in skeleton.chain.language_layers
+        for name, parameter in parameters_at(skeleton.model, path)
+        if "norm" not in name
+    ]
+    # Weights, gradients and two moments of half of them.
+    assert {each.static_bytes for each in cut} == {shared[0].static_bytes - 16 * sum(dealt) // 2}
+
+
+def measured_stages(prepared: Prepared, pool: WarmPool, plan: Plan) -> list[StageMeasurement]:
+    """Return what each rank measured in the first step."""
+    answer = pool.ask(prepared.request(plan, Trial(warmup_steps=(), timed_steps=(0,))), 120)
+    assert isinstance(answer, Answers), answer
+    return [report.stage for report in answer.reports if isinstance(report, TrialReport)]
