@@ -89,6 +89,8 @@ class LayerCost:
     """Upper quartile, over the sizes, of the spread of the repeats as a share of their median, after repetition."""
     frozen_parameters: int = 0
     """Those of `parameters` that do not train: they have neither gradient nor optimizer states."""
+    dealt_parameters: int = 0
+    """Those of `parameters` of which each tensor rank holds a slice; 0 for layers that cannot be cut."""
     curve_sizes: tuple[Measured, ...] = ()
     """Sizes of packs, ascending, at which `curve` is given: vision units for vision kinds, else text tokens."""
     curve: tuple[Measured, ...] = ()
@@ -139,6 +141,22 @@ class SharingCost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TensorCost:
+    """What ranks that hold language layers together exchange, as coefficients of a rank's part of a pack."""
+
+    degree: int
+    """Number of ranks that hold a layer."""
+    forward_seconds: Coefficients
+    """Exchanges around the blocks of one language layer, while all ranks exchange."""
+    backward_seconds: Coefficients
+    """Without recomputation, which repeats the exchanges of the forward pass."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a number that no measurement can give."""
+        check_measured(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateCost:
     """The optimizer's step, with the engine's work around it except averaging gradients."""
 
@@ -171,6 +189,8 @@ class LayerCosts:
     """The layouts that were timed."""
     sharing: tuple[SharingCost, ...] = ()
     """The sequence degrees that were timed, ascending."""
+    tensor: tuple[TensorCost, ...] = ()
+    """The tensor degrees that were timed, ascending."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for a number that no measurement can give, and unless every kind of layer has one cost."""
@@ -220,6 +240,20 @@ class LayerCosts:
             shared_bytes=language.shared_bytes,
             transient_bytes=language.transient_bytes,
         )
+
+    def knows_tensor(self, degree: int) -> bool:
+        """Return whether layers that so many ranks hold together can be predicted."""
+        dealt = self["language"].dealt_parameters > 0
+        return degree == 1 or (dealt and (bool(self.tensor) or self._is_of_one_rank))
+
+    def cut_in(self, degree: int) -> TensorCost:
+        """Return the costs of layers that so many ranks hold together, as `shared_by` does for packs."""
+        if self.tensor and degree > 1:
+            timed = [cost for cost in self.tensor if cost.degree >= degree]
+            return replace(timed[0] if timed else self.tensor[-1], degree=degree)
+        if not self.knows_tensor(degree):
+            raise ValueError(f"the profile has no times of what {degree} ranks exchange that hold layers together")
+        return TensorCost(degree=degree, forward_seconds=NOTHING, backward_seconds=NOTHING)
 
     @property
     def _is_of_one_rank(self) -> bool:

@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from autotune.errors import PredictError
 from autotune.events import Listener, unheard
 from autotune.folders import lengths_folder
@@ -28,8 +30,9 @@ from trials.job import Job
 from trials.layer_costs import LayerCosts
 from trials.model.inputs.encoders import load_measurer
 from trials.model.refusals.heads import check_degrees
+from trials.model.refusals.tensor import check_tensor
 from trials.model.shape import cost_weights
-from trials.model.skeleton import load_config
+from trials.model.skeleton import build_skeleton, load_config
 from trials.plan import Layout, Levelled, Packing, Padded, Plan
 from trials.workload import ModelShape, Workload
 
@@ -90,8 +93,7 @@ class Forecaster:
             memory_limit_bytes=cluster.memory_limit_bytes,
         )
         self._weights = cost_weights(shape, job.training)
-        config = load_config(job.model.path, trust_remote_code=job.model.trust_remote_code)
-        self._text_config = config.get_text_config()
+        self._config = load_config(job.model.path, trust_remote_code=job.model.trust_remote_code)
         self._predictor = CalibratedPredictor(
             Predictor(self._costs_on(cluster.devices), self._epoch, shape.element_bytes)
         )
@@ -152,17 +154,23 @@ class Forecaster:
                 language_layers=self.shape.language_layers,
                 dtype=self.shape.dtype,
             )
-            if plan.layout.tensor > 1:
-                raise PredictError(
-                    f"plans with tensor degree {plan.layout.tensor} are trained but not predicted: the profile has no "
-                    "times of cut language layers; give a plan with tensor 1"
-                )
-            check_degrees(self._text_config, plan.packing.degrees)
+            tensor = plan.layout.tensor
+            if tensor > 1:
+                skeleton = build_skeleton(self._config, torch.float32)
+                layers = skeleton.modules(skeleton.chain.language_layers)
+                check_tensor(self._config, layers, tensor, adapters=self.job.training.lora.rank is not None)
+            check_degrees(self._config.get_text_config(), plan.packing.degrees, tensor)
             if isinstance(plan.packing, Levelled):
                 check_levels(self.index, plan.packing, skips=self.job.data.oversize == "skip")
         except InvalidPlan as error:
             raise PredictError(f"the plan is not one of {self.shape.name}: {error}") from error
-        for degree in plan.packing.degrees:
+        if not self.cluster.costs.knows_tensor(tensor):
+            raise PredictError(
+                f"the profile has no times of what {tensor} ranks exchange that hold layers together: an older version "
+                f"wrote it, or its devices cannot; measure them on {tensor} devices or more with "
+                "`autotune profile JOB --fresh`"
+            )
+        for degree in (each * tensor for each in plan.packing.degrees):
             if not self.cluster.costs.knows_degree(degree):
                 raise PredictError(
                     f"the profile has no times of what {degree} ranks exchange that share a pack: an older version "
@@ -170,10 +178,11 @@ class Forecaster:
                     "`autotune profile JOB --fresh`"
                 )
         needed, devices = plan.layout.world_size, self.cluster.devices
+        of_tensor = f" x tensor {tensor}" if tensor > 1 else ""
         if needed > devices:
             raise PredictError(
-                f"the plan needs pipeline {plan.layout.pipeline} x data {plan.layout.data} = {needed} devices but "
-                f"{devices} are given; give --devices {needed} or another layout"
+                f"the plan needs pipeline {plan.layout.pipeline} x data {plan.layout.data}{of_tensor} = {needed} "
+                f"devices but {devices} are given; give --devices {needed} or another layout"
             )
         try:
             epoch = self._predictor.base.sizes(plan.packing, plan.layout).epoch

@@ -14,7 +14,7 @@ class ChosenSteps(EpochSizes):
     """Sizes of the packs of these steps, which are ordered by length; the packs are numbered from 0."""
 
     def __init__(self, whole: EpochSizes, steps: Sequence[int]) -> None:
-        super().__init__(whole.epoch)
+        super().__init__(whole.epoch, whole.tensor)
         rows = {step: self.epoch.rows(step) for step in steps}
         self.steps = tuple(sorted(steps, key=lambda step: (-len(rows[step]), step)))
         self._packs = np.unique(np.concatenate([of_step.ravel() for of_step in rows.values()]))

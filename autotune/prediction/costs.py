@@ -22,10 +22,18 @@ from trials.layer_costs import (
     LinkCost,
     LoadCost,
     SharingCost,
+    TensorCost,
     UpdateCost,
     check_measured,
 )
-from trials.tasks.answer import CommunicationTiming, LayerTiming, LoadTiming, ProfileReport, SharingTiming
+from trials.tasks.answer import (
+    CommunicationTiming,
+    LayerTiming,
+    LoadTiming,
+    ProfileReport,
+    SharingTiming,
+    TensorTiming,
+)
 
 Array: TypeAlias = NDArray[np.float64]
 Quantity: TypeAlias = Callable[[LayerTiming], float]
@@ -52,7 +60,7 @@ def fit_costs(reports: Sequence[ProfileReport]) -> LayerCosts:
     timings = [timing for report in reports for timing in report.timings]
     loads = [timing for report in reports for timing in report.loads]
     try:
-        of_ranks = ((*report.updates, *report.communications, *report.sharing) for report in reports)
+        of_ranks = ((*report.updates, *report.communications, *report.sharing, *report.tensor) for report in reports)
         for measured in (*timings, *loads, *chain.from_iterable(of_ranks)):
             check_measured(measured)
     except ValueError as error:
@@ -62,7 +70,9 @@ def fit_costs(reports: Sequence[ProfileReport]) -> LayerCosts:
     counts = {kind: (count, dict(reports[0].frozen_parameters)[kind]) for kind, count in reports[0].parameters}
     communications = tuple(map(_communication, zip(*(report.communications for report in reports), strict=True)))
     sharing = [*zip(*(report.sharing for report in reports), strict=True)]
+    tensor = [*zip(*(report.tensor for report in reports), strict=True)]
     layers = {kind: _fit_layer([t for t in timings if t.layer == kind], kind, *counts[kind]) for kind in KINDS}
+    layers["language"] = replace(layers["language"], dealt_parameters=reports[0].dealt_parameters)
     return LayerCosts(
         layers=tuple(layers.items()),
         loading=LoadCost(
@@ -87,6 +97,10 @@ def fit_costs(reports: Sequence[ProfileReport]) -> LayerCosts:
         sharing=tuple(
             _fit_sharing([of_ranks for of_ranks in sharing if of_ranks[0].degree == degree])
             for degree in sorted({of_ranks[0].degree for of_ranks in sharing})
+        ),
+        tensor=tuple(
+            _fit_tensor([of_ranks for of_ranks in tensor if of_ranks[0].degree == degree])
+            for degree in sorted({of_ranks[0].degree for of_ranks in tensor})
         ),
     )
 
@@ -146,9 +160,7 @@ def _fit_sharing(sizes: Sequence[Sequence[SharingTiming]]) -> SharingCost:
     parts = np.array([(0, ranks[0].tokens / degree, ranks[0].squares / degree, 1) for ranks in sizes])
 
     def seconds(quantity: Callable[[SharingTiming], float]) -> Coefficients:
-        # The last rank of a group waits for no other, and a step waits for the slowest group.
-        groups = [np.array([quantity(rank) for rank in ranks]).reshape(-1, degree) for ranks in sizes]
-        return fit_not_negative(parts, np.array([each.min(axis=1).max() for each in groups]), _EXCHANGE_TERMS)
+        return _fit_exchange(parts, degree, [[quantity(rank) for rank in ranks] for ranks in sizes])
 
     def held(quantity: Callable[[SharingTiming], int]) -> Coefficients:
         most = [max(map(quantity, ranks)) for ranks in sizes]
@@ -164,6 +176,24 @@ def _fit_sharing(sizes: Sequence[Sequence[SharingTiming]]) -> SharingCost:
         shared_bytes=held(lambda rank: rank.shared_bytes),
         transient_bytes=held(lambda rank: rank.transient_bytes),
     )
+
+
+def _fit_tensor(sizes: Sequence[Sequence[TensorTiming]]) -> TensorCost:
+    """Return the costs of one tensor degree from the timings of all ranks, by size."""
+    degree = sizes[0][0].degree
+    parts = np.array([(0, ranks[0].tokens / degree, 0, 1) for ranks in sizes])
+    return TensorCost(
+        degree=degree,
+        forward_seconds=_fit_exchange(parts, degree, [[rank.forward_seconds for rank in ranks] for ranks in sizes]),
+        backward_seconds=_fit_exchange(parts, degree, [[rank.backward_seconds for rank in ranks] for ranks in sizes]),
+    )
+
+
+def _fit_exchange(parts: Array, degree: int, seconds: Sequence[Sequence[float]]) -> Coefficients:
+    """Return the coefficients of `parts` [sizes, 4] for the seconds of all ranks, by size."""
+    # The last rank of a group waits for no other, and a step waits for the slowest group.
+    slowest = [np.array(of_ranks).reshape(-1, degree).min(axis=1).max() for of_ranks in seconds]
+    return fit_not_negative(parts, np.array(slowest), _EXCHANGE_TERMS)
 
 
 def _communication(timings: Sequence[CommunicationTiming]) -> CommunicationCost:

@@ -8,7 +8,7 @@ import numpy as np
 from autotune.prediction.costs import Array
 from autotune.prediction.curves import Curves
 from trials import wire
-from trials.layer_costs import KINDS, Coefficients, LayerCosts, LayerKind, LinkCost, SharingCost
+from trials.layer_costs import KINDS, Coefficients, LayerCosts, LayerKind, LinkCost
 from trials.workload import DataProfile
 
 _KIBI = 1 << 10
@@ -45,10 +45,10 @@ class TypicalPack:
         forward, backward, again = map(self.cost, (cost.forward_seconds, cost.backward_seconds, cost.recompute_seconds))
         return factor * forward, factor * backward, factor * again
 
-    def exchange_seconds(self, cost: SharingCost) -> float:
-        """Return the seconds in which ranks that share the pack exchange for one language layer, in both passes."""
-        part = replace(self, **{size: getattr(self, size) / cost.degree for size in ("units", "tokens", "squares")})
-        return part.cost(cost.language_forward_seconds) + part.cost(cost.language_backward_seconds)
+    def exchange_seconds(self, degree: int, forward: Coefficients, backward: Coefficients) -> float:
+        """Return the seconds in which `degree` ranks exchange their parts for one language layer, in both passes."""
+        part = replace(self, **{size: getattr(self, size) / degree for size in ("units", "tokens", "squares")})
+        return part.cost(forward) + part.cost(backward)
 
 
 def costs_document(costs: LayerCosts, pack: TypicalPack) -> dict[str, Any]:
@@ -95,8 +95,12 @@ def costs_text(costs: LayerCosts, pack: TypicalPack) -> str:
         if cost.pipeline > 1 and cost.data > 1
     ]
     for shared in costs.sharing:
-        seconds = pack.exchange_seconds(shared)
+        passes = shared.language_forward_seconds, shared.language_backward_seconds
+        seconds = pack.exchange_seconds(shared.degree, *passes)
         lines.append(f"sharing    {seconds * 1e3:.3f} ms per language layer, {shared.degree} ranks for a pack")
+    for cut in costs.tensor:
+        seconds = pack.exchange_seconds(cut.degree, cut.forward_seconds, cut.backward_seconds)
+        lines.append(f"cut layers {seconds * 1e3:.3f} ms per language layer, {cut.degree} ranks for a layer")
     for update in costs.updates:
         sharded = f", {update.data_parallel} data ranks, ZeRO {update.zero}" if update.data_parallel > 1 else ""
         lines.append(f"update     {update.seconds_per_parameter * 1e9:.2f} ns per parameter{sharded}")

@@ -95,6 +95,14 @@ def _scaled(costs: LayerCosts, factors: tuple[float, ...]) -> LayerCosts:
             for cost in costs.communications
         ),
         sharing=tuple(map(exchange, costs.sharing)),
+        tensor=tuple(
+            replace(
+                cost,
+                forward_seconds=times(cost.forward_seconds, factors[_COMMUNICATION]),
+                backward_seconds=times(cost.backward_seconds, factors[_COMMUNICATION]),
+            )
+            for cost in costs.tensor
+        ),
     )
 
 
@@ -136,7 +144,7 @@ def stage_features(
             of_packs = (alone.load_seconds(parts, sizes.whole[some]), *alone.pass_seconds(parts, table))
             passes += [side[:, stage].sum() for side in of_packs]
             # Costs of communication alone do not say which layers have a backward pass.
-            exchanges = predictor.exchange_seconds(parts, table, sizes.degrees[some])
+            exchanges = predictor.exchange_seconds(parts, table, sizes.degrees[some], sizes.tensor)
             passes[1:] += one[_COMMUNICATION] * np.array([side[:, stage].sum() for side in exchanges])
         update = alone.update_seconds(plan.layout, of_levels[0][0])[stage]
         found.append((*(passes / len(steps)).tolist(), float(update)))

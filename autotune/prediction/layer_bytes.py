@@ -12,7 +12,7 @@ from trials.layer_costs import KINDS, LayerCosts
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerBytes:
-    """Coefficients of the bytes of each kind of layer, for packs of one sequence degree, [kinds, 4]."""
+    """Coefficients of the bytes of each kind of layer, for packs of one sequence and tensor degree, [kinds, 4]."""
 
     kept: Array
     shared: Array
@@ -21,15 +21,17 @@ class LayerBytes:
     """Of layers that are recomputed."""
 
     @classmethod
-    def of(cls, costs: LayerCosts, degree: int, factor: float) -> "LayerBytes":
-        """Return the profiled bytes times a factor."""
+    def of(cls, costs: LayerCosts, degree: int, tensor: int, factor: float) -> "LayerBytes":
+        """Return the profiled bytes times a factor: all ranks that compute a pack divide it as if they shared it."""
         layers = [costs[kind] for kind in KINDS]
-        if degree > 1:
-            of_ranks, language = costs.shared_by(degree), KINDS.index("language")
+        if degree * tensor > 1:
+            of_ranks, language = costs.shared_by(degree * tensor), KINDS.index("language")
+            units, tokens, squares, constant = of_ranks.shared_bytes
             layers[language] = replace(
                 layers[language],
                 kept_bytes=of_ranks.kept_bytes,
-                shared_bytes=of_ranks.shared_bytes,
+                # Rotary embeddings are those of all tokens that the tensor ranks gather.
+                shared_bytes=(units, tokens * tensor, squares, constant),
                 transient_bytes=of_ranks.transient_bytes,
             )
         return cls(

@@ -55,10 +55,11 @@ class StageMemory:
         """`element_bytes` is the size of a weight in the training's dtype; `factors` of static and of kept bytes."""
         layers = [costs[kind] for kind in KINDS]
         self._static_factor, kept = factors
-        self._bytes = cache(lambda degree: LayerBytes.of(costs, degree, kept))
+        self._bytes = cache(lambda degree, tensor: LayerBytes.of(costs, degree, tensor, kept))
         self._errors = np.array([layer.bytes_error for layer in layers])
         self._parameters = np.array([layer.parameters for layer in layers])
         self._frozen = np.array([layer.frozen_parameters for layer in layers])
+        self._dealt = np.array([layer.dealt_parameters for layer in layers])
         self._element_bytes = element_bytes
 
     def expected(self, parts: Parts, layout: Layout, numbers: Ints | int, sizes: EpochSizes) -> Array:
@@ -105,7 +106,7 @@ class StageMemory:
         degrees = sizes.epoch.packing.degrees
         every = np.stack(
             [
-                sizes.table @ self._bytes(degree).of_packs(parts, len(KINDS)).T
+                sizes.table @ self._bytes(degree, sizes.tensor).of_packs(parts, len(KINDS)).T
                 for degree, parts in zip(degrees, of_levels, strict=True)
             ]
         )
@@ -122,7 +123,7 @@ class StageMemory:
 
     def of_heaviest(self, parts: Parts, sizes: EpochSizes) -> tuple[Array, Array]:
         """Return what the heaviest pack keeps (until its backward pass, while that runs) at most, both [stages]."""
-        of_layers = self._bytes(sizes.degree)
+        of_layers = self._bytes(sizes.degree, sizes.tensor)
         kept = _largest_alone(sizes, of_layers.of_packs(parts, len(KINDS)))
         running = kept + _largest_alone(sizes, of_layers.beginning(parts))
         for kind in (VISION, LANGUAGE):
@@ -134,7 +135,9 @@ class StageMemory:
 
     def static(self, parts: Parts, layout: Layout) -> Array:
         """Return the bytes of weights, gradients and optimizer states, [stages]."""
-        counts = (parts.layers @ of_layers for of_layers in (self._parameters, self._frozen))
+        elsewhere = self._dealt * (1 - 1 / layout.tensor)  # in the slices of other ranks
+        whole = (self._parameters - elsewhere, self._frozen - elsewhere * (self._frozen > 0))
+        counts = (parts.layers @ of_layers for of_layers in whole)
         static: Array = stages_static_bytes(*counts, element_bytes=self._element_bytes, layout=layout)
         return self._static_factor * static
 
@@ -143,7 +146,7 @@ class StageMemory:
     def _most(self, parts: Parts, layout: Layout, numbers: Ints | int, sizes: EpochSizes) -> tuple[Array, Array]:
         """Return (bytes while all packs in flight wait for their backward pass, most bytes), both [stages]."""
         in_flight = np.broadcast_to(np.minimum(layout.pipeline - numbers, sizes.epoch.micro_batches), len(parts))
-        of_layers = self._bytes(sizes.degree)
+        of_layers = self._bytes(sizes.degree, sizes.tensor)
         kept = of_layers.of_packs(parts, len(KINDS))
         waiting = _largest(sizes, in_flight, kept) + _largest_alone(sizes, of_layers.beginning(parts))
         most = waiting.copy()
@@ -158,7 +161,7 @@ class StageMemory:
     def _bounds(self, part: Parts, layout: Layout, number: int, sizes: EpochSizes) -> Array:
         """Return the sums of `_most` for one stage by the parts of `PeakParts` but the static one, [cases, 3]."""
         in_flight = min(layout.pipeline - number, sizes.epoch.micro_batches)
-        of_layers = self._bytes(sizes.degree)
+        of_layers = self._bytes(sizes.degree, sizes.tensor)
         coefficients = of_layers.split(part, len(KINDS))
         beginning = *_heaviest(sizes, in_flight, *coefficients), *_heaviest(sizes, 1, of_layers.beginning(part))
         others = np.array([*_heaviest(sizes, in_flight - 1, *coefficients), 0.0]) if in_flight > 1 else np.zeros(3)
@@ -180,7 +183,7 @@ class StageMemory:
         in_flight = min(layout.pipeline - number, sizes.epoch.micro_batches)
         waiting, beginning, *recomputing = np.zeros((4, len(sizes.table), 3))
         for level, (degree, stages) in enumerate(zip(sizes.epoch.packing.degrees, of_levels, strict=True)):
-            part, of_layers = stages[number : number + 1], self._bytes(degree)
+            part, of_layers = stages[number : number + 1], self._bytes(degree, sizes.tensor)
             packs = np.flatnonzero(sizes.levels == level)
             kept = of_layers.split(part, len(KINDS))
             waiting[packs, :2] = sizes.table[packs] @ np.vstack(kept).T

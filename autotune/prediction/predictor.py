@@ -1,7 +1,7 @@
 """Prediction of plans: seconds of each step of the epoch, and bytes of each stage."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -92,9 +92,11 @@ class Predictor:
         self._curves = Curves(costs)
         self._outputs = np.array([layer.output_bytes for layer in layers])
         self._trained = np.array([layer.parameters - layer.frozen_parameters for layer in layers])
+        # A layer that is cut is frozen as a whole, or not at all.
+        self._dealt = np.array([layer.dealt_parameters for layer in layers]) * (self._trained > 0)
         self._has_backward = np.array([layer.has_backward for layer in layers])
         self._element_bytes = element_bytes
-        self._sizes = lru_cache(maxsize=512)(lambda packing, data: EpochSizes(epoch_of(packing, data)))
+        self._sizes = lru_cache(maxsize=512)(lambda packing, data, tensor: EpochSizes(epoch_of(packing, data), tensor))
         self._epoch_of, self._byte_factors = epoch_of, byte_factors
         self._epoch_seconds: dict[Plan, float] = {}
 
@@ -108,7 +110,7 @@ class Predictor:
 
     def sizes(self, packing: Packing, layout: Layout) -> EpochSizes:
         """Return the sizes of the packs and steps of the first epoch, cached."""
-        return self._sizes(packing, layout.data)
+        return self._sizes(packing, layout.data, layout.tensor)
 
     def predict(self, plan: Plan) -> Prediction:
         sizes = self.sizes(plan.packing, plan.layout)
@@ -151,10 +153,16 @@ class Predictor:
 
     def update_parts(self, layout: Layout, parts: Parts) -> UpdateSeconds:
         """Return the seconds of reduction and optimizer of the stages of one plan."""
-        parameters = parts.layers @ self._trained
-        reduced = parameters * GRADIENT_BYTES if layout.data > 1 else np.zeros_like(parameters)
+        parameters = parts.layers @ (self._trained - self._dealt * (1 - 1 / layout.tensor))
+        reduction = np.zeros(len(parts))
+        if layout.data > 1:
+            reduction += parameters * GRADIENT_BYTES * self.costs.communication(layout).reduce_seconds_per_byte
+        if layout.tensor > 1:  # of what its ranks hold whole, as if they were data ranks
+            replicas = parts.layers @ (self._trained - self._dealt)
+            alike = self.costs.communication(replace(layout, data=layout.tensor))
+            reduction += replicas * GRADIENT_BYTES * alike.reduce_seconds_per_byte
         return UpdateSeconds(
-            reduction=reduced * self.costs.communication(layout).reduce_seconds_per_byte,
+            reduction=reduction,
             optimizer=parameters * self.costs.update_seconds_per_parameter(layout),
         )
 
@@ -216,7 +224,7 @@ class Predictor:
         sends = link.latency_seconds + link.seconds_per_byte * (sizes.table @ self._outputs[last].T)
         curves = self._curves.at(sizes.table)
         alone = sizes.samples_alone @ (self._forward + self._backward).T
-        exchange, exchange_back = self.exchange_seconds(parts, sizes.table, sizes.degrees)
+        exchange, exchange_back = self.exchange_seconds(parts, sizes.table, sizes.degrees, sizes.tensor)
         return PackSeconds(
             # Each rank prepares the images of the whole pack.
             load=self.load_seconds(parts, sizes.whole),
@@ -230,11 +238,11 @@ class Predictor:
             exchange_back=exchange_back,
         )
 
-    def exchange_seconds(self, parts: Parts, sizes: Array, degrees: Ints) -> tuple[Array, Array]:
-        """Return the seconds of what ranks that share packs exchange (forward, backward with recomputation).
+    def exchange_seconds(self, parts: Parts, sizes: Array, degrees: Ints, tensor: int = 1) -> tuple[Array, Array]:
+        """Return the seconds of what ranks that compute a pack exchange (forward, backward with recomputation).
 
-        `sizes` [packs, 4] are those of a rank's part, `degrees` [packs] the numbers of ranks; shapes as in
-        `pass_seconds`.
+        `sizes` [packs, 4] are those of a rank's part, `degrees` [packs] the numbers of data ranks, each with `tensor`
+        ranks; shapes as in `pass_seconds`.
         """
         forward, backward = np.zeros((2, len(sizes), len(parts)))
         language, again, projects = (
@@ -242,15 +250,21 @@ class Predictor:
             parts.recomputed[:, LANGUAGE],
             parts.layers[:, PROJECTOR],
         )
-        for degree in np.unique(degrees[degrees > 1]).tolist():
-            packs, cost = np.flatnonzero(degrees == degree), self.costs.shared_by(degree)
+        for degree in np.unique(degrees[degrees * tensor > 1]).tolist():
+            packs, together = np.flatnonzero(degrees == degree), self.costs.shared_by(degree * tensor)
+            of_layer = np.zeros((2, 4))
+            if degree > 1:
+                cost = self.costs.shared_by(degree)
+                of_layer += (cost.language_forward_seconds, cost.language_backward_seconds)
+            if tensor > 1:
+                around = self.costs.cut_in(tensor)
+                of_layer += (around.forward_seconds, around.backward_seconds)
             in_layer, back_in_layer, behind, back_behind = (
                 sizes[packs] @ np.array(coefficients)
                 for coefficients in (
-                    cost.language_forward_seconds,
-                    cost.language_backward_seconds,
-                    cost.projector_forward_seconds,
-                    cost.projector_backward_seconds,
+                    *of_layer,
+                    together.projector_forward_seconds,
+                    together.projector_backward_seconds,
                 )
             )
             forward[packs] = np.outer(in_layer, language) + np.outer(behind, projects)

@@ -12,16 +12,18 @@ from trials.data.records.sample import Ints
 class EpochSizes:
     """Sizes of an epoch's packs, with columns units, tokens, sum of squared lengths, and 1."""
 
-    def __init__(self, epoch: Epoch) -> None:
+    def __init__(self, epoch: Epoch, tensor: int = 1) -> None:
         self.epoch = epoch
+        self.tensor = tensor
+        """Ranks that hold a copy of a stage together, and compute each of its packs."""
         self._heaviest: dict[int, Array] = {}
 
     @cached_property
     def table(self) -> Array:
         """The part of each pack that the fullest of the ranks that share it computes, [packs, 4]."""
-        whole, degrees = self.whole, self.degrees[:, None]
+        whole, ranks = self.whole, self.ranks[:, None]
         # Units and tokens cannot be cut; attention is shared by heads.
-        return np.concatenate([np.ceil(whole[:, :2] / degrees), whole[:, 2:3] / degrees, whole[:, 3:]], axis=1)
+        return np.concatenate([np.ceil(whole[:, :2] / ranks), whole[:, 2:3] / ranks, whole[:, 3:]], axis=1)
 
     @cached_property
     def whole(self) -> Array:
@@ -33,8 +35,13 @@ class EpochSizes:
 
     @cached_property
     def degrees(self) -> Ints:
-        """Number of ranks that share each pack, [packs]."""
+        """Number of data ranks that share each pack, [packs]."""
         return self.epoch.degrees
+
+    @property
+    def ranks(self) -> Ints:
+        """Number of ranks that compute each pack, [packs]."""
+        return self.degrees * self.tensor
 
     @cached_property
     def levels(self) -> Ints:
@@ -48,7 +55,7 @@ class EpochSizes:
         lengths = index.text_tokens.astype(np.int64)  # their squares exceed 32 bits
         columns = (packs.sums(index.vision_units), packs.sums(lengths), packs.sums(lengths**2), packs.counts > 0)
         table: Array = np.stack([column.astype(np.float64) for column in columns], axis=1)
-        return table / self.degrees[:, None]
+        return table / self.ranks[:, None]
 
     @cached_property
     def mean(self) -> Array:
@@ -64,7 +71,7 @@ class EpochSizes:
 
     @cached_property
     def degree(self) -> int:
-        """Number of ranks that share each pack, where all packs are of one level."""
+        """Number of data ranks that share each pack, where all packs are of one level."""
         (degree,) = self.epoch.packing.degrees
         return degree
 
@@ -120,7 +127,7 @@ class LevelSizes(EpochSizes):
     """Sizes of the packs of one level by themselves, numbered from 0."""
 
     def __init__(self, whole: EpochSizes, level: int) -> None:
-        super().__init__(whole.epoch)
+        super().__init__(whole.epoch, whole.tensor)
         packs = np.flatnonzero(whole.levels == level)
         self.whole, self.table = whole.whole[packs], whole.table[packs]
         self.samples_alone, self.degrees = whole.samples_alone[packs], whole.degrees[packs]

@@ -113,6 +113,18 @@ class SharingTiming:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TensorTiming:
+    """The exchanges of a language layer that ranks hold together, for a pack of one size: medians on one rank."""
+
+    degree: int
+    """Number of ranks that hold the layer."""
+    tokens: int
+    """Of the whole pack."""
+    forward_seconds: float
+    backward_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileReport:
     """Timings of every kind of layer, and of loading data, on one rank."""
 
@@ -127,6 +139,10 @@ class ProfileReport:
     """Every pipeline x data of all ranks, from one stage on."""
     sharing: tuple[SharingTiming, ...] = ()
     """Several sizes for each sequence degree that divides the ranks and is possible for the model."""
+    tensor: tuple[TensorTiming, ...] = ()
+    """Several sizes for each tensor degree that divides the ranks and is possible for the model."""
+    dealt_parameters: int = 0
+    """Parameters of a language layer of which each tensor rank holds a slice; 0 where layers cannot be cut."""
     kind: Literal["profile"] = "profile"
 
 

@@ -59,6 +59,10 @@ FOUR_RANKS = {
         "9+0r2,0", "3+8r3,0", data=2, zero=1, packing=replace(PACKED, sequence=2)
     ),
     "shared, split in the language model": plan_of("12+3r0,3", "0+5", data=2, packing=replace(PACKED, sequence=2)),
+    "layers cut, data parallel, ZeRO 1": plan_of("12+8r3,2", data=2, tensor=2, zero=1),
+    "layers cut, shared": plan_of("12+8", data=2, tensor=2, packing=replace(PACKED, sequence=2)),
+    "layers cut, split in the language model": plan_of("12+3r0,3", "0+5", tensor=2),
+    "layers cut, levels": replace(BY_LEVEL, layout=replace(BY_LEVEL.layout, tensor=2)),
     "levels of a pipeline, alone and shared": by_level(
         LEVELS, plan_of("9+0r9,0", "3+8", data=2, zero=1), (4, 0), (3, 8)
     ),
@@ -111,9 +115,11 @@ def test_the_meter_ends_a_step_that_passes_the_limit() -> None:
             "levels": BY_LEVEL,
             "levels of a pipeline": BY_LEVEL_AND_STAGE,
             "shared": plan_of("12+8", data=2, packing=replace(PACKED, sequence=2)),
+            "layers cut": plan_of("12+8", tensor=2),
+            "layers cut, some recomputed": plan_of("12+8r12,3", tensor=2, zero=1),
             "shared, some recomputed": plan_of("12+8r12,3", data=2, zero=1, packing=replace(PACKED, sequence=2)),
         },
-        short=("padded", "levels", "shared, some recomputed"),
+        short=("padded", "levels", "layers cut, some recomputed", "shared, some recomputed"),
     ),
 )
 def test_predicted_bytes_of_every_stage_are_close_to_the_measured(

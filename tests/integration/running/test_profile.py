@@ -93,6 +93,17 @@ def test_exchanges_of_two_ranks_are_timed_and_what_they_keep_is_counted(costs: L
     assert part @ cost.shared_bytes == pytest.approx(part @ costs["language"].shared_bytes, rel=1e-6)
 
 
+def test_exchanges_of_layers_that_two_ranks_hold_are_timed(costs: LayerCosts, prepared: Prepared) -> None:
+    (cost,) = costs.tensor
+    part = np.array((0, 200.0, 30_000.0, 1.0))
+    assert cost.degree == 2
+    assert 0 < part @ cost.forward_seconds < part @ cost.backward_seconds < 0.1
+    skeleton = build_skeleton(load_config(prepared.job.model.path), torch.float32)
+    (layer,) = skeleton.modules(skeleton.chain.language_layers[:1])
+    norms = sum(parameter.numel() for name, parameter in layer.named_parameters() if "norm" in name)
+    assert costs["language"].dealt_parameters == costs["language"].parameters - norms
+
+
 @pytest.mark.long
 def test_links_and_reductions_of_every_layout_of_four_ranks_are_timed(example: Path, tmp_path: Path) -> None:
     prepared = prepared_of(example, tmp_path, hardware={"devices": 4})

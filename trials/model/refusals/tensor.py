@@ -33,19 +33,32 @@ def check_tensor(config: PretrainedConfig, layers: Sequence[Any], degree: int, *
                 f"tensor degree {degree} cannot cut the language layers of {name!r}: {left} is in no part that "
                 "transformers' plan (base_model_tp_plan) deals to ranks by rows or columns; use tensor 1"
             )
+    for what, size in _sizes(config, layers).items():
+        if size % degree:
+            raise InvalidPlan(
+                f"tensor degree {degree} cannot cut the {size} {what} of the language model: {size % degree} would be "
+                f"left over; use tensor {' or '.join(map(str, possible_tensor_degrees(config, layers)))}"
+            )
+
+
+def possible_tensor_degrees(config: PretrainedConfig, layers: Sequence[Any]) -> tuple[int, ...]:
+    """Return the tensor degrees by which language layers can be cut, ascending: 1 alone if their plan is another."""
+    plan = layer_plan(config)
+    if any(True for layer in layers for _ in _not_cut(layer, plan)):
+        return (1,)
+    common = math.gcd(*_sizes(config, layers).values())
+    return tuple(each for each in range(1, common + 1) if common % each == 0)
+
+
+def _sizes(config: PretrainedConfig, layers: Sequence[Any]) -> dict[str, int]:
+    """Return the numbers that a tensor degree must divide, by what they count."""
+    plan = layer_plan(config)
     heads, groups = heads_of(config.get_text_config())
     sizes = {"attention heads": heads, "key-value heads": groups}
     for layer in layers:
         for matrix, dimension in matrices_of(layer, plan).items():
             sizes[f"{('rows', 'columns')[dimension]} of {matrix}"] = layer.get_submodule(matrix).weight.shape[dimension]
-    common = math.gcd(*sizes.values())
-    possible = [str(each) for each in range(1, common + 1) if common % each == 0]
-    for what, size in sizes.items():
-        if size % degree:
-            raise InvalidPlan(
-                f"tensor degree {degree} cannot cut the {size} {what} of the language model: {size % degree} would be "
-                f"left over; use tensor {' or '.join(possible)}"
-            )
+    return sizes
 
 
 def _not_cut(layer: nn.Module, plan: dict[str, str]) -> Iterator[str]:

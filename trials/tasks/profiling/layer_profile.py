@@ -25,6 +25,7 @@ from trials.tasks.profiling.links import time_communication
 from trials.tasks.profiling.loading import time_loading
 from trials.tasks.profiling.probes import Probe, ProbeBytes, Run, probes
 from trials.tasks.profiling.sharing import time_sharing
+from trials.tasks.profiling.tensor import dealt_parameters, time_tensor
 from trials.tasks.profiling.updates import time_updates
 from trials.tasks.request import Profile, Request
 
@@ -67,6 +68,8 @@ def run_profile(request: Request, task: Profile, device: torch.device) -> Profil
         updates=time_updates(request, task, build, communications[0].reduce_seconds_per_byte),
         communications=communications,
         sharing=tuple(time_sharing(stage, task.sizes, device, profiler.sizes)),
+        tensor=tuple(time_tensor(stage, task.sizes, device)),
+        dealt_parameters=dealt_parameters(stage),
     )
 
 

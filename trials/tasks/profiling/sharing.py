@@ -50,8 +50,8 @@ def _timing(
 ) -> SharingTiming:
     probe = language_probe(stage, *shape, device, sharing)
     held = bytes_of(probe)
-    language = _seconds(*_in_attention(stage, sharing, shape, device), device)
-    projector = _seconds(*_behind_projector(stage, sharing, probe.tokens, device), device)
+    language = exchange_seconds(*_in_attention(stage, sharing, shape, device), device)
+    projector = exchange_seconds(*_behind_projector(stage, sharing, probe.tokens, device), device)
     return SharingTiming(
         degree=sharing.share.degree,
         tokens=probe.tokens,
@@ -108,7 +108,7 @@ def _features(stage: StageModule, device: torch.device) -> Tensors:
         return tuple(family.image_features(model, (states,) * (1 + len(stage.chain.kept)), tokens))
 
 
-def _seconds(exchange: Exchange, given: Tensors, device: torch.device) -> tuple[float, float]:
+def exchange_seconds(exchange: Exchange, given: Tensors, device: torch.device) -> tuple[float, float]:
     """Return the median seconds (forward, backward) of an exchange, which all ranks begin together; 0 for nothing."""
     if not given:
         return 0.0, 0.0
