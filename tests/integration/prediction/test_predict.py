@@ -25,7 +25,7 @@ from tests.storage_values import WORKLOAD, best_of, concluded
 from tests.training_values import PACKED, plan_of
 from tests.users import JobFile, databases
 from trials import wire
-from trials.layer_costs import LayerCosts, LinkCost
+from trials.layer_costs import LayerCosts, LinkCost, TensorCost
 from trials.plan import Levelled, Packed, Plan, Recomputed
 
 OTHERS = (
@@ -56,6 +56,30 @@ def test_a_plan_whose_packs_ranks_share_is_predicted(
     assert other["parts"]["ideal"] == pytest.approx(alone["parts"]["ideal"] / 2)
     kept = [[stage["expected"] - stage["static"] for stage in each["stages"]] for each in (alone, other)]
     assert all(one > 1.5 * half for one, half in zip(*kept, strict=True))
+
+
+def test_a_plan_whose_layers_ranks_hold_together_is_predicted(
+    job: JobFile, profiled: ProfiledCosts, plan_file: Callable[[Plan], Path], tmp_path: Path
+) -> None:
+    parameters = profiled.costs["language"].parameters
+    layers = tuple(
+        (kind, replace(cost, dealt_parameters=parameters // 2 if kind == "language" else 0))
+        for kind, cost in profiled.costs.layers
+    )
+    around = TensorCost(degree=2, forward_seconds=(0, 1e-6, 0, 1e-4), backward_seconds=(0, 1e-6, 0, 1e-4))
+    path = tmp_path / "cut.json"
+    path.write_text(wire.encode(replace(profiled, costs=replace(profiled.costs, layers=layers, tensor=(around,)))))
+    options = (job.path, "--device-profile", path, "--devices", "4", "--plan")
+    cut = replace(PLAN, layout=replace(PLAN.layout, tensor=2))
+    (alone,), (other,) = (predicted(*options, plan_file(each))["plans"] for each in (PLAN, cut))
+    assert other["parts"]["communication"] > alone["parts"]["communication"]
+    assert other["parts"]["ideal"] == pytest.approx(alone["parts"]["ideal"] / 2)
+    static = [[stage["static"] for stage in each["stages"]] for each in (alone, other)]
+    assert static[1][0] == static[0][0]
+    # Weights, gradients and moments of the layers' slices on the other rank.
+    assert static[0][1] - static[1][1] == pytest.approx(16 * 8 * (parameters // 2) / 2)
+    text = CliRunner().invoke(main, ["predict", *map(str, options), str(plan_file(cut))])
+    assert "pipeline 2 x data 1 x tensor 2, ZeRO 0" in text.stdout
 
 
 def test_a_plan_with_levels_is_predicted(job: JobFile, profile: Path, plan_file: Callable[[Plan], Path]) -> None:
