@@ -17,14 +17,12 @@ from itertools import product
 import numpy as np
 
 from autotune.prediction.costs import Array
-from autotune.prediction.predictor import Predictor
 from autotune.search.learning.calibrated import CalibratedPredictor
+from autotune.search.learning.coordinates import pack_coordinates, plan_coordinates
 from storage.records import FinishedTrial
-from trials import plugins
-from trials.data.packers import PACKERS
 from trials.data.records.sample import Ints
 from trials.outcome import Completed
-from trials.plan import Layout, Packed, Packing, Padded, Plan
+from trials.plan import Plan
 
 _PLAN_WIDTHS = (0.003, 0.01, 0.03, 0.1)
 _DRIFT_WIDTHS = (0.003, 0.02, 0.06, 0.18)
@@ -38,7 +36,7 @@ _PACKS_WIDTHS = {0.01: 0.3, 0.03: 0.7}
 """Standard deviation of the error that plans with the same packs and layout share, with its prior probability. No width
 is less: a search tries few packs, and that it predicts them well says little about others."""
 _PACKS_SCALE = 0.35
-"""Distance in `_pack_coordinates` over which half of this error falls to 1 / e; the other half is of one packing."""
+"""Distance in `pack_coordinates` over which half of this error falls to 1 / e; the other half is of one packing."""
 _LEAST_SHARE = 0.02
 """Widths below this probability, as a share of the most probable ones, are left out."""
 _BATCH = 40
@@ -50,9 +48,6 @@ _FREEDOM = 4.0
 _ROUNDS = 5
 _DISTURBED = (0.05, 0.15, 0.45)
 """Noises of disturbed trials, equally probable: other programs took at least 5 % of the cores, often much more."""
-_PACKER_NAMES = plugins.names(PACKERS)
-_PACKER = 0.3 / math.sqrt(2)
-"""Coordinate of a packer on an axis of its own, so that any two of them are 0.3 apart."""
 _FREE = 1.0
 """Width of a plan's independent part where predictions shall have no influence."""
 
@@ -137,8 +132,8 @@ class Surrogate:
         self._trials: list[FinishedTrial] = []
         self._fitted: dict[float, _Fits] = {}
         """Fits by the additional width of a plan's independent part."""
-        self._coordinates = cache(partial(_coordinates, predictor.base))
-        self._pack_coordinates = cache(partial(_pack_coordinates, predictor.base))
+        self._coordinates = cache(partial(plan_coordinates, predictor.base))
+        self._pack_coordinates = cache(partial(pack_coordinates, predictor.base))
 
     def learn(self, trial: FinishedTrial) -> None:
         """Learn from a trial that was measured; others are ignored."""
@@ -362,44 +357,3 @@ def _inverse(smooth: Array, noises: Array, residuals: Array) -> Array:
         variance = scaled * (1 - scaled * np.diagonal(inverse, axis1=-2, axis2=-1))
         scaled = (_FREEDOM * noises + left**2 + variance) / (_FREEDOM + 1)
     return np.linalg.inv(smooth + scaled[:, :, None] * diagonal).astype(np.float64)
-
-
-def _pack_coordinates(predictor: Predictor, packing: Packing, layout: Layout) -> Array:
-    """Return the coordinates of packs; the sizes of a mean pack count by their ratios."""
-    units, tokens, _, _ = predictor.sizes(packing, layout).mean[0].tolist()
-    return np.array((math.log(tokens), math.log(units) / 2, math.log2(layout.pipeline) / 2))
-
-
-def _coordinates(predictor: Predictor, plan: Plan) -> Array:
-    """Return the coordinates of a plan; plans at a distance of 1 have little in common."""
-    stages, sizes = plan.stages, predictor.sizes(plan.packing, plan.layout)
-    # Slacks and packer of a ladder are the same at all levels.
-    packing = plan.packing if isinstance(plan.packing, Padded) else plan.packing.levels[-1]
-    degrees, shares = plan.packing.degrees, [*enumerate(each.row_share for each in sizes.of_levels)]
-    slack = (0.0, 0.0)
-    if isinstance(packing, Packed):
-        slack = 1 - packing.qv_min / max(packing.qv, 1), 1 - packing.qt_min / packing.qt
-    # The layers up to each quarter of the stages compare splits over different numbers of stages.
-    ends = np.cumsum([0, *(stage.vision + stage.language for stage in stages)])
-    share = np.interp((0.25, 0.5, 0.75), np.linspace(0, 1, len(ends)), ends / ends[-1])
-    vision, language = sum(stage.vision for stage in stages), sum(stage.language for stage in stages)
-    return np.array(
-        [
-            math.log2(plan.layout.pipeline),
-            0.5 * plan.layout.zero,
-            isinstance(packing, Packed),
-            *(_PACKER * (isinstance(packing, Packed) and packing.packer == name) for name in _PACKER_NAMES),
-            math.log2(sizes.epoch.micro_batches) / 2,
-            math.log(sizes.mean[0, 0]) / 2,
-            math.log(sizes.mean[0, 1]) / 2,
-            *slack,
-            *(4 * share),
-            *(
-                sum(of_rows * getattr(stage.recomputed[level], kind) for stage in stages for level, of_rows in shares)
-                / max(layers, 1)
-                for kind, layers in (("vision", vision), ("language", language))
-            ),
-            len(degrees) - 1,
-            math.log2(max(degrees)),
-        ]
-    )
