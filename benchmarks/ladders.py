@@ -43,10 +43,12 @@ LONG, TIMES = 0.1, (8, 16)
 """Share of the long samples, and the range of their lengths as multiples of a short one's."""
 DOCUMENTS = 0.005
 """Share of long documents. HBP reports that packs with 17.3 % of the tokens are shared."""
-STEPS = 8
+STEPS = 6
 ABR, COMMUNICATION, DIST, OF_ISF, OF_HBP = 0.002, 0.17, 0.002, 1.4, 1.05
 MOST_LOST = 1
 _TILE_TOKENS = 256
+_NEARLY = 1.05
+"""Of pipeline degrees within this factor of the best, the search's climbs to better plans are followed."""
 
 
 def generated(samples: int, random: np.random.Generator) -> DatasetIndex:
@@ -65,7 +67,8 @@ def like_hbp(samples: int, random: np.random.Generator) -> DatasetIndex:
     return index_of(np.zeros(samples, dtype=np.int64), tokens)
 
 
-DATA = {"generated": generated, "like HBP's": like_hbp}
+DATA = {"generated": (generated, 32), "like HBP's": (like_hbp, 64)}
+"""Samples, and how many of them each device has in a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +83,13 @@ class Mixed(SimulatedWorkload):
     def index(self) -> DatasetIndex:
         if self.data not in DATA:
             return super().index
-        return DATA[self.data](STEPS * self.batch, np.random.default_rng(0))
+        samples, _ = DATA[self.data]
+        return samples(STEPS * self.batch, np.random.default_rng(0))
+
+    @override
+    @property
+    def batch(self) -> int:
+        return DATA[self.data][1] * self.devices if self.data in DATA else super().batch
 
     @override
     @cached_property
@@ -142,7 +151,8 @@ def _row(workload: Mixed) -> dict[str, Any]:
     predictor, limits = workload.predictor, workload.limits(workload.memory_limit_bytes)
     solver, space = Solver(predictor, limits), workload.space(predictor)
     settings = workload.prepared().job.search
-    found = Advisor(space, CalibratedPredictor(predictor), limits, settings).predicted(1.0)[0]
+    predicted = Advisor(space, CalibratedPredictor(predictor), limits, settings).predicted(_NEARLY)
+    found = min((*predicted, *space.starts), key=predictor.epoch_seconds)
     single = min(
         (plan for plan in space.starts if plan.packing.degrees == (1,)), key=predictor.epoch_seconds, default=None
     )

@@ -34,7 +34,7 @@ _MODELS = {
     "half of 300M + 7B": (replace(INTERN_VIT_300M, layers=12), replace(INTERN_LM2_7B, layers=16)),
 }
 """With half of the layers, a search takes a third of the time."""
-_SPACE = SpaceSection(packers=("best-fit", "isf"), qv_slack=(0, 1), qt_slack=(64, 0, 256))
+_SPACE = SpaceSection(sequence=("1",), packers=("best-fit", "isf"), qv_slack=(0, 1), qt_slack=(64, 0, 256))
 _DATA = ("tiles up to 5", "text and tiles", "many tiles", "single tiles", "long text")
 _DEVICES = (4, 8, 16)
 _ROOMS = (0.1, 0.4, 0.9)
