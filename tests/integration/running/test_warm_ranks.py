@@ -32,6 +32,7 @@ PLANS = (
     plan_of("8+0r8,0", "4+8r4,8", packing=Padded(samples=4)),
     plan_of("12+8", data=2, zero=2, packing=Padded(samples=4)),
     plan_of("12+8r4,0", data=2, packing=replace(PACKED, sequence=2)),
+    plan_of("12+8r4,1", tensor=2, zero=1),
 )
 
 
