@@ -37,6 +37,8 @@ MEMORY = 1 << 40
 PREDICTOR = predictor_of()
 AXES = axes_of(packers=("isf", "best-fit"), qv_slacks=(0, 1), qt_slacks=(64, 0))
 NOTHING = Posterior(mean=np.zeros(0), covariance=np.zeros((0, 0)))
+ALWAYS = (Role.DEFAULT, Role.DEFAULT_NO_RECOMPUTE, Role.OMNIBAL)
+"""Baselines of every search without a current plan and levels of packs."""
 EMPTY = Standings(entries=(), posterior=NOTHING, measured=NOTHING)
 
 

@@ -20,6 +20,7 @@ from autotune.search.sampling.advisor import Advisor
 from autotune.search.sampling.proposals import Judgement, Proposals
 from autotune.search.space.space import Space
 from autotune.search.winner import FINALISTS, SMALL_LOSS, Roles, Standings, ranked, standings_of
+from storage.records import FinishedTrial
 from trials.job import SearchSection
 from trials.outcome import Completed
 from trials.plan import Plan
@@ -262,17 +263,28 @@ class Search:
 
     def _repeats(self) -> Iterator[Candidate]:
         for number in range(self.settings.confirm_rounds):
+            if self._is_settled() or (number and not self._budget.has_time(FINALISTS)):
+                return
             now = self._standings()
             for plan in now.contenders(FINALISTS) if number else now.finalists(FINALISTS):
                 # An interrupted run of the study may have repeated it already.
-                repeats = (trial for trial in ranked(self.ledger.trials) if trial.plan == plan)
-                counted = [trial for trial in repeats if trial.role == Role.CONFIRM and not trial.result.is_disturbed]
-                if len(counted) <= number:
+                if len(self._confirmed(plan)) <= number:
                     yield Candidate(plan=plan, role=Role.CONFIRM)
-            now = self._standings()
-            is_sure = not now.repeated or now.winner().loss <= SMALL_LOSS
-            if is_sure or not self._budget.has_time(FINALISTS):
-                return
+
+    def _is_settled(self) -> bool:
+        """Return whether the winner is sure, and it and each kind of baseline were repeated."""
+        now = self._standings()
+        if not now.repeated:
+            return True
+        winner = now.winner()
+        compared = (number for role in BASELINES if (number := now.baseline(role)) is not None)
+        repeated = all(self._confirmed(now.entries[number].plan) for number in (winner.number, *compared))
+        return repeated and winner.loss <= SMALL_LOSS
+
+    def _confirmed(self, plan: Plan) -> list[FinishedTrial]:
+        """Return the repeats of a finalist that count."""
+        repeats = (trial for trial in ranked(self.ledger.trials) if trial.plan == plan)
+        return [trial for trial in repeats if trial.role == Role.CONFIRM and not trial.result.is_disturbed]
 
     def _final(self) -> Iterator[Candidate]:
         """The winner over more steps: a few similar steps do not give the speed of a whole training."""

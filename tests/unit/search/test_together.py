@@ -19,7 +19,7 @@ from autotune.search.roles import BASELINES, REPEATS, Role
 from autotune.search.sampling.proposals import database
 from storage.records import FinishedTrial, RunningTrial
 from storage.store import open_store
-from tests.search_bench import AXES, PREDICTOR, Bench
+from tests.search_bench import ALWAYS, AXES, PREDICTOR, Bench
 from tests.simulated import SimulatedLauncher
 from tests.storage_values import best_of, concluded
 from trials.outcome import Cause, Completed, Crash
@@ -160,7 +160,7 @@ def test_an_agent_begins_nothing_while_another_ends_the_study(bench: Bench) -> N
     study = bench.study()
     leader = bench.store.add_agent("another host", "1 1").id
     bench.store.lead_study(study.id, leader)
-    assert {trial.role for trial in bench.explore(study, SimulatedLauncher(PREDICTOR)).trials} == set(BASELINES[1:])
+    assert {trial.role for trial in bench.explore(study, SimulatedLauncher(PREDICTOR)).trials} == set(ALWAYS)
     bench.store.end_agent(leader)
     assert len(bench.explore(study, SimulatedLauncher(PREDICTOR)).trials) > len(BASELINES)
 
@@ -169,7 +169,7 @@ def test_an_agent_begins_nothing_while_another_ends_the_study(bench: Bench) -> N
 def test_an_agent_that_comes_late_begins_nothing_in_a_finished_study(bench: Bench) -> None:
     study = bench.study()
     concluded(bench.store, best_of(study.id, workload=bench.store.workload(study.workload_fingerprint)))
-    assert {trial.role for trial in bench.explore(study, SimulatedLauncher(PREDICTOR)).trials} == set(BASELINES[1:])
+    assert {trial.role for trial in bench.explore(study, SimulatedLauncher(PREDICTOR)).trials} == set(ALWAYS)
 
 
 def test_a_sampler_that_suggests_what_is_running_waits_for_it(bench: Bench) -> None:
