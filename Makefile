@@ -29,16 +29,16 @@ demo: $(READY)  ## tune and train a tiny model on this machine
 	$(BIN)/python examples/tiny-internvl/generate.py
 	$(BIN)/autotune run examples/tiny-internvl/job.yaml
 
-# Tests wait for ranks and clocks, so there is one worker more than cores, with one thread for its own arithmetic. A
+# Tests wait for ranks and clocks, so there is one worker more than cores. A
 # file's tests run in one worker, in order.
 WORKERS = $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 PARALLEL = --numprocesses $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 test: lint  ## run every check, and every test but the long ones
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) -m "not long"
+	$(BIN)/python -m pytest $(PARALLEL) -m "not long"
 
 test-long: lint  ## run every check and every test; some twenty minutes on two cores
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL)
+	$(BIN)/python -m pytest $(PARALLEL)
 
 bench: $(READY)  ## run every benchmark; each prints one JSON object, together some four hours
 	status=0; for name in packing simulator solver first_trial prediction search other_forms tuning training planted_causes certainty parallel \

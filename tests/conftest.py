@@ -8,11 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests import postgres
 
 # Several tests and ranks run at the same time, and threads of OpenMP that wait for each other take a whole core each.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# No time decides a test: other tests and ranks run at the same time.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 GENERATOR = Path(__file__).parents[1] / "examples" / "tiny-internvl" / "generate.py"
 

@@ -19,7 +19,6 @@ from trials.plan import Plan
 SETTINGS = settings(
     max_examples=8,
     stateful_step_count=25,
-    deadline=None,
     derandomize=True,
     suppress_health_check=list(HealthCheck),
 )

@@ -21,6 +21,7 @@ from trials.data.records.sample import IGNORED
 from trials.data.tokens import pack
 from trials.engine.clipping import count_in_norm, join_norms
 from trials.engine.frozen_stages import instructions_of
+from trials.engine.muon import import_uncompiled
 from trials.engine.optimizer import build_optimizer, scale_learning_rates
 from trials.engine.replicas import sum_gradients
 from trials.engine.state import OptimizerState
@@ -83,6 +84,7 @@ def build_engine(
     plan: Plan, stage: StageModule, where: RankCoordinates, device: torch.device, training: TrainingSection
 ) -> TrainingEngine:
     """Build the engine for this rank. Every rank of the process group must call it."""
+    import_uncompiled()
     if plan.layout.pipeline > 1:
         return PipelineEngine(plan, stage, where, device, training)
     return PlainEngine(plan, stage, device, training)

@@ -38,8 +38,12 @@ def import_serve() -> Callable[[Path], bool]:
     meanwhile. `gc.freeze` excludes them afterwards, so that forked ranks share their memory with the parent.
     """
     gc.disable()
-    from trials.run.serving import serve  # noqa: PLC0415  # not before the process can be ended with its agent
+    from trials import plugins  # noqa: PLC0415  # not before the process can be ended with its agent
+    from trials.model.family import FAMILIES  # noqa: PLC0415
+    from trials.run.serving import serve  # noqa: PLC0415
 
+    for _ in plugins.each(FAMILIES):  # imports them, with their models of transformers
+        pass
     gc.freeze()
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     return serve

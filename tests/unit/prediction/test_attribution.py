@@ -184,7 +184,7 @@ def test_ranks_that_share_a_pack_begin_it_together(case: tuple[Ints, Ints], rand
 
 
 @given(attributed())
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 def test_the_parts_are_not_negative_and_sum_to_the_simulated_step(
     case: tuple[Ints, PackSeconds, UpdateSeconds],
 ) -> None:

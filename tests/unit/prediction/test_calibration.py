@@ -105,7 +105,7 @@ def test_errors_are_wider_away_from_what_was_measured() -> None:
 
 
 @given(st.integers(1, 30), st.integers(0, 5))
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 def test_measurements_never_widen_the_prior(count: int, seed: int) -> None:
     features = drawn(1, seed=7)[0].features
     before = Calibration.fit().seconds(features)[1]

@@ -82,7 +82,7 @@ def plans(draw: st.DrawFn) -> Plan:
 
 
 @given(plans())
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 def test_peaks_of_plans_with_levels_are_exact_and_the_same_everywhere(plan: Plan) -> None:
     predictor = predictor_of(PLAIN)
     (memory,) = predictor.plans_memory((plan,))
@@ -93,7 +93,7 @@ def test_peaks_of_plans_with_levels_are_exact_and_the_same_everywhere(plan: Plan
 
 
 @given(plans())
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 def test_the_parts_of_peaks_with_levels_sum_to_them(plan: Plan) -> None:
     predictor = predictor_of(PROFILED)
     for stage, parts in zip(predictor.plans_memory((plan,))[0], predictor.peak_parts(plan), strict=True):

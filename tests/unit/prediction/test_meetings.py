@@ -104,7 +104,7 @@ class Events:
 
 
 @given(cases())
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_every_pass_of_every_rank_ends_when_it_does_event_by_event(case: tuple[Times, Meetings]) -> None:
     times, meetings = case
     events = Events(times, meetings).run()
@@ -117,7 +117,7 @@ def test_every_pass_of_every_rank_ends_when_it_does_event_by_event(case: tuple[T
 
 
 @given(cases())
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_meeting_never_ends_a_step_sooner(case: tuple[Times, Meetings]) -> None:
     times, meetings = case
     assert (simulate(*times, meetings).ends >= simulate(*times).ends - 1e-9).all()

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.prediction.sizes import EpochSizes
@@ -20,7 +20,6 @@ costs = st.lists(st.floats(0, 1e6), min_size=4, max_size=4).map(np.array)
     in_flight=st.integers(1, 5),
     cost=costs,
 )
-@settings(deadline=None)
 def test_the_heaviest_neighbours_of_every_cost_are_among_the_candidates(
     *, rows: list[tuple[int, int]], packing: Packing, data: int, batch: int, in_flight: int, cost: np.ndarray
 ) -> None:
@@ -48,7 +47,6 @@ def test_the_shorter_last_step_is_a_block_of_its_own() -> None:
 
 
 @given(rows=lengths, packing=packings, data=st.integers(1, 3), batch=st.integers(1, 20))
-@settings(deadline=None)
 def test_the_samples_of_each_step_are_those_that_it_trains_on(
     rows: list[tuple[int, int]], packing: Packing, data: int, batch: int
 ) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.machine.conditions import Conditions
@@ -50,7 +50,6 @@ def prediction(*seconds: float) -> Prediction:
 
 
 @given(st.lists(st.floats(0.1, 10), min_size=3, max_size=20), st.floats(0.2, 5), st.data())
-@settings(deadline=None)
 def test_a_machine_that_is_slower_by_one_factor_is_estimated_exactly(
     predicted: list[float], factor: float, data: st.DataObject
 ) -> None:

@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.search.space.capacities import capacities, omnibal_capacities
@@ -58,7 +58,6 @@ def test_capacities_grow_up_to_the_samples_of_a_step() -> None:
 
 
 @given(profiles, st.integers(1, 64))
-@settings(deadline=None)
 def test_where_a_long_sample_would_be_lost_every_capacity_holds_it(data: DataProfile, most: int) -> None:
     packings = omnibal_capacities(data, 4, hold_all=True)
     found = (*pairs(data, most, hold_all=True), *((packing.qv, packing.qt) for packing in packings))
@@ -67,7 +66,6 @@ def test_where_a_long_sample_would_be_lost_every_capacity_holds_it(data: DataPro
 
 
 @given(profiles, st.integers(1, 64))
-@settings(deadline=None)
 def test_every_capacity_is_one_that_a_packing_can_have(data: DataProfile, most: int) -> None:
     found = pairs(data, most)
     assert len(found) == len(set(found))
@@ -75,7 +73,6 @@ def test_every_capacity_is_one_that_a_packing_can_have(data: DataProfile, most: 
 
 
 @given(profiles)
-@settings(deadline=None)
 def test_omnibals_capacities_lie_on_the_ray_of_the_mean_sample(data: DataProfile) -> None:
     units, tokens = data.vision_units / data.samples, data.text_tokens / data.samples
     for packing in omnibal_capacities(data, 4, hold_all=False):

@@ -153,7 +153,7 @@ SPACES = st.sampled_from([(TIGHT, ()), (SHORT_OF_ALL, ()), (TIGHT, (("recompute"
 
 
 @given(st.data(), SPACES)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_every_point_is_a_plan_with_a_point_of_its_own(drawn: st.DataObject, which: tuple[int, Any]) -> None:
     space, _ = searched(which[0], **dict(which[1]))
     plan = space.plan(drawn.draw(points(space.near) | points(space.distributions)))

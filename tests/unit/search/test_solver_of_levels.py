@@ -138,7 +138,7 @@ class BruteForce:
 
 
 @given(problems())
-@settings(deadline=None, max_examples=8)
+@settings(max_examples=8)
 def test_the_best_plan_has_the_least_recomputation_of_all_at_each_level(
     problem: tuple[Predictor, Limits, Packing, Layout],
 ) -> None:

@@ -66,7 +66,7 @@ def point_of(space: Space, layout: Layout) -> dict[str, Any]:
 
 
 @given(drawn)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_every_point_stands_for_a_plan_that_can_be_trained(drawn: tuple[str, dict[str, Any]]) -> None:
     name, point = drawn
     plan = SPACES[name].plan(point)
@@ -75,7 +75,7 @@ def test_every_point_stands_for_a_plan_that_can_be_trained(drawn: tuple[str, dic
 
 
 @given(drawn)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_the_plan_of_a_point_has_a_point_that_stands_for_it(drawn: tuple[str, dict[str, Any]]) -> None:
     name, point = drawn
     space = SPACES[name]
@@ -154,7 +154,7 @@ def test_choices_are_the_candidates_and_shifts_reach_as_far_as_the_axes_say() ->
 
 
 @given(points(SPACES["given split"].near))
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 def test_a_given_split_is_kept(point: Mapping[str, Any]) -> None:
     assert not any(name.startswith("boundary") for name in point)
     assert ends_of(SPACES["given split"].plan(point)) == ENDS
