@@ -122,6 +122,7 @@ def _outcome(number: int, plan: Plan, random: np.random.Generator) -> Outcome:
             idle_seconds=0.4,
             peak_bytes=int(random.integers(80, 190)) << 20,
             static_bytes=40 << 20,
+            tensor_rank=where.tensor_rank,
         )
         for where in map(plan.layout.grid.coordinates, range(plan.layout.world_size))
     )

@@ -196,6 +196,7 @@ class SimulatedLauncher:
             idle_seconds=0.0,
             peak_bytes=peaks[where.stage],
             static_bytes=0,
+            tensor_rank=where.tensor_rank,
         )
 
 

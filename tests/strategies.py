@@ -91,6 +91,7 @@ _stage_measurements = st.builds(
     idle_seconds=seconds,
     peak_bytes=counts,
     static_bytes=counts,
+    tensor_rank=counts,
 )
 measurements = st.builds(
     Measurement,

@@ -35,21 +35,22 @@ class Grid:
 
     @property
     def world_size(self) -> int:
-        return self.pipeline * self._of_stage
+        return self.pipeline * self.of_stage
 
     @property
-    def _of_stage(self) -> int:
+    def of_stage(self) -> int:
+        """Number of ranks that hold a stage."""
         return self.data * self.tensor
 
     def coordinates(self, rank: int) -> RankCoordinates:
         """Return the coordinates of `rank`, which is at least 0 and below `world_size`."""
-        stage, place = divmod(rank, self._of_stage)
+        stage, place = divmod(rank, self.of_stage)
         data_rank, tensor_rank = divmod(place, self.tensor)
         return RankCoordinates(rank=rank, stage=stage, data_rank=data_rank, tensor_rank=tensor_rank)
 
     def stage_ranks(self, stage: int) -> range:
         """Return the ranks that hold `stage`, in order of `data_rank`, then of `tensor_rank`."""
-        return range(stage * self._of_stage, (stage + 1) * self._of_stage)
+        return range(stage * self.of_stage, (stage + 1) * self.of_stage)
 
     def sharing_ranks(self, degree: int) -> tuple[range, ...]:
         """Return the groups of ranks that compute a pack together: `degree` neighbouring data ranks of each stage.
@@ -69,4 +70,4 @@ class Grid:
 
     def pipelines(self) -> tuple[range, ...]:
         """Return the groups of ranks through which packs pass, each in order of their stages."""
-        return tuple(range(first, self.world_size, self._of_stage) for first in range(self._of_stage))
+        return tuple(range(first, self.world_size, self.of_stage) for first in range(self.of_stage))

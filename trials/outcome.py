@@ -25,6 +25,8 @@ class StageMeasurement:
     """Peak of the live bytes: static, kept for the backward pass, and transient."""
     static_bytes: int
     """Weights, gradients and optimizer states."""
+    tensor_rank: int = 0
+    """Number among the ranks that hold a copy of the stage together, from 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -123,10 +123,11 @@ def changes(sides: Sequence[Side]) -> Table:
 
 def _settings(plan: Plan) -> dict[str, str]:
     layout = plan.layout
+    tensor = f" {TIMES} tensor {layout.tensor}" if layout.tensor > 1 else ""
     return {
         "plan": plan.id,
         "micro-batches": packing_text(plan.packing),
-        "devices": f"pipeline {layout.pipeline} {TIMES} data {layout.data}, ZeRO {layout.zero}",
+        "devices": f"pipeline {layout.pipeline} {TIMES} data {layout.data}{tensor}, ZeRO {layout.zero}",
         "layers of the stages": _stages((stage.vision, stage.language) for stage in plan.stages),
         "recomputed layers": "; ".join(_recomputed(plan, level) for level in range(len(plan.packing.degrees))),
     }

@@ -15,6 +15,7 @@ from storage.records import AbandonedTrial, BestPlan, FinishedTrial, LaunchRecor
 from storage.validity import Validity
 from trials import wire
 from trials.outcome import Completed, StageMeasurement
+from trials.plan import Layout
 from trials.workload import Workload
 
 _MEBI = 1 << 20
@@ -275,7 +276,7 @@ def _stages_text(trial: FinishedTrial) -> str:
     stages: Iterable[StageMeasurement] = outcome.measurement.stages if isinstance(outcome, Completed) else ()
     rows = [
         (
-            f"{stage.stage}.{stage.data_rank}",
+            ".".join(map(str, _coordinates(trial.plan.layout, stage))),
             *(
                 f"{seconds * 1000:.0f}"
                 for seconds in (
@@ -294,6 +295,11 @@ def _stages_text(trial: FinishedTrial) -> str:
     return table(
         ("stage.rank", "load ms", "forward ms", "backward ms", "update ms", "idle ms", "peak MiB", "static MiB"), rows
     )
+
+
+def _coordinates(layout: Layout, rank: StageMeasurement) -> tuple[int, ...]:
+    """Return stage and data rank, and the tensor rank where several hold a copy of the stage."""
+    return (rank.stage, rank.data_rank, *([rank.tensor_rank] if layout.tensor > 1 else []))
 
 
 def _launch_text(launch: LaunchRecord) -> str:

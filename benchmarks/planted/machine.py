@@ -254,6 +254,7 @@ class Machine:
             idle_seconds=max(0.0, sum(seconds) / len(seconds) - sum(mean.values())),
             peak_bytes=static + sum(packs[:in_flight]),
             static_bytes=static,
+            tensor_rank=where.tensor_rank,
         )
 
     def _kept_by(self, held: Cut, pack: _Pack) -> int:

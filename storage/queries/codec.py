@@ -119,8 +119,7 @@ def plan_row(value: Plan) -> dict[str, Any]:
         "document": value.document,
         "qv": packed and packed.qv,
         "qt": packed and packed.qt,
-        # What has no column, such as the tensor degree, is in the document alone.
-        **{name: each for name, each in columns(value.layout).items() if name in PLAN.c},
+        **columns(value.layout),
     }
 
 

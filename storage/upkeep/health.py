@@ -153,7 +153,7 @@ def _workload(row: Row) -> str | None:
 def _plan(row: Row) -> str | None:
     found = codec.plan(row)
     columns = codec.plan_row(found)
-    names = ("pipeline", "data", "zero", "qv", "qt")
+    names = ("pipeline", "data", "zero", "tensor", "qv", "qt")
     wrong = [name for name in names if row[PLAN.c[name]] != columns[name]]
     return _digest(row[PLAN.c.id], found.id) or (f"{', '.join(wrong)} contradict its document" if wrong else None)
 

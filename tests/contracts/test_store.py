@@ -26,7 +26,7 @@ from tests.storage_values import (
     result_of,
 )
 from trials.outcome import Outcome
-from trials.plan import Plan
+from trials.plan import Layout, Plan
 
 NOBODY = "0" * 32
 DISTURBED = "other processes used 1.3 of 2 cores"
@@ -154,6 +154,24 @@ def test_what_queries_ask_for_stands_in_columns(store: Store, engine: Engine) ->
         ("timeout", 3, 2, 4, 1, "failed", None, None, None, "timeout", None, DISTURBED, None),
     ]
     assert stages == [(0, 0, 0.2, 40 << 30), (1, 1, 1.2, 40 << 30)]
+
+
+def test_each_tensor_rank_has_its_row(store: Store, engine: Engine) -> None:
+    plan = replace(packed_plan(), layout=Layout(pipeline=2, data=1, zero=1, tensor=2))
+    once = completed()
+    stages = tuple(replace(each, tensor_rank=rank) for each in once.measurement.stages for rank in range(2))
+    outcome = replace(once, measurement=replace(once.measurement, stages=stages))
+    study = new_study(store)
+    trial = store.start_trial(study, plan, "sampled")
+    store.finish_trial(result_of(trial.id, outcome))
+    (stored,) = store.trials(study)
+    assert isinstance(stored, FinishedTrial)
+    assert (stored.plan, stored.result.outcome) == (plan, outcome)
+    with engine.connect() as connection:
+        asked = "SELECT rank, stage, data_rank, tensor_rank FROM autotune_stage_measurement ORDER BY rank"
+        assert connection.execute(text(asked)).all() == [(0, 0, 0, 0), (1, 0, 0, 1), (2, 1, 0, 0), (3, 1, 0, 1)]
+        assert connection.scalar(text("SELECT tensor FROM autotune_plan")) == 2
+    assert not list(store.problems())
 
 
 def test_the_same_result_may_be_given_twice_and_another_never(store: Store) -> None:

@@ -15,7 +15,7 @@ from storage.upkeep.schema import VERSION_TABLE
 from tests import postgres
 from tests.storage_values import WORKLOAD
 
-HEAD = "0006"
+HEAD = "0007"
 
 
 def revision(engine: Engine) -> str:

@@ -4,6 +4,7 @@ import hashlib
 import shutil
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from storage.upkeep import schema
 from storage.upkeep.repair import repair
 from storage.upkeep.schema import VERSION_TABLE
 from tests.storage_values import OUTCOMES, WORKLOAD, best_of, changed, packed_plan, result_of
+from trials.plan import Layout
 from trials.workload import Workload
 
 FROZEN = sorted((Path(__file__).parents[1] / "assets" / "databases").glob("*.db"))
@@ -140,6 +142,23 @@ def test_a_repair_of_an_older_database_keeps_everything(frozen: Path, old_databa
     with open_store(old_database) as store:
         check_contents(store, workload_of(frozen))
     assert before.items() <= counts(old_database).items()
+
+
+def test_the_tensor_degree_of_a_plan_that_an_older_version_launched_gets_its_column(
+    old_database: str, engine: Engine
+) -> None:
+    plan = replace(packed_plan(), layout=Layout(pipeline=2, data=2, zero=1, tensor=2))
+    values = {"pipeline": 2, "data": 2, "zero": 1, "qv": 9, "qt": 4096, "document": plan.document}
+    with engine.begin() as connection:
+        tables = MetaData()
+        tables.reflect(connection, only=["autotune_plan"])
+        connection.execute(tables.tables["autotune_plan"].insert().values(id=plan.id, **values))
+    with open_store(old_database) as store:
+        assert not list(store.problems())
+    with engine.connect() as connection:
+        degrees = {row.id: row.tensor for row in connection.execute(text("SELECT id, tensor FROM autotune_plan"))}
+    assert degrees.pop(plan.id) == 2
+    assert set(degrees.values()) == {1}
 
 
 @keyed_by_path

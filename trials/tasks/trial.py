@@ -82,4 +82,5 @@ def _measure_stage(session: Session, total_seconds: float, steps: int) -> StageM
         idle_seconds=max(0.0, total_seconds - sum(parts.values())) / steps,
         peak_bytes=session.meter.peak_bytes,
         static_bytes=module_static_bytes(session.engine.stage.model, session.request.plan.layout),
+        tensor_rank=session.coordinates.tensor_rank,
     )

@@ -78,6 +78,8 @@ def _spent(side: Side) -> dict[str, dict[str, float]]:
         name = f"{side.key}, stage {one.stage}"
         if layout.data > 1 and len(measured) <= _MOST_RANKS:
             name += f", rank {one.data_rank}"
+        if layout.tensor > 1 and len(measured) <= _MOST_RANKS:
+            name += f", tensor rank {one.tensor_rank}"
         groups.setdefault(name, []).append({part: getattr(one, field) for part, (field, _) in _SPENT.items()})
     return {
         name: {part: sum(each[part] for each in several) / len(several) for part in _SPENT}

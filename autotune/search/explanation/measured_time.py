@@ -104,8 +104,8 @@ class MeasuredTime:
         )
 
     def _basis(self, name: str) -> Basis:
-        # With several data ranks, a rank waits for the others inside its measured update.
-        return "predicted" if name == "optimizer" and self._plan.layout.data > 1 else _BASES[name]
+        # With several ranks of a stage, one waits for the others inside its measured update.
+        return "predicted" if name == "optimizer" and self._plan.layout.grid.of_stage > 1 else _BASES[name]
 
     @cached_property
     def _measured(self) -> _Ranks:
@@ -132,7 +132,7 @@ class MeasuredTime:
     def _totals(self, predictor: Predictor, sizes: EpochSizes, measured: _Ranks) -> Array:
         """Return the seconds of each part of these steps, simulated at the measured pace, [parts]."""
         update = predictor.update_parts(self._plan.layout, self._parts)
-        if self._plan.layout.data == 1:
+        if self._plan.layout.grid.of_stage == 1:
             update = UpdateSeconds(reduction=update.reduction, optimizer=measured.optimizer[0])
         pace = self._pace(predictor, measured)
         totals = predictor.attributed(self._parts, self._plan.layout, sizes, update, pace)[0].totals
@@ -172,8 +172,10 @@ def _measured(run: Measurement, plan: Plan) -> _Ranks:
     work, load, optimizer = (np.zeros((plan.layout.data, plan.layout.pipeline)) for _ in range(3))
     for rank in run.stages:
         where = rank.data_rank, rank.stage
-        work[where] = rank.forward_seconds + rank.backward_seconds
-        load[where], optimizer[where] = rank.load_seconds, rank.optimizer_seconds
+        # Of the tensor ranks, which compute the parts of the same packs, the mean.
+        work[where] += (rank.forward_seconds + rank.backward_seconds) / plan.layout.tensor
+        load[where] += rank.load_seconds / plan.layout.tensor
+        optimizer[where] += rank.optimizer_seconds / plan.layout.tensor
     return _Ranks(work=work, load=load, optimizer=optimizer)
 
 

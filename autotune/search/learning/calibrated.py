@@ -154,7 +154,7 @@ class CalibratedPredictor:
                 (forward, stage.forward_seconds),
                 (backward, stage.backward_seconds),
             ]
-            if plan.layout.data == 1:  # with more, a rank waits for the others in the reduction
+            if plan.layout.grid.of_stage == 1:  # with more, a rank waits for the others in the reduction
                 measured.append((update, stage.optimizer_seconds))
             self._observations += [
                 Observation(features=features, seconds=seconds) for features, seconds in measured if sum(features) > 0
