@@ -281,24 +281,30 @@ def check_plan(prepared: Prepared, plan: Plan) -> None:
             f"plan {plan.id} needs {plan.layout.world_size} devices, the job has {devices}; raise "
             "hardware.devices, or run `autotune tune` for a plan that fits"
         )
-    of_node = devices // prepared.workload.hardware.nodes
-    if plan.layout.tensor > of_node or (devices > of_node and of_node % plan.layout.tensor):
-        raise PlanNotValid(
-            f"plan {plan.id} has tensor degree {plan.layout.tensor}, but a node has {of_node} devices, and such ranks "
-            "exchange too much to lie on several nodes; use a degree that divides them"
-        )
     settings, shape = prepared.job.model, prepared.workload.model
     try:
         plan.check(vision_layers=shape.vision_layers, language_layers=shape.language_layers, dtype=shape.dtype)
-        tensor = plan.layout.tensor
-        if max(tensor, *plan.packing.degrees) > 1:
+        check_tensor_degree(prepared, plan.layout.tensor)
+        if max(plan.layout.tensor, *plan.packing.degrees) > 1:
             config = load_config(settings.path, trust_remote_code=settings.trust_remote_code)
-            if tensor > 1:
-                skeleton = build_skeleton(config, torch.float32)
-                layers = skeleton.modules(skeleton.chain.language_layers)
-                check_tensor(config, layers, tensor, adapters=prepared.job.training.lora.rank is not None)
-            check_degrees(config.get_text_config(), plan.packing.degrees, tensor)
+            check_degrees(config.get_text_config(), plan.packing.degrees, plan.layout.tensor)
         if isinstance(plan.packing, Levelled):
             check_levels(prepared.index, plan.packing, skips=prepared.job.data.oversize == "skip")
     except InvalidPlan as error:
         raise PlanNotValid(f"plan {plan.id} cannot train {shape.name}: {error}") from error
+
+
+def check_tensor_degree(prepared: Prepared, degree: int) -> None:
+    """Raise InvalidPlan, with the arithmetic, for a tensor degree that the nodes, the model or LoRA do not allow."""
+    hardware, settings = prepared.workload.hardware, prepared.job.model
+    if degree == 1:
+        return
+    if not hardware.has_groups(degree):
+        raise InvalidPlan(
+            f"it has tensor degree {degree}, but a node has {hardware.devices // hardware.nodes} devices, and such "
+            "ranks exchange too much to lie on several nodes; use a degree that divides them"
+        )
+    config = load_config(settings.path, trust_remote_code=settings.trust_remote_code)
+    skeleton = build_skeleton(config, torch.float32)
+    layers = skeleton.modules(skeleton.chain.language_layers)
+    check_tensor(config, layers, degree, adapters=prepared.job.training.lora.rank is not None)

@@ -43,6 +43,11 @@ class Hardware:
             return f"{self.devices} CPU rank{'s' * (self.devices > 1)} ({self.device_name})"
         return f"{self.devices} x {self.device_name}"
 
+    def has_groups(self, size: int) -> bool:
+        """Return whether the devices are groups of `size` neighbours, each on one node."""
+        of_node = self.devices // self.nodes
+        return size <= of_node and (self.nodes == 1 or of_node % size == 0)
+
     @property
     def kind(self) -> dict[str, str | int | None]:
         """The fields, with their values, in which devices of one kind agree."""

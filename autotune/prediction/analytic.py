@@ -4,9 +4,18 @@ They assume efficiencies instead of measuring them: plans of one model can be co
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from trials.layer_costs import Coefficients, LayerCost, LayerCosts, LinkCost, LoadCost, SharingCost, UpdateCost
+from trials.layer_costs import (
+    Coefficients,
+    LayerCost,
+    LayerCosts,
+    LinkCost,
+    LoadCost,
+    SharingCost,
+    TensorCost,
+    UpdateCost,
+)
 
 LABEL = "analytic device profile: computed from shapes and data sheets, nothing measured"
 """Label for all results of these costs."""
@@ -88,22 +97,26 @@ def analytic_costs(
     device: Device,
     tensor_degree: int = 1,
     sequence_degrees: Sequence[int] = (),
+    *,
+    tensor_degrees: Sequence[int] = (),
 ) -> LayerCosts:
     """Return the costs of one rank, which holds 1 / `tensor_degree` of each layer and its states.
 
-    Packs may be shared by so many ranks of one node, without a tensor degree.
+    Without a tensor degree of all layers, so many ranks of one node may share packs, or hold the language layers
+    together as the engine does.
 
     Of n parameters a matrix takes 2 n operations per token, attention 4 n^2 h on n tokens, half where it is causal
     (Megatron-LM, appendix). Kept is the input of every operation, with attention that keeps no scores (Korthikanti et
     al. 2022, section 4, less what flash attention saves). Times of operations, memory and exchange add up.
     """
     share = _Share(device, tensor_degree)
+    layer = _language_layer(language, share)
     return LayerCosts(
         layers=(
             ("vision_embedding", _vision_embedding(vision, share)),
             ("vision", _vision_layer(vision, share)),
             ("projector", _projector(vision, language, share)),
-            ("language", _language_layer(language, share)),
+            ("language", replace(layer, dealt_parameters=layer.parameters if tensor_degrees else 0)),
             ("head", _head(language, share)),
         ),
         loading=LoadCost(),
@@ -119,6 +132,7 @@ def analytic_costs(
         reduce_seconds_per_byte=2 / device.link_bytes_per_second,
         residual=0.0,
         sharing=tuple(_shared(vision, language, device, degree) for degree in sequence_degrees),
+        tensor=tuple(_cut(language, device, degree) for degree in tensor_degrees),
     )
 
 
@@ -142,6 +156,17 @@ def _shared(vision: VisionShape, language: LanguageShape, device: Device, degree
         shared_bytes=layer.shared_bytes,
         transient_bytes=layer.transient_bytes,
     )
+
+
+def _cut(language: LanguageShape, device: Device, degree: int) -> TensorCost:
+    """Return what ranks exchange that hold a language layer: a gather and a reduce-scatter around both blocks.
+
+    The backward pass has as many, and gathers the states again. Each rank receives all parts but its own.
+    """
+    rate = _ELEMENT_BYTES * (degree - 1) * language.hidden / device.tensor_bytes_per_second
+    passes = 4, 6
+    forward, backward = ((0.0, count * rate, 0.0, count * device.link_latency_seconds) for count in passes)
+    return TensorCost(degree=degree, forward_seconds=forward, backward_seconds=backward)
 
 
 class _Share:

@@ -96,7 +96,8 @@ class Predictor:
         self._dealt = np.array([layer.dealt_parameters for layer in layers]) * (self._trained > 0)
         self._has_backward = np.array([layer.has_backward for layer in layers])
         self._element_bytes = element_bytes
-        self._sizes = lru_cache(maxsize=512)(lambda packing, data, tensor: EpochSizes(epoch_of(packing, data), tensor))
+        epochs = lru_cache(maxsize=512)(epoch_of)  # the same for every tensor degree
+        self._sizes = lru_cache(maxsize=512)(lambda packing, data, tensor: EpochSizes(epochs(packing, data), tensor))
         self._epoch_of, self._byte_factors = epoch_of, byte_factors
         self._epoch_seconds: dict[Plan, float] = {}
 

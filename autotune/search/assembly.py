@@ -94,8 +94,14 @@ def assemble(
 
 
 def _check_degrees(plan: Plan, costs: LayerCosts) -> None:
-    """Raise JobError for a current plan whose packs more ranks share than the profile has timed."""
-    if unknown := [degree for degree in plan.packing.degrees if not costs.knows_degree(degree)]:
+    """Raise JobError for a current plan of which more ranks share packs or layers than the profile has timed."""
+    if not costs.knows_tensor(plan.layout.tensor):
+        raise JobError(
+            f"search.present: the stored profile has no times of what {plan.layout.tensor} ranks exchange that hold "
+            "layers together; measure them with `autotune profile JOB --fresh`"
+        )
+    of_packs = [degree * plan.layout.tensor for degree in plan.packing.degrees]
+    if unknown := [degree for degree in of_packs if not costs.knows_degree(degree)]:
         raise JobError(
             f"search.present: the stored profile has no times of what {unknown[0]} ranks exchange that share a pack; "
             "measure them with `autotune profile JOB --fresh`"

@@ -19,6 +19,7 @@ from autotune.search.search import Search
 from autotune.search.solver.limits import Limits
 from autotune.search.space.current_plan import current_plan
 from autotune.search.space.feasible import check_space
+from autotune.search.space.tensor import check_named
 from autotune.search.study_settings import FRESH, is_same_search, study_settings
 from autotune.search.winner import Standings
 from autotune.workbench import Workbench
@@ -51,6 +52,7 @@ class Tuner:
         except UnknownName as error:
             raise JobError(f"search.sampler: {error}") from error
         check_space(self._workload, self._job.search.space)
+        check_named(bench.prepared)
         self._current_plan = current_plan(bench.prepared)
         self._fingerprint = self._store.add_workload(self._workload)
 

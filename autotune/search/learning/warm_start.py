@@ -45,6 +45,8 @@ def moved(plan: Plan, workload: Workload, solver: Solver) -> Plan | None:
     model = workload.model
     vision = sum(stage.vision for stage in plan.stages)
     layers = sum(stage.vision + stage.language for stage in plan.stages)
+    if plan.layout.tensor not in (1, *solver.tensor_degrees):
+        return None
     if plan.layout.world_size != workload.hardware.devices or not solver.keeps_batch(plan.packing, plan.layout):
         return None
     is_same = (vision, layers) == (model.vision_layers, model.vision_layers + model.language_layers)

@@ -295,7 +295,7 @@ def _layer_seconds(predictor: Predictor, sizes: EpochSizes) -> LayerSeconds:
 
     def of(parts: Parts) -> Array:
         forward, backward = predictor.pass_seconds(parts, mean)
-        exchange, exchange_back = predictor.exchange_seconds(parts, mean, np.array([sizes.degree]))
+        exchange, exchange_back = predictor.exchange_seconds(parts, mean, np.array([sizes.degree]), sizes.tensor)
         seconds: Array = (predictor.load_seconds(parts, whole) + forward + backward + exchange + exchange_back)[0]
         return seconds
 

@@ -51,6 +51,16 @@ class Solver:
         """Numbers of ranks, above 1, whose exchanges were timed, so that packs that they share can be compared."""
         return tuple(cost.degree for cost in self._predictor.costs.sharing)
 
+    @property
+    def tensor_degrees(self) -> tuple[int, ...]:
+        """Tensor degrees above 1 that were timed, so that plans with them can be compared."""
+        costs = self._predictor.costs
+        return tuple(cost.degree for cost in costs.tensor if costs.knows_tensor(cost.degree) and costs.sharing)
+
+    def epoch_seconds(self, plans: Sequence[Plan]) -> list[float]:
+        """Return the predicted epoch seconds of each plan."""
+        return self._predictor.plans_epoch_seconds(plans)
+
     def fills_levels(self, packing: Packing, layout: Layout) -> bool:
         """Return whether each level has packs."""
         levels = self._predictor.sizes(packing, layout).levels

@@ -26,11 +26,6 @@ def current_plan(prepared: Prepared) -> Plan | None:
             plugins.load(PACKERS, level.packer)
     except (PredictError, InvalidPlan, UnknownName) as error:
         raise JobError(f"search.present: {error}") from error
-    if plan.layout.tensor > 1:
-        raise JobError(
-            f"search.present: {path} has tensor degree {plan.layout.tensor}, and a search does not compare such plans; "
-            "leave the key out"
-        )
     devices = workload.hardware.devices
     if plan.layout.world_size != devices:
         raise JobError(f"search.present: {path} is a plan for {plan.layout.world_size} devices, not {devices}")

@@ -12,9 +12,10 @@ from autotune.search.solver.solver import Solver
 from autotune.search.space.capacities import capacities
 from autotune.search.space.ladders import offered_ladders
 from autotune.search.space.layouts import layout_name, layouts, zero_stages
-from autotune.search.space.packings import ladder_name
+from autotune.search.space.packings import ALONE, ladder_name
 from autotune.search.space.space import Axes, Space, packings_of
 from autotune.search.space.splitting import Recompute
+from autotune.search.space.tensor import check_timed, offered_layouts, possible_layouts, tensor_layout
 from trials import plugins
 from trials.data.packers import PACKERS
 from trials.errors import UnknownName
@@ -39,13 +40,16 @@ def feasible_space(
     wanted: SpaceSection = EVERYTHING,
     tell: Callable[[str], object] = lambda _: None,
 ) -> Space:
-    """Return the space within `wanted`; tell why levels of packs are searched, or are not.
+    """Return the space within `wanted`; tell why levels of packs and tensor degrees are searched, or are not.
 
     Raises JobError for an impossible value, and NoFeasiblePlan, whose message ends with `remedy`, when no plan of the
     space fits the memory and keeps the global batch.
     """
     _check_recompute(workload, wanted)
-    fitting = _fitting(workload, solver, _layouts(workload, wanted), remedy)
+    chosen = _layouts(workload, wanted)
+    check_timed(chosen, solver)
+    of_tensor = _of_tensor(workload, solver, wanted)
+    fitting = _fitting(workload, solver, chosen, remedy, required=not of_tensor)
     axes = Axes(
         layouts=fitting,
         packers=_packers(wanted),
@@ -58,11 +62,23 @@ def feasible_space(
         boundary_shift=wanted.boundary_shift,
         recompute_shift=wanted.recompute_shift,
     )
-    offer = offered_ladders(workload, solver, fitting, tuple(packings_of(axes).usual()), wanted.sequence)
+    usual = tuple(packings_of(axes).usual())
+    offer = offered_ladders(
+        workload, solver, [layout for layout in fitting if layout.tensor == 1], usual, wanted.sequence
+    )
     if offer.reason:
         tell(offer.reason)
     axes = replace(axes, ladders=offer.ladders)
-    space = Space(axes, solver, partial(allows, wanted))
+    space = Space(axes, solver, partial(allows, wanted)) if fitting else None
+    further = offered_layouts(of_tensor, solver, usual, space.starts if space else ())
+    if further.reason:
+        tell(further.reason)
+    if space is None:
+        if not further.layouts:
+            _fitting(workload, solver, chosen, remedy, required=True)
+        space = Space(replace(axes, layouts=further.layouts), solver, partial(allows, wanted))
+    elif further.layouts:
+        space = space.widened(further.layouts, solver)
     if not space.starts:
         raise NoFeasiblePlan(_nothing_left(workload, axes, space, remedy))
     return space
@@ -73,6 +89,7 @@ def _layouts(workload: Workload, wanted: SpaceSection) -> list[Layout]:
     layers = model.vision_layers + model.language_layers
     possible = {layout_name(layout): layout for layout in layouts(model, devices)}
     names = possible if wanted.layouts is None else wanted.layouts
+    possible |= {name: cut for name in names if (cut := tensor_layout(name, workload)) is not None}
     if unknown := [name for name in names if name not in possible]:
         raise JobError(
             f"search.space.layouts: {unknown[0]!r} is not a layout of {devices} devices and a model of "
@@ -161,12 +178,22 @@ def _check_recompute(workload: Workload, wanted: SpaceSection) -> None:
             )
 
 
-def _fitting(workload: Workload, solver: Solver, chosen: Sequence[Layout], remedy: str) -> tuple[Layout, ...]:
-    """Return the layouts whose leanest plan is expected to fit."""
+def _of_tensor(workload: Workload, solver: Solver, wanted: SpaceSection) -> tuple[Layout, ...]:
+    """Return the layouts with a tensor degree above 1 that may be searched; none where the job names layouts."""
+    if wanted.layouts is not None or (wanted.sequence is not None and ladder_name(ALONE) not in wanted.sequence):
+        return ()
+    stages = None if wanted.split is None else len(wanted.split)
+    return tuple(each for each in possible_layouts(workload, solver) if stages in (None, each.pipeline))
+
+
+def _fitting(
+    workload: Workload, solver: Solver, chosen: Sequence[Layout], remedy: str, *, required: bool
+) -> tuple[Layout, ...]:
+    """Return the layouts whose leanest plan is expected to fit. Raise NoFeasiblePlan if one is required."""
     limit = workload.memory_limit_bytes
     least = {layout: _least(workload, solver, layout) for layout in chosen}
     fitting = tuple(layout for layout, (needed, _) in least.items() if needed <= HEADROOM * limit)
-    if not fitting:
+    if not fitting and required:
         layout, (needed, stage) = min(least.items(), key=lambda entry: entry[1][0])
         raise NoFeasiblePlan(
             f"no plan fits {limit / _MEBI:.0f} MiB per rank: the leanest layout, {layout_name(layout)} with everything "
@@ -179,7 +206,7 @@ def _fitting(workload: Workload, solver: Solver, chosen: Sequence[Layout], remed
 def _least(workload: Workload, solver: Solver, layout: Layout) -> tuple[float, int]:
     """Return (bytes, stage) that the longest sample needs at least, alone or shared by as many ranks as possible."""
     alone = solver.fullest(solver.leanest(Padded(samples=1), layout))
-    degrees = [degree for degree in solver.sequence_degrees if layout.data % degree == 0]
+    degrees = [degree for degree in solver.sequence_degrees if layout.data % degree == 0 and layout.tensor == 1]
     if alone[0] <= HEADROOM * workload.memory_limit_bytes or not degrees:
         return alone
     qv, qt = workload.data.most_vision_units, workload.data.longest_text_tokens

@@ -28,5 +28,6 @@ def zero_stages(model: ModelShape, data: int) -> tuple[ZeroStage, ...]:
 
 
 def layout_name(layout: Layout) -> str:
-    """Return the name of a layout in the study: `p2-d1-z0`."""
-    return f"p{layout.pipeline}-d{layout.data}-z{layout.zero}"
+    """Return the name of a layout in the study: `p2-d1-z0`, or `p2-d1-t4-z0` with tensor degree 4."""
+    tensor = f"-t{layout.tensor}" if layout.tensor > 1 else ""
+    return f"p{layout.pipeline}-d{layout.data}{tensor}-z{layout.zero}"

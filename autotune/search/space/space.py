@@ -79,6 +79,12 @@ class Space:
         """Whether levels of packs, or packs that ranks share, are searched."""
         return self._axes.ladders is not None
 
+    def widened(self, layouts: Sequence[Layout], solver: Solver) -> "Space":
+        """Return the space with further layouts, which keeps what this one has solved by its only `solver`."""
+        other = Space(replace(self._axes, layouts=(*self._axes.layouts, *layouts)), solver, self.allows)
+        other._usual = other._now = self._usual
+        return other
+
     def renew(self, solver: Solver) -> None:
         """Use another solver to decide which plans can be trained, and for the starts."""
         self._now = Splitting(solver, self._axes.boundaries, self._axes.recompute)

@@ -58,11 +58,6 @@ def test_a_plan_file_that_does_not_fit_is_refused(job: JobFile, plan_file: Calla
     assert "ZeRO 2 does not work with tensor degree 2; use ZeRO 0 or 1, or tensor 1" in message
 
 
-def test_a_search_refuses_cut_layers(job: JobFile, plan_file: Callable[[Plan], Path]) -> None:
-    _, message = refusal("tune", job.path, "--set", f"search.present={plan_file(CUT)}")
-    assert "has tensor degree 2, and a search does not compare such plans; leave the key out" in message
-
-
 def test_ranks_that_hold_layers_together_lie_on_one_node(shallow: Path, tmp_path: Path) -> None:
     prepared = prepared_of(shallow, tmp_path, hardware={"devices": 6})
 
