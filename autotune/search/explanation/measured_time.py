@@ -158,7 +158,8 @@ class MeasuredTime:
             sums: Array = np.sum([side[block].sum(axis=(0, 1)) for block in sizes.blocks], axis=0)
             return sums / len(sizes.steps)
 
-        work = mean(seconds.forward + seconds.backward)
+        # Measured passes include the exchanges of ranks that compute a pack together.
+        work = mean(seconds.forward + seconds.exchange + seconds.shared_backward)
         return _Ranks(work=work, load=mean(seconds.load), optimizer=np.zeros_like(work))
 
 

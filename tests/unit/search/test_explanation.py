@@ -19,9 +19,10 @@ from tests.search_values import COSTS, finished, limits_of, predictor_of, runner
 from tests.simulated import Behaviour, SimulatedLauncher
 from tests.training_values import plan_of
 from tests.unit.prediction.test_shared_packs import LEVELS
+from tests.unit.search.test_tensor_layouts import cut_costs
 from trials.layer_costs import LoadCost
 from trials.outcome import Completed, Failed, OutOfMemory, StageMeasurement
-from trials.plan import Packed, Padded, Plan, Recomputed
+from trials.plan import Layout, Packed, Padded, Plan, Recomputed
 
 PADDED = Padded(samples=4)
 DEFAULT = plan_of("5+0r5,0", "0+4r0,4", packing=PADDED)
@@ -285,3 +286,22 @@ def test_packs_of_levels_recompute_what_the_usual_ones_did() -> None:
     (stage,) = repacked(usual, LEVELS.packing).stages
     assert stage.recomputed == (Recomputed(vision=2, language=1),) * 2
     assert repacked(repacked(usual, LEVELS.packing), PADDED) == usual
+
+
+def test_what_tensor_ranks_exchange_is_communication_and_no_slow_work(tmp_path: Path) -> None:
+    costs = cut_costs(seconds=1e-3)
+    cut = Layout(pipeline=2, data=1, tensor=2, zero=0)
+    plans = {"default": replace(DEFAULT, layout=cut), BEST: replace(BETTER, layout=cut)}
+    machine = SimulatedLauncher(predictor_of(costs), QUIET)
+    runner = runner_of(tmp_path, machine, predictor=predictor_of(costs), timed_steps=4)
+    runs = []
+    for role, plan in zip((Role.DEFAULT, Role.SAMPLED), plans.values(), strict=True):
+        result = runner.run(plan)
+        seconds = {"epoch_seconds": result.epoch_seconds or 0.0, "epoch_seconds_error": 0.01}
+        runs.append((role, finished(plan, result.outcome, **seconds)))
+    found = times(explained(*runs, predictor=predictor_of(costs)))
+    for role, plan in plans.items():
+        predicted, whole = predictor_of(costs).predict(plan).breakdown.totals, found[role].epoch_seconds
+        assert predicted["communication"] > 0.05 * whole
+        for name, of_part in predicted.items():
+            assert found[role].part(name).seconds == pytest.approx(of_part, rel=0.02, abs=0.02 * whole), name
