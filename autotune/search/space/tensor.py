@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -11,15 +12,15 @@ from autotune.search.solver.solver import Solver
 from autotune.search.space.layouts import layout_name, layouts
 from autotune.workload import Prepared, check_tensor_degree
 from trials.errors import InvalidPlan
-from trials.plan import Layout, Packed, Plan
+from trials.plan import Layout, Packed, Packing, Plan
 from trials.workload import Workload
 
 _WORTH = 1.05
 """Most that the best plan of such a layout may be predicted to take, as a multiple of the best plan without."""
-_HOPELESS = 1.5
+_HOPELESS = 1.3
 """The same for the first packs that are looked at, above which no others are."""
-_LOOKED_AT = 4
-"""Packs with which a layout is solved to compare it."""
+_CLASSES, _FURTHER = 4, 2
+"""Classes of sizes of packs, of each of which one is looked at, and further ones of the best class."""
 _MOST = 4
 """Layouts that are searched, so that they take no more time than those without."""
 _NAME = re.compile(r"p(\d+)-d(\d+)-t(\d+)-z([0-3])")
@@ -103,8 +104,12 @@ def offered_layouts(
     """
     if not possible:
         return TensorOffer(layouts=(), reason=None)
-    least = min(solver.epoch_seconds(without), default=np.inf)
-    seconds = {layout: _least_seconds(layout, solver, usual, _HOPELESS * least) for layout in possible}
+    of_packings: dict[Packing, float] = {}
+    for plan, takes in zip(without, solver.epoch_seconds(without), strict=True):
+        of_packings[plan.packing] = min(takes, of_packings.get(plan.packing, np.inf))
+    least = min(of_packings.values(), default=np.inf)
+    likely = sorted(usual, key=lambda packing: of_packings.get(packing, np.inf))
+    seconds = {layout: _least_seconds(layout, solver, likely, _HOPELESS * least) for layout in possible}
     best = min(seconds, key=lambda layout: seconds[layout])
     most = _WORTH * min(least, seconds[best])
     found = sorted((layout for layout in possible if seconds[layout] <= most), key=lambda layout: seconds[layout])
@@ -113,22 +118,26 @@ def offered_layouts(
     return TensorOffer(layouts=tuple(found[:_MOST]), reason=_why(found[:_MOST], seconds[best], least))
 
 
-def _least_seconds(layout: Layout, solver: Solver, usual: Sequence[Packed], hopeless: float) -> float:
-    """Return the epoch seconds of the best plan with a few packs, large ones first; infinite where none fits.
+def _least_seconds(layout: Layout, solver: Solver, likely: Sequence[Packed], hopeless: float) -> float:
+    """Return the epoch seconds of the best plan with some of the packs, the best ones first; infinite if none fits.
 
-    Where nothing is `hopeless`, as no other plan fits, all packs are looked at.
+    The best of each class of sizes is looked at, and the next ones of the best class unless it is `hopeless`. Where
+    nothing is, as no other plan fits, all packs are looked at.
     """
-    kept = [packing for packing in usual if solver.keeps_batch(packing, layout)]
-    kept.sort(key=lambda packing: (packing.qt, packing.qv), reverse=True)
-    count = min(_LOOKED_AT, len(kept)) if hopeless < np.inf else len(kept)
-    places = np.linspace(0, len(kept) - 1, count).round().astype(int).tolist()
-    best = np.inf
-    for looked_at, place in enumerate(places):
-        if looked_at > 1 and hopeless < best < np.inf:
-            break
-        if (plan := solver.solve(kept[place], layout)) is not None:
-            best = min(best, *solver.epoch_seconds([plan]))
-    return float(best)
+
+    def take(packings: Iterable[Packed]) -> float:
+        plans = (solver.solve(packing, layout) for packing in packings)
+        return min(solver.epoch_seconds([plan for plan in plans if plan is not None]), default=np.inf)
+
+    kept = [packing for packing in likely if solver.keeps_batch(packing, layout)]
+    if hopeless == np.inf:
+        return take(kept)
+    by_size = sorted(kept, key=lambda packing: (packing.qt, packing.qv))
+    edges = np.linspace(0, len(kept), _CLASSES + 1).round().astype(int).tolist()
+    sizes = [sorted(by_size[slice(*each)], key=kept.index) for each in pairwise(edges)]
+    firsts = [take(packings[:1]) for packings in sizes]
+    best = min(firsts)
+    return best if best > hopeless else min(best, take(sizes[firsts.index(best)][1 : 1 + _FURTHER]))
 
 
 def _why(found: Sequence[Layout], best: float, least: float) -> str:
@@ -136,8 +145,8 @@ def _why(found: Sequence[Layout], best: float, least: float) -> str:
     if least == np.inf:
         return f"Tensor degrees are searched with {names}: no plan with tensor degree 1 fits the memory"
     return (
-        f"Tensor degrees are searched with {names}: an epoch is predicted to take {best / least:.2f} times as long as "
-        "with tensor degree 1"
+        f"Tensor degrees are searched with {names}: with the first packs that were compared, an epoch is predicted to "
+        f"take {best / least:.2f} times as long as the best with tensor degree 1"
     )
 
 

@@ -297,11 +297,11 @@ def test_what_tensor_ranks_exchange_is_communication_and_no_slow_work(tmp_path: 
     runs = []
     for role, plan in zip((Role.DEFAULT, Role.SAMPLED), plans.values(), strict=True):
         result = runner.run(plan)
-        seconds = {"epoch_seconds": result.epoch_seconds or 0.0, "epoch_seconds_error": 0.01}
-        runs.append((role, finished(plan, result.outcome, **seconds)))
+        trial = finished(plan, result.outcome, epoch_seconds=result.epoch_seconds or 0.0, epoch_seconds_error=0.01)
+        runs.append((role, trial))
     found = times(explained(*runs, predictor=predictor_of(costs)))
-    for role, plan in plans.items():
-        predicted, whole = predictor_of(costs).predict(plan).breakdown.totals, found[role].epoch_seconds
+    for name_of_plan, plan in plans.items():
+        predicted, whole = predictor_of(costs).predict(plan).breakdown.totals, found[name_of_plan].epoch_seconds
         assert predicted["communication"] > 0.05 * whole
         for name, of_part in predicted.items():
-            assert found[role].part(name).seconds == pytest.approx(of_part, rel=0.02, abs=0.02 * whole), name
+            assert found[name_of_plan].part(name).seconds == pytest.approx(of_part, rel=0.02, abs=0.02 * whole), name
