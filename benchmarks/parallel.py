@@ -2,9 +2,11 @@
 
     python -m benchmarks.parallel [--plans 15] [--rounds 3] [--rows parallel-rows.jsonl]
     python -m benchmarks.parallel --ladders
+    python -m benchmarks.parallel --layouts
 
 With `--ladders`, searches on samples of mixed lengths are compared with HBP's recipe, by analytic costs
-(`benchmarks/ladders.py`). Without, predictions are compared with real runs on the model of examples/tiny-internvl, for
+(`benchmarks/ladders.py`). With `--layouts`, the layouts of a large model are compared, also with tensor degrees
+(`benchmarks/layouts.py`). Without, predictions are compared with real runs on the model of examples/tiny-internvl, for
 2 and for 4 ranks: profiles the layers and the exchanges, draws plans at random (sequence degrees, levels, pipelines,
 splits, recomputation) and runs each of them in every round, each time on the same steps, of all costs. A plan's time is
 the median of its rounds, at the speed that the machine had in the profile. The first runs of the first five plans
@@ -30,7 +32,7 @@ from autotune.search.execution.profiling import profile_layers
 from autotune.search.execution.runner import Runner
 from autotune.search.learning.calibrated import CalibratedPredictor, peaks
 from autotune.workload import Prepared
-from benchmarks import ladders
+from benchmarks import ladders, layouts
 from benchmarks.drift import at_profiled_speed, slowness
 from benchmarks.prediction import example
 from benchmarks.result import Check, at_least, at_most, finish
@@ -108,6 +110,9 @@ def main() -> None:
     if arguments.ladders:
         found = [*ladders.rows()]
         finish(found, ladders.checks(found))
+    if arguments.layouts:
+        found = [*layouts.rows()]
+        finish(found, layouts.checks(found))
     rows = Rows(arguments.rows)
     compared: list[dict[str, Any]] = []
     failed = 0
@@ -259,6 +264,7 @@ def _checks(compared: Sequence[dict[str, Any]], failed: int) -> list[Check]:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ladders", action="store_true", help="search by analytic costs instead")
+    parser.add_argument("--layouts", action="store_true", help="compare layouts by analytic costs instead")
     parser.add_argument("--plans", type=int, default=15, help="on each number of ranks (%(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each plan (%(default)s)")
     parser.add_argument(

@@ -23,7 +23,7 @@ _CLASSES, _FURTHER = 4, 2
 """Classes of sizes of packs, of each of which one is looked at, and further ones of the best class."""
 _MOST = 4
 """Layouts that are searched, so that they take no more time than those without."""
-_NAME = re.compile(r"p(\d+)-d(\d+)-t(\d+)-z([0-3])")
+_NAME = re.compile(r"p(\d{1,9})-d(\d{1,9})-t(\d{1,9})-z([0-3])")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
