@@ -83,7 +83,14 @@ def test_a_search_runs_named_layouts_beside_a_current_plan_with_cut_layers(
     ("name", "changes", "message"),
     [
         ("p1-d1-t3-z0", {"hardware__devices": 3}, "cannot cut the 4 attention heads of the language model: 1 would be"),
-        ("p1-d1-t4-z0", {"hardware__devices": 4}, "cannot cut the 2 key-value heads of the language model: 2 would be"),
+        pytest.param(
+            *(
+                "p1-d1-t4-z0",
+                {"hardware__devices": 4},
+                "cannot cut the 2 key-value heads of the language model: 2 would",
+            ),
+            marks=pytest.mark.long,
+        ),
         ("p1-d1-t2-z0", {"training__lora": {"rank": 2}}, "tensor degree 2 does not work with LoRA adapters"),
     ],
 )

@@ -17,10 +17,11 @@ from tests.search_values import COSTS, limits_of, predictor_of, workload_of
 from tests.unit.prediction.test_shared_packs import sharing
 from trials.job import SpaceSection
 from trials.layer_costs import LayerCosts, TensorCost
-from trials.plan import Layout
+from trials.plan import Layout, Packed
 from trials.workload import Workload
 
 AMPLE = 1 << 50
+PACKS = Packed(qv=9, qt=480, qv_min=9, qt_min=416)
 DEALT = 45_000
 """Of the 50,000 parameters of a layer."""
 
@@ -138,6 +139,16 @@ def test_cheap_exchanges_are_searched_and_their_plans_are_points() -> None:
         point = space.point(plan)
         assert point is not None
         assert (space.plan(point), point["layout"]) == (plan, layout_name(plan.layout))
+
+
+def test_a_split_takes_account_of_what_tensor_ranks_exchange() -> None:
+    def layers_behind(seconds: float) -> int:
+        """Layers of the last stage, which are all of the language model."""
+        plan = Solver(predictor(seconds), limits_of(AMPLE)).solve(PACKS, Layout(pipeline=2, data=1, tensor=2, zero=0))
+        assert plan is not None
+        return plan.stages[1].vision + plan.stages[1].language
+
+    assert layers_behind(0.05) < layers_behind(0.0)
 
 
 def test_named_layouts_are_searched_whatever_they_cost() -> None:
