@@ -243,6 +243,15 @@ def test_files_and_modules_that_the_documents_name_exist(document: Path) -> None
     assert not missing
 
 
+@documents
+def test_all_rows_of_a_table_have_as_many_cells_as_its_header(document: Path) -> None:
+    tables = re.findall(r"(?:^\|.*\n)+", re.sub(BLOCK, "", document.read_text()), flags=re.MULTILINE)
+    for table in tables:
+        cells = {row: len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()}
+        uneven = [row for row, count in cells.items() if count != next(iter(cells.values()))]
+        assert not uneven
+
+
 def anchors(document: Path) -> set[str]:
     """What a link may name after `#`: headings as GitHub spells them."""
     headings = re.findall(r"^#+ (.+)$", document.read_text(), flags=re.MULTILINE)
