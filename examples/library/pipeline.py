@@ -152,8 +152,8 @@ def with_scale(batches: Iterable[dict[str, torch.Tensor]], scale: float) -> Iter
 
 def main() -> None:
     job, rank = sys.argv[1], int(os.environ["RANK"])
-    # On a CPU, DeepSpeed would compile this operation for up to a minute.
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    # On a CPU, DeepSpeed would look for a compiler, and compile an operation of its own for up to a minute.
+    deepspeed.ops.__compatible_ops__ = {}
     deepspeed.init_distributed("nccl" if torch.cuda.is_available() else "gloo", auto_mpi_discovery=False)
 
     samples = SampleDataset(job)

@@ -58,6 +58,10 @@ def _parts(url: str) -> tuple[str, int, int]:
     return parts.netloc + parts.path, int(rank), int(world_size)
 
 
+# On a CPU DeepSpeed would look for a compiler in each rank, and compile a shared-memory operation for a minute. gloo does
+# without it, and nothing else reads this private name.
+deepspeed.ops.__compatible_ops__ = {}
+
 register_rendezvous_handler(_FILE_SCHEME, _meet_in_file)
 register_rendezvous_handler(_LOOPBACK_SCHEME, _meet_on_loopback)
 
@@ -68,10 +72,6 @@ def process_group(rank: int, local_rank: int, world_size: int, meeting: str) -> 
 
     `meeting` is an `init_method` of torch.distributed, from `env_meeting` or `file_meeting`.
     """
-    # On a CPU DeepSpeed compiles a shared-memory operation at start-up, for a minute; gloo does without it.
-    compatible = getattr(deepspeed.ops, "__compatible_ops__", None)
-    if isinstance(compatible, dict):
-        compatible["deepspeed_shm_comm"] = False
     accelerator = get_accelerator()
     if accelerator.device_name() == "cuda":
         torch.cuda.set_device(local_rank)

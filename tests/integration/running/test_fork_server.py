@@ -34,6 +34,17 @@ def own_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "01")
 
 
+def trap_compilers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Put compilers first in the path that do nothing but make a file, and return this file."""
+    folder.mkdir()
+    compiled = folder / "compiled"
+    for name in ("cc", "c++", "gcc", "g++"):
+        (folder / name).write_text(f"#!/bin/sh\ntouch '{compiled}'\nexit 1\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", os.pathsep.join((str(folder), os.environ["PATH"])))
+    return compiled
+
+
 @pytest.mark.usefixtures("own_server")
 def test_imports_that_fail_are_a_crash_with_the_reason_in_a_log(
     prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -54,6 +65,7 @@ def test_ranks_end_with_a_server_that_is_killed_and_the_next_request_starts_anot
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise ImportError('not that one')\n")
     monkeypatch.chdir(tmp_path)
+    compiled = trap_compilers(tmp_path / "bin", monkeypatch)
     others = set(servers())
     with WarmPool(LocalLauncher(tmp_path / "ranks", 2, "cpu")) as pool:
         request = prepared.request(PLAN, TRIAL)
@@ -71,6 +83,7 @@ def test_ranks_end_with_a_server_that_is_killed_and_the_next_request_starts_anot
         wait_for_the_end(started)
         assert isinstance(pool.ask(request, 120), Answers)
         assert server not in servers()
+    assert not compiled.exists()
 
 
 def test_pools_share_a_server_that_computes_nothing(prepared: Prepared, pool: WarmPool, tmp_path: Path) -> None:
