@@ -84,10 +84,4 @@ def _bytes_of(file: Path) -> dict[str, int]:
             for number in (0, 1):
                 session.step(batches, epoch.step(number))
         expected = module_static_bytes(session.engine.stage, request.plan.layout)
-        return {"held": probe.held_bytes, "expected": expected, "whole": whole_bytes(session)}
-
-
-def whole_bytes(session: Session) -> int:
-    """Return the bytes of the small weights that ZeRO 3 leaves whole on every rank."""
-    parameters = [each for each in session.engine.stage.parameters() if hasattr(each, "ds_numel")]
-    return sum(each.nbytes for each in parameters)
+        return {"held": probe.held_bytes, "expected": expected}

@@ -140,6 +140,16 @@ class Layout:
     def world_size(self) -> int:
         return self.grid.world_size
 
+    @property
+    def shares_gradients(self) -> bool:
+        """Whether data ranks hold gradients in shares (ZeRO 2 and 3), and so reduce them in each backward pass."""
+        return self.zero >= 2 and self.data > 1
+
+    @property
+    def shares_weights(self) -> bool:
+        """Whether data ranks hold weights in shares (ZeRO 3), and so gather them in each pass."""
+        return self.zero == 3 and self.data > 1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recomputed:

@@ -21,6 +21,7 @@ from trials.data.records.sample import IGNORED
 from trials.data.tokens import pack
 from trials.engine.clipping import count_in_norm, join_norms
 from trials.engine.frozen_stages import instructions_of
+from trials.engine.gathering import SETTINGS, begin_gathering, end_gathering
 from trials.engine.muon import import_uncompiled
 from trials.engine.optimizer import build_optimizer, scale_learning_rates
 from trials.engine.replicas import sum_gradients
@@ -116,6 +117,8 @@ class _DeepSpeedEngine:
 
     def close(self) -> None:
         self._engine.destroy()
+        if self._plan.layout.zero == 3:
+            end_gathering()
         # Its last tensors hold their graphs, whose hooks hold the engine: a cycle through C++ that no collector sees.
         vars(self._engine).clear()
         del self._engine, self.state
@@ -131,6 +134,7 @@ class _DeepSpeedEngine:
                 "stage": self._plan.layout.zero,
                 "overlap_comm": False,
                 "reduce_bucket_size": 50_000_000,
+                **(SETTINGS if self._plan.layout.zero == 3 else {}),
             },
             # Micro-batches are summed, and data ranks averaged, in float32: the error of a bfloat16 sum grows with the
             # number of its terms. The bfloat16 gradient is released as soon as it is added.
@@ -155,6 +159,8 @@ class PlainEngine(_DeepSpeedEngine):
         if plan.layout.tensor > 1:
             mpu = PipelineParallelGrid(topology=_topology(plan.layout))
             count_in_norm(stage)
+        if plan.layout.zero == 3:
+            begin_gathering(stage)
         self._engine, *_ = deepspeed.initialize(
             model=stage, optimizer=self._optimizer, config=config, dist_init_required=False, mpu=mpu
         )

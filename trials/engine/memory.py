@@ -1,6 +1,6 @@
 """Memory of a rank: static bytes of its module, and meters that raise when a step exceeds the limit."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from trials.engine.gathering import GatheredWeights
 from trials.engine.static_memory import static_bytes
 from trials.plan import Layout
 
@@ -47,21 +48,33 @@ def memory_meter(device: torch.device, stage: nn.Module, layout: Layout, memory_
     """Return the meter for this kind of device. Raise MemoryExceeded when the static bytes alone exceed the limit."""
     if device.type == "cuda":
         return CudaMeter(device, memory_limit_bytes)
-    return SavedTensorMeter(stage.parameters(), module_static_bytes(stage, layout), memory_limit_bytes)
+    parameters = list(stage.parameters())
+    return SavedTensorMeter(
+        parameters, module_static_bytes(stage, layout), memory_limit_bytes, gathers=layout.shares_weights
+    )
 
 
 class SavedTensorMeter:
     """Models device memory on a CPU: static bytes plus the tensors that autograd saves for the backward pass.
 
     Each storage counts once. Parameters are static, so they do not count again. A recomputed layer counts with its
-    input, and during its backward pass with everything that it saves.
+    input, and during its backward pass with everything that it saves. With ZeRO 3 the weights count that are gathered.
     """
 
     live_bytes: int
-    """Bytes of the tensors that are saved for the backward pass at this moment."""
+    """Bytes at this moment of the tensors that are saved for the backward pass, and of gathered weights."""
 
-    def __init__(self, parameters: Iterable[torch.Tensor], static_bytes: int, memory_limit_bytes: int) -> None:
+    def __init__(
+        self,
+        parameters: Sequence[torch.Tensor],
+        static_bytes: int,
+        memory_limit_bytes: int,
+        *,
+        gathers: bool = False,
+    ) -> None:
+        """`gathers` says whether the parameters are those of an engine with ZeRO 3."""
         self._parameters = {parameter.untyped_storage().data_ptr() for parameter in parameters}
+        self._gathered = GatheredWeights(parameters if gathers else (), self.hold, self.release)
         self._holders: dict[int, int] = {}
         self.live_bytes = 0
         self._memory_limit_bytes = memory_limit_bytes
@@ -77,6 +90,8 @@ class SavedTensorMeter:
         address = storage.data_ptr()
         if address in self._parameters:
             return tensor
+        if (weight := self._gathered.whole(tensor)) is not None:
+            return weight  # as without hooks: it is gathered again before its backward pass
         return _Held(self, tensor, address, storage.nbytes())
 
     def hold(self, address: int, size: int) -> None:
