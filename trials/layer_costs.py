@@ -91,6 +91,10 @@ class LayerCost:
     """Those of `parameters` that do not train: they have neither gradient nor optimizer states."""
     dealt_parameters: int = 0
     """Those of `parameters` of which each tensor rank holds a slice; 0 for layers that cannot be cut."""
+    gathered_parameters: int = 0
+    """Most of `parameters` that ZeRO 3 gathers at once."""
+    lingering_parameters: int = 0
+    """Those of `parameters` that ZeRO 3 gathers in the backward pass and frees at its end."""
     curve_sizes: tuple[Measured, ...] = ()
     """Sizes of packs, ascending, at which `curve` is given: vision units for vision kinds, else text tokens."""
     curve: tuple[Measured, ...] = ()
@@ -157,6 +161,31 @@ class TensorCost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GatherCost:
+    """What data ranks exchange that hold each weight in shares (ZeRO 3)."""
+
+    data: int
+    """Number of data ranks."""
+    seconds: tuple[Measured, Measured, Measured, Measured, Measured]
+    """Gathering the weights of a layer of each kind, in the order of KINDS."""
+    scatter_seconds_per_byte: Measured
+    """Averaging gradients of which each rank keeps its share."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a number that no measurement can give."""
+        check_measured(self)
+
+    def times(self, factor: float) -> "GatherCost":
+        """Return the costs where all exchanges take `factor` times as long."""
+        embedding, vision, projector, language, head = (factor * each for each in self.seconds)
+        return replace(
+            self,
+            seconds=(embedding, vision, projector, language, head),
+            scatter_seconds_per_byte=factor * self.scatter_seconds_per_byte,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateCost:
     """The optimizer's step, with the engine's work around it except averaging gradients."""
 
@@ -191,6 +220,8 @@ class LayerCosts:
     """The sequence degrees that were timed, ascending."""
     tensor: tuple[TensorCost, ...] = ()
     """The tensor degrees that were timed, ascending."""
+    gathers: tuple[GatherCost, ...] = ()
+    """Of all ranks in data parallel; none where layers were not profiled for ZeRO 2 and 3."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for a number that no measurement can give, and unless every kind of layer has one cost."""
@@ -255,6 +286,16 @@ class LayerCosts:
             raise ValueError(f"the profile has no times of what {degree} ranks exchange that hold layers together")
         return TensorCost(degree=degree, forward_seconds=NOTHING, backward_seconds=NOTHING)
 
+    def knows_zero(self, zero: ZeroStage) -> bool:
+        """Return whether plans with this ZeRO stage can be predicted."""
+        return zero < 2 or bool(self.gathers)
+
+    def gathered_by(self, data: int) -> GatherCost:
+        """Return the costs of ZeRO 3 on so many data ranks: those that were timed, or none where none were."""
+        if self.gathers:
+            return replace(self.gathers[-1], data=data)
+        return GatherCost(data=data, seconds=(0.0, 0.0, 0.0, 0.0, 0.0), scatter_seconds_per_byte=0.0)
+
     @property
     def _is_of_one_rank(self) -> bool:
         return all(update.data_parallel == 1 for update in self.updates)
@@ -271,7 +312,8 @@ class LayerCosts:
             return alone / data if layout.zero else alone
 
         found = {(update.zero, update.data_parallel > 1): update for update in self.updates}
-        update = found.get((layout.zero, layout.data > 1))
+        # ZeRO 2 updates as ZeRO 1 does. ZeRO 3 exchanges nothing then, so it was not timed.
+        update = found.get((1 if layout.zero == 2 else layout.zero, layout.data > 1))
         if update is None:
             return computing(layout.data)
         if update.data_parallel == layout.data:

@@ -59,13 +59,17 @@ class Cluster:
         return self.costs_on(self.devices)
 
     def costs_on(self, devices: int) -> LayerCosts:
-        """Return the costs on a number of devices, with scaled reductions."""
+        """Return the costs on a number of devices, with scaled reductions and gathers."""
         costs, profiled = self.profiled.costs, self.profiled.hardware.devices
         if not devices > profiled > 1:
             return costs
         # Each rank of a ring sends 2 (n - 1) / n of the bytes (Patarasuk and Yuan 2009).
         scale = (1 - 1 / devices) / (1 - 1 / profiled)
-        return replace(costs, reduce_seconds_per_byte=costs.reduce_seconds_per_byte * scale)
+        return replace(
+            costs,
+            reduce_seconds_per_byte=costs.reduce_seconds_per_byte * scale,
+            gathers=tuple(cost.times(scale) for cost in costs.gathers),
+        )
 
 
 def cluster_of_file(job: Job, shape: ModelShape, path: Path, options: ClusterOptions) -> Cluster:

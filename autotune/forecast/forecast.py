@@ -164,19 +164,7 @@ class Forecaster:
                 check_levels(self.index, plan.packing, skips=self.job.data.oversize == "skip")
         except InvalidPlan as error:
             raise PredictError(f"the plan is not one of {self.shape.name}: {error}") from error
-        if not self.cluster.costs.knows_tensor(tensor):
-            raise PredictError(
-                f"the profile has no times of what {tensor} ranks exchange that hold layers together: an older version "
-                f"wrote it, or its devices cannot; measure them on {tensor} devices or more with "
-                "`autotune profile JOB --fresh`"
-            )
-        for degree in (each * tensor for each in plan.packing.degrees):
-            if not self.cluster.costs.knows_degree(degree):
-                raise PredictError(
-                    f"the profile has no times of what {degree} ranks exchange that share a pack: an older version "
-                    f"wrote it, or its devices cannot share one; measure them on {degree} devices or more with "
-                    "`autotune profile JOB --fresh`"
-                )
+        self._check_profiled(plan)
         needed, devices = plan.layout.world_size, self.cluster.devices
         of_tensor = f" x tensor {tensor}" if tensor > 1 else ""
         if needed > devices:
@@ -196,6 +184,28 @@ class Forecaster:
                 f"the plan has {plan.layout.data} data ranks but the epoch only {len(degrees)} packs{each}; lower its "
                 "data degree"
             )
+
+    def _check_profiled(self, plan: Plan) -> None:
+        """Raise PredictError for a plan whose ranks exchange what the profile has not timed."""
+        tensor, costs = plan.layout.tensor, self.cluster.costs
+        if not costs.knows_tensor(tensor):
+            raise PredictError(
+                f"the profile has no times of what {tensor} ranks exchange that hold layers together: an older version "
+                f"wrote it, or its devices cannot; measure them on {tensor} devices or more with "
+                "`autotune profile JOB --fresh`"
+            )
+        if not costs.knows_zero(plan.layout.zero):
+            raise PredictError(
+                f"the profile has no times of what ranks exchange with ZeRO {plan.layout.zero}: an older version wrote "
+                "it; measure them with `autotune profile JOB --fresh`"
+            )
+        for degree in (each * tensor for each in plan.packing.degrees):
+            if not costs.knows_degree(degree):
+                raise PredictError(
+                    f"the profile has no times of what {degree} ranks exchange that share a pack: an older version "
+                    f"wrote it, or its devices cannot share one; measure them on {degree} devices or more with "
+                    "`autotune profile JOB --fresh`"
+                )
 
     def _forecast(self, plan: Plan, prediction: Prediction) -> Forecast:
         return Forecast(

@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 
 from trials.layer_costs import (
     Coefficients,
+    GatherCost,
     LayerCost,
     LayerCosts,
+    LayerKind,
     LinkCost,
     LoadCost,
     SharingCost,
@@ -99,11 +101,12 @@ def analytic_costs(
     sequence_degrees: Sequence[int] = (),
     *,
     tensor_degrees: Sequence[int] = (),
+    shares: int = 1,
 ) -> LayerCosts:
     """Return the costs of one rank, which holds 1 / `tensor_degree` of each layer and its states.
 
     Without a tensor degree of all layers, so many ranks of one node may share packs, or hold the language layers
-    together as the engine does.
+    together as the engine does; and with more than 1 of `shares`, as many data ranks may hold the weights in shares.
 
     Of n parameters a matrix takes 2 n operations per token, attention 4 n^2 h on n tokens, half where it is causal
     (Megatron-LM, appendix). Kept is the input of every operation, with attention that keeps no scores (Korthikanti et
@@ -111,13 +114,18 @@ def analytic_costs(
     """
     share = _Share(device, tensor_degree)
     layer = _language_layer(language, share)
+    layers: list[tuple[LayerKind, LayerCost]] = [
+        ("vision_embedding", _vision_embedding(vision, share)),
+        ("vision", _vision_layer(vision, share)),
+        ("projector", _projector(vision, language, share)),
+        ("language", replace(layer, dealt_parameters=layer.parameters if tensor_degrees else 0)),
+        ("head", _head(language, share)),
+    ]
+    words = {"projector": language.vocabulary * language.hidden}
     return LayerCosts(
-        layers=(
-            ("vision_embedding", _vision_embedding(vision, share)),
-            ("vision", _vision_layer(vision, share)),
-            ("projector", _projector(vision, language, share)),
-            ("language", replace(layer, dealt_parameters=layer.parameters if tensor_degrees else 0)),
-            ("head", _head(language, share)),
+        layers=tuple(
+            (kind, replace(cost, gathered_parameters=cost.parameters, lingering_parameters=words.get(kind, 0)))
+            for kind, cost in layers
         ),
         loading=LoadCost(),
         link=LinkCost(latency_seconds=device.link_latency_seconds, seconds_per_byte=1 / device.link_bytes_per_second),
@@ -133,6 +141,18 @@ def analytic_costs(
         residual=0.0,
         sharing=tuple(_shared(vision, language, device, degree) for degree in sequence_degrees),
         tensor=tuple(_cut(language, device, degree) for degree in tensor_degrees),
+        gathers=(_gathered([cost for _, cost in layers], device, shares),) if shares > 1 else (),
+    )
+
+
+def _gathered(layers: Sequence[LayerCost], device: Device, shares: int) -> GatherCost:
+    """Return what data ranks exchange that hold weights in shares: each receives all but its own, as in a ring."""
+    rate = (shares - 1) / shares / device.link_bytes_per_second
+    embedding, vision, projector, language, head = (
+        device.link_latency_seconds + rate * _ELEMENT_BYTES * layer.parameters for layer in layers
+    )
+    return GatherCost(
+        data=shares, seconds=(embedding, vision, projector, language, head), scatter_seconds_per_byte=rate
     )
 
 

@@ -16,6 +16,7 @@ from trials.layer_costs import (
     NOTHING,
     Coefficients,
     CommunicationCost,
+    GatherCost,
     LayerCost,
     LayerCosts,
     LayerKind,
@@ -28,6 +29,7 @@ from trials.layer_costs import (
 )
 from trials.tasks.answer import (
     CommunicationTiming,
+    GatherTiming,
     LayerTiming,
     LoadTiming,
     ProfileReport,
@@ -60,7 +62,10 @@ def fit_costs(reports: Sequence[ProfileReport]) -> LayerCosts:
     timings = [timing for report in reports for timing in report.timings]
     loads = [timing for report in reports for timing in report.loads]
     try:
-        of_ranks = ((*report.updates, *report.communications, *report.sharing, *report.tensor) for report in reports)
+        of_ranks = (
+            (report, *report.updates, *report.communications, *report.sharing, *report.tensor, *report.gathers)
+            for report in reports
+        )
         for measured in (*timings, *loads, *chain.from_iterable(of_ranks)):
             check_measured(measured)
     except ValueError as error:
@@ -71,8 +76,15 @@ def fit_costs(reports: Sequence[ProfileReport]) -> LayerCosts:
     communications = tuple(map(_communication, zip(*(report.communications for report in reports), strict=True)))
     sharing = [*zip(*(report.sharing for report in reports), strict=True)]
     tensor = [*zip(*(report.tensor for report in reports), strict=True)]
+    gathers = [*zip(*(report.gathers for report in reports), strict=True)]
     layers = {kind: _fit_layer([t for t in timings if t.layer == kind], kind, *counts[kind]) for kind in KINDS}
     layers["language"] = replace(layers["language"], dealt_parameters=reports[0].dealt_parameters)
+    for first, *_ in gathers:
+        layers[first.layer] = replace(
+            layers[first.layer],
+            gathered_parameters=first.gathered_parameters,
+            lingering_parameters=first.lingering_parameters,
+        )
     return LayerCosts(
         layers=tuple(layers.items()),
         loading=LoadCost(
@@ -102,6 +114,7 @@ def fit_costs(reports: Sequence[ProfileReport]) -> LayerCosts:
             _fit_tensor([of_ranks for of_ranks in tensor if of_ranks[0].degree == degree])
             for degree in sorted({of_ranks[0].degree for of_ranks in tensor})
         ),
+        gathers=(_gather_cost(reports, gathers),) if gathers else (),
     )
 
 
@@ -186,6 +199,17 @@ def _fit_tensor(sizes: Sequence[Sequence[TensorTiming]]) -> TensorCost:
         degree=degree,
         forward_seconds=_fit_exchange(parts, degree, [[rank.forward_seconds for rank in ranks] for ranks in sizes]),
         backward_seconds=_fit_exchange(parts, degree, [[rank.backward_seconds for rank in ranks] for ranks in sizes]),
+    )
+
+
+def _gather_cost(reports: Sequence[ProfileReport], gathers: Sequence[Sequence[GatherTiming]]) -> GatherCost:
+    """Return the costs of ZeRO 3 from the timings of all ranks, by kind of layer; the last rank waits for no other."""
+    of_kinds = {of_ranks[0].layer: min(timing.seconds for timing in of_ranks) for of_ranks in gathers}
+    embedding, vision, projector, language, head = (of_kinds.get(kind, 0.0) for kind in KINDS)
+    return GatherCost(
+        data=len(reports),
+        seconds=(embedding, vision, projector, language, head),
+        scatter_seconds_per_byte=min(report.scatter_seconds_per_byte for report in reports),
     )
 
 

@@ -103,6 +103,7 @@ def _scaled(costs: LayerCosts, factors: tuple[float, ...]) -> LayerCosts:
             )
             for cost in costs.tensor
         ),
+        gathers=tuple(cost.times(factors[_COMMUNICATION]) for cost in costs.gathers),
     )
 
 
@@ -144,7 +145,7 @@ def stage_features(
             of_packs = (alone.load_seconds(parts, sizes.whole[some]), *alone.pass_seconds(parts, table))
             passes += [side[:, stage].sum() for side in of_packs]
             # Costs of communication alone do not say which layers have a backward pass.
-            exchanges = predictor.exchange_seconds(parts, table, sizes.degrees[some], sizes.tensor)
+            exchanges = predictor.exchange_seconds(parts, plan.layout, table, sizes.degrees[some])
             passes[1:] += one[_COMMUNICATION] * np.array([side[:, stage].sum() for side in exchanges])
         update = alone.update_seconds(plan.layout, of_levels[0][0])[stage]
         found.append((*(passes / len(steps)).tolist(), float(update)))

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from autotune.prediction.costs import Array
 from autotune.prediction.parts import Parts
+from trials.data.records.sample import Ints
 from trials.layer_costs import KINDS, LayerCosts
 
 
@@ -21,8 +22,11 @@ class LayerBytes:
     """Of layers that are recomputed."""
 
     @classmethod
-    def of(cls, costs: LayerCosts, degree: int, tensor: int, factor: float) -> "LayerBytes":
-        """Return the profiled bytes times a factor: all ranks that compute a pack divide it as if they shared it."""
+    def of(cls, costs: LayerCosts, degree: int, tensor: int, factor: float, weight_bytes: int = 0) -> "LayerBytes":
+        """Return the profiled bytes times a factor: all ranks that compute a pack divide it as if they shared it.
+
+        With ZeRO 3, `weight_bytes` are those of a weight that is gathered, which are transient.
+        """
         layers = [costs[kind] for kind in KINDS]
         if degree * tensor > 1:
             of_ranks, language = costs.shared_by(degree * tensor), KINDS.index("language")
@@ -34,10 +38,14 @@ class LayerBytes:
                 shared_bytes=(units, tokens * tensor, squares, constant),
                 transient_bytes=of_ranks.transient_bytes,
             )
+        gathered = [layer.gathered_parameters for layer in layers]
+        for kind, layer in enumerate(layers):  # the backward pass goes on to the kinds before
+            gathered[:kind] = [weights + layer.lingering_parameters for weights in gathered[:kind]]
+        weights = weight_bytes * np.array([(0, 0, 0, count) for count in gathered])
         return cls(
             kept=factor * np.array([layer.kept_bytes for layer in layers]),
             shared=factor * np.array([layer.shared_bytes for layer in layers]),
-            transient=factor * np.array([layer.transient_bytes for layer in layers]),
+            transient=factor * np.array([layer.transient_bytes for layer in layers]) + weights,
             inputs=factor * np.array([layer.recomputed_bytes for layer in layers]),
         )
 
@@ -61,21 +69,25 @@ class LayerBytes:
         transient: Array = self.transient[last]
         return transient
 
-    def recomputing(self, parts: Parts, kind: int) -> Array:
-        """Return what a pack keeps while the last of the layers of a kind, all recomputed, runs again, [stages, 4].
+    def needs_most_at(self, parts: Parts, kind: int) -> Ints:
+        """Return the stages that may need most at the last layer of a kind, and not as the backward pass begins."""
+        has_transient = self.transient[kind].any()
+        rows: Ints = np.flatnonzero((parts.layers[:, kind] > 0) & (recomputes_all(parts, kind) | has_transient))
+        return rows
 
-        Later layers have had their backward pass and are free.
+    def running(self, parts: Parts, kind: int) -> tuple[Array, Array, Array]:
+        """Return what a pack keeps during the backward pass of the last layer of a kind, [stages, 4] each.
+
+        The parts are those of `PeakParts` but the static one. Later layers have had their backward pass and are free.
+        Where all layers of the kind are recomputed, the last of them runs again.
         """
-        inputs = (parts.recomputed[:, kind, None] - 1) * self.inputs[kind]
-        alone = self.kept[kind] + self.shared[kind] + self.transient[kind]
-        recomputing: Array = self.of_packs(parts, kind) + inputs + alone
-        return recomputing
-
-    def recomputing_parts(self, part: Parts, kind: int) -> tuple[Array, Array, Array]:
-        """Return the same for one stage in the parts of `PeakParts` but the static one, [1, 4] each."""
-        kept, inputs = self.split(part, kind)
-        again = inputs + (part.recomputed[:, kind, None] - 1) * self.inputs[kind] + self.kept[kind] + self.shared[kind]
-        return kept, again, self.transient[kind][None]
+        kept, inputs = self.split(parts, kind + 1)
+        before, inputs_before = self.split(parts, kind)
+        others = (parts.recomputed[:, kind, None] - 1) * self.inputs[kind]
+        again = inputs_before + others + self.kept[kind] + self.shared[kind]
+        recomputed = recomputes_all(parts, kind)[:, None]
+        transient = np.broadcast_to(self.transient[kind], kept.shape)
+        return np.where(recomputed, before, kept), np.where(recomputed, again, inputs), transient
 
 
 def recomputes_all(parts: Parts, kind: int) -> NDArray[np.bool_]:

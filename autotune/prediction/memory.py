@@ -7,8 +7,8 @@ from functools import cache
 import numpy as np
 
 from autotune.prediction.costs import Array
-from autotune.prediction.layer_bytes import LayerBytes, recomputes_all
-from autotune.prediction.parts import LANGUAGE, VISION, Parts
+from autotune.prediction.layer_bytes import LayerBytes
+from autotune.prediction.parts import Parts
 from autotune.prediction.sizes import EpochSizes
 from trials.data.records.sample import Ints
 from trials.engine.static_memory import stages_static_bytes
@@ -41,7 +41,7 @@ class PeakParts:
     recomputed: float
     """Inputs of the layers that are recomputed, and the activations of the one that is being recomputed."""
     transient: float
-    """Gradients and workspaces of the layer that runs."""
+    """Gradients and workspaces of the layer that runs, and with ZeRO 3 its weights."""
 
     @property
     def total(self) -> float:
@@ -55,7 +55,9 @@ class StageMemory:
         """`element_bytes` is the size of a weight in the training's dtype; `factors` of static and of kept bytes."""
         layers = [costs[kind] for kind in KINDS]
         self._static_factor, kept = factors
-        self._bytes = cache(lambda degree, tensor: LayerBytes.of(costs, degree, tensor, kept))
+        self._bytes = cache(
+            lambda degree, tensor, gathers: LayerBytes.of(costs, degree, tensor, kept, gathers * element_bytes)
+        )
         self._errors = np.array([layer.bytes_error for layer in layers])
         self._parameters = np.array([layer.parameters for layer in layers])
         self._frozen = np.array([layer.frozen_parameters for layer in layers])
@@ -106,7 +108,7 @@ class StageMemory:
         degrees = sizes.epoch.packing.degrees
         every = np.stack(
             [
-                sizes.table @ self._bytes(degree, sizes.tensor).of_packs(parts, len(KINDS)).T
+                sizes.table @ self._bytes(degree, sizes.tensor, False).of_packs(parts, len(KINDS)).T
                 for degree, parts in zip(degrees, of_levels, strict=True)
             ]
         )
@@ -121,16 +123,15 @@ class StageMemory:
         rows = zip(*(column.tolist() for column in columns), strict=True)
         return tuple(StageBytes(**dict(zip(names, row, strict=True))) for row in rows)
 
-    def of_heaviest(self, parts: Parts, sizes: EpochSizes) -> tuple[Array, Array]:
+    def of_heaviest(self, parts: Parts, layout: Layout, sizes: EpochSizes) -> tuple[Array, Array]:
         """Return what the heaviest pack keeps (until its backward pass, while that runs) at most, both [stages]."""
-        of_layers = self._bytes(sizes.degree, sizes.tensor)
+        of_layers = self._of_layers(sizes.degree, layout)
         kept = _largest_alone(sizes, of_layers.of_packs(parts, len(KINDS)))
         running = kept + _largest_alone(sizes, of_layers.beginning(parts))
-        for kind in (VISION, LANGUAGE):
-            rows = np.flatnonzero(recomputes_all(parts, kind))
-            if len(rows):
-                again = _largest_alone(sizes, of_layers.recomputing(parts[rows], kind))
-                running[rows] = np.maximum(running[rows], again)
+        for kind in range(len(KINDS)):
+            if len(rows := of_layers.needs_most_at(parts, kind)):
+                later = _largest_alone(sizes, np.sum(of_layers.running(parts[rows], kind), axis=0))
+                running[rows] = np.maximum(running[rows], later)
         return kept, running
 
     def static(self, parts: Parts, layout: Layout) -> Array:
@@ -141,57 +142,59 @@ class StageMemory:
         static: Array = stages_static_bytes(*counts, element_bytes=self._element_bytes, layout=layout)
         return self._static_factor * static
 
+    def _of_layers(self, degree: int, layout: Layout) -> LayerBytes:
+        return self._bytes(degree, layout.tensor, layout.shares_weights)
+
     # --- one level ---
 
     def _most(self, parts: Parts, layout: Layout, numbers: Ints | int, sizes: EpochSizes) -> tuple[Array, Array]:
         """Return (bytes while all packs in flight wait for their backward pass, most bytes), both [stages]."""
         in_flight = np.broadcast_to(np.minimum(layout.pipeline - numbers, sizes.epoch.micro_batches), len(parts))
-        of_layers = self._bytes(sizes.degree, sizes.tensor)
+        of_layers = self._of_layers(sizes.degree, layout)
         kept = of_layers.of_packs(parts, len(KINDS))
         waiting = _largest(sizes, in_flight, kept) + _largest_alone(sizes, of_layers.beginning(parts))
         most = waiting.copy()
-        for kind in (VISION, LANGUAGE):  # only these are recomputed
-            rows = np.flatnonzero(recomputes_all(parts, kind))
-            if len(rows):
-                recomputing = of_layers.recomputing(parts[rows], kind)
+        for kind in range(len(KINDS)):
+            if len(rows := of_layers.needs_most_at(parts, kind)):
                 others = _largest(sizes, in_flight[rows] - 1, kept[rows])
-                most[rows] = np.maximum(most[rows], others + _largest_alone(sizes, recomputing))
+                running = _largest_alone(sizes, np.sum(of_layers.running(parts[rows], kind), axis=0))
+                most[rows] = np.maximum(most[rows], others + running)
         return waiting, most
 
     def _bounds(self, part: Parts, layout: Layout, number: int, sizes: EpochSizes) -> Array:
         """Return the sums of `_most` for one stage by the parts of `PeakParts` but the static one, [cases, 3]."""
         in_flight = min(layout.pipeline - number, sizes.epoch.micro_batches)
-        of_layers = self._bytes(sizes.degree, sizes.tensor)
+        of_layers = self._of_layers(sizes.degree, layout)
         coefficients = of_layers.split(part, len(KINDS))
         beginning = *_heaviest(sizes, in_flight, *coefficients), *_heaviest(sizes, 1, of_layers.beginning(part))
         others = np.array([*_heaviest(sizes, in_flight - 1, *coefficients), 0.0]) if in_flight > 1 else np.zeros(3)
-        recomputing = [
-            others + _heaviest(sizes, 1, *of_layers.recomputing_parts(part, kind))
-            for kind in (VISION, LANGUAGE)
-            if recomputes_all(part, kind)[0]
+        later = [
+            others + _heaviest(sizes, 1, *of_layers.running(part, kind))
+            for kind in range(len(KINDS))
+            if len(of_layers.needs_most_at(part, kind))
         ]
-        return np.array([beginning, *recomputing])
+        return np.array([beginning, *later])
 
     # --- several levels ---
 
     def _peaks(self, of_levels: Sequence[Parts], layout: Layout, number: int, sizes: EpochSizes) -> Array:
         """Return the peaks of one stage by the parts of `PeakParts` but the static one, [cases, 3].
 
-        The first is that of all packs in flight as a backward pass begins, each further one that of a recomputation.
+        The first is that of all packs in flight as a backward pass begins, each further one that of a kind of layer.
         They are exact: packs in flight are those of the epoch, and each keeps what is kept at its level.
         """
         in_flight = min(layout.pipeline - number, sizes.epoch.micro_batches)
-        waiting, beginning, *recomputing = np.zeros((4, len(sizes.table), 3))
+        waiting, beginning, *later = np.zeros((2 + len(KINDS), len(sizes.table), 3))
         for level, (degree, stages) in enumerate(zip(sizes.epoch.packing.degrees, of_levels, strict=True)):
-            part, of_layers = stages[number : number + 1], self._bytes(degree, sizes.tensor)
+            part, of_layers = stages[number : number + 1], self._of_layers(degree, layout)
             packs = np.flatnonzero(sizes.levels == level)
             kept = of_layers.split(part, len(KINDS))
             waiting[packs, :2] = sizes.table[packs] @ np.vstack(kept).T
             beginning[packs] = sizes.table[packs] @ np.vstack((*kept, of_layers.beginning(part))).T
-            for of_kind, kind in zip(recomputing, (VISION, LANGUAGE), strict=True):
-                if recomputes_all(part, kind)[0]:
-                    of_kind[packs] = sizes.table[packs] @ np.vstack(of_layers.recomputing_parts(part, kind)).T
-        return np.array([_largest_in_flight(case, waiting, in_flight, sizes) for case in (beginning, *recomputing)])
+            for kind, of_kind in enumerate(later):
+                if len(of_layers.needs_most_at(part, kind)):
+                    of_kind[packs] = sizes.table[packs] @ np.vstack(of_layers.running(part, kind)).T
+        return np.array([_largest_in_flight(case, waiting, in_flight, sizes) for case in (beginning, *later)])
 
 
 def _heaviest(sizes: EpochSizes, in_flight: int, *coefficients: Array) -> tuple[float, ...]:

@@ -116,7 +116,8 @@ class Predictor:
     def predict(self, plan: Plan) -> Prediction:
         sizes = self.sizes(plan.packing, plan.layout)
         of_levels = Parts.of_levels(plan)
-        update, sharing = self.update_parts(plan.layout, of_levels[0]), self.sharing(of_levels[0], sizes)
+        update = self.update_parts(plan.layout, of_levels[0])
+        sharing = self.sharing(of_levels[0], plan.layout, sizes)
         breakdown, of_steps = _of_steps(self.plan_seconds(plan, sizes), sizes, update, sharing=sharing)
         work = of_steps.sum(axis=0) / plan.layout.data
         busy = work + len(breakdown.ideal) * (update.reduction + update.optimizer)
@@ -134,10 +135,17 @@ class Predictor:
         self, parts: Parts, layout: Layout, sizes: EpochSizes, update: UpdateSeconds, pace: Pace | None = None
     ) -> tuple[Breakdown, Array]:
         """Return what `attribute` does, for the steps of one plan in the order of the blocks of `sizes`."""
-        return _of_steps(self.pack_seconds(parts, layout, sizes), sizes, update, pace)
+        sharing = self.sharing(parts, layout, sizes)
+        return _of_steps(self.pack_seconds(parts, layout, sizes), sizes, update, pace, sharing)
 
-    def sharing(self, parts: Parts, sizes: EpochSizes) -> Sharing | None:
-        """Return which ranks of these stages wait for each other; None where they share all their packs, or none."""
+    def sharing(self, parts: Parts, layout: Layout, sizes: EpochSizes) -> Sharing | None:
+        """Return which ranks of these stages wait for each other; None where they share all their packs, or none.
+
+        With ZeRO 2 all data ranks exchange gradients in each backward pass, with ZeRO 3 weights in both passes.
+        """
+        if layout.shares_gradients:
+            every = np.full_like(sizes.degrees, layout.data)
+            return Sharing(degrees=every, forward=np.array([layout.shares_weights]), backward=np.array([True]))
         if len(np.unique(sizes.degrees)) == 1:
             return None
         layers = parts.layers[:, [PROJECTOR, LANGUAGE]] > 0
@@ -153,10 +161,13 @@ class Predictor:
         return several[0] if len(several) == 1 else PackSeconds.by_level(several, sizes.levels)
 
     def update_parts(self, layout: Layout, parts: Parts) -> UpdateSeconds:
-        """Return the seconds of reduction and optimizer of the stages of one plan."""
+        """Return the seconds of reduction and optimizer of the stages of one plan.
+
+        ZeRO 2 and 3 reduce in each backward pass.
+        """
         parameters = parts.layers @ (self._trained - self._dealt * (1 - 1 / layout.tensor))
         reduction = np.zeros(len(parts))
-        if layout.data > 1:
+        if layout.data > 1 and not layout.shares_gradients:
             reduction += parameters * GRADIENT_BYTES * self.costs.communication(layout).reduce_seconds_per_byte
         if layout.tensor > 1:  # of what its ranks hold whole, as if they were data ranks
             replicas = parts.layers @ (self._trained - self._dealt)
@@ -193,8 +204,8 @@ class Predictor:
     def plans_step_seconds(self, plans: Sequence[Plan], sizes: EpochSizes) -> Array:
         """Return the step seconds of plans that share packing and layout, [plans, steps]."""
         layout = plans[0].layout
-        if len(plans[0].packing.degrees) > 1:
-            return np.stack([self._levelled_step_seconds(plan, sizes) for plan in plans])
+        if len(plans[0].packing.degrees) > 1 or layout.shares_gradients:
+            return np.stack([self._whole_step_seconds(plan, sizes) for plan in plans])
         # Most stages of the plans are alike.
         parts, stages = Parts.of_plans(plans)
         packs = self.pack_seconds(parts, layout, sizes)
@@ -210,9 +221,10 @@ class Predictor:
             seconds.append((ends + update).max(axis=0))
         return np.concatenate(seconds, axis=1)
 
-    def _levelled_step_seconds(self, plan: Plan, sizes: EpochSizes) -> Array:
+    def _whole_step_seconds(self, plan: Plan, sizes: EpochSizes) -> Array:
+        """Return the seconds of steps in which data ranks may wait for each other, [steps]."""
         parts = Parts.of(cut(plan))
-        update, sharing = self.update_parts(plan.layout, parts), self.sharing(parts, sizes)
+        update, sharing = self.update_parts(plan.layout, parts), self.sharing(parts, plan.layout, sizes)
         seconds = self.plan_seconds(plan, sizes)
         return np.concatenate([whole_seconds(block, seconds, update, sharing) for block in sizes.blocks])
 
@@ -225,7 +237,7 @@ class Predictor:
         sends = link.latency_seconds + link.seconds_per_byte * (sizes.table @ self._outputs[last].T)
         curves = self._curves.at(sizes.table)
         alone = sizes.samples_alone @ (self._forward + self._backward).T
-        exchange, exchange_back = self.exchange_seconds(parts, sizes.table, sizes.degrees, sizes.tensor)
+        exchange, exchange_back = self.exchange_seconds(parts, layout, sizes.table, sizes.degrees)
         return PackSeconds(
             # Each rank prepares the images of the whole pack.
             load=self.load_seconds(parts, sizes.whole),
@@ -239,13 +251,15 @@ class Predictor:
             exchange_back=exchange_back,
         )
 
-    def exchange_seconds(self, parts: Parts, sizes: Array, degrees: Ints, tensor: int = 1) -> tuple[Array, Array]:
-        """Return the seconds of what ranks that compute a pack exchange (forward, backward with recomputation).
+    def exchange_seconds(self, parts: Parts, layout: Layout, sizes: Array, degrees: Ints) -> tuple[Array, Array]:
+        """Return the seconds of what ranks exchange in the passes of packs (forward, backward with recomputation).
 
-        `sizes` [packs, 4] are those of a rank's part, `degrees` [packs] the numbers of data ranks, each with `tensor`
-        ranks; shapes as in `pass_seconds`.
+        It is what ranks that compute a pack exchange, and with ZeRO 2 and 3 what all data ranks do. `sizes` [packs, 4]
+        are those of a rank's part, `degrees` [packs] the numbers of data ranks that compute it, each with the tensor
+        ranks of the layout; shapes as in `pass_seconds`.
         """
-        forward, backward = np.zeros((2, len(sizes), len(parts)))
+        tensor = layout.tensor
+        forward, backward = np.zeros((2, len(sizes), len(parts))) + self._sharded_seconds(parts, layout)[:, None]
         language, again, projects = (
             parts.layers[:, LANGUAGE],
             parts.recomputed[:, LANGUAGE],
@@ -268,11 +282,30 @@ class Predictor:
                     together.projector_backward_seconds,
                 )
             )
-            forward[packs] = np.outer(in_layer, language) + np.outer(behind, projects)
+            forward[packs] += np.outer(in_layer, language) + np.outer(behind, projects)
             of_layers = np.outer(back_in_layer, language) + np.outer(in_layer, again)
-            backward[packs] = self._has_backward[LANGUAGE] * of_layers
+            backward[packs] += self._has_backward[LANGUAGE] * of_layers
             backward[packs] += self._has_backward[PROJECTOR] * np.outer(back_behind, projects)
         return forward, backward
+
+    def _sharded_seconds(self, parts: Parts, layout: Layout) -> Array:
+        """Return the seconds of what ZeRO 2 and 3 exchange in each (forward, backward) pass, [2, stages].
+
+        ZeRO 2 averages gradients over all ranks. ZeRO 3 gathers the weights of each layer for either pass, and scatters
+        the sums of gradients; a layer that is recomputed for its backward pass is gathered once for both.
+        """
+        forward, backward = np.zeros((2, len(parts)))
+        gradients = GRADIENT_BYTES * (parts.layers @ self._trained)
+        if layout.shares_gradients and not layout.shares_weights:
+            backward = gradients * self.costs.communication(layout).reduce_seconds_per_byte
+        elif layout.shares_weights:
+            cost = self.costs.gathered_by(layout.data)
+            seconds = np.array(cost.seconds)
+            forward = parts.layers @ seconds
+            # The weights of the head stay for the backward pass, which begins there.
+            backward = parts.layers[:, :-1] @ (seconds * self._has_backward)[:-1]
+            backward += gradients * cost.scatter_seconds_per_byte
+        return np.stack((forward, backward))
 
     def pass_seconds(self, parts: Parts, sizes: Array) -> tuple[Array, Array]:
         """Return (forward, backward with recomputation) seconds of packs [packs, stages]; `sizes` are [packs, 4]."""
@@ -292,9 +325,9 @@ class Predictor:
         """Return the expected bytes of each of `parts` as the stage of its number, [stages]; see `StageMemory`."""
         return self._memory.expected(parts, layout, numbers, sizes)
 
-    def heaviest_bytes(self, parts: Parts, sizes: EpochSizes) -> tuple[Array, Array]:
+    def heaviest_bytes(self, parts: Parts, layout: Layout, sizes: EpochSizes) -> tuple[Array, Array]:
         """Return what the heaviest pack keeps, as `StageMemory.of_heaviest` does."""
-        return self._memory.of_heaviest(parts, sizes)
+        return self._memory.of_heaviest(parts, layout, sizes)
 
     def static_bytes(self, parts: Parts, layout: Layout) -> Array:
         """Return the bytes of weights, gradients and optimizer states of each of `parts`, [stages]."""

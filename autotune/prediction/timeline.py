@@ -59,7 +59,7 @@ def timeline(predictor: Predictor, plan: Plan, prediction: Prediction) -> Timeli
     seconds, update = predictor.plan_seconds(plan, sizes), predictor.update_seconds(plan.layout, parts)
     sides = (seconds.shared_forward, seconds.shared_backward, seconds.sends, seconds.returns)
     forward, backward, sends, returns = (side[packs] for side in sides)
-    sharing = predictor.sharing(parts, sizes)
+    sharing = predictor.sharing(parts, plan.layout, sizes)
     meetings = None if sharing is None else sharing.meetings(rows[None])
     schedule = simulate(forward, backward, sends, returns, meetings)
     passes = trace(forward, backward, sends, returns, meetings)

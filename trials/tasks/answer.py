@@ -125,6 +125,19 @@ class TensorTiming:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GatherTiming:
+    """The weights of one kind of layer, of which each rank holds a share, as ZeRO 3 gathers them."""
+
+    layer: LayerKind
+    seconds: float
+    """Median time of gathering those of one layer from all ranks."""
+    gathered_parameters: int
+    """Most that are gathered at once."""
+    lingering_parameters: int
+    """Those that stay until the end of the backward pass."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileReport:
     """Timings of every kind of layer, and of loading data, on one rank."""
 
@@ -143,6 +156,10 @@ class ProfileReport:
     """Several sizes for each tensor degree that divides the ranks and is possible for the model."""
     dealt_parameters: int = 0
     """Parameters of a language layer of which each tensor rank holds a slice; 0 where layers cannot be cut."""
+    gathers: tuple[GatherTiming, ...] = ()
+    """Every kind of layer."""
+    scatter_seconds_per_byte: float = 0.0
+    """Time of averaging gradients over all ranks, of which each keeps its share."""
     kind: Literal["profile"] = "profile"
 
 

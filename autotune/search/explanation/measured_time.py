@@ -154,12 +154,17 @@ class MeasuredTime:
         """Return what is predicted for the ranks in a mean step of these."""
         seconds = predictor.pack_seconds(self._parts, self._plan.layout, sizes)
 
-        def mean(side: Array) -> Array:
-            sums: Array = np.sum([side[block].sum(axis=(0, 1)) for block in sizes.blocks], axis=0)
+        def mean(side: Array, *, together: bool = False) -> Array:
+            of_blocks = [side[block] for block in sizes.blocks]
+            if together:
+                of_blocks = [np.broadcast_to(each.max(axis=2, keepdims=True), each.shape) for each in of_blocks]
+            sums: Array = np.sum([each.sum(axis=(0, 1)) for each in of_blocks], axis=0)
             return sums / len(sizes.steps)
 
-        # Measured passes include the exchanges of ranks that compute a pack together.
-        work = mean(seconds.forward + seconds.exchange + seconds.shared_backward)
+        # Measured passes include exchanges. Where all data ranks exchange, each takes as long as the slowest one.
+        layout = self._plan.layout
+        work = mean(seconds.forward + seconds.exchange, together=layout.shares_weights)
+        work += mean(seconds.shared_backward, together=layout.shares_gradients)
         return _Ranks(work=work, load=mean(seconds.load), optimizer=np.zeros_like(work))
 
 

@@ -149,12 +149,13 @@ class CalibratedPredictor:
         self._observations.append(Observation(features=self._features(base, plan, steps), seconds=mean))
         for stage in measurement.stages:
             load, forward, backward, update = stage_features(base, plan, steps, stage.stage, stage.data_rank)
-            measured = [
-                (load, stage.load_seconds),
-                (forward, stage.forward_seconds),
-                (backward, stage.backward_seconds),
-            ]
-            if plan.layout.grid.of_stage == 1:  # with more, a rank waits for the others in the reduction
+            measured = [(load, stage.load_seconds)]
+            # A rank waits for the others where all of them exchange.
+            if not plan.layout.shares_weights:
+                measured.append((forward, stage.forward_seconds))
+            if not plan.layout.shares_gradients:
+                measured.append((backward, stage.backward_seconds))
+            if plan.layout.grid.of_stage == 1:
                 measured.append((update, stage.optimizer_seconds))
             self._observations += [
                 Observation(features=features, seconds=seconds) for features, seconds in measured if sum(features) > 0

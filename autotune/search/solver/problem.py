@@ -59,7 +59,7 @@ class Problem:
         self.sizes = predictor.sizes(packing, layout)
         _check(limits, layout, self.sizes.epoch.micro_batches)
         self._predictor, self._limits, self._packing, self._layout = predictor, limits, packing, layout
-        seconds = [_layer_seconds(predictor, sizes) for sizes in self.sizes.of_levels]
+        seconds = [_layer_seconds(predictor, layout, sizes) for sizes in self.sizes.of_levels]
         self._alternatives = [
             [
                 Level(fits=fits, seconds=of_level, row_share=sizes.row_share)
@@ -99,7 +99,7 @@ class Problem:
     def _bytes(self, parts: Parts, numbers: Ints) -> Array:
         if len(self.sizes.of_levels) == 1:
             return self._predictor.stage_bytes(parts, self._layout, numbers, self.sizes)
-        heaviest = [self._predictor.heaviest_bytes(parts, sizes) for sizes in self.sizes.of_levels]
+        heaviest = [self._predictor.heaviest_bytes(parts, self._layout, sizes) for sizes in self.sizes.of_levels]
         kept, running = np.max(heaviest, axis=0)
         needed: Array = self._predictor.static_bytes(parts, self._layout) + running + self._behind(numbers) * kept
         return needed
@@ -198,7 +198,7 @@ class Problem:
         Each keeps at most a share of what there is for a pack in flight, so that the one that runs has the rest.
         """
         parts = held.parts(recompute_vision, recompute_language)
-        kept, running = self._predictor.heaviest_bytes(parts, sizes)
+        kept, running = self._predictor.heaviest_bytes(parts, self._layout, sizes)
         usable, behind = (
             self._limits.usable_bytes - self._predictor.static_bytes(parts, self._layout),
             self._behind(held.numbers),
@@ -288,14 +288,14 @@ def _check(limits: Limits, layout: Layout, micro_batches: int) -> None:
         raise InvalidPlan(f"a step needs at least 1 micro-batch, not {micro_batches}; give data to every step")
 
 
-def _layer_seconds(predictor: Predictor, sizes: EpochSizes) -> LayerSeconds:
+def _layer_seconds(predictor: Predictor, layout: Layout, sizes: EpochSizes) -> LayerSeconds:
     """Return the time of one layer of each kind alone for the mean pack; that of a stage is their sum."""
     each, nothing = np.eye(len(KINDS)), np.zeros((len(KINDS), len(KINDS)))
     mean, whole = sizes.mean, sizes.whole.mean(axis=0, keepdims=True)
 
     def of(parts: Parts) -> Array:
         forward, backward = predictor.pass_seconds(parts, mean)
-        exchange, exchange_back = predictor.exchange_seconds(parts, mean, np.array([sizes.degree]), sizes.tensor)
+        exchange, exchange_back = predictor.exchange_seconds(parts, layout, mean, np.array([sizes.degree]))
         seconds: Array = (predictor.load_seconds(parts, whole) + forward + backward + exchange + exchange_back)[0]
         return seconds
 

@@ -104,6 +104,19 @@ def test_exchanges_of_layers_that_two_ranks_hold_are_timed(costs: LayerCosts, pr
     assert costs["language"].dealt_parameters == costs["language"].parameters - norms
 
 
+def test_gathers_of_weights_that_two_ranks_share_are_timed(costs: LayerCosts, prepared: Prepared) -> None:
+    (cost,) = costs.gathers
+    assert cost.data == 2
+    assert all(0 < seconds < 0.1 for seconds in cost.seconds)
+    assert 0 < cost.scatter_seconds_per_byte < 1e-6
+    for kind in ("vision", "language"):
+        assert costs[kind].gathered_parameters == costs[kind].parameters
+    skeleton = build_skeleton(load_config(prepared.job.model.path), torch.float32)
+    (words,) = (parameter.numel() for parameter in skeleton.model.get_input_embeddings().parameters())
+    assert (costs["projector"].gathered_parameters, costs["projector"].lingering_parameters) == (words, words)
+    assert costs["head"].gathered_parameters == words  # of the output projection, which is as large
+
+
 @pytest.mark.long
 def test_links_and_reductions_of_every_layout_of_four_ranks_are_timed(example: Path, tmp_path: Path) -> None:
     prepared = prepared_of(example, tmp_path, hardware={"devices": 4})

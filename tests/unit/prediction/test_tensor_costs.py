@@ -86,7 +86,7 @@ def test_cut_layers_take_their_part_of_the_work_and_the_bytes_and_exchange() -> 
     one, other = (predictor.sizes(plan.packing, plan.layout) for plan in (whole, halves))
     assert other.table[:, 2] == pytest.approx(one.table[:, 2] / 2)
     assert other.step_samples.tolist() == one.step_samples.tolist()
-    forward, backward = predictor.exchange_seconds(parts, other.table, other.degrees, other.tensor)
+    forward, backward = predictor.exchange_seconds(parts, halves.layout, other.table, other.degrees)
     tokens, count = other.table[:, 1], parts.layers[0, LANGUAGE]
     assert forward[:, 0] == pytest.approx(count * (1e-6 * tokens + 1e-4))
     assert backward[:, 0] == pytest.approx(count * (3e-6 * tokens + 2e-4) + 3 * (1e-6 * tokens + 1e-4))

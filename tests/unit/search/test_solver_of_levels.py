@@ -132,7 +132,8 @@ class BruteForce:
         mean = sizes.table[of_level].mean(axis=0, keepdims=True)
         loaded = sizes.whole[of_level].mean(axis=0, keepdims=True)
         degrees = np.array([self._packing.degrees[level]])
-        passes = self._predictor.pass_seconds(parts, mean), self._predictor.exchange_seconds(parts, mean, degrees)
+        exchanges = self._predictor.exchange_seconds(parts, self._layout, mean, degrees)
+        passes = self._predictor.pass_seconds(parts, mean), exchanges
         seconds = float(np.sum(passes) + self._predictor.load_seconds(parts, loaded).sum())
         return seconds * float(sizes.degrees[of_level].sum() / sizes.degrees.sum())
 

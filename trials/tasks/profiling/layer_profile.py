@@ -21,6 +21,7 @@ from trials.model.stage import StageModule
 from trials.model.trained import choose_trained, draw_trained
 from trials.model.weights import draw_buffers, draw_weights
 from trials.tasks.answer import LayerTiming, ProfileReport
+from trials.tasks.profiling.gathers import time_gathers, time_scatter
 from trials.tasks.profiling.links import time_communication
 from trials.tasks.profiling.loading import time_loading
 from trials.tasks.profiling.probes import Probe, ProbeBytes, Run, probes
@@ -70,6 +71,8 @@ def run_profile(request: Request, task: Profile, device: torch.device) -> Profil
         sharing=tuple(time_sharing(stage, task.sizes, device, profiler.sizes)),
         tensor=tuple(time_tensor(stage, task.sizes, device)),
         dealt_parameters=dealt_parameters(stage),
+        gathers=tuple(time_gathers(stage, paths_by_kind, device)),
+        scatter_seconds_per_byte=time_scatter(device),
     )
 
 
@@ -194,7 +197,7 @@ class Profiler:
         return probe.states.detach().clone().requires_grad_(self._takes_gradient[probe.layer])
 
     def _meter(self) -> SavedTensorMeter:
-        return SavedTensorMeter(self._stage.parameters(), 0, 1 << 62)
+        return SavedTensorMeter(list(self._stage.parameters()), 0, 1 << 62)
 
 
 def measure_until_quiet(

@@ -66,11 +66,11 @@ def _one_way(size: int, other: int, device: torch.device, *, is_first: bool) -> 
     turns = (distributed.send, distributed.recv) if is_first else (distributed.recv, distributed.send)
     seconds = []
     for _ in range(_EXCHANGES + 1):
-        start = _now(device)
+        start = now(device)
         for transfer in turns:
             for message in messages:
                 transfer(message, other)
-        seconds.append((_now(device) - start) / 2)
+        seconds.append((now(device) - start) / 2)
     return min(seconds[1:])
 
 
@@ -85,15 +85,16 @@ def _time_reduction(grid: Grid, device: torch.device, repeats: int) -> float:
     seconds = []
     for _ in range(repeats + 1):
         distributed.barrier()
-        start = _now(device)
+        start = now(device)
         distributed.all_reduce(gradients, group=groups[own])
-        seconds.append(_now(device) - start)
+        seconds.append(now(device) - start)
     distributed.barrier()
     distributed.destroy_process_group(groups[own])
     return statistics.median(seconds[1:]) / _REDUCED_BYTES
 
 
-def _now(device: torch.device) -> float:
+def now(device: torch.device) -> float:
+    """Return the time at which the device has finished its work, in seconds."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()

@@ -1,0 +1,226 @@
+"""Costs of ZeRO 2 and 3 with one stage: what data ranks exchange and hold, and how they wait for each other."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from autotune.errors import ProfileError
+from autotune.prediction.costs import fit_costs
+from autotune.prediction.features import COSTS as FACTORS
+from autotune.prediction.features import scaled
+from autotune.prediction.parts import Parts
+from autotune.prediction.predictor import Predictor
+from autotune.prediction.timeline import timeline
+from tests.search_values import COSTS, costs_of, epoch_of, frozen_vision, layer_cost, predictor_of
+from tests.training_values import plan_of
+from tests.unit.prediction.test_costs import reports_of
+from trials import wire
+from trials.layer_costs import KINDS, NOTHING, GatherCost, LayerCosts
+from trials.model.cut import cut
+from trials.plan import Packed, Plan, ZeroStage
+from trials.tasks.answer import GatherTiming, ProfileReport
+
+PACKED = Packed(qv=9, qt=480, qv_min=9, qt_min=416)
+SECONDS = (0.001, 0.002, 0.003, 0.004, 0.005)
+"""Of gathering a layer of each kind; with 5 + 4 layers 35 ms, 30 ms without the head."""
+PARAMETERS = 12 * 50_000
+"""Of five vision and four language layers, and one of each other kind."""
+
+
+def sharded(costs: LayerCosts = COSTS, seconds: tuple[float, ...] = SECONDS, scatter: float = 5e-10) -> LayerCosts:
+    first, second, third, fourth, fifth = seconds
+    cost = GatherCost(data=2, seconds=(first, second, third, fourth, fifth), scatter_seconds_per_byte=scatter)
+    return replace(costs, gathers=(cost,))
+
+
+def of_zero(zero: ZeroStage, recomputed: str = "") -> Plan:
+    return plan_of(f"5+4{recomputed}", data=2, zero=zero, packing=PACKED)
+
+
+def exchanges(plan: Plan, costs: LayerCosts) -> tuple[float, float]:
+    """Return the seconds of (forward, backward), which are the same for all packs."""
+    predictor = predictor_of(costs)
+    seconds = predictor.pack_seconds(Parts.of(cut(plan)), plan.layout, predictor.sizes(plan.packing, plan.layout))
+    for side in (seconds.exchange, seconds.exchange_back):
+        assert side == pytest.approx(side[0, 0])
+    return float(seconds.exchange[0, 0]), float(seconds.exchange_back[0, 0])
+
+
+# --- time ---
+
+
+@pytest.mark.parametrize("recomputed", ["", "r5,4"])
+def test_zero_3_gathers_each_layer_twice_and_scatters_gradients_in_each_backward_pass(recomputed: str) -> None:
+    forward, backward = exchanges(of_zero(3, recomputed), sharded())
+    assert forward == pytest.approx(0.001 + 5 * 0.002 + 0.003 + 4 * 0.004 + 0.005)
+    # The head stays from one pass to the other; what a recomputation gathers serves the backward pass behind it.
+    assert backward == pytest.approx(0.001 + 5 * 0.002 + 0.003 + 4 * 0.004 + PARAMETERS * 4 * 5e-10)
+
+
+def test_zero_2_averages_all_gradients_in_each_backward_pass() -> None:
+    assert exchanges(of_zero(2), sharded()) == pytest.approx((0.0, PARAMETERS * 4 * 1e-9))
+
+
+def test_zero_0_and_1_average_gradients_once_in_a_step() -> None:
+    predictor, parts = predictor_of(sharded()), Parts.of(cut(of_zero(1)))
+    assert exchanges(of_zero(1), sharded()) == (0.0, 0.0)
+    reductions = [predictor.update_parts(of_zero(zero).layout, parts).reduction[0] for zero in (0, 1, 2, 3)]
+    assert reductions == pytest.approx([PARAMETERS * 4 * 1e-9] * 2 + [0.0] * 2)
+
+
+def test_layers_without_a_backward_pass_are_gathered_once() -> None:
+    forward, backward = exchanges(of_zero(3), sharded(frozen_vision()))
+    assert forward == pytest.approx(0.035)
+    trained = PARAMETERS - 6 * 50_000
+    assert backward == pytest.approx(0.003 + 4 * 0.004 + trained * 4 * 5e-10)
+
+
+def test_all_data_ranks_begin_each_pass_together() -> None:
+    free = sharded(seconds=(0.0,) * 5, scatter=0.0)
+    predictor = predictor_of(replace(free, reduce_seconds_per_byte=0.0))
+    parts, layout = Parts.of(cut(of_zero(3))), of_zero(3).layout
+    sizes = predictor.sizes(PACKED, layout)
+    seconds = predictor.pack_seconds(parts, layout, sizes)
+    update = float(predictor.update_seconds(layout, parts)[0])
+    step = int(np.argmax([len(sizes.epoch.rows(number)) for number in range(sizes.epoch.steps)]))
+    rows = sizes.epoch.rows(step)
+    forward, backward = seconds.loaded_forward[rows, 0], seconds.backward[rows, 0]
+    assert len(rows) > 1
+    by_pass = float(forward.max(axis=1).sum() + backward.max(axis=1).sum()) + update
+    by_rank = float((forward + backward).sum(axis=0).max())
+    for zero, expected in ((3, by_pass), (1, by_rank + float(predictor.update_seconds(of_zero(1).layout, parts)[0]))):
+        plan = of_zero(zero)  # type: ignore[arg-type]
+        assert predictor.predict(plan).step_seconds[step] == pytest.approx(expected)
+        assert predictor.plans_epoch_seconds([plan])[0] == pytest.approx(predictor.predict(plan).epoch_seconds)
+    assert by_pass > by_rank + update
+    between = predictor.predict(of_zero(2)).step_seconds[step]
+    assert by_rank < between <= by_pass
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+def test_the_parts_of_a_step_and_its_timeline_have_the_exchanges(zero: ZeroStage) -> None:
+    predictor, plan = predictor_of(sharded()), of_zero(zero, "r1,1")
+    prediction = predictor.predict(plan)
+    totals = prediction.breakdown.totals
+    assert sum(totals.values()) == pytest.approx(prediction.epoch_seconds)
+    passes = prediction.breakdown.seconds.size * predictor.sizes(PACKED, plan.layout).epoch.micro_batches
+    assert totals["communication"] == pytest.approx(passes * sum(exchanges(plan, sharded())), rel=0.1)
+    shown = timeline(predictor, plan, prediction)
+    assert shown.seconds == pytest.approx(prediction.step_seconds[shown.step])
+
+
+# --- bytes ---
+
+
+def bytes_of(
+    plan: Plan, gathered: tuple[int, ...] = (0,) * 5, lingering: int = 0, kept: tuple[int, ...] = (0,) * 5
+) -> tuple[float, float]:
+    """Return the (static, expected) bytes where a layer of each kind keeps a constant of so many bytes."""
+    layers = [
+        replace(layer_cost(NOTHING, (0, 0, 0, bytes_), NOTHING), gathered_parameters=count, backward_seconds=(1.0,) * 4)
+        for count, bytes_ in zip(gathered, kept, strict=True)
+    ]
+    layers[KINDS.index("projector")] = replace(layers[KINDS.index("projector")], lingering_parameters=lingering)
+    (stage,) = Predictor(sharded(costs_of(*layers)), epoch_of(), 4).predict(plan).stage_memory
+    return stage.static, stage.expected
+
+
+def test_zero_2_shares_gradients_and_states_and_zero_3_weights_too() -> None:
+    static = [bytes_of(of_zero(zero))[0] for zero in (0, 1, 2, 3)]
+    # float32 weights and gradients; two moments, or with ZeRO two moments and a copy of the weights.
+    shares = (4 + 4 + 8, 4 + 4 + 12 / 2, 4 + 4 / 2 + 12 / 2, 4 / 2 + 4 / 2 + 12 / 2)
+    assert static == [PARAMETERS * share for share in shares]
+
+
+def test_zero_3_needs_most_where_kept_tensors_and_gathered_weights_together_are_largest() -> None:
+    # At the end of the forward pass everything is kept: 5 x 1000 + 4 x 2000 + 300 bytes.
+    kept = (0, 1000, 0, 2000, 300)
+
+    def beyond(gathered: tuple[int, ...], lingering: int = 0, zero: ZeroStage = 3) -> float:
+        static, expected = bytes_of(of_zero(zero), gathered, lingering, kept)
+        return expected - static
+
+    assert beyond((0, 0, 0, 0, 0)) == 13_300
+    assert beyond((10, 20, 10, 20, 500)) == 13_300 + 4 * 500
+    # The head has had its backward pass when the last language layer has its own, and that before the vision layers.
+    assert beyond((10, 20, 10, 900, 100)) == 13_000 + 4 * 900
+    assert beyond((10, 5000, 10, 20, 100)) == 5_000 + 4 * 5_000
+    # The word embedding stays until the end of the backward pass.
+    assert beyond((10, 5000, 10, 20, 100), lingering=700) == 5_000 + 4 * 5_700
+    assert beyond((10, 5000, 10, 20, 100), lingering=700, zero=2) == 13_300
+
+
+def test_a_recomputed_layer_and_its_weights_are_held_together() -> None:
+    # All is recomputed: the last language layer runs again while the inputs are kept, which have no bytes here.
+    static, expected = bytes_of(of_zero(3, "r5,4"), (10, 20, 10, 900, 100), kept=(0, 1000, 0, 2000, 300))
+    assert expected - static == 2000 + 4 * 900
+
+
+def test_the_parts_of_the_peak_count_gathered_weights_as_transient() -> None:
+    costs = sharded(
+        replace(COSTS, layers=tuple((kind, replace(cost, gathered_parameters=10**7)) for kind, cost in COSTS.layers))
+    )
+    predictor, plan = predictor_of(costs), of_zero(3)
+    (parts,), (stage,) = predictor.peak_parts(plan), predictor.predict(plan).stage_memory
+    assert parts.transient == 4 * 10**7
+    assert parts.total == pytest.approx(stage.expected)
+    assert stage.low <= stage.expected <= stage.high
+
+
+# --- profile ---
+
+
+def gather_reports(latencies: tuple[float, ...]) -> list[ProfileReport]:
+    """Reports of ranks that wait for so long, and gather for 1 ms times the number of the kind."""
+    return [
+        replace(
+            report,
+            gathers=tuple(
+                GatherTiming(
+                    layer=kind,
+                    seconds=latency + 1e-3 * number,
+                    gathered_parameters=100 * number,
+                    lingering_parameters=7 if kind == "projector" else 0,
+                )
+                for number, kind in enumerate(KINDS)
+            ),
+            scatter_seconds_per_byte=1e-9 * latency,
+        )
+        for report, latency in zip(reports_of(COSTS, 0.0, ranks=len(latencies)), latencies, strict=True)
+    ]
+
+
+def test_gathering_takes_what_the_last_rank_needs() -> None:
+    costs = fit_costs(gather_reports((0.5, 0.2)))
+    (cost,) = costs.gathers
+    assert cost.data == 2
+    assert cost.seconds == pytest.approx((0.2, 0.201, 0.202, 0.203, 0.204))
+    assert cost.scatter_seconds_per_byte == pytest.approx(2e-10)
+    assert [costs[kind].gathered_parameters for kind in KINDS] == [0, 100, 200, 300, 400]
+    assert [costs[kind].lingering_parameters for kind in KINDS] == [0, 0, 7, 0, 0]
+    assert wire.decode(LayerCosts, wire.encode(costs)) == costs
+
+
+def test_times_of_gathering_that_no_measurement_can_give_are_refused() -> None:
+    first, second = gather_reports((0.5, 0.2))
+    wrong = replace(first.gathers[0], seconds=float("nan"))
+    for report in (replace(first, gathers=(wrong, *first.gathers[1:])), replace(first, scatter_seconds_per_byte=-1.0)):
+        with pytest.raises(ProfileError, match="cannot be a measured value"):
+            fit_costs([report, second])
+
+
+def test_a_profile_from_before_knows_zero_0_and_1_alone() -> None:
+    fitted = fit_costs(gather_reports((0.5, 0.2)))
+    document = wire.to_document(fitted)
+    del document["gathers"]
+    older = wire.decode(LayerCosts, wire.canonical(document))
+    assert [fitted.knows_zero(zero) for zero in (0, 1, 2, 3)] == [True] * 4
+    assert [older.knows_zero(zero) for zero in (0, 1, 2, 3)] == [True, True, False, False]
+
+
+def test_a_calibration_scales_gathers_with_the_links() -> None:
+    factors = [3.0 if name == "communication" else 1.0 for name in FACTORS]
+    (before,), (after,) = sharded().gathers, scaled(sharded(), factors).gathers
+    assert after.seconds == pytest.approx(tuple(3 * each for each in before.seconds))
+    assert after.scatter_seconds_per_byte == pytest.approx(3 * before.scatter_seconds_per_byte)
