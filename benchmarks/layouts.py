@@ -22,7 +22,7 @@ from autotune.search.solver.solver import Solver
 from autotune.search.space.feasible import feasible_space
 from autotune.search.space.layouts import layout_name, layouts
 from autotune.search.space.space import Space
-from autotune.search.space.tensor import possible_layouts
+from autotune.search.space.tensor import further_cut
 from benchmarks.ladders import DEGREES, MEMORY, Mixed
 from benchmarks.result import Check, at_least, at_most
 from benchmarks.search import search
@@ -103,7 +103,7 @@ def _row(workload: Cut) -> dict[str, Any]:
     plain_seconds, _ = _searched(replace(workload, tensor_degrees=()))
     offered_seconds, offered = _searched(workload, said.append)
     solver = Solver(workload.predictor, workload.limits(MEMORY))
-    possible = possible_layouts(workload.workload, solver)
+    possible = further_cut(workload.workload, solver).possible
     names = [layout_name(each) for each in chain(layouts(workload.shape, DEVICES), possible)]
     everything = feasible_space(workload.workload, solver, remedy="", wanted=SpaceSection(layouts=tuple(names)))
     plans = sorted({*offered.starts, *everything.starts}, key=workload.predictor.epoch_seconds)

@@ -13,7 +13,7 @@ from autotune.search.solver.limits import Limits
 from autotune.search.solver.problem import Problem
 from autotune.search.solver.splits import Wanted, min_max_split
 from trials.data.metrics import step_sums
-from trials.plan import Layout, Packing, Plan, Recomputed, Stage, layer_counts
+from trials.plan import Layout, Packing, Plan, Recomputed, Stage, ZeroStage, layer_counts
 
 RANKED = Wanted(count=16, within=1.08)
 """Solutions of the closed form that are compared on real packs: beyond these, hardly any is the fastest."""
@@ -56,6 +56,10 @@ class Solver:
         """Tensor degrees above 1 that were timed, so that plans with them can be compared."""
         costs = self._predictor.costs
         return tuple(cost.degree for cost in costs.tensor if costs.knows_tensor(cost.degree) and costs.sharing)
+
+    def knows_zero(self, zero: ZeroStage) -> bool:
+        """Return whether plans with this ZeRO stage can be compared."""
+        return self._predictor.costs.knows_zero(zero)
 
     def epoch_seconds(self, plans: Sequence[Plan]) -> list[float]:
         """Return the predicted epoch seconds of each plan."""

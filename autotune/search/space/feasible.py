@@ -4,18 +4,20 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, chain
 
 from autotune.errors import JobError, NoFeasiblePlan
 from autotune.search.solver.limits import HEADROOM
 from autotune.search.solver.solver import Solver
 from autotune.search.space.capacities import capacities
 from autotune.search.space.ladders import offered_ladders
-from autotune.search.space.layouts import layout_name, layouts, zero_stages
+from autotune.search.space.layouts import layout_name, layouts, named_layout, refused, zero_stages
+from autotune.search.space.offers import FurtherLayouts, offered_layouts
 from autotune.search.space.packings import ALONE, ladder_name
+from autotune.search.space.sharded import further_sharded
 from autotune.search.space.space import Axes, Space, packings_of
 from autotune.search.space.splitting import Recompute
-from autotune.search.space.tensor import check_timed, offered_layouts, possible_layouts, tensor_layout
+from autotune.search.space.tensor import further_cut
 from trials import plugins
 from trials.data.packers import PACKERS
 from trials.errors import UnknownName
@@ -40,16 +42,19 @@ def feasible_space(
     wanted: SpaceSection = EVERYTHING,
     tell: Callable[[str], object] = lambda _: None,
 ) -> Space:
-    """Return the space within `wanted`; tell why levels of packs and tensor degrees are searched, or are not.
+    """Return the space within `wanted`; tell why levels of packs and further layouts are searched, or are not.
 
     Raises JobError for an impossible value, and NoFeasiblePlan, whose message ends with `remedy`, when no plan of the
     space fits the memory and keeps the global batch.
     """
     _check_recompute(workload, wanted)
     chosen = _layouts(workload, wanted)
-    check_timed(chosen, solver)
-    of_tensor = _of_tensor(workload, solver, wanted)
-    fitting = _fitting(workload, solver, chosen, remedy, required=not of_tensor)
+    _check_timed(chosen, solver)
+    several = _further(workload, solver, wanted)
+    fitting = _fitting(workload, solver, chosen)
+    every = [*chosen, *chain.from_iterable(further.possible for further in several)]
+    if not fitting and len(every) == len(chosen):
+        raise NoFeasiblePlan(_none_fits(workload, solver, every, remedy))
     axes = Axes(
         layouts=fitting,
         packers=_packers(wanted),
@@ -70,15 +75,16 @@ def feasible_space(
         tell(offer.reason)
     axes = replace(axes, ladders=offer.ladders)
     space = Space(axes, solver, partial(allows, wanted)) if fitting else None
-    further = offered_layouts(of_tensor, solver, usual, space.starts if space else ())
-    if further.reason:
-        tell(further.reason)
+    for further in several:
+        found = offered_layouts(further, solver, usual, space.starts if space else ())
+        if found.reason:
+            tell(found.reason)
+        if found.layouts and space:
+            space = space.widened(found.layouts, solver)
+        elif found.layouts:
+            space = Space(replace(axes, layouts=found.layouts), solver, partial(allows, wanted))
     if space is None:
-        if not further.layouts:
-            _fitting(workload, solver, chosen, remedy, required=True)
-        space = Space(replace(axes, layouts=further.layouts), solver, partial(allows, wanted))
-    elif further.layouts:
-        space = space.widened(further.layouts, solver)
+        raise NoFeasiblePlan(_none_fits(workload, solver, every, remedy))
     if not space.starts:
         raise NoFeasiblePlan(_nothing_left(workload, axes, space, remedy))
     return space
@@ -89,7 +95,7 @@ def _layouts(workload: Workload, wanted: SpaceSection) -> list[Layout]:
     layers = model.vision_layers + model.language_layers
     possible = {layout_name(layout): layout for layout in layouts(model, devices)}
     names = possible if wanted.layouts is None else wanted.layouts
-    possible |= {name: cut for name in names if (cut := tensor_layout(name, workload)) is not None}
+    possible |= {name: layout for name in names if (layout := named_layout(name, workload)) is not None}
     if unknown := [name for name in names if name not in possible]:
         raise JobError(
             f"search.space.layouts: {unknown[0]!r} is not a layout of {devices} devices and a model of "
@@ -178,29 +184,44 @@ def _check_recompute(workload: Workload, wanted: SpaceSection) -> None:
             )
 
 
-def _of_tensor(workload: Workload, solver: Solver, wanted: SpaceSection) -> tuple[Layout, ...]:
-    """Return the layouts with a tensor degree above 1 that may be searched; none where the job names layouts."""
+def _further(workload: Workload, solver: Solver, wanted: SpaceSection) -> list[FurtherLayouts]:
+    """Return the layouts beside the usual ones that may be searched; none where the job names layouts."""
     if wanted.layouts is not None or (wanted.sequence is not None and ladder_name(ALONE) not in wanted.sequence):
-        return ()
+        return []
     stages = None if wanted.split is None else len(wanted.split)
-    return tuple(each for each in possible_layouts(workload, solver) if stages in (None, each.pipeline))
+    return [
+        replace(kind, possible=tuple(each for each in kind.possible if stages in (None, each.pipeline)))
+        for kind in (further_sharded(workload, solver), further_cut(workload, solver))
+    ]
 
 
-def _fitting(
-    workload: Workload, solver: Solver, chosen: Sequence[Layout], remedy: str, *, required: bool
-) -> tuple[Layout, ...]:
-    """Return the layouts whose leanest plan is expected to fit. Raise NoFeasiblePlan if one is required."""
+def _check_timed(chosen: Iterable[Layout], solver: Solver) -> None:
+    """Raise JobError for a named layout whose exchanges the profile has not timed."""
+    remedy = "measure them with `autotune profile JOB --fresh`"
+    for layout in chosen:
+        if layout.tensor > 1 and layout.tensor not in solver.tensor_degrees:
+            missing = f"what {layout.tensor} ranks exchange that hold layers together"
+            raise refused(layout_name(layout), f"the profile has no times of {missing}; {remedy}")
+        if not solver.knows_zero(layout.zero):
+            missing = "what ranks exchange that hold gradients or weights in shares"
+            raise refused(layout_name(layout), f"the profile has no times of {missing}; {remedy}")
+
+
+def _fitting(workload: Workload, solver: Solver, chosen: Sequence[Layout]) -> tuple[Layout, ...]:
+    """Return the layouts whose leanest plan is expected to fit."""
+    usable = HEADROOM * workload.memory_limit_bytes
+    return tuple(layout for layout in chosen if _least(workload, solver, layout)[0] <= usable)
+
+
+def _none_fits(workload: Workload, solver: Solver, chosen: Sequence[Layout], remedy: str) -> str:
     limit = workload.memory_limit_bytes
     least = {layout: _least(workload, solver, layout) for layout in chosen}
-    fitting = tuple(layout for layout, (needed, _) in least.items() if needed <= HEADROOM * limit)
-    if not fitting and required:
-        layout, (needed, stage) = min(least.items(), key=lambda entry: entry[1][0])
-        raise NoFeasiblePlan(
-            f"no plan fits {limit / _MEBI:.0f} MiB per rank: the leanest layout, {layout_name(layout)} with everything "
-            f"recomputed, needs about {_mebi(needed)} MiB on stage {stage}, {_mebi(needed) - limit // _MEBI} MiB "
-            f"more than available; {remedy}{_or_devices(workload, solver)}"
-        )
-    return fitting
+    layout, (needed, stage) = min(least.items(), key=lambda entry: entry[1][0])
+    return (
+        f"no plan fits {limit / _MEBI:.0f} MiB per rank: the leanest layout, {layout_name(layout)} with everything "
+        f"recomputed, needs about {_mebi(needed)} MiB on stage {stage}, {_mebi(needed) - limit // _MEBI} MiB "
+        f"more than available; {remedy}{_or_devices(workload, solver)}"
+    )
 
 
 def _least(workload: Workload, solver: Solver, layout: Layout) -> tuple[float, int]:

@@ -1,9 +1,15 @@
-"""The layouts with which a model can be trained on a number of devices."""
+"""The layouts with which a model can be trained on a number of devices, and their names."""
 
+import re
+
+from autotune.errors import JobError
+from trials.errors import InvalidPlan
 from trials.plan import Layout, ZeroStage
-from trials.workload import ModelShape
+from trials.workload import ModelShape, Workload
 
 _ZERO_OF_DATA_PARALLEL: tuple[ZeroStage, ...] = (0, 1)
+_SHARDING: tuple[ZeroStage, ...] = (2, 3)
+_NAME = re.compile(r"p(\d{1,9})-d(\d{1,9})(?:-t(\d{1,9}))?-z([0-3])")
 
 
 def layouts(model: ModelShape, devices: int) -> tuple[Layout, ...]:
@@ -20,6 +26,11 @@ def layouts(model: ModelShape, devices: int) -> tuple[Layout, ...]:
     return tuple(found)
 
 
+def sharded_layouts(devices: int) -> tuple[Layout, ...]:
+    """Return data parallelism over all devices with ZeRO 2 and 3; nothing for a single device."""
+    return tuple(Layout(pipeline=1, data=devices, zero=zero) for zero in _SHARDING) if devices > 1 else ()
+
+
 def zero_stages(model: ModelShape, data: int) -> tuple[ZeroStage, ...]:
     """Return the ZeRO stages to try, the plainest first."""
     if model.dtype == "bfloat16":
@@ -31,3 +42,36 @@ def layout_name(layout: Layout) -> str:
     """Return the name of a layout in the study: `p2-d1-z0`, or `p2-d1-t4-z0` with tensor degree 4."""
     tensor = f"-t{layout.tensor}" if layout.tensor > 1 else ""
     return f"p{layout.pipeline}-d{layout.data}{tensor}-z{layout.zero}"
+
+
+def named_layout(name: str, workload: Workload) -> Layout | None:
+    """Return the layout of a name with a tensor degree or ZeRO 2 or 3, such as `p1-d4-z3`; None for another name.
+
+    Raises JobError, with the arithmetic, for one that these devices or a chain of these layers cannot have.
+    """
+    if (found := _NAME.fullmatch(name)) is None or (found[3] is None and int(found[4]) < _SHARDING[0]):
+        return None
+    pipeline, data, tensor, zero = (int(number or 1) for number in found.groups())
+    try:
+        layout = Layout(pipeline=pipeline, data=data, tensor=tensor, zero=zero)  # type: ignore[arg-type]
+    except InvalidPlan as error:
+        raise refused(name, str(error)) from error
+    model, devices = workload.model, workload.hardware.devices
+    if layout.world_size != devices:
+        degrees = (pipeline, data) if found[3] is None else (pipeline, data, tensor)
+        product = " x ".join(map(str, degrees))
+        raise refused(name, f"{product} = {layout.world_size} ranks are not the {devices} devices")
+    if (layers := model.vision_layers + model.language_layers) < pipeline:
+        raise refused(name, f"{pipeline} stages need a layer each but the model has {layers}")
+    if model.dtype == "bfloat16" and zero == 0:
+        raise refused(name, "bfloat16 weights need ZeRO 1, which keeps a float32 copy of them")
+    if found[3] is not None and tensor == 1:
+        raise refused(name, f"without a tensor degree the name is {layout_name(layout)}")
+    if zero in _SHARDING and data == 1:
+        raise refused(name, f"ZeRO {zero} shares gradients among data ranks, and there is only one; use ZeRO 1")
+    return layout
+
+
+def refused(name: str, why: str) -> JobError:
+    """Return the error for a named layout that cannot be searched."""
+    return JobError(f"search.space.layouts: {name!r} cannot be searched: {why}")

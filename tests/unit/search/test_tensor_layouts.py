@@ -10,9 +10,9 @@ from autotune.errors import JobError, NoFeasiblePlan
 from autotune.prediction.predictor import Predictor
 from autotune.search.solver.solver import Solver
 from autotune.search.space.feasible import check_space, feasible_space
-from autotune.search.space.layouts import layout_name
+from autotune.search.space.layouts import layout_name, named_layout
 from autotune.search.space.space import Space
-from autotune.search.space.tensor import possible_layouts, tensor_layout
+from autotune.search.space.tensor import further_cut
 from tests.search_values import COSTS, limits_of, predictor_of, workload_of
 from tests.unit.prediction.test_shared_packs import sharing
 from trials.job import SpaceSection
@@ -60,8 +60,8 @@ def test_a_layout_has_its_tensor_degree_in_its_name_and_one_without_the_name_tha
     assert layout_name(Layout(pipeline=2, data=4, zero=1)) == "p2-d4-z1"
     cut = Layout(pipeline=2, data=1, tensor=4, zero=1)
     assert layout_name(cut) == "p2-d1-t4-z1"
-    assert tensor_layout("p2-d1-t4-z1", workload_of(devices=8)) == cut
-    assert tensor_layout("p2-d4-z1", workload_of(devices=8)) is None
+    assert named_layout("p2-d1-t4-z1", workload_of(devices=8)) == cut
+    assert named_layout("p2-d4-z1", workload_of(devices=8)) is None
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_named_layout_that_cannot_be_is_refused_with_the_arithmetic(name: str,
 
 def test_a_pipeline_with_more_stages_than_layers_is_refused() -> None:
     with pytest.raises(JobError, match="10 stages need a layer each but the model has 9"):
-        tensor_layout("p10-d1-t2-z0", workload_of(devices=20))
+        named_layout("p10-d1-t2-z0", workload_of(devices=20))
 
 
 def test_a_named_degree_that_the_profile_has_not_timed_is_refused_with_the_remedy() -> None:
@@ -93,7 +93,7 @@ def test_a_named_degree_that_the_profile_has_not_timed_is_refused_with_the_remed
 
 
 def possible(workload: Workload) -> set[str]:
-    return {layout_name(each) for each in possible_layouts(workload, Solver(predictor(0.0), limits_of(AMPLE)))}
+    return {layout_name(each) for each in further_cut(workload, Solver(predictor(0.0), limits_of(AMPLE))).possible}
 
 
 def test_groups_of_tensor_ranks_lie_on_one_node() -> None:
