@@ -87,18 +87,31 @@ def assemble(
         listener=listener,
         baselines=chain(
             [Baseline(role=Role.CURRENT_PLAN, plan=current_plan)] if current_plan else [],
-            baselines(workload, predictor, solver, limits, hold_all=holds_all(workload), levels=space.has_ladders),
+            baselines(
+                workload,
+                predictor,
+                solver,
+                limits,
+                hold_all=holds_all(workload),
+                levels=space.has_ladders,
+                named=settings.space.layouts or (),
+            ),
         ),
         inherited=inherited_plans(store, workload, space, solver) if warm_start else (),
     )
 
 
 def _check_degrees(plan: Plan, costs: LayerCosts) -> None:
-    """Raise JobError for a current plan of which more ranks share packs or layers than the profile has timed."""
+    """Raise JobError for a current plan whose ranks exchange what the profile has not timed."""
     if not costs.knows_tensor(plan.layout.tensor):
         raise JobError(
             f"search.present: the stored profile has no times of what {plan.layout.tensor} ranks exchange that hold "
             "layers together; measure them with `autotune profile JOB --fresh`"
+        )
+    if not costs.knows_zero(plan.layout.zero):
+        raise JobError(
+            "search.present: the stored profile has no times of what ranks exchange that hold gradients or weights in "
+            "shares; measure them with `autotune profile JOB --fresh`"
         )
     of_packs = [degree * plan.layout.tensor for degree in plan.packing.degrees]
     if unknown := [degree for degree in of_packs if not costs.knows_degree(degree)]:

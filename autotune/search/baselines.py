@@ -1,7 +1,7 @@
-"""Plans that a training would use without a search: the framework's default, and the recipes of OmniBal and HBP."""
+"""Plans that a training would use without a search: defaults of frameworks, and the recipes of OmniBal and HBP."""
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Iterator
+from dataclasses import dataclass, replace
 from itertools import pairwise, product
 
 from autotune.prediction.predictor import MOST_BATCH_DEVIATION, Predictor
@@ -10,7 +10,7 @@ from autotune.search.roles import Role
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.solver import Solver
 from autotune.search.space.capacities import omnibal_capacities
-from autotune.search.space.layouts import zero_stages
+from autotune.search.space.layouts import layout_name, zero_stages
 from trials.plan import Layout, Packed, Padded, Plan, Stage, layer_counts
 from trials.workload import Workload
 
@@ -29,12 +29,20 @@ class Baseline:
 
 
 def baselines(
-    workload: Workload, predictor: Predictor, solver: Solver, limits: Limits, *, hold_all: bool, levels: bool = False
+    workload: Workload,
+    predictor: Predictor,
+    solver: Solver,
+    limits: Limits,
+    *,
+    hold_all: bool,
+    levels: bool = False,
+    named: Container[str] = (),
 ) -> Iterator[Baseline]:
     """Yield the default with everything recomputed, then with nothing, then OmniBal's anchor and its neighbours.
 
-    HBP's plan comes last, where `levels` of packs may help. A neighbour for which no recompute count fits the memory
-    yields no plan. `hold_all` is that of `capacities`.
+    HBP's plan comes next, where `levels` of packs may help, and that of ZeRO 3, where it is needed or its layout is
+    `named`. A neighbour for which no recompute count fits the memory yields no plan. `hold_all` is that of
+    `capacities`.
     """
     layout = default_layout(workload)
     padded = Padded(samples=DEFAULT_SAMPLES)
@@ -48,6 +56,33 @@ def baselines(
             yield Baseline(role=Role.OMNIBAL, plan=plan)
     if levels and (found := hbp_plan(workload, predictor, solver)) is not None:
         yield Baseline(role=Role.HBP, plan=found)
+    if (plan := zero3_plan(workload, solver, limits, named)) is not None:
+        yield Baseline(role=Role.ZERO3, plan=plan)
+
+
+def zero3_plan(workload: Workload, solver: Solver, limits: Limits, named: Container[str] = ()) -> Plan | None:
+    """Return the usual plan of DeepSpeed trainings without a pipeline: ZeRO 3, everything recomputed, unpacked samples.
+
+    A micro-batch has as many samples as fit, 1, 2, 4 and so on, among those that keep the global batch. None where
+    none fits, where the profile cannot predict it, and where ZeRO 1 fits with as many samples: then nobody needs
+    ZeRO 3, which exchanges more. With its layout among the `named` ones, it is returned wherever it fits.
+    """
+    devices = workload.hardware.devices
+    if devices == 1 or not solver.knows_zero(3):
+        return None
+    layout = Layout(pipeline=1, data=devices, zero=3)
+    stages = _uniform(limits.vision_layers, limits.language_layers, 1, True)
+    found, samples = None, 1
+    while samples * devices <= workload.global_batch_samples:
+        plan = Plan(packing=Padded(samples=samples), layout=layout, stages=stages)
+        if solver.fullest(plan)[0] > limits.usable_bytes:
+            break
+        found = plan if solver.keeps_batch(plan.packing, layout) else found
+        samples *= 2
+    if found is None or layout_name(layout) in named:
+        return found
+    before = replace(found, layout=replace(layout, zero=1))
+    return found if solver.fullest(before)[0] > limits.usable_bytes else None
 
 
 def default_layout(workload: Workload) -> Layout:

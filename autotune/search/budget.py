@@ -42,7 +42,9 @@ class Budget:
     def allows_trial(self, reserved: int = 0) -> bool:
         """Return whether one more trial is left besides the `reserved` ones, with time for it and the confirmation."""
         is_left = len(self.spent) + reserved < self.settings.trials and not self.ledger.is_closing
-        return is_left and self._affords([*(1 + FINALISTS) * [None], *BASELINES])
+        # Some baselines run only where they can help.
+        compared = {trial.role for trial in self.ledger.trials if trial.role in BASELINES} or BASELINES
+        return is_left and self._affords([*(1 + FINALISTS) * [None], *map(Role, compared)])
 
     def has_time(self, runs: int) -> bool:
         """Return whether the time and device-hour budgets allow `runs` more trials, after those that run now."""

@@ -15,6 +15,8 @@ class Role(StrEnum):
     """Baseline: OmniBal's recipe and its neighbours."""
     HBP = "hbp"
     """Baseline: HBP's recipe of levels, where levels may help."""
+    ZERO3 = "zero3"
+    """Baseline: unpacked micro-batches with ZeRO 3 and one stage, where ZeRO 1 lacks the memory or a job names it."""
     INHERITED = "inherited"
     """Winner of an earlier search on a similar workload."""
     PREDICTED = "predicted"
@@ -29,7 +31,7 @@ class Role(StrEnum):
     """Longer measurement of the winner, after everything else."""
 
 
-BASELINES = (Role.CURRENT_PLAN, Role.DEFAULT, Role.DEFAULT_NO_RECOMPUTE, Role.OMNIBAL, Role.HBP)
+BASELINES = (Role.CURRENT_PLAN, Role.DEFAULT, Role.DEFAULT_NO_RECOMPUTE, Role.OMNIBAL, Role.HBP, Role.ZERO3)
 CONFIRMATION = (Role.CONFIRM, Role.FINAL)
 """Roles of trials after the search, which do not count against `search.trials`."""
 REPEATS = (Role.REFERENCE, *CONFIRMATION)
