@@ -23,7 +23,7 @@ def test_nothing_of_an_engine_with_zero_3_stays_in_its_process(shallow: Path, tm
     files = []
     for zero in (3, 1):
         prepared = prepared_of(shallow, tmp_path / str(zero), training={"global_batch_samples": 2})
-        plan = plan_of("4+2r1,1", data=2, zero=zero, packing=ONE)  # type: ignore[arg-type]
+        plan = plan_of("4+2r1,1", data=2, zero=zero, packing=ONE)
         files.append(tmp_path / str(zero) / "request.json")
         files[-1].write_text(wire.encode(prepared.request(plan, Training(output=tmp_path))))
     assert on_ranks(left_behind, files) == [[(True, False, False), (False, False, False)]] * 2
