@@ -294,7 +294,7 @@ class SpaceSection(_Section):
     """The searched values of each axis; an axis that is not given has those that the data and the devices allow."""
 
     layouts: Annotated[tuple[str, ...], _Some] | None = None
-    """Pipeline and data degree, a tensor degree above 1, and the ZeRO stage, like p2-d4-z1 or p2-d1-t4-z1."""
+    """Pipeline and data degree, a tensor degree above 1, and the ZeRO stage, like p2-d4-z1, p1-d8-z3 or p2-d1-t4-z1."""
     packers: Annotated[tuple[str, ...], _Some] | None = None
     """Modules of `trials.data.packers`."""
     qv: Annotated[tuple[Annotated[int, Field(gt=0, lt=2**31)], ...], _Some] | None = None
