@@ -23,10 +23,10 @@ from storage.store import open_store
 from tests.forecast_values import PLAN, Trials, store_profile
 from tests.storage_values import WORKLOAD, best_of, concluded
 from tests.training_values import PACKED, plan_of
-from tests.users import JobFile, databases
+from tests.users import JobFile, databases, refusal
 from trials import wire
-from trials.layer_costs import LayerCosts, LinkCost, TensorCost
-from trials.plan import Levelled, Packed, Plan, Recomputed
+from trials.layer_costs import KINDS, GatherCost, LayerCosts, LinkCost, TensorCost
+from trials.plan import Layout, Levelled, Packed, Plan, Recomputed, Stage
 
 OTHERS = (
     plan_of("9+0", "3+8", packing=PACKED),
@@ -80,6 +80,29 @@ def test_a_plan_whose_layers_ranks_hold_together_is_predicted(
     assert static[0][1] - static[1][1] == pytest.approx(16 * 8 * (parameters // 2) / 2)
     text = CliRunner().invoke(main, ["predict", *map(str, options), str(plan_file(cut))])
     assert "pipeline 2 x data 1 x tensor 2, ZeRO 0" in text.stdout
+
+
+def test_a_plan_with_zero_3_is_predicted_once_the_profile_knows_what_is_gathered(
+    job: JobFile, profiled: ProfiledCosts, profile: Path, plan_file: Callable[[Plan], Path], tmp_path: Path
+) -> None:
+    cost = GatherCost(data=4, seconds=(0.01,) * 5, scatter_seconds_per_byte=1e-9)  # type: ignore[arg-type]
+    path = tmp_path / "gathered.json"
+    path.write_text(wire.encode(replace(profiled, costs=replace(profiled.costs, gathers=(cost,)))))
+    split = Layout(pipeline=1, data=4, zero=1)
+    stage = Stage(vision=12, language=8)
+    plans = [Plan(packing=PACKED, layout=replace(split, zero=zero), stages=(stage,)) for zero in (1, 3)]
+    options = (job.path, "--devices", "4", "--device-profile")
+    (alone,), (other,) = (predicted(*options, path, "--plan", plan_file(each))["plans"] for each in plans)
+    assert other["parts"]["communication"] > alone["parts"]["communication"]
+    # Shares of the weights and of the gradients, 4 bytes each.
+    parameters = sum(
+        count * profiled.costs[kind].parameters for kind, count in zip(KINDS, (1, 12, 1, 8, 1), strict=True)
+    )
+    assert alone["stages"][0]["static"] - other["stages"][0]["static"] == pytest.approx(8 * parameters * 3 / 4)
+    text = CliRunner().invoke(main, ["predict", *map(str, (*options, path, "--plan", plan_file(plans[1])))])
+    assert "pipeline 1 x data 4, ZeRO 3" in text.stdout
+    _, said = refusal("predict", *options, profile, "--plan", plan_file(plans[1]))
+    assert "the profile has no times of what ranks exchange with ZeRO 3" in said
 
 
 def test_a_plan_with_levels_is_predicted(job: JobFile, profile: Path, plan_file: Callable[[Plan], Path]) -> None:

@@ -26,12 +26,27 @@ CASES: dict[str, tuple[dict[str, Any], set[LayerKind], Sequence[Plan]]] = {
     "frozen vision": (
         {"freeze": ["vision"]},
         {"vision_embedding", "vision"},
-        [plan_of("1+0r1,0", "3+2r0,1"), plan_of("4+0", "0+2r0,2", zero=1), plan_of("4+2r2,1", data=2, zero=1)],
+        [
+            plan_of("1+0r1,0", "3+2r0,1"),
+            plan_of("4+0", "0+2r0,2", zero=1),
+            plan_of("4+2r2,1", data=2, zero=1),
+            plan_of("4+2", data=2, zero=3),
+        ],
     ),
     "LoRA in the language layers": (
         {"lora": {"rank": 4}},
         {"vision_embedding", "vision", "projector"},
-        [plan_of("1+0r1,0", "3+2r1,1"), plan_of("4+1r0,1", "0+1", zero=1), plan_of("4+2r2,1", data=2, zero=1)],
+        [
+            plan_of("1+0r1,0", "3+2r1,1"),
+            plan_of("4+1r0,1", "0+1", zero=1),
+            plan_of("4+2r2,1", data=2, zero=1),
+            plan_of("4+2", data=2, zero=3),
+        ],
+    ),
+    "frozen language layers": (
+        {"freeze": ["language"]},
+        set(),
+        [plan_of("4+2", data=2, zero=1), plan_of("4+2", data=2, zero=3)],
     ),
 }
 

@@ -18,7 +18,7 @@ from tests.search_values import MEBI, keeping, predictor_of, prepared_of, runner
 from tests.simulated import SimulatedLauncher
 from tests.training_values import plan_of
 from trials.outcome import Completed, Crash, Failed, Measurement, OutOfMemory, Rejected
-from trials.plan import Packed, Padded, Plan
+from trials.plan import Packed, Padded, Plan, ZeroStage
 
 PREDICTOR = predictor_of()
 PACKED = Packed(qv=12, qt=600, qv_min=12, qt_min=500)
@@ -203,6 +203,27 @@ def test_a_machine_unlike_its_profile_is_learned_from_a_few_plans(tmp_path: Path
     assert before > 0.08
     assert after < 0.03
     assert calibrated.relative_error(held_out) < width / 2
+
+
+@pytest.mark.parametrize(("zero", "learns"), [(1, (True, True)), (2, (True, False)), (3, (False, False))])
+def test_passes_in_which_ranks_wait_for_each_other_say_nothing_of_the_layers(
+    zero: ZeroStage, learns: tuple[bool, bool], tmp_path: Path
+) -> None:
+    plan = plan_of("5+4", data=2, zero=zero, packing=PACKED)
+    trial = measured(plan, tmp_path, PREDICTOR)
+
+    def seconds(**factors: float) -> float:
+        """Return what is predicted after a trial whose ranks report these multiples of their passes."""
+        ranks = (
+            replace(rank, **{name: factor * getattr(rank, name) for name, factor in factors.items()})
+            for rank in trial.stages
+        )
+        calibrated = CalibratedPredictor(PREDICTOR)
+        calibrated.observe(plan, replace(trial, stages=tuple(ranks)), warmup_steps=1)
+        return calibrated.epoch_seconds(PLANS[0])
+
+    found = tuple(seconds(**{name: 1.5}) != seconds() for name in ("forward_seconds", "backward_seconds"))
+    assert found == learns
 
 
 def test_peaks_are_compared_on_the_steps_that_ran(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from autotune.prediction.predictor import Predictor
@@ -18,6 +19,7 @@ from storage.records import FinishedTrial
 from tests.search_values import COSTS, finished, limits_of, predictor_of, runner_of
 from tests.simulated import Behaviour, SimulatedLauncher
 from tests.training_values import plan_of
+from tests.unit.prediction.test_sharded_weights import sharded
 from tests.unit.prediction.test_shared_packs import LEVELS
 from tests.unit.search.test_tensor_layouts import cut_costs
 from trials.layer_costs import LoadCost
@@ -286,6 +288,36 @@ def test_packs_of_levels_recompute_what_the_usual_ones_did() -> None:
     (stage,) = repacked(usual, LEVELS.packing).stages
     assert stage.recomputed == (Recomputed(vision=2, language=1),) * 2
     assert repacked(repacked(usual, LEVELS.packing), PADDED) == usual
+
+
+def test_waiting_for_other_ranks_inside_of_passes_with_zero_3_is_no_slow_work(tmp_path: Path) -> None:
+    predictor = predictor_of(sharded(seconds=(1e-4,) * 5))
+    plans = {"default": plan_of("5+4r5,4", data=2, zero=3, packing=PADDED), BEST: plan_of("5+4", data=2, zero=3)}
+    runner = runner_of(tmp_path, SimulatedLauncher(predictor, QUIET), predictor=predictor, timed_steps=4)
+    runs = []
+    for role, plan in zip((Role.DEFAULT, Role.SAMPLED), plans.values(), strict=True):
+        result = runner.run(plan)
+        assert isinstance(result.outcome, Completed)
+        sizes = predictor.sizes(plan.packing, plan.layout)
+        seconds = predictor.plan_seconds(plan, sizes)
+        rows = [sizes.epoch.rows(step) for step in result.outcome.measurement.steps]
+        # Each pass of a rank takes as long as that of the slowest one.
+        forward, backward = (
+            float(np.mean([side[each, 0].max(axis=1).sum() for each in rows]))
+            for side in (seconds.forward + seconds.exchange, seconds.shared_backward)
+        )
+        trial = finished(plan, result.outcome, epoch_seconds=result.epoch_seconds or 0.0, epoch_seconds_error=0.01)
+
+        def waiting(rank: StageMeasurement, passes: tuple[float, float] = (forward, backward)) -> StageMeasurement:
+            return replace(rank, forward_seconds=passes[0], backward_seconds=passes[1])
+
+        runs.append((role, slower(trial, waiting)))
+    found = times(explained(*runs, predictor=predictor))
+    for name_of_plan, plan in plans.items():
+        totals, whole = predictor.predict(plan).breakdown.totals, found[name_of_plan].epoch_seconds
+        assert totals["data_imbalance"] > 0.02 * whole
+        for name, of_part in totals.items():
+            assert found[name_of_plan].part(name).seconds == pytest.approx(of_part, rel=0.02, abs=0.02 * whole), name
 
 
 def test_what_tensor_ranks_exchange_is_communication_and_no_slow_work(tmp_path: Path) -> None:

@@ -1,0 +1,42 @@
+"""Time that a search keeps for the repeats at its end."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from autotune.search.budget import Budget
+from autotune.search.roles import Role
+from storage.records import FinishedTrial
+from tests.search_values import completed, padded_plan, predictor_of
+from tests.simulated import SimulatedLauncher, SimulatedLedger
+from trials.job import SearchSection
+
+SECONDS = 10.0
+"""Of each trial."""
+
+
+def trial_of(role: Role, number: int) -> FinishedTrial:
+    trial = completed(padded_plan(number), 100.0, role=role)
+    started = trial.started + timedelta(seconds=number * SECONDS)
+    ended = replace(trial.result, finished=started + timedelta(seconds=SECONDS))
+    return replace(trial, started=started, result=ended)
+
+
+@pytest.mark.parametrize(
+    ("baselines", "kept"), [((), 4 + 6), ((Role.DEFAULT,), 4 + 1), ((Role.DEFAULT, Role.HBP), 4 + 2)]
+)
+def test_time_is_kept_for_a_trial_its_repeats_and_those_of_the_baselines_that_ran(
+    baselines: tuple[Role, ...], kept: int
+) -> None:
+    roles = (Role.PREDICTED, *baselines)
+    ledger = SimulatedLedger(SimulatedLauncher(predictor_of()))
+    ledger.trials = [trial_of(role, number) for number, role in enumerate(roles, start=1)]
+
+    def allows(seconds_left: float) -> bool:
+        limit = len(roles) * SECONDS + seconds_left
+        settings = SearchSection(time_limit=limit, final_steps=0)
+        return Budget(settings=settings, ledger=ledger, clock=lambda: 0.0).allows_trial()
+
+    assert allows(kept * SECONDS + 1)
+    assert not allows(kept * SECONDS - 1)
