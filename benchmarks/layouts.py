@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from autotune.events import Event, TrialEnded
 from autotune.prediction.analytic import A100, analytic_costs
+from autotune.search.baselines import zero3_plan
 from autotune.search.solver.solver import Solver
 from autotune.search.space.feasible import feasible_space
 from autotune.search.space.layouts import layout_name, layouts
@@ -64,7 +65,14 @@ class Cut(Mixed):
         sharing, cutting = (
             [each for each in degrees if self.devices % each == 0] for degrees in (DEGREES, self.tensor_degrees)
         )
-        return analytic_costs(self.vision, self.language, A100, sequence_degrees=sharing, tensor_degrees=cutting)
+        return analytic_costs(
+            self.vision,
+            self.language,
+            A100,
+            sequence_degrees=sharing,
+            tensor_degrees=cutting,
+            shares=self.devices,
+        )
 
     @override
     @cached_property
@@ -114,6 +122,7 @@ def _row(workload: Cut) -> dict[str, Any]:
     )
     omnibal = [fitted for plan in plans if plan.layout == OMNIBAL and (fitted := _as_published(solver, plan))]
     published = min(map(workload.predictor.epoch_seconds, omnibal), default=None)
+    usual = zero3_plan(workload.workload, solver, workload.limits(MEMORY), named=(f"p1-d{DEVICES}-z3",))
     return {
         "case": workload.name,
         "best": wire.to_document(plans[0]),
@@ -127,6 +136,11 @@ def _row(workload: Cut) -> dict[str, Any]:
         "layouts": prices.by(lambda plan: layout_name(plan.layout)),
         "without_a_plan": [name for name in names if name not in prices.by(lambda plan: layout_name(plan.layout))],
         "omnibal_stages": published and published / best,
+        "zero3": usual
+        and {
+            "samples": wire.to_document(usual.packing)["samples"],
+            "price": workload.predictor.epoch_seconds(usual) / best,
+        },
     }
 
 
@@ -199,6 +213,11 @@ def checks(found: list[dict[str, Any]]) -> list[Check]:
         at_least(
             "OmniBal's layout over the best",
             [row["layouts"].get(layout_name(OMNIBAL), {"price": 0.0})["price"] for row in large],
+            1.0,
+        ),
+        at_least(
+            "ZeRO 3 with unpacked samples over the best",
+            [row["zero3"]["price"] for row in large if row["zero3"]],
             1.0,
         ),
         at_most(
