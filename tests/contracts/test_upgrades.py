@@ -3,9 +3,11 @@
 import hashlib
 import shutil
 import sqlite3
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from storage.store import Store, open_store
 from storage.upkeep import schema
 from storage.upkeep.repair import repair
 from storage.upkeep.schema import VERSION_TABLE
+from tests import postgres
 from tests.storage_values import OUTCOMES, WORKLOAD, best_of, changed, packed_plan, result_of
 from trials.plan import Layout
 from trials.workload import Workload
@@ -43,13 +46,39 @@ def frozen(request: pytest.FixtureRequest) -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def old_tables(postgres_server: str) -> Iterator[Callable[[Path], str]]:
+    """Return the name of a database on the server that has what a file holds; copied once, since it is slow."""
+    with ExitStack() as databases:
+
+        @cache
+        def copied(frozen: Path) -> str:
+            url = databases.enter_context(postgres.database(postgres_server))
+            _copy_to_server(frozen, url)
+            return str(parse(url).database)
+
+        yield copied
+
+
 @pytest.fixture
-def old_database(frozen: Path, database_url: str) -> str:
-    """A database of an older schema with everything in it."""
+def database_url(database_url: str, request: pytest.FixtureRequest) -> Iterator[str]:
+    """URL of a database with everything in it for tests that use `old_database`."""
+    if "old_database" not in request.fixturenames:
+        yield database_url
+        return
+    frozen = request.getfixturevalue("frozen")
     if database_url.startswith("sqlite"):
         shutil.copy(frozen, database_url.removeprefix("sqlite:///"))
-    else:
-        _copy_to_server(frozen, database_url)
+        yield database_url
+        return
+    template = request.getfixturevalue("old_tables")(frozen)
+    with postgres.database(request.getfixturevalue("postgres_server"), template) as url:
+        yield url
+
+
+@pytest.fixture
+def old_database(frozen: Path, database_url: str) -> str:
+    """A database of the schema of `frozen` with everything in it."""
     return database_url
 
 

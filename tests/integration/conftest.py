@@ -44,13 +44,20 @@ def profile_store(tmp_path_factory: pytest.TempPathFactory, prepared: Prepared) 
 
 @pytest.fixture(scope="session")
 def costs(
-    prepared: Prepared, profile_store: Store, pool: WarmPool, tmp_path_factory: pytest.TempPathFactory
+    prepared: Prepared,
+    profile_store: Store,
+    request: pytest.FixtureRequest,
+    made_once: Callable[[str, Callable[[Path], object]], Path],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> LayerCosts:
-    """Costs profiled after the store held a profile of an older version."""
-    work = prepared.workload
-    keys = (work.hardware.fingerprint, work.model.fingerprint, work.software)
-    profile_store.save_layer_profile(*keys, '{"layers": [0.1]}')
-    return layer_costs(prepared, profile_store, pool, tmp_path_factory.mktemp("logs"))
+    """The profile of the example on two ranks."""
+
+    def measure(folder: Path) -> None:
+        pool = request.getfixturevalue("pool")
+        found = layer_costs(prepared, profile_store, pool, tmp_path_factory.mktemp("logs"))
+        (folder / "costs.json").write_text(wire.encode(found))
+
+    return wire.decode(LayerCosts, (made_once("profile", measure) / "costs.json").read_text())
 
 
 @pytest.fixture

@@ -58,8 +58,8 @@ def _parts(url: str) -> tuple[str, int, int]:
     return parts.netloc + parts.path, int(rank), int(world_size)
 
 
-# On a CPU DeepSpeed would look for a compiler in each rank, and compile a shared-memory operation for a minute. gloo does
-# without it, and nothing else reads this private name.
+# On a CPU DeepSpeed would look for a compiler in each rank, and compile a shared-memory operation for a minute. gloo
+# does without it, and nothing else reads this private name.
 deepspeed.ops.__compatible_ops__ = {}
 
 register_rendezvous_handler(_FILE_SCHEME, _meet_in_file)

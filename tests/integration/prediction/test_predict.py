@@ -85,7 +85,7 @@ def test_a_plan_whose_layers_ranks_hold_together_is_predicted(
 def test_a_plan_with_zero_3_is_predicted_once_the_profile_knows_what_is_gathered(
     job: JobFile, profiled: ProfiledCosts, profile: Path, plan_file: Callable[[Plan], Path], tmp_path: Path
 ) -> None:
-    cost = GatherCost(data=4, seconds=(0.01,) * 5, scatter_seconds_per_byte=1e-9)  # type: ignore[arg-type]
+    cost = GatherCost(data=4, seconds=(0.01,) * 5, scatter_seconds_per_byte=1e-9)
     path = tmp_path / "gathered.json"
     path.write_text(wire.encode(replace(profiled, costs=replace(profiled.costs, gathers=(cost,)))))
     split = Layout(pipeline=1, data=4, zero=1)

@@ -15,7 +15,7 @@ from autotune.forecast.profile_file import read_profile
 from autotune.machine.hardware import probe_hardware, software
 from autotune.search.execution.profiling import layer_costs, profile_layers
 from autotune.workload import Prepared
-from storage.store import Store, open_store
+from storage.store import open_store
 from tests.contracts.test_families import TINY
 from tests.training_values import job_of, plan_of, prepared_of, variant_of
 from trials import plugins, wire
@@ -38,15 +38,27 @@ DEEPSEEK: dict[str, Any] = {
 """DeepSeek-V3 in small: latent attention, one dense layer, then layers with experts."""
 
 
-class NeverAsked:
+class Asked(Exception):
+    """Something is to be measured."""
+
+
+class NeverAnswers:
     def ask(self, *_: object, **__: object) -> Answers:
-        raise AssertionError("nothing is to be measured")
+        raise Asked
 
 
-def test_a_stored_profile_of_another_form_is_measured_again_and_the_new_one_kept(
-    costs: LayerCosts, prepared: Prepared, profile_store: Store
+def test_a_stored_profile_is_taken_and_one_of_another_form_measured_again(
+    costs: LayerCosts, prepared: Prepared, tmp_path: Path
 ) -> None:
-    assert layer_costs(prepared, profile_store, NeverAsked(), Path()) == costs
+    work = prepared.workload
+    keys = (work.hardware.fingerprint, work.model.fingerprint, work.software)
+    with open_store(f"sqlite:///{tmp_path}/autotune.db") as store:
+        store.add_workload(work)
+        store.save_layer_profile(*keys, '{"layers": [0.1]}')
+        with pytest.raises(Asked):
+            layer_costs(prepared, store, NeverAnswers(), Path())
+        store.save_layer_profile(*keys, wire.encode(costs))
+        assert layer_costs(prepared, store, NeverAnswers(), Path()) == costs
 
 
 @pytest.mark.parametrize("kind", KINDS)
