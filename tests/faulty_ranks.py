@@ -13,7 +13,8 @@ from torch import distributed
 
 from trials.data import epoch, loader
 from trials.engine import engine
-from trials.model import attention, decoder
+from trials.model import decoder
+from trials.model.attention.samples import PackedSamples
 from trials.run.serving import serve
 from trials.sharing import group as sharing
 from trials.sharing.group import SharingGroup
@@ -82,8 +83,7 @@ FAULTS: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
 
 def lengths_of_the_slice() -> AbstractContextManager[Any]:
     """Attend inside the equal parts of a pack that ranks share, in place of its samples."""
-    masks = attention.SampleMasks
-    return patch.object(decoder, "SampleMasks", lambda lengths: masks((half := sum(lengths) // 2, half)))
+    return patch.object(decoder, "PackedSamples", lambda lengths: PackedSamples((half := sum(lengths) // 2, half)))
 
 
 def scale_of_the_slice() -> AbstractContextManager[Any]:

@@ -7,7 +7,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from trials.data.tokens import PackTokens
-from trials.model.attention import SampleMasks
+from trials.model.attention.samples import PackedSamples
 from trials.model.family import LayerRunner
 from trials.sharing.group import SharingGroup
 
@@ -20,13 +20,13 @@ def language_runner(
     sharing: SharingGroup,
 ) -> LayerRunner:
     """Implement `Family.language_runner` for causal attention."""
-    return decoder_runner(rotary, states, tokens, SampleMasks(tokens.lengths), sharing)
+    return decoder_runner(rotary, states, tokens, PackedSamples(tokens.lengths), sharing)
 
 
 def decoder_runner(
-    rotary: Any, states: torch.Tensor, tokens: PackTokens, masks: SampleMasks, sharing: SharingGroup
+    rotary: Any, states: torch.Tensor, tokens: PackTokens, samples: PackedSamples, sharing: SharingGroup
 ) -> LayerRunner:
-    """Return what runs layers that take `position_embeddings` from one rotary module, under these masks."""
+    """Return what runs layers that take `position_embeddings` from one rotary module, with attention inside `samples`."""
     part = sharing.share.part(tokens.positions.shape[1])
 
     def embedded(*which: str) -> Any:
@@ -45,7 +45,7 @@ def decoder_runner(
     shared = {
         "attention_mask": None,
         "position_ids": tokens.positions[:1, part],
-        "samples": masks,
+        "samples": samples,
         "sharing": sharing,
     }
     # Gemma 3 has frequencies of their own for each type of layer.

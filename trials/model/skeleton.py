@@ -17,7 +17,7 @@ from transformers.utils.hub import cached_file
 
 from trials.errors import ModelError
 from trials.job import Part
-from trials.model.attention import PACKED_ATTENTION
+from trials.model.attention.packed import PACKED_ATTENTION
 from trials.model.family import Family, check_form, load_family
 from trials.model.paths import parameters_at
 from trials.model.refusals.experts import check_experts

@@ -5,7 +5,7 @@ import torch
 from transformers import Gemma3TextConfig
 from transformers.models.gemma3.modeling_gemma3 import create_masks_for_vision_model, get_block_sequence_ids_for_mask
 
-from trials.model.attention import SampleMasks
+from trials.model.attention.samples import PackedSamples
 from trials.model.families.gemma3 import image_blocks
 
 CPU = torch.device("cpu")
@@ -45,7 +45,7 @@ def expected(sample: str, window: int | None) -> torch.Tensor:
 def test_each_sample_of_a_pack_has_the_mask_that_transformers_makes_for_it_alone(window: int | None) -> None:
     samples = list(SAMPLES.values())
     blocks = image_blocks(places_of("".join(samples)))
-    masks = SampleMasks(tuple(map(len, samples)), blocks).of(window, CPU)
+    masks = PackedSamples(tuple(map(len, samples)), blocks).masks(window, CPU)
     for sample, mask in zip(samples, masks, strict=True):
         found = torch.ones(len(sample), len(sample)).tril().bool() if mask is None else mask
         assert torch.equal(found, expected(sample, window)), sample
@@ -58,6 +58,6 @@ def test_images_with_marks_between_them_are_two_blocks() -> None:
 def test_a_sample_without_images_stays_causal() -> None:
     samples = (SAMPLES["one image"], SAMPLES["text alone"])
     blocks = image_blocks(places_of("".join(samples)))
-    with_image, without = SampleMasks(tuple(map(len, samples)), blocks).of(None, CPU)
+    with_image, without = PackedSamples(tuple(map(len, samples)), blocks).masks(None, CPU)
     assert with_image is not None
     assert without is None

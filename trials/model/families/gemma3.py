@@ -11,7 +11,7 @@ from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrain
 from trials.data.records.sample import NO_GRIDS, Encoder, Ints
 from trials.data.tokens import PackTokens
 from trials.errors import ModelError
-from trials.model.attention import SampleMasks
+from trials.model.attention.samples import PackedSamples
 from trials.model.decoder import decoder_runner
 from trials.model.family import Images, LayerRunner, VisionModules
 from trials.model.inputs.chat_encoder import chat_encoder
@@ -188,7 +188,7 @@ def language_runner(
 ) -> LayerRunner:
     """Run causal layers in which the tokens of one image attend to each other, too."""
     is_image = tokens.input_ids == model.config.image_token_id
-    return decoder_runner(rotary, states, tokens, SampleMasks(tokens.lengths, image_blocks(is_image)), sharing)
+    return decoder_runner(rotary, states, tokens, PackedSamples(tokens.lengths, image_blocks(is_image)), sharing)
 
 
 def image_blocks(is_image: torch.Tensor) -> torch.Tensor:

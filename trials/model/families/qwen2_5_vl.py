@@ -7,11 +7,7 @@ import numpy as np
 import torch
 from torch import nn
 from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
-from transformers.vision_utils import (
-    get_vision_attention_seqlens,
-    get_vision_position_ids,
-    get_vision_window_index,
-)
+from transformers.vision_utils import get_vision_window_index
 
 from trials.data.records.sample import Encoder, Ints
 from trials.data.tokens import PackTokens
@@ -20,14 +16,18 @@ from trials.model.decoder import language_runner
 from trials.model.family import LayerRunner
 from trials.model.inputs.patched_videos import QWEN2
 from trials.model.towers.merged_patches import (
+    between,
+    block_runner,
     check_patches,
     check_sections,
     check_towers,
     embed_patches,
+    frames,
     model_inputs,
     patch_encoder,
     placed,
     random_images,
+    rotary_embeddings,
     shrink_patches,
     vision_modules,
 )
@@ -110,22 +110,21 @@ def embed_vision(model: PreTrainedModel, pixels: torch.Tensor, tokens: PackToken
     """Return vision states [patches, hidden] of pixels [units, merged patches, values], window by window."""
     tower = model.model.visual
     order, _ = _windows(tower, tokens)
-    return _reordered(tower, embed_patches(model, pixels), order)
+    states = embed_patches(model, pixels)
+    return _reordered(tower, states, order.to(states.device, non_blocking=True))
 
 
 def vision_runner(model: PreTrainedModel, states: torch.Tensor, tokens: PackTokens) -> LayerRunner:
     """Run layers inside windows, and those of `fullatt_block_indexes` inside each image."""
     tower = model.model.visual
-    order, windows = _windows(tower, tokens)
-    places = get_vision_position_ids(tokens.grids.to(states.device), tower.spatial_merge_size)
-    rotary = tuple(_reordered(tower, each, order) for each in tower.rotary_pos_emb(states, places))
-    # Ends of images and windows stay on the CPU: each layer reads them there.
-    images, _ = get_vision_attention_seqlens(tokens.grids, tower.config)
+    order, ends = _windows(tower, tokens)
+    order = order.to(states.device, non_blocking=True)
+    rotary = tuple(_reordered(tower, each, order) for each in rotary_embeddings(tower, states, tokens))
+    images, windows = frames(tokens), between(ends)
+    attend = block_runner(tower, len(states))
 
     def run(layer: nn.Module, number: int, states: torch.Tensor) -> torch.Tensor:
-        inside = images if number in tower.fullatt_block_indexes else windows
-        result: torch.Tensor = layer(states, cu_seqlens=inside, position_embeddings=rotary)
-        return result
+        return attend(layer, states, images if number in tower.fullatt_block_indexes else windows, rotary)
 
     return run
 
@@ -136,11 +135,12 @@ def image_features(
     """Return features [merged patches, hidden], in the order of the images."""
     tower = model.model.visual
     order, _ = _windows(tower, tokens)
-    return (tower.merger(states[0])[torch.argsort(order)],)
+    merged = tower.merger(states[0])
+    return (merged[torch.argsort(order).to(merged.device, non_blocking=True)],)
 
 
 def _windows(tower: Any, tokens: PackTokens) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (merged patches in the order of their windows, ends of the windows in patches)."""
+    """Return (merged patches in the order of their windows, ends of the windows in patches), both on the CPU."""
     config = tower.config
     order, ends = get_vision_window_index(
         tokens.grids, config.spatial_merge_size, config.window_size, config.patch_size
@@ -150,5 +150,5 @@ def _windows(tower: Any, tokens: PackTokens) -> tuple[torch.Tensor, torch.Tensor
 
 def _reordered(tower: Any, values: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
     """Return values [patches, ...] with their merged patches in `order`."""
-    result: torch.Tensor = tower.permute_input_for_window_attn(values, order.to(values.device), len(values))
+    result: torch.Tensor = tower.permute_input_for_window_attn(values, order, len(values))
     return result

@@ -127,13 +127,14 @@ def embed_vision(model: PreTrainedModel, pixels: torch.Tensor, tokens: PackToken
     """
     tower = model.model.visual
     states = embed_patches(model, pixels)
-    corners, weights = get_vision_interpolation_indices_and_weights(
-        tokens.grids.to(states.device),
+    found = get_vision_interpolation_indices_and_weights(
+        tokens.grids,
         num_grid_per_side=tower.num_grid_per_side,
         mode=tower.interpolation_mode,
         align_corners=tower.interpolation_align_corners,
         spatial_merge_size=tower.spatial_merge_size,
     )
+    corners, weights = (each.to(states.device, non_blocking=True) for each in found)
     learned = torch.einsum("pc,pch->ph", weights, tower.pos_embed(corners).to(weights.dtype))
     return states + learned.to(states.dtype)
 

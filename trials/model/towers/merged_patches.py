@@ -6,7 +6,7 @@ A grid is (frames, height, width) in patches. The projector merges squares of `s
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,11 +14,13 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
-from transformers.vision_utils import get_vision_attention_seqlens, get_vision_position_ids
+from transformers.vision_utils import get_vision_cu_seqlens, get_vision_position_ids
 
 from trials.data.records.sample import Encoder, Ints
 from trials.data.tokens import PackTokens
 from trials.errors import ModelError
+from trials.model.attention.packed import PACKED_ATTENTION
+from trials.model.attention.samples import PackedSamples
 from trials.model.family import Images, LayerRunner, VisionModules
 from trials.model.inputs.chat_encoder import Positions, chat_encoder
 from trials.model.inputs.patched_videos import VideoRules
@@ -247,12 +249,47 @@ def embed_patches(model: PreTrainedModel, pixels: torch.Tensor) -> torch.Tensor:
 def vision_runner(model: PreTrainedModel, states: torch.Tensor, tokens: PackTokens) -> LayerRunner:
     """Implement `Family.vision_runner` for towers in which the patches of an image attend to each other."""
     tower = model.model.visual
-    places = get_vision_position_ids(tokens.grids.to(states.device), tower.spatial_merge_size)
-    rotary = tower.rotary_pos_emb(states, places)
-    images, _ = get_vision_attention_seqlens(tokens.grids, tower.config)  # on the CPU, where each layer reads it
+    rotary, images = rotary_embeddings(tower, states, tokens), frames(tokens)
+    attend = block_runner(tower, len(states))
 
     def run(layer: nn.Module, number: int, states: torch.Tensor) -> torch.Tensor:  # noqa: ARG001
-        result: torch.Tensor = layer(states, cu_seqlens=images, position_embeddings=rotary)
+        return attend(layer, states, images, rotary)
+
+    return run
+
+
+def rotary_embeddings(tower: Any, states: torch.Tensor, tokens: PackTokens) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (cosine, sine) [patches, d] of the places of patches in their images."""
+    places = get_vision_position_ids(tokens.grids, tower.spatial_merge_size)
+    cosine, sine = tower.rotary_pos_emb(states, places.to(states.device, non_blocking=True))
+    return cosine, sine
+
+
+def frames(tokens: PackTokens) -> PackedSamples:
+    """Return the patches of each image, and of each frame of a video, which attend to each other."""
+    return between(get_vision_cu_seqlens(tokens.grids))
+
+
+def between(ends: torch.Tensor) -> PackedSamples:
+    """Return patches that attend to those between the same two of the ascending `ends`, on the CPU."""
+    return PackedSamples(tuple(ends.diff().tolist()), causal=False)
+
+
+def block_runner(
+    tower: Any, patches: int
+) -> Callable[[nn.Module, torch.Tensor, PackedSamples, tuple[torch.Tensor, ...]], torch.Tensor]:
+    """Return what runs a block of the tower on states [patches, hidden]: (block, states, samples, rotary embeddings).
+
+    Patches attend to their sample.
+    """
+    tower.config._attn_implementation = PACKED_ATTENTION
+    # The blocks split their states themselves, unless all are one image: the attention takes the samples.
+    whole = torch.tensor([0, patches])
+
+    def run(
+        layer: nn.Module, states: torch.Tensor, samples: PackedSamples, rotary: tuple[torch.Tensor, ...]
+    ) -> torch.Tensor:
+        result: torch.Tensor = layer(states, cu_seqlens=whole, position_embeddings=rotary, samples=samples)
         return result
 
     return run

@@ -14,7 +14,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from trials.data.tokens import PackTokens
 from trials.errors import ModelError
-from trials.model.attention import PACKED_ATTENTION, SampleMasks
+from trials.model.attention.packed import PACKED_ATTENTION
+from trials.model.attention.samples import PackedSamples
 from trials.model.family import Images, LayerRunner, VisionModules
 from trials.model.shrunk import VOCABULARY, narrow
 
@@ -150,8 +151,8 @@ def vision_runner(model: PreTrainedModel, states: torch.Tensor, tokens: PackToke
     tower.config._attn_implementation = PACKED_ATTENTION
     shapes = tokens.grids.tolist()
     places = torch.cat([torch.cartesian_prod(torch.arange(rows), torch.arange(columns)) for rows, columns in shapes])
-    rotary = tower.patch_positional_embedding(states, places.to(states.device))
-    images = SampleMasks(tuple(rows * columns for rows, columns in shapes), causal=False)
+    rotary = tower.patch_positional_embedding(states, places.to(states.device, non_blocking=True))
+    images = PackedSamples(tuple(rows * columns for rows, columns in shapes), causal=False)
 
     def run(layer: nn.Module, number: int, states: torch.Tensor) -> torch.Tensor:  # noqa: ARG001
         result: torch.Tensor = layer(states[None], None, position_embeddings=rotary, samples=images)

@@ -1,0 +1,52 @@
+"""The attention that layers of transformers call for a pack."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AttentionInterface
+
+from trials.model.attention.kernels import kernel_for
+from trials.model.attention.samples import PackedSamples
+from trials.sharing.group import SharingGroup
+
+PACKED_ATTENTION = "autotune_packed"
+_CHOOSING = ("indices", "block_indices", "position_bias")
+"""Options by which layers of transformers say which keys a token sees, or how much."""
+_UNSHARED = SharingGroup()
+
+
+def packed_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    samples: PackedSamples,
+    sharing: SharingGroup = _UNSHARED,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Compute attention of query [1, heads, T, d] to key and value [1, kv heads, T, d] inside each of `samples`.
+
+    Where ranks share the pack, they hold T / degree of its tokens each, and compute the attention of heads / degree
+    heads for all of them. Raise ValueError for a model that chooses the keys of each token itself.
+    """
+    choosing = [name for name in _CHOOSING if options.get(name) is not None]
+    if attention_mask is not None or choosing:
+        raise ValueError(f"its layers choose which tokens are seen, by {', '.join(choosing) or 'a mask of their own'}")
+    is_shared = sharing.share.degree > 1
+    if is_shared:
+        query, key, value = sharing.heads_of_pack(query, key, value)
+    # EXAONE hands over None for its layers without a window, and names the window of the others in all of them.
+    window = options["sliding_window"] if "sliding_window" in options else getattr(module, "sliding_window", None)
+    kernel = kernel_for(query, value, samples, dropout)
+    attended = kernel(query, key, value, samples, window=window, scaling=scaling, dropout=dropout)
+    if is_shared:
+        attended = sharing.tokens_of_rank(attended)
+    return attended.transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(PACKED_ATTENTION, packed_attention)
