@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -14,7 +14,10 @@ _DIMENSIONS, _UNUSED = 4, -1
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PackTokens:
-    """The T tokens of a pack. A sample starts where `lengths` says: positions may restart or repeat inside it."""
+    """The T tokens of a pack, on the CPU: they decide what the host lets the device do.
+
+    A sample starts where `lengths` says: positions may restart or repeat inside it.
+    """
 
     input_ids: torch.Tensor
     """int64 [T]"""
@@ -23,17 +26,13 @@ class PackTokens:
     lengths: tuple[int, ...]
     """Tokens of each sample, its padding included; their sum is T."""
     grids: torch.Tensor
-    """int64 [images, G], on the CPU: what the family says of each image. G is 0 where images are tiles of one size.
+    """int64 [images, G]: what the family says of each image. G is 0 where images are tiles of one size.
 
     Where ranks share the pack, these are the images whose units this rank computes."""
     stands_in: bool = False
     """Whether the units are one of zeros, which no token shows, because this rank has none to compute."""
     level: int = 0
     """Level of the pack, which decides the ranks that share it and the layers that are recomputed."""
-
-    def to(self, device: torch.device) -> "PackTokens":
-        """Return the same with ids and positions on `device`."""
-        return replace(self, input_ids=self.input_ids.to(device), positions=self.positions.to(device))
 
 
 def pack(states: Sequence[torch.Tensor], tokens: PackTokens) -> tuple[torch.Tensor, torch.Tensor]:
@@ -42,24 +41,23 @@ def pack(states: Sequence[torch.Tensor], tokens: PackTokens) -> tuple[torch.Tens
     A single state keeps its shape. Several are flattened into one tensor: DeepSpeed wants a gradient for each float
     tensor that it sends, and as many of them for each pack.
     """
-    # One tensor of integers, since DeepSpeed sends each tensor of a tuple by itself.
-    device = tokens.input_ids.device
     shapes = [[*state.shape, *(_UNUSED,) * (_DIMENSIONS - state.dim())] for state in states]
     flags = torch.tensor([[int(tokens.stands_in), tokens.level]])
-    described = (torch.tensor([tokens.lengths]), tokens.grids, flags, torch.tensor(shapes))
-    parts = (tokens.input_ids[None], tokens.positions, *(part.to(device) for part in described))
-    sizes = torch.tensor([size for part in parts for size in part.shape], device=device)
+    lengths = torch.tensor([tokens.lengths])
+    parts = (tokens.input_ids[None], tokens.positions, lengths, tokens.grids, flags, torch.tensor(shapes))
+    sizes = torch.tensor([size for part in parts for size in part.shape])
+    # One tensor of integers, since DeepSpeed sends each tensor of a tuple by itself.
     integers = torch.cat([sizes, *(part.flatten() for part in parts)])
     # Towers that begin with a convolution keep its strides, and only contiguous tensors can be sent.
     floats = states[0].contiguous() if len(states) == 1 else torch.cat([state.flatten() for state in states])
-    return floats, integers
+    return floats, integers.to(floats.device, non_blocking=True)
 
 
 def unpack(floats: torch.Tensor, integers: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], PackTokens]:
-    """Return the states and the tokens of which `pack` made two tensors."""
-    on_host = integers.cpu()  # once for each pack and stage: shapes and lengths steer the host
-    ids, positions, *_ = _parts(integers, on_host)
-    _, _, lengths, grids, flags, shapes = _parts(on_host, on_host)
+    """Return the states and the tokens of which `pack` made two tensors; the integers have come to the CPU."""
+    sizes = integers[: 2 * _PARTS].view(_PARTS, 2).tolist()
+    values = integers[2 * _PARTS :].split([rows * columns for rows, columns in sizes])
+    ids, positions, lengths, grids, flags, shapes = (part.view(size) for part, size in zip(values, sizes, strict=True))
     tokens = PackTokens(
         input_ids=ids[0],
         positions=positions,
@@ -73,10 +71,3 @@ def unpack(floats: torch.Tensor, integers: torch.Tensor) -> tuple[tuple[torch.Te
     every = [[size for size in shape if size != _UNUSED] for shape in shapes.tolist()]
     states = floats.split([math.prod(shape) for shape in every])
     return tuple(state.view(shape) for state, shape in zip(states, every, strict=True)), tokens
-
-
-def _parts(integers: torch.Tensor, on_host: torch.Tensor) -> list[torch.Tensor]:
-    """Return the matrices that follow their sizes in `integers`."""
-    sizes = on_host[: 2 * _PARTS].view(_PARTS, 2).tolist()
-    values = integers[2 * _PARTS :].split([rows * columns for rows, columns in sizes])
-    return [part.view(size) for part, size in zip(values, sizes, strict=True)]

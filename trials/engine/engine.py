@@ -144,6 +144,7 @@ class _DeepSpeedEngine:
             "gradient_clipping": self._clip_norm or 0.0,  # its default of 1 would scale gradients unasked
             "zero_allow_untested_optimizer": True,
             "steps_per_print": 1 << 40,  # never: the progress file says more
+            "timers": {"throughput": {"enabled": False}},  # it waits for the device before and after each pack
             **extra,
         }
 
@@ -215,7 +216,12 @@ class PipelineEngine(_DeepSpeedEngine):
             dist_init_required=False,
         )
         self._take_state()
-        runs = {**self._engine._INSTRUCTION_MAP, schedule.ReduceTiedGrads: self._reduce_copies}
+        runs = {
+            **self._engine._INSTRUCTION_MAP,
+            schedule.LoadMicroBatch: _load,
+            schedule.RecvActivation: _receive,
+            schedule.ReduceTiedGrads: self._reduce_copies,
+        }
         usual = {kind: self._timed(_SECTIONS[kind], run) if kind in _SECTIONS else run for kind, run in runs.items()}
         self._engine._INSTRUCTION_MAP = instructions_of(stage, usual)
 
@@ -260,6 +266,22 @@ class PipelineEngine(_DeepSpeedEngine):
         if self.stage.tensor.group is not None:
             comm.all_reduce(loss, group=self.stage.tensor.group)
         return loss
+
+
+def _load(engine: Any, buffer_id: int) -> None:
+    """Take over the next pack as it is: DeepSpeed would copy it once more, and its tokens to the device."""
+    inputs, target = next(engine.data_iterator)
+    if engine.is_first_stage():
+        engine.pipe_buffers["inputs"][buffer_id] = inputs
+    if engine.is_last_stage():
+        engine.pipe_buffers["labels"][buffer_id] = target
+
+
+def _receive(engine: Any, buffer_id: int) -> None:
+    """Receive the states and tokens of a pack; the tokens steer the host, which waits for them here."""
+    engine._exec_recv_activations(buffer_id=buffer_id)
+    floats, integers = engine.pipe_buffers["inputs"][buffer_id]
+    engine.pipe_buffers["inputs"][buffer_id] = floats, integers.cpu()
 
 
 class _Pipeline(PipelineModule):  # type: ignore[misc]
@@ -332,9 +354,9 @@ def _tensors(
     """Return DeepSpeed's (inputs, labels): see `StageModule` and `pack_loss`."""
     pixels = batch.pixel_values if batch.pixel_values is not None else torch.empty(0)
     floats, integers = pack((pixels,), batch.tokens)
-    # Only copies from page-locked memory overlap with other work: all but the tokens come so from the loader.
-    inputs = (floats.to(device, non_blocking=True), integers.to(device))
-    scales = torch.tensor(scale, device=device)
+    # From the page-locked memory of the loader's batches, so that the host does not wait. Tokens stay with it.
+    inputs = (floats.to(device, non_blocking=True), integers)
+    scales = torch.full((), scale, device=device)
     if batch.weights is not None:
         scales = scales * batch.weights.to(device, non_blocking=True)
     return inputs, (batch.labels.to(device, non_blocking=True), scales)

@@ -26,8 +26,9 @@ def language_runner(
 def decoder_runner(
     rotary: Any, states: torch.Tensor, tokens: PackTokens, samples: PackedSamples, sharing: SharingGroup
 ) -> LayerRunner:
-    """Return what runs layers that take `position_embeddings` from one rotary module, with attention inside `samples`."""
+    """Return what runs layers that take `position_embeddings` from one rotary module, and attend inside `samples`."""
     part = sharing.share.part(tokens.positions.shape[1])
+    on_device = tokens.positions.to(states.device, non_blocking=True)
 
     def embedded(*which: str) -> Any:
         # Of the whole pack and cut afterwards: the frequencies of some models depend on the largest position.
@@ -39,12 +40,12 @@ def decoder_runner(
         return tuple(cut) if isinstance(whole, tuple) else cut[0]
 
     # [1, T], or [3, 1, T] for positions in time, height and width.
-    positions = tokens.positions if len(tokens.positions) == 1 else tokens.positions.unsqueeze(1)
+    positions = on_device if len(on_device) == 1 else on_device.unsqueeze(1)
     # transformers hands keywords that it does not know on to the attention: `packed_attention` takes the samples, so
     # that no mask of [T, T] is built.
     shared = {
         "attention_mask": None,
-        "position_ids": tokens.positions[:1, part],
+        "position_ids": on_device[:1, part],
         "samples": samples,
         "sharing": sharing,
     }

@@ -18,7 +18,8 @@ def join_text(
     without images, change nothing, but still get a gradient of zeros.
     """
     part = sharing.share.part(len(tokens.input_ids))
-    text = model.get_input_embeddings()(tokens.input_ids[part])
+    embedding = model.get_input_embeddings()
+    text = embedding(tokens.input_ids[part].to(next(embedding.parameters()).device, non_blocking=True))
     if not features:
         return (text.unsqueeze(0),)
     is_image = _is_shown(model, tokens)
@@ -27,7 +28,8 @@ def join_text(
         own = [each[:0] if tokens.stands_in else each for each in features]
         features = sharing.features_of_tokens(own, is_image)
     first, *later = features
-    joined: torch.Tensor = text.masked_scatter(is_image[part].unsqueeze(-1), first.to(text.dtype))
+    images = _places(is_image[part], text.device)
+    joined = text.index_copy(0, images, first[: len(images)].to(text.dtype))
     return (joined.unsqueeze(0), *later)
 
 
@@ -36,13 +38,18 @@ def add_features(
 ) -> torch.Tensor:
     """Return language states [1, t, hidden] with features [features, hidden] added to those of the image tokens."""
     part = sharing.share.part(len(tokens.input_ids))
-    images = torch.nonzero(_is_shown(model, tokens)[part]).flatten()
+    images = _places(_is_shown(model, tokens)[part], states.device)
     # Out of place: the backward pass may need the states as the layer returned them.
     return states.index_add(1, images, features[None, : len(images)].to(states.dtype))
 
 
+def _places(chosen: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return the indices at which `chosen` [t], on the CPU, is true. On the device the host would wait for them."""
+    return torch.nonzero(chosen).flatten().to(device, non_blocking=True)
+
+
 def _is_shown(model: PreTrainedModel, tokens: PackTokens) -> torch.Tensor:
-    """Return which tokens [T] take features."""
+    """Return which tokens [T] take features, on the CPU."""
     is_image: torch.Tensor = tokens.input_ids == model.config.image_token_id
     video = getattr(model.config, "video_token_id", None)
     return is_image if video is None else is_image | (tokens.input_ids == video)

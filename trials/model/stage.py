@@ -26,7 +26,7 @@ class StageModule(nn.Module):
     Input and output are two tensors, as DeepSpeed sends them between stages (`pack` in trials/data/tokens.py):
     - the pixels [units, *unit_shape] (first stage), the family's vision states, or the language states [1, T, hidden],
       with the states that later layers need;
-    - the tokens of the pack.
+    - the tokens of the pack, which are taken on the CPU, and given to the next stage on the device of its states.
     The last stage returns logits [T, vocabulary].
     """
 

@@ -97,13 +97,14 @@ class SharingGroup:
     def features_of_tokens(self, features: Iterable[torch.Tensor], wanted: torch.Tensor) -> list[torch.Tensor]:
         """Return the rows that this rank's tokens take, for `features` [rows, hidden] that each rank has computed.
 
-        Ranks hold rows in the order of the pack. `wanted` [T] says which tokens of the pack take one, in this order.
+        Ranks hold rows in the order of the pack. `wanted` [T], on the CPU, says which tokens of the pack take one, in
+        this order. The host waits until the ranks know how many rows each of them has.
         """
         held = list(features)
-        counts = torch.tensor([len(held[0])], device=wanted.device)
-        owned = counts.new_empty(self.share.degree)
-        dist.all_gather_into_tensor(owned, counts, group=self.group)
-        owns, wants = torch.stack((owned, wanted.view(self.share.degree, -1).sum(dim=1))).tolist()
+        count = held[0].new_full((1,), len(held[0]), dtype=torch.int64)
+        owned = count.new_empty(self.share.degree)
+        dist.all_gather_into_tensor(owned, count, group=self.group)
+        owns, wants = owned.tolist(), wanted.view(self.share.degree, -1).sum(dim=1).tolist()
         give, take = _overlaps(owns, wants, self.share.index), _overlaps(wants, owns, self.share.index)
         return [_exchanged(each[: sum(give)], give, take, self._joined) for each in held]
 

@@ -1,11 +1,10 @@
 """LLaVA-NeXT (LLaVA-1.6): each image whole and in crops, with a learned feature behind each row of patches."""
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import torch
-from transformers import AutoModelForImageTextToText, LlavaNextModel, PretrainedConfig, PreTrainedModel
+from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
 
 from trials.data.records.sample import Encoder
 from trials.data.tokens import PackTokens
@@ -62,7 +61,7 @@ def check(config: PretrainedConfig) -> None:
 
 def random_images(config: PretrainedConfig, units: int) -> Images:
     """Return images cut into crops, and whole ones for what is left of the units."""
-    return crops.random_images(config, units, _pack, crops_several=True)
+    return crops.random_images(config, units, crops.in_rows, crops_several=True)
 
 
 def model_inputs(config: PretrainedConfig, input_ids: torch.Tensor, images: Images | None) -> dict[str, Any]:  # noqa: ARG001
@@ -85,7 +84,7 @@ def image_features(
 ) -> Sequence[torch.Tensor]:
     """Return features and ends of rows [tokens, hidden]."""
     newline = model.model.image_newline
-    return (crops.shown_features(_pack, model.config, project(model, states), newline, tokens.grids),)
+    return (crops.shown_features(crops.in_rows, model.config, project(model, states), newline, tokens.grids),)
 
 
 def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | None = None) -> Encoder:
@@ -95,16 +94,4 @@ def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | 
 
 def _crop_inputs(config: PretrainedConfig, processor: Any) -> crops.CropInputs:
     check(config)
-    return crops.CropInputs(config, processor, pack=_pack, crops_several=True)
-
-
-def _pack(
-    config: PretrainedConfig, features: list[torch.Tensor], sizes: list[crops.Size], newline: torch.Tensor
-) -> Sequence[torch.Tensor]:
-    """Implement `crops.Packer`: the model's own function needs nothing of a model but its configuration."""
-    model: Any = SimpleNamespace(config=config)
-    packed: Sequence[torch.Tensor]
-    packed, _ = LlavaNextModel.pack_image_features(
-        model, features, sizes, config.vision_feature_select_strategy, newline
-    )
-    return packed
+    return crops.CropInputs(config, processor, pack=crops.in_rows, crops_several=True)

@@ -1,7 +1,7 @@
 """LLaVA-OneVision: a single image whole and in crops, several images whole, with a learned feature as line end."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -142,23 +142,12 @@ def _crop_inputs(config: PretrainedConfig, processor: Any) -> crops.CropInputs:
     return crops.CropInputs(config, processor, pack=_pack, crops_several=False)
 
 
-def _pack(
-    config: PretrainedConfig, features: list[torch.Tensor], sizes: list[crops.Size], newline: torch.Tensor
-) -> Sequence[torch.Tensor]:
-    """Implement `crops.Packer`: the model's own functions need nothing of a model but its configuration.
-
-    The frames of a video are scaled down, and have one line end together.
-    """
+def _pack(config: PretrainedConfig, features: torch.Tensor, size: crops.Size, newline: torch.Tensor) -> torch.Tensor:
+    """Implement `crops.Packer`: the frames of a video are scaled down, and have one line end together."""
+    if VIDEO_SIZE not in size:
+        most = int(config.vision_aspect_ratio.removeprefix("anyres_max_"))
+        return crops.in_rows(config, features, size, newline, most)
+    # The model's own function needs nothing of a model but its configuration.
     model: Any = SimpleNamespace(config=config)
-    images = [(part, size) for part, size in zip(features, sizes, strict=True) if VIDEO_SIZE not in size]
-    packed: Iterable[torch.Tensor] = ()
-    if images:
-        parts, shapes = map(list, zip(*images, strict=True))
-        packed, _ = LlavaOnevisionModel.pack_image_features(model, parts, shapes, newline, config.vision_aspect_ratio)
-    rest = iter(packed)
-    return [
-        torch.cat([LlavaOnevisionModel.apply_pooling(model, part).flatten(0, 1), newline[None].to(part.dtype)])
-        if VIDEO_SIZE in size
-        else next(rest)
-        for part, size in zip(features, sizes, strict=True)
-    ]
+    frames = LlavaOnevisionModel.apply_pooling(model, features).flatten(0, 1)
+    return torch.cat([frames, newline[None].to(frames.dtype)])

@@ -5,14 +5,17 @@ image, and the others are its crops, row by row. A grid (units, 0, 0) stands for
 (frames, -1, -1) for a video.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn.functional import interpolate
 from transformers import PretrainedConfig
 from transformers.image_processing_utils import select_best_resolution
+from transformers.models.llava_next.modeling_llava_next import unpad_image
 
 from trials.data.records.sample import Ints
 from trials.errors import ModelError
@@ -28,10 +31,12 @@ from trials.model.towers.clip_towers import (
 
 Size: TypeAlias = tuple[int, int]
 """(height, width) in pixels."""
-Packer: TypeAlias = Callable[[PretrainedConfig, list[torch.Tensor], list[Size], torch.Tensor], Sequence[torch.Tensor]]
-"""(configuration, features [units, features, hidden] of each image, sizes, newline [hidden]) -> features of each image
+Packer: TypeAlias = Callable[[PretrainedConfig, torch.Tensor, Size, torch.Tensor], torch.Tensor]
+"""(configuration, features [units, features, hidden] of an image, its size, newline [hidden]) -> its features
 [features, hidden] in the order of its tokens, line ends included. The size of an image of one unit does not count.
 """
+_SCALED_DOWN = 1.1
+"""Features with sides up to so many times those of the most crops stay as they are, as in the published code."""
 _MOST_CROPS = 400
 """Of one image, ten times the published models'; and entries of image_grid_pinpoints."""
 
@@ -76,8 +81,38 @@ def shown_features(
     parts = features.split([units for units, _, _ in rows])
     # A unit that no token shows stays in the graph, and the newline with it: each rank has every gradient.
     images = [part if height else part[:1] for part, (_, height, _) in zip(parts, rows, strict=True)]
-    packed = pack(config, images, [(height, width) for _, height, width in rows], newline)
+    packed = (
+        pack(config, part, (height, width), newline) for part, (_, height, width) in zip(images, rows, strict=True)
+    )
     return torch.cat([each if height else each[:0] for each, (_, height, _) in zip(packed, rows, strict=True)])
+
+
+def in_rows(
+    config: PretrainedConfig,
+    features: torch.Tensor,
+    size: Size,
+    newline: torch.Tensor,
+    most_crops: int | None = None,
+) -> torch.Tensor:
+    """Implement `Packer`: the whole image, then the rows of all its crops together without padding, each with its end.
+
+    Features of more than `most_crops` are scaled down to those of so many. The models' own functions do the same, and
+    let the host wait for a copy to the device.
+    """
+    whole, end = features[0], newline.to(features.dtype)
+    if len(features) == 1:
+        return torch.cat([whole, end[None]])
+    side, tile = patches_per_side(config), config.vision_config.image_size
+    height, width = select_best_resolution(size, config.image_grid_pinpoints)
+    crops = features[1:].view(height // tile, width // tile, side, side, -1)
+    grid = unpad_image(crops.permute(4, 0, 2, 1, 3).flatten(1, 2).flatten(2, 3), size)
+    rows, columns = grid.shape[1:]
+    ratio = math.sqrt(rows * columns / (most_crops * side**2)) if most_crops else 1.0
+    if ratio > _SCALED_DOWN:
+        smaller = [int(rows // ratio), int(columns // ratio)]
+        grid = interpolate(grid[None], smaller, mode="bilinear")[0]
+    ends = end[:, None, None].expand(-1, grid.shape[1], 1)
+    return torch.cat([whole, torch.cat([grid, ends], dim=2).flatten(1).T])
 
 
 def random_images(config: PretrainedConfig, units: int, pack: Packer, *, crops_several: bool) -> Images:

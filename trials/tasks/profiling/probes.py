@@ -60,7 +60,7 @@ def _image_probes(stage: StageModule, units: int, text_tokens: int, device: torc
     family, model = stage.family, stage.model
     images = family.random_images(model.config, units)
     ids = torch.cat((images.input_ids, torch.zeros(text_tokens, dtype=torch.long)))
-    states, tokens = images.pixels.to(device), join_samples(family, model.config, [(ids, images.grids)]).to(device)
+    states, tokens = images.pixels.to(device), join_samples(family, model.config, [(ids, images.grids)])
     if stage.cut.vision:
         yield from _vision_probes(stage, units, states, tokens)
     states = family.embed_vision(model, states, tokens).detach()
@@ -119,7 +119,7 @@ def language_probe(
     model, tokens = stage.model, samples * length
     ids = torch.zeros(length, dtype=torch.long)
     nothing = torch.from_numpy(NO_GRIDS)
-    joined = join_samples(stage.family, model.config, [(ids, nothing)] * samples).to(device)
+    joined = join_samples(stage.family, model.config, [(ids, nothing)] * samples)
     part, hidden = tokens // sharing.share.degree, model.config.get_text_config().hidden_size
     single, recomputing, double = (
         _with_language(stage, sharing, layers=layers, recomputed=recomputed)

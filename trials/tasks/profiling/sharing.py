@@ -94,7 +94,7 @@ def _behind_projector(
         torch.zeros(end - first, each.shape[1], dtype=each.dtype, device=device, requires_grad=True)
         for each in _features(stage, device)
     )
-    wanted = torch.arange(tokens, device=device) < shown
+    wanted = torch.arange(tokens) < shown
     return lambda: tuple(sharing.features_of_tokens(held, wanted)) if held else (), held
 
 
@@ -102,7 +102,7 @@ def _features(stage: StageModule, device: torch.device) -> Tensors:
     """Return the features of one vision unit."""
     family, model = stage.family, stage.model
     images = family.random_images(model.config, 1)
-    tokens = join_samples(family, model.config, [(images.input_ids, images.grids)]).to(device)
+    tokens = join_samples(family, model.config, [(images.input_ids, images.grids)])
     with torch.no_grad():
         states = family.embed_vision(model, images.pixels.to(device), tokens)
         return tuple(family.image_features(model, (states,) * (1 + len(stage.chain.kept)), tokens))
