@@ -2,9 +2,10 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any, Protocol, cast
 
@@ -20,6 +21,7 @@ from trials.data.loader import MicroBatch
 from trials.data.records.sample import IGNORED
 from trials.data.tokens import pack
 from trials.engine.clipping import count_in_norm, join_norms
+from trials.engine.copying import CopyStream, Inputs
 from trials.engine.frozen_stages import instructions_of
 from trials.engine.gathering import SETTINGS, begin_gathering, end_gathering
 from trials.engine.muon import import_uncompiled
@@ -99,6 +101,7 @@ class _DeepSpeedEngine:
         self.stopwatch = Stopwatch(device)
         self._plan = plan
         self._device = device
+        self._copies = CopyStream(device)
         self._optimizer = build_optimizer(stage, training)
         self._clip_norm = training.clip_norm
         self._engine: Any
@@ -122,6 +125,11 @@ class _DeepSpeedEngine:
         # Its last tensors hold their graphs, whose hooks hold the engine: a cycle through C++ that no collector sees.
         vars(self._engine).clear()
         del self._engine, self.state
+
+    def _copied(self, batches: Iterable[MicroBatch], scale: float) -> Iterator[Inputs]:
+        """Yield packs on the device, each copied when it is asked for, while the device computes with those before."""
+        for batch in batches:
+            yield self._copies.copied(partial(_tensors, batch, scale, self._device))
 
     def _take_state(self) -> None:
         join_norms(self._engine.optimizer)
@@ -169,10 +177,10 @@ class PlainEngine(_DeepSpeedEngine):
 
     def step(self, batches: Iterator[MicroBatch], count: int, total_weight: float) -> float:
         total = torch.zeros((), device=self._device)
-        scale = self._plan.layout.data / total_weight
+        packs = self._copied(batches, self._plan.layout.data / total_weight)
         for _ in range(count):
             with self.stopwatch.section(LOAD):
-                inputs, target = _tensors(next(batches), scale, self._device)
+                inputs, target = next(packs)
             with self.stopwatch.section(FORWARD):
                 loss = pack_loss(self._engine(inputs), target)
             with self.stopwatch.section(BACKWARD):
@@ -187,8 +195,7 @@ class PlainEngine(_DeepSpeedEngine):
     def evaluate(self, batches: Iterator[MicroBatch], count: int) -> tuple[float, int]:
         found = torch.zeros(2, dtype=torch.float64, device=self._device)
         with _without_dropout(self.stage), torch.no_grad():
-            for batch in islice(batches, count):
-                inputs, target = _tensors(replace(batch, weights=None), 1.0, self._device)
+            for inputs, target in self._copied(_unweighted(islice(batches, count)), 1.0):
                 found += torch.stack((pack_loss(self._engine(inputs), target), _targets(target[0])))
         comm.all_reduce(found)
         return float(found[0]), int(found[1])
@@ -240,15 +247,14 @@ class PipelineEngine(_DeepSpeedEngine):
     def step(self, batches: Iterator[MicroBatch], count: int, total_weight: float) -> float:
         self._engine.set_train_batch_size(count * self._plan.layout.data)
         scale = count * self._plan.layout.data / total_weight
-        loss = self._engine.train_batch(_tensors(batch, scale, self._device) for batch in batches)
+        loss = self._engine.train_batch(self._copied(batches, scale))
         return float(self._of_tensor_ranks(loss))
 
     def evaluate(self, batches: Iterator[MicroBatch], count: int) -> tuple[float, int]:
         targets = torch.zeros((), dtype=torch.int64, device=self._device)
 
         def loaded() -> Iterator[Any]:
-            for batch in batches:
-                inputs, target = _tensors(replace(batch, weights=None), 1.0, self._device)
+            for inputs, target in self._copied(_unweighted(batches), 1.0):
                 # The first stage loads the same packs.
                 targets.add_(_targets(target[0]) if self.stage.cut.heads else 0)
                 yield inputs, target
@@ -348,9 +354,11 @@ def _targets(labels: torch.Tensor) -> torch.Tensor:
     return (labels != IGNORED).sum()
 
 
-def _tensors(
-    batch: MicroBatch, scale: float, device: torch.device
-) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+def _unweighted(batches: Iterable[MicroBatch]) -> Iterator[MicroBatch]:
+    return (replace(batch, weights=None) for batch in batches)
+
+
+def _tensors(batch: MicroBatch, scale: float, device: torch.device) -> Inputs:
     """Return DeepSpeed's (inputs, labels): see `StageModule` and `pack_loss`."""
     pixels = batch.pixel_values if batch.pixel_values is not None else torch.empty(0)
     floats, integers = pack((pixels,), batch.tokens)

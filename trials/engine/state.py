@@ -75,10 +75,13 @@ class OptimizerState:
     def begin_writing(self, steps: int) -> None:
         """Create the moments, as AdamW does in its first step, and set its step count to `steps`."""
         tensors = [tensor for group in self._optimizer.param_groups for tensor in group["params"]]
+        is_fused = self._optimizer.defaults["fused"]
         # ZeRO 3 gives the optimizer its tensors only while it steps.
         for tensor in getattr(self._wrapper, "fp32_partitioned_groups_flat", tensors):
             moments = {name: torch.zeros_like(tensor, dtype=torch.float32) for name in MOMENTS}
-            self._optimizer.state[tensor] = {"step": torch.tensor(float(steps)), **moments}
+            # Where AdamW itself creates it.
+            counted = torch.full((), float(steps), device=tensor.device if is_fused else "cpu")
+            self._optimizer.state[tensor] = {"step": counted, **moments}
         self._connect()
 
     def _connect(self) -> None:

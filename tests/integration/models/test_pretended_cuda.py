@@ -17,6 +17,9 @@ from tests.pretended_cuda import CUDA, PretendedCuda
 from trials import plugins
 from trials.data.loader import MicroBatch
 from trials.engine import engine
+from trials.engine.optimizer import build_optimizer
+from trials.engine.state import OptimizerState
+from trials.job import TrainingSection
 from trials.model import features
 from trials.model.attention import kernels, packed
 from trials.model.cut import cut
@@ -88,7 +91,7 @@ def batch_of(step: Step, stage: StageModule) -> MicroBatch:
 
 
 def run(step: Step) -> dict[str, Any]:
-    """Run a step; return the kernels that attention took, and the devices of gradients."""
+    """Run a step; return the kernels that attention took, and the devices of gradients and optimizer states."""
     taken: list[str] = []
 
     def noting(*given: Any) -> kernels.Kernel:
@@ -115,13 +118,33 @@ def run(step: Step) -> dict[str, Any]:
             loss.backward()
             for (floats, _), states in zip(reversed(sent), reversed(received), strict=True):
                 floats.backward(states.grad)
+            optimizers = [updated(stage) for stage in stages]
     gradients = [(name, p.grad) for stage in stages for name, p in stage.named_parameters()]
     return {
         "kernels": sorted(set(taken)),
         "loss": str(loss.device),
         "devices": sorted({str(gradient.device) for _, gradient in gradients if gradient is not None}),
         "without": [name for name, gradient in gradients if gradient is None],
+        "fused": all(optimizer.defaults["fused"] for optimizer in optimizers),
+        "states": sorted(
+            {
+                str(tensor.device)
+                for optimizer in optimizers
+                for state in optimizer.state.values()
+                for tensor in state.values()
+            }
+        ),
     }
+
+
+def updated(stage: StageModule) -> torch.optim.AdamW:
+    """Update the parameters twice: as in the first step, and as after a checkpoint was read."""
+    optimizer = build_optimizer(stage, TrainingSection())
+    optimizer.step()
+    engine = SimpleNamespace(optimizer=SimpleNamespace())
+    OptimizerState(engine, optimizer, stage).begin_writing(3)
+    optimizer.step()
+    return optimizer
 
 
 def arrived(device: PretendedCuda, sent: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -202,7 +225,7 @@ def steps(folders: dict[str, str]) -> dict[str, dict[str, Any] | str]:
 def check(found: dict[str, Any] | str, *kernels: str) -> None:
     assert not isinstance(found, str), found
     assert found.pop("kernels") == list(kernels)
-    assert found == {"loss": CUDA_0, "devices": [CUDA_0], "without": []}
+    assert found == {"loss": CUDA_0, "devices": [CUDA_0], "without": [], "fused": True, "states": [CUDA_0]}
 
 
 @pytest.mark.ranks
