@@ -9,6 +9,7 @@ from autotune.architecture import check_architecture
 from autotune.events import Listener, Phase, PhaseBegan, unheard
 from autotune.folders import architectures_folder, lengths_folder, spool_folder, work_folder
 from autotune.machine.agent import Agent
+from autotune.machine.device_problems import check_devices
 from autotune.machine.devices import device_names, locked, make_folder, resource
 from autotune.workload import Prepared, look_at, read_data
 from storage.spool import Spool
@@ -33,13 +34,15 @@ class Workbench:
 
 @contextmanager
 def workbench(job: Job, database_url: str | None, listener: Listener = unheard) -> Iterator[Workbench]:
-    """Describe the model, lease the devices, open the database and read the data, in this order.
+    """Describe the model, check and lease the devices, open the database and read the data, in this order.
 
     So a job that names a wrong file leaves no database behind, and a database error is reported before the data is
     read. Raises DeviceBusy when another agent measures or trains on these devices: the times of both would be wrong.
+    Raises HardwareError for devices on which no rank can run.
     """
     folder = work_folder(database_url)
     outline = look_at(job)
+    check_devices(outline.hardware, job.search.parallel)
     check_architecture(job.model, outline.shape.config_digest, architectures_folder(), listener)
     names = device_names(outline.hardware, job.search.parallel)
     with locked(names), open_store(database_url) as store, Agent(store) as agent:

@@ -11,6 +11,7 @@ import torch
 from autotune.errors import JobError, PlanNotValid
 from autotune.events import Listener, unheard
 from autotune.folders import lengths_folder
+from autotune.machine.device_problems import held_bytes
 from autotune.machine.hardware import default_memory_limit, default_workers, probe_hardware, software
 from autotune.machine.host import shared_memory_bytes
 from trials.data import formats
@@ -174,7 +175,8 @@ def _read(
         software=software(),
         oversize=job.data.oversize,
         global_batch_samples=job.training.global_batch_samples,
-        memory_limit_bytes=job.hardware.memory_limit or default_memory_limit(hardware, job.search.parallel),
+        memory_limit_bytes=job.hardware.memory_limit
+        or default_memory_limit(hardware, job.search.parallel, held_bytes=held_bytes(hardware, job.search.parallel)),
     )
     prepared = Prepared(
         job=job,

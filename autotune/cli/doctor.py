@@ -1,7 +1,6 @@
 """The command `doctor`: hardware, software, database, and problems that a search would meet."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ from autotune.cli.context import Options
 from autotune.cli.jobs import outline_of, survey
 from autotune.folders import spool_folder, work_folder
 from autotune.machine.agent import has_died
+from autotune.machine.device_problems import Problem, problems, situation
 from autotune.machine.hardware import probe_hardware, software
 from autotune.results.text_table import table
 from storage.errors import StorageError
@@ -25,20 +25,14 @@ if TYPE_CHECKING:
 _Part = dict[str, Any] | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """A problem, and what to do about it."""
-
-    what: str
-    remedy: str
-
-
 def examine(options: Options, file: "JobFile | None") -> None:
     """Report everything, then raise the error that kept the database from being read, if any."""
     job, outline = outline_of(file) if file else (None, None)
     hardware = outline.hardware if outline else probe_hardware()
     url = options.database_url(job.database if job else None)
-    database, findings, problem = None, list(_spool_findings(spool_folder(work_folder(url)))), None
+    groups = job.search.parallel if job else 1
+    findings = [*problems(situation(hardware, groups)), *_spool_findings(spool_folder(work_folder(url)))]
+    database, problem = None, None
     try:
         with open_store(url) as store:
             studies = store.studies(archived=True)
@@ -65,22 +59,22 @@ def examine(options: Options, file: "JobFile | None") -> None:
         "software": wire.to_document(software()),
         "database": database,
         "data": data,
-        "findings": [asdict(finding) for finding in findings],
+        "findings": [{"what": finding.what, "remedy": finding.remedy} for finding in findings],
     }
     options.give(lambda: document, lambda: _text(hardware, database, data, findings))
     if problem:
         raise problem
 
 
-def _database_findings(store: Store) -> Iterator[Finding]:
+def _database_findings(store: Store) -> Iterator[Problem]:
     agents = store.agents()
     for agent in agents.values():
         if has_died(agent):
-            yield Finding(
+            yield Problem(
                 what=f"{place(agent)} died without ending its work", remedy="nothing to do: the next search replaces it"
             )
         elif silent_minutes(agent):
-            yield Finding(
+            yield Problem(
                 what=f"{place(agent)}: this host cannot check whether it still runs",
                 remedy="check on that host; if it has ended, `autotune tune` or `launch` with its job replaces it",
             )
@@ -88,43 +82,43 @@ def _database_findings(store: Store) -> Iterator[Finding]:
         owner = agents.get(trial.agent_id or "")
         if owner is None or has_died(owner):
             study = store.study(trial.study_id)
-            yield Finding(
+            yield Problem(
                 what=f"trial {trial.number} of {study.name}, begun {trial.started:%Y-%m-%d %H:%M} UTC, has no "
                 "result, and its process is gone",
                 remedy="`autotune tune` with its job gives up the trial and continues",
             )
     for launch in store.running_launches():
         if living(launch, agents) is None:
-            yield Finding(
+            yield Problem(
                 what=f"the training with plan {launch.plan_id}, begun {launch.started:%Y-%m-%d %H:%M} UTC, has no "
                 "recorded end, and its process is gone",
                 remedy="`autotune launch` with its job continues from its last checkpoint",
             )
 
 
-def _spool_findings(folder: Path) -> Iterator[Finding]:
+def _spool_findings(folder: Path) -> Iterator[Problem]:
     if not folder.exists():
         return
     if waiting := len(Spool(folder).pending()):
-        yield Finding(
+        yield Problem(
             what=f"results in {folder} that are not in the database yet: {waiting}",
             remedy="nothing to do: the next search or training stores them",
         )
     if aside := len(list(folder.glob("*.bad"))):
-        yield Finding(
+        yield Problem(
             what=f"results in {folder} that the database refused: {aside}",
             remedy="inspect the *.bad files, then delete them",
         )
     if left := len(list(folder.glob(".*.partial"))):
-        yield Finding(
+        yield Problem(
             what=f"results in {folder} that were cut off by a kill or a full disk: {left}",
             remedy="delete the .*.partial files",
         )
 
 
-def _data_findings(report: "IndexReport") -> Iterator[Finding]:
+def _data_findings(report: "IndexReport") -> Iterator[Problem]:
     if report.bad:
-        yield Finding(
+        yield Problem(
             what=f"{report.bad} of {report.records} dataset lines cannot be used, the first is {report.bad_lines[0]}",
             remedy="correct the lines, or `images` and `format` of the source; otherwise they are skipped",
         )
@@ -139,7 +133,7 @@ def _data(work: Workload, report: "IndexReport") -> dict[str, Any]:
     }
 
 
-def _text(hardware: Hardware, database: _Part, data: _Part, findings: list[Finding]) -> str:
+def _text(hardware: Hardware, database: _Part, data: _Part, findings: list[Problem]) -> str:
     versions = software()
     link = f", {hardware.link} between them" if hardware.link else ""
     lines = [

@@ -17,7 +17,7 @@ MOST_RANKS_PER_CORE = 4
 
 _log = logging.getLogger(__name__)
 _MOST_WORKERS = 4
-_ENOUGH_SHARED_BYTES = 1 << 30
+ENOUGH_SHARED_BYTES = 1 << 30
 """For some packs of images per rank; the default of a Docker container is 64 MiB."""
 
 
@@ -51,25 +51,31 @@ def software() -> Software:
     )
 
 
-def default_memory_limit(hardware: Hardware, groups: int = 1) -> int:
+def default_memory_limit(hardware: Hardware, groups: int = 1, *, held_bytes: int = 0) -> int:
     """Return the bytes per rank that apply when the job names no limit.
 
-    5 % of an accelerator, at least 1 GiB, are left to its driver and to fragmentation. CPU ranks of all groups share
-    80 % of the memory.
+    5 % of an accelerator, at least 1 GiB, are left to its driver and to fragmentation, and `held_bytes` to other
+    processes. CPU ranks of all groups share 80 % of the memory. Raises HardwareError where nothing is left.
     """
     if hardware.accelerator == "cpu":
         return hardware.ram_bytes * 8 // 10 // (hardware.devices * groups)
     reserve = max(hardware.device_memory_bytes // 20, 1 << 30)
-    return hardware.device_memory_bytes - reserve
+    left = hardware.device_memory_bytes - reserve - held_bytes
+    if left <= 0:
+        raise HardwareError(
+            f"other processes hold {held_bytes >> 30} GiB of {hardware.device_name}, which leaves none for a rank; "
+            "end them, or choose other devices with CUDA_VISIBLE_DEVICES"
+        )
+    return left
 
 
-def default_workers(hardware: Hardware, groups: int = 1, *, shared_bytes: int = _ENOUGH_SHARED_BYTES) -> int:
+def default_workers(hardware: Hardware, groups: int = 1, *, shared_bytes: int = ENOUGH_SHARED_BYTES) -> int:
     """Return the loading processes per rank that apply when the job names no number.
 
     Each rank on an accelerator needs one core for itself, and CPU ranks need all cores. Workers pass packs to their
     rank through shared memory of `shared_bytes`; where it is full, the system kills them.
     """
-    if hardware.accelerator == "cpu" or shared_bytes < _ENOUGH_SHARED_BYTES:
+    if hardware.accelerator == "cpu" or shared_bytes < ENOUGH_SHARED_BYTES:
         return 0
     cores = hardware.cpu_cores // (hardware.devices * groups)
     return min(max(cores - 1, 0), _MOST_WORKERS)

@@ -85,16 +85,16 @@ def activity_of(uuids: Sequence[str]) -> Iterator[Callable[[], Activity]]:
         return
     pynvml.nvmlInit()  # NVML counts these calls, so nested ones are safe
     try:
-        handles = [handle for uuid in uuids if (handle := _ask(pynvml.nvmlDeviceGetHandleByUUID, uuid)) is not None]
+        handles = [handle for uuid in uuids if (handle := ask(pynvml.nvmlDeviceGetHandleByUUID, uuid)) is not None]
         yield lambda: _activity(handles)
     finally:
         pynvml.nvmlShutdown()
 
 
 def _activity(handles: Sequence[Any]) -> Activity:
-    computing = [_ask(pynvml.nvmlDeviceGetComputeRunningProcesses, handle) or () for handle in handles]
-    reasons = [_ask(pynvml.nvmlDeviceGetCurrentClocksEventReasons, handle) or 0 for handle in handles]
-    energies = [_ask(pynvml.nvmlDeviceGetTotalEnergyConsumption, handle) for handle in handles]
+    computing = [ask(pynvml.nvmlDeviceGetComputeRunningProcesses, handle) or () for handle in handles]
+    reasons = [ask(pynvml.nvmlDeviceGetCurrentClocksEventReasons, handle) or 0 for handle in handles]
+    energies = [ask(pynvml.nvmlDeviceGetTotalEnergyConsumption, handle) for handle in handles]
     return Activity(
         pids=frozenset(process.pid for processes in computing for process in processes),
         slowdowns=frozenset(name for bits in reasons for bit, name in _SLOWDOWNS.items() if bits & bit),
@@ -103,7 +103,7 @@ def _activity(handles: Sequence[Any]) -> Activity:
     )
 
 
-def _ask(question: Callable[..., Any], *subjects: Any) -> Any:
+def ask(question: Callable[..., Any], *subjects: Any) -> Any:
     """Return the answer, or None where the driver or the device has none."""
     try:
         return question(*subjects)
@@ -130,12 +130,12 @@ def _describe(part: Any, device: Any, devices: Sequence[Any], driver: str) -> Ac
     links = []
     # There are no links between MIG instances.
     for other in (one for one in devices if one is not device and part is device):
-        by_nvlink = _ask(pynvml.nvmlDeviceGetP2PStatus, device, other, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
+        by_nvlink = ask(pynvml.nvmlDeviceGetP2PStatus, device, other, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
         if by_nvlink == pynvml.NVML_P2P_STATUS_OK:
             numbers = range(pynvml.NVML_NVLINK_MAX_LINKS)
-            active = sum(_ask(pynvml.nvmlDeviceGetNvLinkState, device, number) == 1 for number in numbers)
+            active = sum(ask(pynvml.nvmlDeviceGetNvLinkState, device, number) == 1 for number in numbers)
             links.append((pynvml.nvmlDeviceGetUUID(other), f"NV{active}"))
-        elif name := _ANCESTORS.get(_ask(pynvml.nvmlDeviceGetTopologyCommonAncestor, device, other)):
+        elif name := _ANCESTORS.get(ask(pynvml.nvmlDeviceGetTopologyCommonAncestor, device, other)):
             links.append((pynvml.nvmlDeviceGetUUID(other), name))
     return Accelerator(
         uuid=pynvml.nvmlDeviceGetUUID(part),

@@ -1,0 +1,181 @@
+"""Problems of the devices that a search or training would meet, each with its remedy."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from autotune.errors import HardwareError
+from autotune.machine.hardware import ENOUGH_SHARED_BYTES, accelerators_of
+from autotune.machine.host import shared_memory_bytes
+from autotune.machine.occupancy import Driver, Occupancy, driver, occupancies
+from autotune.machine.torch_build import TorchBuild, runs_on, torch_build
+from trials.workload import Hardware
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """A problem, and what to do about it."""
+
+    what: str
+    remedy: str
+    prevents: bool = False
+    """Whether no rank can run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """What the problems are found in."""
+
+    hardware: Hardware
+    driver: Driver
+    build: TorchBuild
+    devices: tuple[Occupancy, ...]
+    """The accelerators that ranks use."""
+    shared_bytes: int
+    """Size of /dev/shm."""
+
+
+def situation(hardware: Hardware, groups: int = 1) -> Situation:
+    """Look at the devices that `groups` groups of ranks use, at the driver, and at the build of torch."""
+    devices = _devices(hardware, groups)
+    return Situation(
+        hardware=hardware,
+        driver=driver(),
+        build=torch_build(architectures=bool(devices)),
+        devices=devices,
+        shared_bytes=shared_memory_bytes(),
+    )
+
+
+def held_bytes(hardware: Hardware, groups: int = 1) -> int:
+    """Return by how much the free memory of the fullest device is less than `Hardware.device_memory_bytes`."""
+    free = [device.memory_bytes - device.held_bytes for device in _devices(hardware, groups)]
+    return max(0, hardware.device_memory_bytes - min(free, default=hardware.device_memory_bytes))
+
+
+def check_devices(hardware: Hardware, groups: int = 1) -> None:
+    """Log the problems as warnings. Raise HardwareError for the first one with which no rank can run."""
+    for problem in problems(situation(hardware, groups)):
+        if problem.prevents:
+            raise HardwareError(f"{problem.what}; {problem.remedy}")
+        _log.warning("%s; %s", problem.what, problem.remedy)
+
+
+def problems(found: Situation) -> Iterator[Problem]:
+    """Yield the problems of a situation."""
+    if found.hardware.accelerator == "cpu":
+        yield from _without_devices(found)
+        return
+    yield from _of_software(found)
+    yield from _of_modes(found.devices, found.hardware.devices)
+    for device in found.devices:
+        if device.held_bytes:
+            yield Problem(
+                what=f"other processes hold {_gib(device.held_bytes)} of the {_gib(device.memory_bytes)} of "
+                f"{_named(device)}{_processes(device)}",
+                remedy="end them, or choose other devices with CUDA_VISIBLE_DEVICES; until then memory limits are "
+                "lower by that, and their work makes times unreliable",
+            )
+        if device.has_mps:
+            yield Problem(
+                what=f"the Multi-Process Service (MPS) runs on {_named(device)}, so that other programs may compute "
+                "there at the same time",
+                remedy="end it with `echo quit | nvidia-cuda-mps-control` while plans are measured",
+            )
+    names = dict.fromkeys(device.name for device in found.devices)
+    if len(names) > 1:
+        yield Problem(
+            what=f"the devices differ: {', '.join(names)}; all ranks wait for the slowest, and have the memory of the "
+            "smallest",
+            remedy="choose equal ones with CUDA_VISIBLE_DEVICES",
+        )
+    if found.shared_bytes < ENOUGH_SHARED_BYTES:
+        yield Problem(
+            what=f"shared memory (/dev/shm) has {_gib(found.shared_bytes)}, too little to pass packs to the ranks: "
+            "they load data themselves, and NCCL may fail",
+            remedy="give a container more, as with `docker run --shm-size=16g` or `--ipc=host`",
+        )
+
+
+def _without_devices(found: Situation) -> Iterator[Problem]:
+    driver, build = found.driver, found.build
+    if driver.error is not None and driver.is_installed:
+        yield Problem(
+            what=f"NVIDIA's driver does not answer ({driver.error}), so ranks run on the CPU",
+            remedy="try `nvidia-smi`; after an update of the driver, restart the machine or reload its kernel module",
+        )
+    elif driver.error is not None and build.cuda is not None:
+        yield Problem(
+            what=f"torch {build.version} is built for CUDA, but there is no driver of NVIDIA, so ranks run on the CPU",
+            remedy="install the driver, or start the container with `--gpus all`; without a GPU, install torch's CPU "
+            "build",
+        )
+
+
+def _of_software(found: Situation) -> Iterator[Problem]:
+    build, runs = found.build, found.driver.cuda
+    if build.cuda is not None and runs is not None and runs[0] < build.cuda[0]:
+        yield Problem(
+            what=f"the driver {found.hardware.driver} runs CUDA {_version(runs)} at most, but torch {build.version} is "
+            f"built for CUDA {_version(build.cuda)}",
+            remedy=f"update the driver to one for CUDA {build.cuda[0]}, or install a torch for CUDA {runs[0]}",
+            prevents=True,
+        )
+    capability = found.hardware.compute_capability
+    if build.architectures and capability is not None and not runs_on(capability, build.architectures):
+        yield Problem(
+            what=f"torch {build.version} has no kernels for {found.hardware.device_name} of compute capability "
+            f"{capability}, but for {', '.join(build.architectures)}",
+            remedy="install a torch whose list has it (`torch.cuda.get_arch_list()`): a newer one for a new device, an "
+            "older one for an old device",
+            prevents=True,
+        )
+
+
+def _of_modes(devices: Sequence[Occupancy], ranks: int) -> Iterator[Problem]:
+    for device in devices:
+        if device.mode == "prohibited":
+            yield Problem(
+                what=f"{_named(device)} is in compute mode prohibited, in which no process can use it",
+                remedy=f"set it back with `sudo nvidia-smi -i {device.uuid} -c DEFAULT`, or choose other devices",
+                prevents=True,
+            )
+        if device.mode == "exclusive" and device.pids and not device.has_mps:
+            yield Problem(
+                what=f"{_named(device)} is in exclusive mode, for one process at a time, and another one has "
+                f"it{_processes(device)}",
+                remedy="wait for that process or end it, or choose other devices with CUDA_VISIBLE_DEVICES",
+                prevents=True,
+            )
+    instances = [device for device in devices if device.is_instance]
+    if instances and ranks > 1:
+        yield Problem(
+            what=f"{ranks} ranks would use MIG instances such as {_named(instances[0])}, but CUDA offers one "
+            "instance to a process, and NCCL does not join several",
+            remedy="set hardware.devices to 1, or undo the division with `sudo nvidia-smi -mig 0`",
+            prevents=True,
+        )
+
+
+def _devices(hardware: Hardware, groups: int) -> tuple[Occupancy, ...]:
+    return occupancies([one.uuid for group in range(groups) for one in accelerators_of(hardware, group)])
+
+
+def _gib(size: int) -> str:
+    return f"{size / (1 << 30):.1f} GiB"
+
+
+def _named(device: Occupancy) -> str:
+    return f"{device.name} ({device.uuid})"
+
+
+def _processes(device: Occupancy) -> str:
+    if not device.pids:
+        return ""
+    return f" (process{'es' * (len(device.pids) > 1)} {', '.join(map(str, device.pids))})"
+
+
+def _version(version: tuple[int, int]) -> str:
+    return ".".join(map(str, version))
