@@ -19,7 +19,7 @@ SELDOM = /(_inductor|fontTools|mypyc?|networkx|pip|setuptools|tests?|testing|tra
 # Containers often set it; then each of the hundreds of processes that tests start would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-long bench storm fuzz chart docs coverage lint format clean
+.PHONY: help demo test test-long bench bench-gpu storm fuzz chart docs coverage lint format clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -44,6 +44,9 @@ bench: $(READY)  ## run every benchmark; each prints one JSON object, together s
 	status=0; for name in packing simulator solver first_trial prediction search other_forms tuning training planted_causes certainty parallel \
 			database people html_report fuzz; do \
 		$(BIN)/python -m benchmarks.$$name || status=1; done; exit $$status
+
+bench-gpu: $(READY)  ## on a machine with GPUs: check and measure them in half an hour, and write docs/benchmarks/gpu.md
+	$(BIN)/python -m benchmarks.gpu
 
 storm: $(READY)  ## kill, race, lock, fill and damage the database in full; some twenty minutes
 	$(BIN)/python -m benchmarks.database
