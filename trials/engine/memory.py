@@ -1,16 +1,21 @@
 """Memory of a rank: static bytes of its module, and meters that raise when a step exceeds the limit."""
 
+import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Protocol
 
 import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from trials.engine.allocator import AllocatorPeaks, usable_bytes
 from trials.engine.gathering import GatheredWeights
 from trials.engine.static_memory import static_bytes
 from trials.plan import Layout
+
+_log = logging.getLogger(__name__)
 
 
 class MemoryExceeded(Exception):
@@ -128,12 +133,26 @@ class _Held:
 
 
 class CudaMeter:
-    """Reads the count of the CUDA allocator, which enforces the limit itself."""
+    """Reads the statistics of the CUDA allocator, which enforces the limit itself."""
+
+    limit_bytes: int
+    """Most that the allocator takes from the device: less than the limit where others leave less."""
 
     def __init__(self, device: torch.device, memory_limit_bytes: int) -> None:
-        total = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, memory_limit_bytes / total), device)
+        free, total = torch.cuda.mem_get_info(device)
+        reserved = torch.cuda.memory_reserved(device)
+        self.limit_bytes = usable_bytes(memory_limit_bytes, total=total, free=free, reserved=reserved)
+        if self.limit_bytes < memory_limit_bytes:
+            _log.warning(
+                "the device has %d bytes left for this rank, less than its limit of %d: other processes or contexts "
+                "hold the rest",
+                self.limit_bytes,
+                memory_limit_bytes,
+            )
+        torch.cuda.set_per_process_memory_fraction(self.limit_bytes / total, device)
         torch.cuda.reset_peak_memory_stats(device)
+        # Retries are counted over the life of the process.
+        self._retries = AllocatorPeaks.of(torch.cuda.memory_stats(device)).retries
         self._device = device
 
     def watch(self) -> AbstractContextManager[object]:
@@ -141,4 +160,5 @@ class CudaMeter:
 
     @property
     def peak_bytes(self) -> int:
-        return int(torch.cuda.max_memory_allocated(self._device))
+        peaks = AllocatorPeaks.of(torch.cuda.memory_stats(self._device))
+        return replace(peaks, retries=peaks.retries - self._retries).peak_bytes

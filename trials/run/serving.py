@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from trials import wire
+from trials.engine.allocator import AllocatorPeaks, needed_bytes
 from trials.engine.group import env_meeting, file_meeting, process_group
 from trials.engine.memory import MemoryExceeded
 from trials.errors import TrialsError
@@ -92,7 +93,8 @@ def _cause(error: Exception, rank: int, folder: Path) -> Crash | OutOfMemory:
         if isinstance(error, MemoryExceeded):
             needed, limit = error.needed_bytes, error.memory_limit_bytes
         else:
-            needed, limit = torch.cuda.max_memory_reserved(), request.memory_limit_bytes
+            peaks = AllocatorPeaks.of(torch.cuda.memory_stats())
+            needed, limit = needed_bytes(peaks, str(error)), request.memory_limit_bytes
         stage = request.plan.layout.grid.coordinates(rank).stage
         return OutOfMemory(stage=stage, rank=rank, needed_bytes=needed, limit_bytes=limit)
     if isinstance(error, TrialsError):

@@ -1,0 +1,134 @@
+"""The memory meter of CUDA on statistics of an allocator. They are made up: no device was measured."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from trials import wire
+from trials.engine.allocator import AllocatorPeaks, needed_bytes, usable_bytes
+from trials.engine.memory import CudaMeter, memory_meter
+from trials.outcome import OutOfMemory
+from trials.plan import Layout
+from trials.run import serving
+from trials.tasks.request import REQUEST_FILE
+
+ASSETS = Path(__file__).parents[2] / "assets" / "allocator"
+GIB = 1 << 30
+CUDA = torch.device("cuda", 0)
+
+
+def recorded(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((ASSETS / f"{name}.json").read_text())
+    assert found["note"].startswith("Made up")
+    return found
+
+
+def peaks_of(name: str) -> AllocatorPeaks:
+    return AllocatorPeaks.of(recorded(name)["statistics"])
+
+
+class Allocator:
+    """What `torch.cuda` tells of the allocator: the statistics before, then those behind the steps."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, case: dict[str, Any]) -> None:
+        self.statistics, self.fraction, self.resets = case["before"], 0.0, 0
+        memory = case["memory"]
+        patch.setattr(torch.cuda, "mem_get_info", lambda device: (memory["free"], memory["total"]))
+        patch.setattr(torch.cuda, "memory_reserved", lambda device: memory["reserved"])
+        patch.setattr(torch.cuda, "memory_stats", lambda device=None: self.statistics)
+        patch.setattr(torch.cuda, "set_per_process_memory_fraction", self._limit)
+        patch.setattr(torch.cuda, "reset_peak_memory_stats", self._reset)
+
+    def _limit(self, fraction: float, device: torch.device) -> None:
+        self.fraction = fraction
+
+    def _reset(self, device: torch.device) -> None:
+        self.resets += 1
+
+
+def metered(patch: pytest.MonkeyPatch, name: str) -> tuple[CudaMeter, Allocator]:
+    case = recorded(name)
+    allocator = Allocator(patch, case)
+    meter = memory_meter(CUDA, nn.Linear(1, 1), Layout(pipeline=1, data=1, zero=0), case["limit"])
+    assert isinstance(meter, CudaMeter)
+    allocator.statistics = case["statistics"]
+    return meter, allocator
+
+
+def test_the_limit_becomes_a_share_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    meter, allocator = metered(monkeypatch, "even-packs")
+    assert meter.limit_bytes == 75 * GIB
+    assert (allocator.fraction, allocator.resets) == (75 / 79, 1)
+
+
+def test_rounding_and_fragmentation_are_told_apart() -> None:
+    peaks = peaks_of("even-packs")
+    assert peaks.rounding == 41_950_117_376 - 41_943_040_123
+    assert peaks.fragmentation == 43_218_108_416 - 41_950_117_376
+    assert peaks.requested + peaks.rounding + peaks.fragmentation == peaks.reserved
+
+
+@pytest.mark.parametrize("name", ["even-packs", "uneven-packs"])
+def test_what_the_allocator_keeps_does_not_count_while_there_is_room(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The retries of "uneven-packs" are those of an earlier request to the same rank.
+    meter, _ = metered(monkeypatch, name)
+    assert meter.peak_bytes == peaks_of(name).allocated < peaks_of(name).reserved
+
+
+def test_fragments_count_once_there_was_no_room_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    meter, _ = metered(monkeypatch, "at-the-limit")
+    assert meter.peak_bytes == peaks_of("at-the-limit").reserved == 75_157_733_376
+
+
+def test_what_others_hold_lowers_the_limit_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    meter, allocator = metered(monkeypatch, "held-by-others")
+    # Of 79 GiB 48 are free and 2 in the allocator: contexts and other processes have 29.
+    assert meter.limit_bytes == 50 * GIB
+    assert allocator.fraction == 50 / 79
+    assert f"{50 * GIB} bytes left for this rank, less than its limit of {75 * GIB}" in caplog.text
+
+
+def test_a_context_within_the_reserve_lowers_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        metered(monkeypatch, "even-packs")
+    assert not caplog.records
+    assert usable_bytes(79 * GIB, total=79 * GIB, free=78 * GIB, reserved=0) == 78 * GIB
+
+
+def test_a_tensor_without_room_counts_to_what_was_needed() -> None:
+    case, peaks = recorded("out-of-memory"), peaks_of("out-of-memory")
+    needed = needed_bytes(peaks, case["message"])
+    assert needed == peaks.allocated + 5.25 * GIB > case["limit"]
+    assert needed_bytes(peaks, "another message") == peaks.reserved
+    assert needed_bytes(peaks, "Tried to allocate 20.00 MiB.") == max(peaks.reserved, peaks.allocated + 20 * (1 << 20))
+
+
+def test_a_rank_reports_what_it_needed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    case = recorded("out-of-memory")
+    Allocator(monkeypatch, case).statistics = case["statistics"]
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda: case["statistics"])
+    monkeypatch.setattr(wire, "decode", lambda kind, text: _Request(case["limit"]))
+    (tmp_path / REQUEST_FILE).write_text("{}")
+    cause = serving._cause(torch.OutOfMemoryError(case["message"]), 0, tmp_path)
+    assert isinstance(cause, OutOfMemory)
+    assert (cause.limit_bytes, cause.needed_bytes) == (70 * GIB, 70_974_308_352 + round(5.25 * GIB))
+
+
+class _Request:
+    """The parts of a request that name the stage and the limit."""
+
+    def __init__(self, limit: int) -> None:
+        self.memory_limit_bytes = limit
+        self.plan = self
+        self.layout = Layout(pipeline=1, data=1, zero=0)

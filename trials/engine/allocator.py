@@ -1,0 +1,73 @@
+"""What the statistics of torch's CUDA allocator say of a rank's memory.
+
+The allocator rounds each tensor up, keeps what was released for later tensors, and cannot join pieces of different
+blocks. Outside of it a device holds the CUDA context of the process, its libraries, and other processes.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_TRIED = re.compile(rf"[Tt]ried to allocate (\d+(?:\.\d+)?) ({'|'.join(_UNITS)})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocatorPeaks:
+    """The most bytes since the peaks were reset."""
+
+    requested: int
+    """That tensors asked for."""
+    allocated: int
+    """In tensors, each rounded up to a multiple of 512."""
+    reserved: int
+    """That the allocator took from the device."""
+    retries: int
+    """Times that it had to give back what it kept, to find room for a tensor."""
+
+    @classmethod
+    def of(cls, statistics: Mapping[str, int]) -> "AllocatorPeaks":
+        """Read `torch.cuda.memory_stats`."""
+        requested, allocated, reserved = (
+            int(statistics.get(f"{kind}_bytes.all.peak", 0)) for kind in ("requested", "allocated", "reserved")
+        )
+        retries = int(statistics.get("num_alloc_retries", 0))
+        return cls(requested=requested, allocated=allocated, reserved=reserved, retries=retries)
+
+    @property
+    def rounding(self) -> int:
+        """Bytes that rounding adds; the two peaks may be of different moments."""
+        return max(0, self.allocated - self.requested)
+
+    @property
+    def fragmentation(self) -> int:
+        """Bytes that are kept, or lie between tensors."""
+        return max(0, self.reserved - self.allocated)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Bytes that have to fit: those in tensors, and all that is reserved once there was no room for kept memory.
+
+        Without a retry the allocator reserves more than it needs.
+        """
+        return self.allocated if self.retries == 0 else max(self.allocated, self.reserved)
+
+
+def usable_bytes(memory_limit_bytes: int, *, total: int, free: int, reserved: int) -> int:
+    """Return the bytes that the allocator can reserve under a limit on a device of `total` bytes.
+
+    `free` bytes are in nobody's use, and `reserved` ones in this process's allocator. What is neither is outside of it:
+    contexts, libraries and other processes.
+    """
+    outside = total - free - reserved
+    return min(memory_limit_bytes, total - outside)
+
+
+def needed_bytes(peaks: AllocatorPeaks, message: str) -> int:
+    """Return the bytes that a rank would have needed at least, from the message of a torch.OutOfMemoryError.
+
+    The tensor that found no room comes on top of what was in tensors.
+    """
+    found = _TRIED.search(message)
+    tried = round(float(found[1]) * _UNITS[found[2]]) if found else 0
+    return max(peaks.reserved, peaks.allocated + tried)
