@@ -119,8 +119,8 @@ def test_exchanges_of_layers_that_two_ranks_hold_are_timed(costs: LayerCosts, pr
 def test_gathers_of_weights_that_two_ranks_share_are_timed(costs: LayerCosts, prepared: Prepared) -> None:
     (cost,) = costs.gathers
     assert cost.data == 2
-    assert all(0 < seconds < 0.1 for seconds in cost.seconds)
-    assert 0 < cost.scatter_seconds_per_byte < 1e-6
+    assert min(cost.seconds) > 0
+    assert cost.scatter_seconds_per_byte > 0
     for kind in ("vision", "language"):
         assert costs[kind].gathered_parameters == costs[kind].parameters
     skeleton = build_skeleton(load_config(prepared.job.model.path), torch.float32)
