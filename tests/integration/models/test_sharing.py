@@ -276,6 +276,7 @@ def test_shared_packs_are_as_exact_in_bfloat16_as_others(shallow: Path, pool: Wa
         assert 0 < with_others.difference < 1.5 * alone.difference
 
 
+@pytest.mark.long
 def test_every_fault_in_the_sharing_of_packs_shows(shallow: Path, tmp_path: Path) -> None:
     job = prepared_of(shallow, tmp_path, training={"global_batch_samples": 9})
     request = job.request(plan_of("4+2", data=2, packing=SHARED), Certification(step=0, reference="transformers"))

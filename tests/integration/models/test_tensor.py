@@ -241,6 +241,7 @@ def test_cut_layers_are_as_exact_in_bfloat16_as_whole_ones(shallow: Path, pool: 
         assert 0 < cut.difference < 1.5 * whole.difference
 
 
+@pytest.mark.long
 def test_every_fault_in_the_cutting_of_layers_shows(shallow: Path, tmp_path: Path) -> None:
     job = prepared_of(shallow, tmp_path, training={"global_batch_samples": 9})
     request = job.request(plan_of("4+2", tensor=2), Certification(step=0, reference="transformers"))
