@@ -101,6 +101,9 @@ def costs_text(costs: LayerCosts, pack: TypicalPack) -> str:
     for cut in costs.tensor:
         seconds = pack.exchange_seconds(cut.degree, cut.forward_seconds, cut.backward_seconds)
         lines.append(f"cut layers {seconds * 1e3:.3f} ms per language layer, {cut.degree} ranks for a layer")
+    for shares in costs.gathers:
+        seconds = shares.seconds[KINDS.index("language")]
+        lines.append(f"gathers    {seconds * 1e3:.3f} ms per language layer, {shares.data} data ranks with ZeRO 3")
     for update in costs.updates:
         sharded = f", {update.data_parallel} data ranks, ZeRO {update.zero}" if update.data_parallel > 1 else ""
         lines.append(f"update     {update.seconds_per_parameter * 1e9:.2f} ns per parameter{sharded}")

@@ -7,12 +7,13 @@ import pytest
 
 from autotune.errors import ProfileError
 from autotune.prediction.costs import fit_costs
+from autotune.prediction.costs_table import TypicalPack, costs_text
 from autotune.prediction.features import COSTS as FACTORS
 from autotune.prediction.features import scaled
 from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Predictor
 from autotune.prediction.timeline import timeline
-from tests.search_values import COSTS, costs_of, epoch_of, frozen_vision, layer_cost, predictor_of
+from tests.search_values import COSTS, costs_of, epoch_of, frozen_vision, layer_cost, predictor_of, workload_of
 from tests.training_values import plan_of
 from tests.unit.prediction.test_costs import reports_of
 from trials import wire
@@ -217,6 +218,14 @@ def test_a_profile_from_before_knows_zero_0_and_1_alone() -> None:
     older = wire.decode(LayerCosts, wire.canonical(document))
     assert [fitted.knows_zero(zero) for zero in (0, 1, 2, 3)] == [True] * 4
     assert [older.knows_zero(zero) for zero in (0, 1, 2, 3)] == [True, True, False, False]
+
+
+def test_the_table_of_costs_shows_what_gathering_a_language_layer_takes() -> None:
+    pack = TypicalPack.of(workload_of().data)
+    assert (
+        "gathers    4.000 ms per language layer, 2 data ranks with ZeRO 3" in costs_text(sharded(), pack).splitlines()
+    )
+    assert "gathers" not in costs_text(COSTS, pack)
 
 
 def test_a_calibration_scales_gathers_with_the_links() -> None:
