@@ -12,7 +12,7 @@ from tests.simulated import Behaviour, SimulatedLauncher
 
 @pytest.mark.usefixtures("unsatisfied")
 def test_of_the_neighbours_of_a_baseline_the_two_predicted_fastest_are_run(bench: Bench) -> None:
-    ledger = bench.search(bench.study(), SimulatedLauncher(PREDICTOR, Behaviour(noise=0.0)), trials=40)
+    ledger = bench.search(bench.study(), SimulatedLauncher(PREDICTOR, Behaviour(noise=0.0)), trials=40, time_limit="1h")
     omnibal = [trial.plan for trial in ledger.trials if trial.role == Role.OMNIBAL]
     prepared, limits = prepared_of(bench.folder, MEMORY), limits_of(MEMORY)
     everything = baselines(prepared.workload, PREDICTOR, Solver(PREDICTOR, limits), limits, hold_all=False)
