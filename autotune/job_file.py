@@ -87,11 +87,12 @@ def as_job(job: JobLike) -> Job:
 
 
 def with_values(job: Job, section: str, values: Mapping[str, Any]) -> Job:
-    """Return the job with other values of a section, checked like those of a file. Raises JobError."""
-    if not values:
+    """Return the job with other values of a section, checked like those of a file; None is none. Raises JobError."""
+    given = {name: value for name, value in values.items() if value is not None}
+    if not given:
         return job
     document = job.model_dump(mode="json")
-    document[section] |= values
+    document[section] |= given
     return _checked(_document(document))
 
 

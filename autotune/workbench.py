@@ -6,24 +6,29 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.architecture import check_architecture
-from autotune.events import Listener, Phase, PhaseBegan, unheard
+from autotune.events import Listener, Note, Phase, PhaseBegan, unheard
 from autotune.folders import architectures_folder, lengths_folder, spool_folder, work_folder
 from autotune.machine.agent import Agent
 from autotune.machine.device_problems import check_devices
 from autotune.machine.devices import device_names, locked, make_folder, resource
+from autotune.machine.network import address_towards
+from autotune.machine.node_facts import node_facts
 from autotune.workload import Prepared, look_at, read_data
 from storage.spool import Spool
 from storage.store import Store, open_store
+from trials import plugins
 from trials.job import Job
+from trials.sites import SITES, Place, Site
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workbench:
-    """A prepared job, its store, the agent of this process, and a folder for files of the ranks."""
+    """A prepared job, its store, the agent of this process, the site of its ranks, and a folder for their files."""
 
     prepared: Prepared
     store: Store
     agent: Agent
+    site: Site
     folder: Path
 
     @property
@@ -45,10 +50,24 @@ def workbench(job: Job, database_url: str | None, listener: Listener = unheard) 
     check_devices(outline.hardware, job.search.parallel)
     check_architecture(job.model, outline.shape.config_digest, architectures_folder(), listener)
     names = device_names(outline.hardware, job.search.parallel)
-    with locked(names), open_store(database_url) as store, Agent(store) as agent:
+    module, tell = plugins.load(SITES, job.hardware.launcher), lambda text: listener(Note(text=text))
+    place = Place(
+        settings=job.hardware,
+        hardware=outline.hardware,
+        folder=folder / "nodes",
+        facts=node_facts,
+        address=address_towards,
+        tell=tell,
+    )
+    with (
+        locked(names),
+        open_store(database_url) as store,
+        Agent(store) as agent,
+        module.open_site(place) as site,
+    ):
         agent.take([resource(name) for name in names])
         store.adopt_model(outline.shape, outline.path_digest)
         make_folder(folder)
         listener(PhaseBegan(phase=Phase.LENGTHS, text="Reading the data"))
         prepared = read_data(job, outline, folder, listener, cache=lengths_folder())
-        yield Workbench(prepared=prepared, store=store, agent=agent, folder=folder)
+        yield Workbench(prepared=prepared, store=store, agent=agent, site=site, folder=folder)

@@ -2,8 +2,9 @@
 
 import logging
 import math
+import os
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -14,6 +15,7 @@ from autotune.folders import lengths_folder
 from autotune.machine.device_problems import held_bytes
 from autotune.machine.hardware import default_memory_limit, default_workers, probe_hardware, software
 from autotune.machine.host import shared_memory_bytes
+from trials import plugins
 from trials.data import formats
 from trials.data.epoch import CostWeights, Epoch, job_epoch
 from trials.data.held_out import hold_out, trained_on
@@ -30,6 +32,7 @@ from trials.model.refusals.tensor import check_tensor
 from trials.model.shape import cost_weights, model_shape
 from trials.model.skeleton import build_skeleton, load_config
 from trials.plan import Levelled, Packing, Plan
+from trials.sites import SITES
 from trials.tasks.request import Request, Task
 from trials.workload import Hardware, ModelShape, Workload
 
@@ -93,11 +96,21 @@ def look_at(job: Job) -> Outline:
                     f"{key}.sources: {file.path} holds only lengths, so there is nothing to train on; give the "
                     "annotation file that they were measured from, or look at its packs with `autotune pack`"
                 )
-    hardware = probe_hardware(job.hardware.devices, job.search.parallel)
+    hardware = _hardware(job)
     shape = model_shape(job.model, job.training)
     _check_parts(job, shape)
     encoder = load_encoder(job.model, job.data)
     return Outline(hardware=hardware, shape=shape, path_digest=path_digest(job.model), encoder=encoder)
+
+
+def _hardware(job: Job) -> Hardware:
+    """Describe the devices of the job: those of this machine, times the number of its nodes, which are alike."""
+    wanted = job.hardware.devices
+    nodes = plugins.load(SITES, job.hardware.launcher).nodes(job.hardware, os.environ)
+    if wanted is not None and wanted % nodes:
+        raise JobError(f"hardware.devices: {wanted} ranks cannot be equal on {nodes} nodes; give a multiple of {nodes}")
+    here = probe_hardware(wanted and wanted // nodes, job.search.parallel)
+    return replace(here, devices=nodes * here.devices, nodes=nodes)
 
 
 def _check_parts(job: Job, shape: ModelShape) -> None:
@@ -303,7 +316,7 @@ def check_tensor_degree(prepared: Prepared, degree: int) -> None:
         return
     if not hardware.has_groups(degree):
         raise InvalidPlan(
-            f"it has tensor degree {degree}, but a node has {hardware.devices // hardware.nodes} devices, and such "
+            f"it has tensor degree {degree}, but a node has {hardware.of_node} devices, and such "
             "ranks exchange too much to lie on several nodes; use a degree that divides them"
         )
     config = load_config(settings.path, trust_remote_code=settings.trust_remote_code)

@@ -39,6 +39,7 @@ from trials.launchers.local import LocalLauncher
 from trials.outcome import Completed
 from trials.plan import Plan
 from trials.run.pool import REQUESTS_PER_START, WarmPool
+from trials.sites.local import LocalSite
 
 PLANS = 6
 
@@ -73,7 +74,7 @@ def _tuning(prepared: Prepared, store: Store, folder: Path) -> dict[str, Any]:
 
     began = time.perf_counter()
     with Agent(store) as agent:
-        bench = Workbench(prepared=prepared, store=store, agent=agent, folder=folder)
+        bench = Workbench(prepared=prepared, store=store, agent=agent, site=LocalSite("cpu"), folder=folder)
         best = Tuner(bench, listen).tune()
     seconds = time.perf_counter() - began
     done = [trial for trial in trials if ran(trial)]

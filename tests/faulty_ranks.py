@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import distributed
 
+from trials.channels.folder import FolderChannel
 from trials.data import epoch, loader
 from trials.engine import engine
 from trials.model import decoder
@@ -137,7 +138,7 @@ def mixed_rows() -> AbstractContextManager[Any]:
 def serve_with_mixed_rows(folder: Path) -> bool:
     """Serve the request with rows of packs of different sequence degrees."""
     with mixed_rows():
-        return serve(folder)
+        return serve(FolderChannel(folder))
 
 
 SHARING_FAULTS: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
@@ -216,5 +217,5 @@ def _serve(folder: Path, faults: Mapping[str, Callable[[], AbstractContextManage
     served = []
     for name in faults:
         with faults[name]():
-            served.append(serve(folder / name))
+            served.append(serve(FolderChannel(folder / name)))
     return all(served)

@@ -214,6 +214,8 @@ def _report(stage: StageMeasurement, seconds: list[float], samples: int) -> Tria
 class SimulatedRanks:
     """Ranks that have their answer at once."""
 
+    aftermath_seconds = 0.0
+
     def __init__(self, machine: SimulatedLauncher) -> None:
         self._machine = machine
         self._course: Generator[float, bool | None, Answers | Cause]
@@ -255,7 +257,7 @@ class SimulatedRanks:
     def answers(self) -> dict[int, Answer]:
         return self._answers
 
-    def dead(self) -> dict[int, int]:
+    def ended(self) -> dict[int, str]:
         return {}
 
     def end(self) -> None:

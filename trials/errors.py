@@ -7,7 +7,11 @@ TrialsError
 |-- ModelError         a model folder that cannot be used
 |-- OutputTaken        a training's output folder holds results of something else
 |-- NotFinite          a loss or gradient is NaN or infinite
+|-- SiteError          settings with which no rank can be started on the nodes of the job
+|-- NodesMissing       a node of the job has not come, or has been lost
+|-- NodeRefused        a node has other devices or other software than this one
 `-- WireError          a message between the agent and its ranks that cannot be decoded
+    |-- NotSigned      somebody without the token of the agent wrote it
     `-- OtherForm      it has other fields than this version's
 """
 
@@ -42,6 +46,22 @@ class NotFinite(TrialsError):
 
 class WireError(TrialsError):
     """A message between the agent and its ranks cannot be decoded."""
+
+
+class SiteError(TrialsError):
+    """With these settings no rank can be started on the nodes of the job."""
+
+
+class NodesMissing(TrialsError):
+    """A node of the job has not come, or has been lost."""
+
+
+class NodeRefused(TrialsError):
+    """A node has other devices or other software than this one, so that trials on both would not hold."""
+
+
+class NotSigned(WireError):
+    """A message was written by somebody without the token of the agent."""
 
 
 class OtherForm(WireError):

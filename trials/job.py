@@ -29,6 +29,10 @@ ScheduleName: TypeAlias = Literal["constant", "linear", "cosine"]
 LossWeighting: TypeAlias = Literal["token", "sample", "square"]
 
 
+HOST = r"^([A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9][A-Za-z0-9_.:-]*$"
+"""Names and addresses of hosts, with a user before an `@`. No shell gives a meaning to any of these characters."""
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, protected_namespaces=()
@@ -112,9 +116,36 @@ class EvaluationSection(_Section):
 
 class HardwareSection(_Section):
     devices: Annotated[int, Field(gt=0)] | None = None
-    """Ranks to use; every visible accelerator when absent, else 2 CPU ranks."""
+    """Ranks to use, on all nodes together; every visible accelerator when absent, else 2 CPU ranks on each node."""
     memory_limit: Bytes | None = None
     """Limit of each rank; the device's memory less a reserve when absent."""
+    launcher: str = "local"
+    """Module of `trials.sites`: the tool that starts the ranks."""
+    nodes: Annotated[int, Field(gt=0)] | None = None
+    """Machines to use, this one included; those of `hosts` when absent, else this one alone."""
+    hosts: Annotated[tuple[Annotated[str, Field(pattern=HOST)], ...], Field(min_length=1)] | None = None
+    """Names or addresses of all machines, this one first, which `torchrun` reaches by ssh."""
+    address: Annotated[str, Field(pattern=HOST)] | None = None
+    """Name or address of this machine for the others; that towards the first other one of `hosts` when absent, else
+    that of the default route."""
+    rendezvous: Literal["static", "c10d"] = "static"
+    """How torchrun's agents find each other."""
+    start_timeout: Seconds = 300.0
+    """Most seconds until all nodes have come."""
+
+    @field_validator("hosts")
+    @classmethod
+    def _different(cls, hosts: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        for host in hosts or ():
+            if (hosts or ()).count(host) > 1:
+                raise ValueError(f"names {host} twice; name each host once")
+        return hosts
+
+    @model_validator(mode="after")
+    def _agreeing(self) -> Self:
+        if self.hosts and self.nodes not in (None, len(self.hosts)):
+            raise ValueError(f"has {len(self.hosts)} hosts, and nodes: {self.nodes}; remove one of the two")
+        return self
 
 
 class LearningRatesSection(_Section):

@@ -16,7 +16,6 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import to_json
 
 from trials.errors import OtherForm, WireError
-from trials.whole_file import whole_file
 
 T = TypeVar("T")
 WHOLE = range(-(1 << 63), 1 << 63)
@@ -91,18 +90,8 @@ def _name(kind: Any) -> str:
     return getattr(kind, "__name__", str(kind))
 
 
-def write(path: Path, value: object, kind: Any = None) -> None:
-    """Encode the value to a file that appears only when it is complete."""
-    with whole_file(path, durable=False) as stream:
-        stream.write(encode(value, kind).encode())
-
-
-@overload
-def read(kind: type[T], path: Path) -> T | None: ...
-@overload
-def read(kind: Any, path: Path) -> Any: ...
-def read(kind: Any, path: Path) -> Any:
-    """Return the value that `write` wrote, or None while there is no such file. Raise WireError as `decode` does."""
+def read(kind: type[T], path: Path) -> T | None:
+    """Return the encoded value in a file, or None while there is no such file. Raise WireError as `decode` does."""
     try:
         text = path.read_text()
     except FileNotFoundError:

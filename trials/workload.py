@@ -39,14 +39,19 @@ class Hardware:
     """The connection of every pair, `0-1 NV18, 0-2 SYS, 1-2 SYS`."""
 
     def __str__(self) -> str:
+        on = f" on {self.nodes} nodes" if self.nodes > 1 else ""
         if self.accelerator == "cpu":  # whose ranks share the cores of one device
-            return f"{self.devices} CPU rank{'s' * (self.devices > 1)} ({self.device_name})"
-        return f"{self.devices} x {self.device_name}"
+            return f"{self.devices} CPU rank{'s' * (self.devices > 1)}{on} ({self.device_name})"
+        return f"{self.devices} x {self.device_name}{on}"
+
+    @property
+    def of_node(self) -> int:
+        """Ranks on each node."""
+        return self.devices // self.nodes
 
     def has_groups(self, size: int) -> bool:
         """Return whether the devices are groups of `size` neighbours, each on one node."""
-        of_node = self.devices // self.nodes
-        return size <= of_node and (self.nodes == 1 or of_node % size == 0)
+        return size <= self.of_node and (self.nodes == 1 or self.of_node % size == 0)
 
     @property
     def kind(self) -> dict[str, str | int | None]:

@@ -23,10 +23,10 @@ from autotune.workload import Prepared, check_plan
 from trials.certification import Reference
 from trials.errors import OutputTaken
 from trials.job import PARTS, LossWeighting, TrainingSection
-from trials.launchers.local import LocalLauncher
 from trials.outcome import Cause, OutOfMemory
 from trials.plan import Plan
 from trials.run.pool import Answers, WarmPool
+from trials.sites import Site
 from trials.tasks.answer import CertificationReport
 from trials.tasks.request import Certification
 
@@ -46,7 +46,7 @@ _REFERENCE_BYTES = 8
 """Bytes of a parameter of the reference: a float32 weight and the float32 sum of its gradients."""
 
 
-def certify(prepared: Prepared, plan: Plan, folder: Path, listener: Listener = unheard) -> Certificate:
+def certify(prepared: Prepared, plan: Plan, folder: Path, site: Site, listener: Listener = unheard) -> Certificate:
     """Compare one step of the plan with the best reference that fits, and store the certificate below `folder`.
 
     If the ranks fail, the verdict is `not made`. Raises what `check_plan` raises.
@@ -55,7 +55,7 @@ def certify(prepared: Prepared, plan: Plan, folder: Path, listener: Listener = u
     start = time.monotonic()
     text = f"Certifying plan {plan.id}: the gradients of one step, compared with a reference"
     listener(PhaseBegan(phase=Phase.CERTIFICATE, text=text))
-    answer = _compared(prepared, plan, folder, listener)
+    answer = _compared(prepared, plan, folder, site, listener)
     subject, training = _subject(prepared, plan), prepared.job.training
     comparison, reasons = (
         answer if isinstance(answer, tuple) else (None, (f"{answer}; logs are in {_logs(folder, plan)}",))
@@ -113,12 +113,11 @@ def check_place(output: Path) -> None:
 
 
 def _compared(
-    prepared: Prepared, plan: Plan, folder: Path, listener: Listener
+    prepared: Prepared, plan: Plan, folder: Path, site: Site, listener: Listener
 ) -> tuple[Comparison, tuple[str, ...]] | Cause:
     """Return the comparison with its faults, or why the ranks failed with every reference."""
-    job, accelerator = prepared.job, prepared.workload.hardware.accelerator
-    references = _references(prepared)
-    launcher = LocalLauncher(_logs(folder, plan), plan.layout.world_size, accelerator)
+    job, references = prepared.job, _references(prepared)
+    launcher = site.launcher(_logs(folder, plan), plan.layout.world_size)
     with WarmPool(launcher, on_start=start_events(listener)) as pool:
         for reference in references:
             request = prepared.request(plan, Certification(step=_STEP, reference=reference))

@@ -10,6 +10,7 @@ from autotune.cli.database_commands import db
 from autotune.cli.parameters import (
     JOB,
     JOB_PATH,
+    LAUNCHER,
     SET,
     SIZE,
     SIZE_OR_NONE,
@@ -72,13 +73,14 @@ def init(options: Options, model: str | None, data: tuple[Path, ...], **wanted: 
     "--time-limit", type=Time(), metavar="TIME", help="Most time to search, such as 20min; overrides the job."
 )
 @click.option("--resume/--fresh", "resume", default=True, help="Use stored results, or measure everything again.")
+@LAUNCHER
 @common
-def tune(options: Options, job: "JobFile", trials: int | None, time_limit: float | None, resume: bool) -> None:
+def tune(options: Options, job: "JobFile", resume: bool, **wanted: Any) -> None:
     """Search the best plan for JOB with short, real training steps."""
     _inspect(options)
     from autotune.cli.work import tune_job
 
-    tune_job(options, job, trials=trials, time_limit=time_limit, fresh=not resume)
+    tune_job(options, job, fresh=not resume, **wanted)
 
 
 @main.command()
@@ -95,6 +97,7 @@ def tune(options: Options, job: "JobFile", trials: int | None, time_limit: float
 @click.option(
     "--certify", is_flag=True, help="First compare a step's gradients with a reference; train only if they agree."
 )
+@LAUNCHER
 @common
 def launch(options: Options, job: "JobFile", **wanted: Any) -> None:
     """Run the full training of JOB with its best plan."""
@@ -109,13 +112,28 @@ def launch(options: Options, job: "JobFile", **wanted: Any) -> None:
 @main.command()
 @JOB
 @SET
+@LAUNCHER
 @common
-def run(options: Options, job: "JobFile") -> None:
+def run(options: Options, job: "JobFile", launcher: str | None) -> None:
     """Tune JOB if no valid plan is known, then launch it."""
     _inspect(options)
     from autotune.cli.work import run_job
 
-    run_job(options, job)
+    run_job(options, job, launcher=launcher)
+
+
+@main.command()
+@click.argument("agent", metavar="HOST:PORT")
+@click.option("--number", type=click.IntRange(min=0), help="Number of this node. Default: as torchrun or Slurm says.")
+@click.option(
+    "--token-file", type=click.Path(path_type=Path), help="File with the agent's token. Default: in AUTOTUNE_TOKEN."
+)
+@common
+def node(options: Options, agent: str, number: int | None, token_file: Path | None) -> None:
+    """Serve the search or training of another machine with the devices of this one, until it ends."""
+    from autotune.cli.node import serve_node
+
+    serve_node(options, agent, number=number, token_file=token_file)
 
 
 @main.command()

@@ -11,7 +11,6 @@ from autotune.prediction.costs_table import TypicalPack, costs_document, costs_t
 from autotune.search.execution.profiling import layer_costs
 from autotune.workbench import workbench
 from trials import wire
-from trials.launchers.local import LocalLauncher
 from trials.run.pool import WarmPool
 
 
@@ -24,7 +23,7 @@ def profile_job(options: Options, file: JobFile, *, out: Path | None, fresh: boo
     with workbench(job, options.database_url(job.database), listener) as bench:
         work, logs = bench.prepared.workload, bench.folder / "ranks" / "profile"
         bench.store.add_workload(work)
-        launcher = LocalLauncher(logs, work.hardware.devices, work.hardware.accelerator)
+        launcher = bench.site.launcher(logs, work.hardware.devices)
         with WarmPool(launcher, on_start=start_events(listener)) as pool:
             costs = layer_costs(bench.prepared, bench.store, pool, logs, listener, fresh=fresh)
         stored = bench.store.layer_profile(work.hardware.fingerprint, work.model.fingerprint, work.software)

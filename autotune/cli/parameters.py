@@ -88,6 +88,11 @@ SET = click.option(
     callback=_keep_changes,
     help="Replace a value of the job file, such as training.epochs=2; may be given several times.",
 )
+LAUNCHER = click.option(
+    "--launcher",
+    metavar="NAME",
+    help="Tool that starts the ranks, on one machine or several: local or torchrun. Default: the job's.",
+)
 
 
 def with_common_options(command: Callable[..., Any]) -> Callable[..., Any]:

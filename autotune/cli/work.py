@@ -23,6 +23,7 @@ from autotune.workbench import Workbench, workbench
 from autotune.workload import check_plan
 from storage.records import BestPlan
 from trials import wire
+from trials.channels.folder import FolderChannel
 from trials.job import Job
 from trials.launchers.commands import worker_commands
 from trials.plan import Plan
@@ -45,12 +46,21 @@ class LaunchOptions:
     """Total steps after which to stop."""
     dry_run: bool
     certify: bool
+    launcher: str | None
+    """The tool that starts the ranks; that of the job when absent."""
 
 
-def tune_job(options: Options, file: JobFile, *, trials: int | None, time_limit: float | None, fresh: bool) -> None:
-    job = file.load()
-    changes = {"trials": trials, "time_limit": time_limit}
-    job = with_values(job, "search", {name: value for name, value in changes.items() if value is not None})
+def tune_job(
+    options: Options,
+    file: JobFile,
+    *,
+    launcher: str | None,
+    trials: int | None,
+    time_limit: float | None,
+    fresh: bool,
+) -> None:
+    job = with_values(file.load(), "search", {"trials": trials, "time_limit": time_limit})
+    job = with_values(job, "hardware", {"launcher": launcher})
     with _open(options, job) as bench:
         best = _tune(options, bench, fresh=fresh)
         certificate = known_certificate(bench.prepared, best.plan, bench.folder) or _certify(options, bench, best.plan)
@@ -63,7 +73,7 @@ def tune_job(options: Options, file: JobFile, *, trials: int | None, time_limit:
 
 
 def launch_job(options: Options, file: JobFile, wanted: LaunchOptions) -> None:
-    job = file.load()
+    job = with_values(file.load(), "hardware", {"launcher": wanted.launcher})
     check_output(job)
     check_place(job.training.output)
     with _open(options, job) as bench:
@@ -73,7 +83,7 @@ def launch_job(options: Options, file: JobFile, wanted: LaunchOptions) -> None:
             folder, prepared = bench.folder / "launch" / "dry-run", bench.prepared
             check_plan(prepared, chosen.plan)
             check_first_steps(prepared, chosen.plan)
-            write_request(folder, prepared.request(chosen.plan, Training(output=job.training.output)))
+            write_request(FolderChannel(folder), prepared.request(chosen.plan, Training(output=job.training.output)))
             accelerator = prepared.workload.hardware.accelerator
             commands = worker_commands(chosen.plan.layout.world_size, accelerator, folder)
             document = {"commands": [{"argv": list(c.argv), "environment": dict(c.environment)} for c in commands]}
@@ -86,8 +96,8 @@ def launch_job(options: Options, file: JobFile, wanted: LaunchOptions) -> None:
     options.give(lambda: _launch_document(chosen, launched), lambda: _launch_text(chosen, launched, workers))
 
 
-def run_job(options: Options, file: JobFile) -> None:
-    job = file.load()
+def run_job(options: Options, file: JobFile, *, launcher: str | None) -> None:
+    job = with_values(file.load(), "hardware", {"launcher": launcher})
     check_output(job)
     check_place(job.training.output)
     with _open(options, job) as bench:
@@ -124,7 +134,7 @@ def _tune(options: Options, bench: Workbench, *, fresh: bool) -> BestPlan:
 
 
 def _certify(options: Options, bench: Workbench, plan: Plan) -> Certificate:
-    return certify(bench.prepared, plan, bench.folder, options.display)
+    return certify(bench.prepared, plan, bench.folder, bench.site, options.display)
 
 
 def _launch(
@@ -147,6 +157,7 @@ def _launch(
             bench.store,
             bench.spool,
             bench.folder / "launch",
+            site=bench.site,
             agent_id=bench.agent.id,
             predicted_samples_per_second=chosen.speed.mean if chosen.speed else None,
             max_steps=steps,

@@ -8,7 +8,7 @@ from autotune.certification.certify import check_place, require
 from autotune.database_setting import chosen_database
 from autotune.errors import JobError
 from autotune.events import Listener, unheard
-from autotune.job_file import JobLike, as_job
+from autotune.job_file import JobLike, as_job, with_values
 from autotune.library.values import check_whole, text_of
 from autotune.plan_choice import choose_plan
 from autotune.training import full_training
@@ -26,6 +26,7 @@ def launch(
     resume_with: Plan | str | os.PathLike[str] | None = None,
     steps: int | None = None,
     certify: bool = False,
+    launcher: str | None = None,
     database: str | None = None,
     listener: Listener = unheard,
     stops: Callable[[], bool] = lambda: False,
@@ -34,9 +35,9 @@ def launch(
 
     A plan is given as a value, by a plan file, or by its id if it was tried. `resume_with` continues a training of
     another plan with this one. The training stops after `steps` in all. With `certify` it starts only if the gradients
-    of one step agree with a reference. `stops` is called many times a second: once it returns True, the ranks finish
-    their step and write a checkpoint. Without it, Ctrl-C ends them at once, and the next launch continues from the last
-    checkpoint.
+    of one step agree with a reference. `launcher` overrides that of the job. `stops` is called many times a second:
+    once it returns True, the ranks finish their step and write a checkpoint. Without it, Ctrl-C ends them at once, and
+    the next launch continues from the last checkpoint.
 
     Raises PlanNotValid, NotCertified, OutputTaken, DeviceBusy and LaunchFailed.
     """
@@ -45,7 +46,7 @@ def launch(
     check_whole(JobError, steps=(steps, 1))
     wanted = resume_with if plan is None else plan
     named = wanted if wanted is None or isinstance(wanted, Plan) else text_of(JobError, "plan", wanted)
-    job = as_job(job)
+    job = with_values(as_job(job), "hardware", {"launcher": launcher})
     check_loggers(job)
     check_output(job)
     check_place(job.training.output)
@@ -53,7 +54,7 @@ def launch(
         chosen = choose_plan(bench.store, bench.prepared.workload, named, listener)
         certificate = None
         if certify:
-            certificate = certify_plan(bench.prepared, chosen.plan, bench.folder, listener)
+            certificate = certify_plan(bench.prepared, chosen.plan, bench.folder, bench.site, listener)
             require(certificate)
         return full_training.launch(
             bench.prepared,
@@ -61,6 +62,7 @@ def launch(
             bench.store,
             bench.spool,
             bench.folder / "launch",
+            site=bench.site,
             agent_id=bench.agent.id,
             predicted_samples_per_second=chosen.speed.mean if chosen.speed else None,
             max_steps=steps,

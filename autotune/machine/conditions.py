@@ -168,7 +168,7 @@ def disturbance(conditions: Conditions, hardware: Hardware) -> str | None:
     cores, disturbing = hardware.cpu_cores, conditions.disturbing_cpu
     if hardware.accelerator == "cpu":
         # Ranks share the cores evenly, as threads; the remainder is free for others.
-        free = cores % hardware.devices if hardware.devices < cores else 0
+        free = cores % hardware.of_node if hardware.of_node < cores else 0
         takes_cores = disturbing - free > _CORES_SHARE * cores
     else:
         takes_cores = disturbing > _CORES_SHARE * cores and disturbing + conditions.own_cpu > _FULL_SHARE * cores

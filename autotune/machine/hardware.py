@@ -4,6 +4,7 @@ import logging
 import os
 import platform
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from importlib.metadata import version
 
@@ -32,12 +33,21 @@ def probe_hardware(devices: int | None = None, groups: int = 1) -> Hardware:
     return choose(devices, machine=this_machine(), found=usable_ones, groups=groups)
 
 
+def whole_machine() -> Hardware:
+    """Describe this machine with everything that ranks may use: all accelerators, or as many ranks as the CPU takes."""
+    machine = this_machine()
+    found = usable(visible(accelerators(), os.environ.get("CUDA_VISIBLE_DEVICES")), torch_version=software().torch)
+    if found:
+        return choose(None, machine=machine, found=found)
+    return replace(choose(1, machine=machine, found=()), devices=machine.cpu_cores * MOST_RANKS_PER_CORE)
+
+
 def accelerators_of(hardware: Hardware, group: int = 0) -> tuple[Accelerator, ...]:
     """Return the accelerators that a group of ranks uses on `hardware`, which is this machine's; none on a CPU."""
     if hardware.accelerator == "cpu":
         return ()
     seen = visible(accelerators(), os.environ.get("CUDA_VISIBLE_DEVICES"))
-    return seen[group * hardware.devices :][: hardware.devices]
+    return seen[group * hardware.of_node :][: hardware.of_node]
 
 
 @cache  # a package's metadata takes 5 ms to read
@@ -58,7 +68,7 @@ def default_memory_limit(hardware: Hardware, groups: int = 1, *, held_bytes: int
     processes. CPU ranks of all groups share 80 % of the memory. Raises HardwareError where nothing is left.
     """
     if hardware.accelerator == "cpu":
-        return hardware.ram_bytes * 8 // 10 // (hardware.devices * groups)
+        return hardware.ram_bytes * 8 // 10 // (hardware.of_node * groups)
     reserve = max(hardware.device_memory_bytes // 20, 1 << 30)
     left = hardware.device_memory_bytes - reserve - held_bytes
     if left <= 0:
@@ -77,7 +87,7 @@ def default_workers(hardware: Hardware, groups: int = 1, *, shared_bytes: int = 
     """
     if hardware.accelerator == "cpu" or shared_bytes < ENOUGH_SHARED_BYTES:
         return 0
-    cores = hardware.cpu_cores // (hardware.devices * groups)
+    cores = hardware.cpu_cores // (hardware.of_node * groups)
     return min(max(cores - 1, 0), _MOST_WORKERS)
 
 

@@ -27,7 +27,6 @@ from storage.errors import DatabaseUnavailable, Superseded
 from storage.records import BestPlan, StudyRecord
 from trials import plugins, wire
 from trials.errors import UnknownName
-from trials.launchers.local import LocalLauncher
 from trials.run.pool import REQUESTS_PER_START, WarmPool
 
 _log = logging.getLogger(__name__)
@@ -114,10 +113,9 @@ class Tuner:
             yield [
                 stack.enter_context(
                     WarmPool(
-                        LocalLauncher(
+                        self._bench.site.launcher(
                             self._bench.folder / "ranks" / study.id / str(group),
                             hardware.devices,
-                            hardware.accelerator,
                             group=group,
                             groups=search.parallel,
                         ),

@@ -1,4 +1,4 @@
-"""The full training with a plan, on the ranks of this machine."""
+"""The full training with a plan, on the ranks of a site."""
 
 import logging
 import math
@@ -24,9 +24,9 @@ from storage.spool import Spool
 from storage.store import Store
 from trials.data.order import epoch_order
 from trials.errors import TrialsError
-from trials.launchers.local import LocalLauncher
 from trials.plan import Plan
 from trials.run.pool import Answers, WarmPool
+from trials.sites import Site
 from trials.tasks.answer import TrainingReport
 from trials.tasks.request import Request, Training
 from trials.tasks.training.course import curriculum_of
@@ -67,6 +67,7 @@ def launch(
     spool: Spool,
     folder: Path,
     *,
+    site: Site,
     agent_id: str | None = None,
     predicted_samples_per_second: float | None,
     max_steps: int | None,
@@ -81,7 +82,8 @@ def launch(
     and report. What it raises ends them at once.
     A `certificate` of the plan is written to the output folder. With `changes_plan` the training in that folder
     continues with this plan instead of its own.
-    The spool keeps the result until the store has it. The request and the logs of the ranks are written below `folder`.
+    The ranks are those of the `site`. The spool keeps the result until the store has it. The request and the logs of
+    the ranks are written below `folder`.
     Raises what `check_plan` raises, JobError for an output that cannot be written, a logger that
     cannot be used, a warm-up longer than the training or a curriculum of more steps than the plan fills with its
     samples, OutputTaken for an output with the results of another
@@ -112,7 +114,8 @@ def launch(
             ending = _Ending(started.id, watch.reader, store, spool)
             text = f"Training with plan {plan.id} into {output}"
             listener(PhaseBegan(phase=Phase.TRAINING, text=text, last_step=max_steps))
-            report, blanks, disturbed_by = _train(request, hardware, folder / started.id, watch, ending)
+            logs = folder / started.id
+            report, blanks, disturbed_by = _train(request, hardware, site, logs, watch=watch, ending=ending)
     reader = watch.reader
     return Launched(
         report=report,
@@ -208,12 +211,12 @@ class _Watch:
 
 
 def _train(
-    request: Request, hardware: Hardware, logs: Path, watch: _Watch, ending: "_Ending"
+    request: Request, hardware: Hardware, site: Site, logs: Path, *, watch: _Watch, ending: "_Ending"
 ) -> tuple[TrainingReport, int, str | None]:
     """Return (report of rank 0, number of samples that could not be read, what slowed it down)."""
     layout, reader = request.plan.layout, watch.reader
     try:
-        launcher = LocalLauncher(logs, layout.world_size, hardware.accelerator)
+        launcher = site.launcher(logs, layout.world_size)
         machine = MachineWatch(hardware, interval_seconds=_LOOK_SECONDS)
         with WarmPool(launcher, on_start=start_events(watch.listener)) as pool, machine:
             answer = pool.ask(request, math.inf, lambda: watch.look(pool.pids), stops=watch.stops)

@@ -4,15 +4,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests import search_values
+from tests.nodes import cable, two_nodes
 from tests.processes import has_ended, wait_for
+from tests.processes import ranks as ranks_of_tests
 from tests.simulated import SimulatedLauncher
 from tests.training_values import plan_of, prepared_of
 from trials.launchers import Launcher, RankGroup
 from trials.launchers.local import LocalLauncher
+from trials.launchers.node_ranks import NodeLauncher
+from trials.launchers.nodes import Nodes
 from trials.tasks.answer import FailureReport, TrialReport
 from trials.tasks.request import Request, Trial
 
@@ -30,12 +33,13 @@ class Site:
     """One that does not fit the memory."""
 
 
-def local(folder: Path, example: Path) -> Site:
+def real(folder: Path, example: Path, launcher: Launcher) -> Site:
+    """Ranks that train, wherever they are."""
     plan = plan_of("3+0", "1+2")
     roomy = prepared_of(example, folder)
     tight = prepared_of(example, folder, hardware={"devices": 2, "memory_limit": "1MiB"})
     return Site(
-        launcher=LocalLauncher(folder / "ranks", 2, "cpu"),
+        launcher=launcher,
         request=lambda task: roomy.request(plan, task),
         too_large=tight.request(plan, TWO),
     )
@@ -51,11 +55,20 @@ def simulated(folder: Path) -> Site:
     return Site(launcher=launcher, request=request, too_large=request(TWO, 1 << 20))
 
 
-@pytest.fixture(params=["simulated", pytest.param("local", marks=pytest.mark.ranks)])
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    with cable() as joined, two_nodes(joined) as both:
+        yield both
+
+
+@pytest.fixture(params=["simulated", *(pytest.param(name, marks=pytest.mark.ranks) for name in ("local", "nodes"))])
 def site(request: pytest.FixtureRequest, tmp_path: Path) -> Site:
     if request.param == "simulated":
         return simulated(tmp_path)
-    return local(tmp_path, request.getfixturevalue("shallow"))
+    example: Path = request.getfixturevalue("shallow")
+    if request.param == "local":
+        return real(tmp_path, example, LocalLauncher(tmp_path / "ranks", 2, "cpu"))
+    return real(tmp_path, example, NodeLauncher(request.getfixturevalue("nodes"), tmp_path / "ranks", 2, "cpu"))
 
 
 @pytest.fixture
@@ -91,7 +104,7 @@ def test_ranks_take_requests_from_the_start_on_and_one_after_another(site: Site,
         ranks.send(site.request(TWO))
         assert ranks.next_step() is None  # nothing steers the trial
         assert [len(each.step_seconds) for each in reports(ranks)] == [2, 2]
-    assert not ranks.dead()
+    assert not ranks.ended()
 
 
 def test_each_step_of_a_steered_trial_is_heard_once_and_enough_ends_it_on_all_ranks(
@@ -119,12 +132,14 @@ def test_a_request_that_fails_is_answered_with_the_reason(site: Site, ranks: Ran
 
 
 def test_groups_are_started_again_and_none_leaves_a_process(site: Site) -> None:
+    before = ranks_of_tests()
     for _ in range(2):
         group = site.launcher.start()
         try:
             group.send(site.request(TWO))
             assert len(reports(group)) == site.launcher.world_size == 2
-            processes = [psutil.Process(pid) for pid in group.pids]
+            processes = [each for each in ranks_of_tests() if each not in before]
+            assert len(processes) in (0, 2)  # none are simulated
         finally:
             group.end()
         assert all(map(has_ended, processes))

@@ -9,7 +9,8 @@ import pytest
 
 from autotune.cli import context
 from autotune.cli.context import NotedSignal, Terminated, first_signal_noted
-from trials.tasks.training.stopping import stop_path, stop_requests
+from trials.channels.folder import FolderChannel
+from trials.tasks.training.stopping import STOP, stop_requests
 
 
 @pytest.fixture(autouse=True)
@@ -77,11 +78,11 @@ def test_a_signal_that_is_ignored_stays_ignored() -> None:
 
 def test_a_rank_is_asked_by_a_file_or_a_signal(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with stop_requests(tmp_path) as asked:
+    with stop_requests(FolderChannel(tmp_path)) as asked:
         assert not asked()
-        stop_path(tmp_path).touch()
+        (tmp_path / STOP).touch()
         assert asked()
-        stop_path(tmp_path).unlink()
+        (tmp_path / STOP).unlink()
         send(signal.SIGTERM)
         assert asked()
     assert signal.getsignal(signal.SIGTERM) is before

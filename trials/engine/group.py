@@ -6,18 +6,18 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
-from urllib.parse import parse_qs, quote, unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import deepspeed.ops
 import torch
 from deepspeed import comm
 from deepspeed.accelerator import get_accelerator
-from torch._C._distributed_c10d import FileStore, Store, TCPStore
+from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 from torch.distributed.rendezvous import register_rendezvous_handler
 
-_FILE_SCHEME = "quoted-file"
-"""torch's own `file://` takes a path as it is, and ends it at a `#` or `?`."""
+from trials.channels.folder import FILE_SCHEME
+from trials.channels.store import STORE_SCHEME, connect
+
 _LOOPBACK_SCHEME = "loopback"
 """torch's own `env://` listens on every interface, whatever the address of the master."""
 
@@ -30,11 +30,6 @@ def env_meeting() -> str:
     found = [each[4][0] for each in socket.getaddrinfo(address, int(port), type=socket.SOCK_STREAM)]
     alone = all(ipaddress.ip_address(each).is_loopback for each in found)
     return f"{_LOOPBACK_SCHEME}://{found[0]}/{port}" if alone else "env://"
-
-
-def file_meeting(path: Path) -> str:
-    """Return the `init_method` of ranks that meet in a file; its name may hold any character."""
-    return f"{_FILE_SCHEME}://{quote(str(path.absolute()))}"
 
 
 def _meet_in_file(url: str, **_: object) -> Iterator[tuple[Store, int, int]]:
@@ -51,6 +46,12 @@ def _meet_on_loopback(url: str, timeout: timedelta, **_: object) -> Iterator[tup
     yield store, rank, world_size
 
 
+def _meet_in_store(url: str, **_: object) -> Iterator[tuple[Store, int, int]]:
+    path, rank, world_size = _parts(url)
+    agent, prefix = path.split("/", 1)
+    yield PrefixStore(prefix, connect(agent)), rank, world_size
+
+
 def _parts(url: str) -> tuple[str, int, int]:
     """Return (what follows the scheme, rank, number of ranks)."""
     parts = urlsplit(url)
@@ -62,7 +63,8 @@ def _parts(url: str) -> tuple[str, int, int]:
 # does without it, and nothing else reads this private name.
 deepspeed.ops.__compatible_ops__ = {}
 
-register_rendezvous_handler(_FILE_SCHEME, _meet_in_file)
+register_rendezvous_handler(FILE_SCHEME, _meet_in_file)
+register_rendezvous_handler(STORE_SCHEME, _meet_in_store)
 register_rendezvous_handler(_LOOPBACK_SCHEME, _meet_on_loopback)
 
 
@@ -70,7 +72,7 @@ register_rendezvous_handler(_LOOPBACK_SCHEME, _meet_on_loopback)
 def process_group(rank: int, local_rank: int, world_size: int, meeting: str) -> Iterator[torch.device]:
     """Join the process group of one trial or training, and yield this rank's device. Leave the group at the end.
 
-    `meeting` is an `init_method` of torch.distributed, from `env_meeting` or `file_meeting`.
+    `meeting` is an `init_method` of torch.distributed, from `env_meeting` or a channel.
     """
     accelerator = get_accelerator()
     if accelerator.device_name() == "cuda":

@@ -17,6 +17,10 @@ class RankGroup(Protocol):
     def pids(self) -> tuple[int, ...]:
         """Process ids in order of rank; empty until all of them run, and where they run on other machines."""
 
+    @property
+    def aftermath_seconds(self) -> float:
+        """Seconds after the failure of a rank in which its cause may still show, since its neighbours fail as well."""
+
     def send(self, request: Request) -> None:
         """Send the request to every rank. Return at once, even while the ranks are still starting."""
 
@@ -38,8 +42,8 @@ class RankGroup(Protocol):
     def answers(self) -> Mapping[int, Answer]:
         """Return the answers to the last request so far, by rank, in the order in which the ranks gave them."""
 
-    def dead(self) -> Mapping[int, int]:
-        """Return the exit codes of the ranks that have ended, by rank; minus the signal for one that was killed."""
+    def ended(self) -> Mapping[int, str]:
+        """Return how each rank that has ended did, by rank: its exit code or signal, or the loss of its node."""
 
     def end(self) -> None:
         """End every rank and the processes that it started."""

@@ -11,6 +11,10 @@ from pathlib import Path
 
 import psutil
 
+from trials.errors import NodesMissing
+
+_LOOPBACK = "127.0.0.1"
+_IP = (socket.AF_INET, socket.AF_INET6)
 _PORT = 29500
 """The default of torchrun."""
 
@@ -29,30 +33,51 @@ class Command:
 
 
 def rank_environments(
-    world_size: int, accelerator: str, *, group: int = 0, groups: int = 1
+    world_size: int,
+    accelerator: str,
+    *,
+    group: int = 0,
+    groups: int = 1,
+    ranks: range | None = None,
+    address: str = _LOOPBACK,
 ) -> tuple[dict[str, str], ...]:
     """Return the variables to add to the environment of each rank on this machine, with its share of the cores.
 
-    Of several `groups` that work at the same time, the first has the first devices, and so on.
+    Of several `groups` that work at the same time, the first has the first devices, and so on. `ranks` are those on
+    this machine, all of them when absent; they meet the others at the interface with this `address`.
     """
-    threads = max(1, len(os.sched_getaffinity(0)) // (world_size * groups))
-    interfaces = ((name, address) for name, addresses in psutil.net_if_addrs().items() for address in addresses)
-    ipv4 = ((name, ipaddress.ip_address(each.address)) for name, each in interfaces if each.family == socket.AF_INET)
-    loopback = next((name for name, address in ipv4 if address.is_loopback), "lo")
+    ranks = range(world_size) if ranks is None else ranks
+    threads = max(1, len(os.sched_getaffinity(0)) // (len(ranks) * groups))
+    interface = interface_of(address)
     return tuple(
         {
             "RANK": str(rank),
-            "LOCAL_RANK": str(group * world_size + rank),
+            "LOCAL_RANK": str(group * len(ranks) + place),
             "WORLD_SIZE": str(world_size),
             # Any process that reaches the port of a rank can join its group. NCCL takes a bare name for a prefix.
-            "GLOO_SOCKET_IFNAME": loopback,
-            "NCCL_SOCKET_IFNAME": f"={loopback}",
+            "GLOO_SOCKET_IFNAME": interface,
+            "NCCL_SOCKET_IFNAME": f"={interface}",
             "DS_ACCELERATOR": accelerator,
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
             "TOKENIZERS_PARALLELISM": "false",
         }
-        for rank in range(world_size)
+        for place, rank in enumerate(ranks)
     )
+
+
+def interface_of(address: str) -> str:
+    """Return the network interface of this machine with an address. Raise NodesMissing where there is none."""
+    wanted = ipaddress.ip_address(address)
+    interfaces = [
+        (name, each.address) for name, found in psutil.net_if_addrs().items() for each in found if each.family in _IP
+    ]
+    own = [(name, ipaddress.ip_address(text.partition("%")[0])) for name, text in interfaces]
+    for name, each in own:
+        if each == wanted or (each.is_loopback and wanted.is_loopback):
+            return name
+    if wanted.is_loopback:
+        return "lo"
+    raise NodesMissing(f"this node has no network interface with the address {address}")
 
 
 def worker_commands(world_size: int, accelerator: str, request: Path) -> tuple[Command, ...]:

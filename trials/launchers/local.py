@@ -6,13 +6,11 @@ from itertools import count
 from pathlib import Path
 from uuid import uuid4
 
-from trials import wire
+from trials.channels.folder import FolderChannel
+from trials.launchers.channel_ranks import ChannelRanks
 from trials.launchers.commands import rank_environments
-from trials.launchers.processes import Processes
-from trials.tasks.answer import Answer, begun_path, read_report, report_path
-from trials.tasks.request import Request, write_request
-from trials.tasks.steering import StepVerdict, TimedStep, step_path, verdict_path
-from trials.tasks.training.stopping import stop_path
+from trials.launchers.processes import Processes, ending
+from trials.tasks.request import Request
 
 
 class LocalLauncher:
@@ -35,15 +33,15 @@ class LocalLauncher:
         return LocalRanks(self._folder, self._environments, self._numbers)
 
 
-class LocalRanks:
+class LocalRanks(ChannelRanks):
     """A group of ranks that read and write files in one folder per request."""
 
+    aftermath_seconds = 1.0
+
     def __init__(self, folder: Path, environments: Sequence[Mapping[str, str]], numbers: Iterator[int]) -> None:
+        super().__init__(len(environments))
         self._folder = folder
         self._numbers = numbers
-        self._world_size = len(environments)
-        self._request = folder
-        self._steps = 0
         self._processes = Processes(environments, folder / "logs")
 
     @property
@@ -51,35 +49,13 @@ class LocalRanks:
         return self._processes.pids
 
     def send(self, request: Request) -> None:
-        self._request = self._folder / f"request-{next(self._numbers)}-{uuid4().hex[:8]}"
-        self._steps = 0
-        write_request(self._request, request)
-        with suppress(ConnectionError):  # a rank has ended: the pool finds out by `dead`
-            self._processes.send(str(self._request))
+        channel = FolderChannel(self._folder / f"request-{next(self._numbers)}-{uuid4().hex[:8]}")
+        self._exchange(channel, request)
+        with suppress(ConnectionError):  # a rank has ended: the pool finds out by `ended`
+            self._processes.send(str(channel.folder))
 
-    def begun(self) -> set[int]:
-        return {rank for rank in range(self._world_size) if begun_path(self._request, rank).exists()}
-
-    def next_step(self) -> float | None:
-        step = wire.read(TimedStep, step_path(self._request, self._steps + 1))
-        if step is None:
-            return None
-        self._steps += 1
-        return step.seconds
-
-    def decide(self, *, go_on: bool) -> None:
-        wire.write(verdict_path(self._request, self._steps), StepVerdict(go_on=go_on))
-
-    def stop(self) -> None:
-        stop_path(self._request).touch()
-
-    def answers(self) -> dict[int, Answer]:
-        found = {rank: read_report(self._request, rank) for rank in range(self._world_size)}
-        given = {rank: answer for rank, answer in found.items() if answer is not None}
-        return dict(sorted(given.items(), key=lambda entry: report_path(self._request, entry[0]).stat().st_mtime_ns))
-
-    def dead(self) -> dict[int, int]:
-        return self._processes.dead()
+    def ended(self) -> dict[int, str]:
+        return {rank: ending(code) for rank, code in self._processes.dead().items()}
 
     def end(self) -> None:
         self._processes.end()

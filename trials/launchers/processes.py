@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 
 from trials.launchers.forked import ForkedRank
+from trials.tasks.answer import UNWRITABLE
 
 _GRACE_SECONDS = 2.0
 _NOT_INHERITED = ("MASTER_ADDR", "MASTER_PORT", "AUTOTUNE_DB_URL")
@@ -62,6 +63,16 @@ class Processes:
         psutil.wait_procs(alive, timeout=_GRACE_SECONDS)
         for rank in self._ranks:
             rank.close()
+
+
+def ending(code: int) -> str:
+    """Describe an exit code, in the words of a `Crash`."""
+    if code == UNWRITABLE:
+        return (
+            "it could not write its report; make the folder of its logs writable, with room left, and run the command "
+            "again: a training goes on after its last checkpoint"
+        )
+    return f"the process was ended by signal {-code}" if code < 0 else f"the process ended with exit code {code}"
 
 
 def _family(pid: int) -> list[psutil.Process]:

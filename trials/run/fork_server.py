@@ -2,7 +2,7 @@
 
 The server listens on its standard input, a socket. Each message carries two descriptors: a socket that becomes the
 standard input of a new rank, and a file for its output. From that socket the rank reads its environment, one line of
-JSON, and then the folder of each request, one line each; it ends when the socket closes. On the same socket the server
+JSON, and then the channel of each request, one line each; it ends when the socket closes. On the same socket the server
 reports the rank's `ProcessState`.
 
 The server computes nothing: a forked process can use neither the threads nor the CUDA context of its parent.
@@ -24,8 +24,10 @@ from pathlib import Path
 from typing import TextIO
 
 from trials import wire
+from trials.channels import Channel
 from trials.launchers.forked import ProcessState
 from trials.lifeline import end_with
+from trials.run.channel import open_channel
 from trials.run.worker import import_serve, keep_streams
 
 _NOT_FOR_SERVER = (signal.SIGINT, signal.SIGTERM)
@@ -108,7 +110,7 @@ def _become_rank(server: int, stdin: socket.socket, log: int) -> None:
     os.close(log)
 
 
-def _serve_requests(serve: Callable[[Path], bool], of_the_server: frozenset[str]) -> None:
+def _serve_requests(serve: Callable[[Channel], bool], of_the_server: frozenset[str]) -> None:
     """Read the environment, then serve requests. It replaces variables `of_the_server`, not those that imports set."""
     # Not `sys.stdin`, whose lock the thread below would hold: each process that the loader forks closes `sys.stdin`
     # first, and would wait for that lock for ever.
@@ -119,13 +121,13 @@ def _serve_requests(serve: Callable[[Path], bool], of_the_server: frozenset[str]
     os.environ.update(environment)
     Path("/proc/self/comm").write_text(f"rank {os.environ['RANK']}")  # its name in `ps` and `top`
     gc.enable()
-    for folder in _lines(stdin):
-        if not serve(folder):
+    for channel in map(open_channel, _lines(stdin)):
+        if not serve(channel):
             sys.exit(1)
 
 
-def _lines(stdin: TextIO) -> Iterator[Path]:
-    """Return the request folders from the agent. A thread reads them, so a closed socket ends even a busy rank."""
+def _lines(stdin: TextIO) -> Iterator[str]:
+    """Return the agent's lines. A thread reads them, so a closed socket ends even a busy rank."""
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def read() -> None:
@@ -135,7 +137,7 @@ def _lines(stdin: TextIO) -> Iterator[Path]:
             os.killpg(os.getpgid(0), signal.SIGKILL)
 
     threading.Thread(target=read, daemon=True).start()
-    return (Path(line) for line in iter(lines.get, None))
+    return iter(lines.get, None)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 
 from trials.launchers import Launcher, RankGroup
 from trials.outcome import Cause, Crash, OutOfMemory, Timeout
-from trials.tasks.answer import UNWRITABLE, Answer, FailureReport, Report
+from trials.tasks.answer import Answer, FailureReport, Report
 from trials.tasks.footprint import Footprint, leaks
 from trials.tasks.request import Request, Trial
 
@@ -26,8 +26,6 @@ _SLOW_START = (
     "it did not begin within {seconds:g} s of its start; look at its log and at the machine's load, or raise "
     "search.trial_timeout above that"
 )
-_AFTERMATH_SECONDS = 1.0
-"""Seconds to wait for other reports after a rank has failed: the first to report is not always the cause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +118,7 @@ class WarmPool:
 
     def _running(self) -> RankGroup:
         """Return the ranks of the last request, or new ones."""
-        if self._ranks is not None and self._ranks.dead():
+        if self._ranks is not None and self._ranks.ended():
             self._end()
         if self._ranks is None:
             self._on_start(False)
@@ -167,10 +165,8 @@ class WarmPool:
                 self._on_start(True)
             while (seconds := ranks.next_step()) is not None:
                 ranks.decide(go_on=on_step(seconds))
-            if any(isinstance(answer.report, FailureReport) for answer in answers.values()) or ranks.dead():
-                if len(answers) < world_size:
-                    time.sleep(_AFTERMATH_SECONDS)
-                return _cause(ranks)
+            if any(isinstance(answer.report, FailureReport) for answer in answers.values()) or ranks.ended():
+                return _cause(ranks, world_size)
             if len(answers) == world_size:
                 return tuple(answers[rank] for rank in range(world_size))
             on_wait()
@@ -184,17 +180,25 @@ class WarmPool:
         return Timeout(seconds=timeout_seconds)
 
 
-def _cause(ranks: RankGroup) -> Cause:
-    """Return the first cause: when a rank ends, its neighbours fail soon after, because they need it."""
-    reports = [answer.report for answer in ranks.answers().values()]
-    causes = [report.cause for report in reports if isinstance(report, FailureReport)]
-    for cause in causes:
-        if isinstance(cause, OutOfMemory):
-            return cause
+def _cause(ranks: RankGroup, world_size: int) -> Cause:
+    """Return the first cause: when a rank ends, its neighbours fail soon after, because they need it.
+
+    The first to report is not always the cause, so wait until all have reported or ended, or the aftermath is over.
+    """
+    deadline = time.monotonic() + ranks.aftermath_seconds
+    while True:
+        answers, ended = ranks.answers(), ranks.ended()
+        causes = [each.report.cause for each in answers.values() if isinstance(each.report, FailureReport)]
+        for cause in causes:
+            if isinstance(cause, OutOfMemory):
+                return cause
+        if len(answers.keys() | ended.keys()) == world_size or time.monotonic() > deadline:
+            break
+        time.sleep(_POLL_SECONDS)
     reported = {cause.rank for cause in causes}
-    for rank, code in ranks.dead().items():
+    for rank, reason in ended.items():
         if rank not in reported:
-            return Crash(rank=rank, detail=_describe_exit(code))
+            return Crash(rank=rank, detail=reason)
     return causes[0]
 
 
@@ -202,12 +206,3 @@ def _steered(request: Request, steered: bool) -> Request:
     """Return the request with its trial marked as `steered`: only then do ranks wait for verdicts."""
     task = request.task
     return replace(request, task=replace(task, steered=steered)) if isinstance(task, Trial) else request
-
-
-def _describe_exit(code: int) -> str:
-    if code == UNWRITABLE:
-        return (
-            "it could not write its report; make the folder of its logs writable, with room left, and run the command "
-            "again: a training goes on after its last checkpoint"
-        )
-    return f"the process was ended by signal {-code}" if code < 0 else f"the process ended with exit code {code}"

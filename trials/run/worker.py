@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trials import streams
+from trials.channels import Channel
+from trials.channels.folder import FolderChannel
 
 
 def main() -> None:
@@ -21,7 +23,7 @@ def main() -> None:
     keep_streams()
     serve = import_serve()
     gc.enable()
-    if not serve(arguments.request):
+    if not serve(FolderChannel(arguments.request)):
         sys.exit(1)
 
 
@@ -31,7 +33,7 @@ def keep_streams() -> None:
     sys.stdout, sys.stderr = streams.lossy(sys.stdout, 1), streams.lossy(sys.stderr, 2)
 
 
-def import_serve() -> Callable[[Path], bool]:
+def import_serve() -> Callable[[Channel], bool]:
     """Import and return `serve`, with torch, DeepSpeed and transformers. Leave the garbage collector disabled.
 
     The imports make many objects, among which the collector would search again and again in vain, so it is disabled

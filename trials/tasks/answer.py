@@ -1,4 +1,4 @@
-"""Answers of the ranks: one JSON file per rank, which appears only when it is complete."""
+"""Answers of the ranks: one message of each."""
 
 import os
 from dataclasses import dataclass
@@ -7,8 +7,9 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
-from trials import wire
+from trials import channels
 from trials.certification import EpochCount, ParameterComparison, Reference
+from trials.channels import Channel
 from trials.layer_costs import LayerKind
 from trials.outcome import Crash, OutOfMemory, StageMeasurement
 from trials.plan import ZeroStage
@@ -224,20 +225,25 @@ UNWRITABLE = os.EX_IOERR
 """Exit code of a rank that cannot write its report."""
 
 
-def report_path(folder: Path, rank: int) -> Path:
-    return folder / f"report-{rank}.json"
+def report_name(rank: int) -> str:
+    return f"report-{rank}.json"
 
 
-def begun_path(folder: Path, rank: int) -> Path:
-    """Return the path of an empty file that the rank creates when it begins with the request."""
-    return folder / f"begun-{rank}"
+def begun_name(rank: int) -> str:
+    """Return the name of the empty message that the rank writes when it begins with the request."""
+    return f"begun-{rank}"
 
 
-def write_report(folder: Path, rank: int, report: Report) -> None:
-    """Write the report with this process's current footprint. The file appears only when it is complete."""
-    wire.write(report_path(folder, rank), Answer(report=report, footprint=footprint()))
+def error_name(rank: int) -> str:
+    """Return the name of the message with the traceback of a rank that failed."""
+    return f"error-{rank}.txt"
 
 
-def read_report(folder: Path, rank: int) -> Answer | None:
+def write_report(channel: Channel, rank: int, report: Report) -> None:
+    """Write the report with this process's current footprint."""
+    channels.send(channel, report_name(rank), Answer(report=report, footprint=footprint()))
+
+
+def read_report(channel: Channel, rank: int) -> Answer | None:
     """Return the rank's answer, or None while there is none. Raise WireError for one that cannot be decoded."""
-    return wire.read(Answer, report_path(folder, rank))
+    return channels.receive(Answer, channel, report_name(rank))

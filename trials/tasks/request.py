@@ -1,4 +1,4 @@
-"""Requests of the agent to the ranks: one JSON file, the same for all of them."""
+"""Requests of the agent to the ranks: one message, the same for all of them."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,13 +6,15 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
-from trials import wire
+from trials import channels
 from trials.certification import Reference
+from trials.channels import Channel
 from trials.data.epoch import CostWeights
 from trials.job import Job
 from trials.plan import Plan, ZeroStage
 
-REQUEST_FILE = "request.json"
+REQUEST = "request.json"
+"""Name of the message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +94,6 @@ class Request:
     """The saved index of the samples on which a training is evaluated."""
 
 
-def write_request(folder: Path, request: Request) -> None:
-    """Create the folder, in which the ranks will also write their reports, and write the request to it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / REQUEST_FILE).write_text(wire.encode(request))
+def write_request(channel: Channel, request: Request) -> None:
+    """Write the request to the channel over which the ranks will also answer it."""
+    channels.send(channel, REQUEST, request)

@@ -1,10 +1,10 @@
-"""Steering of a trial: rank 0 writes each timed step to a file, and the agent answers whether to continue."""
+"""Steering of a trial: rank 0 writes each timed step, and the agent answers whether to continue."""
 
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
-from trials import wire
+from trials import channels
+from trials.channels import Channel
 
 _POLL_SECONDS = 0.002
 """All ranks wait meanwhile, so rank 0 polls more often than the agent does."""
@@ -25,18 +25,18 @@ class StepVerdict:
     go_on: bool
 
 
-def step_path(folder: Path, number: int) -> Path:
-    """Return where rank 0 writes timed step `number` of the request in `folder`, counted from 1."""
-    return folder / f"step-{number}.json"
+def step_name(number: int) -> str:
+    """Return the name of the message of timed step `number`, counted from 1."""
+    return f"step-{number}.json"
 
 
-def verdict_path(folder: Path, number: int) -> Path:
-    """Return where the agent answers timed step `number`."""
-    return folder / f"verdict-{number}.json"
+def verdict_name(number: int) -> str:
+    """Return the name of the agent's answer to timed step `number`."""
+    return f"verdict-{number}.json"
 
 
-def await_verdict(folder: Path, number: int) -> StepVerdict:
+def await_verdict(channel: Channel, number: int) -> StepVerdict:
     """Wait for the answer to step `number` and return it. A rank whose agent has ended is killed: see `fork_server`."""
-    while (verdict := wire.read(StepVerdict, verdict_path(folder, number))) is None:
+    while (verdict := channels.receive(StepVerdict, channel, verdict_name(number))) is None:
         time.sleep(_POLL_SECONDS)
     return verdict

@@ -3,12 +3,12 @@
 import time
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from deepspeed import comm
 
-from trials import wire
+from trials import channels
+from trials.channels import Channel
 from trials.data.epoch import Step
 from trials.engine.engine import BACKWARD, FORWARD, LOAD, OPTIMIZER
 from trials.engine.memory import module_static_bytes
@@ -16,7 +16,7 @@ from trials.outcome import StageMeasurement
 from trials.tasks.answer import TrialReport
 from trials.tasks.request import Trial
 from trials.tasks.session import Session
-from trials.tasks.steering import TimedStep, await_verdict, step_path
+from trials.tasks.steering import TimedStep, await_verdict, step_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +28,8 @@ class _Timed:
     loss: float
 
 
-def run_trial(session: Session, task: Trial, folder: Path) -> TrialReport:
-    """Run the steps of `task` and report the timed ones. When it is steered, ask the agent by files in `folder`."""
+def run_trial(session: Session, task: Trial, channel: Channel) -> TrialReport:
+    """Run the steps of `task` and report the timed ones. When it is steered, ask the agent over the channel."""
     epoch = session.epoch(0)
     # Closed here: packs are prepared for steps that may never run, by processes that must end before the report.
     with closing(session.batches(epoch, (*task.warmup_steps, *task.timed_steps))) as batches:
@@ -43,7 +43,7 @@ def run_trial(session: Session, task: Trial, folder: Path) -> TrialReport:
             # The loss is a number from the device, so the step is over when it is known.
             loss = session.step(batches, step)
             timed.append(_Timed(step=step, seconds=time.perf_counter() - start, loss=loss))
-            if task.steered and not _goes_on(session, folder, timed, last=len(timed) == len(steps)):
+            if task.steered and not _goes_on(session, channel, timed, last=len(timed) == len(steps)):
                 break
     return TrialReport(
         step_seconds=tuple(each.seconds for each in timed),
@@ -55,16 +55,16 @@ def run_trial(session: Session, task: Trial, folder: Path) -> TrialReport:
     )
 
 
-def _goes_on(session: Session, folder: Path, timed: list[_Timed], *, last: bool) -> bool:
+def _goes_on(session: Session, channel: Channel, timed: list[_Timed], *, last: bool) -> bool:
     """Return whether to run the next step. Rank 0 asks the agent and broadcasts the answer, so all ranks agree."""
     number = len(timed)
     asks = session.coordinates.rank == 0
     if asks:
-        wire.write(step_path(folder, number), TimedStep(seconds=timed[-1].seconds))
+        channels.send(channel, step_name(number), TimedStep(seconds=timed[-1].seconds))
     if last:
         return False
     answer = torch.zeros(1, device=next(session.engine.stage.parameters()).device)
-    if asks and await_verdict(folder, number).go_on:
+    if asks and await_verdict(channel, number).go_on:
         answer += 1
     comm.broadcast(answer, src=0)
     return bool(answer.item())

@@ -23,6 +23,7 @@ from tests.parameters import parameters
 from tests.tiny_models import text
 from tests.training_values import PACKED, plan_of, prepared_of, train, variant_of
 from trials import plugins
+from trials.channels.folder import FolderChannel
 from trials.launchers.local import LocalLauncher
 from trials.plan import Levelled, Packed, Plan, Recomputed, ZeroStage
 from trials.run.pool import Answers, WarmPool
@@ -200,9 +201,9 @@ def test_packs_of_several_levels_on_four_ranks_have_the_plain_models_gradients(
 def test_ranks_may_share_one_pack_of_a_row_and_not_another(shallow: Path, tmp_path: Path) -> None:
     job = prepared_of(shallow, tmp_path, training={"global_batch_samples": 48}, hardware={"devices": 4})
     plan = levelled("4+2r1,1;1,1", sequences=(1, 2), data=4)
-    write_request(tmp_path / "mixed", job.request(plan, Certification(step=0, reference="transformers")))
+    write_request(FolderChannel(tmp_path / "mixed"), job.request(plan, Certification(step=0, reference="transformers")))
     assert on_ranks(serve_with_mixed_rows, tmp_path / "mixed", world_size=4) == [True] * 4
-    answers = [read_report(tmp_path / "mixed", rank) for rank in range(4)]
+    answers = [read_report(FolderChannel(tmp_path / "mixed"), rank) for rank in range(4)]
     reports = [answer.report for answer in answers if answer and isinstance(answer.report, CertificationReport)]
     parts = compare(0, "float32", reports).parts
     assert len(reports) == 4
@@ -281,7 +282,7 @@ def test_every_fault_in_the_sharing_of_packs_shows(shallow: Path, tmp_path: Path
     job = prepared_of(shallow, tmp_path, training={"global_batch_samples": 9})
     request = job.request(plan_of("4+2", data=2, packing=SHARED), Certification(step=0, reference="transformers"))
     for name in SHARING_FAULTS:
-        write_request(tmp_path / name, request)
+        write_request(FolderChannel(tmp_path / name), request)
     assert on_ranks(serve_with_sharing_faults, tmp_path) == [True, True]
     found = {name: faults_in(tmp_path / name) for name in SHARING_FAULTS}
     assert found.pop("none") == ()

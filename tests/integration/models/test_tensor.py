@@ -24,6 +24,7 @@ from tests.saved_models import saved_model
 from tests.tiny_models import text
 from tests.training_values import PACKED, plan_of, prepared_of, train, variant_of
 from trials import plugins
+from trials.channels.folder import FolderChannel
 from trials.launchers.local import LocalLauncher
 from trials.plan import Packed, Padded, Plan
 from trials.run.pool import WarmPool
@@ -246,7 +247,7 @@ def test_every_fault_in_the_cutting_of_layers_shows(shallow: Path, tmp_path: Pat
     job = prepared_of(shallow, tmp_path, training={"global_batch_samples": 9})
     request = job.request(plan_of("4+2", tensor=2), Certification(step=0, reference="transformers"))
     for name in TENSOR_FAULTS:
-        write_request(tmp_path / name, request)
+        write_request(FolderChannel(tmp_path / name), request)
     assert on_ranks(serve_with_tensor_faults, tmp_path) == [True, True]
     found = {name: faults_in(tmp_path / name) for name in TENSOR_FAULTS}
     assert found.pop("none") == ()

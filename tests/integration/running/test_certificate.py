@@ -16,7 +16,9 @@ from tests.own_ranks import on_ranks
 from tests.parameters import parameters
 from tests.saved_models import saved_model
 from tests.training_values import plan_of, prepared_of
+from trials.channels.folder import FolderChannel
 from trials.plan import Plan
+from trials.sites.local import LocalSite
 from trials.tasks.answer import CertificationReport, read_report
 from trials.tasks.request import Certification, write_request
 
@@ -63,7 +65,7 @@ def test_a_plan_is_certified(case: str, shallow: Path, tmp_path: Path, monkeypat
         changes = {**changes, "model": {"path": str(tmp_path / "saved"), "weights": "pretrained"}}
     source = {"path": str(shallow / "data" / "train.jsonl"), "repeat": 1.25}
     prepared = prepared_of(shallow, tmp_path, data={"sources": [source]}, **changes)
-    certificate = certify.certify(prepared, plan, tmp_path)
+    certificate = certify.certify(prepared, plan, tmp_path, LocalSite("cpu"))
     assert (certificate.verdict, certificate.reasons) == ("holds", ())
     compared = certificate.comparison
     assert compared is not None
@@ -87,7 +89,7 @@ def test_every_fault_in_the_computation_shows(shallow: Path, tmp_path: Path) -> 
     prepared = prepared_of(shallow, tmp_path, training={**BATCH, "loss_weighting": "square"})
     request = prepared.request(PIPELINE, Certification(step=0, reference="transformers"))
     for name in FAULTS:
-        write_request(tmp_path / name, request)
+        write_request(FolderChannel(tmp_path / name), request)
     assert on_ranks(serve_with_faults, tmp_path) == [True, True]
     found = {name: faults_in(tmp_path / name) for name in FAULTS}
     assert found["none"] == ()
@@ -105,7 +107,7 @@ def with_training(prepared: Prepared, **changes: object) -> Prepared:
 
 
 def faults_in(folder: Path) -> Sequence[str]:
-    answers = [read_report(folder, rank) for rank in (0, 1)]
+    answers = [read_report(FolderChannel(folder), rank) for rank in (0, 1)]
     reports = [answer.report for answer in answers if answer and isinstance(answer.report, CertificationReport)]
     assert len(reports) == 2, answers
     comparison = compare(0, "float32", reports)

@@ -14,8 +14,9 @@ from transformers import AutoModelForImageTextToText
 from autotune.workload import Prepared
 from tests.parameters import parameters
 from tests.training_values import PACKED, plan_of, prepared_of, variant_of
+from trials.channels.folder import file_meeting
 from trials.data.loader import encode
-from trials.engine.group import file_meeting, process_group
+from trials.engine.group import process_group
 from trials.model.family import Images, load_family
 from trials.model.skeleton import load_config
 from trials.outcome import Crash

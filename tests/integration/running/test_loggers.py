@@ -18,6 +18,7 @@ from autotune.training.training_log import TrainingLog, check_loggers, metrics
 from storage.spool import Spool
 from storage.store import open_store
 from tests.training_values import job_of, plan_of, prepared_of
+from trials.sites.local import LocalSite
 from trials.tasks.training.progress import PROGRESS_FILE, Progress, read_lines
 
 Metrics = list[tuple[str, int, Any]]
@@ -69,6 +70,7 @@ def test_every_step_and_evaluation_of_a_resumed_training_is_logged_once(
                 store,
                 Spool(tmp_path / "spool"),
                 tmp_path / "launches",
+                site=LocalSite("cpu"),
                 predicted_samples_per_second=None,
                 max_steps=steps,
             )

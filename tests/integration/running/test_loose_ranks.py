@@ -15,6 +15,7 @@ import pytest
 from tests.processes import children, free_port, have_ended, ranks, wait_for, wait_for_file, wait_for_the_end
 from tests.training_values import plan_of, prepared_of
 from trials import wire
+from trials.channels.folder import FolderChannel
 from trials.launchers.commands import worker_commands
 from trials.launchers.local import LocalLauncher
 from trials.run.pool import Answers, WarmPool
@@ -81,7 +82,7 @@ def test_ranks_listen_on_the_loopback_alone_and_know_no_password(
 @pytest.mark.long
 @pytest.mark.parametrize("address", ["127.0.0.1", "localhost"])
 def test_ranks_that_a_user_starts_listen_on_the_loopback_alone(shallow: Path, tmp_path: Path, address: str) -> None:
-    write_request(tmp_path, prepared_of(shallow, tmp_path).request(PLAN, TRIAL))
+    write_request(FolderChannel(tmp_path), prepared_of(shallow, tmp_path).request(PLAN, TRIAL))
     addresses: set[str] = set()
     commands = worker_commands(2, "cpu", tmp_path)
     meeting = {"MASTER_ADDR": address, "MASTER_PORT": str(free_port())}
@@ -94,7 +95,7 @@ def test_ranks_that_a_user_starts_listen_on_the_loopback_alone(shallow: Path, tm
         for process in started:
             process.kill()
             process.wait()
-    answers = [read_report(tmp_path, rank) for rank in range(2)]
+    answers = [read_report(FolderChannel(tmp_path), rank) for rank in range(2)]
     assert all(answer is not None and isinstance(answer.report, TrialReport) for answer in answers)
     assert addresses
     assert all(ipaddress.ip_address(each).is_loopback for each in addresses), addresses

@@ -17,11 +17,12 @@ from tests.parameters import parameters
 from tests.processes import children, has_ended, ranks, wait_for_file, wait_for_the_end
 from tests.training_values import plan_of, prepared_of
 from trials import wire
+from trials.channels.folder import FolderChannel
 from trials.launchers.local import LocalLauncher
 from trials.outcome import Crash, OutOfMemory, Timeout
 from trials.run.pool import Answers, WarmPool
 from trials.tasks.answer import TrialReport, read_report
-from trials.tasks.request import REQUEST_FILE, Trial
+from trials.tasks.request import REQUEST, Trial
 
 pytestmark = pytest.mark.ranks
 
@@ -154,7 +155,7 @@ def test_ranks_end_when_their_agent_is_killed(prepared: Prepared, tmp_path: Path
 
 @pytest.mark.long
 def test_a_request_is_served_under_another_launcher(prepared: Prepared, tmp_path: Path) -> None:
-    (tmp_path / REQUEST_FILE).write_text(wire.encode(prepared.request(PIPELINE, SHORT)))
+    (tmp_path / REQUEST).write_text(wire.encode(prepared.request(PIPELINE, SHORT)))
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     environment = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
     worker = ["-m", "trials.run.worker", "--request", str(tmp_path)]
@@ -162,5 +163,5 @@ def test_a_request_is_served_under_another_launcher(prepared: Prepared, tmp_path
         [*torchrun, *worker], env=environment, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
-    answers = [read_report(tmp_path, rank) for rank in range(2)]
+    answers = [read_report(FolderChannel(tmp_path), rank) for rank in range(2)]
     assert all(answer is not None and isinstance(answer.report, TrialReport) for answer in answers)

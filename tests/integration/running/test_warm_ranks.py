@@ -9,6 +9,7 @@ import pytest
 
 from autotune.workload import Prepared
 from tests.training_values import PACKED, plan_of
+from trials.channels.folder import FolderChannel
 from trials.launchers.local import LocalLauncher
 from trials.plan import Padded
 from trials.run.pool import REQUESTS_PER_START, Answers, WarmPool
@@ -44,7 +45,7 @@ def reports(answer: object) -> list[TrialReport]:
 def footprints(folder: Path) -> list[list[Footprint]]:
     """Return the footprints of both ranks for each request."""
     requests = sorted(folder.glob("request-*"), key=lambda path: int(path.name.split("-")[1]))
-    answers = [[read_report(request, rank) for rank in range(2)] for request in requests]
+    answers = [[read_report(FolderChannel(request), rank) for rank in range(2)] for request in requests]
     return [[answer.footprint for answer in both if answer is not None] for both in answers]
 
 

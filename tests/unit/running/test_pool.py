@@ -13,23 +13,27 @@ import pytest
 
 from tests.search_values import prepared_of
 from tests.training_values import plan_of
+from trials.channels.folder import FolderChannel
+from trials.launchers.processes import ending
 from trials.outcome import Crash
 from trials.run import pool as pools
 from trials.run.pool import Answers, WarmPool
-from trials.tasks.answer import Answer, TrainingReport, begun_path, read_report
+from trials.tasks.answer import Answer, TrainingReport, begun_name, read_report
 from trials.tasks.request import Request, Training, write_request
-from trials.tasks.training.stopping import stop_path
+from trials.tasks.training.stopping import STOP
 
 RANK = """
 import os, sys, time
 from pathlib import Path
-from trials.tasks.answer import TrainingReport, begun_path, write_report
+from trials.tasks.answer import TrainingReport, begun_name, write_report
+from trials.channels.folder import FolderChannel
 kept = []
 for line in sys.stdin:
     time.sleep(float(sys.argv[2]))
-    begun_path(Path(line.rstrip("\\n")), 0).touch()
+    channel = FolderChannel(Path(line.rstrip("\\n")))
+    channel.put(begun_name(0), "")
     report = TrainingReport(steps=os.getpid(), finished=False, model=None, blank_samples=0)
-    write_report(Path(line.rstrip("\\n")), 0, report)
+    write_report(channel, 0, report)
     kept += [open(os.devnull) for _ in range(int(sys.argv[1]))]
 """
 
@@ -52,19 +56,21 @@ class SmallLauncher:
 
 
 class SmallRank:
+    aftermath_seconds = 1.0
+
     def __init__(self, folder: Path, process: "subprocess.Popen[str]") -> None:
         self._folder = folder
         self._process = process
         self.pids = (process.pid,)
 
     def send(self, request: Request) -> None:
-        self._request = self._folder / uuid4().hex
-        write_request(self._request, request)
+        self._channel = FolderChannel(self._folder / uuid4().hex)
+        write_request(self._channel, request)
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{self._request}\n")
+        self._process.stdin.write(f"{self._channel.folder}\n")
 
     def begun(self) -> set[int]:
-        return {0} if begun_path(self._request, 0).exists() else set()
+        return {0} if self._channel.written([begun_name(0)]) else set()
 
     def next_step(self) -> float | None:
         return None
@@ -73,15 +79,15 @@ class SmallRank:
         raise AssertionError("there was no step")
 
     def stop(self) -> None:
-        stop_path(self._request).touch()
+        self._channel.put(STOP, "")
 
     def answers(self) -> dict[int, Answer]:
-        answer = read_report(self._request, 0)
+        answer = read_report(self._channel, 0)
         return {} if answer is None else {0: answer}
 
-    def dead(self) -> dict[int, int]:
+    def ended(self) -> dict[int, str]:
         code = self._process.poll()
-        return {} if code is None else {0: code}
+        return {} if code is None else {0: ending(code)}
 
     def end(self) -> None:
         self._process.kill()

@@ -1,0 +1,111 @@
+"""A second node for tests: a network namespace with a name of its own, joined to this one by a virtual cable."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import pytest
+
+from autotune.machine.node_facts import node_facts
+from trials.launchers.node_messages import TOKEN
+from trials.launchers.nodes import Nodes
+
+OTHER = "node-b"
+"""Name of the other node's machine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cable:
+    """Two machines as far as the network goes: this one, and a namespace."""
+
+    namespace: str
+    here: str
+    """Address of this machine."""
+    there: str
+
+    def on_other(self, command: Sequence[str]) -> list[str]:
+        """Return the command that runs `command` on the other node; its process is that of `command` itself."""
+        script = f'hostname {OTHER}; exec "$@"'
+        return ["ip", "netns", "exec", self.namespace, "unshare", "--uts", "sh", "-c", script, "sh", *command]
+
+    def set(self, state: str) -> None:
+        """Cut the cable (`down`), or join it again (`up`)."""
+        _ip("link", "set", f"{self.namespace}-a", state)
+
+
+@contextmanager
+def cable() -> Iterator[Cable]:
+    """Make the other node; skip the test, with the reason, where this machine does not allow it."""
+    name, net = f"at{os.getpid()}", f"10.{os.getpid() >> 8 & 255}.{os.getpid() & 255}"
+    made = Cable(namespace=name, here=f"{net}.1", there=f"{net}.2")
+    with ExitStack() as stack:
+        for command in (
+            f"netns add {name}",
+            f"link add {name}-a type veth peer name {name}-b netns {name}",
+            f"addr add {made.here}/24 dev {name}-a",
+            f"link set {name}-a up",
+            f"-n {name} addr add {made.there}/24 dev {name}-b",
+            f"-n {name} link set {name}-b up",
+            f"-n {name} link set lo up",
+        ):
+            try:
+                _ip(*command.split())
+            except (OSError, subprocess.CalledProcessError) as error:
+                pytest.skip(f"no second node: network namespaces cannot be made here ({error})")
+            if command.startswith("netns"):
+                stack.callback(_ip, "netns", "del", name)
+        yield made
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True)
+
+
+class NodeProcesses:
+    """Starts each node as a process of this test, one of them at the other end of the cable."""
+
+    def __init__(self, cable: Cable, token: str | None = None) -> None:
+        """With `token` the other node presents that one in place of the agent's."""
+        self._cable, self._wrong_token = cable, token
+        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._of_agent = ("", "")
+
+    def start(self, agent: str, token: str) -> None:
+        self._of_agent = (agent, token)
+        for number in range(2):
+            self._start(number)
+
+    def _start(self, number: int) -> None:
+        agent, token = self._of_agent
+        command = [sys.executable, "-P", "-m", "autotune", "node", agent, "--number", str(number)]
+        if number:
+            command, token = self._cable.on_other(command), self._wrong_token or token
+        self.processes[number] = subprocess.Popen(command, env={**os.environ, TOKEN: token})
+
+    def revive(self, node: int) -> None:
+        self.processes[node].kill()
+        self.processes[node].wait()
+        self._start(node)
+
+    def check(self) -> None:
+        """Processes that end are noticed by the signs of life that they no longer give."""
+
+    def end(self) -> None:
+        for process in self.processes.values():
+            try:
+                process.wait(20)
+            finally:
+                process.kill()
+                process.wait()
+
+
+@contextmanager
+def two_nodes(cable: Cable, starter: NodeProcesses | None = None, patience_seconds: float = 100) -> Iterator[Nodes]:
+    """Two nodes of one rank each."""
+    with Nodes(
+        2, 1, cable.here, node_facts(), starter or NodeProcesses(cable), patience_seconds=patience_seconds
+    ) as nodes:
+        yield nodes

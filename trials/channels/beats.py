@@ -1,0 +1,36 @@
+"""Signs of life of the processes at a store. They are counted: no clocks are compared."""
+
+from collections.abc import Iterable
+
+from trials.channels.store import Store
+
+BEAT_SECONDS = 1.0
+"""Between two signs of life, and between two looks at those of others."""
+MISSED_BEATS = 15
+"""Looks in a row without a new sign of life after which a process is given up. A process that is stopped for a while,
+and looks at nobody meanwhile, misses nothing."""
+
+
+class Heart:
+    """Gives signs of life under one name, and counts the looks since the last ones of others."""
+
+    def __init__(self, store: Store, name: str) -> None:
+        self._store, self._name, self._count = store, name, 0
+        self._heard: dict[str, int] = {}
+        self._missed: dict[str, int] = {}
+
+    def beat(self, others: Iterable[str]) -> dict[str, int]:
+        """Give a sign of life, and return for each of the others how many looks ago it has given a new one."""
+        self._count += 1
+        self._store.set(_key(self._name), str(self._count))
+        for name in others:
+            count = int(self._store.read(_key(name)) or 0)
+            # A copy of an old sign is no new one.
+            is_new = count > self._heard.get(name, 0)
+            self._missed[name] = 0 if is_new else self._missed.get(name, 0) + 1
+            self._heard[name] = max(count, self._heard.get(name, 0))
+        return {name: self._missed[name] for name in others}
+
+
+def _key(name: str) -> str:
+    return f"beat/{name}"

@@ -1,0 +1,257 @@
+"""The nodes of a job, as their agent sees them: who has come, what it was told, and who is lost."""
+
+import secrets
+import threading
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+from trials import wire
+from trials.channels.beats import BEAT_SECONDS, MISSED_BEATS, Heart
+from trials.channels.mailbox import Inbox, Outbox
+from trials.channels.store import StoreChannel, join_store, serve_store
+from trials.errors import NodeRefused, NodesMissing, NotSigned, WireError
+from trials.launchers.node_messages import (
+    AGENT_NAME,
+    Leave,
+    Left,
+    News,
+    NodeFacts,
+    Order,
+    RanksEnded,
+    RanksState,
+    Welcome,
+    difference_of,
+    node_name,
+)
+
+_POLL_SECONDS = 0.05
+_LEAVE_SECONDS = 15.0
+"""For nodes to end their ranks and themselves: the ranks get SIGTERM, and two seconds later SIGKILL."""
+
+
+class Starter(Protocol):
+    """Starts the program of a node, `trials.run.node`, once on every node: by ssh, or by a tool of the cluster."""
+
+    def start(self, agent: str, token: str) -> None:
+        """Begin to start all nodes, and say what the user has to do. `agent` is `HOST:PORT` of the store."""
+
+    def revive(self, node: int) -> None:
+        """Start a node again that is lost, or say what the user has to do."""
+
+    def check(self) -> None:
+        """Raise NodesMissing, with host and reason, when nodes can no longer come."""
+
+    def end(self) -> None:
+        """End what is left of the processes that were started here."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Present:
+    """A node that takes part."""
+
+    name: str
+    host: str
+    orders: Outbox
+    news: Inbox
+    lost: str | None = None
+    """Why it takes part no longer."""
+    states: dict[str, RanksState] = field(default_factory=dict)
+    """By group."""
+    ended: dict[str, RanksEnded] = field(default_factory=dict)
+
+
+class Nodes:
+    """All nodes of a job. They come when they are first required, and have left when the context is."""
+
+    def __init__(
+        self,
+        count: int,
+        devices: int,
+        address: str,
+        facts: NodeFacts,
+        starter: Starter,
+        *,
+        patience_seconds: float,
+    ) -> None:
+        """Serve `count` nodes with `devices` ranks each at an `address` of this machine, which is node 0.
+
+        `facts` are those of this machine. A node may take `patience_seconds` to come.
+        """
+        self.devices = devices
+        self._facts, self._starter, self._address = facts, starter, address
+        self._patience_seconds = patience_seconds
+        self._token = secrets.token_hex(32)
+        self._seen = dict.fromkeys(range(count), 0)
+        """How often each node has come."""
+        self._present: dict[int, _Present] = {}
+        self._strangers: dict[int, str] = {}
+        """Why the last process that came as a node was not let in."""
+        self._lock = threading.RLock()
+        self._stopped = threading.Event()
+        self._open = ExitStack()
+        self._has_started = False
+
+    def __enter__(self) -> "Nodes":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.close()
+
+    def _start(self) -> None:
+        self._store = serve_store(self._address, self._token)
+        heart = Heart(join_store(self._store.address, self._token), AGENT_NAME)
+        heart.beat(())
+        self._open.callback(self._starter.end)
+        thread = threading.Thread(target=self._listen, args=(heart,), name="nodes", daemon=True)
+        thread.start()
+        self._open.callback(thread.join)
+        self._open.callback(self._stopped.set)
+        self._open.callback(self._dismiss)
+        self._starter.start(self._store.address, self._token)
+        self._has_started = True
+
+    def require(self, wanted: int) -> None:
+        """Wait until the first `wanted` nodes take part.
+
+        Raise NodesMissing when one does not come in time or cannot come, and NodeRefused for one with other devices or
+        software.
+        """
+        with self._lock:
+            if not self._has_started:
+                self._start()
+            for node in range(wanted):
+                if (known := self._present.get(node)) and known.lost:
+                    self._starter.revive(node)
+        deadline = time.monotonic() + self._patience_seconds
+        while missing := [node for node in range(wanted) if node not in self._present or self._present[node].lost]:
+            self.look()
+            self._starter.check()
+            if time.monotonic() > deadline:
+                raise NodesMissing(self._missing_text(missing))
+            time.sleep(_POLL_SECONDS)
+
+    def channel(self, name: str) -> StoreChannel:
+        """Return a channel for the messages of one request."""
+        return StoreChannel(self._store, name, Path())
+
+    def give_file(self, path: Path) -> None:
+        """Offer a file to the nodes."""
+        with self._lock:
+            self._store.give_file(path)
+
+    def forget(self, prefix: str) -> None:
+        """Delete the messages whose keys begin with `prefix`."""
+        self._store.forget(prefix)
+
+    def order(self, node: int, order: Order) -> None:
+        """Send an order to a node; it is in vain for one that is lost."""
+        with self._lock:
+            self._present[node].orders.send(wire.encode(order, Order))
+
+    def host(self, node: int) -> str:
+        return self._present[node].host
+
+    def lost(self, node: int) -> str | None:
+        """Return why a node takes part no longer; None while it does."""
+        return self._present[node].lost
+
+    def state(self, node: int, group: str) -> RanksState | None:
+        """Return what a node has said last of the ranks of a group."""
+        return self._present[node].states.get(group)
+
+    def ending(self, node: int, group: str) -> RanksEnded | None:
+        """Return what a node has said at the end of a group."""
+        return self._present[node].ended.get(group)
+
+    def look(self) -> None:
+        """Let in those who have come, and read what the nodes have said."""
+        with self._lock:
+            for number in self._seen:
+                self._let_in(number)
+            for node in self._present.values():
+                self._read(node)
+
+    def _let_in(self, number: int) -> None:
+        known, coming = self._present.get(number), self._seen[number] + 1
+        if known and not known.lost:
+            return  # one that comes in place of a node that is there has to wait
+        name = node_name(number, coming)
+        try:
+            text = self._store.get(f"{name}/facts")
+        except NotSigned:
+            self._seen[number] = coming
+            self._strangers[number] = "a process with another token has come in its place"
+            return
+        if text is None:
+            return
+        self._seen[number] = coming
+        reason, host = self._refusal(number, text)
+        self._store.put(f"{name}/welcome", wire.encode(Welcome(refusal=reason)))
+        if reason is not None:
+            raise NodeRefused(reason)
+        self._present[number] = _Present(
+            name=name, host=host, orders=Outbox(self._store, f"{name}/orders"), news=Inbox(self._store, f"{name}/news")
+        )
+
+    def _refusal(self, number: int, text: str) -> tuple[str | None, str]:
+        """Return (why the node cannot take part, its name)."""
+        try:
+            facts = wire.decode(NodeFacts, text)
+        except WireError as error:
+            return f"node {number} runs another version of vlm-autotune than this one; install the same ({error})", ""
+        difference = difference_of(facts, self._facts, self.devices)
+        return (f"node {number} ({facts.host}) {difference}" if difference else None), facts.host
+
+    def _read(self, node: _Present) -> None:
+        while node.lost is None and (text := node.news.next()) is not None:
+            match wire.decode(News, text):
+                case RanksState() as state:
+                    node.states[state.group] = state
+                case RanksEnded() as end:
+                    node.ended[end.group] = end
+                    node.states.pop(end.group, None)
+                case Left(reason=reason):
+                    node.lost = f"node {node.host} has left: {reason}"
+
+    def _listen(self, heart: Heart) -> None:
+        while not self._stopped.wait(BEAT_SECONDS):
+            with self._lock:
+                there = {node.name: node for node in self._present.values() if node.lost is None}
+            try:
+                missed = heart.beat(there)
+            except NotSigned as error:
+                missed = {}
+                self._strangers[0] = str(error)
+            for name, count in missed.items():
+                if count > MISSED_BEATS:
+                    there[
+                        name
+                    ].lost = f"node {there[name].host} is lost: it gave no sign of life {MISSED_BEATS} times in a row"
+
+    def _missing_text(self, missing: list[int]) -> str:
+        reasons = [
+            (known.lost if (known := self._present.get(node)) else None)
+            or f"node {node} has not come within {self._patience_seconds:g} s"
+            + (f" ({self._strangers[node]})" if node in self._strangers else "")
+            for node in missing
+        ]
+        return "; ".join(reasons)
+
+    def _dismiss(self) -> None:
+        """Tell all nodes to leave, and wait until they have."""
+        with self._lock:
+            staying = [node for node in self._present.values() if node.lost is None]
+            for node in staying:
+                node.orders.send(wire.encode(Leave(), Order))
+        deadline = time.monotonic() + _LEAVE_SECONDS
+        while time.monotonic() < deadline and any(node.lost is None for node in staying):
+            with self._lock:
+                for node in staying:
+                    self._read(node)
+            time.sleep(_POLL_SECONDS)

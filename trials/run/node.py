@@ -1,0 +1,225 @@
+"""A node: it starts ranks for an agent on another machine, passes requests on to them, and ends them.
+
+The agent's store is all that both share. A node ends with its ranks when the agent says so, has ended, or is not heard.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trials import wire
+from trials.channels.beats import BEAT_SECONDS, MISSED_BEATS, Heart
+from trials.channels.mailbox import Inbox, Outbox
+from trials.channels.store import Store, join_store
+from trials.errors import NodeRefused, NotSigned
+from trials.launchers.commands import rank_environments
+from trials.launchers.node_messages import (
+    AGENT,
+    AGENT_NAME,
+    FILES,
+    TOKEN,
+    EndRanks,
+    Leave,
+    Left,
+    News,
+    NodeFacts,
+    Order,
+    RanksEnded,
+    RanksState,
+    ServeRequest,
+    StartRanks,
+    Welcome,
+    node_name,
+)
+from trials.launchers.processes import Processes, ending
+
+_POLL_SECONDS = 0.05
+_LOG_BYTES = 1 << 16
+"""Of the end of each log that the agent gets."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agent:
+    """Where a node finds its agent, and what it has to present."""
+
+    address: str
+    """`HOST:PORT` of the store."""
+    token: str = field(repr=False)
+    number: int
+    """Of the node, as the agent counts."""
+
+
+def serve_agent(agent: Agent, facts: NodeFacts, address: str, folder: Path, tell: Callable[[str], None]) -> None:
+    """Serve until the agent has no more work. The ranks of this node meet others at its own `address`.
+
+    Logs of the ranks and files of the agent are written to `folder`; `tell` gets what people should know.
+    Raise ConnectionError when the agent cannot be reached or has ended, NotSigned for a wrong token, and NodeRefused.
+    """
+    store = join_store(agent.address, agent.token)
+    if store.read(f"beat/{AGENT_NAME}") is None:
+        raise ConnectionError(f"{agent.address} is not the address of an agent of autotune")
+    number = agent.number
+    coming = store.take_number(f"comings/{number}")
+    name = node_name(number, coming)
+    heart = _HeartBeat(agent, name, tell)
+    store.put(f"{name}/facts", wire.encode(facts))
+    tell(f"Node {number} ({facts.host}) waits for the agent at {agent.address}")
+    with heart:
+        while (answer := store.get(f"{name}/welcome")) is None:
+            time.sleep(_POLL_SECONDS)
+        if reason := wire.decode(Welcome, answer).refusal:
+            raise NodeRefused(reason)
+        tell(f"Node {number} ({facts.host}) takes part")
+        node = _Node(agent, store, name, address, folder)
+        heart.ranks = node
+        try:
+            node.serve()
+            node.leave("its work is done")
+        except BaseException as error:
+            node.leave(str(error) or type(error).__name__)
+            raise
+        finally:
+            node.end()
+
+
+class _Group:
+    """The ranks of one group on this node."""
+
+    def __init__(self, order: StartRanks, processes: Processes) -> None:
+        self.order, self.processes = order, processes
+        self.told: RanksState | None = None
+
+    @property
+    def state(self) -> RanksState:
+        ended = self.processes.dead().items()
+        first = self.order.first_rank
+        return RanksState(
+            group=self.order.group,
+            pids=self.processes.pids,
+            ended=tuple((first + place, ending(code)) for place, code in ended),
+        )
+
+
+class _Node:
+    def __init__(self, agent: Agent, store: Store, name: str, address: str, folder: Path) -> None:
+        self._agent, self._store, self._address, self._folder = agent, store, address, folder
+        self._orders, self._news = Inbox(store, f"{name}/orders"), Outbox(store, f"{name}/news")
+        self._groups: dict[str, _Group] = {}
+
+    def serve(self) -> None:
+        """Follow the orders of the agent, and tell it about the ranks, until it says to leave."""
+        while True:
+            text = self._orders.next()
+            match None if text is None else wire.decode(Order, text):
+                case StartRanks() as order:
+                    self._groups[order.group] = _Group(order, self._started(order))
+                case ServeRequest() as order:
+                    self._pass_on(order)
+                case EndRanks() as order:
+                    self._end(order.group)
+                case Leave():
+                    return
+                case None:
+                    time.sleep(_POLL_SECONDS)
+            self._tell_of_ranks()
+
+    def leave(self, reason: str) -> None:
+        """Tell the agent that this node ends, where it can be reached."""
+        with suppress(ConnectionError):
+            self._send(Left(reason=reason))
+
+    def end(self) -> None:
+        """End all ranks."""
+        for group in tuple(self._groups.values()):
+            group.processes.end()
+
+    def _started(self, order: StartRanks) -> Processes:
+        environments = rank_environments(
+            order.world_size,
+            order.accelerator,
+            group=order.number,
+            groups=order.groups,
+            ranks=range(order.first_rank, order.first_rank + order.ranks),
+            address=self._address,
+        )
+        of_node = {AGENT: self._agent.address, TOKEN: self._agent.token, FILES: str(self._files)}
+        return Processes([{**each, **of_node} for each in environments], self._logs(order.group))
+
+    def _pass_on(self, order: ServeRequest) -> None:
+        self._files.mkdir(exist_ok=True)
+        for name in order.files:
+            self._store.take_file(name, self._files)
+        with suppress(ConnectionError):  # a rank has ended: the agent gets to know by the state
+            self._groups[order.group].processes.send(order.channel)
+
+    def _end(self, group: str) -> None:
+        self._groups.pop(group).processes.end()
+        logs = sorted(self._logs(group).glob("*.log"))
+        self._send(RanksEnded(group=group, logs=tuple((log.name, _end_of(log)) for log in logs)))
+
+    def _tell_of_ranks(self) -> None:
+        for group in self._groups.values():
+            if (state := group.state) != group.told:
+                group.told = state
+                self._send(state)
+
+    def _send(self, news: News) -> None:
+        self._news.send(wire.encode(news, News))
+
+    @property
+    def _files(self) -> Path:
+        return self._folder / "files"
+
+    def _logs(self, group: str) -> Path:
+        return self._folder / group
+
+
+class _HeartBeat:
+    """Signs of life in one thread, and in another the end of this process once the agent gives none any more.
+
+    While the network is cut, calls of the store wait, also those of the node itself.
+    """
+
+    def __init__(self, agent: Agent, name: str, tell: Callable[[str], None]) -> None:
+        self._agent, self._name, self._tell = agent, name, tell
+        self._missed = 0
+        self._stopped = threading.Event()
+        self.ranks: _Node | None = None
+
+    def __enter__(self) -> None:
+        for work in (self._beat, self._watch):
+            threading.Thread(target=work, daemon=True).start()
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+
+    def _beat(self) -> None:
+        try:
+            heart = Heart(join_store(self._agent.address, self._agent.token), self._name)
+            while not self._stopped.wait(BEAT_SECONDS):
+                if heart.beat([AGENT_NAME])[AGENT_NAME] == 0:
+                    self._missed = 0
+        except (ConnectionError, NotSigned):  # the agent has ended: its signs of life stay away
+            return
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(BEAT_SECONDS):
+            self._missed += 1
+            if self._missed > MISSED_BEATS:
+                self._give_up()
+
+    def _give_up(self) -> None:
+        self._tell(f"The agent at {self._agent.address} is not heard any more; this node ends its ranks")
+        if self.ranks is not None:
+            self.ranks.end()
+        os._exit(os.EX_UNAVAILABLE)
+
+
+def _end_of(log: Path) -> str:
+    with log.open("rb") as stream:
+        stream.seek(max(0, log.stat().st_size - _LOG_BYTES))
+        return stream.read().decode(errors="replace")

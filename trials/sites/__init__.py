@@ -1,0 +1,56 @@
+"""Sites: the machines on which groups of ranks are started, and the tool that reaches them.
+
+One module for each value of `hardware.launcher`, found by its name.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from trials.job import HardwareSection
+from trials.launchers import Launcher
+from trials.launchers.node_messages import NodeFacts
+from trials.plugins import Plugins
+from trials.workload import Hardware
+
+
+class Site(Protocol):
+    """Where ranks are started."""
+
+    def launcher(self, folder: Path, world_size: int, *, group: int = 0, groups: int = 1) -> Launcher:
+        """Return a launcher of groups of `world_size` ranks, which writes requests, errors and logs to `folder`.
+
+        Of several `groups` that work at the same time, the first has the first devices, and so on.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """What a site is opened with."""
+
+    settings: HardwareSection
+    hardware: Hardware
+    """All devices of the job."""
+    folder: Path
+    """For files of the site."""
+    facts: Callable[[], NodeFacts]
+    """Describes this machine."""
+    address: Callable[[str], str]
+    """Returns the address of this machine towards a host."""
+    tell: Callable[[str], None]
+    """Shows people what they have to do."""
+
+
+class SiteModule(Protocol):
+    """A module of this package."""
+
+    def nodes(self, settings: HardwareSection, environment: Mapping[str, str]) -> int:
+        """Return the number of machines. Raise SiteError for settings that the tool cannot use. Nothing is started."""
+
+    def open_site(self, place: Place) -> AbstractContextManager[Site]:
+        """Open the site. Nodes start with the first group of ranks, and have ended when the context is left."""
+
+
+SITES: Plugins[SiteModule] = Plugins("trials.sites")

@@ -1,0 +1,36 @@
+"""This machine alone."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from trials import plugins
+from trials.errors import SiteError
+from trials.job import HardwareSection
+from trials.launchers.local import LocalLauncher
+from trials.sites import SITES, Place, Site
+
+
+@dataclass(frozen=True, slots=True)
+class LocalSite:
+    """Ranks that are processes of this machine."""
+
+    accelerator: str
+
+    def launcher(self, folder: Path, world_size: int, *, group: int = 0, groups: int = 1) -> LocalLauncher:
+        return LocalLauncher(folder, world_size, self.accelerator, group=group, groups=groups)
+
+
+def nodes(settings: HardwareSection, _: Mapping[str, str]) -> int:
+    if settings.hosts or (settings.nodes or 1) > 1:
+        raise SiteError(
+            "hardware.launcher: local starts ranks on this machine alone, but hardware names more nodes; name another "
+            f"launcher: {', '.join(name for name in plugins.names(SITES) if name != 'local')}"
+        )
+    return 1
+
+
+@contextmanager
+def open_site(place: Place) -> Iterator[Site]:
+    yield LocalSite(place.hardware.accelerator)
