@@ -28,7 +28,7 @@ from storage.errors import (
     UnfinishedStudy,
     UnknownRecord,
 )
-from trials.errors import OutputTaken, UnknownName
+from trials.errors import NodeRefused, OutputTaken, SiteError, UnknownName
 
 
 class AutotuneError(Exception):
@@ -96,6 +96,8 @@ _EXIT_CODES: dict[type[Exception], int] = {
     PredictError: 2,
     UnknownName: 2,
     OutputTaken: 2,
+    SiteError: 2,
+    NodeRefused: 2,
     BadUrl: 2,
     BadBundle: 2,
     BadAnnotation: 2,

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -67,9 +67,9 @@ def _ip(*arguments: str) -> None:
 class NodeProcesses:
     """Starts each node as a process of this test, one of them at the other end of the cable."""
 
-    def __init__(self, cable: Cable, token: str | None = None) -> None:
-        """With `token` the other node presents that one in place of the agent's."""
-        self._cable, self._wrong_token = cable, token
+    def __init__(self, cable: Cable, *, token: str = "", environment: Mapping[str, str] | None = None) -> None:
+        """With `token` the other node presents that one in place of the agent's; it has `environment` besides ours."""
+        self._cable, self._wrong_token, self._environment = cable, token, environment or {}
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
         self._of_agent = ("", "")
 
@@ -83,7 +83,8 @@ class NodeProcesses:
         command = [sys.executable, "-P", "-m", "autotune", "node", agent, "--number", str(number)]
         if number:
             command, token = self._cable.on_other(command), self._wrong_token or token
-        self.processes[number] = subprocess.Popen(command, env={**os.environ, TOKEN: token})
+        environment = {**os.environ, **(self._environment if number else {}), TOKEN: token}
+        self.processes[number] = subprocess.Popen(command, env=environment)
 
     def revive(self, node: int) -> None:
         self.processes[node].kill()

@@ -3,17 +3,20 @@
 import os
 import tempfile
 from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
-from autotune.cli.context import Options
-from autotune.errors import AutotuneError, HardwareError
+from autotune.cli.context import Options, Terminated, first_signal_noted
+from autotune.errors import AutotuneError, DeviceBusy, HardwareError
+from autotune.machine.devices import device_names, locked
 from autotune.machine.network import address_towards
 from autotune.machine.node_facts import node_facts
 from trials.channels.store import split
 from trials.launchers.node_messages import TOKEN
-from trials.run.node import Agent, serve_agent
+from trials.run.node import Agent, Surroundings, serve_agent
 
 _NUMBERS = ("GROUP_RANK", "SLURM_NODEID", "RANK")
 """Variables with the number of a node, by torchrun, Slurm and DeepSpeed, where they start one process on each."""
@@ -26,8 +29,28 @@ def serve_node(options: Options, address: str, *, number: int | None, token_file
         raise click.UsageError(f"AGENT: {error}") from error
     own = _number(os.environ) if number is None else number
     agent = Agent(address=address, token=_token(os.environ, token_file), number=own)
-    with tempfile.TemporaryDirectory(prefix="autotune-node-") as folder:
-        serve_agent(agent, node_facts(), address_towards(host), Path(folder), options.display.tell)
+    facts = node_facts()
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="autotune-node-"))
+        noted = stack.enter_context(first_signal_noted())
+        if own:  # on node 0 the agent itself has locked the devices
+            try:
+                stack.enter_context(locked(device_names(facts.hardware, 1)))
+            except DeviceBusy as error:
+                facts = replace(facts, problem=f"cannot take part: {error}")
+        around = Surroundings(
+            facts=facts,
+            address=address_towards(host),
+            folder=Path(folder),
+            tell=options.display.tell,
+            stops=lambda: noted.number is not None,
+        )
+        try:
+            serve_agent(agent, around)
+        except ConnectionError as error:
+            raise AutotuneError(f"{error}; start this node again once its agent waits for it") from error
+    if noted.number is not None:
+        raise Terminated(noted.number)
 
 
 def _token(environment: Mapping[str, str], file: Path | None) -> str:

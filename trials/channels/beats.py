@@ -22,9 +22,9 @@ class Heart:
     def beat(self, others: Iterable[str]) -> dict[str, int]:
         """Give a sign of life, and return for each of the others how many looks ago it has given a new one."""
         self._count += 1
-        self._store.set(_key(self._name), str(self._count))
+        self._store.set(beat_key(self._name), str(self._count))
         for name in others:
-            count = int(self._store.read(_key(name)) or 0)
+            count = int(self._store.read(beat_key(name)) or 0)
             # A copy of an old sign is no new one.
             is_new = count > self._heard.get(name, 0)
             self._missed[name] = 0 if is_new else self._missed.get(name, 0) + 1
@@ -32,5 +32,6 @@ class Heart:
         return {name: self._missed[name] for name in others}
 
 
-def _key(name: str) -> str:
+def beat_key(name: str) -> str:
+    """Return the key of the store under which a process gives its signs of life."""
     return f"beat/{name}"

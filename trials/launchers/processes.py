@@ -51,6 +51,12 @@ class Processes:
         codes = ((number, rank.exit_code) for number, rank in enumerate(self._ranks))
         return {number: code for number, code in codes if code is not None}
 
+    def stop(self) -> None:
+        """Ask every rank to end, by SIGTERM: a training does so after its step, anything else at once."""
+        for pid in self.pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+
     def end(self) -> None:
         """End every rank and its children, by SIGTERM and then SIGKILL. Return when they have ended, or cannot be."""
         pids = [rank.pid for rank in self._ranks if rank.pid]

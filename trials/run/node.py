@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trials import wire
-from trials.channels.beats import BEAT_SECONDS, MISSED_BEATS, Heart
+from trials.channels.beats import BEAT_SECONDS, MISSED_BEATS, Heart, beat_key
 from trials.channels.mailbox import Inbox, Outbox
 from trials.channels.store import Store, join_store
 from trials.errors import NodeRefused, NotSigned
@@ -53,32 +53,55 @@ class Agent:
     """Of the node, as the agent counts."""
 
 
-def serve_agent(agent: Agent, facts: NodeFacts, address: str, folder: Path, tell: Callable[[str], None]) -> None:
-    """Serve until the agent has no more work. The ranks of this node meet others at its own `address`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What a node works with."""
 
-    Logs of the ranks and files of the agent are written to `folder`; `tell` gets what people should know.
+    facts: NodeFacts
+    address: str
+    """At which its ranks meet others."""
+    folder: Path
+    """For the logs of the ranks, and files of the agent."""
+    tell: Callable[[str], None]
+    """Shows what people should know."""
+    stops: Callable[[], bool]
+    """Returns whether the node was told to end."""
+
+
+def serve_agent(agent: Agent, around: Surroundings) -> None:
+    """Serve until the agent has no more work, or this node is told to end.
+
+    Then its ranks get SIGTERM, on which a training ends after its step, with a checkpoint, and the node ends with them.
     Raise ConnectionError when the agent cannot be reached or has ended, NotSigned for a wrong token, and NodeRefused.
     """
-    store = join_store(agent.address, agent.token)
-    if store.read(f"beat/{AGENT_NAME}") is None:
-        raise ConnectionError(f"{agent.address} is not the address of an agent of autotune")
-    number = agent.number
-    coming = store.take_number(f"comings/{number}")
-    name = node_name(number, coming)
-    heart = _HeartBeat(agent, name, tell)
-    store.put(f"{name}/facts", wire.encode(facts))
-    tell(f"Node {number} ({facts.host}) waits for the agent at {agent.address}")
+    store, number = join_store(agent.address, agent.token), agent.number
+    name = node_name(number, store.take_number(f"comings/{number}"))
+    try:
+        is_agent = store.read(beat_key(AGENT_NAME)) is not None
+    except NotSigned as error:
+        store.put(f"{name}/facts", "")  # so that the agent can say what has happened here
+        raise NodeRefused(
+            f"the token of this node is not that of the agent at {agent.address}; take the agent's, which is new for "
+            "each command"
+        ) from error
+    if not is_agent:
+        raise ConnectionError(f"there is no agent of autotune at {agent.address}")
+    heart = _HeartBeat(agent, name, around.tell)
+    store.put(f"{name}/facts", wire.encode(around.facts))
+    around.tell(f"Node {number} ({around.facts.host}) waits for the agent at {agent.address}")
     with heart:
         while (answer := store.get(f"{name}/welcome")) is None:
+            if around.stops():
+                return
             time.sleep(_POLL_SECONDS)
         if reason := wire.decode(Welcome, answer).refusal:
             raise NodeRefused(reason)
-        tell(f"Node {number} ({facts.host}) takes part")
-        node = _Node(agent, store, name, address, folder)
+        around.tell(f"Node {number} ({around.facts.host}) takes part")
+        node = _Node(agent, store, name, around)
         heart.ranks = node
         try:
             node.serve()
-            node.leave("its work is done")
+            node.leave("it was told to end" if around.stops() else "its work is done")
         except BaseException as error:
             node.leave(str(error) or type(error).__name__)
             raise
@@ -94,6 +117,11 @@ class _Group:
         self.told: RanksState | None = None
 
     @property
+    def runs(self) -> bool:
+        """Whether a rank still runs."""
+        return len(self.processes.dead()) < self.order.ranks
+
+    @property
     def state(self) -> RanksState:
         ended = self.processes.dead().items()
         first = self.order.first_rank
@@ -105,14 +133,19 @@ class _Group:
 
 
 class _Node:
-    def __init__(self, agent: Agent, store: Store, name: str, address: str, folder: Path) -> None:
-        self._agent, self._store, self._address, self._folder = agent, store, address, folder
+    def __init__(self, agent: Agent, store: Store, name: str, around: Surroundings) -> None:
+        self._agent, self._store, self._around = agent, store, around
         self._orders, self._news = Inbox(store, f"{name}/orders"), Outbox(store, f"{name}/news")
         self._groups: dict[str, _Group] = {}
 
     def serve(self) -> None:
-        """Follow the orders of the agent, and tell it about the ranks, until it says to leave."""
-        while True:
+        """Follow the orders of the agent, and tell it about the ranks, until it says to leave or all have stopped."""
+        is_stopping = False
+        while not is_stopping or any(group.runs for group in self._groups.values()):
+            if self._around.stops() and not is_stopping:
+                is_stopping = True
+                for group in self._groups.values():
+                    group.processes.stop()
             text = self._orders.next()
             match None if text is None else wire.decode(Order, text):
                 case StartRanks() as order:
@@ -144,7 +177,7 @@ class _Node:
             group=order.number,
             groups=order.groups,
             ranks=range(order.first_rank, order.first_rank + order.ranks),
-            address=self._address,
+            address=self._around.address,
         )
         of_node = {AGENT: self._agent.address, TOKEN: self._agent.token, FILES: str(self._files)}
         return Processes([{**each, **of_node} for each in environments], self._logs(order.group))
@@ -172,10 +205,10 @@ class _Node:
 
     @property
     def _files(self) -> Path:
-        return self._folder / "files"
+        return self._around.folder / "files"
 
     def _logs(self, group: str) -> Path:
-        return self._folder / group
+        return self._around.folder / group
 
 
 class _HeartBeat:

@@ -1,5 +1,6 @@
 """Ranks on two nodes: the same steps as on one machine, and what happens when a node or a rank is lost."""
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from tests.nodes import OTHER, Cable, NodeProcesses, cable, two_nodes
 from tests.processes import children, has_ended, ranks, wait_for_the_end
 from tests.training_values import plan_of, prepared_of
+from trials.errors import NodeRefused, NodesMissing
 from trials.launchers.local import LocalLauncher
 from trials.launchers.node_ranks import NodeLauncher
 from trials.launchers.nodes import Nodes
@@ -19,6 +21,7 @@ from trials.tasks.request import Request, Trial
 
 pytestmark = pytest.mark.ranks
 
+ROOT = Path(__file__).parents[3]
 PLAN = plan_of("3+0", "1+2")
 TRIAL = Trial(warmup_steps=(), timed_steps=(0, 1, 2))
 
@@ -75,6 +78,40 @@ def disturbed(pool: WarmPool, request: Request, disturb: Callable[[], None]) -> 
 def rank_of_other(starter: NodeProcesses) -> psutil.Process:
     (found,) = ranks(starter.processes[1].pid)
     return found
+
+
+def test_a_node_with_another_token_is_not_let_in(
+    joined: Cable, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with two_nodes(joined, NodeProcesses(joined, token="guessed"), patience_seconds=30) as both, pytest.raises(
+        NodesMissing, match=r"node 1 has not come .*\(a process with another token has come in its pl"
+    ):
+        NodeLauncher(both, tmp_path, 2, "cpu").start()
+    assert "the token of this node is not that of the agent" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ("trials/grid.py", "has other files of vlm-autotune 0.1.0 than"),
+        ("torch-2.0.0.dist-info/METADATA", "has torch 2.0.0, and"),
+    ],
+)
+def test_a_node_with_other_software_is_refused_before_any_rank_starts(
+    joined: Cable, tmp_path: Path, capfd: pytest.CaptureFixture[str], change: str, reason: str
+) -> None:
+    other = tmp_path / "other"
+    for package in ("autotune", "storage", "trials"):
+        shutil.copytree(ROOT / package, other / package, ignore=shutil.ignore_patterns("__pycache__"))
+    file = other / change
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(
+        f"{file.read_text()}\n" if file.exists() else "Metadata-Version: 2.1\nName: torch\nVersion: 2.0.0\n"
+    )
+    starter = NodeProcesses(joined, environment={"PYTHONPATH": str(other)})
+    with two_nodes(joined, starter) as both, pytest.raises(NodeRefused, match=rf"node 1 \({OTHER}\) {reason}"):
+        NodeLauncher(both, tmp_path, 2, "cpu").start()
+    assert reason in capfd.readouterr().err
 
 
 def test_two_nodes_have_the_losses_of_one_machine(pool: WarmPool, request_of_trial: Request, tmp_path: Path) -> None:
