@@ -1,11 +1,13 @@
 """A second node for tests: a network namespace with a name of its own, joined to this one by a virtual cable."""
 
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -110,3 +112,17 @@ def two_nodes(cable: Cable, starter: NodeProcesses | None = None, patience_secon
         2, 1, cable.here, node_facts(), starter or NodeProcesses(cable), patience_seconds=patience_seconds
     ) as nodes:
         yield nodes
+
+
+def ssh_over(cable: Cable, folder: Path) -> Path:
+    """Write a stand-in for ssh, and return its folder: it hands its last argument to a shell of the other node."""
+    folder.mkdir()
+    script = folder / "ssh"
+    on_other = " ".join(map(shlex.quote, cable.on_other(["sh", "-c"])))
+    script.write_text(
+        f'#!/bin/bash\n[ "${{@: -2:1}}" = {cable.there} ] || {{ echo "no route to host" >&2; exit 255; }}\n'
+    )
+    with script.open("a") as stream:
+        stream.write(f'exec {on_other} "${{@: -1}}"\n')
+    script.chmod(0o755)
+    return folder
