@@ -11,7 +11,6 @@ from autotune.folders import architectures_folder, lengths_folder, spool_folder,
 from autotune.machine.agent import Agent
 from autotune.machine.device_problems import check_devices
 from autotune.machine.devices import device_names, locked, make_folder, resource
-from autotune.machine.network import address_towards
 from autotune.machine.node_facts import node_facts
 from autotune.workload import Prepared, look_at, read_data
 from storage.spool import Spool
@@ -56,7 +55,6 @@ def workbench(job: Job, database_url: str | None, listener: Listener = unheard) 
         hardware=outline.hardware,
         folder=folder / "nodes",
         facts=node_facts,
-        address=address_towards,
         tell=tell,
     )
     with (

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from autotune.machine.node_facts import node_facts
+from trials.launchers.commands import Command
 from trials.launchers.node_messages import TOKEN
 from trials.launchers.nodes import Nodes
 
@@ -95,6 +96,9 @@ class NodeProcesses:
 
     def check(self) -> None:
         """Processes that end are noticed by the signs of life that they no longer give."""
+
+    def commands(self, places: Sequence[range], accelerator: str, request: Path) -> tuple[Command, ...]:
+        raise NotImplementedError("no test asks for them")
 
     def end(self) -> None:
         for process in self.processes.values():

@@ -1,9 +1,11 @@
 """Jobs: the training that the user wants. `autotune.job_file` reads them from YAML; the ranks get them as JSON."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal, Self, TypeAlias, get_args
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -29,8 +31,19 @@ ScheduleName: TypeAlias = Literal["constant", "linear", "cosine"]
 LossWeighting: TypeAlias = Literal["token", "sample", "square"]
 
 
-HOST = r"^([A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9][A-Za-z0-9_.:-]*$"
-"""Names and addresses of hosts, with a user before an `@`. No shell gives a meaning to any of these characters."""
+_HOST = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9][A-Za-z0-9_.:-]*")
+"""Names and addresses of hosts, with a user before an `@`."""
+
+
+def _plain_host(host: str) -> str:
+    if not _HOST.fullmatch(host):
+        raise ValueError(
+            f"{host!r} is no name or address of a host; use letters, digits and the characters . _ : - alone"
+        )
+    return host
+
+
+Host = Annotated[str, AfterValidator(_plain_host)]
 
 
 class _Section(BaseModel):
@@ -123,11 +136,11 @@ class HardwareSection(_Section):
     """Module of `trials.sites`: the tool that starts the ranks."""
     nodes: Annotated[int, Field(gt=0)] | None = None
     """Machines to use, this one included; those of `hosts` when absent, else this one alone."""
-    hosts: Annotated[tuple[Annotated[str, Field(pattern=HOST)], ...], Field(min_length=1)] | None = None
+    hosts: Annotated[tuple[Host, ...], Field(min_length=1)] | None = None
     """Names or addresses of all machines, this one first, which `torchrun` reaches by ssh."""
-    address: Annotated[str, Field(pattern=HOST)] | None = None
-    """Name or address of this machine for the others; that towards the first other one of `hosts` when absent, else
-    that of the default route."""
+    address: Host | None = None
+    """Name or address of this machine, at which the others reach it; when absent, the one from which the second of
+    `hosts` is reached, or the default route."""
     rendezvous: Literal["static", "c10d"] = "static"
     """How torchrun's agents find each other."""
     start_timeout: Seconds = 300.0

@@ -5,16 +5,18 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import click
 
 from autotune.cli.context import Options, Terminated, first_signal_noted
+from autotune.cli.visible import visible
 from autotune.errors import AutotuneError, DeviceBusy, HardwareError
 from autotune.machine.devices import device_names, locked
-from autotune.machine.network import address_towards
 from autotune.machine.node_facts import node_facts
 from trials.channels.store import split
+from trials.launchers.network import address_towards
 from trials.launchers.node_messages import TOKEN
 from trials.run.node import Agent, Surroundings, serve_agent
 
@@ -27,6 +29,7 @@ def serve_node(options: Options, address: str, *, number: int | None, token_file
         host, _ = split(address)
     except ValueError as error:
         raise click.UsageError(f"AGENT: {error}") from error
+    options.display.close()  # it would count the seconds, to the end of the agent's work
     own = _number(os.environ) if number is None else number
     agent = Agent(address=address, token=_token(os.environ, token_file), number=own)
     facts = node_facts()
@@ -42,7 +45,7 @@ def serve_node(options: Options, address: str, *, number: int | None, token_file
             facts=facts,
             address=address_towards(host),
             folder=Path(folder),
-            tell=options.display.tell,
+            tell=partial(_tell, options),
             stops=lambda: noted.number is not None,
         )
         try:
@@ -51,6 +54,11 @@ def serve_node(options: Options, address: str, *, number: int | None, token_file
             raise AutotuneError(f"{error}; start this node again once its agent waits for it") from error
     if noted.number is not None:
         raise Terminated(noted.number)
+
+
+def _tell(options: Options, text: str) -> None:
+    if not options.quiet:
+        click.echo(visible(text), err=True)
 
 
 def _token(environment: Mapping[str, str], file: Path | None) -> str:

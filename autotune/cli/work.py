@@ -25,7 +25,6 @@ from storage.records import BestPlan
 from trials import wire
 from trials.channels.folder import FolderChannel
 from trials.job import Job
-from trials.launchers.commands import worker_commands
 from trials.plan import Plan
 from trials.tasks.request import Training, write_request
 from trials.tasks.training.progress import Evaluated
@@ -84,8 +83,7 @@ def launch_job(options: Options, file: JobFile, wanted: LaunchOptions) -> None:
             check_plan(prepared, chosen.plan)
             check_first_steps(prepared, chosen.plan)
             write_request(FolderChannel(folder), prepared.request(chosen.plan, Training(output=job.training.output)))
-            accelerator = prepared.workload.hardware.accelerator
-            commands = worker_commands(chosen.plan.layout.world_size, accelerator, folder)
+            commands = bench.site.commands(chosen.plan.layout.world_size, folder)
             document = {"commands": [{"argv": list(c.argv), "environment": dict(c.environment)} for c in commands]}
             options.give(lambda: document, lambda: "\n".join(command.shell() for command in commands), is_code=True)
             return

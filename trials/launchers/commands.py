@@ -1,20 +1,15 @@
 """Environment variables of the ranks of this machine, and the commands that start them without an agent."""
 
-import ipaddress
 import os
 import shlex
-import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
-from trials.errors import NodesMissing
+from trials.launchers.network import interface_of
 
 _LOOPBACK = "127.0.0.1"
-_IP = (socket.AF_INET, socket.AF_INET6)
 _PORT = 29500
 """The default of torchrun."""
 
@@ -47,7 +42,6 @@ def rank_environments(
     this machine, all of them when absent; they meet the others at the interface with this `address`.
     """
     ranks = range(world_size) if ranks is None else ranks
-    threads = max(1, len(os.sched_getaffinity(0)) // (len(ranks) * groups))
     interface = interface_of(address)
     return tuple(
         {
@@ -57,27 +51,20 @@ def rank_environments(
             # Any process that reaches the port of a rank can join its group. NCCL takes a bare name for a prefix.
             "GLOO_SOCKET_IFNAME": interface,
             "NCCL_SOCKET_IFNAME": f"={interface}",
-            "DS_ACCELERATOR": accelerator,
-            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
-            "TOKENIZERS_PARALLELISM": "false",
+            **shared_environment(accelerator, len(ranks) * groups),
         }
         for place, rank in enumerate(ranks)
     )
 
 
-def interface_of(address: str) -> str:
-    """Return the network interface of this machine with an address. Raise NodesMissing where there is none."""
-    wanted = ipaddress.ip_address(address)
-    interfaces = [
-        (name, each.address) for name, found in psutil.net_if_addrs().items() for each in found if each.family in _IP
-    ]
-    own = [(name, ipaddress.ip_address(text.partition("%")[0])) for name, text in interfaces]
-    for name, each in own:
-        if each == wanted or (each.is_loopback and wanted.is_loopback):
-            return name
-    if wanted.is_loopback:
-        return "lo"
-    raise NodesMissing(f"this node has no network interface with the address {address}")
+def shared_environment(accelerator: str, ranks: int) -> dict[str, str]:
+    """Return the variables that are the same for all ranks of a machine; they share its cores."""
+    threads = max(1, len(os.sched_getaffinity(0)) // ranks)
+    return {
+        "DS_ACCELERATOR": accelerator,
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
+        "TOKENIZERS_PARALLELISM": "false",
+    }
 
 
 def worker_commands(world_size: int, accelerator: str, request: Path) -> tuple[Command, ...]:

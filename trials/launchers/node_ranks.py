@@ -8,8 +8,10 @@ from pathlib import Path
 from uuid import uuid4
 
 from trials.launchers.channel_ranks import ChannelRanks
+from trials.launchers.commands import Command
 from trials.launchers.node_messages import EndRanks, ServeRequest, StartRanks
 from trials.launchers.nodes import Nodes
+from trials.model.copies import copy_digest
 from trials.outcome import Crash
 from trials.tasks.answer import Answer, FailureReport, error_name
 from trials.tasks.request import Request
@@ -36,8 +38,7 @@ class NodeLauncher:
 
     def start(self) -> "NodeRanks":
         """Start the ranks once all of their nodes are there. Raise what `Nodes.require` raises."""
-        size, name = self._nodes.devices, uuid4().hex[:16]
-        places = [range(first, min(first + size, self.world_size)) for first in range(0, self.world_size, size)]
+        name, places = uuid4().hex[:16], self._nodes.places(self.world_size)
         self._nodes.require(len(places))
         for node, ranks in enumerate(places):
             self._nodes.order(
@@ -65,6 +66,9 @@ class NodeSite:
     def launcher(self, folder: Path, world_size: int, *, group: int = 0, groups: int = 1) -> NodeLauncher:
         return NodeLauncher(self.nodes, folder, world_size, self.accelerator, group=group, groups=groups)
 
+    def commands(self, world_size: int, request: Path) -> tuple[Command, ...]:
+        return self.nodes.starter.commands(self.nodes.places(world_size), self.accelerator, request)
+
 
 class NodeRanks(ChannelRanks):
     """A group of ranks on some nodes."""
@@ -88,7 +92,7 @@ class NodeRanks(ChannelRanks):
         files = [request.index, *([request.held_out] if request.held_out else [])]
         for file in files:
             self._nodes.give_file(file)
-        self._exchange(channel, request)
+        self._exchange(channel, replace(request, model_digest=copy_digest(request.job.model)))
         for node in range(len(self._places)):
             order = ServeRequest(group=self._name, channel=channel.name, files=tuple(file.name for file in files))
             self._nodes.order(node, order)

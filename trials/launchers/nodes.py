@@ -3,6 +3,7 @@
 import secrets
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ from trials.channels.beats import BEAT_SECONDS, MISSED_BEATS, Heart
 from trials.channels.mailbox import Inbox, Outbox
 from trials.channels.store import StoreChannel, join_store, serve_store
 from trials.errors import NodeRefused, NodesMissing, NotSigned, WireError
+from trials.launchers.commands import Command
 from trials.launchers.node_messages import (
     AGENT_NAME,
     Leave,
@@ -47,6 +49,9 @@ class Starter(Protocol):
 
     def end(self) -> None:
         """End what is left of the processes that were started here."""
+
+    def commands(self, places: Sequence[range], accelerator: str, request: Path) -> tuple[Command, ...]:
+        """Return commands that serve the request in a folder without an agent, by the ranks of each node."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -82,7 +87,7 @@ class Nodes:
         `facts` are those of this machine. A node may take `patience_seconds` to come.
         """
         self.devices = devices
-        self._facts, self._starter, self._address = facts, starter, address
+        self._facts, self.starter, self._address = facts, starter, address
         self._patience_seconds = patience_seconds
         self._token = secrets.token_hex(32)
         self._seen = dict.fromkeys(range(count), 0)
@@ -107,13 +112,13 @@ class Nodes:
         self._store = serve_store(self._address, self._token)
         heart = Heart(join_store(self._store.address, self._token), AGENT_NAME)
         heart.beat(())
-        self._open.callback(self._starter.end)
+        self._open.callback(self.starter.end)
         thread = threading.Thread(target=self._listen, args=(heart,), name="nodes", daemon=True)
         thread.start()
         self._open.callback(thread.join)
         self._open.callback(self._stopped.set)
         self._open.callback(self._dismiss)
-        self._starter.start(self._store.address, self._token)
+        self.starter.start(self._store.address, self._token)
         self._has_started = True
 
     def require(self, wanted: int) -> None:
@@ -127,14 +132,19 @@ class Nodes:
                 self._start()
             for node in range(wanted):
                 if (known := self._present.get(node)) and known.lost:
-                    self._starter.revive(node)
+                    self.starter.revive(node)
         deadline = time.monotonic() + self._patience_seconds
         while missing := [node for node in range(wanted) if node not in self._present or self._present[node].lost]:
             self.look()
-            self._starter.check()
+            self.starter.check()
             if time.monotonic() > deadline:
                 raise NodesMissing(self._missing_text(missing))
             time.sleep(_POLL_SECONDS)
+
+    def places(self, world_size: int) -> list[range]:
+        """Return the ranks on each of the nodes that they need; the first are on the first node."""
+        size = self.devices
+        return [range(first, min(first + size, world_size)) for first in range(0, world_size, size)]
 
     def channel(self, name: str) -> StoreChannel:
         """Return a channel for the messages of one request."""

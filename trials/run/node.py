@@ -4,6 +4,7 @@ The agent's store is all that both share. A node ends with its ranks when the ag
 """
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -37,6 +38,8 @@ from trials.launchers.node_messages import (
 )
 from trials.launchers.processes import Processes, ending
 
+_TORCHRUN = "TORCHELASTIC_RUN_ID"
+"""A variable of processes whose parent is torchrun."""
 _POLL_SECONDS = 0.05
 _LOG_BYTES = 1 << 16
 """Of the end of each log that the agent gets."""
@@ -249,6 +252,8 @@ class _HeartBeat:
         self._tell(f"The agent at {self._agent.address} is not heard any more; this node ends its ranks")
         if self.ranks is not None:
             self.ranks.end()
+        if _TORCHRUN in os.environ:  # while the network is cut, torchrun would wait for the others for minutes
+            os.kill(os.getppid(), signal.SIGKILL)
         os._exit(os.EX_UNAVAILABLE)
 
 

@@ -15,6 +15,7 @@ from trials.engine.allocator import AllocatorPeaks, needed_bytes
 from trials.engine.group import env_meeting, process_group
 from trials.engine.memory import MemoryExceeded
 from trials.errors import TrialsError, WireError
+from trials.model.copies import check_copy
 from trials.outcome import Crash, OutOfMemory
 from trials.tasks.answer import UNWRITABLE, FailureReport, Report, begun_name, error_name, write_report
 from trials.tasks.certifying.certifying import run_certification
@@ -54,6 +55,8 @@ def _received(channel: Channel) -> Request:
     request = channels.receive(Request, channel, REQUEST)
     if request is None:
         raise WireError("there is no request")
+    if request.model_digest is not None:
+        check_copy(request.job.model, request.model_digest)
     held_out = request.held_out
     return replace(request, index=channel.file(request.index), held_out=held_out and channel.file(held_out))
 

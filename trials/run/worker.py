@@ -6,13 +6,17 @@ For launchers of other tools, which set RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADD
 import argparse
 import gc
 import logging
+import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from trials import streams
 from trials.channels import Channel
 from trials.channels.folder import FolderChannel
+from trials.errors import SiteError
+from trials.launchers.network import address_towards, interface_of
 
 
 def main() -> None:
@@ -21,6 +25,9 @@ def main() -> None:
     parser.add_argument("--request", type=Path, required=True, help="folder of the request to serve")
     arguments = parser.parse_args()
     keep_streams()
+    if master := os.environ.get("MASTER_ADDR"):  # gloo takes the address of the machine's name, which may be another
+        with suppress(SiteError):  # torch says so too
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_of(address_towards(master)))
     serve = import_serve()
     gc.enable()
     if not serve(FolderChannel(arguments.request)):

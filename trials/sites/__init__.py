@@ -11,6 +11,7 @@ from typing import Protocol
 
 from trials.job import HardwareSection
 from trials.launchers import Launcher
+from trials.launchers.commands import Command
 from trials.launchers.node_messages import NodeFacts
 from trials.plugins import Plugins
 from trials.workload import Hardware
@@ -25,6 +26,12 @@ class Site(Protocol):
         Of several `groups` that work at the same time, the first has the first devices, and so on.
         """
 
+    def commands(self, world_size: int, request: Path) -> tuple[Command, ...]:
+        """Return commands, to be run at the same time, that serve the request in a folder without an agent.
+
+        All machines must see the folder, and the files that the request names.
+        """
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
@@ -37,8 +44,6 @@ class Place:
     """For files of the site."""
     facts: Callable[[], NodeFacts]
     """Describes this machine."""
-    address: Callable[[str], str]
-    """Returns the address of this machine towards a host."""
     tell: Callable[[str], None]
     """Shows people what they have to do."""
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from trials import plugins
 from trials.errors import SiteError
 from trials.job import HardwareSection
+from trials.launchers.commands import Command, worker_commands
 from trials.launchers.local import LocalLauncher
 from trials.sites import SITES, Place, Site
 
@@ -20,6 +21,9 @@ class LocalSite:
 
     def launcher(self, folder: Path, world_size: int, *, group: int = 0, groups: int = 1) -> LocalLauncher:
         return LocalLauncher(folder, world_size, self.accelerator, group=group, groups=groups)
+
+    def commands(self, world_size: int, request: Path) -> tuple[Command, ...]:
+        return worker_commands(world_size, self.accelerator, request)
 
 
 def nodes(settings: HardwareSection, _: Mapping[str, str]) -> int:

@@ -9,13 +9,15 @@ import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from trials.channels.store import join
+from trials.channels.store import join, split
 from trials.errors import NodesMissing, SiteError
 from trials.job import HardwareSection
+from trials.launchers.commands import Command, shared_environment
+from trials.launchers.network import address_towards, own_address
 from trials.launchers.node_messages import TOKEN
 from trials.launchers.node_ranks import NodeSite
 from trials.launchers.nodes import Nodes
@@ -26,7 +28,8 @@ _ANYWHERE = "192.0.2.1"
 """An address for documentation (RFC 5737), to which only the default route leads."""
 _SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20", "-o", "ServerAliveInterval=15")
 _LAST_LINES = 3
-_END_SECONDS = 20.0
+_END_SECONDS = 5.0
+"""torchrun waits up to 300 s for the ends of the others, which may be lost."""
 
 
 def nodes(settings: HardwareSection, _: Mapping[str, str]) -> int:
@@ -38,8 +41,8 @@ def nodes(settings: HardwareSection, _: Mapping[str, str]) -> int:
 @contextmanager
 def open_site(place: Place) -> Iterator[Site]:
     settings, hardware = place.settings, place.hardware
-    named = settings.address or (settings.hosts[1] if settings.hosts and len(settings.hosts) > 1 else _ANYWHERE)
-    address = place.address(named)
+    others = [host.rpartition("@")[2] for host in (settings.hosts or ())[1:]]
+    address = own_address(settings.address) if settings.address else address_towards((*others, _ANYWHERE)[0])
     starter = TorchrunStarter(settings, hardware.nodes, address, place.folder, place.tell)
     with Nodes(
         hardware.nodes,
@@ -59,14 +62,14 @@ class TorchrunStarter:
         self, settings: HardwareSection, nodes: int, address: str, folder: Path, tell: Callable[[str], None]
     ) -> None:
         self._settings, self._nodes, self._address, self._folder, self._tell = settings, nodes, address, folder, tell
-        self._agent, self._token, self._port = "", "", 0
+        self._agent, self._token, self._meeting = "", "", ""
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
 
     def start(self, agent: str, token: str) -> None:
         self._agent, self._token = agent, token
         self._folder.mkdir(parents=True, exist_ok=True)
-        with socket.create_server((self._address, 0)) as free:  # torchrun itself listens there later
-            self._port = free.getsockname()[1]
+        # With c10d torchrun's agents meet at the store of ours, which needs no other port.
+        self._meeting = _free_port(self._address) if self._settings.rendezvous == "static" else agent
         with whole_file(self._token_file, 0o600) as stream:
             stream.write(token.encode())
         for node in range(self._nodes):
@@ -91,9 +94,24 @@ class TorchrunStarter:
             _end(process)
         self._token_file.unlink(missing_ok=True)
 
+    def commands(self, places: Sequence[range], accelerator: str, request: Path) -> tuple[Command, ...]:
+        meeting = _free_port(self._address)
+        return tuple(
+            Command(
+                argv=(
+                    *torchrun(node, len(places), self._settings.rendezvous, meeting, ranks=len(ranks)),
+                    *("-m", "trials.run.worker", "--request", str(request)),
+                ),
+                environment=shared_environment(accelerator, len(ranks)),
+            )
+            for node, ranks in enumerate(places)
+        )
+
     def _start(self, node: int) -> None:
-        command = torchrun_command(
-            node, self._nodes, self._settings.rendezvous, join(self._address, self._port), self._agent
+        folder = Path(sys.executable).parent
+        command = (
+            *torchrun(node, self._nodes, self._settings.rendezvous, self._meeting, is_host=False),
+            *("--no-python", str(folder / "autotune"), "node", self._agent, f"--number={node}"),
         )
         if node and self._settings.hosts is None:
             line = shlex.join((*command, "--token-file", str(self._token_file)))
@@ -127,27 +145,29 @@ class TorchrunStarter:
         return self._folder / "token"
 
 
-def torchrun_command(node: int, nodes: int, rendezvous: str, meeting: str, agent: str) -> tuple[str, ...]:
-    """Return torchrun's command on one node. `meeting` is where torchrun's own agents meet, `agent` is ours."""
-    folder = Path(sys.executable).parent
-    static = (
-        f"--node-rank={node}",
-        f"--master-addr={meeting.rpartition(':')[0].strip('[]')}",
-        f"--master-port={meeting.rpartition(':')[2]}",
-    )
-    # With c10d they meet at the store of our agent, which needs no other port.
-    c10d = ("--rdzv-backend=c10d", f"--rdzv-endpoint={agent}", "--rdzv-id=autotune", "--rdzv-conf=is_host=0")
-    return (
-        str(folder / "torchrun"),
-        f"--nnodes={nodes}",
-        "--nproc-per-node=1",
-        *(static if rendezvous == "static" else c10d),
-        "--no-python",
-        str(folder / "autotune"),
-        "node",
-        agent,
-        f"--number={node}",
-    )
+def torchrun(
+    node: int, nodes: int, rendezvous: str, meeting: str, *, ranks: int = 1, is_host: bool = True
+) -> tuple[str, ...]:
+    """Return torchrun's command on one node, without the program. torchrun's own agents meet at `meeting`, `HOST:PORT`.
+
+    With c10d the first of them serves the meeting unless a store is there already: `is_host` is False.
+    """
+    host, port = split(meeting)
+    how = {
+        "static": (f"--node-rank={node}", f"--master-addr={host}", f"--master-port={port}"),
+        "c10d": (
+            *("--rdzv-backend=c10d", f"--rdzv-endpoint={meeting}", "--rdzv-id=autotune"),
+            f"--rdzv-conf=is_host={int(is_host and node == 0)}",
+        ),
+    }
+    command = str(Path(sys.executable).with_name("torchrun"))
+    return (command, f"--nnodes={nodes}", f"--nproc-per-node={ranks}", *how[rendezvous])
+
+
+def _free_port(address: str) -> str:
+    """Return `HOST:PORT` of a port at which nothing listens now; torchrun cannot ask the system for one later."""
+    with socket.create_server((address, 0)) as free:
+        return join(address, free.getsockname()[1])
 
 
 def _with_token(command: tuple[str, ...]) -> str:

@@ -92,6 +92,8 @@ class Request:
     memory_limit_bytes: int
     held_out: Path | None = None
     """The saved index of the samples on which a training is evaluated."""
+    model_digest: str | None = None
+    """Digest of the model's folder at the agent, where ranks on other nodes read a copy of it."""
 
 
 def write_request(channel: Channel, request: Request) -> None:

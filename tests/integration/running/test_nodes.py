@@ -9,11 +9,12 @@ import pytest
 
 from tests.nodes import OTHER, Cable, NodeProcesses, cable, two_nodes
 from tests.processes import children, has_ended, ranks, wait_for_the_end
-from tests.training_values import plan_of, prepared_of
+from tests.training_values import plan_of, prepared_of, variant_of
 from trials.errors import NodeRefused, NodesMissing
 from trials.launchers.local import LocalLauncher
 from trials.launchers.node_ranks import NodeLauncher
 from trials.launchers.nodes import Nodes
+from trials.model.copies import copy_digest
 from trials.outcome import Crash
 from trials.run.pool import Answers, WarmPool
 from trials.tasks.answer import TrialReport
@@ -122,6 +123,17 @@ def test_two_nodes_have_the_losses_of_one_machine(pool: WarmPool, request_of_tri
     assert len(expected) == 2
 
 
+def test_a_node_with_another_copy_of_the_model_is_named(pool: WarmPool, shallow: Path, tmp_path: Path) -> None:
+    variant = variant_of(shallow, tmp_path / "variant", lambda _: None)
+    request = prepared_of(variant, tmp_path).request(PLAN, TRIAL)
+    copy_digest(request.job.model)  # at the agent, which reads it once
+    config = variant / "model" / "config.json"
+    config.write_text(f"{config.read_text()}\n")
+    answer = pool.ask(request, 120)
+    assert isinstance(answer, Crash), answer
+    assert f"model.path {variant / 'model'} holds other files here than on the node of the agent" in answer.detail
+
+
 def test_a_rank_that_dies_is_named_with_its_node_and_its_log_comes_back(
     pool: WarmPool, request_of_trial: Request, starter: NodeProcesses, tmp_path: Path
 ) -> None:
@@ -131,17 +143,20 @@ def test_a_rank_that_dies_is_named_with_its_node_and_its_log_comes_back(
     assert len(losses(pool, request_of_trial)) == 2
 
 
-def test_a_node_that_dies_is_named_and_starts_anew(
+def test_a_node_that_dies_at_the_rendezvous_is_named_and_starts_anew(
     pool: WarmPool, request_of_trial: Request, starter: NodeProcesses
 ) -> None:
     there: list[psutil.Process] = []
 
     def kill() -> None:
-        there.extend(children(starter.processes[1].pid))
-        starter.processes[1].kill()
+        """As soon as its rank is there, before it has imported what it needs to meet the other."""
+        node = starter.processes[1]
+        if not there and ranks(node.pid):
+            there.extend(children(node.pid))
+            node.kill()
 
-    cause = disturbed(pool, request_of_trial, kill)
-    assert (cause.rank, cause.detail) == (1, f"node {OTHER} is lost: it gave no sign of life 15 times in a row")
+    cause = pool.ask(request_of_trial, 120, on_wait=kill)
+    assert cause == Crash(rank=1, detail=f"node {OTHER} is lost: it gave no sign of life 15 times in a row")
     wait_for_the_end([*there, *ranks()])
     assert len(losses(pool, request_of_trial)) == 2
 

@@ -1,16 +1,30 @@
 """Searches and trainings on two nodes that torchrun starts."""
 
+import json
+import os
+import shlex
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+import yaml
+from click.testing import CliRunner
 
 from autotune import launch, tune
-from tests.nodes import Cable, cable, ssh_over
-from tests.processes import children, has_ended
-from tests.training_values import job_of
+from autotune.cli import main
+from autotune.errors import LaunchFailed
+from autotune.events import Event, Note
+from autotune.job_file import with_values
+from tests.nodes import OTHER, Cable, cable, ssh_over
+from tests.processes import children, has_ended, wait_for
+from tests.training_values import job_of, plan_of
+from trials import wire
+from trials.errors import NodesMissing
 from trials.job import Job
+from trials.plan import Plan
 from trials.tasks.training.progress import PROGRESS_FILE, Progress, read_lines
 
 pytestmark = [pytest.mark.ranks, pytest.mark.usefixtures("home")]
@@ -49,14 +63,75 @@ def losses(job: Job) -> list[float]:
 
 @pytest.mark.usefixtures("ssh")
 def test_a_search_and_a_training_over_two_nodes_have_the_losses_of_one_machine(
-    job: Callable[..., Job], joined: Cable
+    job: Callable[..., Job], joined: Cable, tmp_path: Path
 ) -> None:
-    over_nodes = job("over-nodes", launcher="torchrun", hosts=[joined.here, joined.there])
+    hosts = [joined.here, joined.there]
+    over_nodes, alone = (job(name, launcher="torchrun", hosts=hosts) for name in ("over-nodes", "alone"))
+    here = job("here")
     best = tune(over_nodes)
     assert (best.workload.hardware.devices, best.workload.hardware.nodes) == (2, 2)
     launch(over_nodes, steps=3)
-    here = job("here")
     launch(here, plan=best.plan, steps=3)
     assert losses(over_nodes) == losses(here)
     assert len(losses(here)) == 3
-    assert all(map(has_ended, (each for each in children() if "torchrun" in " ".join(each.cmdline()))))
+    run_as_printed(alone, best.plan, joined, tmp_path)
+    assert losses(alone)[:3] == losses(here)
+    assert not torchruns()
+
+
+def run_as_printed(job: Job, plan: Plan, joined: Cable, folder: Path) -> None:
+    """Run the commands of `launch --dry-run`, one on each node."""
+    (folder / "plan.json").write_text(wire.encode(plan))
+    (folder / "job.yaml").write_text(yaml.safe_dump(job.model_dump(mode="json", exclude_none=True)))
+    command = ["launch", str(folder / "job.yaml"), "--plan", str(folder / "plan.json"), "--dry-run", "--json"]
+    printed = CliRunner().invoke(main, command)
+    assert printed.exit_code == 0, printed.stderr
+    started = []
+    for node, each in enumerate(json.loads(printed.stdout)["commands"]):
+        argv = joined.on_other(each["argv"]) if node else each["argv"]
+        started.append(subprocess.Popen(argv, env={**os.environ, **each["environment"]}))
+    assert len(started) == 2
+    try:
+        assert [process.wait(200) for process in started] == [0, 0]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def torchruns() -> list[psutil.Process]:
+    return [each for each in children() if not has_ended(each) and "torchrun" in " ".join(each.cmdline())]
+
+
+def test_a_training_whose_node_is_lost_fails_with_its_name_and_keeps_its_checkpoint(
+    job: Callable[..., Job], joined: Cable
+) -> None:
+    """The user starts the other node, by the command that is shown."""
+    others: list[subprocess.Popen[bytes]] = []
+
+    def listen(event: Event) -> None:
+        if isinstance(event, Note) and "Start this on node 1" in event.text:
+            others.append(subprocess.Popen(joined.on_other(shlex.split(event.text.splitlines()[1]))))
+        if isinstance(event, Progress) and event.step == 2:
+            joined.set("down")
+
+    settings = job("lost", launcher="torchrun", nodes=2, rendezvous="c10d", address=joined.here)
+    settings = with_values(settings, "training", {"checkpoint_every": 1, "epochs": 50})
+    try:
+        with pytest.raises(LaunchFailed, match=rf"rank 1 failed: node {OTHER} is lost: it gave no sign of life"):
+            launch(settings, plan=plan_of("4+2", data=2), listener=listen)
+        wait_for(lambda: not torchruns())
+    finally:
+        joined.set("up")
+        for process in others:
+            process.kill()
+            process.wait()
+    assert list(settings.training.output.glob("checkpoint-*"))
+
+
+@pytest.mark.usefixtures("ssh")
+def test_a_host_that_is_not_there_is_named(job: Callable[..., Job], joined: Cable) -> None:
+    missing = joined.there + "9"
+    with pytest.raises(NodesMissing, match=rf"node 1 \({missing}\) has ended with exit code 255 .*: no route to host"):
+        launch(job("missing", launcher="torchrun", hosts=[joined.here, missing]), plan=plan_of("4+2", data=2))
+    assert not torchruns()

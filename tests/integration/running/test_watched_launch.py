@@ -9,6 +9,7 @@ from autotune.training import full_training
 from storage.spool import Spool
 from storage.store import open_store
 from tests.training_values import plan_of, prepared_of
+from trials.sites.local import LocalSite
 from trials.workload import Hardware
 
 pytestmark = pytest.mark.ranks
@@ -32,6 +33,7 @@ def test_a_launch_is_judged_by_the_conditions_while_its_ranks_computed(
             store,
             Spool(tmp_path / "spool"),
             tmp_path / "launch",
+            site=LocalSite("cpu"),
             predicted_samples_per_second=None,
             max_steps=2,
         )

@@ -1,0 +1,44 @@
+"""Settings of several machines that cannot be meant: refused before anything starts on any of them."""
+
+import pytest
+
+from tests.users import JobFile, refusal
+
+pytestmark = pytest.mark.usefixtures("home")
+
+OVER_NODES = {"launcher": "torchrun", "devices": 2, "memory_limit": "2GiB"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"hosts": ["here", "b; rm -rf /"]}, "hosts[1]: 'b; rm -rf /' is no name or address of a host"),
+        ({"hosts": ["here", "$(id)"]}, "hosts[1]: '$(id)' is no name or address of a host"),
+        (
+            {"hosts": ["here", "-oProxyCommand=id"]},
+            "hosts[1]: '-oProxyCommand=id' is no name or address of a host",
+        ),
+        ({"hosts": ["here", "b", "b"]}, "names b twice; name each host once"),
+        ({"hosts": ["here", "b"], "nodes": 3}, "has 2 hosts, and nodes: 3; remove one of the two"),
+        ({"nodes": 2, "devices": 3}, "hardware.devices: 3 ranks cannot be equal on 2 nodes; give a multiple of 2"),
+        ({}, "hardware.launcher: torchrun needs hardware.nodes or hardware.hosts; add one of them"),
+        ({"nodes": 2, "launcher": "local"}, "hardware.launcher: local starts ranks on this machine alone, but"),
+        ({"nodes": 2, "launcher": "pdsh"}, "'pdsh' is not one of the sites here: local, torchrun"),
+        ({"hosts": ["here", "b.invalid"]}, "b.invalid has no address"),
+        ({"nodes": 2, "address": "192.0.2.7"}, "no network interface with the address 192.0.2.7; correct the address"),
+    ],
+)
+def test_hosts_and_nodes_that_cannot_be_meant_are_refused(
+    job: JobFile, settings: dict[str, object], message: str
+) -> None:
+    code, reported = refusal("tune", job.spoil(hardware={**OVER_NODES, **settings}))
+    assert code == 2
+    assert message in reported
+
+
+def test_a_launcher_is_chosen_on_the_command_line(job: JobFile) -> None:
+    code, reported = refusal("launch", job.spoil(), "--launcher", "torchrun")
+    assert (code, reported) == (
+        2,
+        "hardware.launcher: torchrun needs hardware.nodes or hardware.hosts; add one of them",
+    )

@@ -1,0 +1,57 @@
+"""Addresses and network interfaces of this machine."""
+
+import ipaddress
+import socket
+from typing import Any
+
+import psutil
+
+from trials.errors import SiteError
+
+_ANY_PORT = 9
+"""No packet is sent: only the route is looked up."""
+_IP = (socket.AF_INET, socket.AF_INET6)
+
+
+def address_towards(host: str) -> str:
+    """Return the address of this machine from which it reaches `host`.
+
+    Raise SiteError for a host that has no address, and where no route leads to it.
+    """
+    family, target = _resolved(host)
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(target)
+        except OSError as error:
+            raise SiteError(f"no route leads to {host} ({error.strerror}); check the network") from error
+        return str(probe.getsockname()[0])
+
+
+def own_address(name: str) -> str:
+    """Return the address of this machine that `name` means. Raise SiteError when it is none of this machine."""
+    address = str(_resolved(name)[1][0])
+    interface_of(address)
+    return address
+
+
+def _resolved(host: str) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
+    try:
+        family, _, _, _, target = socket.getaddrinfo(host, _ANY_PORT, type=socket.SOCK_DGRAM)[0]
+    except socket.gaierror as error:
+        raise SiteError(f"{host} has no address ({error.strerror}); correct the name of the host") from error
+    return family, target
+
+
+def interface_of(address: str) -> str:
+    """Return the network interface of this machine with an address. Raise SiteError where there is none."""
+    wanted = ipaddress.ip_address(address)
+    interfaces = [
+        (name, each.address) for name, found in psutil.net_if_addrs().items() for each in found if each.family in _IP
+    ]
+    own = [(name, ipaddress.ip_address(text.partition("%")[0])) for name, text in interfaces]
+    for name, each in own:
+        if each == wanted or (each.is_loopback and wanted.is_loopback):
+            return name
+    if wanted.is_loopback:
+        return "lo"
+    raise SiteError(f"this machine has no network interface with the address {address}; correct the address")
