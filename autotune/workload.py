@@ -2,9 +2,8 @@
 
 import logging
 import math
-import os
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -13,9 +12,9 @@ from autotune.errors import JobError, PlanNotValid
 from autotune.events import Listener, unheard
 from autotune.folders import lengths_folder
 from autotune.machine.device_problems import held_bytes
-from autotune.machine.hardware import default_memory_limit, default_workers, probe_hardware, software
+from autotune.machine.hardware import default_memory_limit, default_workers, software
 from autotune.machine.host import shared_memory_bytes
-from trials import plugins
+from autotune.machine.job_hardware import hardware_of
 from trials.data import formats
 from trials.data.epoch import CostWeights, Epoch, job_epoch
 from trials.data.held_out import hold_out, trained_on
@@ -32,7 +31,6 @@ from trials.model.refusals.tensor import check_tensor
 from trials.model.shape import cost_weights, model_shape
 from trials.model.skeleton import build_skeleton, load_config
 from trials.plan import Levelled, Packing, Plan
-from trials.sites import SITES
 from trials.tasks.request import Request, Task
 from trials.workload import Hardware, ModelShape, Workload
 
@@ -86,7 +84,7 @@ class Outline:
 def look_at(job: Job) -> Outline:
     """Probe the hardware and describe the model. Nothing is written.
 
-    Raises what `probe_hardware` and `model_shape` raise, JobError for a setting of a part that the model does not have,
+    Raises what `hardware_of` and `model_shape` raise, JobError for a setting of a part that the model does not have,
     and DataError for an annotation file that is not there or holds nothing to train on.
     """
     for key, sources in (("data", job.data.sources), ("evaluation", job.evaluation.sources or ())):
@@ -96,21 +94,11 @@ def look_at(job: Job) -> Outline:
                     f"{key}.sources: {file.path} holds only lengths, so there is nothing to train on; give the "
                     "annotation file that they were measured from, or look at its packs with `autotune pack`"
                 )
-    hardware = _hardware(job)
+    hardware = hardware_of(job)
     shape = model_shape(job.model, job.training)
     _check_parts(job, shape)
     encoder = load_encoder(job.model, job.data)
     return Outline(hardware=hardware, shape=shape, path_digest=path_digest(job.model), encoder=encoder)
-
-
-def _hardware(job: Job) -> Hardware:
-    """Describe the devices of the job: those of this machine, times the number of its nodes, which are alike."""
-    wanted = job.hardware.devices
-    nodes = plugins.load(SITES, job.hardware.launcher).nodes(job.hardware, os.environ)
-    if wanted is not None and wanted % nodes:
-        raise JobError(f"hardware.devices: {wanted} ranks cannot be equal on {nodes} nodes; give a multiple of {nodes}")
-    here = probe_hardware(wanted and wanted // nodes, job.search.parallel)
-    return replace(here, devices=nodes * here.devices, nodes=nodes)
 
 
 def _check_parts(job: Job, shape: ModelShape) -> None:

@@ -25,8 +25,9 @@ class RankCoordinates:
 class Grid:
     """Ranks in pipeline x data x tensor order, as in DeepSpeed's `PipeModelDataParallelTopology`.
 
-    So ranks that hold a copy of a stage together are neighbours, and all ranks of a stage are. Nothing else computes a
-    rank from its coordinates, or the reverse.
+    So ranks that hold a copy of a stage together are neighbours, and all ranks of a stage are. Nodes have neighbouring
+    ranks: the exchanges in each layer stay on one, and gradients are averaged on as few as possible; only states of
+    packs, which are much smaller, pass between them. Nothing else computes a rank from its coordinates, or the reverse.
     """
 
     pipeline: int
@@ -51,6 +52,12 @@ class Grid:
     def stage_ranks(self, stage: int) -> range:
         """Return the ranks that hold `stage`, in order of `data_rank`, then of `tensor_rank`."""
         return range(stage * self.of_stage, (stage + 1) * self.of_stage)
+
+    def leaves_node(self, stage: int, of_node: int) -> bool:
+        """Return whether messages of `stage` to the next one pass between nodes of `of_node` neighbours each."""
+        if stage == self.pipeline - 1:
+            return False
+        return any(rank // of_node != (rank + self.of_stage) // of_node for rank in self.stage_ranks(stage))
 
     def sharing_ranks(self, degree: int) -> tuple[range, ...]:
         """Return the groups of ranks that compute a pack together: `degree` neighbouring data ranks of each stage.

@@ -40,9 +40,11 @@ class CommunicationCost:
     pipeline: int
     data: int
     link: LinkCost
-    """Of the slowest stage to the next one; 0 with one stage."""
+    """Of the slowest stage to the next one, inside a node where there is such a stage; 0 with one stage."""
     reduce_seconds_per_byte: Measured
     """Time of averaging gradients over the data ranks of the slowest stage; 0 with one data rank."""
+    between: LinkCost | None = None
+    """Of the slowest stage to the next one on another node; None where all are on one."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for a number that no measurement can give."""
@@ -222,6 +224,8 @@ class LayerCosts:
     """The tensor degrees that were timed, ascending."""
     gathers: tuple[GatherCost, ...] = ()
     """Of all ranks in data parallel; none where layers were not profiled for ZeRO 2 and 3."""
+    of_node: int = 0
+    """Ranks on each of several nodes; 0 where all were on one."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for a number that no measurement can give, and unless every kind of layer has one cost."""
@@ -241,13 +245,20 @@ class LayerCosts:
         """Return what was timed with as many data ranks, and the costs of any layout for what was not timed."""
         timed = {cost.data: cost for cost in self.communications}
         alike = timed.get(layout.data)
+        between = [cost.between for cost in (alike, *reversed(self.communications)) if cost and cost.between]
         return CommunicationCost(
             pipeline=layout.pipeline,
             data=layout.data,
             # With all ranks in data parallel there was no link to time.
             link=alike.link if alike and alike.pipeline > 1 else self.link,
             reduce_seconds_per_byte=alike.reduce_seconds_per_byte if alike else self.reduce_seconds_per_byte,
+            between=between[0] if between else None,
         )
+
+    def between_nodes(self, layout: Layout) -> tuple[bool, ...]:
+        """Return for each stage whether it sends its states to another node."""
+        grid = layout.grid
+        return tuple(self.of_node > 0 and grid.leaves_node(stage, self.of_node) for stage in range(layout.pipeline))
 
     def knows_degree(self, degree: int) -> bool:
         """Return whether packs that so many ranks share can be predicted."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from autotune.errors import NoProfile, ProfileError
 from autotune.forecast.profile_file import ProfiledCosts, read_profile, stored_costs
 from autotune.machine.hardware import default_memory_limit, probe_hardware, software
+from autotune.machine.job_hardware import hardware_of
 from storage.records import LayerProfile
 from storage.store import Store
 from trials.job import Job
@@ -98,8 +99,7 @@ def cluster_of_store(job: Job, shape: ModelShape, store: Store, options: Cluster
         found = _profiles_of_model(store.layer_profiles(hardware_name=name), shape, f"devices called {name!r}", store)
     else:
         # A forecast may be for more devices than this machine has.
-        wanted = None if options.devices is not None else job.hardware.devices
-        here = probe_hardware(wanted)
+        here = probe_hardware() if options.devices is not None else hardware_of(job)
         stored = [profile for profile in store.layer_profiles() if profile.hardware.kind == here.kind]
         found = _profiles_of_model(stored, shape, here.device_name, store)
         # The most similar first: of exactly these devices, then of this software.

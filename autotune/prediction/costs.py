@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from autotune.errors import ProfileError
 from autotune.prediction.curves import fit_curve
 from autotune.prediction.robust_fit import fit_not_negative
+from trials.grid import Grid
 from trials.layer_costs import (
     KINDS,
     NOTHING,
@@ -54,9 +55,10 @@ _LOAD_TERMS = (0, 1, 3)
 _EXCHANGE_TERMS = (1, 3)
 
 
-def fit_costs(reports: Sequence[ProfileReport]) -> LayerCosts:
+def fit_costs(reports: Sequence[ProfileReport], nodes: int = 1) -> LayerCosts:
     """Fit non-negative coefficients to the timings of all ranks robustly, with equal weights of relative errors.
 
+    The ranks are in order, equally many on each of the `nodes`.
     Raises ProfileError for a measurement that is negative or no number, and for a kind of layer without any.
     """
     timings = [timing for report in reports for timing in report.timings]
@@ -73,7 +75,9 @@ def fit_costs(reports: Sequence[ProfileReport]) -> LayerCosts:
             f"the measured layer costs cannot be used: {error}; profile again on an idle machine"
         ) from error
     counts = {kind: (count, dict(reports[0].frozen_parameters)[kind]) for kind, count in reports[0].parameters}
-    communications = tuple(map(_communication, zip(*(report.communications for report in reports), strict=True)))
+    of_node = len(reports) // nodes if nodes > 1 else 0
+    of_layouts = zip(*(report.communications for report in reports), strict=True)
+    communications = tuple(_communication(timings, of_node) for timings in of_layouts)
     sharing = [*zip(*(report.sharing for report in reports), strict=True)]
     tensor = [*zip(*(report.tensor for report in reports), strict=True)]
     gathers = [*zip(*(report.gathers for report in reports), strict=True)]
@@ -115,6 +119,7 @@ def fit_costs(reports: Sequence[ProfileReport]) -> LayerCosts:
             for degree in sorted({of_ranks[0].degree for of_ranks in tensor})
         ),
         gathers=(_gather_cost(reports, gathers),) if gathers else (),
+        of_node=of_node,
     )
 
 
@@ -220,16 +225,27 @@ def _fit_exchange(parts: Array, degree: int, seconds: Sequence[Sequence[float]])
     return fit_not_negative(parts, np.array(slowest), _EXCHANGE_TERMS)
 
 
-def _communication(timings: Sequence[CommunicationTiming]) -> CommunicationCost:
+def _communication(timings: Sequence[CommunicationTiming], of_node: int) -> CommunicationCost:
     """Return the cost of one layout from the timings of all ranks: a step waits for the slowest of them."""
+    grid = Grid(pipeline=timings[0].pipeline, data=timings[0].data)
+    inside: list[CommunicationTiming] = []
+    between: list[CommunicationTiming] = []
+    for rank, timing in enumerate(timings):
+        if (stage := grid.coordinates(rank).stage) < grid.pipeline - 1:
+            (between if of_node and grid.leaves_node(stage, of_node) else inside).append(timing)
     return CommunicationCost(
-        pipeline=timings[0].pipeline,
-        data=timings[0].data,
-        link=LinkCost(
-            latency_seconds=max(timing.latency_seconds for timing in timings),
-            seconds_per_byte=max(timing.seconds_per_byte for timing in timings),
-        ),
+        pipeline=grid.pipeline,
+        data=grid.data,
+        link=_slowest(inside or between),
         reduce_seconds_per_byte=max(timing.reduce_seconds_per_byte for timing in timings),
+        between=_slowest(between) if between else None,
+    )
+
+
+def _slowest(timings: Sequence[CommunicationTiming]) -> LinkCost:
+    return LinkCost(
+        latency_seconds=max((timing.latency_seconds for timing in timings), default=0.0),
+        seconds_per_byte=max((timing.seconds_per_byte for timing in timings), default=0.0),
     )
 
 

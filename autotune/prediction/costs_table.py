@@ -94,6 +94,11 @@ def costs_text(costs: LayerCosts, pack: TypicalPack) -> str:
         for cost in costs.communications
         if cost.pipeline > 1 and cost.data > 1
     ]
+    lines += [
+        f"between nodes, {cost.pipeline} stages x {cost.data} data ranks: link {_link(cost.between)}"
+        for cost in costs.communications
+        if cost.between
+    ]
     for shared in costs.sharing:
         passes = shared.language_forward_seconds, shared.language_backward_seconds
         seconds = pack.exchange_seconds(shared.degree, *passes)

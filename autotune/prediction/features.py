@@ -90,6 +90,7 @@ def _scaled(costs: LayerCosts, factors: tuple[float, ...]) -> LayerCosts:
             replace(
                 cost,
                 link=link(cost.link),
+                between=cost.between and link(cost.between),
                 reduce_seconds_per_byte=cost.reduce_seconds_per_byte * factors[_COMMUNICATION],
             )
             for cost in costs.communications

@@ -208,7 +208,10 @@ class Predictor:
             return np.stack([self._whole_step_seconds(plan, sizes) for plan in plans])
         # Most stages of the plans are alike.
         parts, stages = Parts.of_plans(plans)
-        packs = self.pack_seconds(parts, layout, sizes)
+        numbers = None
+        if any(self.costs.between_nodes(layout)):  # where a stage sends its states depends on its number
+            parts, stages, numbers = _numbered(parts, stages)
+        packs = self.pack_seconds(parts, layout, sizes, numbers)
         passes = (packs.shared_forward, packs.shared_backward, packs.sends, packs.returns)
         of_packs = [np.ascontiguousarray(side.T) for side in passes]
         # All data ranks of a stage reduce together, so the slowest of them decides.
@@ -228,13 +231,13 @@ class Predictor:
         seconds = self.plan_seconds(plan, sizes)
         return np.concatenate([whole_seconds(block, seconds, update, sharing) for block in sizes.blocks])
 
-    def pack_seconds(self, parts: Parts, layout: Layout, sizes: EpochSizes) -> PackSeconds:
-        """Return the seconds of all packs on the stages of one plan."""
+    def pack_seconds(self, parts: Parts, layout: Layout, sizes: EpochSizes, numbers: Ints | None = None) -> PackSeconds:
+        """Return the seconds of all packs on stages with these `numbers`, by default those of one plan in order."""
         forward, backward = self.pass_seconds(parts, sizes.table)
-        link = self.costs.communication(layout).link
+        latency, per_byte = self._links(layout, np.arange(len(parts)) if numbers is None else numbers)
         # A stage sends what its last layer outputs; the last stage sends nothing.
         last = len(KINDS) - 1 - np.argmax(parts.layers[:-1, ::-1] > 0, axis=1)
-        sends = link.latency_seconds + link.seconds_per_byte * (sizes.table @ self._outputs[last].T)
+        sends = latency + per_byte * (sizes.table @ self._outputs[last].T)
         curves = self._curves.at(sizes.table)
         alone = sizes.samples_alone @ (self._forward + self._backward).T
         exchange, exchange_back = self.exchange_seconds(parts, layout, sizes.table, sizes.degrees)
@@ -250,6 +253,13 @@ class Predictor:
             exchange=exchange,
             exchange_back=exchange_back,
         )
+
+    def _links(self, layout: Layout, numbers: Ints) -> Array:
+        """Return (latency, seconds per byte) of all but the last of these stages, [2, stages], or [2, 1] if alike."""
+        cost, leaving = self.costs.communication(layout), self.costs.between_nodes(layout)
+        links = [(leaves and cost.between) or cost.link for leaves in (leaving if any(leaving) else leaving[:1])]
+        times = np.array([(link.latency_seconds, link.seconds_per_byte) for link in links]).T
+        return times[:, numbers[:-1]] if any(leaving) else times
 
     def exchange_seconds(self, parts: Parts, layout: Layout, sizes: Array, degrees: Ints) -> tuple[Array, Array]:
         """Return the seconds of what ranks exchange in the passes of packs (forward, backward with recomputation).
@@ -350,12 +360,10 @@ class Predictor:
                 found |= {plan: self.stage_memory(plan, self.sizes(plan.packing, layout)) for plan in group}
                 continue
             parts, stages = Parts.of_plans(group)
-            numbered = stages * layout.pipeline + np.arange(layout.pipeline)
-            different, rows = np.unique(numbered, return_inverse=True)
-            numbers = different % layout.pipeline
+            parts, stages, numbers = _numbered(parts, stages)
             sizes = self.sizes(group[0].packing, layout)
-            intervals = self._memory.intervals(parts[different // layout.pipeline], layout, numbers, sizes)
-            for plan, of_plan in zip(group, rows.reshape(stages.shape).tolist(), strict=True):
+            intervals = self._memory.intervals(parts, layout, numbers, sizes)
+            for plan, of_plan in zip(group, stages.tolist(), strict=True):
                 found[plan] = tuple(intervals[row] for row in of_plan)
         return [found[plan] for plan in plans]
 
@@ -386,3 +394,13 @@ def _sharing_packs(plans: Iterable[Plan]) -> Iterable[list[Plan]]:
     for plan in plans:
         groups.setdefault((plan.packing, plan.layout), []).append(plan)
     return groups.values()
+
+
+def _numbered(parts: Parts, stages: Ints) -> tuple[Parts, Ints, Ints]:
+    """Tell stages apart that are alike in layers but not in their number in the pipeline.
+
+    Return the different ones, which each of `stages` [plans, stages] is, and their numbers.
+    """
+    pipeline = stages.shape[1]
+    different, rows = np.unique(stages * pipeline + np.arange(pipeline), return_inverse=True)
+    return parts[different // pipeline], rows.reshape(stages.shape), different % pipeline

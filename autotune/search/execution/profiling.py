@@ -78,7 +78,7 @@ def profile_layers(prepared: Prepared, pool: Pool, logs: Path) -> LayerCosts:
     if not isinstance(answer, Answers):
         raise TrialsKeepFailing(f"the layers could not be profiled: {with_remedy(answer)}; logs are in {logs}")
     reports = [report for report in answer.reports if isinstance(report, ProfileReport)]
-    costs = fit_costs(reports)
+    costs = fit_costs(reports, prepared.workload.hardware.nodes)
     if costs.noisy_kinds:
         _log.warning(
             "the times of these layers differ by more than %.0f%% between repeats, after three rounds: %s; predictions "

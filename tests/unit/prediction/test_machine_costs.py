@@ -5,14 +5,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from autotune.prediction.costs import fit_costs
 from autotune.prediction.features import COSTS as FACTORS
 from autotune.prediction.features import scaled
 from autotune.prediction.parts import Parts
 from tests.search_values import COSTS, predictor_of
 from tests.training_values import plan_of
+from tests.unit.prediction.test_costs import reports_of
 from trials.layer_costs import KINDS, CommunicationCost, LayerCosts, LayerKind, LinkCost
 from trials.model.cut import cut
 from trials.plan import Layout
+from trials.tasks.answer import CommunicationTiming
 
 SLOW = CommunicationCost(
     pipeline=2, data=2, link=LinkCost(latency_seconds=0.25, seconds_per_byte=1e-6), reduce_seconds_per_byte=1e-7
@@ -49,6 +52,48 @@ def test_a_calibration_scales_the_communication_of_every_layout() -> None:
         assert after.reduce_seconds_per_byte == pytest.approx(3 * before.reduce_seconds_per_byte)
         assert after.link.latency_seconds == pytest.approx(3 * before.link.latency_seconds)
         assert after.link.seconds_per_byte == pytest.approx(3 * before.link.seconds_per_byte)
+
+
+def test_stages_send_over_the_link_that_leads_to_the_next_one() -> None:
+    """On nodes of two ranks, the second of four stages sends to another node."""
+    fast, slow = (LinkCost(latency_seconds=latency, seconds_per_byte=0.0) for latency in (0.25, 2.0))
+    cost = CommunicationCost(pipeline=4, data=1, link=fast, reduce_seconds_per_byte=0.0, between=slow)
+    over_nodes = predictor_of(replace(COSTS, communications=(cost,), of_node=2))
+    plan = plan_of("2+0", "2+0", "0+2", "0+2")
+    parts, sizes = Parts.of(cut(plan)), over_nodes.sizes(plan.packing, plan.layout)
+    assert over_nodes.pack_seconds(parts, plan.layout, sizes).sends[0, :3] == pytest.approx([0.25, 2.0, 0.25])
+    # Together with another plan, whose stages are alike or have other numbers.
+    other = plan_of("2+0", "1+0", "1+2", "0+2")
+    both = over_nodes.plans_step_seconds((plan, other), sizes).sum(axis=1)
+    assert both == pytest.approx([over_nodes.predict(each).epoch_seconds for each in (plan, other)])
+    one_node = predictor_of(replace(COSTS, communications=(replace(cost, between=None),)))
+    assert over_nodes.epoch_seconds(plan) > one_node.epoch_seconds(plan) + 2
+
+
+def test_a_layout_that_was_not_timed_has_the_link_between_nodes_of_another() -> None:
+    slow = LinkCost(latency_seconds=2.0, seconds_per_byte=0.0)
+    costs = replace(COSTS, communications=(ALL_RANKS, replace(SLOW, between=slow)), of_node=2)
+    assert costs.communication(Layout(pipeline=4, data=1, zero=0)).between == slow
+
+
+def test_a_profile_tells_links_inside_and_between_nodes_apart() -> None:
+    """Four ranks, of which the second sends slowly; on two nodes it is the one that sends to the other node."""
+    timings = [
+        CommunicationTiming(
+            pipeline=4, data=1, latency_seconds=seconds, seconds_per_byte=seconds, reduce_seconds_per_byte=0.0
+        )
+        for seconds in (1.0, 5.0, 2.0, 0.0)
+    ]
+    reports = [
+        replace(report, communications=(timing,))
+        for report, timing in zip(reports_of(COSTS, 0.0, ranks=4), timings, strict=True)
+    ]
+    apart, together = (fit_costs(reports, nodes) for nodes in (2, 1))
+    (cost,) = apart.communications
+    assert (apart.of_node, cost.link.latency_seconds) == (2, 2.0)
+    assert cost.between == LinkCost(latency_seconds=5.0, seconds_per_byte=5.0)
+    (cost,) = together.communications
+    assert (together.of_node, cost.link.latency_seconds, cost.between) == (0, 5.0, None)
 
 
 def with_curve(kind: LayerKind, sizes: tuple[float, ...], curve: tuple[float, ...]) -> LayerCosts:

@@ -73,3 +73,17 @@ def test_a_layout_has_the_grid_of_its_degrees() -> None:
     layout = Layout(pipeline=3, data=2, tensor=4, zero=1)
     assert layout.grid == Grid(pipeline=3, data=2, tensor=4)
     assert layout.world_size == 24
+
+
+@pytest.mark.parametrize(
+    ("grid", "of_node", "leaving"),
+    [
+        (Grid(pipeline=4, data=1), 2, [False, True, False, False]),
+        (Grid(pipeline=2, data=2), 2, [True, False]),
+        (Grid(pipeline=2, data=1, tensor=4), 8, [False, False]),
+        (Grid(pipeline=3, data=2), 3, [True, True, False]),
+        (Grid(pipeline=1, data=4), 2, [False]),
+    ],
+)
+def test_the_stages_that_send_to_another_node(grid: Grid, of_node: int, leaving: list[bool]) -> None:
+    assert [grid.leaves_node(stage, of_node) for stage in range(grid.pipeline)] == leaving

@@ -1,0 +1,25 @@
+"""The devices that a job gets, on one machine or several."""
+
+import os
+from dataclasses import replace
+
+from autotune.errors import JobError
+from autotune.machine.hardware import probe_hardware
+from trials import plugins
+from trials.job import Job
+from trials.sites import SITES
+from trials.workload import Hardware
+
+
+def hardware_of(job: Job) -> Hardware:
+    """Describe the devices of the job: those of this machine, times the number of its nodes, which are alike.
+
+    Raises what `probe_hardware` raises, JobError for ranks that cannot be equal on the nodes, UnknownName for a
+    launcher that does not exist, and SiteError for settings that it cannot use.
+    """
+    wanted = job.hardware.devices
+    nodes = plugins.load(SITES, job.hardware.launcher).nodes(job.hardware, os.environ)
+    if wanted is not None and wanted % nodes:
+        raise JobError(f"hardware.devices: {wanted} ranks cannot be equal on {nodes} nodes; give a multiple of {nodes}")
+    here = probe_hardware(wanted and wanted // nodes, job.search.parallel)
+    return replace(here, devices=nodes * here.devices, nodes=nodes)
