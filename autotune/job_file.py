@@ -281,12 +281,14 @@ def _absolute(job: Job, folder: Path) -> Job:
     sources = _absolute_sources(job.data.sources, folder)
     evaluated = job.evaluation.sources and _absolute_sources(job.evaluation.sources, folder)
     model = str(_inside(folder, job.model.path))
+    hostfile = job.hardware.hostfile and _inside(folder, job.hardware.hostfile)
     found = os.path.isdir(model)  # noqa: PTH112 - false, not an error, for what cannot be a path
     return job.model_copy(
         update={
             "model": job.model.model_copy(update={"path": model if found else job.model.path}),
             "data": job.data.model_copy(update={"sources": sources}),
             "evaluation": job.evaluation.model_copy(update={"sources": evaluated}),
+            "hardware": job.hardware.model_copy(update={"hostfile": hostfile}),
             "search": job.search.model_copy(
                 update={"present": job.search.present and _inside(folder, job.search.present)}
             ),

@@ -35,8 +35,13 @@ _HOST = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9][A-Za-z0-9_.:-]*"
 """Names and addresses of hosts, with a user before an `@`."""
 
 
+def is_host(text: str) -> bool:
+    """Return whether a text can be the name or address of a host. No shell gives a meaning to any of its characters."""
+    return _HOST.fullmatch(text) is not None
+
+
 def _plain_host(host: str) -> str:
-    if not _HOST.fullmatch(host):
+    if not is_host(host):
         raise ValueError(
             f"{host!r} is no name or address of a host; use letters, digits and the characters . _ : - alone"
         )
@@ -138,6 +143,8 @@ class HardwareSection(_Section):
     """Machines to use, this one included; those of `hosts` when absent, else this one alone."""
     hosts: Annotated[tuple[Host, ...], Field(min_length=1)] | None = None
     """Names or addresses of all machines, this one first, which `torchrun` reaches by ssh."""
+    hostfile: Path | None = None
+    """File of lines like `node-a slots=8`, relative to the job file, for the launcher deepspeed; this machine first."""
     address: Host | None = None
     """Name or address of this machine, at which the others reach it; when absent, the one from which the second of
     `hosts` is reached, or the default route."""

@@ -124,7 +124,9 @@ def run(options: Options, job: "JobFile", launcher: str | None) -> None:
 
 @main.command()
 @click.argument("agent", metavar="HOST:PORT")
-@click.option("--number", type=click.IntRange(min=0), help="Number of this node. Default: as torchrun or Slurm says.")
+@click.option(
+    "--number", type=click.IntRange(min=0), help="Number of this node. Default: as torchrun or DeepSpeed says."
+)
 @click.option(
     "--token-file", type=click.Path(path_type=Path), help="File with the agent's token. Default: in AUTOTUNE_TOKEN."
 )

@@ -20,8 +20,8 @@ from trials.launchers.network import address_towards
 from trials.launchers.node_messages import TOKEN
 from trials.run.node import Agent, Surroundings, serve_agent
 
-_NUMBERS = ("GROUP_RANK", "SLURM_NODEID", "RANK")
-"""Variables with the number of a node, by torchrun, Slurm and DeepSpeed, where they start one process on each."""
+_NUMBERS = ("GROUP_RANK", "CROSS_RANK")
+"""Variables with the number of a node, by torchrun and DeepSpeed."""
 
 
 def serve_node(options: Options, address: str, *, number: int | None, token_file: Path | None) -> None:
@@ -29,6 +29,8 @@ def serve_node(options: Options, address: str, *, number: int | None, token_file
         host, _ = split(address)
     except ValueError as error:
         raise click.UsageError(f"AGENT: {error}") from error
+    if os.environ.get("LOCAL_RANK", "0") != "0":  # the first process of a node serves it
+        return
     options.display.close()  # it would count the seconds, to the end of the agent's work
     own = _number(os.environ) if number is None else number
     agent = Agent(address=address, token=_token(os.environ, token_file), number=own)
@@ -81,5 +83,5 @@ def _number(environment: Mapping[str, str]) -> int:
         if environment.get(name, "").isdigit():
             return int(environment[name])
     raise HardwareError(
-        "the number of this node is not known: neither torchrun, Slurm nor DeepSpeed started it; give it by --number"
+        "the number of this node is not known: neither torchrun nor DeepSpeed started it; give it by --number"
     )

@@ -17,9 +17,14 @@ def hardware_of(job: Job) -> Hardware:
     Raises what `probe_hardware` raises, JobError for ranks that cannot be equal on the nodes, UnknownName for a
     launcher that does not exist, and SiteError for settings that it cannot use.
     """
-    wanted = job.hardware.devices
-    nodes = plugins.load(SITES, job.hardware.launcher).nodes(job.hardware, os.environ)
+    shape = plugins.load(SITES, job.hardware.launcher).shape(job.hardware, os.environ)
+    nodes, most = shape.nodes, shape.of_node
+    wanted = job.hardware.devices or (most and nodes * most)
     if wanted is not None and wanted % nodes:
         raise JobError(f"hardware.devices: {wanted} ranks cannot be equal on {nodes} nodes; give a multiple of {nodes}")
+    if wanted and most and wanted > nodes * most:
+        raise JobError(
+            f"hardware.devices: {wanted} ranks are more than {nodes} nodes with {most} slots each have; lower it"
+        )
     here = probe_hardware(wanted and wanted // nodes, job.search.parallel)
     return replace(here, devices=nodes * here.devices, nodes=nodes)

@@ -23,7 +23,7 @@ OVER_NODES = {"launcher": "torchrun", "devices": 2, "memory_limit": "2GiB"}
         ({"nodes": 2, "devices": 3}, "hardware.devices: 3 ranks cannot be equal on 2 nodes; give a multiple of 2"),
         ({}, "hardware.launcher: torchrun needs hardware.nodes or hardware.hosts; add one of them"),
         ({"nodes": 2, "launcher": "local"}, "hardware.launcher: local starts ranks on this machine alone, but"),
-        ({"nodes": 2, "launcher": "pdsh"}, "'pdsh' is not one of the sites here: local, torchrun"),
+        ({"nodes": 2, "launcher": "pdsh"}, "'pdsh' is not one of the sites here: deepspeed, local, torchrun"),
         ({"hosts": ["here", "b.invalid"]}, "b.invalid has no address"),
         ({"nodes": 2, "address": "192.0.2.7"}, "no network interface with the address 192.0.2.7; correct the address"),
     ],
@@ -32,6 +32,42 @@ def test_hosts_and_nodes_that_cannot_be_meant_are_refused(
     job: JobFile, settings: dict[str, object], message: str
 ) -> None:
     code, reported = refusal("tune", job.spoil(hardware={**OVER_NODES, **settings}))
+    assert code == 2
+    assert message in reported
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("", "names no host; write lines like HOST slots=NUMBER"),
+        ("# none\n", "names no host; write lines like HOST slots=NUMBER"),
+        ("node-a slots=1\nnode-b\n", "line 2: 'node-b' has no slots; write HOST slots=NUMBER"),
+        ("node-a slots=0\n", "line 1: 'node-a slots=0' has no slots; write HOST slots=NUMBER"),
+        ("node-a slots=1\nb;id slots=1\n", "line 2: 'b;id' is no name or address of a host"),
+        ("node-a slots=1\nnode-a slots=1\n", "line 2: node-a is named twice; name each host once"),
+        ("node-a slots=1\nnode-b slots=2\n", "has hosts with 1 and 2 slots; all nodes need equally many"),
+        ("node-a slots=2 # this one\n", "hardware.devices: 4 ranks are more than 1 nodes with 2 slots each have"),
+    ],
+)
+def test_a_hostfile_that_cannot_be_meant_is_refused(job: JobFile, lines: str, message: str) -> None:
+    (job.path.parent / "hosts").write_text(lines)
+    hardware = {"launcher": "deepspeed", "hostfile": "hosts", "devices": 4, "memory_limit": "2GiB"}
+    code, reported = refusal("launch", job.spoil(hardware=hardware))
+    assert code == 2
+    assert message in reported
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "hardware.launcher: deepspeed needs hardware.hostfile; add it"),
+        ({"hostfile": "absent"}, "absent cannot be read"),
+        ({"hostfile": "absent", "nodes": 2}, "hardware.hostfile says which nodes there are; remove hardware.hosts and"),
+        ({"hostfile": "absent", "launcher": "torchrun"}, "hardware.hostfile is for the launcher deepspeed"),
+    ],
+)
+def test_a_hostfile_is_for_deepspeed_alone(job: JobFile, settings: dict[str, object], message: str) -> None:
+    code, reported = refusal("launch", job.spoil(hardware={**OVER_NODES, "launcher": "deepspeed", **settings}))
     assert code == 2
     assert message in reported
 

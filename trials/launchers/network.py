@@ -2,6 +2,7 @@
 
 import ipaddress
 import socket
+from collections.abc import Sequence
 from typing import Any
 
 import psutil
@@ -10,6 +11,8 @@ from trials.errors import SiteError
 
 _ANY_PORT = 9
 """No packet is sent: only the route is looked up."""
+_ANYWHERE = "192.0.2.1"
+"""An address for documentation (RFC 5737), to which only the default route leads."""
 _IP = (socket.AF_INET, socket.AF_INET6)
 
 
@@ -25,6 +28,18 @@ def address_towards(host: str) -> str:
         except OSError as error:
             raise SiteError(f"no route leads to {host} ({error.strerror}); check the network") from error
         return str(probe.getsockname()[0])
+
+
+def address_of_agent(named: str | None, hosts: Sequence[str] | None) -> str:
+    """Return the address of this machine at which others reach it.
+
+    It is the `named` one of its own, or else that towards the second of the `hosts`, which follow `ssh`'s spelling, or
+    that of the default route. Raise SiteError as the functions below do.
+    """
+    if named is not None:
+        return own_address(named)
+    others = [host.rpartition("@")[2] for host in (hosts or ())[1:]]
+    return address_towards((*others, _ANYWHERE)[0])
 
 
 def own_address(name: str) -> str:

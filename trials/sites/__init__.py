@@ -34,6 +34,15 @@ class Site(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """The machines of a job."""
+
+    nodes: int
+    of_node: int | None = None
+    """Most ranks on each, where the tool says so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """What a site is opened with."""
 
@@ -51,8 +60,11 @@ class Place:
 class SiteModule(Protocol):
     """A module of this package."""
 
-    def nodes(self, settings: HardwareSection, environment: Mapping[str, str]) -> int:
-        """Return the number of machines. Raise SiteError for settings that the tool cannot use. Nothing is started."""
+    def shape(self, settings: HardwareSection, environment: Mapping[str, str]) -> Shape:
+        """Return how many machines there are. Raise SiteError for settings that the tool cannot use.
+
+        Nothing is started.
+        """
 
     def open_site(self, place: Place) -> AbstractContextManager[Site]:
         """Open the site. Nodes start with the first group of ranks, and have ended when the context is left."""

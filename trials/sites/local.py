@@ -10,7 +10,7 @@ from trials.errors import SiteError
 from trials.job import HardwareSection
 from trials.launchers.commands import Command, worker_commands
 from trials.launchers.local import LocalLauncher
-from trials.sites import SITES, Place, Site
+from trials.sites import SITES, Place, Shape, Site
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +26,13 @@ class LocalSite:
         return worker_commands(world_size, self.accelerator, request)
 
 
-def nodes(settings: HardwareSection, _: Mapping[str, str]) -> int:
-    if settings.hosts or (settings.nodes or 1) > 1:
+def shape(settings: HardwareSection, _: Mapping[str, str]) -> Shape:
+    if settings.hosts or settings.hostfile or (settings.nodes or 1) > 1:
         raise SiteError(
             "hardware.launcher: local starts ranks on this machine alone, but hardware names more nodes; name another "
             f"launcher: {', '.join(name for name in plugins.names(SITES) if name != 'local')}"
         )
-    return 1
+    return Shape(nodes=1)
 
 
 @contextmanager

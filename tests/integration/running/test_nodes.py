@@ -96,7 +96,7 @@ def test_a_node_with_another_token_is_not_let_in(
     ("change", "reason"),
     [
         ("trials/grid.py", "has other files of vlm-autotune 0.1.0 than"),
-        ("torch-2.0.0.dist-info/METADATA", "has torch 2.0.0, and"),
+        pytest.param("torch-2.0.0.dist-info/METADATA", "has torch 2.0.0, and", marks=pytest.mark.long),
     ],
 )
 def test_a_node_with_other_software_is_refused_before_any_rank_starts(

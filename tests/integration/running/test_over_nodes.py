@@ -1,4 +1,4 @@
-"""Searches and trainings on two nodes that torchrun starts."""
+"""Searches and trainings on two nodes, by every tool that starts them."""
 
 import json
 import os
@@ -18,13 +18,15 @@ from autotune.cli import main
 from autotune.errors import LaunchFailed
 from autotune.events import Event, Note
 from autotune.job_file import with_values
+from autotune.workload import prepare
 from tests.nodes import OTHER, Cable, cable, ssh_over
 from tests.processes import children, has_ended, wait_for
-from tests.training_values import job_of, plan_of
+from tests.training_values import job_of, plan_of, train
 from trials import wire
 from trials.errors import NodesMissing
 from trials.job import Job
 from trials.plan import Plan
+from trials.run.pool import WarmPool
 from trials.tasks.training.progress import PROGRESS_FILE, Progress, read_lines
 
 pytestmark = [pytest.mark.ranks, pytest.mark.usefixtures("home")]
@@ -135,3 +137,17 @@ def test_a_host_that_is_not_there_is_named(job: Callable[..., Job], joined: Cabl
     with pytest.raises(NodesMissing, match=rf"node 1 \({missing}\) has ended with exit code 255 .*: no route to host"):
         launch(job("missing", launcher="torchrun", hosts=[joined.here, missing]), plan=plan_of("4+2", data=2))
     assert not torchruns()
+
+
+@pytest.mark.usefixtures("ssh")
+def test_deepspeed_trains_over_the_nodes_of_a_hostfile(
+    job: Callable[..., Job], joined: Cable, pool: WarmPool, tmp_path: Path
+) -> None:
+    hostfile, plan = tmp_path / "hosts", plan_of("4+2", data=2)
+    hostfile.write_text(f"{joined.here} slots=1\n{joined.there} slots=1\n")
+    over_nodes, here = job("over-nodes", launcher="deepspeed", hostfile=hostfile, devices=None), job("here")
+    launch(over_nodes, plan=plan, steps=2)
+    train(pool, prepare(here, tmp_path), plan, max_steps=2)
+    assert losses(over_nodes) == losses(here)
+    assert len(losses(here)) == 2
+    assert not [each for each in children() if "deepspeed.launcher.launch" in each.cmdline()]

@@ -1,0 +1,184 @@
+"""Starts the program of a node by one command on each: here, over ssh, or by the user, to whom it is shown."""
+
+import os
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from trials.channels.store import join
+from trials.errors import NodesMissing
+from trials.launchers.commands import Command, shared_environment
+from trials.launchers.node_messages import TOKEN
+from trials.whole_file import whole_file
+
+_SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20", "-o", "ServerAliveInterval=15")
+_LAST_LINES = 3
+_END_SECONDS = 5.0
+"""A tool may wait much longer for the ends of its other processes, which may be lost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spot:
+    """Where a command runs."""
+
+    node: int
+    ranks: tuple[int, ...]
+    """Processes that the tool may start, on each of the nodes."""
+    meeting: str
+    """`HOST:PORT` where the tool's own processes meet."""
+    is_served: bool = False
+    """Whether a store is there already."""
+
+
+class Tool(Protocol):
+    """A tool that starts processes on one node."""
+
+    @property
+    def uses_store(self) -> bool:
+        """Whether its processes can meet at the agent's store; else they need a port of their own."""
+
+    def command(self, spot: Spot, program: Sequence[str], *, is_module: bool) -> tuple[str, ...]:
+        """Return the command that starts a program with its arguments, or a module of Python."""
+
+
+class CommandStarter:
+    """Starts `autotune node` by a tool; see `Starter`."""
+
+    def __init__(
+        self,
+        tool: Tool,
+        ranks: Sequence[int],
+        address: str,
+        folder: Path,
+        *,
+        hosts: Sequence[str] | None,
+        tell: Callable[[str], None],
+    ) -> None:
+        """Use nodes with so many `ranks`, of which this one is the first and has the `address`.
+
+        Without `hosts`, `tell` shows the user what to start. Output and token are written to `folder`.
+        """
+        self._tool, self._ranks, self._address, self._folder = tool, tuple(ranks), address, folder
+        self._hosts, self._tell = hosts, tell
+        self._agent, self._token, self._meeting = "", "", ""
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+
+    def start(self, agent: str, token: str) -> None:
+        self._agent, self._token = agent, token
+        self._meeting = agent if self._tool.uses_store else free_port(self._address)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with whole_file(self._token_file, 0o600) as stream:
+            stream.write(token.encode())
+        for node in range(len(self._ranks)):
+            self._start(node)
+
+    def revive(self, node: int) -> None:
+        if process := self._processes.pop(node, None):
+            _end(process)
+        self._start(node)
+
+    def check(self) -> None:
+        for node, process in self._processes.items():
+            if process.poll() is not None:
+                where = self._hosts[node] if self._hosts else "this node"
+                raise NodesMissing(
+                    f"node {node} ({where}) has ended with exit code {process.returncode} before it took part: "
+                    f"{_last_lines(self._log(node))}; its output is in {self._log(node)}"
+                )
+
+    def end(self) -> None:
+        for process in self._processes.values():
+            _end(process)
+        self._token_file.unlink(missing_ok=True)
+
+    def commands(self, places: Sequence[range], accelerator: str, request: Path) -> tuple[Command, ...]:
+        meeting, ranks = free_port(self._address), tuple(map(len, places))
+        worker = ("trials.run.worker", "--request", str(request))
+        return tuple(
+            Command(
+                argv=self._tool.command(Spot(node=node, ranks=ranks, meeting=meeting), worker, is_module=True),
+                environment=shared_environment(accelerator, len(of_node)),
+            )
+            for node, of_node in enumerate(places)
+        )
+
+    def _start(self, node: int) -> None:
+        program: tuple[str, ...] = (
+            str(Path(sys.executable).with_name("autotune")),
+            "node",
+            self._agent,
+            f"--number={node}",
+        )
+        is_shown = node > 0 and self._hosts is None
+        if is_shown:
+            program += ("--token-file", str(self._token_file))
+        spot = Spot(node=node, ranks=self._ranks, meeting=self._meeting, is_served=self._tool.uses_store)
+        command = self._tool.command(spot, program, is_module=False)
+        if is_shown:
+            self._tell(f"Start this on node {node}, in a copy of this environment:\n{shlex.join(command)}")
+            return
+        environment = {**os.environ, TOKEN: self._token}
+        if node and self._hosts:
+            command, environment = (*_SSH, self._hosts[node], _remote(command)), dict(os.environ)
+        with self._log(node).open("wb") as log:
+            process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._processes[node] = process
+        assert process.stdin is not None
+        with suppress(BrokenPipeError):  # it has ended at once: `check` finds out
+            process.stdin.write(f"{self._token}\n".encode() if node else b"")
+            process.stdin.flush()
+
+    def _log(self, node: int) -> Path:
+        return self._folder / f"node-{node}.log"
+
+    @property
+    def _token_file(self) -> Path:
+        return self._folder / "token"
+
+
+def free_port(address: str) -> str:
+    """Return `HOST:PORT` of a port at which nothing listens now, for a tool that cannot ask the system for one."""
+    with socket.create_server((address, 0)) as free:
+        return join(address, free.getsockname()[1])
+
+
+def _remote(command: Sequence[str]) -> str:
+    """Return a line for the remote shell.
+
+    It reads the token from its input, because command lines are seen by everyone. The end of the input, with the
+    connection or the agent, ends the command.
+    """
+    return (
+        f"IFS= read -r {TOKEN}; export {TOKEN}; exec 3<&0; {shlex.join(command)} 3<&- & p=$!; "
+        "{ cat <&3; kill $p; } >/dev/null 2>&1 & wait $p"
+    )
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """Wait for the end of a process that has been told to end, then end it."""
+    assert process.stdin is not None
+    for end in (lambda: None, process.stdin.close, process.terminate, process.kill):
+        with suppress(BrokenPipeError):
+            end()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_END_SECONDS)
+            break
+    process.stdin.close()
+
+
+def _last_lines(log: Path) -> str:
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return " / ".join(lines[-_LAST_LINES:]) or "it said nothing"
