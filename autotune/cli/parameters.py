@@ -91,7 +91,7 @@ SET = click.option(
 LAUNCHER = click.option(
     "--launcher",
     metavar="NAME",
-    help="Tool that starts the ranks, on one machine or several: local, torchrun or deepspeed. Default: the job's.",
+    help="Tool that starts the ranks, on one machine or several: local, torchrun, deepspeed or slurm. Default: the job's.",
 )
 
 

@@ -23,7 +23,7 @@ OVER_NODES = {"launcher": "torchrun", "devices": 2, "memory_limit": "2GiB"}
         ({"nodes": 2, "devices": 3}, "hardware.devices: 3 ranks cannot be equal on 2 nodes; give a multiple of 2"),
         ({}, "hardware.launcher: torchrun needs hardware.nodes or hardware.hosts; add one of them"),
         ({"nodes": 2, "launcher": "local"}, "hardware.launcher: local starts ranks on this machine alone, but"),
-        ({"nodes": 2, "launcher": "pdsh"}, "'pdsh' is not one of the sites here: deepspeed, local, torchrun"),
+        ({"nodes": 2, "launcher": "pdsh"}, "'pdsh' is not one of the sites here: deepspeed, local, slurm, torchrun"),
         ({"hosts": ["here", "b.invalid"]}, "b.invalid has no address"),
         ({"nodes": 2, "address": "192.0.2.7"}, "no network interface with the address 192.0.2.7; correct the address"),
     ],
@@ -68,6 +68,22 @@ def test_a_hostfile_that_cannot_be_meant_is_refused(job: JobFile, lines: str, me
 )
 def test_a_hostfile_is_for_deepspeed_alone(job: JobFile, settings: dict[str, object], message: str) -> None:
     code, reported = refusal("launch", job.spoil(hardware={**OVER_NODES, "launcher": "deepspeed", **settings}))
+    assert code == 2
+    assert message in reported
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "slurm works inside an allocation, and there is none; start the command in a script for sbatch"),
+        ({"hosts": ["a", "b"]}, "slurm takes the nodes of the allocation; remove hardware.hosts and hostfile"),
+    ],
+)
+def test_slurm_needs_an_allocation(
+    job: JobFile, settings: dict[str, object], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_NUM_NODES", raising=False)
+    code, reported = refusal("launch", job.spoil(hardware={**OVER_NODES, "launcher": "slurm", **settings}))
     assert code == 2
     assert message in reported
 

@@ -36,6 +36,32 @@ class Spot:
     """Whether a store is there already."""
 
 
+class Reach(Protocol):
+    """A way to run a command on another node."""
+
+    @property
+    def passes_environment(self) -> bool:
+        """Whether the command gets this process's environment; else the first line of its input is the token."""
+
+    def command(self, host: str, command: Sequence[str]) -> tuple[str, ...]:
+        """Return the command that runs `command` on a host, until its own input ends."""
+
+
+class OverSsh:
+    """ssh, without a password."""
+
+    passes_environment = False
+
+    def command(self, host: str, command: Sequence[str]) -> tuple[str, ...]:
+        # The remote shell reads the token from its input, because command lines are seen by everyone. The end of the
+        # input, with the connection or the agent, ends the command.
+        line = (
+            f"IFS= read -r {TOKEN}; export {TOKEN}; exec 3<&0; {shlex.join(command)} 3<&- & p=$!; "
+            "{ cat <&3; kill $p; } >/dev/null 2>&1 & wait $p"
+        )
+        return (*_SSH, host, line)
+
+
 class Tool(Protocol):
     """A tool that starts processes on one node."""
 
@@ -58,14 +84,16 @@ class CommandStarter:
         folder: Path,
         *,
         hosts: Sequence[str] | None,
+        reach: Reach,
         tell: Callable[[str], None],
     ) -> None:
         """Use nodes with so many `ranks`, of which this one is the first and has the `address`.
 
-        Without `hosts`, `tell` shows the user what to start. Output and token are written to `folder`.
+        Commands `reach` the other `hosts`; without these, `tell` shows the user what to start. Output and token are
+        written to `folder`.
         """
         self._tool, self._ranks, self._address, self._folder = tool, tuple(ranks), address, folder
-        self._hosts, self._tell = hosts, tell
+        self._hosts, self._reach, self._tell = hosts, reach, tell
         self._agent, self._token, self._meeting = "", "", ""
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
 
@@ -100,13 +128,13 @@ class CommandStarter:
     def commands(self, places: Sequence[range], accelerator: str, request: Path) -> tuple[Command, ...]:
         meeting, ranks = free_port(self._address), tuple(map(len, places))
         worker = ("trials.run.worker", "--request", str(request))
-        return tuple(
-            Command(
-                argv=self._tool.command(Spot(node=node, ranks=ranks, meeting=meeting), worker, is_module=True),
-                environment=shared_environment(accelerator, len(of_node)),
-            )
-            for node, of_node in enumerate(places)
-        )
+        found = []
+        for node, of_node in enumerate(places):
+            argv = self._tool.command(Spot(node=node, ranks=ranks, meeting=meeting), worker, is_module=True)
+            if node and self._hosts and self._reach.passes_environment:  # ssh would not pass these variables
+                argv = self._reach.command(self._hosts[node], argv)
+            found.append(Command(argv=argv, environment=shared_environment(accelerator, len(of_node))))
+        return tuple(found)
 
     def _start(self, node: int) -> None:
         program: tuple[str, ...] = (
@@ -124,8 +152,10 @@ class CommandStarter:
             self._tell(f"Start this on node {node}, in a copy of this environment:\n{shlex.join(command)}")
             return
         environment = {**os.environ, TOKEN: self._token}
+        if is_read := node > 0 and not self._reach.passes_environment:
+            environment = dict(os.environ)
         if node and self._hosts:
-            command, environment = (*_SSH, self._hosts[node], _remote(command)), dict(os.environ)
+            command = self._reach.command(self._hosts[node], command)
         with self._log(node).open("wb") as log:
             process = subprocess.Popen(
                 command,
@@ -138,7 +168,7 @@ class CommandStarter:
         self._processes[node] = process
         assert process.stdin is not None
         with suppress(BrokenPipeError):  # it has ended at once: `check` finds out
-            process.stdin.write(f"{self._token}\n".encode() if node else b"")
+            process.stdin.write(f"{self._token}\n".encode() if is_read else b"")
             process.stdin.flush()
 
     def _log(self, node: int) -> Path:
@@ -153,18 +183,6 @@ def free_port(address: str) -> str:
     """Return `HOST:PORT` of a port at which nothing listens now, for a tool that cannot ask the system for one."""
     with socket.create_server((address, 0)) as free:
         return join(address, free.getsockname()[1])
-
-
-def _remote(command: Sequence[str]) -> str:
-    """Return a line for the remote shell.
-
-    It reads the token from its input, because command lines are seen by everyone. The end of the input, with the
-    connection or the agent, ends the command.
-    """
-    return (
-        f"IFS= read -r {TOKEN}; export {TOKEN}; exec 3<&0; {shlex.join(command)} 3<&- & p=$!; "
-        "{ cat <&3; kill $p; } >/dev/null 2>&1 & wait $p"
-    )
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

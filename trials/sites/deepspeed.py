@@ -17,7 +17,7 @@ from pathlib import Path
 from trials.channels.store import split
 from trials.errors import SiteError
 from trials.job import HardwareSection, is_host
-from trials.launchers.command_starter import CommandStarter, Spot
+from trials.launchers.command_starter import CommandStarter, OverSsh, Spot
 from trials.launchers.network import address_of_agent
 from trials.launchers.node_ranks import NodeSite
 from trials.launchers.nodes import Nodes
@@ -77,7 +77,9 @@ def open_site(place: Place) -> Iterator[Site]:
     hosts = tuple(slots)
     address = address_of_agent(settings.address, hosts)
     tool = DeepSpeed(hosts)
-    starter = CommandStarter(tool, tuple(slots.values()), address, place.folder, hosts=hosts, tell=place.tell)
+    starter = CommandStarter(
+        tool, tuple(slots.values()), address, place.folder, hosts=hosts, reach=OverSsh(), tell=place.tell
+    )
     patience = settings.start_timeout
     with Nodes(hardware.nodes, hardware.of_node, address, place.facts(), starter, patience_seconds=patience) as nodes:
         yield NodeSite(nodes, hardware.accelerator)

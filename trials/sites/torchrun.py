@@ -14,7 +14,7 @@ from typing import Literal
 from trials.channels.store import split
 from trials.errors import SiteError
 from trials.job import HardwareSection
-from trials.launchers.command_starter import CommandStarter, Spot
+from trials.launchers.command_starter import CommandStarter, OverSsh, Spot
 from trials.launchers.network import address_of_agent
 from trials.launchers.node_ranks import NodeSite
 from trials.launchers.nodes import Nodes
@@ -39,6 +39,7 @@ def open_site(place: Place) -> Iterator[Site]:
         address,
         place.folder,
         hosts=settings.hosts,
+        reach=OverSsh(),
         tell=place.tell,
     )
     patience = settings.start_timeout

@@ -4,6 +4,7 @@ import json
 import os
 import shlex
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from autotune.job_file import with_values
 from autotune.workload import prepare
 from tests.nodes import OTHER, Cable, cable, ssh_over
 from tests.processes import children, has_ended, wait_for
+from tests.slurm import cluster
 from tests.training_values import job_of, plan_of, train
 from trials import wire
 from trials.errors import NodesMissing
@@ -151,3 +153,27 @@ def test_deepspeed_trains_over_the_nodes_of_a_hostfile(
     assert losses(over_nodes) == losses(here)
     assert len(losses(here)) == 2
     assert not [each for each in children() if "deepspeed.launcher.launch" in each.cmdline()]
+
+
+def test_a_training_in_an_allocation_of_slurm_runs_on_its_nodes(
+    job: Callable[..., Job], joined: Cable, pool: WarmPool, tmp_path: Path
+) -> None:
+    # The name of the other node has no address here.
+    over_nodes, here, plan = job("over-nodes", address=joined.here), job("here"), plan_of("4+2", data=2)
+    (tmp_path / "plan.json").write_text(wire.encode(plan))
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(over_nodes.model_dump(mode="json", exclude_none=True)))
+    command = ["launch", str(tmp_path / "job.yaml"), "--plan", str(tmp_path / "plan.json"), "--steps", "2"]
+    with cluster(joined) as configuration:
+        autotune = [sys.executable, "-P", "-m", "autotune", *command, "--launcher", "slurm", "--json"]
+        ended = subprocess.run(
+            ["salloc", "--nodes=2", "--ntasks-per-node=1", "--overcommit", *autotune],
+            env={**os.environ, "SLURM_CONF": str(configuration)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert ended.returncode == 0, ended.stderr
+    train(pool, prepare(here, tmp_path), plan, max_steps=2)
+    assert losses(over_nodes) == losses(here)
+    assert len(losses(here)) == 2
+    assert not torchruns()
