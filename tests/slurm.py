@@ -14,7 +14,9 @@ import pytest
 from tests.nodes import OTHER, Cable
 from tests.processes import free_port, wait_for
 
-PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "salloc")
+HERE = "node-a"
+"""Slurm's name of this machine."""
+PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch")
 CONFIGURATION = """
 ClusterName=test
 SlurmctldHost={here}({cable.here})
@@ -40,7 +42,7 @@ SwitchType=switch/none
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 SlurmdParameters=config_overrides
-NodeName={here} NodeHostname={here} NodeAddr={cable.here} CPUs=2 State=UNKNOWN
+NodeName={name} NodeHostname={here} NodeAddr={cable.here} CPUs=2 State=UNKNOWN
 NodeName={other} NodeHostname={other} NodeAddr={cable.there} CPUs=2 State=UNKNOWN
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
@@ -54,7 +56,7 @@ def cluster(cable: Cable) -> Iterator[Path]:
     here = socket.gethostname().partition(".")[0]
     with tempfile.TemporaryDirectory(prefix="slurm-") as name, ExitStack() as stack:
         folder = Path(name)  # short: paths of sockets have at most 107 characters
-        for each in ("munge", "state", f"spool-{here}", f"spool-{OTHER}"):
+        for each in ("munge", "state", f"spool-{HERE}", f"spool-{OTHER}"):
             (folder / each).mkdir(mode=0o755)
         folder.chmod(0o755)
         key = folder / "munge" / "key"
@@ -62,7 +64,9 @@ def cluster(cable: Cable) -> Iterator[Path]:
         key.chmod(0o600)
         configuration = folder / "slurm.conf"
         ports = {"controller": free_port(), "daemon": free_port()}
-        configuration.write_text(CONFIGURATION.format(here=here, other=OTHER, cable=cable, folder=folder, **ports))
+        configuration.write_text(
+            CONFIGURATION.format(here=here, name=HERE, other=OTHER, cable=cable, folder=folder, **ports)
+        )
 
         def start(*command: str) -> None:
             with (folder / "output.log").open("ab") as log:
@@ -79,7 +83,7 @@ def cluster(cable: Cable) -> Iterator[Path]:
         start("munged", "--foreground", "--force", *files, f"--log-file={folder}/log", f"--seed-file={folder}/seed")
         wait_for((folder / "munge" / "socket").exists)
         start("slurmctld", "-D")
-        start("slurmd", "-D", "-N", here)
+        start("slurmd", "-D", "-N", HERE)
         # Not by `ip netns exec`, which would hide the control groups.
         inside = ("nsenter", f"--net=/run/netns/{cable.namespace}", "unshare", "--uts", "sh", "-c")
         start(*inside, f"hostname {OTHER}; exec slurmd -D -N {OTHER}")

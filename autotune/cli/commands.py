@@ -14,6 +14,7 @@ from autotune.cli.parameters import (
     SET,
     SIZE,
     SIZE_OR_NONE,
+    SUBMIT,
     DefaultGroup,
     Size,
     Time,
@@ -74,6 +75,7 @@ def init(options: Options, model: str | None, data: tuple[Path, ...], **wanted: 
 )
 @click.option("--resume/--fresh", "resume", default=True, help="Use stored results, or measure everything again.")
 @LAUNCHER
+@SUBMIT
 @common
 def tune(options: Options, job: "JobFile", resume: bool, **wanted: Any) -> None:
     """Search the best plan for JOB with short, real training steps."""
@@ -98,6 +100,7 @@ def tune(options: Options, job: "JobFile", resume: bool, **wanted: Any) -> None:
     "--certify", is_flag=True, help="First compare a step's gradients with a reference; train only if they agree."
 )
 @LAUNCHER
+@SUBMIT
 @common
 def launch(options: Options, job: "JobFile", **wanted: Any) -> None:
     """Run the full training of JOB with its best plan."""
@@ -113,13 +116,14 @@ def launch(options: Options, job: "JobFile", **wanted: Any) -> None:
 @JOB
 @SET
 @LAUNCHER
+@SUBMIT
 @common
-def run(options: Options, job: "JobFile", launcher: str | None) -> None:
+def run(options: Options, job: "JobFile", **wanted: Any) -> None:
     """Tune JOB if no valid plan is known, then launch it."""
     _inspect(options)
     from autotune.cli.work import run_job
 
-    run_job(options, job, launcher=launcher)
+    run_job(options, job, **wanted)
 
 
 @main.command()

@@ -91,8 +91,9 @@ SET = click.option(
 LAUNCHER = click.option(
     "--launcher",
     metavar="NAME",
-    help="Tool that starts the ranks, on one machine or several: local, torchrun, deepspeed or slurm. Default: the job's.",
+    help="Tool that starts the ranks: local, torchrun, deepspeed or slurm. Default: the job's.",
 )
+SUBMIT = click.option("--submit", is_flag=True, help="Submit this command to Slurm, on hardware.nodes whole nodes.")
 
 
 def with_common_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,6 +9,7 @@ from typing import Any
 from autotune.certification.certificate import Certificate
 from autotune.certification.certificate_report import certificate_text
 from autotune.certification.certify import certify, check_place, known_certificate, require, warn_of
+from autotune.cli import submission
 from autotune.cli.context import Options, Terminated, first_signal_noted
 from autotune.job_file import JobFile, with_values
 from autotune.plan_choice import choose_plan
@@ -47,6 +48,8 @@ class LaunchOptions:
     certify: bool
     launcher: str | None
     """The tool that starts the ranks; that of the job when absent."""
+    submit: bool
+    """Whether to submit the command to Slurm instead."""
 
 
 def tune_job(
@@ -54,12 +57,16 @@ def tune_job(
     file: JobFile,
     *,
     launcher: str | None,
+    submit: bool,
     trials: int | None,
     time_limit: float | None,
     fresh: bool,
 ) -> None:
     job = with_values(file.load(), "search", {"trials": trials, "time_limit": time_limit})
     job = with_values(job, "hardware", {"launcher": launcher})
+    if submit:
+        submission.submit(options, job)
+        return
     with _open(options, job) as bench:
         best = _tune(options, bench, fresh=fresh)
         certificate = known_certificate(bench.prepared, best.plan, bench.folder) or _certify(options, bench, best.plan)
@@ -73,6 +80,9 @@ def tune_job(
 
 def launch_job(options: Options, file: JobFile, wanted: LaunchOptions) -> None:
     job = with_values(file.load(), "hardware", {"launcher": wanted.launcher})
+    if wanted.submit:
+        submission.submit(options, job)
+        return
     check_output(job)
     check_place(job.training.output)
     with _open(options, job) as bench:
@@ -94,8 +104,11 @@ def launch_job(options: Options, file: JobFile, wanted: LaunchOptions) -> None:
     options.give(lambda: _launch_document(chosen, launched), lambda: _launch_text(chosen, launched, workers))
 
 
-def run_job(options: Options, file: JobFile, *, launcher: str | None) -> None:
+def run_job(options: Options, file: JobFile, *, launcher: str | None, submit: bool) -> None:
     job = with_values(file.load(), "hardware", {"launcher": launcher})
+    if submit:
+        submission.submit(options, job)
+        return
     check_output(job)
     check_place(job.training.output)
     with _open(options, job) as bench:

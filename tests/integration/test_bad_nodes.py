@@ -88,6 +88,11 @@ def test_slurm_needs_an_allocation(
     assert message in reported
 
 
+def test_a_command_is_submitted_only_to_slurm(job: JobFile) -> None:
+    code, reported = refusal("launch", job.spoil(), "--submit")
+    assert (code, reported) == (2, "--submit needs hardware.launcher: slurm and hardware.nodes; add them")
+
+
 def test_a_launcher_is_chosen_on_the_command_line(job: JobFile) -> None:
     code, reported = refusal("launch", job.spoil(), "--launcher", "torchrun")
     assert (code, reported) == (

@@ -188,7 +188,8 @@ def free_port(address: str) -> str:
 def _end(process: "subprocess.Popen[bytes]") -> None:
     """Wait for the end of a process that has been told to end, then end it."""
     assert process.stdin is not None
-    for end in (lambda: None, process.stdin.close, process.terminate, process.kill):
+    ends: tuple[Callable[[], object], ...] = (process.poll, process.stdin.close, process.terminate, process.kill)
+    for end in ends:
         with suppress(BrokenPipeError):
             end()
         with suppress(subprocess.TimeoutExpired):

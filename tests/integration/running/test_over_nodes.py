@@ -21,7 +21,7 @@ from autotune.events import Event, Note
 from autotune.job_file import with_values
 from autotune.workload import prepare
 from tests.nodes import OTHER, Cable, cable, ssh_over
-from tests.processes import children, has_ended, wait_for
+from tests.processes import children, has_ended, ranks, wait_for
 from tests.slurm import cluster
 from tests.training_values import job_of, plan_of, train
 from trials import wire
@@ -133,6 +133,27 @@ def test_a_training_whose_node_is_lost_fails_with_its_name_and_keeps_its_checkpo
     assert list(settings.training.output.glob("checkpoint-*"))
 
 
+@pytest.mark.long
+@pytest.mark.usefixtures("ssh")
+def test_no_process_is_left_on_any_node_when_the_agent_is_killed(
+    job: Callable[..., Job], joined: Cable, tmp_path: Path
+) -> None:
+    settings = job("killed", launcher="torchrun", hosts=[joined.here, joined.there])
+    (tmp_path / "plan.json").write_text(wire.encode(plan_of("4+2", data=2)))
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(settings.model_dump(mode="json", exclude_none=True)))
+    command = ["launch", str(tmp_path / "job.yaml"), "--plan", str(tmp_path / "plan.json")]
+    agent = subprocess.Popen([sys.executable, "-P", "-m", "autotune", *command, "--set", "training.epochs=50"])
+    try:
+        wait_for(lambda: losses(settings))
+        there = children(agent.pid)
+        assert len(ranks(agent.pid)) == 2
+    finally:
+        agent.kill()
+        agent.wait()
+    psutil.wait_procs(there, timeout=30)
+    assert not [each for each in there if not has_ended(each)]
+
+
 @pytest.mark.usefixtures("ssh")
 def test_a_host_that_is_not_there_is_named(job: Callable[..., Job], joined: Cable) -> None:
     missing = joined.there + "9"
@@ -155,24 +176,22 @@ def test_deepspeed_trains_over_the_nodes_of_a_hostfile(
     assert not [each for each in children() if "deepspeed.launcher.launch" in each.cmdline()]
 
 
-def test_a_training_in_an_allocation_of_slurm_runs_on_its_nodes(
+def test_a_training_that_is_submitted_to_slurm_runs_on_its_nodes(
     job: Callable[..., Job], joined: Cable, pool: WarmPool, tmp_path: Path
 ) -> None:
     # The name of the other node has no address here.
-    over_nodes, here, plan = job("over-nodes", address=joined.here), job("here"), plan_of("4+2", data=2)
+    over_nodes, here, plan = job("over-nodes", nodes=2, address=joined.here), job("here"), plan_of("4+2", data=2)
     (tmp_path / "plan.json").write_text(wire.encode(plan))
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(over_nodes.model_dump(mode="json", exclude_none=True)))
     command = ["launch", str(tmp_path / "job.yaml"), "--plan", str(tmp_path / "plan.json"), "--steps", "2"]
     with cluster(joined) as configuration:
-        autotune = [sys.executable, "-P", "-m", "autotune", *command, "--launcher", "slurm", "--json"]
-        ended = subprocess.run(
-            ["salloc", "--nodes=2", "--ntasks-per-node=1", "--overcommit", *autotune],
-            env={**os.environ, "SLURM_CONF": str(configuration)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    assert ended.returncode == 0, ended.stderr
+        environment = {**os.environ, "SLURM_CONF": str(configuration)}
+        autotune = [sys.executable, "-P", "-m", "autotune", *command, "--launcher", "slurm", "--submit", "--json"]
+        submitted = json.loads(subprocess.check_output(autotune, env=environment))
+        states = ("squeue", "--noheader", "--format=%T", f"--jobs={submitted['job']}", "--states=all")
+        wait_for(lambda: subprocess.check_output(states, env=environment, text=True).strip() in ("COMPLETED", "FAILED"))
+    output = Path(submitted["output"]).read_text()
+    assert '"steps": 2' in output, output
     train(pool, prepare(here, tmp_path), plan, max_steps=2)
     assert losses(over_nodes) == losses(here)
     assert len(losses(here)) == 2
