@@ -43,6 +43,7 @@ from trials.launchers.local import LocalLauncher
 from trials.outcome import Completed, Measurement
 from trials.plan import Layout, Packed, Plan, Stage, ZeroStage
 from trials.run.pool import WarmPool
+from trials.sites.local import LocalSite
 
 Row: TypeAlias = dict[str, Any]
 PARTS = ("parity", "predictions", "tuning", "large")
@@ -97,7 +98,9 @@ def parity(target: Target, example: Path) -> Iterator[Row]:
     model = with_model(example, target.trained, "parity")
     for dtype in ("float32", "bfloat16"):
         prepared = prepared_of(example, model, target, 1, dtype)
-        certificate = certify(prepared, whole(prepared), example / f"certificates-{dtype}")
+        certificate = certify(
+            prepared, whole(prepared), example / f"certificates-{dtype}", LocalSite(target.accelerator)
+        )
         yield {"dtype": dtype, "holds": float(certificate.holds), "reasons": list(certificate.reasons)}
 
 

@@ -6,10 +6,10 @@ from typing import Literal
 
 from hypothesis import strategies as st
 
+from trials.hardware_section import HardwareSection
 from trials.job import (
     DataSection,
     EvaluationSection,
-    HardwareSection,
     Job,
     LearningRatesSection,
     ModelSection,

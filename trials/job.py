@@ -1,14 +1,9 @@
 """Jobs: the training that the user wants. `autotune.job_file` reads them from YAML; the ranks get them as JSON."""
 
-import re
 from pathlib import Path
 from typing import Annotated, Literal, Self, TypeAlias, get_args
 
 from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
     Discriminator,
     Field,
     Tag,
@@ -17,11 +12,10 @@ from pydantic import (
     model_validator,
 )
 
+from trials.hardware_section import HardwareSection
 from trials.sampling import PATTERN
-from trials.units import parse_bytes, parse_seconds
+from trials.section import Seconds, Section
 
-Bytes = Annotated[int, BeforeValidator(parse_bytes, json_schema_input_type=int | str), Field(gt=0)]
-Seconds = Annotated[float, BeforeValidator(parse_seconds, json_schema_input_type=float | str), Field(gt=0)]
 LearningRate = Annotated[float, Field(gt=0)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Part: TypeAlias = Literal["vision", "projector", "language"]
@@ -31,33 +25,7 @@ ScheduleName: TypeAlias = Literal["constant", "linear", "cosine"]
 LossWeighting: TypeAlias = Literal["token", "sample", "square"]
 
 
-_HOST = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9][A-Za-z0-9_.:-]*")
-"""Names and addresses of hosts, with a user before an `@`."""
-
-
-def is_host(text: str) -> bool:
-    """Return whether a text can be the name or address of a host. No shell gives a meaning to any of its characters."""
-    return _HOST.fullmatch(text) is not None
-
-
-def _plain_host(host: str) -> str:
-    if not is_host(host):
-        raise ValueError(
-            f"{host!r} is no name or address of a host; use letters, digits and the characters . _ : - alone"
-        )
-    return host
-
-
-Host = Annotated[str, AfterValidator(_plain_host)]
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, protected_namespaces=()
-    )
-
-
-class ModelSection(_Section):
+class ModelSection(Section):
     path: Annotated[str, Field(min_length=1)]
     """Local folder, relative to the job file, or hub id."""
     weights: Literal["random", "pretrained"] = "pretrained"
@@ -67,7 +35,7 @@ class ModelSection(_Section):
     """Run code from the model's folder."""
 
 
-class Source(_Section):
+class Source(Section):
     path: Path
     """Annotation file, relative to the job file."""
     images: Path | None = None
@@ -82,7 +50,7 @@ class Source(_Section):
     """Which usable samples of each file take part: all, first:N, end:N or random:N, N a count or a percentage."""
 
 
-class DataSection(_Section):
+class DataSection(Section):
     sources: Annotated[tuple[Source, ...], Field(min_length=1)]
     """Annotation or mixture files. Besides its `path`, a source may have `images`, the folder that image names are
     relative to (else the file's own folder), `format`, `repeat`, `names` and `sampling`."""
@@ -104,7 +72,7 @@ class DataSection(_Section):
         return max_tokens
 
 
-class EvaluationSection(_Section):
+class EvaluationSection(Section):
     """Samples on which the loss is measured during the training, and which are not trained on."""
 
     samples: Annotated[float, Field(gt=0)] | None = None
@@ -132,43 +100,7 @@ class EvaluationSection(_Section):
         return self
 
 
-class HardwareSection(_Section):
-    devices: Annotated[int, Field(gt=0)] | None = None
-    """Ranks to use, on all nodes together; every visible accelerator when absent, else 2 CPU ranks on each node."""
-    memory_limit: Bytes | None = None
-    """Limit of each rank; the device's memory less a reserve when absent."""
-    launcher: str = "local"
-    """Module of `trials.sites`: the tool that starts the ranks."""
-    nodes: Annotated[int, Field(gt=0)] | None = None
-    """Machines to use, this one included; those of `hosts` when absent, else this one alone."""
-    hosts: Annotated[tuple[Host, ...], Field(min_length=1)] | None = None
-    """Names or addresses of all machines, this one first, which `torchrun` reaches by ssh."""
-    hostfile: Path | None = None
-    """File of lines like `node-a slots=8`, relative to the job file, for the launcher deepspeed; this machine first."""
-    address: Host | None = None
-    """Name or address of this machine, at which the others reach it; when absent, the one from which the second of
-    `hosts` is reached, or the default route."""
-    rendezvous: Literal["static", "c10d"] = "static"
-    """How torchrun's agents find each other."""
-    start_timeout: Seconds = 300.0
-    """Most seconds until all nodes have come."""
-
-    @field_validator("hosts")
-    @classmethod
-    def _different(cls, hosts: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        for host in hosts or ():
-            if (hosts or ()).count(host) > 1:
-                raise ValueError(f"names {host} twice; name each host once")
-        return hosts
-
-    @model_validator(mode="after")
-    def _agreeing(self) -> Self:
-        if self.hosts and self.nodes not in (None, len(self.hosts)):
-            raise ValueError(f"has {len(self.hosts)} hosts, and nodes: {self.nodes}; remove one of the two")
-        return self
-
-
-class LearningRatesSection(_Section):
+class LearningRatesSection(Section):
     """Learning rates of parts of the model; a part that is not given has `training.learning_rate`."""
 
     vision: LearningRate | None = None
@@ -178,7 +110,7 @@ class LearningRatesSection(_Section):
     """Word embedding, language layers, final norm and output projection."""
 
 
-class LoraSection(_Section):
+class LoraSection(Section):
     """Adapters of peft; with them the model's own weights are frozen."""
 
     rank: Annotated[int, Field(gt=0, le=4096)] | None = None
@@ -220,7 +152,7 @@ class LoraSection(_Section):
         return train_projector
 
 
-class CurriculumSection(_Section):
+class CurriculumSection(Section):
     """First steps of a training, of short samples alone (HBP); the others of the epoch follow."""
 
     steps: Annotated[int, Field(gt=0)] | None = None
@@ -236,7 +168,7 @@ class CurriculumSection(_Section):
         return self
 
 
-class TrainingSection(_Section):
+class TrainingSection(Section):
     global_batch_samples: Annotated[int, Field(gt=0)] = 32
     """Samples of one optimizer step, kept within 10 % by every plan."""
     learning_rate: LearningRate = 1e-5
@@ -341,7 +273,7 @@ class TrainingSection(_Section):
 _Some = Field(min_length=1)
 
 
-class SpaceSection(_Section):
+class SpaceSection(Section):
     """The searched values of each axis; an axis that is not given has those that the data and the devices allow."""
 
     layouts: Annotated[tuple[str, ...], _Some] | None = None
@@ -374,7 +306,7 @@ class SpaceSection(_Section):
     """Layers of each kind and stage that such a sampler recomputes in addition to those that the memory requires."""
 
 
-class SearchSection(_Section):
+class SearchSection(Section):
     trials: Annotated[int, Field(gt=0)] = 24
     """Most trials to run."""
     time_limit: Seconds = 600.0
@@ -415,7 +347,7 @@ class SearchSection(_Section):
         return objectives
 
 
-class Job(_Section):
+class Job(Section):
     model: ModelSection
     data: DataSection
     evaluation: EvaluationSection = EvaluationSection()

@@ -7,6 +7,7 @@ import click
 
 from autotune.cli.context import Options
 from autotune.cli.database_commands import db
+from autotune.cli.node_command import node
 from autotune.cli.parameters import (
     JOB,
     JOB_PATH,
@@ -124,22 +125,6 @@ def run(options: Options, job: "JobFile", **wanted: Any) -> None:
     from autotune.cli.work import run_job
 
     run_job(options, job, **wanted)
-
-
-@main.command()
-@click.argument("agent", metavar="HOST:PORT")
-@click.option(
-    "--number", type=click.IntRange(min=0), help="Number of this node. Default: as torchrun or DeepSpeed says."
-)
-@click.option(
-    "--token-file", type=click.Path(path_type=Path), help="File with the agent's token. Default: in AUTOTUNE_TOKEN."
-)
-@common
-def node(options: Options, agent: str, number: int | None, token_file: Path | None) -> None:
-    """Serve the search or training of another machine with the devices of this one, until it ends."""
-    from autotune.cli.node import serve_node
-
-    serve_node(options, agent, number=number, token_file=token_file)
 
 
 @main.command()
@@ -409,3 +394,4 @@ def completion(options: Options, shell: str) -> None:
 
 
 main.add_command(db)
+main.add_command(node)

@@ -69,3 +69,13 @@ def _counts(stage: Cut, level: int = 0) -> tuple[int, ...]:
         stage.recomputed(level).vision,
         stage.recomputed(level).language,
     )
+
+
+def numbered(parts: Parts, stages: Ints) -> tuple[Parts, Ints, Ints]:
+    """Tell stages apart that are alike in layers but not in their number in the pipeline.
+
+    Return the different ones, which each of `stages` [plans, stages] is, and their numbers.
+    """
+    pipeline = stages.shape[1]
+    different, rows = np.unique(stages * pipeline + np.arange(pipeline), return_inverse=True)
+    return parts[different // pipeline], rows.reshape(stages.shape), different % pipeline

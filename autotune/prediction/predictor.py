@@ -12,7 +12,7 @@ from autotune.prediction.costs import Array
 from autotune.prediction.curves import Curves
 from autotune.prediction.meetings import Sharing
 from autotune.prediction.memory import PeakParts, StageBytes, StageMemory
-from autotune.prediction.parts import LANGUAGE, PROJECTOR, Parts
+from autotune.prediction.parts import LANGUAGE, PROJECTOR, Parts, numbered
 from autotune.prediction.schedule import simulate_plans
 from autotune.prediction.sizes import EpochSizes
 from trials.data.epoch import Epoch
@@ -210,7 +210,7 @@ class Predictor:
         parts, stages = Parts.of_plans(plans)
         numbers = None
         if any(self.costs.between_nodes(layout)):  # where a stage sends its states depends on its number
-            parts, stages, numbers = _numbered(parts, stages)
+            parts, stages, numbers = numbered(parts, stages)
         packs = self.pack_seconds(parts, layout, sizes, numbers)
         passes = (packs.shared_forward, packs.shared_backward, packs.sends, packs.returns)
         of_packs = [np.ascontiguousarray(side.T) for side in passes]
@@ -360,7 +360,7 @@ class Predictor:
                 found |= {plan: self.stage_memory(plan, self.sizes(plan.packing, layout)) for plan in group}
                 continue
             parts, stages = Parts.of_plans(group)
-            parts, stages, numbers = _numbered(parts, stages)
+            parts, stages, numbers = numbered(parts, stages)
             sizes = self.sizes(group[0].packing, layout)
             intervals = self._memory.intervals(parts, layout, numbers, sizes)
             for plan, of_plan in zip(group, stages.tolist(), strict=True):
@@ -394,13 +394,3 @@ def _sharing_packs(plans: Iterable[Plan]) -> Iterable[list[Plan]]:
     for plan in plans:
         groups.setdefault((plan.packing, plan.layout), []).append(plan)
     return groups.values()
-
-
-def _numbered(parts: Parts, stages: Ints) -> tuple[Parts, Ints, Ints]:
-    """Tell stages apart that are alike in layers but not in their number in the pipeline.
-
-    Return the different ones, which each of `stages` [plans, stages] is, and their numbers.
-    """
-    pipeline = stages.shape[1]
-    different, rows = np.unique(stages * pipeline + np.arange(pipeline), return_inverse=True)
-    return parts[different // pipeline], rows.reshape(stages.shape), different % pipeline

@@ -102,7 +102,8 @@ def _cause(error: Exception, rank: int, channel: Channel) -> Crash | OutOfMemory
     with suppress(OSError):  # the disk may be full; the cause is still reported
         channel.put(error_name(rank), "".join(traceback.format_exception(error)))
     if isinstance(error, MemoryExceeded | torch.OutOfMemoryError):
-        request = _received(channel)
+        request = channels.receive(Request, channel, REQUEST)
+        assert request is not None, "the rank has begun with it"
         if isinstance(error, MemoryExceeded):
             needed, limit = error.needed_bytes, error.memory_limit_bytes
         else:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from trials.job import HardwareSection
+from trials.hardware_section import HardwareSection
 from trials.launchers import Launcher
 from trials.launchers.commands import Command
 from trials.launchers.node_messages import NodeFacts

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from trials.channels.store import split
 from trials.errors import SiteError
-from trials.job import HardwareSection, is_host
+from trials.hardware_section import HardwareSection, is_host
 from trials.launchers.command_starter import CommandStarter, OverSsh, Spot
 from trials.launchers.network import address_of_agent
 from trials.launchers.node_ranks import NodeSite

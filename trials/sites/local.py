@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trials import plugins
 from trials.errors import SiteError
-from trials.job import HardwareSection
+from trials.hardware_section import HardwareSection
 from trials.launchers.commands import Command, worker_commands
 from trials.launchers.local import LocalLauncher
 from trials.sites import SITES, Place, Shape, Site

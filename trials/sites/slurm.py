@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from trials.errors import SiteError
-from trials.job import HardwareSection
+from trials.hardware_section import HardwareSection
 from trials.launchers.command_starter import CommandStarter
 from trials.launchers.network import address_of_agent
 from trials.launchers.node_ranks import NodeSite

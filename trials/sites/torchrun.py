@@ -13,7 +13,7 @@ from typing import Literal
 
 from trials.channels.store import split
 from trials.errors import SiteError
-from trials.job import HardwareSection
+from trials.hardware_section import HardwareSection
 from trials.launchers.command_starter import CommandStarter, OverSsh, Spot
 from trials.launchers.network import address_of_agent
 from trials.launchers.node_ranks import NodeSite

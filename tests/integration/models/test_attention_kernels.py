@@ -17,8 +17,9 @@ from tests.contracts.test_families import TINY
 from tests.own_ranks import on_ranks
 from tests.parameters import parameters
 from trials import plugins
+from trials.channels.folder import file_meeting
 from trials.data.tokens import pack
-from trials.engine.group import file_meeting, process_group
+from trials.engine.group import process_group
 from trials.job import ModelSection, TrainingSection
 from trials.model.attention import packed
 from trials.model.attention.kernels import Kernel, kernel_for, one_by_one, together

@@ -10,12 +10,13 @@ import torch
 from torch import nn
 
 from trials import wire
+from trials.channels.folder import FolderChannel
 from trials.engine.allocator import AllocatorPeaks, needed_bytes, usable_bytes
 from trials.engine.memory import CudaMeter, memory_meter
 from trials.outcome import OutOfMemory
 from trials.plan import Layout
 from trials.run import serving
-from trials.tasks.request import REQUEST_FILE
+from trials.tasks.request import REQUEST
 
 ASSETS = Path(__file__).parents[2] / "assets" / "allocator"
 GIB = 1 << 30
@@ -119,8 +120,8 @@ def test_a_rank_reports_what_it_needed(monkeypatch: pytest.MonkeyPatch, tmp_path
     Allocator(monkeypatch, case).statistics = case["statistics"]
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda: case["statistics"])
     monkeypatch.setattr(wire, "decode", lambda kind, text: _Request(case["limit"]))
-    (tmp_path / REQUEST_FILE).write_text("{}")
-    cause = serving._cause(torch.OutOfMemoryError(case["message"]), 0, tmp_path)
+    (tmp_path / REQUEST).write_text("{}")
+    cause = serving._cause(torch.OutOfMemoryError(case["message"]), 0, FolderChannel(tmp_path))
     assert isinstance(cause, OutOfMemory)
     assert (cause.limit_bytes, cause.needed_bytes) == (70 * GIB, 70_974_308_352 + round(5.25 * GIB))
 
