@@ -150,19 +150,19 @@ def _levelled(steps: Ints, cost: Floats, degrees: Ints) -> Ints:
     Rows go from the costliest on, and the ranks with the least work so far take the costliest pack of their row.
     """
     steps = np.take_along_axis(steps, _falling(cost[steps].sum(axis=2))[..., None], axis=1)
+    steps = np.take_along_axis(steps, _falling(cost[steps]), axis=2)
+    shared_by = degrees[steps[..., 0]]
+    different = np.unique(shared_by).tolist()
     levelled = np.empty_like(steps)
     load = np.zeros((steps.shape[0], steps.shape[2]))
     for row in range(steps.shape[1]):
-        packs = np.take_along_axis(steps[:, row], _falling(cost[steps[:, row]]), axis=1)
-        shared_by = degrees[packs[:, 0]]
-        for degree in np.unique(shared_by).tolist():
-            chosen = np.flatnonzero(shared_by == degree)
+        for degree in different:
+            chosen = np.flatnonzero(shared_by[:, row] == degree)
             # The ranks that share a pack stay together: their sum counts.
-            groups = np.argsort(load[chosen].reshape(len(chosen), -1, degree).sum(axis=2), axis=1, kind="stable")
-            ranks = (groups[..., None] * degree + np.arange(degree)).reshape(len(chosen), -1)
-            placed = np.empty_like(ranks)
-            np.put_along_axis(placed, ranks, packs[chosen], axis=1)
-            levelled[chosen, row] = placed
+            sums = load[chosen].reshape(len(chosen), steps.shape[2] // degree, degree).sum(axis=2)
+            groups = np.argsort(sums, axis=1, kind="stable")
+            ranks = (groups[..., None] * degree + np.arange(degree)).reshape(len(chosen), steps.shape[2])
+            levelled[chosen[:, None], row, ranks] = steps[chosen, row]
         load += cost[levelled[:, row]]
     return levelled
 
