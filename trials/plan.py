@@ -173,11 +173,12 @@ class Stage:
     def __post_init__(self) -> None:
         if self.vision < 0 or self.language < 0 or self.vision + self.language == 0:
             raise InvalidPlan(f"a stage needs at least one layer, not {self.vision} vision + {self.language} language")
-        for level in self.recomputed:
-            if not (0 <= level.vision <= self.vision and 0 <= level.language <= self.language):
+        of_levels = [(level.vision, level.language) for level in self.further_levels]
+        for vision, language in ((self.recompute_vision, self.recompute_language), *of_levels):
+            if not (0 <= vision <= self.vision and 0 <= language <= self.language):
                 raise InvalidPlan(
                     f"a stage of {self.vision} vision and {self.language} language layers cannot recompute "
-                    f"{level.vision} and {level.language} of them"
+                    f"{vision} and {language} of them"
                 )
 
     @property
@@ -193,8 +194,15 @@ class Stage:
         )
 
 
+class _Hashed:
+    """Room for a hash, which takes long for a plan of many stages."""
+
+    __slots__ = ("_hash",)
+    _hash: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(_Hashed):
     """All that is tuned. With a job it determines a training.
 
     The vision embedding belongs to the first stage, the projector with the text embedding to the stage of the last
@@ -211,10 +219,10 @@ class Plan:
             raise InvalidPlan(f"the plan describes {len(self.stages)} stages but pipeline is {self.layout.pipeline}")
         levels = len(self.packing.degrees)
         for number, stage in enumerate(self.stages):
-            if len(stage.recomputed) != levels:
+            if (given := 1 + len(stage.further_levels)) != levels:
                 raise InvalidPlan(
-                    f"stage {number} recomputes layers for {len(stage.recomputed)} levels of packs but the packing has "
-                    f"{levels}; give its further_levels {levels - 1} entries"
+                    f"stage {number} recomputes layers for {given} levels of packs but the packing has {levels}; give "
+                    f"its further_levels {levels - 1} entries"
                 )
         seen_language = False
         for number, stage in enumerate(self.stages):
@@ -229,6 +237,13 @@ class Plan:
                     f"leave {self.layout.data % degree} over; use a degree of {' or '.join(divisors)}, or data "
                     f"{-(-self.layout.data // degree) * degree}"
                 )
+
+    def __hash__(self) -> int:
+        try:
+            return self._hash
+        except AttributeError:
+            object.__setattr__(self, "_hash", hash((self.packing, self.layout, self.stages)))
+            return self._hash
 
     @property
     def document(self) -> str:

@@ -60,15 +60,11 @@ class Parts:
 
 def _counts(stage: Cut, level: int = 0) -> tuple[int, ...]:
     """Return the layers of each kind, then the recomputed ones of vision and language."""
-    return (
-        stage.embeds,
-        len(stage.vision),
-        stage.projects,
-        len(stage.language),
-        stage.heads,
-        stage.recomputed(level).vision,
-        stage.recomputed(level).language,
-    )
+    layers = stage.embeds, len(stage.vision), stage.projects, len(stage.language), stage.heads
+    if not level:
+        return *layers, stage.recompute_vision, stage.recompute_language
+    recomputed = stage.recomputed(level)
+    return *layers, recomputed.vision, recomputed.language
 
 
 def numbered(parts: Parts, stages: Ints) -> tuple[Parts, Ints, Ints]:
