@@ -49,6 +49,12 @@ class LayerBytes:
             inputs=factor * np.array([layer.recomputed_bytes for layer in layers]),
         )
 
+    @property
+    def columns(self) -> tuple[int, ...]:
+        """Columns of sizes on which the bytes depend, and the constant one; seldom that of squared lengths."""
+        every = np.concatenate([self.kept, self.shared, self.transient, self.inputs])
+        return (*np.flatnonzero(every[:, :3].any(axis=0)).tolist(), 3)
+
     def of_packs(self, parts: Parts, kinds: int) -> Array:
         """Return what a pack keeps in layers of the first `kinds` kinds, [stages, 4]."""
         whole, inputs = self.split(parts, kinds)

@@ -8,7 +8,7 @@ import numpy as np
 
 from autotune.prediction.costs import Array
 from autotune.prediction.layer_bytes import LayerBytes
-from autotune.prediction.parts import Parts
+from autotune.prediction.parts import LANGUAGE, VISION, Parts
 from autotune.prediction.sizes import EpochSizes
 from trials.data.records.sample import Ints
 from trials.engine.static_memory import stages_static_bytes
@@ -126,13 +126,30 @@ class StageMemory:
     def of_heaviest(self, parts: Parts, layout: Layout, sizes: EpochSizes) -> tuple[Array, Array]:
         """Return what the heaviest pack keeps (until its backward pass, while that runs) at most, both [stages]."""
         of_layers = self._of_layers(sizes.degree, layout)
-        kept = _largest_alone(sizes, of_layers.of_packs(parts, len(KINDS)))
-        running = kept + _largest_alone(sizes, of_layers.beginning(parts))
+        columns = of_layers.columns
+        kept = _largest_alone(sizes, of_layers.of_packs(parts, len(KINDS)), columns)
+        running = kept + _largest_alone(sizes, of_layers.beginning(parts), columns)
         for kind in range(len(KINDS)):
             if len(rows := of_layers.needs_most_at(parts, kind)):
-                later = _largest_alone(sizes, np.sum(of_layers.running(parts[rows], kind), axis=0))
+                later = _largest_alone(sizes, np.sum(of_layers.running(parts[rows], kind), axis=0), columns)
                 running[rows] = np.maximum(running[rows], later)
         return kept, running
+
+    def freed(self, in_flight: Ints, layout: Layout, sizes: EpochSizes) -> Array:
+        """Return the most bytes that recomputing saves in stages with so many packs in flight, [4, stages].
+
+        Those of a further vision layer and of a further language layer, and what the last of either kind saves besides.
+        """
+        of_layers = self._of_layers(sizes.degree, layout)
+        both, columns = [VISION, LANGUAGE], of_layers.columns
+        saved = np.maximum(of_layers.kept[both] - of_layers.inputs[both], 0)
+        rows = np.concatenate([saved, of_layers.shared[both]])
+        # The pack that runs need not be next to the others that are heaviest.
+        others = _largest(
+            sizes, np.repeat(in_flight - 1, len(rows)), np.tile(rows, (len(in_flight), 1)), columns
+        ).reshape(-1, len(rows))
+        freed: Array = (others + _largest_alone(sizes, rows, columns)).T
+        return freed
 
     def static(self, parts: Parts, layout: Layout) -> Array:
         """Return the bytes of weights, gradients and optimizer states, [stages]."""
@@ -151,13 +168,14 @@ class StageMemory:
         """Return (bytes while all packs in flight wait for their backward pass, most bytes), both [stages]."""
         in_flight = np.broadcast_to(np.minimum(layout.pipeline - numbers, sizes.epoch.micro_batches), len(parts))
         of_layers = self._of_layers(sizes.degree, layout)
-        kept = of_layers.of_packs(parts, len(KINDS))
-        waiting = _largest(sizes, in_flight, kept) + _largest_alone(sizes, of_layers.beginning(parts))
+        kept, columns = of_layers.of_packs(parts, len(KINDS)), of_layers.columns
+        waiting = _largest(sizes, in_flight, kept, columns)
+        waiting += _largest_alone(sizes, of_layers.beginning(parts), columns)
         most = waiting.copy()
         for kind in range(len(KINDS)):
             if len(rows := of_layers.needs_most_at(parts, kind)):
-                others = _largest(sizes, in_flight[rows] - 1, kept[rows])
-                running = _largest_alone(sizes, np.sum(of_layers.running(parts[rows], kind), axis=0))
+                others = _largest(sizes, in_flight[rows] - 1, kept[rows], columns)
+                running = _largest_alone(sizes, np.sum(of_layers.running(parts[rows], kind), axis=0), columns)
                 most[rows] = np.maximum(most[rows], others + running)
         return waiting, most
 
@@ -205,18 +223,18 @@ def _heaviest(sizes: EpochSizes, in_flight: int, *coefficients: Array) -> tuple[
     return tuple((rows @ heaviest).tolist())
 
 
-def _largest(sizes: EpochSizes, in_flight: Ints, coefficients: Array) -> Array:
+def _largest(sizes: EpochSizes, in_flight: Ints, coefficients: Array, columns: tuple[int, ...]) -> Array:
     """Return the largest cost of as many packs in flight, for each row of coefficients, [stages]."""
     largest = np.zeros(len(coefficients))
     order = np.argsort(in_flight, kind="stable")
     for rows in np.split(order, np.flatnonzero(np.diff(in_flight[order])) + 1):
         if len(rows) and (count := int(in_flight[rows[0]])):
-            largest[rows] = (sizes.heaviest(count) @ coefficients[rows].T).max(axis=0)
+            largest[rows] = (sizes.heaviest(count, columns) @ coefficients[rows].T).max(axis=0)
     return largest
 
 
-def _largest_alone(sizes: EpochSizes, coefficients: Array) -> Array:
-    largest: Array = (sizes.heaviest(1) @ coefficients.T).max(axis=0)
+def _largest_alone(sizes: EpochSizes, coefficients: Array, columns: tuple[int, ...]) -> Array:
+    largest: Array = (sizes.heaviest(1, columns) @ coefficients.T).max(axis=0)
     return largest
 
 

@@ -16,7 +16,7 @@ class EpochSizes:
         self.epoch = epoch
         self.tensor = tensor
         """Ranks that hold a copy of a stage together, and compute each of its packs."""
-        self._heaviest: dict[int, Array] = {}
+        self._heaviest: dict[tuple[int, tuple[int, ...]], Array] = {}
 
     @cached_property
     def table(self) -> Array:
@@ -102,18 +102,22 @@ class EpochSizes:
         samples: Ints = np.rint(counts).astype(np.int64)
         return samples
 
-    def heaviest(self, in_flight: int) -> Array:
+    def heaviest(self, in_flight: int, columns: tuple[int, ...] = (0, 1, 2, 3)) -> Array:
         """Return sums of `in_flight` neighbouring packs of a rank's step that may cost most, [candidates, 4].
 
-        For any non-negative cost per column, the largest sum is among them.
+        For any non-negative cost per column that is 0 for all but these columns, the largest sum is among them.
         """
-        if in_flight not in self._heaviest:  # every solved plan of the epoch asks again
+        if (in_flight, columns) not in self._heaviest:  # every solved plan of the epoch asks again
             sums = []
             for before in self._before:
                 width = min(in_flight, before.shape[2] - 1)
-                sums.append((before[:, :, width:] - before[:, :, :-width]).reshape(4, -1))
-            self._heaviest[in_flight] = _not_dominated(np.concatenate(sums, axis=1))
-        return self._heaviest[in_flight]
+                some = before[[*columns]]
+                sums.append((some[:, :, width:] - some[:, :, :-width]).reshape(len(columns), -1))
+            found = _not_dominated(np.concatenate(sums, axis=1))
+            every = np.zeros((len(found), 4))
+            every[:, columns] = found
+            self._heaviest[in_flight, columns] = every
+        return self._heaviest[in_flight, columns]
 
     @cached_property
     def _before(self) -> tuple[Array, ...]:
@@ -142,7 +146,7 @@ class LevelSizes(EpochSizes):
 
 
 def _not_dominated(columns: Array) -> Array:
-    """Return the rows that no other row reaches or exceeds in every column, [candidates, 4]; given [4, rows]."""
+    """Return the rows that no other row reaches or exceeds in every column, [candidates, columns]; given transposed."""
     kept = []
     # The row with the largest sum of shares is dominated by none, and removes all that it dominates.
     scale = np.maximum(columns.max(axis=1), np.finfo(float).tiny)
