@@ -17,6 +17,8 @@ from trials.data.records.sample import Ints
 
 _ROUNDING = 1 + 1e-12
 """Equal sums may differ by this factor."""
+_NEVER = 1e300
+"""More seconds than any split takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -52,7 +54,9 @@ def min_max_split(stages: Sequence[Choices], layers: int) -> Split | None:
     None when no choices make up the chain.
     """
     bound = _least_bound(stages, layers)
-    return None if bound == np.inf else _least_totals(stages, layers, bound, 1, bound * len(stages))[1][0]
+    if bound == np.inf:
+        return None
+    return _least_totals(stages, layers, bound, 1, [np.full(layers + 1, np.inf)] * len(stages))[1][0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +93,8 @@ def rows_within(stages: Sequence[Choices], layers: int, bound: float) -> list[In
     """Return the rows of each stage's choices that are in a split whose stages are all within the bound."""
     rows = [np.flatnonzero(choices.seconds <= bound) for choices in stages]
     within = [choices[kept] for choices, kept in zip(stages, rows, strict=True)]
-    totals = _totals_through(within, layers)
-    return [kept[of_stage < np.inf] for kept, of_stage in zip(rows, totals, strict=True)]
+    around = zip(rows, within, *_totals_around(within, layers), strict=True)
+    return [kept[before[choices.starts] + behind[choices.ends] < np.inf] for kept, choices, before, behind in around]
 
 
 class _Bounds:
@@ -104,9 +108,13 @@ class _Bounds:
         self._stages, self._rows = list(stages), [np.arange(len(choices.starts)) for choices in stages]
         self._best: list[Split] = []
         self._least = least
-        self._try(least)
-        self._drop_hopeless()
-        self._least_total = self._try(np.inf)
+        self._behind = [np.zeros(layers + 1)] * len(stages)
+        """Least total of the stages behind each, from each layer, for each stage [layers + 1]."""
+        # One split bounds the time of those that are wanted.
+        for count in (1, wanted.count):
+            self._try(least, count)
+            self._drop_hopeless()
+        self._least_total = self._try(np.inf, wanted.count)
 
     def run(self) -> tuple[Split, ...]:
         """Return the best splits, once no remaining bound can improve on them."""
@@ -119,14 +127,15 @@ class _Bounds:
             low, high, total = waiting.pop()
             if high - low > 1 and total + (self._micro_batches - 1) * bounds[low + 1] < self._worst:
                 middle = (low + high) // 2
-                waiting += [(middle, high, total), (low, middle, self._try(bounds[middle]))]
+                waiting += [(middle, high, total), (low, middle, self._try(bounds[middle], self._wanted.count))]
         return tuple(split for split in self._best if split.seconds(self._micro_batches) <= self._worst)
 
-    def _try(self, bound: float) -> float:
-        """Consider the splits of least total under the bound; return the least total."""
+    def _try(self, bound: float, count: int) -> float:
+        """Consider that many splits of least total under the bound; return the least total."""
         found = {split.rows: split for split in self._best}
-        hopeful = self._worst - (self._micro_batches - 1) * self._least
-        least_total, splits = _least_totals(self._stages, self._layers, bound, self._wanted.count, hopeful)
+        hopeful = (self._worst - (self._micro_batches - 1) * self._least) * _ROUNDING
+        most = [hopeful - np.where(behind < np.inf, behind, _NEVER) for behind in self._behind]
+        least_total, splits = _least_totals(self._stages, self._layers, bound, count, most)
         for split in splits:
             rows = tuple(int(rows[row]) for rows, row in zip(self._rows, split.rows, strict=True))
             found[rows] = Split(rows=rows, total=split.total, slowest=split.slowest)
@@ -141,8 +150,9 @@ class _Bounds:
 
     def _drop_hopeless(self) -> None:
         """Drop choices that are in no split better than the best."""
-        totals = _totals_through(self._stages, self._layers)
-        for number, (choices, total) in enumerate(zip(self._stages, totals, strict=True)):
+        before, self._behind = _totals_around(self._stages, self._layers)
+        for number, (choices, behind) in enumerate(zip(self._stages, self._behind, strict=True)):
+            total = before[number][choices.starts] + choices.seconds + behind[choices.ends]
             least = total + (self._micro_batches - 1) * np.maximum(choices.seconds, self._least)
             kept = np.flatnonzero(least <= self._worst * _ROUNDING)
             self._stages[number], self._rows[number] = choices[kept], self._rows[number][kept]
@@ -158,19 +168,16 @@ def _least_bound(stages: Sequence[Choices], layers: int) -> float:
     return float(slowest[layers])
 
 
-def _totals_through(stages: Sequence[Choices], layers: int) -> list[Array]:
-    """Return the least total of the splits with each choice, for each stage [choices]."""
-    before, after = [_nothing_yet(layers)], [_nothing_yet(layers)[::-1]]
-    for choices in stages:
+def _totals_around(stages: Sequence[Choices], layers: int) -> tuple[list[Array], list[Array]]:
+    """Return the least totals of the stages before each, up to each layer, and behind each, from each layer."""
+    before, behind = [_nothing_yet(layers)], [_nothing_yet(layers)[::-1]]
+    for choices in stages[:-1]:
         before.append(np.full(layers + 1, np.inf))
         np.minimum.at(before[-1], choices.ends, before[-2][choices.starts] + choices.seconds)
-    for choices in reversed(stages):
-        after.append(np.full(layers + 1, np.inf))
-        np.minimum.at(after[-1], choices.starts, after[-2][choices.ends] + choices.seconds)
-    return [
-        first[choices.starts] + choices.seconds + behind[choices.ends]
-        for choices, first, behind in zip(stages, before, after[-2::-1], strict=False)
-    ]
+    for choices in stages[:0:-1]:
+        behind.append(np.full(layers + 1, np.inf))
+        np.minimum.at(behind[-1], choices.starts, behind[-2][choices.ends] + choices.seconds)
+    return before, behind[::-1]
 
 
 def _nothing_yet(layers: int) -> Array:
@@ -180,41 +187,42 @@ def _nothing_yet(layers: int) -> Array:
 
 
 def _least_totals(
-    stages: Sequence[Choices], layers: int, bound: float, count: int, most: float
+    stages: Sequence[Choices], layers: int, bound: float, count: int, most: Sequence[Array]
 ) -> tuple[float, list[Split]]:
-    """Return (least total, up to `count` splits of total up to `most`, least first) of the splits within the bound.
+    """Return (least total, up to `count` splits, least total first) of the splits within the bound.
 
-    At least one split is returned when there is any.
+    `most` are for each stage the largest totals up to each layer that count, [layers + 1]. The least total is infinite
+    where there is no split.
     """
     totals = np.full((layers + 1, count), np.inf)
     totals[0, 0] = 0.0
     ways = []
-    for choices in stages:
-        totals, way = _add_stage(totals, choices, bound)
+    for choices, of_stage in zip(stages, most, strict=True):
+        totals, way = _add_stage(totals, choices, bound, of_stage)
         ways.append(way)
-    found = int((totals[layers] <= most * _ROUNDING).sum()) or 1
-    found = min(found, int((totals[layers] < np.inf).sum()))
+    found = int((totals[layers] < np.inf).sum())
     return float(totals[layers, 0]), [_trace(stages, ways, layers, rank) for rank in range(found)]
 
 
-def _add_stage(totals: Array, choices: Choices, bound: float) -> tuple[Array, Ints]:
+def _add_stage(totals: Array, choices: Choices, bound: float, most: Array) -> tuple[Array, Ints]:
     """Return the least totals with one more stage, [layers + 1, count], and how: row of the choice x count + rank.
 
     `totals` are those before the stage.
     """
     count = totals.shape[1]
     rows = np.flatnonzero(choices.seconds <= bound)
-    sums = (totals[choices.starts[rows]] + choices.seconds[rows, None]).ravel()
-    possible = np.flatnonzero(sums < np.inf)
-    ends = np.repeat(choices.ends[rows], count)[possible]
+    sums = totals[choices.starts[rows]] + choices.seconds[rows, None]
+    possible = np.flatnonzero((sums < np.inf) & (sums <= most[choices.ends[rows], None]))
+    ends, sums = choices.ends[rows[possible // count]], sums.ravel()[possible]
     # By boundary and then by total: the first `count` of each boundary are kept.
-    order = np.lexsort((sums[possible], ends))
+    order = np.lexsort((sums, ends))
     ends = ends[order]
     ranks = np.arange(len(ends)) - np.searchsorted(ends, ends)
     kept = ranks < count
-    ends, ranks, source = ends[kept], ranks[kept], possible[order[kept]]
+    ends, ranks, order = ends[kept], ranks[kept], order[kept]
     following, way = np.full_like(totals, np.inf), np.zeros(totals.shape, dtype=np.int64)
-    following[ends, ranks] = sums[source]
+    following[ends, ranks] = sums[order]
+    source = possible[order]
     way[ends, ranks] = rows[source // count] * count + source % count
     return following, way
 
