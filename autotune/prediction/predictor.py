@@ -339,6 +339,10 @@ class Predictor:
         """Return what the heaviest pack keeps, as `StageMemory.of_heaviest` does."""
         return self._memory.of_heaviest(parts, layout, sizes)
 
+    def freed_bytes(self, in_flight: Ints, layout: Layout, sizes: EpochSizes) -> Array:
+        """Return what recomputing layers saves at most, as `StageMemory.freed` does."""
+        return self._memory.freed(in_flight, layout, sizes)
+
     def static_bytes(self, parts: Parts, layout: Layout) -> Array:
         """Return the bytes of weights, gradients and optimizer states of each of `parts`, [stages]."""
         return self._memory.static(parts, layout)

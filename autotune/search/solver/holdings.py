@@ -79,13 +79,16 @@ class Cuts:
 
     starts: Ints
     ends: Ints
-    held: Holdings
+    different: Holdings
+    """Those of the parts that are not alike."""
+    which: Ints
+    """The one of `different` that each part is."""
     edges: Ints
     """First row of each stage but the first, [stages - 1]."""
 
     def choices(self, seconds: Array) -> list[Choices]:
-        """Return the choices of each stage, given the seconds of all parts."""
-        columns = (np.split(column, self.edges) for column in (self.starts, self.ends, seconds))
+        """Return the choices of each stage, given the seconds of `different`."""
+        columns = (np.split(column, self.edges) for column in (self.starts, self.ends, seconds[self.which]))
         return [Choices(starts=of[0], ends=of[1], seconds=of[2]) for of in zip(*columns, strict=True)]
 
 
@@ -100,5 +103,6 @@ def cuts(layers: int, vision_layers: int, stages: int) -> Cuts:
     possible &= (ends == layers) | (after > 0)
     numbers, rows = np.nonzero(possible)
     starts, ends = starts[rows], ends[rows]
-    held = Holdings.of(numbers, starts, ends, vision_layers, stages)
-    return Cuts(starts=starts, ends=ends, held=held, edges=np.searchsorted(numbers, np.arange(1, stages)))
+    different, _, which = Holdings.of(numbers, starts, ends, vision_layers, stages).distinct()
+    edges = np.searchsorted(numbers, np.arange(1, stages))
+    return Cuts(starts=starts, ends=ends, different=different, which=which, edges=edges)

@@ -1,7 +1,7 @@
 """The splitting problem of one packing and layout: what fits each stage, in what time, and the best plans."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 
@@ -14,8 +14,7 @@ from autotune.prediction.sizes import EpochSizes
 from autotune.search.solver.holdings import Cuts, Holdings, cuts
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.recompute import (
-    Bools,
-    Fits,
+    Excess,
     LayerSeconds,
     Level,
     least_of_alternatives,
@@ -46,9 +45,13 @@ class _Fitting:
     held: Holdings
     recomputed: tuple[tuple[Ints, Ints], ...]
     """(vision, language) layers that are recomputed at each level."""
+    stages: dict[int, Stage] = field(default_factory=dict)
+    """Those that plans have so far, of which most share some."""
 
     def stage(self, row: int) -> Stage:
-        return _stage(self.held, row, self.recomputed)
+        if row not in self.stages:
+            self.stages[row] = _stage(self.held, row, self.recomputed)
+        return self.stages[row]
 
 
 class Problem:
@@ -60,10 +63,13 @@ class Problem:
         _check(limits, layout, self.sizes.epoch.micro_batches)
         self._predictor, self._limits, self._packing, self._layout = predictor, limits, packing, layout
         seconds = [_layer_seconds(predictor, layout, sizes) for sizes in self.sizes.of_levels]
+        freed = [self._freed(sizes) for sizes in self.sizes.of_levels]
         self._alternatives = [
             [
-                Level(fits=fits, seconds=of_level, row_share=sizes.row_share)
-                for fits, of_level, sizes in zip(of_levels, seconds, self.sizes.of_levels, strict=True)
+                Level(excess=excess, freed=of_bytes, seconds=of_level, row_share=sizes.row_share)
+                for excess, of_bytes, of_level, sizes in zip(
+                    of_levels, freed, seconds, self.sizes.of_levels, strict=True
+                )
             ]
             for of_levels in self._conditions
         ]
@@ -129,13 +135,15 @@ class Problem:
         fastest = min_max_split(kept, self._limits.layers)
         assert fastest is not None  # no stage time is infinite
         bound, over = _FIRST_BOUND * fastest.slowest, np.inf
-        known_to_fit = False
+        known_to_fit = is_raised = False
         while True:
             fitting = self._fitting(kept, bound, over)
             found = best_splits([stage.choices for stage in fitting], self._limits.layers, others + 1, wanted)
-            known_to_fit = known_to_fit or bool(found) or self._any_fits()
-            if not known_to_fit:
+            # The bound may be too low for stages that recompute, which is seen sooner than whether any fit.
+            known_to_fit = known_to_fit or bool(found)
+            if not known_to_fit and is_raised and not (known_to_fit := self._any_fits()):
                 return []
+            is_raised = True
             over = wanted.most_seconds(found, others + 1) - fastest.total
             if over <= others * bound or bound == np.inf:
                 return [self._joined(fitting, split) for split in found]
@@ -147,8 +155,9 @@ class Problem:
 
     def _kept(self) -> list[Choices]:
         """Return all parts of the chain by stage, with nothing recomputed, whether they fit or not."""
-        nothing = np.zeros_like(self.cuts.starts)
-        return self.cuts.choices(self._seconds.of(self.cuts.held.parts(nothing, nothing)))
+        held = self.cuts.different
+        nothing = np.zeros_like(held.vision)
+        return self.cuts.choices(self._seconds.of(held.parts(nothing, nothing)))
 
     def _fitting(self, kept: list[Choices], bound: float, over: float) -> list[_Fitting]:
         """Return what fits each stage within the bound, in steps that take at most `over` more than the least total."""
@@ -179,21 +188,20 @@ class Problem:
         return stages
 
     @property
-    def _conditions(self) -> list[list[Fits]]:
+    def _conditions(self) -> list[list[Excess]]:
         """Conditions for the packs of each level, of which those of any row are enough."""
         if len(self.sizes.of_levels) == 1:
-            return [[self._fits]]
-        return [[partial(self._fits_beside, sizes, share) for sizes in self.sizes.of_levels] for share in SHARES]
+            return [[self._excess]]
+        return [[partial(self._excess_beside, sizes, share) for sizes in self.sizes.of_levels] for share in SHARES]
 
-    def _fits(self, held: Holdings, recompute_vision: Ints, recompute_language: Ints) -> Bools:
-        needed = self.stage_bytes(held, recompute_vision, recompute_language)
-        fits: Bools = needed <= self._limits.usable_bytes
-        return fits
+    def _excess(self, held: Holdings, recompute_vision: Ints, recompute_language: Ints) -> Array:
+        excess: Array = self.stage_bytes(held, recompute_vision, recompute_language) - self._limits.usable_bytes
+        return excess
 
-    def _fits_beside(
+    def _excess_beside(
         self, sizes: EpochSizes, share: float, held: Holdings, recompute_vision: Ints, recompute_language: Ints
-    ) -> Bools:
-        """Return whether the packs of one level fit beside those of other levels for which the same holds.
+    ) -> Array:
+        """Return the excess of the packs of one level beside those of other levels, for which the same holds.
 
         Each keeps at most a share of what there is for a pack in flight, so that the one that runs has the rest.
         """
@@ -204,8 +212,17 @@ class Problem:
             self._behind(held.numbers),
         )
         most_kept = share * usable / (behind + 1)
-        fits: Bools = (running + behind * most_kept <= usable) & ((kept <= most_kept) | (behind == 0))
-        return fits
+        excess: Array = np.maximum(
+            running + behind * most_kept - usable, np.where(behind == 0, -np.inf, kept - most_kept)
+        )
+        return excess
+
+    def _freed(self, sizes: EpochSizes) -> Array:
+        """Return `Level.freed` of the packs of a level."""
+        numbers = np.arange(self._layout.pipeline)
+        # Of several levels, the conditions are those of a single pack.
+        in_flight = self._behind(numbers) + 1 if len(self.sizes.of_levels) == 1 else np.ones_like(numbers)
+        return self._predictor.freed_bytes(in_flight, self._layout, sizes)
 
     def _any_fits(self) -> bool:
         """Return whether any split fits."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,14 +14,18 @@ from autotune.search.solver.holdings import Holdings
 from trials.data.records.sample import Ints
 
 Bools: TypeAlias = NDArray[np.bool_]
-Fits: TypeAlias = Callable[[Holdings, Ints, Ints], Bools]
-"""Returns which holdings fit the memory with these numbers of vision and of language layers recomputed."""
+Excess: TypeAlias = Callable[[Holdings, Ints, Ints], Array]
+"""Returns the bytes above those there are, with these numbers of vision and of language layers recomputed."""
 
 _NEVER = 1 << 30
 """More layers than any stage has."""
-_LEAST_SECONDS = 1e-300
+_NO_BYTES = 1.0
+"""More bytes than rounding may add."""
+_LEAST_SECONDS = _LEAST_BYTES = 1e-300
 _ROUNDING = 1e-6
 _ROUNDED = 1 + 1e-9
+_ROUNDS = 2
+"""Rounds in which the likeliest number of vision layers of each holding is tried alone; then the rest is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -42,11 +47,30 @@ class LayerSeconds:
 class Level:
     """The packs of one level, to which recompute counts of their own belong."""
 
-    fits: Fits
-    """Enough for packs of the level to fit with those of other levels."""
+    excess: Excess
+    """Not above 0 where packs of the level surely fit with those of other levels."""
+    freed: Array
+    """Most bytes of the excess that recomputing a vision layer, a language layer, and all of either kind in addition to
+    its layers saves on each stage, [4, stages]."""
     seconds: LayerSeconds
     row_share: float
     """Share of the rows of the epoch."""
+
+    def fits(self, holdings: Holdings, vision: Ints, language: Ints) -> Bools:
+        """Return which holdings fit with these numbers of layers recomputed."""
+        fits: Bools = self.excess(holdings, vision, language) <= 0
+        return fits
+
+    def fewest(self, holdings: Holdings, excess: Array, vision: Ints) -> Ints:
+        """Return a lower bound of the language layers with which holdings fit that recompute these vision layers.
+
+        `excess` is that with nothing recomputed. The bound is above the language layers where no number is enough.
+        """
+        of_vision, of_language, all_vision, all_language = self.freed[:, holdings.numbers]
+        left = excess - vision * of_vision - (vision == holdings.vision) * all_vision - _NO_BYTES
+        fewest = np.ceil(np.maximum(left, 0) / np.maximum(of_language, _LEAST_BYTES)).clip(max=_NEVER).astype(np.int64)
+        enough = left <= holdings.language * of_language + all_language
+        return np.where((fewest >= holdings.language) & enough, holdings.language, fewest)
 
 
 def mean_seconds(levels: Sequence[Level]) -> LayerSeconds:
@@ -97,72 +121,141 @@ def _least_of_levels(
 ) -> tuple[tuple[Recomputes, ...], Array]:
     """Return the same of one alternative, in which the levels are independent of each other."""
     if len(levels) == 1:
-        found = least_recomputes(holdings, levels[0].fits, levels[0].seconds, bounds)
+        found = least_recomputes(holdings, levels[0], bounds)
         return (found,), found.seconds
     nothing = _nothing(holdings)
     least = np.stack([level.row_share * level.seconds.of(holdings.parts(nothing, nothing)) for level in levels])
     spare = bounds - least.sum(axis=0)
     several = tuple(
-        least_recomputes(holdings, level.fits, level.seconds, _ROUNDED * (of_level + spare) / level.row_share)
+        least_recomputes(holdings, level, _ROUNDED * (of_level + spare) / level.row_share)
         for level, of_level in zip(levels, least, strict=True)
     )
     seconds = np.sum([level.row_share * found.seconds for level, found in zip(levels, several, strict=True)], axis=0)
     return several, np.where(seconds <= _ROUNDED * bounds, seconds, np.inf)
 
 
-def least_recomputes(holdings: Holdings, fits: Fits, seconds: LayerSeconds, bounds: Array) -> Recomputes:
+def least_recomputes(holdings: Holdings, level: Level, bounds: Array) -> Recomputes:
     """Return the pair of counts of least time with which each holding fits; of equal ones, the fewest vision layers.
 
     For each number of vision layers, only the fewest language layers that fit are considered, among those that the
-    holding's bound in seconds allows.
+    holding's bound in seconds allows. Numbers are tried in the order of a lower bound of their time.
     """
-    holding = np.repeat(np.arange(len(holdings)), holdings.vision + 1)
-    # 0, 1, ... up to the vision layers of each holding.
-    vision = np.arange(len(holding)) - (np.cumsum(holdings.vision + 1) - holdings.vision - 1)[holding]
-
-    def times(holding: Ints, vision: Ints, language: Ints) -> Array:
-        return seconds.of(holdings[holding].parts(vision, language))
-
-    spare = bounds[holding] - times(holding, vision, np.zeros_like(vision))
-    rows = np.flatnonzero(spare >= 0)
-    holding, vision = holding[rows], vision[rows]
-    tried = holdings[holding]
-    taken = max(float(seconds.recomputed[LANGUAGE]), _LEAST_SECONDS)
-    # Rounded up if in doubt: what is too slow is dropped below.
-    affordable = np.minimum(tried.language, (spare[rows] / taken + _ROUNDING).clip(max=_NEVER).astype(np.int64))
-    language = _fewest(lambda rows, count: fits(tried[rows], vision[rows], count), tried.language, affordable)
-    rows = np.flatnonzero(language < _NEVER)
-    holding, vision, language = holding[rows], vision[rows], language[rows]
-    needed = times(holding, vision, language)
-    # The sort is stable and vision counts ascend within a holding, so of equal times the fewest vision layers win.
-    best = np.lexsort((needed, holding))
-    best = best[np.unique(holding[best], return_index=True)[1]]
-    best = best[needed[best] <= bounds[holding[best]]]
-    found = Recomputes(vision=_nothing(holdings), language=_nothing(holdings), seconds=np.full(len(holdings), np.inf))
-    for all_of_them, counted in ((found.vision, vision), (found.language, language), (found.seconds, needed)):
-        all_of_them[holding[best]] = counted[best]
+    nothing = _nothing(holdings)
+    found = Recomputes(vision=nothing, language=nothing.copy(), seconds=np.full(len(holdings), np.inf))
+    kept = level.seconds.of(holdings.parts(nothing, nothing))
+    within = np.flatnonzero(kept <= bounds)
+    excess = level.excess(holdings[within], nothing[within], nothing[within])
+    # What fits with nothing recomputed takes least so.
+    fitting = within[excess <= 0]
+    found.seconds[fitting] = kept[fitting]
+    waiting = _Waiting.of(holdings, within[excess > 0], excess[excess > 0], level, bounds)
+    rounds = chain(repeat(True, _ROUNDS), repeat(False))
+    while len(waiting.holding):
+        rows = waiting.first if next(rounds) else np.arange(len(waiting.holding))
+        waiting = waiting.tried(rows, found, level, bounds)
     return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Waiting:
+    """Numbers of vision layers that may be best for a holding, by holding and then by the least time they may take."""
+
+    held: Holdings
+    """The holding of each number, all [numbers]."""
+    holding: Ints
+    vision: Ints
+    language: Ints
+    """Fewest language layers that may be enough."""
+    seconds: Array
+    """Of the stage with these."""
+
+    @classmethod
+    def of(cls, holdings: Holdings, which: Ints, excess: Array, level: Level, bounds: Array) -> "_Waiting":
+        """Return all numbers within the bounds, for those of the holdings that do not fit with nothing recomputed."""
+        counts = holdings.vision[which] + 1
+        holding = np.repeat(which, counts)
+        # 0, 1, ... up to the vision layers of each holding.
+        vision = np.arange(len(holding)) - np.repeat(np.cumsum(counts) - counts, counts)
+        held = holdings[holding]
+        language = level.fewest(held, np.repeat(excess, counts), vision)
+        rows = np.flatnonzero(language <= held.language)
+        seconds = level.seconds.of(held[rows].parts(vision[rows], language[rows]))
+        near = seconds <= _ROUNDED * bounds[holding[rows]]
+        rows, seconds = rows[near], seconds[near]
+        order = np.lexsort((vision[rows], seconds, holding[rows]))
+        rows = rows[order]
+        return cls(
+            held=held[rows], holding=holding[rows], vision=vision[rows], language=language[rows], seconds=seconds[order]
+        )
+
+    @property
+    def first(self) -> Ints:
+        """The first number of each holding."""
+        return np.flatnonzero(np.diff(self.holding, prepend=-1))
+
+    def tried(self, rows: Ints, found: Recomputes, level: Level, bounds: Array) -> "_Waiting":
+        """Find the fewest language layers for these numbers, keep the best, and return what may still be better."""
+        held, holding, vision = self.held[rows], self.holding[rows], self.vision[rows]
+        kept = level.seconds.of(held.parts(vision, _nothing(held)))
+        taken = max(float(level.seconds.recomputed[LANGUAGE]), _LEAST_SECONDS)
+        # Rounded up if in doubt: what is too slow is dropped below.
+        affordable = ((bounds[holding] - kept) / taken + _ROUNDING).clip(0, _NEVER).astype(np.int64)
+        language = _fewest(
+            lambda some, count: level.fits(held[some], vision[some], count),
+            held.language,
+            np.minimum(held.language, affordable),
+            self.language[rows],
+        )
+        fitting = np.flatnonzero(language < _NEVER)
+        holding, vision, language = holding[fitting], vision[fitting], language[fitting]
+        needed = level.seconds.of(held[fitting].parts(vision, language))
+        best = np.lexsort((vision, needed, holding))
+        best = best[np.flatnonzero(np.diff(holding[best], prepend=-1))]
+        best = best[needed[best] <= bounds[holding[best]]]
+        before, its = found.seconds[holding[best]], needed[best]
+        best = best[(its < before) | ((its == before) & (vision[best] < found.vision[holding[best]]))]
+        for all_of_them, counted in ((found.vision, vision), (found.language, language), (found.seconds, needed)):
+            all_of_them[holding[best]] = counted[best]
+        left = self.seconds <= _ROUNDED * found.seconds[self.holding]
+        left[rows] = False
+        return self[np.flatnonzero(left)]
+
+    def __getitem__(self, rows: Ints) -> "_Waiting":
+        return _Waiting(
+            held=self.held[rows],
+            holding=self.holding[rows],
+            vision=self.vision[rows],
+            language=self.language[rows],
+            seconds=self.seconds[rows],
+        )
 
 
 def _nothing(holdings: Holdings) -> Ints:
     return np.zeros(len(holdings), dtype=np.int64)
 
 
-def _fewest(fits: Callable[[Ints, Ints], Bools], all_of_them: Ints, most: Ints) -> Ints:
-    """Return the least count of 0 to most[i] <= all_of_them[i] with which row i fits; _NEVER where there is none.
+def _fewest(fits: Callable[[Ints, Ints], Bools], all_of_them: Ints, most: Ints, least: Ints) -> Ints:
+    """Return the least count of least[i] to most[i] <= all_of_them[i] with which row i fits, or _NEVER.
 
     Bisection is valid from 1 to all but one, where more recomputed layers never take more memory. None and all are
     tried separately: with none, no layer is being recomputed; with all, no kept layer covers what recomputing needs.
     """
     fewest = np.full(len(most), _NEVER)
-    none = np.zeros_like(most)
-    fewest[fits(np.arange(len(most)), none)] = 0
-    for high in (np.where(most == all_of_them, most, none), np.minimum(most, all_of_them - 1)):
-        rows = np.flatnonzero((fewest == _NEVER) & (high > 0))
-        fitting = fits(rows, high[rows])
-        fewest[rows[fitting]] = high[rows[fitting]]
-    rows = np.flatnonzero((fewest > 1) & (fewest < _NEVER))
-    low, high = np.zeros_like(rows), fewest[rows]
+
+    def attempt(counts: Ints, possible: Bools) -> None:
+        rows = np.flatnonzero(possible)
+        fitting = rows[fits(rows, counts[rows])]
+        fewest[fitting] = counts[fitting]
+
+    attempt(np.zeros_like(most), least == 0)
+    low, inside = np.maximum(least, 1), np.minimum(most, all_of_them - 1)
+    # The lower bound is usually enough.
+    attempt(low, (fewest > 0) & (low <= inside))
+    found = fewest < _NEVER
+    attempt(most, ~found & (most == all_of_them) & (most > 0))
+    attempt(inside, ~found & (inside > low))
+    rows = np.flatnonzero(~found & (fewest < _NEVER) & (fewest > low))
+    low, high = np.minimum(low, inside)[rows], fewest[rows]
     while (apart := high - low > 1).any():
         middle = (low + high)[apart] // 2
         fitting = fits(rows[apart], middle)

@@ -160,8 +160,7 @@ class Solver:
 
     def _min_max(self, problem: Problem, function: Callable[[Holdings], Array]) -> tuple[tuple[int, ...], float]:
         """Return (boundaries, value) of the split whose largest value of `function` over stages is least."""
-        held, _, which = problem.cuts.held.distinct()
-        stages = problem.cuts.choices(function(held)[which])
+        stages = problem.cuts.choices(function(problem.cuts.different))
         split = min_max_split(stages, self._limits.layers)
         assert split is not None  # no value is infinite
         return tuple(int(choices.ends[row]) for choices, row in zip(stages, split.rows, strict=True)), split.slowest
