@@ -222,7 +222,20 @@ def _meet(clock: Array, slot: _Slot, meetings: Meetings) -> None:
 @lru_cache(maxsize=32)
 def _slots(count: int, stages: int) -> tuple[_Slot, ...]:
     """Return the schedule of `count` micro-batches on `stages` stages."""
-    time = np.arange(2 * (count + stages - 1))
+    # Until the last micro-batch enters, it is that of any more of them, which packings of all sizes share.
+    entered = 2 * (count - 1)
+    entering = _entering(1 << (count - 1).bit_length(), stages)[:entered]
+    return (*entering, *_built(count, stages, entered, 2 * (count + stages - 1)))
+
+
+@lru_cache(maxsize=32)
+def _entering(count: int, stages: int) -> tuple[_Slot, ...]:
+    return _built(count, stages, 0, 2 * (count - 1))
+
+
+def _built(count: int, stages: int, first_time: int, end: int) -> tuple[_Slot, ...]:
+    """Return the slots of the schedule from the first to the one before the end."""
+    time = np.arange(first_time, end)
     # Stage s has its forward pass (time - s) / 2 where that is whole, else its backward pass
     # (time + s + 1) / 2 - stages. The successor's forward pass takes the states that s made in the slot before.
     forward, forwards = _every_second(time - 2 * (count - 1), time, stages)
