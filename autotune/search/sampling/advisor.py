@@ -183,7 +183,7 @@ class Advisor:
         for _ in range(_CLIMBS):
             around = dict.fromkeys((top, *self._resolved(top), *self.space.neighbours(top)))
             self._predictor.plans_memory(around)  # kept, as the times in `_ordered` are
-            fitting = [plan for plan in around if self.may_fit(plan) and self.space.point(plan) is not None]
+            fitting = [plan for plan in around if self.may_fit(plan) and self.space.holds(plan)]
             found |= dict.fromkeys(fitting)
             before, top = top, self._ordered(fitting)[0] if fitting else top
             if top == before:
@@ -225,7 +225,7 @@ class Advisor:
         for plan in list(best.values())[:_AROUND]:
             found |= dict.fromkeys(self._climbed(plan))
         fitting = (plan for plan in found if plan not in self.tried and self.may_fit(plan))
-        pointed = (plan for plan in self._ordered(tuple(fitting)) if self.space.point(plan) is not None)
+        pointed = (plan for plan in self._ordered(tuple(fitting)) if self.space.holds(plan))
         return list(islice(_at_most_of_packs(pointed, _COMPARED_OF_PACKS), _COMPARED))
 
     def _leading(self, starts: Sequence[Plan]) -> Iterator[Plan]:

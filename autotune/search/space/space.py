@@ -73,6 +73,8 @@ class Space:
         self._stages = max(layout.pipeline for layout in axes.layouts)
         self._layers = solver.layers
         self._usual = self._now = Splitting(solver, axes.boundaries, axes.recompute)
+        self._pairs: dict[tuple[Packing, Layout], bool] = {}
+        """Whether points have this packing and layout."""
 
     @property
     def has_ladders(self) -> bool:
@@ -89,6 +91,7 @@ class Space:
         """Use another solver to decide which plans can be trained, and for the starts."""
         self._now = Splitting(solver, self._axes.boundaries, self._axes.recompute)
         self.__dict__.pop("starts", None)
+        self._pairs.clear()
 
     # --- the axes ---
 
@@ -132,15 +135,35 @@ class Space:
 
     def point(self, plan: Plan) -> Point | None:
         """Return the point that stands for exactly this plan; None for a plan outside the space."""
-        layout, name = plan.layout, layout_name(plan.layout)
-        of_packing = self._packings.point(plan.packing, layout) if name in self._layouts else None
-        if of_packing is None or self._now.anchor(plan.packing, layout) is None:
+        if not self.holds(plan):
             return None
+        of_packing = self._packings.point(plan.packing, plan.layout)
+        assert of_packing is not None  # of a plan of the space
         # Optuna needs a value for each parameter, also for those of stages that the layout does not have.
-        point: Point = {**dict.fromkeys(self.distributions, 0), "layout": name, **of_packing}
-        shifts = dict(zip(_shift_names(layout.pipeline), self._shifts(plan), strict=True))
-        point |= {name: shift for name, shift in shifts.items() if name in point}
-        return point if self.plan(point) == plan else None
+        point: Point = {**dict.fromkeys(self.distributions, 0), "layout": layout_name(plan.layout), **of_packing}
+        shifts = zip(_shift_names(plan.layout.pipeline), self._shifts(plan), strict=True)
+        return point | {name: shift for name, shift in shifts if name in point}
+
+    def holds(self, plan: Plan) -> bool:
+        """Return whether a point stands for exactly this plan of the model's layers."""
+        packing, layout = plan.packing, plan.layout
+        if (packing, layout) not in self._pairs:
+            self._pairs[packing, layout] = self._has_pair(packing, layout)
+        if not self._pairs[packing, layout] or not self._now.admits(plan):
+            return False
+        if self._axes.boundaries is not None and plan.boundaries != self._axes.boundaries:
+            return False
+        if self._axes.recompute != "fit":
+            return plan.stages == self._usual.stages(packing, layout, plan.boundaries)
+        # The levels of a stage share a shift, which not every plan of several levels has.
+        return not isinstance(packing, Levelled) or self.pointed(plan) == plan
+
+    def _has_pair(self, packing: Packing, layout: Layout) -> bool:
+        """Return whether there are points of this packing and layout, and they stand for plans with both."""
+        if layout not in self._axes.layouts or self._packings.point(packing, layout) is None:
+            return False
+        anchor = self._anchor(packing, layout)
+        return anchor is not None and self._now.admits(anchor)
 
     def pointed(self, plan: Plan) -> Plan:
         """Return the plan, or where levels recompute what no shift of all of them gives, one that recomputes more."""

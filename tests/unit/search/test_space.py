@@ -126,6 +126,29 @@ assert isinstance(PACKED, Packed)
 )
 def test_a_plan_outside_the_space_has_no_point(plan: Plan) -> None:
     assert AMPLE.point(plan) is None
+    assert not AMPLE.holds(plan)
+
+
+@given(drawn, spaces)
+@settings(max_examples=60)
+def test_a_space_holds_the_plans_that_its_own_points_stand_for(drawn: tuple[str, dict[str, Any]], other: str) -> None:
+    name, point = drawn
+    plan, space = SPACES[name].plan(point), SPACES[other]
+    assert SPACES[name].holds(plan)
+    found = space.point(plan)
+    assert (found is not None) == space.holds(plan)
+    assert found is None or space.plan(found) == plan
+
+
+def test_a_plan_that_does_not_fit_or_does_not_recompute_as_the_job_says_is_not_held() -> None:
+    everything_kept = replace(
+        start(TIGHT, TWO),
+        stages=tuple(Stage(vision=each.vision, language=each.language) for each in start(TIGHT, TWO).stages),
+    )
+    assert not TIGHT_SOLVER.admits(everything_kept)
+    assert not TIGHT.holds(everything_kept)
+    assert AMPLE.holds(everything_kept)
+    assert not SPACES["all recomputed"].holds(everything_kept)
 
 
 def test_a_plan_with_another_split_than_the_given_one_has_no_point() -> None:
