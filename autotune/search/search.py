@@ -154,8 +154,7 @@ class Search:
         """
         degrees: set[int] = set()
         for _ in range(_PREDICTED_PLANS):
-            found = (plan for plan in self.advisor.predicted(_NEARLY) if plan.layout.pipeline not in degrees)
-            plan = next(found, None)
+            plan = next(self.advisor.predicted(_NEARLY, degrees), None)
             if plan is None:
                 return
             yield plan

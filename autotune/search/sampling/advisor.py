@@ -2,9 +2,10 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from heapq import heapify, heappop, heappush
 from itertools import chain, islice
 from statistics import NormalDist, median
 from typing import TypeAlias
@@ -40,8 +41,9 @@ _AROUND = 8
 """Packings and layouts around whose best plan others are looked for."""
 _CLIMBS = 8
 """Most steps of a climb to ever better predicted neighbours."""
-_CLIMB_GAIN = 1.1
+_CLIMB_GAIN = 1.07
 """Most by which a climb is expected to be faster than its start; on 20 simulated workloads it was at most 1.06."""
+_LEAST_CHANCE = 1e-9
 _WRONG_BYTES, _WRONG_TIMES = 0.02, 0.1
 """Changes of predicted bytes, and of the times of layers relative to each other, after which the space is renewed."""
 _SPLITS = Wanted(count=3, within=1.03)
@@ -158,23 +160,35 @@ class Advisor:
             return None
         return math.exp(float(self.surrogate.posterior((best,)).mean[0])) * self.surrogate.slowness
 
-    def predicted(self, within: float) -> list[Plan]:
-        """Return the plan predicted best for each pipeline degree, if within a factor `within` of the best; best first.
+    def predicted(self, within: float, without: Collection[int] = ()) -> Iterator[Plan]:
+        """Yield the plan predicted best for each pipeline degree, if within a factor `within` of the best; best first.
 
-        Best is the plan with the greatest probability of fitting the memory, divided by its time.
+        Best is the plan with the greatest probability of fitting the memory, divided by its time. Degrees `without` are
+        left out, but their starts count among the best.
         """
-        first: dict[int, Plan] = {}
+        starts: dict[int, Plan] = {}
         for start in self._ordered(self.space.starts):
-            first.setdefault(start.layout.pipeline, start)
-        found: list[Plan] = []
-        for start in first.values():
-            if found and self._seconds([start])[0] > _CLIMB_GAIN * within * min(self._seconds(found)):
+            starts.setdefault(start.layout.pipeline, start)
+        likely = (*self.space.starts, *self._measured)
+        least = float(np.min(self._seconds(likely) / np.maximum(self._chances(likely), _LEAST_CHANCE)))
+        # Plans that were found on a climb, and starts of climbs at the least cost that these may come to.
+        waiting = [
+            (self._cost(start) - math.log(_CLIMB_GAIN), number, start, False)
+            for number, (degree, start) in enumerate(starts.items())
+            if degree not in without
+        ]
+        heapify(waiting)
+        while waiting:
+            _, number, plan, is_found = heappop(waiting)
+            seconds = self._seconds([plan])[0] / (1.0 if is_found else _CLIMB_GAIN)
+            if seconds > within * least:
                 continue
-            if seen := [plan for plan in self._climbed(start) if plan not in self._failed]:
-                found.append(seen[int(np.argmax(self._chance_over_time(seen)))])
-        found = self._ordered(found)
-        seconds = self._seconds(found)
-        return [plan for plan, takes in zip(found, seconds, strict=True) if takes <= within * seconds[0]]
+            if is_found:
+                yield plan
+            elif seen := [each for each in self._climbed(plan) if each not in self._failed]:
+                found = seen[int(np.argmax(self._chance_over_time(seen)))]
+                least = min(least, self._seconds([found])[0])
+                heappush(waiting, (self._cost(found), number, found, True))
 
     def _climbed(self, start: Plan) -> list[Plan]:
         """Return the plans that may fit, of those seen on a climb from `start` to ever better predicted neighbours."""

@@ -46,7 +46,7 @@ def advisor_of(predictor: Predictor) -> Advisor:
 
 def test_before_the_first_trial_each_plan_is_simulated_once_and_like_plans_together() -> None:
     predictor = Counting()
-    assert advisor_of(predictor).predicted(1.5)
+    assert [*advisor_of(predictor).predicted(1.5)]
     assert set(predictor.plans.values()) == {1}
     assert predictor.simulations < len(predictor.plans) / 8
     # Packs are built once for each packing, whatever the number of data ranks.
@@ -57,9 +57,18 @@ def test_before_the_first_trial_each_plan_is_simulated_once_and_like_plans_toget
 def test_no_climb_begins_where_no_plan_can_be_near_the_best() -> None:
     # With 120 samples a step, the uneven split of 9 layers over 8 stages is slow even without its pipeline bubble.
     near, all_of_them = Counting(batch=120), Counting(batch=120)
-    every = advisor_of(all_of_them).predicted(math.inf)
+    every = [*advisor_of(all_of_them).predicted(math.inf)]
     seconds = [all_of_them.epoch_seconds(plan) for plan in every]
-    found = advisor_of(near).predicted(1.15)
+    found = [*advisor_of(near).predicted(1.15)]
     assert found == [plan for plan, takes in zip(every, seconds, strict=True) if takes <= 1.15 * seconds[0]]
     assert 1 < len(found) < len(every)
     assert len(near.plans) < 0.8 * len(all_of_them.plans)
+
+
+def test_the_plan_that_is_tried_first_is_found_without_climbs_to_slower_degrees() -> None:
+    lazily, all_of_them = Counting(batch=120), Counting(batch=120)
+    first, *others = advisor_of(all_of_them).predicted(math.inf)
+    assert next(advisor_of(lazily).predicted(math.inf)) == first
+    assert len(lazily.plans) < 0.8 * len(all_of_them.plans)
+    degrees = {first.layout.pipeline}
+    assert next(advisor_of(lazily).predicted(math.inf, degrees)) == others[0]
