@@ -5,7 +5,7 @@ the time depends on the number of sizes rather than of items (as in Krell et al.
 Cross-contamination", 2021, section 3.2, for one dimension).
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from itertools import chain, repeat, starmap
 
@@ -86,24 +86,26 @@ def patterns(sizes: Sizes, packing: Packed) -> list[Pattern]:
 
 
 class _Shelves:
-    """The sizes that are left: for each number of units, tokens ascending."""
+    """The sizes that are left: for each number of units, descending, their tokens ascending."""
 
     def __init__(self, sizes: Sizes) -> None:
         self.left = sizes.counts.tolist()
-        self.by_units: dict[int, tuple[list[int], list[int]]] = {}
-        for size, (units, tokens) in enumerate(zip(sizes.units.tolist(), sizes.tokens.tolist(), strict=True)):
-            shelf = self.by_units.setdefault(units, ([], []))
+        self._units, self._tokens = sizes.units.tolist(), sizes.tokens.tolist()
+        self.by_units: dict[int, tuple[list[int], list[int]]] = {
+            units: ([], []) for units in sorted({*self._units}, reverse=True)
+        }
+        for size, (units, tokens) in enumerate(zip(self._units, self._tokens, strict=True)):
+            shelf = self.by_units[units]
             shelf[0].append(tokens)
             shelf[1].append(size)
-        self._units = sizes.units
 
     def remove(self, taken: dict[int, int], packs: int) -> None:
         for size, times in taken.items():
             self.left[size] -= times * packs
             if not self.left[size]:
-                units = int(self._units[size])
+                units = self._units[size]
                 tokens, numbers = self.by_units[units]
-                place = numbers.index(size)
+                place = bisect_left(tokens, self._tokens[size])
                 del tokens[place], numbers[place]
                 if not tokens:
                     del self.by_units[units]
@@ -117,13 +119,16 @@ def _fullest(shelves: _Shelves, packing: Packed) -> dict[int, int]:
     while True:
         best, most = None, -1.0
         for units, (tokens, numbers) in shelves.by_units.items():
-            if units > free_units or units / most_units + free_tokens / packing.qt <= most:
+            if units > free_units:
                 continue
+            if units / most_units + free_tokens / packing.qt < most:
+                break  # nor can a size of fewer units
             place = bisect_right(tokens, free_tokens) - 1
             # The longest size that fits and is left.
             while place >= 0 and taken.get(numbers[place], 0) >= left[numbers[place]]:
                 place -= 1
-            if place >= 0 and (share := units / most_units + tokens[place] / packing.qt) > most:
+            # Of equal shares the fewest units.
+            if place >= 0 and (share := units / most_units + tokens[place] / packing.qt) >= most:
                 best, most = (units, tokens[place], numbers[place]), share
         if best is None:
             return taken
