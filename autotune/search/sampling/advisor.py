@@ -169,8 +169,8 @@ class Advisor:
         starts: dict[int, Plan] = {}
         for start in self._ordered(self.space.starts):
             starts.setdefault(start.layout.pipeline, start)
-        likely = (*self.space.starts, *self._measured)
-        least = float(np.min(self._seconds(likely) / np.maximum(self._chances(likely), _LEAST_CHANCE)))
+        chances = np.maximum(self._chances(self.space.starts), _LEAST_CHANCE)
+        least = min(self._seconds(self.space.starts) / chances, default=math.inf)
         # Plans that were found on a climb, and starts of climbs at the least cost that these may come to.
         waiting = [
             (self._cost(start) - math.log(_CLIMB_GAIN), number, start, False)
