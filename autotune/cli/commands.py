@@ -236,7 +236,7 @@ def pack(
 @common
 def plans(options: Options, **wanted: Any) -> None:
     """List the stored winners, and whether they hold on this machine."""
-    from autotune.cli.query import PlanFilter, list_plans
+    from autotune.cli.stored.query import PlanFilter, list_plans
 
     list_plans(options, PlanFilter(**wanted))
 
@@ -255,7 +255,7 @@ def studies() -> None:
 @common
 def list_(options: Options, study: str | None, **wanted: Any) -> None:
     """List the stored studies, or show every trial and the winner of STUDY."""
-    from autotune.cli.studies import list_studies, show_study
+    from autotune.cli.stored.studies import list_studies, show_study
 
     if study is None:
         list_studies(options, **wanted)
@@ -272,7 +272,7 @@ _STUDIES = click.argument("names", metavar="STUDY...", nargs=-1, required=True)
 @common
 def delete(options: Options, names: tuple[str, ...], yes: bool) -> None:
     """Delete each STUDY with its trials, its winner, and the plans that no other study tried."""
-    from autotune.cli.studies import delete_studies
+    from autotune.cli.stored.studies import delete_studies
 
     delete_studies(options, names, is_confirmed=yes)
 
@@ -282,7 +282,7 @@ def delete(options: Options, names: tuple[str, ...], yes: bool) -> None:
 @common
 def archive(options: Options, names: tuple[str, ...]) -> None:
     """Hide each STUDY from lists, later searches and launches, which use it only by name."""
-    from autotune.cli.studies import archive_studies
+    from autotune.cli.stored.studies import archive_studies
 
     archive_studies(options, names, is_undone=False)
 
@@ -292,7 +292,7 @@ def archive(options: Options, names: tuple[str, ...]) -> None:
 @common
 def unarchive(options: Options, names: tuple[str, ...]) -> None:
     """Undo `studies archive`."""
-    from autotune.cli.studies import archive_studies
+    from autotune.cli.stored.studies import archive_studies
 
     archive_studies(options, names, is_undone=True)
 
@@ -307,7 +307,7 @@ _SUBJECT = click.argument("name")
 @common
 def note(options: Options, name: str, text: str | None, remove: bool) -> None:
     """Set the note of the study or plan NAME to TEXT, or show it."""
-    from autotune.cli import annotations
+    from autotune.cli.stored import annotations
 
     annotations.note(options, name, text, is_removed=remove)
 
@@ -319,7 +319,7 @@ def note(options: Options, name: str, text: str | None, remove: bool) -> None:
 @common
 def tag(options: Options, name: str, tags: tuple[str, ...], remove: tuple[str, ...]) -> None:
     """Add each TAG to the study or plan NAME, remove some, or show its tags."""
-    from autotune.cli import annotations
+    from autotune.cli.stored import annotations
 
     annotations.tag(options, name, tags, remove)
 
@@ -329,7 +329,7 @@ def tag(options: Options, name: str, tags: tuple[str, ...], remove: tuple[str, .
 @common
 def show(options: Options, plan: str) -> None:
     """Show a tried PLAN: its measurements, how certain they are, and whether it is valid here."""
-    from autotune.cli.query import show_plan
+    from autotune.cli.stored.query import show_plan
 
     show_plan(options, plan)
 
@@ -340,7 +340,7 @@ def show(options: Options, plan: str) -> None:
 @common
 def compare(options: Options, first: str, second: str) -> None:
     """Show two tried PLANs side by side. PLAN@STUDY chooses a study; a STUDY alone means its winner."""
-    from autotune.cli.compare import compare_plans
+    from autotune.cli.stored.compare import compare_plans
 
     compare_plans(options, first, second)
 
@@ -351,7 +351,7 @@ def compare(options: Options, first: str, second: str) -> None:
 @common
 def report(options: Options, study: str | None, out: Path | None) -> None:
     """Write a report of STUDY, or of the newest study, as one HTML file."""
-    from autotune.cli.html_report import report_study
+    from autotune.cli.stored.html_report import report_study
 
     report_study(options, study, out)
 

@@ -17,7 +17,7 @@ def db() -> None:
 @common
 def upgrade(options: Options) -> None:
     """Create the tables, or bring older ones to this version after a backup."""
-    from autotune.cli.database import upgrade_database
+    from autotune.cli.stored.database import upgrade_database
 
     upgrade_database(options)
 
@@ -26,7 +26,7 @@ def upgrade(options: Options) -> None:
 @common
 def check(options: Options) -> None:
     """Verify every row, reference and page of the database; exit with 1 if anything is wrong."""
-    from autotune.cli.database import check_database
+    from autotune.cli.stored.database import check_database
 
     check_database(options)
 
@@ -35,7 +35,7 @@ def check(options: Options) -> None:
 @common
 def repair(options: Options) -> None:
     """Copy the database, then save what can be read and drop rows that contradict themselves."""
-    from autotune.cli.database import repair_database
+    from autotune.cli.stored.database import repair_database
 
     repair_database(options)
 
@@ -44,7 +44,7 @@ def repair(options: Options) -> None:
 @common
 def vacuum(options: Options) -> None:
     """Free the space of deleted rows."""
-    from autotune.cli.database import vacuum_database
+    from autotune.cli.stored.database import vacuum_database
 
     vacuum_database(options)
 
@@ -58,7 +58,7 @@ def vacuum(options: Options) -> None:
 @common
 def export(options: Options, studies: tuple[str, ...], hardware: str | None, out: Path | None) -> None:
     """Write finished studies, with all that was measured, as a bundle for another database."""
-    from autotune.cli.database import export_bundle
+    from autotune.cli.stored.database import export_bundle
 
     export_bundle(options, studies, hardware=hardware, out=out)
 
@@ -68,6 +68,6 @@ def export(options: Options, studies: tuple[str, ...], hardware: str | None, out
 @common
 def import_(options: Options, bundle: Path) -> None:
     """Import a BUNDLE that `autotune db export` wrote; its plans count as measured elsewhere."""
-    from autotune.cli.database import import_bundle
+    from autotune.cli.stored.database import import_bundle
 
     import_bundle(options, bundle)
