@@ -46,6 +46,7 @@ def test_all_parts_run_on_a_pretended_device() -> None:
         assert held[name], found
 
 
+@pytest.mark.long
 def test_parts_that_do_not_begin_in_time_fail_the_benchmark() -> None:
     code, found = benchmark("--minutes", "0")
     assert code == 1

@@ -143,6 +143,7 @@ def test_a_rank_that_dies_is_named_with_its_node_and_its_log_comes_back(
     assert len(losses(pool, request_of_trial)) == 2
 
 
+@pytest.mark.long
 def test_a_node_that_dies_at_the_rendezvous_is_named_and_starts_anew(
     pool: WarmPool, request_of_trial: Request, starter: NodeProcesses
 ) -> None:
@@ -157,7 +158,7 @@ def test_a_node_that_dies_at_the_rendezvous_is_named_and_starts_anew(
 
     cause = pool.ask(request_of_trial, 120, on_wait=kill)
     assert cause == Crash(rank=1, detail=f"node {OTHER} is lost: it gave no sign of life 15 times in a row")
-    wait_for_the_end([*there, *ranks()])
+    wait_for_the_end([*there, *ranks(starter.processes[0].pid)])
     assert len(losses(pool, request_of_trial)) == 2
 
 

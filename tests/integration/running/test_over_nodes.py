@@ -107,6 +107,7 @@ def torchruns() -> list[psutil.Process]:
     return [each for each in children() if not has_ended(each) and "torchrun" in " ".join(each.cmdline())]
 
 
+@pytest.mark.long
 def test_a_training_whose_node_is_lost_fails_with_its_name_and_keeps_its_checkpoint(
     job: Callable[..., Job], joined: Cable
 ) -> None:

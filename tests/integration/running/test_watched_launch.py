@@ -35,7 +35,7 @@ def test_a_launch_is_judged_by_the_conditions_while_its_ranks_computed(
             tmp_path / "launch",
             site=LocalSite("cpu"),
             predicted_samples_per_second=None,
-            max_steps=2,
+            max_steps=20,  # conditions need a second
         )
     assert launched.disturbance == "a reason"
     (conditions,) = judged
