@@ -47,7 +47,7 @@ def submit(options: Options, job: Job) -> None:
 
 
 def script_text(nodes: int, folder: Path, arguments: Sequence[str]) -> str:
-    """Return a script that runs autotune with these arguments on the first of so many whole nodes."""
+    """Return a script that runs autotune with these arguments on the first of a number of whole nodes."""
     command = shlex.join((sys.executable, "-P", "-m", "autotune", *arguments))
     # sbatch reads its options as a shell would.
     output = shlex.quote(str(folder / "slurm-%j.out"))

@@ -136,7 +136,7 @@ class StageMemory:
         return kept, running
 
     def freed(self, in_flight: Ints, layout: Layout, sizes: EpochSizes) -> Array:
-        """Return the most bytes that recomputing saves in stages with so many packs in flight, [4, stages].
+        """Return the most bytes that recomputing saves in stages that have `in_flight` packs, [4, stages].
 
         Those of a further vision layer and of a further language layer, and what the last of either kind saves besides.
         """

@@ -64,8 +64,8 @@ def zero3_plan(workload: Workload, solver: Solver, limits: Limits, named: Contai
     """Return the usual plan of DeepSpeed trainings without a pipeline: ZeRO 3, everything recomputed, unpacked samples.
 
     A micro-batch has as many samples as fit, 1, 2, 4 and so on, among those that keep the global batch. None where
-    none fits, where the profile cannot predict it, and where ZeRO 1 fits with as many samples: then nobody needs
-    ZeRO 3, which exchanges more. With its layout among the `named` ones, it is returned wherever it fits.
+    none fits, where the profile cannot predict it, and where ZeRO 1 fits with as many samples: ZeRO 3
+    exchanges more. With its layout among the `named` ones, it is returned wherever it fits.
     """
     devices = workload.hardware.devices
     if devices == 1 or not solver.knows_zero(3):

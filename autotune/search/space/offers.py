@@ -107,7 +107,7 @@ def _why(further: FurtherLayouts, found: Sequence[Layout], best: float, least: f
 
 
 def _why_none(further: FurtherLayouts, layout: Layout, best: float, least: float) -> str:
-    told = f"{further.usual_alone}: "
+    begin = f"{further.usual_alone}: "
     if best == np.inf:
-        return f"{told}no plan with a higher one fits the memory and keeps the global batch"
-    return f"{told}an epoch with {layout_name(layout)} is predicted to take {best / least:.2f} times as long"
+        return f"{begin}no plan with a higher one fits the memory and keeps the global batch"
+    return f"{begin}an epoch with {layout_name(layout)} is predicted to take {best / least:.2f} times as long"
