@@ -7,11 +7,11 @@ Needs no network. Prints one JSON object, and replaces docs/benchmarks/gpu.md by
 nothing about a GPU. What does not begin before `--minutes` have passed is left out, and the benchmark fails.
 
 - parity: gradients of a step compared with transformers' own model, in float32 and in bfloat16, on one device;
-- predictions: predicted beside measured seconds of a step, and peak bytes, and model FLOP utilisation, for one device
+- predictions: predicted and measured seconds of a step and peak bytes, and model FLOP utilisation, for one device
   and for all of them;
 - tuning: a search and a training with its plan, for one device and for all;
 - large: one layer of each kind of InternViT-6B with InternLM2-20B is profiled on one device; the solver's plan for
-  four stages beside OmniBal's boundaries 0, 23, 47, 72, 101 (93 layers of them in the chain here).
+  four stages, compared with OmniBal's boundaries 0, 23, 47, 72, 101 (93 layers of them in the chain here).
 """
 
 import argparse
@@ -123,7 +123,7 @@ def predictions(target: Target, example: Path) -> Iterator[Row]:
 def _predicted(
     target: Target, prepared: Prepared, predictor: Predictor, plan: Plan, measured: list[Measurement]
 ) -> Row:
-    """A plan's prediction beside its runs; errors are None where none was completed."""
+    """A plan's prediction and its runs; errors are None where none was completed."""
     predicted = predictor.predict(plan)
     row: Row = {"devices": plan.layout.world_size, "plan": str(plan), "completed": len(measured)}
     if not measured:
@@ -158,7 +158,7 @@ def flops_of_sample(prepared: Prepared) -> float:
 
 
 def whole(prepared: Prepared, *, recompute: bool = False, devices: int = 1) -> Plan:
-    """All layers on each of so many data ranks, with packs of about two mean samples."""
+    """All layers on each of this number of data ranks, with packs of about two mean samples."""
     work = prepared.workload
     vision, language = work.model.vision_layers, work.model.language_layers
     stage = Stage(

@@ -240,9 +240,8 @@ class Nodes:
                 self._strangers[0] = str(error)
             for name, count in missed.items():
                 if count > MISSED_BEATS:
-                    there[
-                        name
-                    ].lost = f"node {there[name].host} is lost: it gave no sign of life {MISSED_BEATS} times in a row"
+                    node = there[name]
+                    node.lost = f"node {node.host} is lost: it gave no sign of life {MISSED_BEATS} times in a row"
 
     def _missing_text(self, missing: list[int]) -> str:
         reasons = [

@@ -201,7 +201,7 @@ class Problem:
     def _excess_beside(
         self, sizes: EpochSizes, share: float, held: Holdings, recompute_vision: Ints, recompute_language: Ints
     ) -> Array:
-        """Return the excess of the packs of one level beside those of other levels, for which the same holds.
+        """Return the excess of the packs of one level, with packs of other levels in flight that meet the same limits.
 
         Each keeps at most a share of what there is for a pack in flight, so that the one that runs has the rest.
         """

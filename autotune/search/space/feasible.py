@@ -185,7 +185,7 @@ def _check_recompute(workload: Workload, wanted: SpaceSection) -> None:
 
 
 def _further(workload: Workload, solver: Solver, wanted: SpaceSection) -> list[FurtherLayouts]:
-    """Return the layouts beside the usual ones that may be searched; none where the job names layouts."""
+    """Return the layouts that may be searched in addition to the usual ones; none where the job names layouts."""
     if wanted.layouts is not None or (wanted.sequence is not None and ladder_name(ALONE) not in wanted.sequence):
         return []
     stages = None if wanted.split is None else len(wanted.split)

@@ -22,7 +22,7 @@ _MOST = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FurtherLayouts:
-    """Layouts of one kind that may be searched beside the usual ones."""
+    """Layouts of one kind that may be searched in addition to the usual ones."""
 
     possible: tuple[Layout, ...]
     helps: Callable[[Packing, Layout], bool] | None = None

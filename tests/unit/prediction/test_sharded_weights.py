@@ -117,7 +117,7 @@ def test_the_parts_of_a_step_and_its_timeline_have_the_exchanges(zero: ZeroStage
 def bytes_of(
     plan: Plan, gathered: tuple[int, ...] = (0,) * 5, lingering: int = 0, kept: tuple[int, ...] = (0,) * 5
 ) -> tuple[float, float]:
-    """Return the (static, expected) bytes where a layer of each kind keeps a constant of so many bytes."""
+    """Return the (static, expected) bytes where a layer of each kind keeps this number of bytes."""
     layers = [
         replace(layer_cost(NOTHING, (0, 0, 0, bytes_), NOTHING), gathered_parameters=count, backward_seconds=(1.0,) * 4)
         for count, bytes_ in zip(gathered, kept, strict=True)

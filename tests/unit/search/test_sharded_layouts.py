@@ -26,7 +26,7 @@ SHARDED = {"p1-d4-z2", "p1-d4-z3"}
 
 
 def heavy(head: int = 1_000_000, layer: int = 1_000_000) -> LayerCosts:
-    """Costs with so many parameters of the head and of each vision and language layer."""
+    """Costs with this number of parameters in the head and in each vision and language layer."""
     counts = {"head": head, "vision": layer, "language": layer}
     layers = tuple(
         (kind, replace(cost, parameters=(count := counts.get(kind, cost.parameters)), gathered_parameters=count))
