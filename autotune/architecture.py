@@ -10,7 +10,7 @@ import transformers
 
 from autotune.events import Listener, Phase, PhaseBegan
 from trials.job import ModelSection
-from trials.model import parity
+from trials.model.plain import parity
 from trials.whole_file import whole_file
 
 

@@ -17,9 +17,9 @@ from typing import Any
 
 import optuna
 
-from benchmarks.result import Check, at_most, finish
+from benchmarks.cases.workloads import NOISY, workloads
+from benchmarks.output.result import Check, at_most, finish
 from benchmarks.search import search
-from benchmarks.workloads import NOISY, workloads
 
 MACHINES = {"quiet": NOISY, "disturbed": replace(NOISY, disturbed_share=0.6)}
 TRIALS = 10

@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 from sqlalchemy import create_engine, insert, text
 
-from benchmarks.result import Check, at_least, at_most, finish
+from benchmarks.output.result import Check, at_least, at_most, finish
 from storage.database import rows
 from storage.database.engine import Database
 from storage.database.tables import BEST_PLAN, FINISHED, OUTCOME, STAGE_MEASUREMENT, STUDY, TRIAL
@@ -32,10 +32,10 @@ from storage.nearness import fields_of
 from storage.queries import codec
 from storage.spool import Spool
 from storage.store import Store, open_store
-from tests import postgres
-from tests.damage import DAMAGES, damaged, mishandled, on_a_small_disk
-from tests.storage_values import NOON, WORKLOAD, best_of, completed, packed_plan, result_of
-from tests.storms import Storm, race, storm
+from tests.programs import postgres
+from tests.programs.damage import DAMAGES, damaged, mishandled, on_a_small_disk
+from tests.programs.storms import Storm, race, storm
+from tests.values.storage import NOON, WORKLOAD, best_of, completed, packed_plan, result_of
 from trials import wire
 from trials.outcome import Outcome
 from trials.workload import Workload

@@ -22,8 +22,8 @@ from autotune.prediction.predictor import Predictor
 from autotune.prediction.timeline import timeline
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.solver import Solver
+from benchmarks.cases.solver import INTERN_LM2_7B, INTERN_VIT_300M, Case, lengths
 from benchmarks.packing import WEIGHTS
-from benchmarks.solver_cases import INTERN_LM2_7B, INTERN_VIT_300M, Case, lengths
 from trials.data.epoch import build_epoch
 from trials.plan import Layout, Packed, Packing, Padded, Plan, Stage, layer_counts
 

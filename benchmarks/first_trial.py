@@ -19,9 +19,9 @@ from typing import Any, TypeVar
 from autotune.prediction.analytic import LABEL
 from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.sampling.advisor import Advisor
-from benchmarks.layouts import Cut
-from benchmarks.result import at_most, finish
-from benchmarks.solver_cases import INTERN_LM2_20B, INTERN_VIT_6B
+from benchmarks.cases.layouts import Cut
+from benchmarks.cases.solver import INTERN_LM2_20B, INTERN_VIT_6B
+from benchmarks.output.result import at_most, finish
 
 DEVICES = (4, 16, 64, 128)
 SECONDS = {4: 2.0, 16: 2.0, 64: 10.0, 128: 10.0, 4096: 60.0}

@@ -11,7 +11,7 @@ import argparse
 import os
 from dataclasses import asdict
 
-from benchmarks.result import at_least, at_most, finish
+from benchmarks.output.result import at_least, at_most, finish
 from tests.fuzz.fuzz import LIMITS, SHARES, fuzz
 
 

@@ -34,11 +34,11 @@ from autotune.search.learning.calibrated import CalibratedPredictor, peaks
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.solver import Solver
 from autotune.workload import Prepared
+from benchmarks.cases.layouts import OMNIBAL_STAGES
 from benchmarks.devices import page
 from benchmarks.devices.jobs import job_of, make_example, prepared_of, with_model
 from benchmarks.devices.target import Target, pretended_target, real_target
-from benchmarks.layouts import OMNIBAL_STAGES
-from benchmarks.result import Check, at_least, at_most, finish
+from benchmarks.output.result import Check, at_least, at_most, finish
 from trials.launchers.local import LocalLauncher
 from trials.outcome import Completed, Measurement
 from trials.plan import Layout, Packed, Plan, Stage, ZeroStage

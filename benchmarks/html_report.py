@@ -2,8 +2,8 @@
 
     python -m benchmarks.html_report [--trials 500] [--pictures FOLDER]
 
-The study is synthetic: pipelines of 16 stages with four data ranks (`tests/report_studies.py`). The command is started
-like a user starts it. It needs a Chromium of the system, and writes screenshots of the page to FOLDER.
+The study is synthetic: pipelines of 16 stages with four data ranks (`tests/values/report_studies.py`). The command is
+started like a user starts it. It needs a Chromium of the system, and writes screenshots of the page to FOLDER.
 """
 
 import argparse
@@ -17,10 +17,10 @@ from typing import Any
 
 import psutil
 
-from benchmarks.result import at_least, at_most, finish
+from benchmarks.output.result import at_least, at_most, finish
 from storage.store import open_store
-from tests.browser import CHROMIUM, LAPTOP, NEEDED, PHONE, chromium, opened
-from tests.report_studies import large
+from tests.programs.browser import CHROMIUM, LAPTOP, NEEDED, PHONE, chromium, opened
+from tests.values.report_studies import large
 
 MEGABYTES, WRITE_SECONDS, DRAW_SECONDS = 5.0, 5.0, 2.0
 """At most."""

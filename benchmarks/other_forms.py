@@ -25,9 +25,9 @@ import optuna
 from benchmarks.certainty import deciles
 from benchmarks.machines.best import best_plan
 from benchmarks.machines.jobs import DEVELOPMENT, HELD_OUT, MachineJob, machine_job
-from benchmarks.result import Check, at_most, finish
-from benchmarks.rivals import other_search
-from benchmarks.rows import done_rows
+from benchmarks.output.result import Check, at_most, finish
+from benchmarks.output.rows import done_rows
+from benchmarks.references.samplers import other_search
 from benchmarks.search import search
 
 TRIALS = 24

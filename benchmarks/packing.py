@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 
 from autotune.packing.paper_model import paper_weights
-from benchmarks import reference_packers as reference
-from benchmarks.result import Check, at_least, at_most, finish
+from benchmarks.output.result import Check, at_least, at_most, finish
+from benchmarks.references import packers as reference
 from trials import plugins
 from trials.data.epoch import BEST, Epoch, build_epoch
 from trials.data.formats import AnnotationFile

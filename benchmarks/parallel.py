@@ -5,13 +5,13 @@
     python -m benchmarks.parallel --layouts
 
 With `--ladders`, searches on samples of mixed lengths are compared with HBP's recipe, by analytic costs
-(`benchmarks/ladders.py`). With `--layouts`, the layouts of a large model are compared, also with tensor degrees
-(`benchmarks/layouts.py`). Without, predictions are compared with real runs on the model of examples/tiny-internvl, for
-2 and for 4 ranks: profiles the layers and the exchanges, draws plans at random (sequence degrees, levels, pipelines,
-splits, recomputation) and runs each of them in every round, each time on the same steps, of all costs. A plan's time is
-the median of its rounds, at the speed that the machine had in the profile. The first runs of the first five plans
-calibrate the prediction, with which the others are compared; the peak bytes of all plans are compared without
-calibration. What was run is kept in the file `--rows`, from which an ended benchmark goes on.
+(`benchmarks/cases/ladders.py`). With `--layouts`, the layouts of a large model are compared, also with tensor degrees
+(`benchmarks/cases/layouts.py`). Without, predictions are compared with real runs on the model of
+examples/tiny-internvl, for 2 and for 4 ranks: profiles the layers and the exchanges, draws plans at random (sequence
+degrees, levels, pipelines, splits, recomputation) and runs each of them in every round, each time on the same steps, of
+all costs. A plan's time is the median of its rounds, at the speed that the machine had in the profile. The first runs
+of the first five plans calibrate the prediction, with which the others are compared; the peak bytes of all plans are
+compared without calibration. What was run is kept in the file `--rows`, from which an ended benchmark goes on.
 """
 
 import argparse
@@ -32,10 +32,10 @@ from autotune.search.execution.profiling import profile_layers
 from autotune.search.execution.runner import Runner
 from autotune.search.learning.calibrated import CalibratedPredictor, peaks
 from autotune.workload import Prepared
-from benchmarks import ladders, layouts
-from benchmarks.drift import at_profiled_speed, slowness
+from benchmarks.cases import ladders, layouts
+from benchmarks.cases.drift import at_profiled_speed, slowness
+from benchmarks.output.result import Check, at_least, at_most, finish
 from benchmarks.prediction import example
-from benchmarks.result import Check, at_least, at_most, finish
 from trials import wire
 from trials.launchers.local import LocalLauncher
 from trials.layer_costs import LayerCosts

@@ -21,8 +21,8 @@ from typing import Any, TypeAlias
 from rich.console import Console
 from rich.text import Text
 
-from benchmarks.recording import Recording, record
-from benchmarks.result import Check, at_most, finish
+from benchmarks.output.recording import Recording, record
+from benchmarks.output.result import Check, at_most, finish
 
 Row: TypeAlias = Mapping[str, Any]
 EXAMPLE = Path(__file__).parents[1] / "examples" / "tiny-internvl"

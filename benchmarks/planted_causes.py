@@ -26,10 +26,10 @@ from autotune.search.solver.limits import Limits
 from autotune.search.solver.solver import Solver
 from autotune.search.winner import standings_of
 from autotune.workload import Prepared
+from benchmarks.output.result import at_least, finish
 from benchmarks.planted.jobs import PLANTED, Planted, PlantedJob
-from benchmarks.result import at_least, finish
 from storage.explanation import Explanation, PlanTime
-from tests.simulated import Clock, SimulatedLedger, Undisturbed
+from tests.machines.simulated import Clock, SimulatedLedger, Undisturbed
 from trials.plan import Plan, Stage
 from trials.run.pool import Pool
 

@@ -33,8 +33,8 @@ from autotune.search.execution.profiling import profile_layers
 from autotune.search.execution.runner import Runner
 from autotune.search.learning.calibrated import CalibratedPredictor, peaks
 from autotune.workload import Prepared, prepare
-from benchmarks.drift import at_profiled_speed, slowness
-from benchmarks.result import Check, at_least, at_most, finish
+from benchmarks.cases.drift import at_profiled_speed, slowness
+from benchmarks.output.result import Check, at_least, at_most, finish
 from trials import wire
 from trials.launchers.local import LocalLauncher
 from trials.layer_costs import LayerCosts

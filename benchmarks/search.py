@@ -4,11 +4,11 @@
 
 What is done is kept in a file of rows, and a run that was ended goes on from there.
 
-Each workload of `benchmarks/workloads.py` is a job with its own model, data, devices and memory, on a machine whose
-layers differ from their profile by 8 %, whose steps have noise and which drifts. Regret is how much longer an epoch
-truly takes under the plan that a search would choose after so many trials than under the best plan known, which was
-found with the machine's own costs. Others are Optuna's samplers and a grid of the solver's plans, in random order, on
-the same space with the same trials; they choose the plan that measured fastest.
+Each workload of `benchmarks/cases/workloads.py` is a job with its own model, data, devices and memory, on a machine
+whose layers differ from their profile by 8 %, whose steps have noise and which drifts. Regret is how much longer an
+epoch truly takes under the plan that a search would choose after so many trials than under the best plan known, which
+was found with the machine's own costs. Others are Optuna's samplers and a grid of the solver's plans, in random order,
+on the same space with the same trials; they choose the plan that measured fastest.
 """
 
 import argparse
@@ -37,13 +37,13 @@ from autotune.search.sampling.context import SamplerContext
 from autotune.search.sampling.proposals import Proposals
 from autotune.search.search import Search
 from autotune.search.solver.solver import Solver
-from benchmarks.replay import replayed
-from benchmarks.result import Check, at_least, at_most, finish
-from benchmarks.rivals import fastest_fitting, other_search
-from benchmarks.rows import done_rows
-from benchmarks.surface import RECORDED, Surface, read_surface
-from benchmarks.workloads import NOISY, SimulatedWorkload, workloads
-from tests.simulated import Behaviour, Observed, SimulatedLedger
+from benchmarks.cases.workloads import NOISY, SimulatedWorkload, workloads
+from benchmarks.output.result import Check, at_least, at_most, finish
+from benchmarks.output.rows import done_rows
+from benchmarks.references.samplers import fastest_fitting, other_search
+from benchmarks.surfaces.replay import replayed
+from benchmarks.surfaces.surface import RECORDED, Surface, read_surface
+from tests.machines.simulated import Behaviour, Observed, SimulatedLedger
 from trials.plan import Plan
 
 ALL = 50

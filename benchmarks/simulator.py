@@ -17,7 +17,7 @@ import numpy as np
 
 from autotune.prediction.costs import Array
 from autotune.prediction.schedule import simulate
-from benchmarks.result import Check, at_most, finish
+from benchmarks.output.result import Check, at_most, finish
 
 STAGES, MICRO_BATCHES = 8, 64
 SECONDS = 2.0

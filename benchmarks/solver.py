@@ -25,9 +25,9 @@ from autotune.prediction.predictor import Predictor
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.solver import Solver
 from autotune.search.solver.splits import Wanted
-from benchmarks.reference_splits import Optimum, Program
-from benchmarks.result import at_least, at_most, finish
-from benchmarks.solver_cases import Case, cases, paper_case, speed_cases
+from benchmarks.cases.solver import Case, cases, paper_case, speed_cases
+from benchmarks.output.result import at_least, at_most, finish
+from benchmarks.references.splits import Optimum, Program
 from trials.model.cut import cut
 from trials.plan import Plan
 

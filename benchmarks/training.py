@@ -3,9 +3,9 @@
     python -m benchmarks.training [--part promises rival kills] [--families internvl qwen2_5_vl llava] [--scale 1.0]
 
 All trainings are started by the command line, on two ranks. `promises` tunes and trains small models of three families
-on photos. `rival` trains the example in turns with autotune and with `benchmarks/hf_trainer.py`, and computes the loss
-on a held-out part with transformers. `kills` kills one training again and again, and compares its losses with those of
-undisturbed ones. `--scale` shrinks everything for a quick look; the checks then say less.
+on photos. `rival` trains the example in turns with autotune and with `benchmarks/references/hf_trainer.py`, and
+computes the loss on a held-out part with transformers. `kills` kills one training again and again, and compares its
+losses with those of undisturbed ones. `--scale` shrinks everything for a quick look; the checks then say less.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from benchmarks.full_training.kills import LEFT_SECONDS, killed
 from benchmarks.full_training.photos import FAMILIES
 from benchmarks.full_training.promises import promises
 from benchmarks.full_training.rival import compare
-from benchmarks.result import Check, at_least, at_most, finish
+from benchmarks.output.result import Check, at_least, at_most, finish
 
 Row: TypeAlias = Mapping[str, Any]
 STEPS, SHORT_STEPS = 200, 60

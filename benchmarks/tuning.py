@@ -31,8 +31,8 @@ from autotune.search.space.feasible import feasible_space
 from autotune.search.tuner import Tuner
 from autotune.workbench import Workbench
 from autotune.workload import Prepared
+from benchmarks.output.result import at_most, finish
 from benchmarks.prediction import example
-from benchmarks.result import at_most, finish
 from storage.records import FinishedTrial
 from storage.store import Store, open_store
 from trials.launchers.local import LocalLauncher

@@ -13,7 +13,7 @@ import pytest
 from filelock import FileLock
 from hypothesis import HealthCheck, settings
 
-from tests import postgres
+from tests.programs import postgres
 
 # Several tests and ranks run at the same time, and threads of OpenMP that wait for each other take a whole core each.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -119,7 +119,7 @@ def wide(made_once: Callable[[str, Callable[[Path], object]], Path]) -> Path:
 @pytest.fixture(scope="session")
 def example(wide: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder with `model/`, of narrow layers, and `data/` of 48 samples; read it, do not change it."""
-    from tests.training_values import variant_of  # noqa: PLC0415  # imports torch, which most tests do without
+    from tests.values.training import variant_of  # noqa: PLC0415  # imports torch, which most tests do without
 
     def change(config: dict[str, Any]) -> None:
         config["vision_config"] |= {"hidden_size": 32, "intermediate_size": 64}
@@ -141,7 +141,7 @@ def wide_shallow(wide: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _with_few_layers(example: Path, folder: Path) -> Path:
-    from tests.training_values import variant_of  # noqa: PLC0415  # imports torch, which most tests do without
+    from tests.values.training import variant_of  # noqa: PLC0415  # imports torch, which most tests do without
 
     def change(config: dict[str, Any]) -> None:
         config["vision_config"]["num_hidden_layers"] = 4

@@ -7,7 +7,7 @@ from typing import Any
 
 from autotune.machine.hardware import software
 from benchmarks.devices.target import Target
-from benchmarks.result import Check
+from benchmarks.output.result import Check
 from trials.whole_file import whole_file
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "gpu.md"

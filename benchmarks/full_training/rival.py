@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.full_training.following import Ended, autotune, run, samples_per_second, spread
 from benchmarks.full_training.jobs import make_example, write_job
 
-_TRAINER = Path(__file__).parents[1] / "hf_trainer.py"
+_TRAINER = Path(__file__).parents[1] / "references" / "hf_trainer.py"
 BATCH = 16
 _PER_DEVICE = ("1", "2", "4", "8")
 _OTHERS: Mapping[str, Mapping[str, Any]] = {

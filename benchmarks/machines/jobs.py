@@ -8,15 +8,15 @@ from autotune.prediction.predictor import Predictor
 from autotune.search.solver.solver import Solver
 from autotune.search.space.feasible import feasible_space
 from autotune.search.space.space import Space
+from benchmarks.cases.solver import INTERN_LM2_2B, INTERN_LM2_7B, INTERN_VIT_300M, lengths
+from benchmarks.cases.workloads import SimulatedWorkload
 from benchmarks.machines.dials import Dials, drawn_dials
 from benchmarks.machines.kernels import drawn_device
 from benchmarks.machines.layers import layer_works
 from benchmarks.machines.links import drawn_network
 from benchmarks.machines.machine import EpochOf, Machine
 from benchmarks.machines.profiling import distorted, profiled
-from benchmarks.solver_cases import INTERN_LM2_2B, INTERN_LM2_7B, INTERN_VIT_300M, lengths
-from benchmarks.workloads import SimulatedWorkload
-from tests.simulated import Behaviour, SimulatedLauncher
+from tests.machines.simulated import Behaviour, SimulatedLauncher
 from trials.data.index import DatasetIndex, profile
 from trials.job import SpaceSection
 from trials.layer_costs import LayerCosts

@@ -15,7 +15,7 @@ from benchmarks.machines.layers import ELEMENT_BYTES, LayerWork
 from benchmarks.machines.links import Network, overlap
 from benchmarks.machines.pipeline import Array, stage_ends
 from benchmarks.machines.structure import Structure
-from tests.truths import predicted_peaks
+from tests.machines.truths import predicted_peaks
 from trials.data.epoch import Epoch
 from trials.data.records.sample import Ints
 from trials.engine.static_memory import GRADIENT_BYTES

@@ -9,7 +9,7 @@ import numpy as np
 
 from autotune.workload import Prepared
 from benchmarks.planted.machine import Machine, Speeds
-from tests.data_values import index_of
+from tests.values.data import index_of
 from trials.data.epoch import CostWeights
 from trials.data.index import profile
 from trials.job import DataSection, Job, ModelSection, SearchSection, Source, TrainingSection

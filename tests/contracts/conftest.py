@@ -9,7 +9,7 @@ from sqlalchemy import Engine, create_engine
 
 from storage.database.url import parse
 from storage.store import Store, open_store
-from tests import postgres
+from tests.programs import postgres
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from sqlalchemy import Engine, text
 from autotune.machine import agent as agents
 from autotune.machine.agent import Agent
 from storage.store import Store
-from tests.storage_values import PADDED_PLAN, WORKLOAD, best_of, concluded, packed_plan, result_of
+from tests.values.storage import PADDED_PLAN, WORKLOAD, best_of, concluded, packed_plan, result_of
 
 BEAT = 0.02
 ELSEWHERE = "another host"

@@ -17,7 +17,7 @@ from storage.errors import (
 )
 from storage.store import Store, open_store
 from storage.upkeep.repair import repair
-from tests.storage_values import (
+from tests.values.storage import (
     OWN,
     SHARED,
     WORKLOAD,

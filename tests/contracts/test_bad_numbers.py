@@ -16,7 +16,7 @@ from storage.records import LaunchResult, TrialResult
 from storage.spool import Spool
 from storage.store import Store, open_store
 from storage.upkeep.repair import repair
-from tests.storage_values import COSTS, NOON, WORKLOAD, best_of, changed, concluded, packed_plan, result_of
+from tests.values.storage import COSTS, NOON, WORKLOAD, best_of, changed, concluded, packed_plan, result_of
 from trials import wire
 from trials.errors import WireError
 from trials.outcome import Completed

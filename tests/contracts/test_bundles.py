@@ -13,7 +13,7 @@ from storage.errors import BadBundle, UnfinishedStudy, UnknownRecord
 from storage.records import LaunchResult
 from storage.store import Store, open_store
 from storage.validity import Verdict, validity
-from tests.storage_values import (
+from tests.values.storage import (
     COSTS,
     EXPLANATION,
     NOON,

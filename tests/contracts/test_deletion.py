@@ -19,7 +19,7 @@ from storage.queries import studies
 from storage.records import LaunchResult
 from storage.spool import Spool
 from storage.store import Store, open_store
-from tests.storage_values import (
+from tests.values.storage import (
     COSTS,
     NOON,
     OUTCOMES,

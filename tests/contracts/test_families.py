@@ -21,8 +21,8 @@ from trials.model.conversion import stored_form
 from trials.model.cut import Cut
 from trials.model.family import FAMILIES, Family, Images, join_samples, load_family
 from trials.model.features import join_text
-from trials.model.parity import check_parity
 from trials.model.paths import parameters_at
+from trials.model.plain.parity import check_parity
 from trials.model.shape import model_shape
 from trials.model.shrunk import VOCABULARY, shrunk
 from trials.model.skeleton import Skeleton, build_skeleton, load_config

@@ -6,7 +6,7 @@ import pytest
 
 from storage.errors import AmbiguousId, UnknownPlan
 from storage.store import Store
-from tests.storage_values import (
+from tests.values.storage import (
     NOON,
     PADDED_PLAN,
     WORKLOAD,

@@ -9,7 +9,7 @@ from storage.errors import DatabaseUnavailable
 from storage.records import AbandonedTrial, FinishedTrial
 from storage.store import Store, open_store
 from storage.upkeep.repair import repair
-from tests.storage_values import OUTCOMES, WORKLOAD, best_of, changed, concluded, packed_plan, result_of
+from tests.values.storage import OUTCOMES, WORKLOAD, best_of, changed, concluded, packed_plan, result_of
 
 
 def filled(store: Store) -> str:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tests import search_values
-from tests.nodes import cable, two_nodes
-from tests.processes import has_ended, wait_for
-from tests.processes import ranks as ranks_of_tests
-from tests.simulated import SimulatedLauncher
-from tests.training_values import plan_of, prepared_of
+from tests.machines.nodes import cable, two_nodes
+from tests.machines.simulated import SimulatedLauncher
+from tests.programs.processes import has_ended, wait_for
+from tests.programs.processes import ranks as ranks_of_tests
+from tests.values import search as search_values
+from tests.values.training import plan_of, prepared_of
 from trials.launchers import Launcher, RankGroup
 from trials.launchers.local import LocalLauncher
 from trials.launchers.node_ranks import NodeLauncher

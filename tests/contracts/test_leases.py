@@ -12,7 +12,7 @@ from autotune.machine import agent as agents
 from autotune.machine.agent import Agent
 from storage.errors import ResourceHeld, Superseded
 from storage.store import Store
-from tests.storage_values import PADDED_PLAN, WORKLOAD, packed_plan
+from tests.values.storage import PADDED_PLAN, WORKLOAD, packed_plan
 
 BEAT = 0.02
 ELSEWHERE = "host-7 boot pid:[1]"

@@ -6,7 +6,7 @@ import pytest
 
 from storage.nearness import differences, distance, fields_of, fields_of_machine
 from storage.store import Store
-from tests.storage_values import PADDED_PLAN, WORKLOAD, best_of, changed, concluded
+from tests.values.storage import PADDED_PLAN, WORKLOAD, best_of, changed, concluded
 from trials.workload import Workload
 
 

@@ -13,7 +13,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multip
 from storage.errors import AlreadyFinished, ResourceHeld, Superseded
 from storage.records import AbandonedTrial, FinishedTrial, LaunchResult, RunningTrial, TrialResult
 from storage.store import open_store
-from tests.storage_values import NOON, OUTCOMES, PADDED_PLAN, best_of, changed, packed_plan, result_of
+from tests.values.storage import NOON, OUTCOMES, PADDED_PLAN, best_of, changed, packed_plan, result_of
 from trials.plan import Plan
 
 SETTINGS = settings(

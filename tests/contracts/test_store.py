@@ -11,7 +11,7 @@ from storage.errors import AlreadyFinished, UnknownRecord
 from storage.queries import studies
 from storage.records import AbandonedTrial, FinishedTrial, LaunchResult, RunningTrial
 from storage.store import Store
-from tests.storage_values import (
+from tests.values.storage import (
     EXPLANATION,
     NOON,
     OUTCOMES,

@@ -12,8 +12,8 @@ from storage.database.url import parse
 from storage.errors import DatabaseTooNew, DatabaseUnavailable
 from storage.store import Store, open_store
 from storage.upkeep.schema import VERSION_TABLE
-from tests import postgres
-from tests.storage_values import WORKLOAD
+from tests.programs import postgres
+from tests.values.storage import WORKLOAD
 
 HEAD = "0007"
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.storms import race, storm
+from tests.programs.storms import race, storm
 
 
 @pytest.mark.parametrize("processes", [3, pytest.param(6, marks=pytest.mark.long)])

@@ -27,8 +27,8 @@ from storage.store import Store, open_store
 from storage.upkeep import schema
 from storage.upkeep.repair import repair
 from storage.upkeep.schema import VERSION_TABLE
-from tests import postgres
-from tests.storage_values import OUTCOMES, WORKLOAD, best_of, changed, packed_plan, result_of
+from tests.programs import postgres
+from tests.values.storage import OUTCOMES, WORKLOAD, best_of, changed, packed_plan, result_of
 from trials.plan import Layout
 from trials.workload import Workload
 

@@ -29,7 +29,7 @@ from storage.spool import Spool
 from storage.store import open_store
 from tests.fuzz.request import Kind
 from tests.fuzz.specimens import DATA, JOB, MODEL, PLAN, PROFILE, Specimens
-from tests.search_values import COSTS
+from tests.values.search import COSTS
 from trials import wire
 from trials.data import formats
 from trials.data.records.sample import BadLine, Lengths, Sample

@@ -22,9 +22,9 @@ from storage.records import LaunchResult
 from storage.spool import Spool
 from storage.store import Store, open_store
 from tests.fuzz.mutations import Files
-from tests.search_values import COSTS
-from tests.storage_values import NOON, OUTCOMES, best_of, concluded, result_of
-from tests.training_values import plan_of, variant_of
+from tests.values.search import COSTS
+from tests.values.storage import NOON, OUTCOMES, best_of, concluded, result_of
+from tests.values.training import plan_of, variant_of
 from trials import wire
 from trials.job import Job
 from trials.model.skeleton import build_skeleton, load_config

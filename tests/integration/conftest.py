@@ -11,8 +11,8 @@ import pytest
 from autotune.search.execution.profiling import layer_costs
 from autotune.workload import Prepared
 from storage.store import Store, open_store
-from tests.training_values import job_of, prepared_of
-from tests.users import JobFile
+from tests.programs.users import JobFile
+from tests.values.training import job_of, prepared_of
 from trials import wire
 from trials.launchers.local import LocalLauncher
 from trials.layer_costs import LayerCosts

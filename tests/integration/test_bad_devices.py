@@ -9,8 +9,8 @@ import pytest
 from autotune.machine import device_problems, hardware
 from autotune.machine.hardware import software
 from autotune.machine.torch_build import TorchBuild
-from tests.simulated_nvml import simulate
-from tests.users import JobFile, databases, refusal
+from tests.machines.simulated_nvml import simulate
+from tests.programs.users import JobFile, databases, refusal
 
 
 @pytest.mark.parametrize("command", ["tune", "launch"])

@@ -18,11 +18,11 @@ from storage.database.url import default_url
 from storage.errors import DatabaseUnavailable
 from storage.spool import Spool
 from storage.store import Store, open_store
-from tests.data_values import record, write_records
-from tests.processes import children, wait_for, wait_for_the_end
-from tests.storage_values import best_of, concluded
-from tests.training_values import plan_of, prepared_of
-from tests.users import JobFile, refusal
+from tests.programs.processes import children, wait_for, wait_for_the_end
+from tests.programs.users import JobFile, refusal
+from tests.values.data import record, write_records
+from tests.values.storage import best_of, concluded
+from tests.values.training import plan_of, prepared_of
 from trials.plan import Plan
 
 BAD_LINES = (b'{"id": 1, ', {"id": 2}, record("<image>What?", "A box.", image="gone.png"))

@@ -18,9 +18,9 @@ from autotune.machine.devices import lock_file
 from autotune.training.full_training import check_first_steps, launch
 from autotune.workload import look_at, read_data
 from storage.store import open_store
-from tests.storage_values import WORKLOAD, best_of, concluded, packed_plan
-from tests.training_values import plan_of, prepared_of
-from tests.users import JobFile, databases, refusal
+from tests.programs.users import JobFile, databases, refusal
+from tests.values.storage import WORKLOAD, best_of, concluded, packed_plan
+from tests.values.training import plan_of, prepared_of
 from trials import wire
 from trials.plan import Padded
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.users import JobFile, refusal
+from tests.programs.users import JobFile, refusal
 
 pytestmark = pytest.mark.usefixtures("home")
 

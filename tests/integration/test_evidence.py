@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from autotune.cli import main
 from storage.store import open_store
-from tests.storage_values import WORKLOAD, best_of, completed, concluded, packed_plan, result_of
+from tests.values.storage import WORKLOAD, best_of, completed, concluded, packed_plan, result_of
 
 
 @pytest.mark.usefixtures("home")

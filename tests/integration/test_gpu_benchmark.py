@@ -13,7 +13,7 @@ from benchmarks import gpu
 from benchmarks.devices import page
 from benchmarks.devices.jobs import make_example
 from benchmarks.devices.target import pretended_target
-from benchmarks.result import at_least
+from benchmarks.output.result import at_least
 
 ROOT = Path(__file__).parents[2]
 PRETENDED = pretended_target()

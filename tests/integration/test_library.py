@@ -23,10 +23,10 @@ from autotune.workload import look_at, workload_of
 from storage.errors import UnknownPlan
 from storage.records import BestPlan
 from storage.store import open_store
-from tests.storage_values import best_of, concluded
-from tests.training_values import plan_of
-from tests.unit.test_docs import rows
-from tests.users import JobFile, databases
+from tests.programs.users import JobFile, databases
+from tests.unit.repository.test_docs import rows
+from tests.values.storage import best_of, concluded
+from tests.values.training import plan_of
 from trials.data.records.sample import Ints
 from trials.errors import ModelError
 

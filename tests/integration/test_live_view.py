@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from autotune.events import Event, Phase, PhaseBegan, TrialBegan, TrialEnded
-from benchmarks.recording import record, resize
+from benchmarks.output.recording import record, resize
 from storage.database.url import default_url
 from storage.records import FinishedTrial, RunningTrial
 from storage.store import open_store
-from tests.terminals import terminal
-from tests.users import JobFile
+from tests.programs.terminals import terminal
+from tests.programs.users import JobFile
 
 ROOT = Path(__file__).parents[2]
 SHOW_CURSOR = b"\x1b[?25h"

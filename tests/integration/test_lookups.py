@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from storage.store import open_store
-from tests.storage_values import best_of, changed, concluded, packed_plan, result_of
+from tests.values.storage import best_of, changed, concluded, packed_plan, result_of
 
 HEAVY = {"torch", "transformers", "deepspeed", "datasets", "optuna", "scipy", "numpy", "matplotlib", "alembic"}
 CORES = len(os.sched_getaffinity(0))

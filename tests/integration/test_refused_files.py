@@ -11,7 +11,7 @@ import pytest
 
 from autotune.cli import os_errors
 from autotune.folders import work_folder
-from tests.users import JobFile, refusal
+from tests.programs.users import JobFile, refusal
 
 LONG = "x" * 300
 

@@ -10,9 +10,9 @@ from click.testing import CliRunner
 from autotune.cli import main
 from storage.database.url import parse
 from storage.store import open_store
-from tests import postgres
-from tests.storage_values import WORKLOAD, best_of, concluded, packed_plan, result_of
-from tests.users import JobFile
+from tests.programs import postgres
+from tests.programs.users import JobFile
+from tests.values.storage import WORKLOAD, best_of, concluded, packed_plan, result_of
 
 CANARY = "c4nary-p4ss"
 COMMANDS = (

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from autotune.cli import main
 from autotune.cli.visible import VisibleFormatter, visible
 from storage.store import open_store
-from tests.storage_values import WORKLOAD, best_of, concluded, packed_plan, result_of
+from tests.values.storage import WORKLOAD, best_of, concluded, packed_plan, result_of
 from trials.outcome import Rejected
 
 ESCAPES = "\x1b]0;pwned\x07\x1b[31m\x9b2J\u202e\x7f"

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from autotune.cli import main
 from tests.tiny_models import text
-from tests.training_values import job_of, plan_of, prepared_of
+from tests.values.training import job_of, plan_of, prepared_of
 from trials.run.pool import Answers, WarmPool
 from trials.tasks.answer import TrainingReport
 from trials.tasks.request import Training

@@ -10,10 +10,10 @@ import pytest
 
 from storage.database.url import default_url
 from storage.store import open_store
-from tests.parameters import parameters
-from tests.storage_values import best_of, concluded
-from tests.training_values import plan_of, prepared_of
-from tests.users import JobFile
+from tests.programs.users import JobFile
+from tests.values.parameters import parameters
+from tests.values.storage import best_of, concluded
+from tests.values.training import plan_of, prepared_of
 from trials.launchers.local import LocalLauncher
 from trials.run.pool import Answers, WarmPool
 from trials.tasks.request import Trial

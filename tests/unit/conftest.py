@@ -9,7 +9,7 @@ import pytest
 from autotune.search import search
 from autotune.search.sampling.proposals import database
 from storage.store import open_store
-from tests.search_bench import Bench
+from tests.machines.search_bench import Bench
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ import pytest
 
 from autotune.errors import PredictError
 from autotune.plan_file import is_plan_file, read_plan
-from tests.storage_values import packed_plan
+from tests.values.storage import packed_plan
 from trials import wire
 
 DOCUMENT = wire.to_document(packed_plan())

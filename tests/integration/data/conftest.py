@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.data_values import write_lengths
+from tests.values.data import write_lengths
 
 
 @pytest.fixture

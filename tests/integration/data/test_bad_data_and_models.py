@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import save_file
 
 from autotune.workload import prepare
-from tests.data_values import record, write_records
-from tests.training_values import job_of
-from tests.users import JobFile, databases, refusal
+from tests.programs.users import JobFile, databases, refusal
+from tests.values.data import record, write_records
+from tests.values.training import job_of
 from trials.data import measuring
 from trials.errors import ModelError
 from trials.model.skeleton import build_skeleton, load_config

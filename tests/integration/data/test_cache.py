@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.data_values import record, write_records
-from tests.measurers import Words
+from tests.programs.measurers import Words
+from tests.values.data import record, write_records
 from trials.data.index import COLUMNS, DatasetIndex
 from trials.data.indexing import IndexReport, build_index
 from trials.data.reading import Reading

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from transformers import AutoTokenizer
 
-from tests.data_values import file_of
+from tests.values.data import file_of
 from trials.data import formats
 from trials.data.records.images import image_pixels, image_size
 from trials.data.records.sample import IGNORED, IMAGE, Encoded, Encoder, Lengths, Sample, Turn

@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from tests.conftest import GENERATOR
-from tests.data_values import record, write_records
-from tests.training_values import prepared_of
+from tests.values.data import record, write_records
+from tests.values.training import prepared_of
 from trials.data import indexing
 from trials.data.index import DatasetIndex
 from trials.data.indexing import IndexReport, build_index

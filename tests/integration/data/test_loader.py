@@ -11,8 +11,8 @@ from PIL import Image
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from autotune import workload
-from tests.data_values import record, write_records
-from tests.training_values import plan_of, prepared_of
+from tests.values.data import record, write_records
+from tests.values.training import plan_of, prepared_of
 from trials.data.epoch import CostWeights, Epoch, build_epoch
 from trials.data.index import DatasetIndex
 from trials.data.indexing import build_index

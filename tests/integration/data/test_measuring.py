@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from tests.data_values import record, write_records
 from tests.integration.data.test_cache import assert_equal
-from tests.measurers import Dying, Slow, Unloadable, Words
-from tests.processes import children, wait_for, wait_for_the_end
+from tests.programs.measurers import Dying, Slow, Unloadable, Words
+from tests.programs.processes import children, wait_for, wait_for_the_end
+from tests.values.data import record, write_records
 from trials.data import measuring
 from trials.data.index import DatasetIndex
 from trials.data.indexing import IndexReport, build_index
@@ -88,7 +88,7 @@ def test_a_short_reading_starts_no_process(folder: Path, monkeypatch: pytest.Mon
 UNGUARDED = """
 import sys
 from pathlib import Path
-from tests.measurers import Words
+from tests.programs.measurers import Words
 from trials.data import measuring
 from trials.data.records import file_chunk
 from trials.data.indexing import build_index
@@ -111,7 +111,7 @@ def test_a_script_without_a_guard_is_not_run_again_by_the_processes(folder: Path
 SCRIPT = """
 import sys
 from pathlib import Path
-from tests.measurers import Stuck
+from tests.programs.measurers import Stuck
 from trials.data import measuring
 from trials.data.records import file_chunk
 from trials.data.indexing import build_index

@@ -22,8 +22,8 @@ from autotune.machine.devices import lock_file
 from autotune.packing.balance import balanced
 from autotune.packing.material import PackOptions, read_material
 from autotune.packing.paper_model import paper_weights
-from tests.data_values import write_lengths, write_records
-from tests.users import JobFile, databases, refusal
+from tests.programs.users import JobFile, databases, refusal
+from tests.values.data import write_lengths, write_records
 from trials.data.epoch import build_epoch
 from trials.data.indexing import build_index
 from trials.data.loader import micro_batches

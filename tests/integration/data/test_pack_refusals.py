@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.users import JobFile, refusal
+from tests.programs.users import JobFile, refusal
 
 pytestmark = pytest.mark.usefixtures("home")
 

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from autotune import EvenPackSampler, PackSampler, SampleDataset
 from autotune.errors import PackError
 from autotune.workload import Prepared, prepare
-from tests.training_values import PACKED, job_of, plan_of
+from tests.values.training import PACKED, job_of, plan_of
 from trials.data.records.sample import IGNORED
 from trials.errors import DataError
 from trials.plan import Padded, Plan

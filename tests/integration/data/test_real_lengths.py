@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import reference_packers as reference
 from benchmarks.packing import LENGTHS, load
+from benchmarks.references import packers as reference
 from trials.data.order import epoch_order
 from trials.data.packs import build_packs
 from trials.plan import Packed

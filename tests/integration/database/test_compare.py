@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from autotune.cli import main
 from storage.store import Store, open_store
-from tests.storage_values import (
+from tests.values.storage import (
     EXPLANATION,
     OUTCOMES,
     PADDED_PLAN,

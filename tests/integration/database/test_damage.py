@@ -15,8 +15,8 @@ from autotune.cli import main
 from storage.errors import DatabaseDamaged, DatabaseUnavailable, StorageError
 from storage.store import open_store
 from storage.upkeep.repair import repair
-from tests.damage import DAMAGES, PAGE, damaged, filled, mishandled, on_a_small_disk
-from tests.storage_values import WORKLOAD
+from tests.programs.damage import DAMAGES, PAGE, damaged, filled, mishandled, on_a_small_disk
+from tests.values.storage import WORKLOAD
 
 
 @pytest.mark.parametrize("kind", DAMAGES)

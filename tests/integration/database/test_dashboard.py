@@ -5,9 +5,9 @@ import subprocess
 from pathlib import Path
 
 from storage.store import open_store
-from tests.dashboards import ask, attributes, dashboard
-from tests.search_bench import PREDICTOR, Bench
-from tests.simulated import SimulatedLauncher
+from tests.machines.search_bench import PREDICTOR, Bench
+from tests.machines.simulated import SimulatedLauncher
+from tests.programs.dashboards import ask, attributes, dashboard
 from trials.outcome import Failed, OutOfMemory
 from trials.plan import Plan
 

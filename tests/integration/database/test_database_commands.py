@@ -17,9 +17,9 @@ from autotune.machine.hardware import probe_hardware, software
 from storage.database.url import default_url
 from storage.spool import Spool
 from storage.store import Store, open_store
-from tests.data_values import record, write_records
-from tests.storage_values import OUTCOMES, WORKLOAD, best_of, changed, concluded, packed_plan, result_of
-from tests.users import JobFile, refusal
+from tests.programs.users import JobFile, refusal
+from tests.values.data import record, write_records
+from tests.values.storage import OUTCOMES, WORKLOAD, best_of, changed, concluded, packed_plan, result_of
 from trials.workload import Workload
 
 PLAN = packed_plan().id

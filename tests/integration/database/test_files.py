@@ -17,7 +17,7 @@ from storage.database.engine import Database
 from storage.database.url import parse
 from storage.errors import DatabaseTooNew, DatabaseUnavailable, StorageError
 from storage.store import open_store
-from tests.storage_values import WORKLOAD
+from tests.values.storage import WORKLOAD
 
 CANARY = "c4nary"
 

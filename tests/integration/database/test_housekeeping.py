@@ -22,8 +22,8 @@ from storage.database.url import default_url
 from storage.records import StudyRecord
 from storage.spool import Spool
 from storage.store import Store, open_store
-from tests.storage_values import WORKLOAD, best_of, changed, concluded, packed_plan, result_of
-from tests.users import refusal
+from tests.programs.users import refusal
+from tests.values.storage import WORKLOAD, best_of, changed, concluded, packed_plan, result_of
 
 PLAN, OWN = packed_plan().id, packed_plan(3).id
 HOSTILE = "\x1b[31mred\u202e"

@@ -17,8 +17,8 @@ from storage.errors import BadUrl, DatabaseUnavailable
 from storage.store import Store, open_store
 from storage.upkeep import repair as repairing
 from storage.upkeep.repair import Repaired, repair
-from tests.damage import filled
-from tests.storage_values import WORKLOAD, packed_plan, result_of
+from tests.programs.damage import filled
+from tests.values.storage import WORKLOAD, packed_plan, result_of
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from storage.store import open_store
-from tests.storage_values import PADDED_PLAN, packed_plan
+from tests.values.storage import PADDED_PLAN, packed_plan
 
 ROOT = Path(__file__).parents[3]
 ASSETS = ROOT / "tests" / "assets"

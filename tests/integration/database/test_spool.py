@@ -17,7 +17,7 @@ from storage.errors import DatabaseUnavailable, SpoolUnavailable
 from storage.records import FinishedTrial
 from storage.spool import Spool
 from storage.store import Store, open_store
-from tests.storage_values import OUTCOMES, WORKLOAD, completed, packed_plan, result_of
+from tests.values.storage import OUTCOMES, WORKLOAD, completed, packed_plan, result_of
 from trials.errors import WireError
 
 ROOT = Path(__file__).parents[3]
@@ -26,7 +26,7 @@ import sys
 from pathlib import Path
 from storage.spool import Spool
 from storage.store import open_store
-from tests.storage_values import result_of
+from tests.values.storage import result_of
 
 url, directory, trial = sys.argv[1:]
 with open_store(url) as store:

@@ -10,11 +10,11 @@ from transformers import InternVLConfig
 
 from autotune.cli import main
 from autotune.folders import architectures_folder
-from tests.training_values import variant_of
-from tests.users import JobFile, databases, refusal
+from tests.programs.users import JobFile, databases, refusal
+from tests.values.training import variant_of
 from trials.errors import ModelError
 from trials.job import ModelSection
-from trials.model.parity import check_parity
+from trials.model.plain.parity import check_parity
 
 SIZES = {
     "vocab_size": 1000, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8,

@@ -12,10 +12,10 @@ from torch import distributed, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import varlen
 
-from tests import varlen as stand_in
 from tests.contracts.test_families import TINY
-from tests.own_ranks import on_ranks
-from tests.parameters import parameters
+from tests.machines import varlen as stand_in
+from tests.machines.own_ranks import on_ranks
+from tests.values.parameters import parameters
 from trials import plugins
 from trials.channels.folder import file_meeting
 from trials.data.tokens import pack

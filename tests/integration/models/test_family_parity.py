@@ -15,7 +15,7 @@ from PIL import Image
 from torch.nn.functional import cross_entropy
 from transformers import PretrainedConfig, PreTrainedModel
 
-from tests.parameters import parameters
+from tests.values.parameters import parameters
 from trials import plugins
 from trials.data.loader import MicroBatch, collate
 from trials.data.records.images import image_pixels

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.integration.models.test_parity import reference, trained_gradients
-from tests.parameters import parameters
-from tests.training_values import PACKED, plan_of, prepared_of, variant_of
+from tests.values.parameters import parameters
+from tests.values.training import PACKED, plan_of, prepared_of, variant_of
 from trials.job import Part
 from trials.model.skeleton import build_skeleton, load_config
 from trials.plan import Plan

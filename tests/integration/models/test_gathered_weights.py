@@ -7,8 +7,8 @@ import pytest
 from tests.contracts.test_families import TINY
 from tests.integration.models.test_parity import check
 from tests.integration.models.test_sharing import FAMILIES
-from tests.parameters import parameters
-from tests.training_values import plan_of, prepared_of
+from tests.values.parameters import parameters
+from tests.values.training import plan_of, prepared_of
 from trials import plugins
 from trials.plan import Packed
 from trials.run.pool import WarmPool

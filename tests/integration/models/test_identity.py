@@ -19,9 +19,9 @@ from autotune.forecast.profile_file import ProfiledCosts
 from autotune.job_file import load_job
 from autotune.workload import prepare
 from storage.store import open_store
-from tests.storage_values import NOON, WORKLOAD, best_of, concluded
-from tests.training_values import plan_of, variant_of
-from tests.users import JobFile, refusal
+from tests.programs.users import JobFile, refusal
+from tests.values.storage import NOON, WORKLOAD, best_of, concluded
+from tests.values.training import plan_of, variant_of
 from trials import wire
 from trials.job import ModelSection
 from trials.layer_costs import LayerCosts

@@ -12,10 +12,10 @@ from transformers import AutoModelForImageTextToText
 
 from autotune.workload import Prepared
 from tests.integration.models.test_parity import ADAM_SHARE, plain_model, reference
-from tests.integration.running.test_training_families import checkpointed
-from tests.parameters import parameters
-from tests.saved_models import saved_model
-from tests.training_values import PACKED, plan_of, prepared_of, train
+from tests.integration.running.training.test_training_families import checkpointed
+from tests.values.parameters import parameters
+from tests.values.saved_models import saved_model
+from tests.values.training import PACKED, plan_of, prepared_of, train
 from trials.data.tokens import pack
 from trials.model.family import join_samples
 from trials.model.stage import StageModule

@@ -13,16 +13,15 @@ from PIL import Image
 from transformers.models.pixtral import image_processing_pil_pixtral
 
 from tests.tiny_models import TEXT, mistral3, pixtral
-from tests.training_values import plan_of
+from tests.values.training import plan_of
 from trials.data.records.sample import IMAGE, Sample, Turn
 from trials.errors import DataError, ModelError
 from trials.job import ModelSection
-from trials.model import parity
 from trials.model.families import mistral3 as family
 from trials.model.family import Images
 from trials.model.inputs.chat import measurer
 from trials.model.inputs.preprocessing import load_image_processor, load_tokenizer
-from trials.model.plain import small_copy
+from trials.model.plain import parity, small_copy
 from trials.model.skeleton import build_skeleton, load_config
 from trials.model.towers import pixtral_tower
 

@@ -9,8 +9,8 @@ import torch
 from safetensors import safe_open
 
 from tests.integration.models.test_parity import ADAM_SHARE, plain_model, reference
-from tests.parameters import parameters
-from tests.training_values import plan_of, prepared_of, variant_of
+from tests.values.parameters import parameters
+from tests.values.training import plan_of, prepared_of, variant_of
 from trials.launchers.local import LocalLauncher
 from trials.plan import Plan
 from trials.run.pool import Answers, WarmPool

@@ -15,10 +15,10 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForImageTextToText
 
 from autotune.workload import Prepared
-from tests.parameters import parameters
-from tests.saved_models import saved_model
 from tests.tiny_models import qwen3_vl
-from tests.training_values import plan_of, prepared_of, stage, variant_of
+from tests.values.parameters import parameters
+from tests.values.saved_models import saved_model
+from tests.values.training import plan_of, prepared_of, stage, variant_of
 from trials.data.loader import encode
 from trials.data.records.sample import IGNORED
 from trials.job import ModelSection

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from tests.contracts.test_families import TINY
-from tests.own_ranks import on_ranks
-from tests.parameters import parameters
-from tests.pretended_cuda import CUDA, PretendedCuda
+from tests.machines.own_ranks import on_ranks
+from tests.machines.pretended_cuda import CUDA, PretendedCuda
+from tests.values.parameters import parameters
 from trials import plugins
 from trials.data.loader import MicroBatch
 from trials.engine import engine

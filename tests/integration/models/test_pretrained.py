@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText, PreTrainedModel
 
-from tests.saved_models import saved_model
+from tests.values.saved_models import saved_model
 from trials.errors import ModelError
 from trials.job import ModelSection
 from trials.model.conversion import find_origins, stored_form

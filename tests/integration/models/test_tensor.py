@@ -12,17 +12,17 @@ from safetensors.torch import load_file
 
 from storage.store import Store
 from tests.contracts.test_families import TINY
-from tests.faulty_ranks import TENSOR_FAULTS, serve_with_tensor_faults
 from tests.integration.models.test_parity import check
 from tests.integration.models.test_sharing import compared, levelled
 from tests.integration.running.test_certificate import faults_in
-from tests.integration.running.test_changed_plans import change, lines, losses, prepared
-from tests.integration.running.test_training_families import checkpointed
-from tests.own_ranks import on_ranks
-from tests.parameters import parameters
-from tests.saved_models import saved_model
+from tests.integration.running.training.test_changed_plans import change, lines, losses, prepared
+from tests.integration.running.training.test_training_families import checkpointed
+from tests.machines.faulty_ranks import TENSOR_FAULTS, serve_with_tensor_faults
+from tests.machines.own_ranks import on_ranks
 from tests.tiny_models import text
-from tests.training_values import PACKED, plan_of, prepared_of, train, variant_of
+from tests.values.parameters import parameters
+from tests.values.saved_models import saved_model
+from tests.values.training import PACKED, plan_of, prepared_of, train, variant_of
 from trials import plugins
 from trials.channels.folder import FolderChannel
 from trials.launchers.local import LocalLauncher

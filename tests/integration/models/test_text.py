@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma3Config, PreTrainedModel
 
-from tests.parameters import parameters
 from tests.tiny_models import text
-from tests.training_values import stage
+from tests.values.parameters import parameters
+from tests.values.training import stage
 from trials.data.loader import MicroBatch, collate
 from trials.data.records.sample import IGNORED, IMAGE, Encoded, Encoder, Sample, Turn
 from trials.data.tokens import pack
@@ -23,7 +23,7 @@ from trials.job import ModelSection
 from trials.model.cut import cut
 from trials.model.families import text as text_family
 from trials.model.family import load_family
-from trials.model.parity import check_parity
+from trials.model.plain.parity import check_parity
 from trials.model.shape import model_shape
 from trials.model.skeleton import build_skeleton, load_config
 from trials.model.stage import StageModule, pack_loss

@@ -8,10 +8,10 @@ import pytest
 from autotune.forecast.profile_file import ProfiledCosts
 from autotune.job_file import load_job
 from autotune.machine.hardware import software
-from tests.forecast_values import Trials
-from tests.search_values import COSTS
-from tests.storage_values import NOON, WORKLOAD
-from tests.users import JobFile
+from tests.programs.users import JobFile
+from tests.values.forecast import Trials
+from tests.values.search import COSTS
+from tests.values.storage import NOON, WORKLOAD
 from trials import wire
 from trials.layer_costs import LayerCosts, LinkCost
 from trials.model.shape import model_shape

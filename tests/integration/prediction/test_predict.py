@@ -20,10 +20,10 @@ from autotune.machine.hardware import software
 from autotune.prediction.features import COSTS as FACTORS
 from autotune.prediction.features import scaled
 from storage.store import open_store
-from tests.forecast_values import PLAN, Trials, store_profile
-from tests.storage_values import WORKLOAD, best_of, concluded
-from tests.training_values import PACKED, plan_of
-from tests.users import JobFile, databases, refusal
+from tests.programs.users import JobFile, databases, refusal
+from tests.values.forecast import PLAN, Trials, store_profile
+from tests.values.storage import WORKLOAD, best_of, concluded
+from tests.values.training import PACKED, plan_of
 from trials import wire
 from trials.layer_costs import KINDS, GatherCost, LayerCosts, LinkCost, TensorCost
 from trials.plan import Layout, Levelled, Packed, Plan, Recomputed, Stage

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.forecast_values import PLAN, store_profile
-from tests.training_values import PACKED, plan_of
-from tests.users import JobFile, refusal
+from tests.programs.users import JobFile, refusal
+from tests.values.forecast import PLAN, store_profile
+from tests.values.training import PACKED, plan_of
 from trials.layer_costs import LayerCosts, UpdateCost
 from trials.plan import Levelled, Packed, Plan, Recomputed
 

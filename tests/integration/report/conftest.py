@@ -9,8 +9,8 @@ from playwright.sync_api import Browser
 
 from autotune.cli import main
 from storage.store import open_store
-from tests.browser import CHROMIUM, NEEDED, chromium
-from tests.report_studies import searched
+from tests.programs.browser import CHROMIUM, NEEDED, chromium
+from tests.values.report_studies import searched
 
 
 @pytest.fixture(scope="package")

@@ -19,10 +19,10 @@ from playwright.sync_api import Browser
 
 from autotune.cli import main
 from storage.store import Store, open_store
-from tests import storage_values
-from tests.browser import LAPTOP, PHONE, opened
-from tests.storage_values import OUTCOMES, WORKLOAD, packed_plan, result_of
-from tests.users import refusal
+from tests.programs.browser import LAPTOP, PHONE, opened
+from tests.programs.users import refusal
+from tests.values import storage as storage_values
+from tests.values.storage import OUTCOMES, WORKLOAD, packed_plan, result_of
 from trials.outcome import Crash, Failed, Rejected
 
 ASSETS = Path(__file__).parents[2] / "assets" / "databases"

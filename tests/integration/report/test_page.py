@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser
 
-from tests.browser import LAPTOP, PHONE, opened
+from tests.programs.browser import LAPTOP, PHONE, opened
 
 CHARTS = {
     *("causes", "step-before", "step-after", "ranks", "memory-before", "memory-after", "layers", "packs", "balance"),

@@ -9,8 +9,8 @@ import torch
 from safetensors import safe_open
 
 from autotune.workload import Prepared
-from tests.parameters import parameters
-from tests.training_values import plan_of, prepared_of, variant_of
+from tests.values.parameters import parameters
+from tests.values.training import plan_of, prepared_of, variant_of
 from trials.data.loader import micro_batches
 from trials.data.tokens import pack
 from trials.launchers.local import LocalLauncher

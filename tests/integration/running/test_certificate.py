@@ -11,11 +11,11 @@ from autotune.certification import certify
 from autotune.certification.certificate import compare, faults, stored_certificates
 from autotune.folders import certificates_folder
 from autotune.workload import Prepared
-from tests.faulty_ranks import FAULTS, serve_with_faults
-from tests.own_ranks import on_ranks
-from tests.parameters import parameters
-from tests.saved_models import saved_model
-from tests.training_values import plan_of, prepared_of
+from tests.machines.faulty_ranks import FAULTS, serve_with_faults
+from tests.machines.own_ranks import on_ranks
+from tests.values.parameters import parameters
+from tests.values.saved_models import saved_model
+from tests.values.training import plan_of, prepared_of
 from trials.channels.folder import FolderChannel
 from trials.plan import Plan
 from trials.sites.local import LocalSite

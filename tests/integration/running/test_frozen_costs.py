@@ -11,8 +11,8 @@ from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Predictor
 from autotune.search.execution.profiling import layer_costs
 from storage.store import open_store
-from tests.parameters import parameters
-from tests.training_values import plan_of, prepared_of
+from tests.values.parameters import parameters
+from tests.values.training import plan_of, prepared_of
 from trials.layer_costs import KINDS, LayerKind
 from trials.model.cut import cut
 from trials.plan import Plan

@@ -15,12 +15,12 @@ from autotune import best_plan, launch
 from autotune.events import Event
 from autotune.workload import prepare
 from storage.store import open_store
-from tests.own_ranks import on_ranks
-from tests.processes import free_port
-from tests.saved_models import saved_model
-from tests.scripts import output_of
-from tests.storage_values import best_of, concluded
-from tests.training_values import job_of, plan_of
+from tests.machines.own_ranks import on_ranks
+from tests.programs.processes import free_port
+from tests.programs.scripts import output_of
+from tests.values.saved_models import saved_model
+from tests.values.storage import best_of, concluded
+from tests.values.training import job_of, plan_of
 from trials.plan import Plan
 from trials.tasks.training.progress import Progress
 

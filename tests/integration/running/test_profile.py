@@ -17,7 +17,7 @@ from autotune.search.execution.profiling import layer_costs, profile_layers
 from autotune.workload import Prepared
 from storage.store import open_store
 from tests.contracts.test_families import TINY
-from tests.training_values import job_of, plan_of, prepared_of, variant_of
+from tests.values.training import job_of, plan_of, prepared_of, variant_of
 from trials import plugins, wire
 from trials.launchers.local import LocalLauncher
 from trials.layer_costs import KINDS, LayerCosts, LayerKind

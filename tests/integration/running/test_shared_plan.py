@@ -12,9 +12,9 @@ from autotune.certification.certificate import CERTIFICATE_FILE, read_certificat
 from autotune.errors import PackError, PlanNotValid
 from autotune.loop.sampler import PackSampler
 from autotune.loop.samples import SampleDataset
-from tests.parameters import parameters
-from tests.training_values import PACKED, plan_of
-from tests.users import JobFile, refusal
+from tests.programs.users import JobFile, refusal
+from tests.values.parameters import parameters
+from tests.values.training import PACKED, plan_of
 from trials.plan import Levelled, Plan, Recomputed
 
 pytestmark = pytest.mark.usefixtures("home")

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from autotune.workload import Prepared
-from tests.parameters import parameters
-from tests.processes import children, wait_for
-from tests.training_values import plan_of, prepared_of
+from tests.programs.processes import children, wait_for
+from tests.values.parameters import parameters
+from tests.values.training import plan_of, prepared_of
 from trials.plan import Plan
 from trials.run.pool import Answers, WarmPool
 from trials.tasks.answer import TrialReport

@@ -12,9 +12,9 @@ from autotune import launch
 from autotune.certification.certificate import CERTIFICATE_FILE, read_certificate
 from autotune.errors import PlanNotValid
 from autotune.workload import check_plan
+from tests.programs.users import JobFile, refusal
 from tests.tiny_models import text
-from tests.training_values import PACKED, plan_of, prepared_of
-from tests.users import JobFile, refusal
+from tests.values.training import PACKED, plan_of, prepared_of
 from trials.errors import InvalidPlan
 from trials.model.refusals.tensor import check_tensor
 from trials.model.skeleton import build_skeleton, load_config

@@ -17,8 +17,8 @@ from autotune.search.solver.limits import HEADROOM, Limits
 from autotune.search.solver.solver import Solver
 from autotune.workload import prepare
 from storage.database.url import default_url
-from tests.data_values import record, write_records
-from tests.training_values import job_of
+from tests.values.data import record, write_records
+from tests.values.training import job_of
 from trials.job import Job
 from trials.layer_costs import LayerCosts
 from trials.outcome import Completed, Failed, OutOfMemory, Rejected

@@ -16,8 +16,8 @@ from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.roles import Role
 from autotune.workload import Prepared
 from storage.database.url import default_url
-from tests.training_values import job_of, plan_of
-from tests.users import JobFile, refusal
+from tests.programs.users import JobFile, refusal
+from tests.values.training import job_of, plan_of
 from trials.layer_costs import LayerCosts
 from trials.outcome import Completed, Measurement
 from trials.plan import Plan

@@ -16,7 +16,7 @@ from autotune.search.solver.solver import Solver
 from autotune.search.space.feasible import feasible_space
 from autotune.workload import Prepared, prepare
 from storage.database.url import default_url
-from tests.training_values import job_of, plan_of, prepared_of, train
+from tests.values.training import job_of, plan_of, prepared_of, train
 from trials.job import SpaceSection
 from trials.layer_costs import LayerCosts
 from trials.outcome import Completed, OutOfMemory

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.data_values import lines, read_all, values, write_records
+from tests.values.data import lines, read_all, values, write_records
 from trials.data import containers
 from trials.data.containers import json_lines, json_list
 from trials.data.records import file_chunk, record

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.data_values import WEIGHTS, build, index_of, lengths
+from tests.values.data import WEIGHTS, build, index_of, lengths
 from trials.data.epoch import Epoch, PackSizes
 from trials.data.index import DatasetIndex
 from trials.plan import Packed, Packing, Padded

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.data_values import index_of
+from tests.values.data import index_of
 from trials.data.epoch import CostWeights, Epoch, build_epoch
 from trials.data.epoch_count import count_epoch
 from trials.data.packs import Oversize

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.data_values import file_of, record, write_records
+from tests.values.data import file_of, record, write_records
 from trials.data import formats
 from trials.data.formats import AnnotationFile
 from trials.data.records.sample import IMAGE, BadLine, Lengths, Sample

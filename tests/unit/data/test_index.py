@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.data_values import file_of, index_of, lengths, record, write_records
+from tests.values.data import file_of, index_of, lengths, record, write_records
 from trials.data.index import COLUMNS, DatasetIndex, profile
 from trials.data.order import epoch_order
 from trials.errors import DataError

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.data_values import WEIGHTS, build, index_of, lengths
+from tests.values.data import WEIGHTS, build, index_of, lengths
 from trials.data.arrangement import arrange
 from trials.data.epoch import Epoch
 from trials.data.epoch_count import count_epoch

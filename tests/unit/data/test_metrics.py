@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.data_values import index_of, lengths
+from tests.values.data import index_of, lengths
 from trials.data.epoch import CostWeights, Epoch, build_epoch
 from trials.data.metrics import Spread, balance, dist_ratios, mixing, oversize, step_sums
 from trials.data.packs import Packs

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from tests.data_values import record, write_records
+from tests.values.data import record, write_records
 from trials import wire
 from trials.data import formats
 from trials.data.formats import AnnotationFile

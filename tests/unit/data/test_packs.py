@@ -5,7 +5,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.data_values import index_of, lengths
+from tests.values.data import index_of, lengths
 from trials import plugins
 from trials.data.index import DatasetIndex
 from trials.data.order import epoch_order

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from autotune.packing.packs_file import write_packs
-from tests.data_values import build, index_of, lengths
+from tests.values.data import build, index_of, lengths
 from trials.errors import DataError
 from trials.plan import Packed
 from trials.sharing.group import _overlaps

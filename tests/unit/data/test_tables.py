@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.data_values import lines, read_all, values
+from tests.values.data import lines, read_all, values
 from trials.data import containers
 from trials.data.containers import table
 from trials.data.records.file_chunk import Chunk

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.data_values import file_of, record, write_records
-from tests.measurers import Words
+from tests.programs.measurers import Words
+from tests.values.data import file_of, record, write_records
 from trials.data import formats
 from trials.data.lengths import measure
 from trials.data.records.images import image_size

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.records import TrialResult
-from tests.storage_values import OUTCOMES, best_of, result_of
+from tests.values.storage import OUTCOMES, best_of, result_of
 from trials import wire
 
 TRIAL = "0123456789abcdef" * 2

@@ -5,7 +5,7 @@ from dataclasses import fields, is_dataclass
 import pytest
 
 from storage.validity import Verdict, validity
-from tests.storage_values import WORKLOAD, changed
+from tests.values.storage import WORKLOAD, changed
 
 VALID = {"model.name", "data.lengths_digest"}
 INVALID = {

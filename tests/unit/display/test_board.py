@@ -7,7 +7,7 @@ import pytest
 
 from autotune.cli.display.board import Board
 from autotune.events import Event, Phase, PhaseBegan, RanksStart, TrialBegan
-from tests.display_values import BEST, EVALUATED, PLAN, SEARCH, SHORT, STEP, TRAINING, ended, running, status
+from tests.values.display import BEST, EVALUATED, PLAN, SEARCH, SHORT, STEP, TRAINING, ended, running, status
 from trials.data.reading import Reading
 
 

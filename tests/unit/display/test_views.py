@@ -20,10 +20,10 @@ from autotune.cli.display.line_view import LineView
 from autotune.cli.display.live_view import LiveView
 from autotune.cli.visible import VisibleFormatter
 from autotune.events import Event, Note, Phase, PhaseBegan
-from tests.display_values import PLAN, SEARCH, TRAINING
-from tests.processes import WAIT_SECONDS, wait_for
-from tests.storage_values import PADDED_PLAN
-from tests.terminals import terminal
+from tests.programs.processes import WAIT_SECONDS, wait_for
+from tests.programs.terminals import terminal
+from tests.values.display import PLAN, SEARCH, TRAINING
+from tests.values.storage import PADDED_PLAN
 
 ESCAPES = "name\x1b[2J\x1b]0;pwned\x07\x9b2K"
 

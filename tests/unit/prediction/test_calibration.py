@@ -13,10 +13,10 @@ from autotune.prediction.features import COSTS, FEATURES, scaled, stage_features
 from autotune.prediction.memory import StageBytes
 from autotune.prediction.predictor import Predictor
 from autotune.search.learning.calibrated import CalibratedPredictor, peaks
-from tests.search_values import COSTS as LAYER_COSTS
-from tests.search_values import MEBI, keeping, predictor_of, prepared_of, runner_of
-from tests.simulated import SimulatedLauncher
-from tests.training_values import plan_of
+from tests.machines.simulated import SimulatedLauncher
+from tests.values.search import COSTS as LAYER_COSTS
+from tests.values.search import MEBI, keeping, predictor_of, prepared_of, runner_of
+from tests.values.training import plan_of
 from trials.outcome import Completed, Crash, Failed, Measurement, OutOfMemory, Rejected
 from trials.plan import Packed, Padded, Plan, ZeroStage
 

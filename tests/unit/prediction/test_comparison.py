@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from autotune.prediction.comparison import MOST_STEPS, cautious_seconds
 from autotune.prediction.predictor import Predictor
-from tests.data_values import index_of
-from tests.search_values import COSTS, predictor_of, random_rows
+from tests.values.data import index_of
+from tests.values.search import COSTS, predictor_of, random_rows
 from trials.layer_costs import LinkCost
 from trials.plan import Layout, Packed, Packing, Padded, Plan, Stage
 

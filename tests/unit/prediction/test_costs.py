@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from autotune.errors import ProfileError
 from autotune.prediction.costs import fit_costs
 from autotune.prediction.curves import Curves, fit_curve
-from tests.search_values import COSTS, layer_costs
+from tests.values.search import COSTS, layer_costs
 from trials import wire
 from trials.errors import WireError
 from trials.layer_costs import KINDS, NOISE_LIMIT, LayerCost, LayerCosts, LayerKind, LoadCost

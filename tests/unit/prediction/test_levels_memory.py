@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from autotune.prediction.costs import Array
 from autotune.prediction.predictor import Predictor
-from tests.search_values import COSTS, predictor_of
 from tests.unit.prediction.test_shared_packs import LEVELS, levelled, sharing
+from tests.values.search import COSTS, predictor_of
 from trials.engine.static_memory import static_bytes
 from trials.layer_costs import KINDS, NOTHING, LayerCost, LayerCosts
 from trials.model.cut import Cut, cut

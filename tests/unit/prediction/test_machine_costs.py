@@ -9,9 +9,9 @@ from autotune.prediction.costs import fit_costs
 from autotune.prediction.features import COSTS as FACTORS
 from autotune.prediction.features import scaled
 from autotune.prediction.parts import Parts
-from tests.search_values import COSTS, predictor_of
-from tests.training_values import plan_of
 from tests.unit.prediction.test_costs import reports_of
+from tests.values.search import COSTS, predictor_of
+from tests.values.training import plan_of
 from trials.layer_costs import KINDS, CommunicationCost, LayerCosts, LayerKind, LinkCost
 from trials.model.cut import cut
 from trials.plan import Layout

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.prediction.predictor import Predictor
-from tests.search_values import LANGUAGE_LAYERS, VISION_LAYERS, layer_costs, predictor_of
+from tests.values.search import LANGUAGE_LAYERS, VISION_LAYERS, layer_costs, predictor_of
 from trials.layer_costs import LayerCosts
 from trials.plan import Layout, Packed, Plan, Stage
 

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.prediction.parts import Parts
-from tests.data_values import index_of, lengths
-from tests.search_values import (
+from tests.values.data import index_of, lengths
+from tests.values.search import (
     BATCH,
     COSTS,
     INDEX,
@@ -17,7 +17,7 @@ from tests.search_values import (
     layer_costs,
     predictor_of,
 )
-from tests.training_values import plan_of
+from tests.values.training import plan_of
 from trials.engine.static_memory import static_bytes
 from trials.layer_costs import KINDS, LayerCosts, LinkCost, LoadCost
 from trials.model.cut import Cut, cut

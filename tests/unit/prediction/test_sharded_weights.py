@@ -13,9 +13,9 @@ from autotune.prediction.features import scaled
 from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Predictor
 from autotune.prediction.timeline import timeline
-from tests.search_values import COSTS, costs_of, epoch_of, frozen_vision, layer_cost, predictor_of, workload_of
-from tests.training_values import plan_of
 from tests.unit.prediction.test_costs import reports_of
+from tests.values.search import COSTS, costs_of, epoch_of, frozen_vision, layer_cost, predictor_of, workload_of
+from tests.values.training import plan_of
 from trials import wire
 from trials.layer_costs import KINDS, NOTHING, GatherCost, LayerCosts
 from trials.model.cut import cut

@@ -9,9 +9,9 @@ from autotune.prediction.features import COSTS as FACTORS
 from autotune.prediction.features import scaled, stage_features
 from autotune.prediction.parts import Parts
 from autotune.prediction.timeline import timeline
-from tests.search_values import COSTS, INDEX, predictor_of
-from tests.training_values import plan_of
 from tests.unit.prediction.test_predictor import PACKED, linked
+from tests.values.search import COSTS, INDEX, predictor_of
+from tests.values.training import plan_of
 from trials.layer_costs import LayerCosts, SharingCost, UpdateCost
 from trials.model.cut import cut
 from trials.plan import Layout, Levelled, Plan, Recomputed

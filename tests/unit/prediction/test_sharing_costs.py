@@ -6,8 +6,8 @@ import pytest
 
 from autotune.errors import ProfileError
 from autotune.prediction.costs import fit_costs
-from tests.search_values import COSTS
 from tests.unit.prediction.test_costs import SHAPES, reports_of
+from tests.values.search import COSTS
 from trials import wire
 from trials.layer_costs import LayerCosts
 from trials.tasks.answer import ProfileReport, SharingTiming

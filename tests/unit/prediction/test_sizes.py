@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.prediction.sizes import EpochSizes
-from tests.data_values import index_of, lengths
-from tests.search_values import epoch_of
+from tests.values.data import index_of, lengths
+from tests.values.search import epoch_of
 from trials.plan import Packed, Packing, Padded
 
 packings = st.sampled_from([Padded(samples=1), Padded(samples=3), Packed(qv=12, qt=300, qv_min=10, qt_min=250)])

@@ -8,9 +8,9 @@ import pytest
 from autotune.errors import ProfileError
 from autotune.prediction.costs import fit_costs
 from autotune.prediction.parts import LANGUAGE, Parts
-from tests.search_values import COSTS, predictor_of
-from tests.training_values import plan_of
 from tests.unit.prediction.test_costs import SHAPES, reports_of
+from tests.values.search import COSTS, predictor_of
+from tests.values.training import plan_of
 from trials import wire
 from trials.layer_costs import KINDS, LayerCosts, SharingCost, TensorCost
 from trials.model.cut import cut

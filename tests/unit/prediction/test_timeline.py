@@ -7,8 +7,8 @@ import pytest
 
 from autotune.forecast.gantt import WIDTH, gantt
 from autotune.prediction.timeline import Timeline, timeline
-from tests.search_values import COSTS, predictor_of
-from tests.training_values import plan_of
+from tests.values.search import COSTS, predictor_of
+from tests.values.training import plan_of
 from trials.layer_costs import LinkCost
 from trials.plan import Packed, Padded, Plan
 

@@ -7,7 +7,7 @@ import pytest
 
 from autotune.prediction.predictor import Prediction
 from autotune.prediction.trial_steps import spread_steps, trial_steps
-from tests.search_values import padded_plan, predictor_of
+from tests.values.search import padded_plan, predictor_of
 
 
 @pytest.fixture(scope="module")

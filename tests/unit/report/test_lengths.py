@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.report.lengths import drawn_index
-from tests import data_values
-from tests.search_values import INDEX
+from tests.values import data as data_values
+from tests.values.search import INDEX
 from trials.data.index import profile
 
 

@@ -17,8 +17,8 @@ from autotune.results.time_parts import NAMES
 from storage.annotation import Annotation
 from storage.explanation import BEST, Explanation
 from storage.records import Baseline, FinishedTrial, StudyRecord
-from tests.search_values import completed, padded_plan
-from tests.storage_values import EXPLANATION, NOON, PADDED_PLAN, WORKLOAD, best_of, plan_time
+from tests.values.search import completed, padded_plan
+from tests.values.storage import EXPLANATION, NOON, PADDED_PLAN, WORKLOAD, best_of, plan_time
 from trials.outcome import Completed
 from trials.plan import Plan
 

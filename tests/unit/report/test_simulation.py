@@ -11,10 +11,10 @@ from autotune.report.simulation import Simulated, Simulator
 from autotune.report.source import StudySource, read_source
 from storage.explanation import BEST
 from storage.store import open_store
-from tests.report_studies import searched
-from tests.search_bench import PREDICTOR
-from tests.search_values import completed, padded_plan
-from tests.storage_values import plan_time
+from tests.machines.search_bench import PREDICTOR
+from tests.values.report_studies import searched
+from tests.values.search import completed, padded_plan
+from tests.values.storage import plan_time
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.data_values import index_of
+from tests.values.data import index_of
 from trials.data.epoch import CostWeights, Epoch, build_epoch
 from trials.data.index import DatasetIndex
 from trials.data.order import epoch_order

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from autotune.plan_text import plan_parts
 from autotune.search.solver.holdings import Holdings
-from tests import strategies
+from tests.values import strategies
 from trials.errors import InvalidPlan
 from trials.model.cut import cut
 from trials.model.refusals.heads import check_degrees

@@ -11,8 +11,8 @@ from uuid import uuid4
 
 import pytest
 
-from tests.search_values import prepared_of
-from tests.training_values import plan_of
+from tests.values.search import prepared_of
+from tests.values.training import plan_of
 from trials.channels.folder import FolderChannel
 from trials.launchers.processes import ending
 from trials.outcome import Crash

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.data_values import record, write_records
+from tests.values.data import record, write_records
 from trials.data import formats
 from trials.data.records.images import MOST_PIXELS, image_pixels, image_size
 from trials.errors import DataError

@@ -11,10 +11,10 @@ from autotune.machine.conditions import Conditions
 from autotune.prediction.predictor import Prediction
 from autotune.search.execution.runner import Runner, estimate_epoch
 from autotune.search.learning.calibrated import CalibratedPredictor
-from tests import storage_values
-from tests.search_values import MEBI, predictor_of, prepared_of, runner_of
-from tests.simulated import Behaviour, SimulatedLauncher, Undisturbed
-from tests.training_values import plan_of
+from tests.machines.simulated import Behaviour, SimulatedLauncher, Undisturbed
+from tests.values import storage as storage_values
+from tests.values.search import MEBI, predictor_of, prepared_of, runner_of
+from tests.values.training import plan_of
 from trials.outcome import Cause, Completed, Failed, Measurement, OutOfMemory, Rejected, Timeout
 from trials.plan import Packed, Padded, Plan
 from trials.run.pool import Answers

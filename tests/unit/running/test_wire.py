@@ -4,7 +4,7 @@ import sys
 import pytest
 from hypothesis import given
 
-from tests import strategies
+from tests.values import strategies
 from trials import wire
 from trials.errors import InvalidPlan, WireError
 from trials.job import Job

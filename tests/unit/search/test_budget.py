@@ -8,8 +8,8 @@ import pytest
 from autotune.search.budget import Budget
 from autotune.search.roles import Role
 from storage.records import FinishedTrial
-from tests.search_values import completed, padded_plan, predictor_of
-from tests.simulated import SimulatedLauncher, SimulatedLedger
+from tests.machines.simulated import SimulatedLauncher, SimulatedLedger
+from tests.values.search import completed, padded_plan, predictor_of
 from trials.job import SearchSection
 
 SECONDS = 10.0

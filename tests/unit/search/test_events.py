@@ -11,8 +11,8 @@ from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.learning.surrogate import Surrogate
 from autotune.search.roles import Role
 from autotune.search.winner import ranked
-from tests.search_bench import PREDICTOR, Bench
-from tests.simulated import Behaviour, SimulatedLauncher
+from tests.machines.search_bench import PREDICTOR, Bench
+from tests.machines.simulated import Behaviour, SimulatedLauncher
 from trials.outcome import Rejected
 
 

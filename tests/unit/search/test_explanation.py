@@ -16,12 +16,12 @@ from autotune.search.roles import Role
 from autotune.search.winner import standings_of
 from storage.explanation import BEST, Explanation, PlanTime
 from storage.records import FinishedTrial
-from tests.search_values import COSTS, finished, limits_of, predictor_of, runner_of
-from tests.simulated import Behaviour, SimulatedLauncher
-from tests.training_values import plan_of
+from tests.machines.simulated import Behaviour, SimulatedLauncher
 from tests.unit.prediction.test_sharded_weights import sharded
 from tests.unit.prediction.test_shared_packs import LEVELS
-from tests.unit.search.test_tensor_layouts import cut_costs
+from tests.unit.search.space.test_tensor_layouts import cut_costs
+from tests.values.search import COSTS, finished, limits_of, predictor_of, runner_of
+from tests.values.training import plan_of
 from trials.layer_costs import LoadCost
 from trials.outcome import Completed, Failed, OutOfMemory, StageMeasurement
 from trials.plan import Layout, Packed, Padded, Plan, Recomputed

@@ -4,9 +4,9 @@ import pytest
 
 from autotune.errors import NoFeasiblePlan, TrialsKeepFailing
 from autotune.search.roles import Role
-from tests.search_bench import PREDICTOR, Bench
-from tests.search_values import axes_of
-from tests.simulated import SimulatedLauncher
+from tests.machines.search_bench import PREDICTOR, Bench
+from tests.machines.simulated import SimulatedLauncher
+from tests.values.search import axes_of
 from trials.outcome import Cause, Completed, Crash, OutOfMemory, Timeout
 from trials.plan import Layout, Padded, Plan
 

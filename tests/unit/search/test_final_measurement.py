@@ -3,10 +3,10 @@
 from autotune.prediction.trial_steps import spread_steps
 from autotune.search.execution.ledger import ran
 from autotune.search.roles import Role
-from tests.search_bench import ONE_PLAN, PREDICTOR, Bench
-from tests.simulated import Behaviour, SimulatedLauncher
-from tests.storage_values import completed as measured
+from tests.machines.search_bench import ONE_PLAN, PREDICTOR, Bench
+from tests.machines.simulated import Behaviour, SimulatedLauncher
 from tests.unit.search.test_search import TOO_LARGE, fastest, roles
+from tests.values.storage import completed as measured
 from trials.outcome import Cause, Completed
 from trials.plan import Plan
 

@@ -11,7 +11,7 @@ from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.sampling.advisor import Advisor
 from autotune.search.solver.solver import Solver
 from autotune.search.space.space import Space
-from tests.search_values import BATCH, COSTS, INDEX, axes_of, epoch_of, limits_of
+from tests.values.search import BATCH, COSTS, INDEX, axes_of, epoch_of, limits_of
 from trials.data.epoch import Epoch
 from trials.job import SearchSection
 from trials.plan import Packing, Plan

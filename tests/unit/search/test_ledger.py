@@ -9,7 +9,7 @@ from autotune.search.roles import Role
 from storage.records import FinishedTrial
 from storage.spool import Spool
 from storage.store import open_store
-from tests.storage_values import PADDED_PLAN, WORKLOAD, completed
+from tests.values.storage import PADDED_PLAN, WORKLOAD, completed
 from trials.outcome import Failed
 
 

@@ -8,7 +8,7 @@ from autotune.search.learning.surrogate import Posterior
 from autotune.search.pareto import pareto
 from autotune.search.winner import Standing, Standings
 from storage.records import FinishedTrial, ParetoPlan
-from tests.search_values import completed, padded_plan
+from tests.values.search import completed, padded_plan
 
 SAMPLES = 100
 

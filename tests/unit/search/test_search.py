@@ -15,10 +15,10 @@ from autotune.search.solver.solver import Solver
 from autotune.search.space.space import Space
 from autotune.search.winner import Standing
 from storage.records import AbandonedTrial, FinishedTrial
-from tests.search_bench import ALWAYS, MEMORY, ONE_PLAN, PREDICTOR, Bench
-from tests.search_values import axes_of, limits_of
-from tests.simulated import Behaviour, SimulatedLauncher
-from tests.storage_values import completed as measured
+from tests.machines.search_bench import ALWAYS, MEMORY, ONE_PLAN, PREDICTOR, Bench
+from tests.machines.simulated import Behaviour, SimulatedLauncher
+from tests.values.search import axes_of, limits_of
+from tests.values.storage import completed as measured
 from trials.outcome import Cause, Completed, Failed, OutOfMemory, Timeout
 from trials.plan import Layout, Packed, Padded, Plan, Stage
 

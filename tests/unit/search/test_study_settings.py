@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from autotune.search.study_settings import is_same_search, study_settings
-from tests.storage_values import PADDED_PLAN
+from tests.values.storage import PADDED_PLAN
 from trials.job import SearchSection
 
 

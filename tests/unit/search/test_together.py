@@ -19,9 +19,9 @@ from autotune.search.roles import BASELINES, REPEATS, Role
 from autotune.search.sampling.proposals import database
 from storage.records import FinishedTrial, RunningTrial
 from storage.store import open_store
-from tests.search_bench import ALWAYS, AXES, PREDICTOR, Bench
-from tests.simulated import SimulatedLauncher
-from tests.storage_values import best_of, concluded
+from tests.machines.search_bench import ALWAYS, AXES, PREDICTOR, Bench
+from tests.machines.simulated import SimulatedLauncher
+from tests.values.storage import best_of, concluded
 from trials.outcome import Cause, Completed, Crash
 from trials.plan import Packed
 from trials.run.pool import Answers

@@ -12,9 +12,9 @@ from autotune.search.roles import Role
 from autotune.search.space.space import Space
 from autotune.search.winner import SMALL_LOSS, Standing, Standings, ranked, standings_of
 from storage.records import FinishedTrial
-from tests.search_values import axes_of, completed, finished, padded_plan, predictor_of, solver_of
-from tests.storage_values import OUTCOMES
-from tests.storage_values import completed as measured
+from tests.values.search import axes_of, completed, finished, padded_plan, predictor_of, solver_of
+from tests.values.storage import OUTCOMES
+from tests.values.storage import completed as measured
 from trials.outcome import Completed
 from trials.plan import Plan
 

@@ -1,1 +1,1 @@
-"""Models as transformers runs them: inputs of packs, and a shrunk copy to compare with."""
+"""Models as transformers runs them: inputs of packs, a shrunk copy, and comparisons with both."""

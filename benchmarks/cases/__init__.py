@@ -1,0 +1,1 @@
+"""Problems and workloads that benchmarks share."""

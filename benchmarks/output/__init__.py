@@ -1,0 +1,1 @@
+"""Results of benchmarks: JSON, rows of a long run, recordings of a terminal."""

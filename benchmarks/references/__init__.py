@@ -1,0 +1,1 @@
+"""What the product is compared with: other packers, solvers, samplers and trainers."""

@@ -1,0 +1,1 @@
+"""Recorded surfaces: plans of a job that were measured on real ranks, to compare searches on."""

@@ -1,0 +1,257 @@
+"""Encoded samples with videos are those that transformers' own processors make, which need torchvision."""
+
+import importlib.util
+import itertools
+import json
+import re
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from PIL import Image
+from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
+from transformers.video_utils import VideoMetadata
+
+from tests.contracts.test_families import TINY
+from trials import plugins
+from trials.data.records.images import image_size
+from trials.data.records.sample import IGNORED, IMAGE, VIDEO, Clip, Encoder, Lengths, Sample, Turn, Video
+from trials.data.records.videos import clip_of
+from trials.errors import DataError
+from trials.model.family import load_family
+from trials.model.inputs.chat_encoder import ChatEncoder
+from trials.model.skeleton import load_config
+
+KNOWN = Path(__file__).parents[3] / "assets" / "videos.json"
+"""What `own` returned with torchvision 0.28 and transformers 5.23, by model and case."""
+PROCESSORS = {
+    "qwen2-vl": ("Qwen2VLProcessor", "Qwen2VLVideoProcessor"),
+    "qwen2-5-vl": ("Qwen2_5_VLProcessor", "Qwen2VLVideoProcessor"),
+    "qwen3-vl": ("Qwen3VLProcessor", "Qwen3VLVideoProcessor"),
+    "llava-onevision": ("LlavaOnevisionProcessor", "LlavaOnevisionVideoProcessor"),
+}
+CASES: dict[str, tuple[tuple[int, ...], ...]] = {
+    "one": ((4, 30, 40),),
+    "odd, and an image": ((5, 100, 21), (64, 90)),
+    "an image before two": ((33, 47), (2, 9, 13), (7, 140, 137)),
+}
+"""(frames, height, width) of videos and (height, width) of images, in the order of the text."""
+
+
+@pytest.fixture(scope="module", params=PROCESSORS)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def folder(name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made: Path = tmp_path_factory.mktemp(name)
+    plugins.load(TINY, name).make(made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def encoder(folder: Path) -> Encoder:
+    return load_family(load_config(str(folder))).encoder(str(folder))
+
+
+def shown(case: str) -> list[tuple[np.ndarray[Any, np.dtype[np.uint8]], float | None]]:
+    """Pixels, and frames per second of those that are videos."""
+    noise = np.random.default_rng(len(case))
+    rates = itertools.cycle((0.7, 2.0, 29.97))
+    return [
+        (noise.integers(0, 256, (*shape, 3), dtype=np.uint8), next(rates) if len(shape) == 3 else None)
+        for shape in CASES[case]
+    ]
+
+
+def sample_of(folder: Path, case: str) -> Sample:
+    images, videos, marks = list[Path](), list[Video](), list[str]()
+    for number, (pixels, fps) in enumerate(shown(case)):
+        frames = pixels if fps else pixels[None]
+        paths = tuple(folder / f"{number}-{each}.png" for each in range(len(frames)))
+        for path, frame in zip(paths, frames, strict=True):
+            Image.fromarray(frame).save(path)
+        marks.append(VIDEO if fps else IMAGE)
+        if fps:
+            videos.append(Video(source=paths, fps=fps))
+        else:
+            images += paths
+    turns = (
+        Turn(role="user", text=f"Look {' and '.join(marks)} now"),
+        Turn(role="assistant", text="A red circle."),
+    )
+    return Sample(turns=turns, images=tuple(images), image_sizes=(None,) * len(images), videos=tuple(videos))
+
+
+def described(tokenizer: Any, ids: Any, positions: Any, grids: Any, pixels: Any) -> dict[str, Any]:
+    """Text with runs of a token counted, and figures of the rest: positions [P, tokens], grids and pixels of videos."""
+    text = re.sub(r"(<[^<>]*>)\1+", lambda run: f"{run[1]} x {len(run[0]) // len(run[1])}", tokenizer.decode(ids))
+    flat = np.asarray(pixels, dtype=np.float64).ravel()
+    return {
+        "text": text,
+        "positions": sha256(np.asarray(positions, dtype="<i8").tobytes()).hexdigest()[:16],
+        "grids": np.asarray(grids).tolist(),
+        "pixels": [len(flat), *flat[:: len(flat) // 40][:40].round(5).tolist(), round(float(flat.mean()), 5)],
+    }
+
+
+def own(folder: Path, name: str, case: str) -> dict[str, Any]:
+    """What transformers' own processor and model make of a sample. Needs torchvision."""
+    parts = [getattr(transformers, each) for each in PROCESSORS[name]]
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    images = AutoImageProcessor.from_pretrained(folder, backend="pil")
+    settings = json.loads((folder / "processor_config.json").read_text())
+    processor = parts[0](images, tokenizer, parts[1].from_pretrained(folder), **settings)
+    videos = [(pixels, fps) for pixels, fps in shown(case) if fps]
+    pictures = [Image.fromarray(pixels) for pixels, fps in shown(case) if not fps]
+    measurer = load_family(load_config(str(folder))).encoder(str(folder))
+    assert isinstance(measurer, ChatEncoder)
+    text = measurer.measurer.rendered(sample_of(folder, case).turns, videos=True)
+    of_llava = name == "llava-onevision"
+    facts = [VideoMetadata(len(pixels), fps=fps, frames_indices=list(range(len(pixels)))) for pixels, fps in videos]
+    made = processor(
+        text=[text],
+        images=[pictures] if pictures else None,
+        videos=[pixels for pixels, _ in videos],
+        do_sample_frames=False,
+        **({} if of_llava else {"video_metadata": facts, "return_tensors": "pt"}),
+    )
+    ids = np.asarray(made["input_ids"])[0]
+    if of_llava:
+        frames = [np.asarray(each) for each in made["pixel_values_videos"]]
+        grids = [[len(each), -1, -1] for each in frames]
+        return described(tokenizer, ids, np.arange(len(ids))[None], grids, np.concatenate(frames))
+    with torch.device("meta"):
+        model = AutoModelForImageTextToText.from_config(load_config(str(folder)))
+    inputs = {key: made.get(key) for key in ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")}
+    positions, _ = model.model.get_rope_index(made["input_ids"], made["mm_token_type_ids"], **inputs)
+    return described(tokenizer, ids, positions[:, 0], made["video_grid_thw"], made["pixel_values_videos"])
+
+
+def found(encoder: Encoder, folder: Path, case: str) -> dict[str, Any]:
+    assert isinstance(encoder, ChatEncoder)
+    encoded = encoder.encode(sample_of(folder, case), pixels=True)
+    assert encoded.pixel_values is not None
+    films = [fps is not None for _, fps in shown(case)]
+    units = (
+        encoded.grids.prod(1) // 4 if encoded.grids.min() > 0 and len(encoded.positions) == 3 else encoded.grids[:, 0]
+    )
+    parts = np.split(encoded.pixel_values, np.cumsum(units[:-1]))
+    pixels = np.concatenate([part for part, film in zip(parts, films, strict=True) if film])
+    tokenizer = encoder.measurer.processor.tokenizer
+    return described(tokenizer, encoded.input_ids, encoded.positions, encoded.grids[films], pixels)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_tokens_positions_grids_and_pixels_are_those_of_the_real_processor(
+    name: str, folder: Path, encoder: Encoder, case: str
+) -> None:
+    expected = json.loads(KNOWN.read_text())[name][case]
+    if importlib.util.find_spec("torchvision"):
+        assert own(folder, name, case) == expected
+    made = found(encoder, folder, case)
+    # Another processor may round a pixel to the next of its 256 values.
+    np.testing.assert_allclose(made.pop("pixels"), expected.pop("pixels"), atol=0.02)
+    assert made == expected
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_measured_lengths_are_those_of_the_encoded_sample(folder: Path, encoder: Encoder, case: str) -> None:
+    sample = sample_of(folder, case)
+    clips = tuple(clip_of(video, image_size) for video in sample.videos)
+    encoded = encoder.encode(sample, pixels=True)
+    assert encoded.pixel_values is not None
+    assert encoder.measure(sample, tuple(map(image_size, sample.images)), clips) == Lengths(
+        vision_units=len(encoded.pixel_values),
+        text_tokens=len(encoded.input_ids),
+        target_tokens=int(np.count_nonzero(encoded.labels != IGNORED)),
+    )
+    without = encoder.encode(sample, pixels=False)
+    assert without.pixel_values is None
+    assert np.array_equal(without.input_ids, encoded.input_ids)
+
+
+def test_a_damaged_frame_is_noticed_without_pixels_too(folder: Path, encoder: Encoder) -> None:
+    sample = sample_of(folder, "one")
+    path = folder / "0-2.png"
+    content = path.read_bytes()
+    path.write_bytes(content[:60] + bytes(40) + content[100:])
+    for pixels in (True, False):
+        with pytest.raises(DataError, match=r"0-2.png cannot be decoded"):
+            encoder.encode(sample, pixels=pixels)
+
+
+def test_frames_of_a_file_are_chosen_as_the_settings_say(name: str, encoder: Encoder) -> None:
+    assert isinstance(encoder, ChatEncoder)
+    assert encoder.measurer.videos is not None
+    clip = Clip(frames=100, size=(30, 40), is_file=True, fps=25.0)
+    expected = {
+        "qwen2-vl": [0, 12, 25, 37, 50, 62, 75, 87],
+        "qwen2-5-vl": [0, 12, 25, 37, 50, 62, 75, 87],
+        "qwen3-vl": [0, 14, 28, 42, 57, 71, 85, 99],
+        "llava-onevision": [number * 100 // 32 for number in range(32)],
+    }
+    assert encoder.measurer.videos.chosen(clip).tolist() == expected[name]
+
+
+@pytest.mark.usefixtures("name")
+@pytest.mark.parametrize("name", ["qwen2-vl"], indirect=True, scope="module")
+@pytest.mark.parametrize(
+    ("clip", "reason"),
+    [
+        (Clip(frames=13, size=(30, 40), is_file=False), "has 13 frames, more than the 12 that the model takes"),
+        (Clip(frames=1, size=(30, 40), is_file=True, fps=25.0), "refuses a video of 1 frames of 40 x 30 pixels"),
+        (Clip(frames=4, size=(1, 300), is_file=False), "absolute aspect ratio must be smaller than 200"),
+    ],
+    ids=["many", "one", "thin"],
+)
+def test_videos_that_the_processor_refuses_are_errors_of_the_data(encoder: Encoder, clip: Clip, reason: str) -> None:
+    assert isinstance(encoder, ChatEncoder)
+    assert encoder.measurer.videos is not None
+    with pytest.raises(DataError, match=reason):
+        encoder.measurer.videos.count(clip)
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "reason"),
+    [
+        (
+            "qwen2-5-vl",
+            {"patch_size": 14},
+            r"makes patches of \(size, frames, merged\) \(14, 2, 2\) but the model takes",
+        ),
+        ("qwen3-vl", {"fps": -1}, "fps for videos is -1; correct it in video_preprocessor_config.json"),
+        ("qwen3-vl", {"size": {"shortest_edge": 9, "longest_edge": 1 << 60}}, "longest_edge for videos is 1152921504"),
+        ("qwen2-vl", {"do_normalize": False}, "do_normalize is false for videos, which is not supported"),
+        ("qwen2-vl", {"image_std": [1, 0, 1]}, "are not 3, 3 and 1 numbers of which none divides by 0"),
+        ("llava-onevision", {"size": {"height": 384, "width": 384}}, "but the model takes {'height': 30, 'width': 30}"),
+    ],
+)
+def test_wrong_settings_refuse_samples_with_videos_alone(
+    tmp_path: Path, name: str, setting: dict[str, Any], reason: str
+) -> None:
+    plugins.load(TINY, name).make(tmp_path)
+    path = tmp_path / "video_preprocessor_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | setting))
+    encoder = load_family(load_config(str(tmp_path))).encoder(str(tmp_path))
+    assert encoder.no_videos is not None
+    assert re.search(reason, encoder.no_videos)
+    with pytest.raises(DataError, match="shows a video, which this model folder cannot prepare"):
+        encoder.encode(sample_of(tmp_path, "one"), pixels=True)
+
+
+def test_a_video_of_too_many_pixels_is_refused(tmp_path: Path) -> None:
+    plugins.load(TINY, "qwen2-5-vl").make(tmp_path)
+    (tmp_path / "video_preprocessor_config.json").write_text(
+        json.dumps({"patch_size": 7, "size": {"shortest_edge": 196, "longest_edge": 1 << 24}})
+    )
+    encoder = load_family(load_config(str(tmp_path))).encoder(str(tmp_path))
+    assert isinstance(encoder, ChatEncoder)
+    assert encoder.measurer.videos is not None
+    with pytest.raises(DataError, match=r"prepared as 700 frames of \d+ x \d+, \d+ pixels, more than the 178956970"):
+        encoder.measurer.videos.count(Clip(frames=700, size=(2160, 3840), is_file=False))

@@ -1,0 +1,82 @@
+"""Settings of a configuration that a family does not follow are refused before a model is built, with the remedy."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.values.hostile_models import Spoil, config
+from trials import plugins
+from trials.errors import ModelError
+from trials.model.skeleton import build_skeleton, load_config
+
+TINY: plugins.Plugins[Any] = plugins.Plugins("tests.tiny_models")
+PATCHES = {
+    "no patch": (
+        config(vision_config__temporal_patch_size=0),
+        r"temporal_patch_size is 0; correct it in the vision_co",
+    ),
+    "huge merge": (config(vision_config__spatial_merge_size=10**5), r"spatial_merge_size is 100000; .* from 1 to 1024"),
+    "four channels": (config(vision_config__in_channels=4), r"in_channels is 4, but images have 3"),
+    "no layers": (config(vision_config__depth=0), r"depth is 0; correct it in the vision_config of config.json"),
+    "no heads": (config(vision_config__num_heads=0), r"num_heads is 0; correct it in the vision_config of config.json"),
+    "heads": (config(vision_config__num_heads=16), r"has 16 heads for a \w+ of 32, which must be a multiple of four"),
+    "text heads": (config(text_config__num_key_value_heads=3), r"3 key-value heads, which do not divide its 4 attenti"),
+    "token": (config(vision_end_token_id=10**6), r"vision_end_token_id is 1000000 but the language model has \d+ toke"),
+}
+OUTPUT = (
+    config(vision_config__out_hidden_size=48),
+    r"out_hidden_size of the vision model is 48 but .*hidden_size is 32",
+)
+SECTIONS = {
+    "sections": (config(text_config__rope_parameters__mrope_section=[2, 2, 2]), r"\[2, 2, 2\], which must .* up to 4"),
+    "no sections": (config(text_config__rope_parameters__mrope_section=4), r"mrope_section is 4, which must be a list"),
+}
+DEEPSTACK = {
+    "descending": (config(vision_config__deepstack_visual_indexes=[2, 0]), r"is \[2, 0\], which must be ascending num"),
+    "negative": (
+        config(vision_config__deepstack_visual_indexes=[-1]),
+        r"is \[-1\], which must be ascending numbers of",
+    ),
+    "no such layer": (config(vision_config__deepstack_visual_indexes=[4]), r"ascending numbers of the 4 vision layers"),
+    "no positions": (config(vision_config__num_position_embeddings=0), r"num_position_embeddings is 0; correct it in"),
+    "many features": (config(text_config__num_hidden_layers=1), r"2 vision layers, .* but the model has 1; correct"),
+}
+EXPERTS = {
+    "auxiliary loss": (
+        config(text_config__output_router_logits=True),
+        r"asks for an auxiliary loss of .* to false in",
+    ),
+    "many experts": (config(text_config__num_experts_per_tok=6), r"num_experts_per_tok is 6 but a layer has 5 experts"),
+}
+CASES = {
+    "qwen2-vl": {
+        **PATCHES,
+        **SECTIONS,
+        "output": (config(vision_config__hidden_size=48), r"hidden_size of the vision model is 48 but the language"),
+    },
+    "qwen2-5-vl": {
+        **PATCHES,
+        **SECTIONS,
+        "output": OUTPUT,
+        "window": (config(vision_config__window_size=8), r"window_size 8 is below a merged patch of 7 x 2 pixels"),
+    },
+    "qwen3-vl": {**PATCHES, **DEEPSTACK, "output": OUTPUT},
+    "qwen3-vl-moe": EXPERTS,
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "spoil", "message"),
+    [
+        pytest.param(model, *case, id=f"{model}, {name}")
+        for model, of_model in CASES.items()
+        for name, case in of_model.items()
+    ],
+)
+def test_a_setting_that_is_not_followed_is_refused(tmp_path: Path, model: str, spoil: Spoil, message: str) -> None:
+    plugins.load(TINY, model).make(tmp_path)
+    spoil(tmp_path)
+    with pytest.raises(ModelError, match=message):
+        build_skeleton(load_config(str(tmp_path)), torch.float32)

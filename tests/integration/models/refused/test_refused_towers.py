@@ -1,0 +1,78 @@
+"""Configurations and processors of Gemma 3 and Idefics3 that do not fit are refused with the reason."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.tiny_models import gemma3, idefics3
+from tests.values.hostile_models import Spoil, config, settings
+from trials.errors import ModelError
+from trials.job import DataSection, ModelSection
+from trials.model.inputs.encoders import load_encoder
+from trials.model.skeleton import build_skeleton, load_config
+
+MODELS: dict[str, Any] = {"gemma3": gemma3, "idefics3": idefics3}
+IMAGES, PROCESSOR = "preprocessor_config.json", "processor_config.json"
+
+
+def spoiled(folder: Path, name: str, spoil: Spoil) -> Path:
+    MODELS[name].make(folder)
+    spoil(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil", "message"),
+    [
+        ("gemma3", config(mm_tokens_per_image=5), "4 x 4 patches of an image cannot be pooled to 5 tokens"),
+        ("gemma3", config(mm_tokens_per_image=None), "cannot be pooled to 0 tokens"),
+        ("gemma3", config(vision_config__patch_size=5), "3 x 3 patches of an image cannot be pooled to 4 tokens"),
+        ("gemma3", config(boi_token_index=None), "boi_token_id is None but the language model has 320 tokens"),
+        ("gemma3", config(image_token_index=10**6), "image_token_id is 1000000 but the language model has 320 tokens"),
+        ("gemma3", config(vision_config__model_type="clip_vision_model"), "the vision model is 'clip_vision_model'"),
+        ("gemma3", config(vision_config__image_size=[18, 18]), r"tiles of \[18, 18\] pixels cannot be cut into patc"),
+        ("gemma3", config(vision_config__image_size=9_000), "tiles of 9000 pixels .* one number up to 4480"),
+        ("gemma3", config(vision_config__num_attention_heads=5), "the vision model has 5 attention heads, which do"),
+        ("gemma3", config(vision_config__num_channels=1), "num_channels is 1, but images have 3"),
+        ("gemma3", config(text_config__sliding_window=0), "sliding_window is 0; correct it in config.json"),
+        ("gemma3", config(text_config__use_bidirectional_attention=True), "use_bidirectional_attention is set"),
+        ("idefics3", config(scale_factor=3), "4 x 4 patches of a tile cannot be merged in squares with a scale_fac"),
+        ("idefics3", config(scale_factor=0), "with a scale_factor of 0; correct scale_factor"),
+        ("idefics3", config(image_token_id=-1), "image_token_id is -1 but the language model has"),
+    ],
+)
+def test_a_configuration_that_cannot_be_staged_is_refused_before_it_is_built(
+    tmp_path: Path, name: str, spoil: Spoil, message: str
+) -> None:
+    folder = spoiled(tmp_path, name, spoil)
+    with pytest.raises(ModelError, match=message):
+        build_skeleton(load_config(str(folder)), torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil", "message"),
+    [
+        ("gemma3", settings(IMAGES, do_pan_and_scan=True), "do_pan_and_scan is True, but crops of images are not sup"),
+        ("gemma3", settings(PROCESSOR, image_seq_length=5), "image_seq_length is 5 .* mm_tokens_per_image is 4"),
+        ("gemma3", settings(IMAGES, size={"height": 9, "width": 18}), r"tiles of \(9, 18\) pixels but the model takes"),
+        ("gemma3", settings(IMAGES, do_resize=False), r"makes \(3, 5, 7\) numbers of an image"),
+        ("gemma3", config(boi_token_index=7), r"images stand between the tokens \(3, 4\) of the tokenizer, but"),
+        ("gemma3", config(image_token_index=7), "the tokenizer's image token is 5, the model's is 7"),
+        ("gemma3", config(vision_config__image_size=9_000), "tiles of 9000 pixels .* one number up to 4480"),
+        ("idefics3", settings(PROCESSOR, image_seq_len=5), "image_seq_len is 5 .* but a tile has 4 tokens"),
+        ("idefics3", settings(IMAGES, do_resize=False), "the image processor has do_resize False"),
+        ("idefics3", settings(IMAGES, size={"height": 18, "width": 18}), "do_resize True, size None and max_image"),
+        ("idefics3", settings(IMAGES, max_image_size={"longest_edge": 10}), r"makes tiles of \(10, 10\) pixels but"),
+        ("idefics3", settings(IMAGES, max_image_size={"longest_edge": 1}), "images of 50 pixels cannot be split into"),
+        ("idefics3", settings(IMAGES, size={"longest_edge": 10**9}), "images of 10+ pixels cannot be split into tiles"),
+        ("idefics3", settings("tokenizer_config.json", global_image_token="<row_1_col_1>"), "the tokenizer has .*row_"),
+    ],
+)
+def test_a_processor_that_does_not_fit_the_model_is_refused(
+    tmp_path: Path, name: str, spoil: Spoil, message: str
+) -> None:
+    model = ModelSection(path=str(spoiled(tmp_path, name, spoil)))
+    with pytest.raises(ModelError, match=message):
+        load_encoder(model, DataSection.model_validate({"sources": [{"path": "a"}]}))

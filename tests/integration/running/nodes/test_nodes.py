@@ -1,0 +1,179 @@
+"""Ranks on two nodes: the same steps as on one machine, and what happens when a node or a rank is lost."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.machines.nodes import OTHER, Cable, NodeProcesses, cable, two_nodes
+from tests.programs.processes import children, has_ended, ranks, wait_for_the_end
+from tests.values.training import plan_of, prepared_of, variant_of
+from trials.errors import NodeRefused, NodesMissing
+from trials.launchers.local import LocalLauncher
+from trials.launchers.node_ranks import NodeLauncher
+from trials.launchers.nodes import Nodes
+from trials.model.copies import copy_digest
+from trials.outcome import Crash
+from trials.run.pool import Answers, WarmPool
+from trials.tasks.answer import TrialReport
+from trials.tasks.request import Request, Trial
+
+pytestmark = pytest.mark.ranks
+
+ROOT = Path(__file__).parents[4]
+PLAN = plan_of("3+0", "1+2")
+TRIAL = Trial(warmup_steps=(), timed_steps=(0, 1, 2))
+
+
+@pytest.fixture(scope="module")
+def joined() -> Iterator[Cable]:
+    with cable() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def starter(joined: Cable) -> NodeProcesses:
+    return NodeProcesses(joined)
+
+
+@pytest.fixture(scope="module")
+def nodes(joined: Cable, starter: NodeProcesses) -> Iterator[Nodes]:
+    with two_nodes(joined, starter) as both:
+        yield both
+
+
+@pytest.fixture(scope="module")
+def request_of_trial(shallow: Path, tmp_path_factory: pytest.TempPathFactory) -> Request:
+    return prepared_of(shallow, tmp_path_factory.mktemp("job")).request(PLAN, TRIAL)
+
+
+@pytest.fixture
+def pool(nodes: Nodes, tmp_path: Path) -> Iterator[WarmPool]:
+    with WarmPool(NodeLauncher(nodes, tmp_path / "nodes", 2, "cpu")) as both:
+        yield both
+
+
+def losses(pool: WarmPool, request: Request) -> list[tuple[float, ...]]:
+    answer = pool.ask(request, 120)
+    assert isinstance(answer, Answers), answer
+    return [report.losses for report in answer.reports if isinstance(report, TrialReport)]
+
+
+def disturbed(pool: WarmPool, request: Request, disturb: Callable[[], None]) -> Crash:
+    """Disturb a trial after its first step, and return the cause of its failure."""
+    steps: list[float] = []
+
+    def listen(seconds: float) -> bool:
+        if not steps:
+            disturb()
+        steps.append(seconds)
+        return True
+
+    answer = pool.ask(request, 120, on_step=listen)
+    assert isinstance(answer, Crash), answer
+    return answer
+
+
+def rank_of_other(starter: NodeProcesses) -> psutil.Process:
+    (found,) = ranks(starter.processes[1].pid)
+    return found
+
+
+def test_a_node_with_another_token_is_not_let_in(
+    joined: Cable, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with (
+        two_nodes(joined, NodeProcesses(joined, token="guessed"), patience_seconds=30) as both,
+        pytest.raises(NodesMissing, match=r"node 1 has not come .*\(a process with another token has come in its pl"),
+    ):
+        NodeLauncher(both, tmp_path, 2, "cpu").start()
+    assert "the token of this node is not that of the agent" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ("trials/grid.py", "has other files of vlm-autotune 0.1.0 than"),
+        pytest.param("torch-2.0.0.dist-info/METADATA", "has torch 2.0.0, and", marks=pytest.mark.long),
+    ],
+)
+def test_a_node_with_other_software_is_refused_before_any_rank_starts(
+    joined: Cable, tmp_path: Path, capfd: pytest.CaptureFixture[str], change: str, reason: str
+) -> None:
+    other = tmp_path / "other"
+    for package in ("autotune", "storage", "trials"):
+        shutil.copytree(ROOT / package, other / package, ignore=shutil.ignore_patterns("__pycache__"))
+    file = other / change
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(
+        f"{file.read_text()}\n" if file.exists() else "Metadata-Version: 2.1\nName: torch\nVersion: 2.0.0\n"
+    )
+    starter = NodeProcesses(joined, environment={"PYTHONPATH": str(other)})
+    with two_nodes(joined, starter) as both, pytest.raises(NodeRefused, match=rf"node 1 \({OTHER}\) {reason}"):
+        NodeLauncher(both, tmp_path, 2, "cpu").start()
+    assert reason in capfd.readouterr().err
+
+
+def test_two_nodes_have_the_losses_of_one_machine(pool: WarmPool, request_of_trial: Request, tmp_path: Path) -> None:
+    with WarmPool(LocalLauncher(tmp_path / "here", 2, "cpu")) as here:
+        expected = losses(here, request_of_trial)
+    assert losses(pool, request_of_trial) == expected
+    assert len(expected) == 2
+
+
+def test_a_node_with_another_copy_of_the_model_is_named(pool: WarmPool, shallow: Path, tmp_path: Path) -> None:
+    variant = variant_of(shallow, tmp_path / "variant", lambda _: None)
+    request = prepared_of(variant, tmp_path).request(PLAN, TRIAL)
+    copy_digest(request.job.model)  # at the agent, which reads it once
+    config = variant / "model" / "config.json"
+    config.write_text(f"{config.read_text()}\n")
+    answer = pool.ask(request, 120)
+    assert isinstance(answer, Crash), answer
+    assert f"model.path {variant / 'model'} holds other files here than on the node of the agent" in answer.detail
+
+
+def test_a_rank_that_dies_is_named_with_its_node_and_its_log_comes_back(
+    pool: WarmPool, request_of_trial: Request, starter: NodeProcesses, tmp_path: Path
+) -> None:
+    cause = disturbed(pool, request_of_trial, lambda: rank_of_other(starter).kill())
+    assert (cause.rank, cause.detail) == (1, f"on {OTHER}: the process was ended by signal 9")
+    assert (tmp_path / "nodes" / "logs" / "node-1-rank-0.log").exists()
+    assert len(losses(pool, request_of_trial)) == 2
+
+
+@pytest.mark.long
+def test_a_node_that_dies_at_the_rendezvous_is_named_and_starts_anew(
+    pool: WarmPool, request_of_trial: Request, starter: NodeProcesses
+) -> None:
+    there: list[psutil.Process] = []
+
+    def kill() -> None:
+        """As soon as its rank is there, before it has imported what it needs to meet the other."""
+        node = starter.processes[1]
+        if not there and ranks(node.pid):
+            there.extend(children(node.pid))
+            node.kill()
+
+    cause = pool.ask(request_of_trial, 120, on_wait=kill)
+    assert cause == Crash(rank=1, detail=f"node {OTHER} is lost: it gave no sign of life 15 times in a row")
+    wait_for_the_end([*there, *ranks(starter.processes[0].pid)])
+    assert len(losses(pool, request_of_trial)) == 2
+
+
+def test_a_node_behind_a_cut_cable_is_named_and_ends_its_ranks_itself(
+    pool: WarmPool, request_of_trial: Request, starter: NodeProcesses, joined: Cable
+) -> None:
+    there: list[psutil.Process] = []
+
+    def vanish() -> None:
+        there.extend((psutil.Process(starter.processes[1].pid), *children(starter.processes[1].pid)))
+        joined.set("down")
+
+    cause = disturbed(pool, request_of_trial, vanish)
+    assert (cause.rank, cause.detail) == (1, f"node {OTHER} is lost: it gave no sign of life 15 times in a row")
+    psutil.wait_procs(there, timeout=30)
+    assert all(map(has_ended, there))
+    joined.set("up")
+    assert len(losses(pool, request_of_trial)) == 2

@@ -1,0 +1,199 @@
+"""Searches and trainings on two nodes, by every tool that starts them."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from autotune import launch, tune
+from autotune.cli import main
+from autotune.errors import LaunchFailed
+from autotune.events import Event, Note
+from autotune.job_file import with_values
+from autotune.workload import prepare
+from tests.machines.nodes import OTHER, Cable, cable, ssh_over
+from tests.machines.slurm import cluster
+from tests.programs.processes import children, has_ended, ranks, wait_for
+from tests.values.training import job_of, plan_of, train
+from trials import wire
+from trials.errors import NodesMissing
+from trials.job import Job
+from trials.plan import Plan
+from trials.run.pool import WarmPool
+from trials.tasks.training.progress import PROGRESS_FILE, Progress, read_lines
+
+pytestmark = [pytest.mark.ranks, pytest.mark.usefixtures("home")]
+
+SHORT = {"trials": 1, "time_limit": "30s", "timed_steps": 1, "confirm_rounds": 1, "final_steps": 0}
+
+
+@pytest.fixture(scope="module")
+def joined() -> Iterator[Cable]:
+    with cable() as made:
+        yield made
+
+
+@pytest.fixture
+def ssh(joined: Cable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let ssh reach the other node."""
+    monkeypatch.setenv("PATH", str(ssh_over(joined, tmp_path / "bin")), prepend=":")
+
+
+@pytest.fixture
+def job(shallow: Path, tmp_path: Path) -> Callable[..., Job]:
+    """A job with two ranks, and further settings of its hardware."""
+
+    def make(name: str, **hardware: Any) -> Job:
+        hardware = {"devices": 2, "memory_limit": "2GiB", "start_timeout": 120, **hardware}
+        source = {"path": str(shallow / "data" / "train.jsonl"), "sampling": "first:24"}
+        return job_of(shallow, tmp_path / name, hardware=hardware, search=SHORT, data={"sources": [source]})
+
+    return make
+
+
+def losses(job: Job) -> list[float]:
+    lines = read_lines(job.training.output / PROGRESS_FILE)
+    return [line.loss for line in lines if isinstance(line, Progress)]
+
+
+@pytest.mark.usefixtures("ssh")
+def test_a_search_and_a_training_over_two_nodes_have_the_losses_of_one_machine(
+    job: Callable[..., Job], joined: Cable, tmp_path: Path
+) -> None:
+    hosts = [joined.here, joined.there]
+    over_nodes, alone = (job(name, launcher="torchrun", hosts=hosts) for name in ("over-nodes", "alone"))
+    here = job("here")
+    best = tune(over_nodes)
+    assert (best.workload.hardware.devices, best.workload.hardware.nodes) == (2, 2)
+    launch(over_nodes, steps=3)
+    launch(here, plan=best.plan, steps=3)
+    assert losses(over_nodes) == losses(here)
+    assert len(losses(here)) == 3
+    run_as_printed(alone, best.plan, joined, tmp_path)
+    assert losses(alone)[:3] == losses(here)
+    assert not torchruns()
+
+
+def run_as_printed(job: Job, plan: Plan, joined: Cable, folder: Path) -> None:
+    """Run the commands of `launch --dry-run`, one on each node."""
+    (folder / "plan.json").write_text(wire.encode(plan))
+    (folder / "job.yaml").write_text(yaml.safe_dump(job.model_dump(mode="json", exclude_none=True)))
+    command = ["launch", str(folder / "job.yaml"), "--plan", str(folder / "plan.json"), "--dry-run", "--json"]
+    printed = CliRunner().invoke(main, command)
+    assert printed.exit_code == 0, printed.stderr
+    started = []
+    for node, each in enumerate(json.loads(printed.stdout)["commands"]):
+        argv = joined.on_other(each["argv"]) if node else each["argv"]
+        started.append(subprocess.Popen(argv, env={**os.environ, **each["environment"]}))
+    assert len(started) == 2
+    try:
+        assert [process.wait(200) for process in started] == [0, 0]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def torchruns() -> list[psutil.Process]:
+    return [each for each in children() if not has_ended(each) and "torchrun" in " ".join(each.cmdline())]
+
+
+@pytest.mark.long
+def test_a_training_whose_node_is_lost_fails_with_its_name_and_keeps_its_checkpoint(
+    job: Callable[..., Job], joined: Cable
+) -> None:
+    """The user starts the other node, by the command that is shown."""
+    others: list[subprocess.Popen[bytes]] = []
+
+    def listen(event: Event) -> None:
+        if isinstance(event, Note) and "Start this on node 1" in event.text:
+            others.append(subprocess.Popen(joined.on_other(shlex.split(event.text.splitlines()[1]))))
+        if isinstance(event, Progress) and event.step == 2:
+            joined.set("down")
+
+    settings = job("lost", launcher="torchrun", nodes=2, rendezvous="c10d", address=joined.here)
+    settings = with_values(settings, "training", {"checkpoint_every": 1, "epochs": 50})
+    try:
+        with pytest.raises(LaunchFailed, match=rf"rank 1 failed: node {OTHER} is lost: it gave no sign of life"):
+            launch(settings, plan=plan_of("4+2", data=2), listener=listen)
+        wait_for(lambda: not torchruns())
+    finally:
+        joined.set("up")
+        for process in others:
+            process.kill()
+            process.wait()
+    assert list(settings.training.output.glob("checkpoint-*"))
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("ssh")
+def test_no_process_is_left_on_any_node_when_the_agent_is_killed(
+    job: Callable[..., Job], joined: Cable, tmp_path: Path
+) -> None:
+    settings = job("killed", launcher="torchrun", hosts=[joined.here, joined.there])
+    (tmp_path / "plan.json").write_text(wire.encode(plan_of("4+2", data=2)))
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(settings.model_dump(mode="json", exclude_none=True)))
+    command = ["launch", str(tmp_path / "job.yaml"), "--plan", str(tmp_path / "plan.json")]
+    agent = subprocess.Popen([sys.executable, "-P", "-m", "autotune", *command, "--set", "training.epochs=50"])
+    try:
+        wait_for(lambda: losses(settings))
+        there = children(agent.pid)
+        assert len(ranks(agent.pid)) == 2
+    finally:
+        agent.kill()
+        agent.wait()
+    psutil.wait_procs(there, timeout=30)
+    assert not [each for each in there if not has_ended(each)]
+
+
+@pytest.mark.usefixtures("ssh")
+def test_a_host_that_is_not_there_is_named(job: Callable[..., Job], joined: Cable) -> None:
+    missing = joined.there + "9"
+    with pytest.raises(NodesMissing, match=rf"node 1 \({missing}\) has ended with exit code 255 .*: no route to host"):
+        launch(job("missing", launcher="torchrun", hosts=[joined.here, missing]), plan=plan_of("4+2", data=2))
+    assert not torchruns()
+
+
+@pytest.mark.usefixtures("ssh")
+def test_deepspeed_trains_over_the_nodes_of_a_hostfile(
+    job: Callable[..., Job], joined: Cable, pool: WarmPool, tmp_path: Path
+) -> None:
+    hostfile, plan = tmp_path / "hosts", plan_of("4+2", data=2)
+    hostfile.write_text(f"{joined.here} slots=1\n{joined.there} slots=1\n")
+    over_nodes, here = job("over-nodes", launcher="deepspeed", hostfile=hostfile, devices=None), job("here")
+    launch(over_nodes, plan=plan, steps=2)
+    train(pool, prepare(here, tmp_path), plan, max_steps=2)
+    assert losses(over_nodes) == losses(here)
+    assert len(losses(here)) == 2
+    assert not [each for each in children() if "deepspeed.launcher.launch" in each.cmdline()]
+
+
+def test_a_training_that_is_submitted_to_slurm_runs_on_its_nodes(
+    job: Callable[..., Job], joined: Cable, pool: WarmPool, tmp_path: Path
+) -> None:
+    # The name of the other node has no address here.
+    over_nodes, here, plan = job("over-nodes", nodes=2, address=joined.here), job("here"), plan_of("4+2", data=2)
+    (tmp_path / "plan.json").write_text(wire.encode(plan))
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(over_nodes.model_dump(mode="json", exclude_none=True)))
+    command = ["launch", str(tmp_path / "job.yaml"), "--plan", str(tmp_path / "plan.json"), "--steps", "2"]
+    with cluster(joined) as configuration:
+        environment = {**os.environ, "SLURM_CONF": str(configuration)}
+        autotune = [sys.executable, "-P", "-m", "autotune", *command, "--launcher", "slurm", "--submit", "--json"]
+        submitted = json.loads(subprocess.check_output(autotune, env=environment))
+        states = ("squeue", "--noheader", "--format=%T", f"--jobs={submitted['job']}", "--states=all")
+        wait_for(lambda: subprocess.check_output(states, env=environment, text=True).strip() in ("COMPLETED", "FAILED"))
+    output = Path(submitted["output"]).read_text()
+    assert '"steps": 2' in output, output
+    train(pool, prepare(here, tmp_path), plan, max_steps=2)
+    assert losses(over_nodes) == losses(here)
+    assert len(losses(here)) == 2
+    assert not torchruns()

@@ -1,0 +1,203 @@
+"""Evaluation on held-out samples: the loss of transformers' own model, and no effect on the training."""
+
+import itertools
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForImageTextToText
+
+from autotune.workload import Prepared
+from tests.values.parameters import parameters
+from tests.values.training import PACKED, plan_of, prepared_of, variant_of
+from trials.channels.folder import file_meeting
+from trials.data.loader import encode
+from trials.engine.group import process_group
+from trials.model.family import Images, load_family
+from trials.model.skeleton import load_config
+from trials.outcome import Crash
+from trials.plan import Levelled, Padded, Plan, Recomputed
+from trials.run.pool import Answers, WarmPool
+from trials.tasks.answer import TrainingReport
+from trials.tasks.request import Training
+from trials.tasks.session import open_session
+from trials.tasks.training.progress import PROGRESS_FILE
+from trials.tasks.training.training import run_training
+
+pytestmark = pytest.mark.ranks
+
+PLANS = {
+    "pipeline": plan_of("3+0r1,0", "1+2"),
+    "data, padded": plan_of("4+2r0,1", data=2, zero=1, packing=Padded(samples=3)),
+    "packs shared": plan_of("4+2r0,1", data=2, zero=1, packing=replace(PACKED, sequence=2)),
+}
+PLANS["weights in shares"] = plan_of("4+2r0,1", data=2, zero=3)
+PLANS["layers cut"] = plan_of("4+2r0,1", tensor=2, zero=1)
+PLANS["levels"] = replace(
+    plan_of("4+2r0,1", data=2),
+    packing=Levelled(levels=(replace(PACKED, qt=130, qt_min=0), replace(PACKED, qt_min=0, sequence=2))),
+    stages=(replace(PLANS["packs shared"].stages[0], further_levels=(Recomputed(vision=4, language=0),)),),
+)
+TRAINING = {"epochs": 2, "global_batch_samples": 8, "learning_rate": 5e-3}
+
+
+@pytest.fixture(scope="module")
+def with_dropout(shallow: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The example with dropout in its vision layers, so that the random state matters."""
+
+    def change(config: dict[str, Any]) -> None:
+        config["vision_config"]["hidden_dropout_prob"] = 0.2
+
+    return variant_of(shallow, tmp_path_factory.mktemp("dropout"), change)
+
+
+def train(pool: WarmPool, prepared: Prepared, plan: Plan, max_steps: int | None = None) -> TrainingReport:
+    answer = pool.ask(prepared.request(plan, Training(output=prepared.job.training.output, max_steps=max_steps)), 180)
+    assert isinstance(answer, Answers), answer
+    report = answer.reports[0]
+    assert isinstance(report, TrainingReport)
+    return report
+
+
+def lines(prepared: Prepared) -> list[dict[str, Any]]:
+    return list(map(json.loads, (prepared.job.training.output / PROGRESS_FILE).read_text().splitlines()))
+
+
+def losses(prepared: Prepared, key: str = "loss") -> dict[int, float]:
+    found = [(line["step"], line[key]) for line in lines(prepared) if key in line]
+    assert len(dict(found)) == len(found)
+    return dict(found)
+
+
+def reference(prepared: Prepared, folder: Path) -> float:
+    """The mean loss of transformers' own model over the target tokens of the held-out samples, one by one."""
+    model: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
+    config = load_config(str(folder))
+    family = load_family(config)
+    encoder = family.encoder(prepared.job.model.path)
+    assert prepared.held_out is not None
+    total, targets = 0.0, 0
+    for row in range(len(prepared.held_out)):
+        sample = encode(prepared.held_out, row, encoder, pixels=True)
+        ids, images = torch.from_numpy(sample.input_ids), None
+        if sample.pixel_values is not None:
+            grids = torch.from_numpy(sample.grids)
+            images = Images(pixels=torch.from_numpy(sample.pixel_values), grids=grids, input_ids=ids)
+        with torch.no_grad():
+            logits = model(**family.model_inputs(config, ids, images)).logits[0]
+        labels = torch.from_numpy(sample.labels)[1:]
+        total += float(cross_entropy(logits[:-1], labels, reduction="sum"))
+        targets += int((labels != -100).sum())
+    return total / targets
+
+
+@pytest.mark.parametrize("plan", parameters(PLANS, short=("pipeline",)))
+def test_an_evaluation_has_transformers_own_loss_and_leaves_the_training_alone(
+    plan: Plan, with_dropout: Path, pool: WarmPool, tmp_path: Path
+) -> None:
+    def prepared(name: str) -> Prepared:
+        return prepared_of(with_dropout, tmp_path / name, data=data, training=TRAINING, evaluation=evaluation)
+
+    data = {"sources": [{"path": str(with_dropout / "data" / "train.jsonl"), "sampling": "first:23"}]}
+    evaluation = {"samples": 7, "every": 3}
+    alone = replace(prepared("alone"), held_out_file=None)
+    whole = prepared("whole")
+    expected, done = train(pool, alone, plan), train(pool, whole, plan)
+    assert done.steps == expected.steps == 4
+    assert losses(whole) == losses(alone)
+    evaluations = losses(whole, "evaluation_loss")
+    assert sorted(evaluations) == [3, 4]
+    assert not losses(alone, "evaluation_loss")
+    assert done.model is not None
+    assert evaluations[4] == pytest.approx(reference(whole, done.model), rel=1e-4)
+    assert {line["samples"] for line in lines(whole) if "evaluation_loss" in line} == {7}
+
+    parts = prepared("parts")
+    train(pool, parts, plan, max_steps=3)
+    progress = parts.job.training.output / PROGRESS_FILE
+    kept = progress.read_text().splitlines()[:3]  # as after a launch that ended between checkpoint and evaluation
+    progress.write_text("\n".join(kept) + "\n")
+    train(pool, parts, plan)
+    assert losses(parts, "evaluation_loss")[3] == pytest.approx(evaluations[3], rel=1e-6)
+    # A resumed training draws its dropout anew.
+    assert losses(parts, "evaluation_loss") == pytest.approx(evaluations, rel=1e-2)
+    assert [line["step"] for line in lines(parts)] == [1, 2, 3, 3, 4, 4]
+
+
+@pytest.mark.parametrize("plan", parameters(PLANS, short=("pipeline", "data, padded")))
+def test_weights_of_samples_do_not_change_the_loss_of_an_evaluation(
+    plan: Plan, shallow: Path, pool: WarmPool, tmp_path: Path
+) -> None:
+    prepared = prepared_of(
+        shallow,
+        tmp_path,
+        training={**TRAINING, "epochs": 1, "max_steps": 1, "loss_weighting": "sample"},
+        evaluation={"samples": 9},
+    )
+    done = train(pool, prepared, plan)
+    assert done.model is not None
+    assert losses(prepared, "evaluation_loss") == {1: pytest.approx(reference(prepared, done.model), rel=1e-5)}
+
+
+def test_a_learning_rate_that_makes_nan_leaves_the_last_good_checkpoint(
+    shallow: Path, pool: WarmPool, tmp_path: Path
+) -> None:
+    def at(learning_rate: float) -> Prepared:
+        changed = prepared.job.training.model_copy(update={"learning_rate": learning_rate})
+        return replace(prepared, job=prepared.job.model_copy(update={"training": changed}))
+
+    plan = PLANS["pipeline"]
+    prepared = prepared_of(shallow, tmp_path, training={**TRAINING, "checkpoint_every": 1, "keep_checkpoints": 1})
+    output = prepared.job.training.output
+    train(pool, prepared, plan, max_steps=2)
+    before = {path: path.read_bytes() for path in output.rglob("*.safetensors")}
+    refused = pool.ask(at(1e30).request(plan, Training(output=output)), 120)
+    assert isinstance(refused, Crash)
+    assert "step 3, learning rate 1e+30: the loss after this step is nan; lower" in refused.detail
+    assert {path: path.read_bytes() for path in output.rglob("*.safetensors")} == before
+    assert train(pool, prepared, plan, max_steps=4).steps == 4
+    assert sorted(losses(prepared)) == [1, 2, 3, 4]
+
+
+def test_a_training_that_is_asked_to_stop_during_an_evaluation_writes_a_checkpoint_first(
+    shallow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One rank in this process, so that the test decides when it is asked."""
+
+    def run(stop_at: int | None) -> TrainingReport:
+        asked = itertools.count(1)
+        request = prepared.request(plan_of("4+2"), Training(output=output))
+        with (
+            process_group(0, 0, 1, file_meeting(tmp_path / f"meeting-{stop_at}")) as device,
+            open_session(request, 0, device) as session,
+        ):
+            assert isinstance(request.task, Training)
+            return run_training(session, request.task, lambda: next(asked) == stop_at)
+
+    for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
+        monkeypatch.setenv(name, value)
+    prepared = prepared_of(
+        shallow,
+        tmp_path,
+        data={"sources": [{"path": str(shallow / "data" / "train.jsonl"), "sampling": "first:28"}]},
+        training={"global_batch_samples": 4, "learning_rate": 5e-3, "checkpoint_every": 3},
+        evaluation={"samples": 16, "every": 2},
+    )
+    output = prepared.job.training.output
+    # Asked after each of two steps, and before each part of the evaluation: the fourth is inside of it.
+    stopped = run(4)
+    assert (stopped.steps, stopped.stopped, stopped.finished) == (2, True, False)
+    assert (output / "checkpoint-2" / "state.json").exists()
+    assert not losses(prepared, "evaluation_loss")
+    # The next launch begins with this evaluation, and is asked in it again.
+    again = run(2)
+    assert (again.steps, again.stopped) == (2, True)
+    assert not losses(prepared, "evaluation_loss")
+    whole = run(None)
+    assert whole.finished
+    assert sorted(losses(prepared, "evaluation_loss")) == sorted({*range(2, whole.steps + 1, 2), whole.steps})
+    assert [line["step"] for line in lines(prepared)][:4] == [1, 2, 2, 3]

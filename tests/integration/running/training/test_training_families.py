@@ -1,0 +1,162 @@
+"""Trainings of models with layers that nothing runs, kept states, and a parameter outside modules."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from transformers import AutoModelForImageTextToText
+
+from autotune.workload import Prepared
+from tests.contracts.test_families import TINY
+from tests.values.parameters import parameters
+from tests.values.training import plan_of, prepared_of, train
+from trials import plugins
+from trials.data.tokens import pack
+from trials.model.family import join_samples
+from trials.model.skeleton import build_skeleton, load_config
+from trials.model.weights import draw_weights
+from trials.plan import Plan
+from trials.run.pool import WarmPool
+from trials.tasks.request import Training
+from trials.tasks.session import build_stage
+from trials.tasks.training.progress import PROGRESS_FILE
+
+pytestmark = pytest.mark.ranks
+
+PLANS = {
+    "llava": plan_of("2+0", "1+4"),
+    "llava-siglip": plan_of("2+0r1,0", "2+4r2,1"),
+    "llava-next": plan_of("3+1", "0+3"),
+    "llava-onevision": plan_of("4+4", data=2, zero=1),
+}
+SPLIT_WEIGHTS = plan_of("3+4", data=2, zero=3)
+NEWLINE = "model.image_newline"
+
+
+def tiny(name: str, folder: Path) -> Path:
+    """A model folder without weights."""
+    plugins.load(TINY, name).make(folder)
+    return folder
+
+
+def job_of(example: Path, model: Path, folder: Path, *, weights: str = "random", **training: Any) -> Prepared:
+    return prepared_of(
+        example,
+        folder,
+        model={"path": str(model), "weights": weights},
+        data={"sources": [{"path": str(example / "data" / "train.jsonl"), "sampling": "first:16"}]},
+        training={"global_batch_samples": 8, "learning_rate": 5e-3, **training},
+    )
+
+
+def losses(prepared: Prepared) -> dict[int, float]:
+    lines = (prepared.job.training.output / PROGRESS_FILE).read_text().splitlines()
+    return {record["step"]: record["loss"] for record in map(json.loads, lines)}
+
+
+def unused_names(model: Path) -> set[str]:
+    """The weights under the paths that nothing runs."""
+    skeleton = build_skeleton(load_config(str(model)), torch.float32)
+    return {
+        name for name in skeleton.model.state_dict() if name.startswith(tuple(f"{p}." for p in skeleton.chain.unused))
+    }
+
+
+def assert_equal_logits(prepared: Prepared, folder: Path, model: Any) -> None:
+    """Compare transformers' model with a stage that reads the same folder, on a sample with images."""
+    settings = prepared.job.model.model_copy(update={"path": str(folder), "weights": "pretrained"})
+    shape = prepared.workload.model
+    request = prepared.request(plan_of(f"{shape.vision_layers}+{shape.language_layers}"), Training(output=folder))
+    request = replace(request, job=request.job.model_copy(update={"model": settings}))
+    stage = build_stage(request, 0, torch.device("cpu")).eval()
+    images = stage.family.random_images(model.config, 3)
+    ids = torch.cat([torch.tensor([5, 6]), images.input_ids, torch.tensor([7, 8, 9])])
+    tokens = join_samples(stage.family, model.config, [(ids, images.grids)])
+    with torch.no_grad():
+        found = stage(pack((images.pixels,), tokens))
+        expected = model.eval()(**stage.family.model_inputs(model.config, ids, images)).logits[0]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "plan"),
+    parameters({name: (name, plan) for name, plan in PLANS.items()}, short=("llava-siglip",)),
+)
+def test_a_trained_model_is_saved_whole_with_its_unused_layers_as_they_were(
+    name: str, plan: Plan, shallow: Path, pool: WarmPool, tmp_path: Path
+) -> None:
+    source = tiny(name, tmp_path / "model")
+    before = AutoModelForImageTextToText.from_config(load_config(str(source)), dtype=torch.float32)
+    before.save_pretrained(source)
+    prepared = job_of(shallow, source, tmp_path, weights="pretrained")
+    report = train(pool, prepared, plan)
+    assert report.model is not None
+    loaded: Any = AutoModelForImageTextToText.from_pretrained(report.model, output_loading_info=True)
+    trained, info = loaded
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    unused, old, new = unused_names(source), before.state_dict(), trained.state_dict()
+    assert unused
+    assert {key for key in new if torch.equal(new[key], old[key])} == unused
+    assert_equal_logits(prepared, report.model, trained)
+    fresh = AutoModelForImageTextToText.from_config(trained.config)
+    fresh.save_pretrained(tmp_path / "fresh")
+    stored = {key for file in report.model.glob("*.safetensors") for key in load_file(file)}
+    assert stored == load_file(tmp_path / "fresh" / "model.safetensors").keys()
+
+
+@pytest.mark.parametrize(
+    "plan",
+    parameters({"pipeline": PLANS["llava"], "ZeRO 3": SPLIT_WEIGHTS}, short=("pipeline",)),
+)
+def test_unused_layers_of_random_weights_are_drawn_from_the_seed(
+    plan: Plan, shallow: Path, pool: WarmPool, tmp_path: Path
+) -> None:
+    source = tiny("llava", tmp_path / "model")
+    report = train(pool, job_of(shallow, source, tmp_path, seed=7), plan)
+    assert report.model is not None
+    loaded: Any = AutoModelForImageTextToText.from_pretrained(report.model, output_loading_info=True)
+    trained, info = loaded
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    skeleton = build_skeleton(load_config(str(source)), torch.float32)
+    draw_weights(skeleton.model, skeleton.chain.unused, 7, torch.device("cpu"))
+    drawn, saved = skeleton.model.state_dict(), trained.state_dict()
+    assert all(torch.equal(saved[name], drawn[name]) for name in unused_names(source))
+    assert any(drawn[name].std() > 0 for name in unused_names(source))
+
+
+@pytest.mark.parametrize(
+    "plan",
+    parameters({"pipeline": PLANS["llava-next"], "ZeRO 3": SPLIT_WEIGHTS}, short=("pipeline",)),
+)
+def test_a_parameter_outside_modules_is_drawn_trained_and_taken_up_again(
+    plan: Plan, shallow: Path, pool: WarmPool, tmp_path: Path
+) -> None:
+    source = tiny("llava-next", tmp_path / "model")
+    whole = job_of(shallow, source, tmp_path / "whole", epochs=2)
+    parts = job_of(shallow, source, tmp_path / "parts", epochs=2)
+    done = train(pool, whole, plan)
+    assert not train(pool, parts, plan, max_steps=2).finished
+    report = train(pool, parts, plan)
+    assert report.steps == done.steps
+    assert losses(parts) == pytest.approx(losses(whole), rel=1e-5)
+    assert report.model is not None
+    drawn = build_skeleton(load_config(str(source)), torch.float32).model
+    draw_weights(drawn, [NEWLINE], parts.job.training.seed, torch.device("cpu"))
+    held = checkpointed(parts.job.training.output / f"checkpoint-{done.steps}")
+    saved = AutoModelForImageTextToText.from_pretrained(report.model).state_dict()[NEWLINE]
+    assert torch.equal(held[f"weight:{NEWLINE}"], saved)
+    assert (held[f"exp_avg_sq:{NEWLINE}"] > 0).all()
+    assert not torch.allclose(saved, drawn.state_dict()[NEWLINE])
+    assert torch.allclose(saved, drawn.state_dict()[NEWLINE], atol=5e-3 * done.steps * 1.1)
+
+
+def checkpointed(folder: Path) -> dict[str, torch.Tensor]:
+    files = [safe_open(path, framework="pt") for path in folder.glob("*.safetensors")]
+    return {key: file.get_tensor(key) for file in files for key in file.keys()}  # noqa: SIM118 (not a dict)

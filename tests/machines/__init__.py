@@ -1,0 +1,1 @@
+"""Stand-ins for hardware, clusters and rank processes."""

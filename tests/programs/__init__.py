@@ -1,0 +1,1 @@
+"""Programs that tests start or watch: databases, browsers, terminals, processes, storms of users."""

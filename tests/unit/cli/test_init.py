@@ -1,0 +1,329 @@
+"""Job files that `autotune init` writes, from a model and data and from configurations of other trainers."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from autotune.cli import main
+from autotune.job_file import load_job
+from tests.programs.users import refusal
+from trials.job import Job, Source
+
+LLAMA_FACTORY = """
+### model
+model_name_or_path: MODEL
+image_max_pixels: 262144
+trust_remote_code: true
+### method
+stage: sft
+do_train: true
+finetuning_type: lora
+lora_rank: 16
+lora_target: q_proj,v_proj
+deepspeed: examples/deepspeed/ds_z3_config.json
+### dataset
+dataset: mllm_demo, identity
+template: qwen2_vl
+cutoff_len: 4096
+### output
+output_dir: saves/qwen
+save_steps: 500
+overwrite_output_dir: true
+### train
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 8
+learning_rate: 1.0e-4
+num_train_epochs: 3.0
+lr_scheduler_type: cosine
+warmup_ratio: 0.1
+bf16: true
+### eval
+val_size: 0.1
+eval_strategy: steps
+eval_steps: 500
+"""
+
+INTERNVL = r"""
+set -x
+GPUS=${GPUS:-8}
+BATCH_SIZE=${BATCH_SIZE:-128}
+PER_DEVICE_BATCH_SIZE=${PER_DEVICE_BATCH_SIZE:-4}
+GRADIENT_ACC=$((BATCH_SIZE / PER_DEVICE_BATCH_SIZE / GPUS))
+export PYTHONPATH="${PYTHONPATH}:$(pwd)"
+export MASTER_PORT=34229
+OUTPUT_DIR='work_dirs/finetune'
+if [ ! -d "$OUTPUT_DIR" ]; then
+  mkdir -p "$OUTPUT_DIR"
+fi
+# number of gpus: 8
+torchrun \
+  --nnodes=1 \
+  --nproc_per_node=${GPUS} \
+  --master_port=${MASTER_PORT} \
+  internvl/train/internvl_chat_finetune.py \
+  --model_name_or_path "MODEL" \
+  --conv_style "internvl2_5" \
+  --output_dir ${OUTPUT_DIR} \
+  --meta_path "./shell/data/custom.json" \
+  --freeze_llm False \
+  --freeze_mlp False \
+  --freeze_backbone True \
+  --bf16 True \
+  --num_train_epochs 1 \
+  --per_device_train_batch_size ${PER_DEVICE_BATCH_SIZE} \
+  --gradient_accumulation_steps ${GRADIENT_ACC} \
+  --save_steps 200 \
+  --save_total_limit 1 \
+  --learning_rate 4e-5 \
+  --weight_decay 0.05 \
+  --warmup_ratio 0.03 \
+  --lr_scheduler_type "cosine" \
+  --max_seq_length 8192 \
+  --grad_checkpoint True \
+  --deepspeed "zero_stage1_config.json" \
+  2>&1 | tee -a "${OUTPUT_DIR}/training_log.txt"
+"""
+
+SWIFT = r"""
+nproc_per_node=2
+CUDA_VISIBLE_DEVICES=0,1 \
+NPROC_PER_NODE=$nproc_per_node \
+swift sft \
+    --model MODEL \
+    --train_type lora \
+    --dataset 'train.jsonl#500' \
+              'more.jsonl' \
+    --val_dataset held.jsonl \
+    --torch_dtype bfloat16 \
+    --num_train_epochs 1 \
+    --per_device_train_batch_size 1 \
+    --learning_rate 1e-4 \
+    --lora_rank 8 \
+    --lora_alpha 32 \
+    --target_modules all-linear \
+    --freeze_vit true \
+    --gradient_accumulation_steps $(expr 16 / $nproc_per_node) \
+    --eval_steps 50 \
+    --max_length 2048 \
+    --model_author swift
+"""
+
+DEEPSPEED: dict[str, Any] = {
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": 4,
+    "gradient_accumulation_steps": 2,
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}},
+    "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 100, "total_num_steps": 1000}},
+    "bf16": {"enabled": True},
+    "gradient_clipping": 1.0,
+    "zero_optimization": {"stage": 2},
+}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's folder with a model and data; it is the current one."""
+    (tmp_path / "MODEL").mkdir()
+    for name in ("train.jsonl", "more.jsonl", "held.jsonl"):
+        (tmp_path / name).write_text("{}\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def draft(*arguments: str) -> tuple[Job, list[str]]:
+    """The job that `init` writes, and its notes."""
+    answer = CliRunner().invoke(main, ["init", "--json", *arguments])
+    assert answer.exit_code == 0, answer.output
+    return load_job(Path("job.yaml")), json.loads(answer.stdout)["notes"]
+
+
+def converted(name: str, content: str, *arguments: str) -> tuple[Job, list[str]]:
+    Path(name).write_text(content)
+    return draft("--from", name, *arguments)
+
+
+def test_a_job_is_written_for_a_model_and_data(folder: Path) -> None:
+    job, notes = draft("MODEL", "train.jsonl", "more.jsonl", "--devices", "2")
+    assert job.model.path == str(folder / "MODEL")
+    assert [source.path for source in job.data.sources] == [folder / "train.jsonl", folder / "more.jsonl"]
+    assert job.hardware.devices == 2
+    assert job.training == Job.model_validate(job.model_dump()).training
+    assert not notes
+
+
+def test_the_keys_of_a_source_stand_above_the_sources() -> None:
+    draft("MODEL", "train.jsonl")
+    above = Path("job.yaml").read_text().partition("  sources:")[0]
+    assert all(f"`{name}`" in above for name in Source.model_fields)
+
+
+@pytest.mark.parametrize("model", ["MODLE", "models/MODLE/base", "local/MODLE"])
+def test_a_model_that_is_neither_a_folder_nor_a_hub_id_is_refused(model: str) -> None:
+    Path("local").mkdir()
+    code, message = refusal("init", model, "train.jsonl")
+    assert (code, message) == (2, f"{model}: no such folder; give a local folder or a hub id such as org/name")
+    assert not Path("job.yaml").exists()
+
+
+def test_every_key_of_the_job_stands_in_the_file_with_its_meaning() -> None:
+    draft("MODEL", "train.jsonl")
+    text = Path("job.yaml").read_text()
+    for name, field in type(load_job(Path("job.yaml")).training).model_fields.items():
+        assert f" {name}:" in text
+        assert not field.description or field.description.split()[0] in text
+
+
+def test_a_commented_default_can_be_turned_on() -> None:
+    draft("MODEL", "train.jsonl")
+    text = Path("job.yaml").read_text()
+    Path("job.yaml").write_text(text.replace("  # epochs: 1", "  epochs: 7").replace("  # seed: 0", "  seed: 3"))
+    assert (load_job(Path("job.yaml")).training.epochs, load_job(Path("job.yaml")).training.seed) == (7, 3)
+
+
+def test_a_file_of_llama_factory_becomes_a_job() -> None:
+    job, notes = converted("sft.yaml", LLAMA_FACTORY, "--devices", "4")
+    training = job.training
+    assert (training.global_batch_samples, training.learning_rate, training.epochs) == (32, 1e-4, 3)
+    assert (training.schedule, training.warmup, training.checkpoint_every) == ("cosine", 0.1, 500)
+    assert (training.weight_decay, training.clip_norm, training.seed) == (0.0, 1.0, 42)
+    assert (training.lora.rank, training.lora.alpha, training.lora.parts) == (16, 32, ("language",))
+    assert training.lora.targets == ("q_proj", "v_proj")
+    assert job.data.sources[0].path.name == "dataset_info.json"
+    assert job.data.sources[0].names == ("mllm_demo", "identity")
+    assert (job.data.oversize, job.data.max_tokens) == ("truncate", 4096)
+    assert (job.evaluation.samples, job.evaluation.every) == (0.1, 500)
+    assert job.model.dtype == "bfloat16"
+    assert not job.model.trust_remote_code
+    text = " ".join(notes)
+    assert "Left to the search for a plan: deepspeed" in text
+    assert "template" in text
+
+
+def test_a_launch_script_of_internvl_becomes_a_job() -> None:
+    job, notes = converted("finetune.sh", INTERNVL)
+    training = job.training
+    assert (job.hardware.devices, training.global_batch_samples) == (8, 128)
+    assert (training.learning_rate, training.weight_decay, training.warmup) == (4e-5, 0.05, 0.03)
+    assert training.freeze == ("vision",)
+    assert training.output.name == "finetune"
+    assert job.data.sources[0].path.name == "custom.json"
+    assert any("grad_checkpoint" in note for note in notes)
+
+
+def test_the_loss_reduction_of_a_script_of_internvl_is_that_of_its_packs() -> None:
+    packed = INTERNVL.replace(
+        "--bf16", "--use_packed_ds True --loss_reduction square --loss_reduction_all_gather True --bf16"
+    )
+    job, notes = converted("packed.sh", packed)
+    assert job.training.loss_weighting == "square"
+    assert any("Left to the search for a plan: deepspeed, grad_checkpoint, use_packed_ds" in note for note in notes)
+    assert any(note.startswith("The loss is normalised over all samples of a step") for note in notes)
+    Path("job.yaml").unlink()
+    job, notes = converted("padded.sh", packed.replace("ds True", "ds False"))
+    assert job.training.loss_weighting == "token"
+    assert "loss_reduction is left out: it means nothing there without use_packed_ds" in notes
+
+
+def test_adapters_of_a_script_of_internvl_are_those_of_the_language_model() -> None:
+    flags = INTERNVL.replace("freeze_llm False", "freeze_llm True --use_llm_lora 16").replace("mlp False", "mlp True")
+    lora = converted("lora.sh", flags)[0].training.lora
+    assert (lora.rank, lora.parts) == (16, ("language",))
+
+
+def test_the_learning_rate_of_a_frozen_part_is_left_out() -> None:
+    job, notes = converted(
+        "finetune.sh", INTERNVL.replace("--bf16", "--vision_tower_lr 1e-6 --mm_projector_lr 1e-5 --bf16")
+    )
+    assert job.training.learning_rates.vision is None
+    assert job.training.learning_rates.projector == 1e-5
+    assert "The learning rate of the part vision is left out: its weights are frozen" in notes
+
+
+def test_a_script_of_ms_swift_becomes_a_job(folder: Path) -> None:
+    job, notes = converted("train.sh", SWIFT, "--devices", "2")
+    assert [(source.path.name, source.sampling) for source in job.data.sources] == [
+        ("train.jsonl", "random:500"),
+        ("more.jsonl", "all"),
+    ]
+    assert job.evaluation.sources is not None
+    assert job.evaluation.sources[0].path == folder / "held.jsonl"
+    assert (job.training.weight_decay, job.training.betas, job.training.schedule) == (0.1, (0.9, 0.95), "cosine")
+    assert "Not known, since the script does not set them: gradient_accumulation_steps" in notes
+
+
+def test_what_deepspeed_leaves_to_the_script_is_named_and_keeps_the_default() -> None:
+    auto = {"bf16": {"enabled": "auto"}, "gradient_clipping": "auto"}
+    job, notes = converted("ds.json", json.dumps({**DEEPSPEED, **auto}), "MODEL", "train.jsonl", "--devices", "2")
+    assert (job.model.dtype, job.training.clip_norm) == ("bfloat16", None)
+    assert "`auto`, so decided by a script that was not read; check them in the job: bf16, max_grad_norm" in " ".join(
+        notes
+    )
+
+
+def test_what_deepspeed_calls_a_curriculum_is_not_taken_over() -> None:
+    """It cuts all samples to a length that rises."""
+    curriculum = {"curriculum_learning": {"enabled": True, "curriculum_type": "seqlen", "min_difficulty": 64}}
+    job, notes = converted("ds.json", json.dumps({**DEEPSPEED, **curriculum}), "MODEL", "train.jsonl", "--devices", "2")
+    assert job.training.curriculum.steps is None
+    assert "Not taken over: curriculum_learning" in notes
+
+
+def test_a_configuration_of_deepspeed_becomes_a_job() -> None:
+    job, _ = converted("ds.json", json.dumps(DEEPSPEED), "MODEL", "train.jsonl", "--devices", "2")
+    training = job.training
+    assert (training.global_batch_samples, training.learning_rate, training.betas) == (16, 1e-4, (0.9, 0.95))
+    assert (training.schedule, training.warmup, training.max_steps) == ("linear", 100, 1000)
+    assert (training.clip_norm, training.weight_decay) == (1.0, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.yaml", "model_name_or_path: [", "line 1"),
+        ("a.yaml", "model_name_or_path: MODEL\n", "DATA is missing"),
+        ("a.yaml", "x: 1\n", "the arguments are not those of a known trainer: DeepSpeed, LLaMA-Factory"),
+        ("a.yaml", "[1, 2]\n", "holds no settings"),
+        (
+            "a.yaml",
+            LLAMA_FACTORY.replace("stage: sft", "stage: dpo"),
+            "stage: dpo is not supported, only supervised fine-tuning is",
+        ),
+        ("a.yaml", LLAMA_FACTORY.replace("1.0e-4", "fast"), "learning_rate: 'fast' is not a number"),
+        ("a.yaml", LLAMA_FACTORY.replace("1.0e-4", "-1.0"), "training.learning_rate"),
+        ("a.yaml", LLAMA_FACTORY + "fp16: true\n", "bf16 and fp16 are both on"),
+        ("a.yaml", LLAMA_FACTORY.replace("finetuning_type: lora", "finetuning_type: oft"), "finetuning_type: oft"),
+        ("a.json", json.dumps({**DEEPSPEED, "train_batch_size": 33}), "train_batch_size: 33 is not 4 per device x 2"),
+        ("a.json", json.dumps({**DEEPSPEED, "bf16": True}), "bf16 is True; write an object"),
+        ("a.json", json.dumps({**DEEPSPEED, "optimizer": {"type": "Lion"}}), "optimizer.type: Lion"),
+        ("a.sh", INTERNVL.replace("--bf16", "--loss_reduction sum --bf16"), "loss_reduction: sum is not supported"),
+        ("a.sh", "echo 'never ends", "a quote does not end"),
+        ("a.sh", "echo hello\n", "no command with options"),
+        ("a.sh", "swift rlhf --model MODEL --rlhf_type dpo --train_type lora", "only supervised fine-tuning"),
+        ("a.toml", "x = 1", "not a kind of configuration"),
+    ],
+)
+def test_a_configuration_that_cannot_be_used_is_refused(name: str, content: str, message: str) -> None:
+    Path(name).write_text(content)
+    code, text = refusal(
+        "init", "--from", name, "--devices", "2", *(("MODEL", "train.jsonl") if name == "a.json" else ())
+    )
+    assert code == 2
+    assert message in text
+    assert not Path("job.yaml").exists()
+
+
+def test_nothing_is_overwritten_and_missing_data_is_named() -> None:
+    Path("job.yaml").write_text("mine")
+    assert "job.yaml exists and is not overwritten" in refusal("init", "MODEL", "train.jsonl")[1]
+    assert Path("job.yaml").read_text() == "mine"
+    assert "nowhere.jsonl: no such file" in refusal("init", "MODEL", "nowhere.jsonl", "--out", "b.yaml")[1]
+    assert "MODEL is missing" in refusal("init", "--out", "b.yaml")[1]
+
+
+def test_a_script_is_read_and_never_run(folder: Path) -> None:
+    script = "touch ran\nX=$(touch ran)\ntouch `touch ran`\n" + INTERNVL
+    converted("finetune.sh", script)
+    assert not (folder / "ran").exists()

@@ -1,0 +1,177 @@
+"""Conditions during a trial, with real processes on the real CPU; NVIDIA's library is simulated."""
+
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+
+import psutil
+import pynvml
+import pytest
+
+from autotune.machine.conditions import Conditions, Look, MachineWatch, conditions_of, disturbance
+from autotune.machine.nvml import Activity
+from tests.machines.simulated_nvml import simulate
+from tests.values.storage import WORKLOAD
+
+GPU = replace(WORKLOAD.hardware, devices=2, cpu_cores=16)
+CPU = replace(GPU, accelerator="cpu", devices=2, cpu_cores=2)
+QUIET = Conditions(disturbing_cpu=0.0, own_cpu=1.5, disturbing_gpu=False, throttled=(), energy_joules=None)
+SPIN = "while True: pass"
+SLEEP = "import time; time.sleep(60)"
+
+
+@contextmanager
+def child(program: str) -> Iterator[psutil.Process]:
+    process = subprocess.Popen([sys.executable, "-c", program])
+    try:
+        yield psutil.Process(process.pid)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def cpu_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
+
+
+def look(
+    seconds: float = 0.0,
+    *,
+    busy: float = 0.0,
+    own: float = 0.0,
+    pids: tuple[int, ...] = (),
+    slowdowns: tuple[str, ...] = (),
+    energy: float | None = None,
+) -> Look:
+    """Return a sample in which 1 and 2 are the own processes."""
+    activity = Activity(pids=frozenset(pids), slowdowns=frozenset(slowdowns), energy_joules=energy)
+    return Look(seconds=seconds, busy_seconds=busy, own_seconds=own, own_pids=frozenset({1, 2}), activity=activity)
+
+
+def test_what_others_use_is_what_is_left_of_the_busy_time() -> None:
+    found = conditions_of([look(10, busy=100, own=5), look(11, busy=103, own=7), look(14, busy=107, own=9)])
+    assert (found.disturbing_cpu, found.own_cpu) == (3 / 4, 1.0)
+
+
+def test_the_time_of_an_own_process_that_ends_is_not_counted_as_disturbing() -> None:
+    found = conditions_of([look(0, own=500), look(2, busy=3, own=503), look(3, busy=4, own=3), look(4, busy=6, own=5)])
+    assert found.disturbing_cpu == pytest.approx(1 / 4)
+
+
+def test_disturbing_cpu_time_is_never_negative() -> None:
+    assert conditions_of([look(), look(2, busy=1.9, own=2)]).disturbing_cpu == 0
+
+
+def test_a_moment_is_too_short_to_count_time() -> None:
+    found = conditions_of([look(), look(0.01, busy=0.02)])
+    assert (found.disturbing_cpu, found.own_cpu) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("looks", "stranger"),
+    [
+        ([(), (1,), (1, 2)], False),
+        ([(), (1, 3), (1,)], True),
+        ([(7, 8), (7, 8)], False),
+        ([(3,), (1,)], False),
+    ],
+    ids=["only ours", "a stranger for a moment", "numbers from outside a container", "gone before ours began"],
+)
+def test_another_process_on_our_devices_is_seen(looks: list[tuple[int, ...]], stranger: bool) -> None:
+    assert conditions_of([look(pids=pids) for pids in looks]).disturbing_gpu is stranger
+
+
+def test_every_slowdown_is_kept_and_energy_is_a_difference() -> None:
+    found = conditions_of(
+        [look(energy=100.5), look(slowdowns=("thermal", "power brake")), look(slowdowns=("thermal",), energy=350)]
+    )
+    assert (found.throttled, found.energy_joules) == (("power brake", "thermal"), 249.5)
+    assert conditions_of([look(energy=100), look()]).energy_joules is None
+
+
+@pytest.mark.parametrize(
+    ("cores", "ranks", "disturbing", "disturbed"),
+    [
+        (2, 2, 0.09, False),
+        (2, 2, 0.2, True),
+        (2, 4, 0.0, False),
+        (2, 4, 0.2, True),
+        (64, 2, 3.0, False),  # what a large machine does by itself
+        (64, 2, 4.0, True),
+        (8, 3, 2.0, False),  # three ranks of two threads leave two cores
+        (8, 3, 2.5, True),
+    ],
+)
+def test_on_a_cpu_others_count_when_they_take_cores_from_ranks(
+    cores: int, ranks: int, disturbing: float, disturbed: bool
+) -> None:
+    reason = disturbance(replace(QUIET, disturbing_cpu=disturbing), replace(CPU, cpu_cores=cores, devices=ranks))
+    assert reason == (f"other processes used {disturbing:.1f} of {cores} cores" if disturbed else None)
+
+
+@pytest.mark.parametrize(
+    ("own", "disturbing", "disturbed"), [(2.0, 12.0, False), (2.0, 13.0, True), (15.9, 0.1, False), (15.0, 1.0, True)]
+)
+def test_with_accelerators_other_processes_count_when_nearly_all_cores_are_busy(
+    own: float, disturbing: float, disturbed: bool
+) -> None:
+    reason = disturbance(replace(QUIET, own_cpu=own, disturbing_cpu=disturbing), GPU)
+    assert (reason is not None) is disturbed
+
+
+def test_every_reason_is_named() -> None:
+    disturbed = replace(QUIET, disturbing_cpu=1.31, disturbing_gpu=True, throttled=("power brake", "thermal"))
+    assert disturbance(disturbed, CPU) == (
+        "other processes used 1.3 of 2 cores; another process computed on the devices; "
+        "the devices were slowed down: power brake, thermal"
+    )
+
+
+def test_a_busy_process_is_disturbing_unless_it_is_an_own_process() -> None:
+    """Two watches at the same time see the same other load."""
+    with child(SLEEP) as idle, child(SPIN) as busy:
+        inside, outside = MachineWatch(CPU), MachineWatch(CPU, root=idle.pid)
+        before, began = cpu_seconds(busy), time.monotonic()
+        with inside, outside:
+            time.sleep(3)
+        used = (cpu_seconds(busy) - before) / (time.monotonic() - began)
+    ours, theirs = inside.conditions, outside.conditions
+    assert ours.own_cpu == pytest.approx(used, abs=0.15)
+    assert theirs.own_cpu < 0.1
+    assert theirs.disturbing_cpu >= used - 0.15
+    assert theirs.disturbing_cpu - ours.disturbing_cpu == pytest.approx(used, abs=0.15)
+    assert used < 0.3 or disturbance(theirs, CPU) is not None
+    assert (ours.disturbing_gpu, ours.throttled, ours.energy_joules) == (False, (), None)
+
+
+def test_children_that_end_meanwhile_count_as_own_processes() -> None:
+    watch, before, began = MachineWatch(CPU), resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime, time.monotonic()
+    with watch:
+        for _ in range(3):
+            with child(SPIN):
+                time.sleep(0.5)
+        time.sleep(0.1)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
+    assert watch.conditions.own_cpu >= 0.7 * used / (time.monotonic() - began)
+
+
+def test_a_watch_on_accelerators_reads_what_they_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    def processes(handle: str) -> list[SimpleNamespace]:
+        return [SimpleNamespace(pid=psutil.Process().pid if handle == "0" else 1)]
+
+    energies = iter([1000, 2000, 31000, 42000])
+    simulate(monkeypatch)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetComputeRunningProcesses", processes)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetTotalEnergyConsumption", lambda handle: next(energies))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
+    watch = MachineWatch(GPU)
+    with watch:
+        pass
+    found = watch.conditions
+    assert (found.disturbing_gpu, found.throttled, found.energy_joules) == (True, (), 70.0)

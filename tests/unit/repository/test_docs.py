@@ -1,0 +1,354 @@
+"""The documentation matches the code."""
+
+import json
+import re
+import shlex
+import signal
+import textwrap
+import xml.etree.ElementTree as ET
+from collections.abc import Iterable, Iterator
+from configparser import ConfigParser
+from contextlib import suppress
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, get_args
+
+import click
+import pytest
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from autotune import errors
+from autotune.cli import main
+from autotune.cli.context import Terminated
+from autotune.cli.parameters import DefaultGroup
+from autotune.job_file import load_job
+from benchmarks import chart
+from storage.errors import StorageError
+from trials import strict_yaml
+from trials.errors import TrialsError
+from trials.job import Job
+
+ROOT = Path(__file__).parents[3]
+README = ROOT / "README.md"
+CONTRIBUTING = ROOT / "CONTRIBUTING.md"
+COMMANDS = ROOT / "docs" / "cli.md"
+JOB_FILE = ROOT / "docs" / "job-file.md"
+GLOSSARY = ROOT / "docs" / "glossary.md"
+DOCS = (README, CONTRIBUTING, *sorted((ROOT / "docs").rglob("*.md")))
+EXAMPLE_JOB = ROOT / "examples" / "tiny-internvl" / "job.yaml"
+SOURCES = "data.sources[]."
+SHELL = ("|", ">", "&&", ";")
+PATH = re.compile(r"(?<![\w/])(?:autotune|storage|trials|tests|examples|docs|constraints|benchmarks)/[\w./-]*\w")
+BLOCK = re.compile(r"^( *)```\w*\n(.*?)^\1```", flags=re.MULTILINE | re.DOTALL)
+COMMAND_LINE = re.compile(r"^(?:\$ )?(?:\w+=\S+ )*(?:\.venv/bin/)?autotune (.+)$", flags=re.MULTILINE)
+MODULE = re.compile(r"\b(?:storage|trials)(?:\.[a-z_]+)+\b")
+documents = pytest.mark.parametrize("document", DOCS, ids=lambda path: path.name)
+
+
+def spans(document: Path) -> list[str]:
+    """Return the inline code of a document."""
+    return re.findall(r"`([^`\n]+)`", BLOCK.sub("", document.read_text()))
+
+
+def blocks(document: Path) -> str:
+    return "\n".join(textwrap.dedent(block) for _, block in BLOCK.findall(document.read_text()))
+
+
+def rows(document: Path, *header: str) -> list[list[str]]:
+    """The cells of every table with this header."""
+    return rows_of(document.read_text(), *header)
+
+
+def rows_of(text: str, *header: str) -> list[list[str]]:
+    lines = text.splitlines()
+    start = f"| {' | '.join(header)} |"
+    found: list[list[str]] = []
+    for number in (number for number, line in enumerate(lines) if line == start):
+        for line in lines[number + 2 :]:
+            if not line.startswith("|"):
+                break
+            found.append([cell.strip() for cell in line.strip("|").split("|")])
+    return found
+
+
+def options_of(command: click.Command) -> set[str]:
+    parameters = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
+    return {"-h", "--help"}.union(*({*option.opts, *option.secondary_opts} for option in parameters))
+
+
+def fields(section: type[BaseModel] = Job, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Every key of the job file that holds a value, dotted."""
+    for name, field in section.model_fields.items():
+        is_list = bool(get_args(field.annotation)) and get_args(field.annotation)[-1] is Ellipsis
+        inner = get_args(field.annotation)[0] if is_list else field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            yield from fields(inner, f"{prefix}{name}{'[]' if is_list else ''}.")
+        else:
+            yield f"{prefix}{name}", field
+
+
+def documented_defaults() -> dict[str, str]:
+    """Default by key, as the tables of the job file have it."""
+    return {key.strip("`"): default.strip("`") for key, default, _ in rows(JOB_FILE, "key", "default", "meaning")}
+
+
+def load(path: Path, values: Iterable[tuple[str, Any]]) -> Job:
+    """A job with these values, besides the ones that it needs."""
+    source: dict[str, Any] = {"path": "train.jsonl"}
+    document: dict[str, Any] = {"model": {"path": "model"}, "data": {"sources": [source]}}
+    for key, value in values:
+        *sections, name = key.split(".")
+        part = source if key.startswith(SOURCES) else document
+        for section in () if part is source else sections:
+            part = part.setdefault(section, {})
+        part[name] = value
+    path.write_text(json.dumps(document))
+    return load_job(path)
+
+
+def subclasses(kind: type[Exception]) -> set[type[Exception]]:
+    return {kind}.union(*(subclasses(inner) for inner in kind.__subclasses__()))
+
+
+# --- commands ---
+
+
+def commands(group: click.Group = main, prefix: str = "") -> dict[str, click.Command]:
+    """Return every command; those of groups begin with the group's name."""
+    found: dict[str, click.Command] = {}
+    for name, command in group.commands.items():
+        found |= commands(command, f"{prefix}{name} ") if isinstance(command, click.Group) else {prefix + name: command}
+    return found
+
+
+def split(words: list[str]) -> tuple[str, list[str]]:
+    """(the command that a line begins with, the rest of the line)."""
+    group = main.commands.get(words[0])
+    if isinstance(group, DefaultGroup) and not (words[1:] and words[1] in group.commands):
+        words = [words[0], group.default, *words[1:]]
+    length = 2 if isinstance(group, click.Group) else 1
+    return " ".join(words[:length]), words[length:]
+
+
+def test_every_command_is_documented_with_its_own_options() -> None:
+    listed = {split(row[0].strip("`").split()[1:])[0]: set(re.findall(r"`([^`]+)`", row[2])) for row in _command_rows()}
+    common = set.intersection(*map(options_of, commands().values()))
+    assert listed == {name: options_of(command) - common for name, command in commands().items()}
+
+
+def test_the_arguments_of_each_command_are_documented() -> None:
+    for usage, *_ in _command_rows():
+        name, arguments = split(usage.strip("`").split()[1:])
+        parameters = [each for each in commands()[name].params if isinstance(each, click.Argument)]
+        names = [each.human_readable_name.upper() for each in parameters]
+        assert arguments == [
+            name if each.required else f"[{name}]" for name, each in zip(names, parameters, strict=True)
+        ]
+
+
+def test_the_options_that_all_commands_share_are_documented() -> None:
+    sentence = COMMANDS.read_text().partition("Every command takes")[2].partition("stderr")[0]
+    named = set(re.findall(r"`(-[\w-]+)`", sentence))
+    own = {option for *_, options in _command_rows() for option in re.findall(r"`([^`]+)`", options)}
+    for command in commands().values():
+        given = (set(p.opts) for p in command.params if isinstance(p, click.Option))
+        assert named <= options_of(command)
+        assert all(options & (named | own) for options in given)
+
+
+@documents
+def test_command_lines_in_the_documents_are_valid(document: Path) -> None:
+    for line in COMMAND_LINE.findall(blocks(document)):
+        words = [*takewhile(lambda word: word not in SHELL, shlex.split(line, comments=True))]
+        name, arguments = ("autotune", words) if words[0].startswith("-") else split(words)
+        command = main if words[0].startswith("-") else commands()[name]
+        with suppress(click.exceptions.Exit):  # of --help and --version
+            command.make_context(name, arguments)
+
+
+@documents
+def test_options_in_sentences_of_the_documents_exist(document: Path) -> None:
+    for span in (span for span in spans(document) if span.startswith("autotune ")):
+        words = shlex.split(span)[1:]
+        known = options_of(main) if words[0].startswith("-") else options_of(commands()[split(words)[0]])
+        assert {word for word in words if word.startswith("-")} <= known, span
+
+
+@documents
+def test_make_targets_in_the_documents_exist(document: Path) -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    named = re.findall(r"^make ([\w-]+)$", blocks(document), flags=re.MULTILINE)
+    named += [span.split()[1] for span in spans(document) if span.startswith("make ")]
+    assert set(named) <= targets
+
+
+def test_every_exit_code_is_documented() -> None:
+    kinds = set().union(*(subclasses(base) for base in (errors.AutotuneError, StorageError, TrialsError)))
+    codes = {errors.exit_code(kind()) for kind in kinds} | {0, Terminated(signal.SIGINT).exit_code}
+    assert {int(row[0]) for row in rows(COMMANDS, "exit code", "meaning")} == codes
+
+
+def _command_rows() -> list[list[str]]:
+    return rows(COMMANDS, "command", "what it does", "options")
+
+
+# --- the job file ---
+
+
+def test_every_key_of_the_job_file_is_documented_once() -> None:
+    keys = [row[0].strip("`") for row in rows(JOB_FILE, "key", "default", "meaning")]
+    assert sorted(keys) == sorted(key for key, _ in fields())
+
+
+def test_each_key_of_the_job_file_stands_under_the_heading_of_its_section() -> None:
+    for part in JOB_FILE.read_text().split("\n## ")[1:]:
+        section = part.partition("\n")[0]
+        for cell, *_ in rows_of(part, "key", "default", "meaning"):
+            key = cell.strip("`").replace("[]", "").replace("data.sources.", "data.")
+            assert key.rpartition(".")[0] == section or key == section
+
+
+def test_required_and_optional_keys_are_documented_as_such() -> None:
+    documented = documented_defaults()
+    assert {key for key in documented if documented[key] == "required"} == {
+        key for key, field in fields() if field.is_required()
+    }
+    assert {key for key in documented if documented[key] == "absent"} == {
+        key for key, field in fields() if not field.is_required() and field.default is None
+    }
+
+
+def test_documented_defaults_are_those_of_the_job(tmp_path: Path) -> None:
+    documented = documented_defaults().items()
+    values = {
+        key: strict_yaml.read(text.encode()).value for key, text in documented if text not in ("required", "absent")
+    }
+    assert load(tmp_path / "job.yaml", values.items()) == load(tmp_path / "job.yaml", ())
+
+
+def test_the_example_job_can_be_loaded() -> None:
+    job = load_job(EXAMPLE_JOB)
+    assert job.data.sources[0].path == EXAMPLE_JOB.parent / "data" / "train.jsonl"
+
+
+# --- files and names ---
+
+
+@documents
+def test_files_and_modules_that_the_documents_name_exist(document: Path) -> None:
+    code = "\n".join((*spans(document), blocks(document)))
+    modules = [f"{name.replace('.', '/')}.py" for name in MODULE.findall(code)]
+    missing = {name for name in (*PATH.findall(code), *modules) if not (ROOT / name).exists()}
+    assert not missing
+
+
+@documents
+def test_all_rows_of_a_table_have_as_many_cells_as_its_header(document: Path) -> None:
+    tables = re.findall(r"(?:^\|.*\n)+", re.sub(BLOCK, "", document.read_text()), flags=re.MULTILINE)
+    for table in tables:
+        cells = {row: len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()}
+        uneven = [row for row, count in cells.items() if count != next(iter(cells.values()))]
+        assert not uneven
+
+
+def anchors(document: Path) -> set[str]:
+    """What a link may name after `#`: headings as GitHub spells them."""
+    headings = re.findall(r"^#+ (.+)$", document.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@documents
+def test_links_lead_to_files_and_headings(document: Path) -> None:
+    for target, anchor in re.findall(r"\]\((?!http)([^)#]*)(?:#([^)]+))?\)", document.read_text()):
+        file = document.parent / target if target else document
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file), f"{target}#{anchor}"
+
+
+@documents
+def test_names_that_are_listed_for_a_file_are_defined_in_it(document: Path) -> None:
+    for file, names, _ in rows(document, "file", "functions", "what happens"):
+        source = (ROOT / file.strip("`")).read_text()
+        assert_defines(source, names, file)
+
+
+def test_contributing_answers_ten_questions_with_a_file_each() -> None:
+    answers = rows(CONTRIBUTING, "question", "file", "names")
+    assert len({question for question, *_ in answers}) == 10
+    for _, file, names in answers:
+        assert_defines((ROOT / file.strip("`")).read_text(), names, file)
+
+
+def assert_defines(source: str, names: str, file: str) -> None:
+    for name in re.findall(r"\w+", names):
+        assert re.search(rf"\b(def|class) {name}\b|^{name} =", source, flags=re.MULTILINE), f"{file}: {name}"
+
+
+def test_extras_that_the_documents_name_exist() -> None:
+    setup = ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    text = "".join(document.read_text() for document in DOCS)
+    named = {extra for extras in re.findall(r"(?:vlm-autotune|'\.)\[([\w,]+)\]", text) for extra in extras.split(",")}
+    assert named
+    assert named <= set(setup["options.extras_require"])
+
+
+def test_the_readme_has_at_most_120_lines() -> None:
+    assert len(README.read_text().splitlines()) <= 120
+
+
+def test_terms_of_the_glossary_are_sorted_and_defined_once() -> None:
+    terms = [term.lower() for term, _ in rows(GLOSSARY, "term", "meaning")]
+    assert terms == sorted(set(terms))
+
+
+# --- the recorded tuning ---
+
+
+def test_the_chart_shows_the_recorded_tuning(tmp_path: Path) -> None:
+    record = json.loads(chart.RECORD.read_text())
+    chart.draw(record, tmp_path / "chart.svg")
+    assert drawn(chart.CHART) == (record, drawn(tmp_path / "chart.svg")[1])
+
+
+def drawn(svg: Path) -> tuple[Any, list[str]]:
+    """(the record that a chart was drawn from, the texts in it)."""
+    root = ET.parse(svg).getroot()
+    source = root.findtext(".//{http://purl.org/dc/elements/1.1/}description")
+    assert source
+    return json.loads(source), [text.text or "" for text in root.iter("{http://www.w3.org/2000/svg}text")]
+
+
+def test_the_result_in_the_readme_is_the_recorded_tuning() -> None:
+    record = json.loads(chart.RECORD.read_text())
+    result = record["result"]
+    text = README.read_text()
+    table = [re.split(r"\s{2,}", line) for line in blocks(README).splitlines()]
+    speed = {row["role"]: row for row in ({**result, "role": "best"}, *result["baselines"])}
+    shown = {row[0]: row[1:] for row in table if row[0] in speed}
+    assert {name: cells[0] for name, cells in shown.items()} == {
+        name: f"{row['samples_per_second']:.1f} +- {row['samples_per_second_error']:.1f}" for name, row in speed.items()
+    }
+    assert shown["best"][1] == f"{result['epoch_seconds']:.1f}"
+    for baseline in result["baselines"]:
+        assert shown[baseline["role"]][2] == f"{baseline['gain']:.2f} +- {baseline['gain_error']:.2f}"
+    assert f"Plan {result['id']}\n" in text
+    assert f"recorded on {record['recorded']}" in text
+    in_words = ", ".join(f"{chart.NAMES[each['role']]} {each['samples_per_second']}" for each in result["baselines"])
+    assert f"{in_words[0].lower()}{in_words[1:]}, autotune {result['samples_per_second']} samples/s" in text
+
+
+def test_the_tutorial_shows_the_recorded_tuning_too() -> None:
+    (result,) = (block for _, block in BLOCK.findall(README.read_text()) if block.startswith("Plan "))
+    tutorial = (ROOT / "docs" / "tutorial.md").read_text()
+    assert result in tutorial
+    # What the tutorial says about this plan.
+    assert "pipeline 1 x data 2" in result
+    assert "recompute 1v+1l" in result
+    assert "recomputes one layer of each kind. It has no stages" in tutorial
+
+
+@documents
+def test_documents_are_plain_text(document: Path) -> None:
+    assert document.read_text().isascii()

@@ -1,0 +1,66 @@
+"""What is said about the figures of a winner: disturbed runs, corrected figures, and a search that tried nothing."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from autotune.results.evidence import evidence_of
+from autotune.results.study_report import best_document, best_text
+from storage.records import Baseline, FinishedTrial
+from tests.values.search import completed
+from tests.values.storage import PADDED_PLAN, best_of, result_of
+from trials.outcome import Failed, Timeout
+
+WINNER = best_of("5" * 32, baselines=())
+SAMPLES = WINNER.workload.data.samples
+
+
+def run(*seconds: float, role: str = "sampled") -> list[FinishedTrial]:
+    """Runs of the winner, or of the plan of a baseline."""
+    plan = WINNER.plan if role in ("sampled", "confirm") else PADDED_PLAN
+    return [replace(completed(plan, each), plan=plan, role=role) for each in seconds]
+
+
+def default_of(seconds: float) -> Baseline:
+    return Baseline(
+        role="default", samples_per_second=SAMPLES / seconds, samples_per_second_error=0.1, gain=1.2, gain_error=0.1
+    )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "runs", "said"),
+    [
+        (116.7, (98.7, 95.8), "default: 116.7 s an epoch is corrected for the speed of the machine"),
+        (90.0, (98.7, 95.8), "its runs took 95.8 to 98.7 s"),
+        (97.0, (98.7, 95.8), ""),
+        (98.8, (98.7, 95.8), ""),
+    ],
+)
+def test_a_figure_outside_the_range_of_its_measurements_is_explained(
+    seconds: float, runs: Sequence[float], said: str
+) -> None:
+    best = replace(WINNER, baselines=(default_of(seconds),))
+    (*found,) = evidence_of(best, [*run(100.0), *run(*runs, role="default")]).warnings
+    assert len(found) == bool(said)
+    assert said in "".join(found)
+
+
+def test_a_budget_in_which_nothing_was_searched_is_said_to_be_too_small() -> None:
+    alone = replace(WINNER, plan=PADDED_PLAN, baselines=(default_of(100.0),))
+    said = "Nothing was searched: the budget allowed the baselines alone"
+    assert said in best_text(alone, run(100.0, 100.0, role="default"))
+    assert said not in best_text(WINNER, [*run(100.0), *run(130.0, role="default")])
+    (failed,) = run(100.0)
+    failed = replace(failed, result=result_of(failed.id, Failed(cause=Timeout(seconds=9))))
+    text = best_text(alone, [failed, *run(100.0, role="default")])
+    assert said not in text
+    assert "No plan besides the baselines completed" in text
+    assert said not in best_text(WINNER)
+
+
+def test_a_program_gets_the_evidence_too() -> None:
+    disturbed = [replace(each, result=replace(each.result, contamination="heat")) for each in run(100.0)]
+    found = best_document(WINNER, [*disturbed, *run(101.0, role="confirm")])["evidence"]
+    assert (found["runs"], found["disturbed_runs"], found["disturbed_winner_runs"]) == (2, 1, 1)
+    assert (found["disturbance"], found["searched_plans"]) == ("heat", 1)

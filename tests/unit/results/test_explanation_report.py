@@ -1,0 +1,154 @@
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from autotune.plan_text import packing_text
+from autotune.results.explanation_report import explanation_text, plan_time_text
+from autotune.results.study_report import best_text
+from storage.explanation import BEST, Explanation
+from storage.records import Baseline
+from tests.values.storage import EXPLANATION, PADDED_PLAN, best_of, packed_plan, plan_time
+
+WINNER, USUAL = EXPLANATION.plans
+
+
+def text_of(explanation: Explanation | None, **fields: Any) -> str:
+    return explanation_text(best_of("5" * 32, explanation=explanation, search_seconds=50.0, **fields), "")
+
+
+def default_with(gain: float, error: float) -> Baseline:
+    return Baseline(role="default", samples_per_second=5.0, samples_per_second_error=0.1, gain=gain, gain_error=error)
+
+
+def cells(text: str, first: str) -> list[str]:
+    """Return the entries of the row of a table that begins with `first`."""
+    (row,) = (line for line in text.splitlines() if line.startswith(f"{first}  "))
+    return [cell.strip() for cell in row.split("  ") if cell.strip()]
+
+
+def test_the_largest_loss_of_the_usual_settings_is_named_first() -> None:
+    text = text_of(EXPLANATION)
+    assert "With default an epoch takes 200.0 +- 1.5 s in 32 steps (measured in one run)" in text
+    assert (
+        "53.0% is useful work. The largest loss is padding: 30.0% +- 3.0% of the time, then recompute: 10.0% +- 1.0%."
+        in text
+    )
+
+
+def test_a_rest_that_is_larger_than_every_loss_is_named() -> None:
+    vague = plan_time(PADDED_PLAN, "default", padding=20.0, recompute=10.0, unexplained=50.0)
+    text = text_of(replace(EXPLANATION, plans=(WINNER, vague)))
+    assert "then recompute: 5.0% +- 0.5%. Even more is not explained: 25.0% +- 2.5%." in text
+    assert "not explained:" not in text_of(EXPLANATION).partition("- useful work")[0]
+
+
+def test_what_the_winner_changes_in_the_usual_settings_is_listed() -> None:
+    text = best_text(best_of("5" * 32, explanation=EXPLANATION))
+    assert cells(text, "packing")[1:] == ["2 samples, padded", packing_text(packed_plan().packing)]
+    assert cells(text, "split")[1:] == ["2v+4l", "2v+1l | 0v+3l"]
+    assert "what changed" not in best_text(best_of("5" * 32, explanation=replace(EXPLANATION, usual=None)))
+
+
+def test_losses_that_the_errors_do_not_tell_apart_are_both_named() -> None:
+    close = plan_time(PADDED_PLAN, "default", padding=21.0, recompute=20.0)
+    text = text_of(replace(EXPLANATION, plans=(WINNER, close)))
+    assert "is padding: 10.5% +- 1.1% of the time; within the errors it may also be recompute: 10.0% +- 1.0%." in text
+
+
+def test_the_time_of_both_plans_is_shown_by_part_and_sums_to_the_whole() -> None:
+    text = text_of(EXPLANATION)
+    assert cells(text, "padding")[1:5] == ["60.0 +- 6.0", "30.0% +- 3.0%", "0.0 +- 0.0", "0.0% +- 0.0%"]
+    assert cells(text, "not explained")[1:5] == ["4.0 +- 0.4", "2.0% +- 0.2%", "-1.0 +- 0.1", "-1.0% +- 0.1%"]
+    assert cells(text, "whole")[1:5] == ["200.0 +- 1.5", "100%", "100.0 +- 1.5", "100%"]
+    rows = [line.split("  ")[0] for line in text.splitlines()]
+    assert rows.index("useful work") < rows.index("padding") < rows.index("recompute") < rows.index("not explained")
+
+
+def test_what_each_part_is_and_how_it_is_known_is_said_of_the_parts_that_there_are() -> None:
+    text = text_of(EXPLANATION)
+    assert "- padding: pad tokens up to the longest sample of a micro-batch (measured work, divided by" in text
+    assert "- pipeline bubble: stages that wait while the pipeline fills and drains (simulated with" in text
+    assert "- communication" not in text
+
+
+def test_each_change_alone_is_compared_with_all_together() -> None:
+    text = text_of(EXPLANATION)
+    assert cells(text, "packing alone")[1:] == ["140.0 +- 3.0", "1.43 +- 0.03", "62,464", "predicted"]
+    assert cells(text, "recompute alone")[1:] == ["-", "-", "92,160", "does not fit the memory"]
+    assert cells(text, "all together")[1:] == ["100.0 +- 1.5", "2.00 +- 0.03", "62,464", "measured"]
+
+
+def test_the_gain_of_all_together_is_that_of_the_baseline_with_its_error() -> None:
+    """Both plans share the errors of the machine's drift, so those of the two speeds are not independent."""
+    text = text_of(EXPLANATION, baselines=(default_with(2.25, 0.07),))
+    assert cells(text, "all together")[1:3] == ["100.0 +- 1.5", "2.25 +- 0.07"]
+    assert "are paid back after 0.4 epochs" in text
+    assert "are paid back after" not in text_of(EXPLANATION, baselines=(default_with(2.25, 0.7),))
+
+
+def test_the_time_of_the_search_is_compared_once() -> None:
+    assert best_text(best_of("5" * 32, explanation=EXPLANATION)).count("paid back") == 1
+    assert best_text(best_of("5" * 32)).count("paid back") == 1
+    equal = text_of(EXPLANATION, baselines=(default_with(1.0, 0.07),))
+    assert "Compared with default, the 50 s of the search's trials are not paid back: it is as fast" in equal
+
+
+def test_memory_payback_and_what_would_help_further_are_stated() -> None:
+    text = text_of(EXPLANATION)
+    assert "its fullest stage, 1, needs 62,464 MiB of 77,824 MiB (80%), 21,504 MiB more than with default" in text
+    assert "the 50 s of the search's trials are paid back after 0.5 epochs (16 steps)" in text
+    further = text.partition("What would help further:")[2].splitlines()[1:]
+    assert "with 81,920 MiB per rank nothing is recomputed: 1.11 +- 0.02 times as fast, predicted" in further[0]
+    assert further[1].startswith("- pipeline bubble, 5.0% +- 0.5% of the time: a larger global batch")
+
+
+def test_the_current_plan_is_named_in_words() -> None:
+    current = replace(EXPLANATION, plans=(WINNER, replace(USUAL, role="present")), usual="present")
+    text = text_of(current)
+    assert "With the current plan an epoch takes" in text
+    assert "Compared with the current plan, the 50 s" in text
+    assert plan_time_text(replace(USUAL, role="tie 56de6d23")).startswith("With the tie 56de6d23 an epoch takes")
+
+
+def test_a_gain_within_the_errors_is_not_said_to_pay_back() -> None:
+    unsure = replace(USUAL, epoch_seconds_error=60.0)
+    text = text_of(replace(EXPLANATION, plans=(WINNER, unsure)))
+    assert "The errors are too large to say when the 50 s of the search's trials are paid back compared" in text
+    assert "are paid back after" not in text
+
+
+def test_usual_settings_that_won_are_said_to_be_fastest() -> None:
+    same = replace(EXPLANATION, plans=(WINNER, replace(USUAL, plan=packed_plan())))
+    text = text_of(same)
+    assert "no plan was faster than default, the usual settings" in text
+    assert "are not paid back" in text
+    assert "default s" not in text  # its time is shown once, as that of the best
+    assert "alone  " not in text
+    assert "all together" not in text
+
+
+def test_a_winner_without_baselines_explains_its_own_time() -> None:
+    alone = Explanation(plans=(WINNER,), usual=None, changes=(), further=())
+    text = text_of(alone)
+    assert "no baseline was measured" in text
+    assert "With the winner an epoch takes 100.0 +- 1.5 s" in text
+    assert "paid back" not in text
+
+
+@pytest.mark.parametrize(("field", "doubt"), [("disturbed", "all disturbed"), ("shortened", "ended early")])
+def test_doubtful_measurements_are_named(field: str, doubt: str) -> None:
+    changed: dict[str, Any] = {field: True}
+    doubtful = replace(USUAL, **changed)
+    assert f"(measured in one run, {doubt})" in text_of(replace(EXPLANATION, plans=(WINNER, doubtful)))
+
+
+def test_a_winner_of_an_earlier_version_is_shown_without_an_explanation() -> None:
+    assert text_of(None) == ""
+    assert "Why it won" not in best_text(best_of("5" * 32))
+
+
+def test_the_winner_comes_first_in_an_explanation() -> None:
+    assert EXPLANATION.winner.role == BEST
+    assert EXPLANATION.of(PADDED_PLAN.id) == USUAL
+    assert EXPLANATION.of("0" * 16) is None

@@ -1,0 +1,72 @@
+from dataclasses import replace
+
+import pytest
+
+from autotune.plan_text import trial_line
+from autotune.results.study_report import Known, best_text, plans_text
+from storage.records import Baseline, BestPlan
+from storage.validity import Validity, Verdict
+from tests.values.search import completed
+from tests.values.storage import PADDED_PLAN, best_of
+from trials.outcome import Completed
+
+
+def best(**fields: object) -> BestPlan:
+    return best_of("5" * 32, **fields)
+
+
+def test_a_sure_winner_is_named_with_its_confidence() -> None:
+    assert "Fastest of the finalists with a probability of 97%" in best_text(best(confidence=0.97, ties=()))
+
+
+def test_a_tie_is_named() -> None:
+    text = best_text(best(confidence=0.6, ties=(PADDED_PLAN.id,)))
+    assert f"A tie: {PADDED_PLAN.id} may be as fast; fastest with a probability of 60%" in text
+
+
+def test_a_winner_without_a_rival_claims_nothing() -> None:
+    assert "probability" not in best_text(best(confidence=None, ties=()))
+
+
+def test_the_cost_of_the_search_is_compared_with_what_it_saves() -> None:
+    """1000 samples an epoch: 125 s with the best baseline, 100 s with the winner."""
+    text = best_text(best(search_seconds=50.0))
+    assert "trials took 50 s; an epoch is 25 s shorter than with baseline-b: paid back in 2.0 epochs" in text
+
+
+def test_a_search_that_found_nothing_faster_says_so() -> None:
+    same = Baseline(role="omnibal", samples_per_second=10.5, samples_per_second_error=0.1, gain=0.95, gain_error=0.01)
+    assert "omnibal is as fast" in best_text(best(baselines=(same,)))
+
+
+@pytest.mark.parametrize("shown", ["40960", "0.3", "-"])
+def test_the_plans_among_which_objectives_leave_a_choice_are_listed(shown: str) -> None:
+    assert shown in best_text(best()).partition("Pareto set")[2].split()
+
+
+def test_a_trial_that_ended_early_or_was_disturbed_says_so() -> None:
+    trial = completed(PADDED_PLAN, 100.0)
+    outcome = trial.result.outcome
+    assert isinstance(outcome, Completed)
+    early = replace(trial, result=replace(trial.result, outcome=replace(outcome, shortened=True)))
+    assert "ended early, clearly slower" in trial_line(early, known=False)
+    disturbed = replace(trial, result=replace(trial.result, contamination="others computed"))
+    assert "; disturbed: others computed" in trial_line(disturbed, known=False)
+
+
+def test_the_winner_is_shown_with_how_many_runs_were_disturbed() -> None:
+    winner, trial = best(), completed(PADDED_PLAN, 100.0)
+    marked = replace(trial, plan=winner.plan, result=replace(trial.result, contamination="others computed"))
+    marked = replace(marked, id="6" * 32)
+    text = best_text(winner, (trial, marked))
+    assert "Disturbed: 1 of 2 measured runs, 1 of 1 of the winner (others computed)" in text
+    assert "Disturbed" not in best_text(winner, (trial,))
+
+
+@pytest.mark.parametrize("disturbed", [True, False])
+def test_a_listed_plan_that_was_measured_under_other_load_says_so(disturbed: bool) -> None:
+    winner, trial = best(), completed(PADDED_PLAN, 100.0)
+    reason = "others computed" if disturbed else None
+    run = replace(trial, plan=winner.plan, result=replace(trial.result, contamination=reason))
+    known = Known(best=winner, validity=Validity(verdict=Verdict.VALID, changes=()), trials=(run,))
+    assert (f"{winner.plan.id}: Disturbed: 1 of 1 measured runs" in plans_text([known])) == disturbed

@@ -1,0 +1,29 @@
+"""Which baselines a search tries, and what it compares its winner with."""
+
+import pytest
+
+from autotune.search.baselines import baselines
+from autotune.search.roles import Role
+from autotune.search.solver.solver import Solver
+from tests.machines.search_bench import MEMORY, PREDICTOR, Bench
+from tests.machines.simulated import Behaviour, SimulatedLauncher
+from tests.values.search import limits_of, prepared_of
+
+
+@pytest.mark.usefixtures("unsatisfied")
+def test_of_the_neighbours_of_a_baseline_the_two_predicted_fastest_are_run(bench: Bench) -> None:
+    ledger = bench.search(bench.study(), SimulatedLauncher(PREDICTOR, Behaviour(noise=0.0)), trials=40, time_limit="1h")
+    omnibal = [trial.plan for trial in ledger.trials if trial.role == Role.OMNIBAL]
+    prepared, limits = prepared_of(bench.folder, MEMORY), limits_of(MEMORY)
+    everything = baselines(prepared.workload, PREDICTOR, Solver(PREDICTOR, limits), limits, hold_all=False)
+    anchor, *neighbours = [each.plan for each in everything if each.role == Role.OMNIBAL]
+    assert omnibal == [anchor, *sorted(neighbours, key=PREDICTOR.epoch_seconds)[:2]]
+
+
+def test_a_baseline_that_was_tried_as_predicted_best_is_compared_with(bench: Bench) -> None:
+    first = bench.search(bench.study(), SimulatedLauncher(PREDICTOR), trials=6)
+    best = next(trial.plan for trial in first.trials if trial.role == Role.PREDICTED)
+    bench.remembers, bench.current_plan = False, best
+    ledger = bench.search(bench.study(), SimulatedLauncher(PREDICTOR), trials=6)
+    assert [trial.plan for trial in ledger.trials if trial.role != Role.CONFIRM].count(best) == 1
+    assert Role.CURRENT_PLAN in {baseline.role for baseline in bench.standings.compare(0, samples=100)}

@@ -1,0 +1,379 @@
+"""What a training may do in its output folder: files of others are never changed or removed."""
+
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.errors import JobError
+from autotune.training.training_output import check_new, check_output, held
+from tests.values.training import job_of, plan_of
+from trials import wire
+from trials.errors import OutputTaken
+from trials.tasks.training.output import (
+    STATE_FILE,
+    OpenedOutput,
+    PlanChange,
+    TrainingState,
+    checkpoint_folder,
+    describe_file,
+    open_output,
+    partial_folder,
+    publish,
+    remove_old_checkpoints,
+)
+from trials.tasks.training.progress import PROGRESS_FILE, Progress, append_line
+from trials.tasks.training.settings import Settings
+
+SETTINGS = Settings(
+    plan="945b356dd79b0367",
+    data="c0ffee",
+    model="beef",
+    weights="random",
+    dtype="float32",
+    seed=0,
+    global_batch_samples=8,
+    oversize="own-pack",
+    learning_rate=1e-3,
+    epochs=1,
+)
+
+
+def write_checkpoint(output: Path, opened: OpenedOutput, steps: int, keep: int = 2) -> Path:
+    """A checkpoint whose tensors are a few bytes, through the functions that ranks use."""
+    final = checkpoint_folder(output, steps)
+    partial = partial_folder(final, opened.record)
+    partial.mkdir()
+    (partial / "stage-0.safetensors").write_bytes(b"tensors of step %d" % steps)
+    files = (describe_file(partial / "stage-0.safetensors"),)
+    state = TrainingState(steps=steps, plan="p", data="d", training=opened.record.id, files=files)
+    publish(partial, final, STATE_FILE, state)
+    remove_old_checkpoints(output, opened.record, keep)
+    return final
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("name", ["checkpoint-500", "model", "progress.jsonl", "autotune.json"])
+def test_an_output_with_results_of_another_program_is_refused_and_stays_as_it_is(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "theirs").write_text("of days")
+    with pytest.raises(OutputTaken, match=f"holds {name}, which no training of autotune wrote; name an empty or a new"):
+        open_output(tmp_path, SETTINGS)
+    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == [name, f"{name}/theirs"]
+
+
+def test_files_with_other_names_may_stand_in_the_output(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint-notes.txt").write_text("ideas")
+    (tmp_path / "checkpoint-007").mkdir()
+    opened = open_output(tmp_path, SETTINGS)
+    for steps in (2, 4, 6):
+        write_checkpoint(tmp_path, opened, steps)
+    assert names(tmp_path) == [
+        "autotune.json",
+        "checkpoint-007",
+        "checkpoint-4",
+        "checkpoint-6",
+        "checkpoint-notes.txt",
+    ]
+
+
+def test_only_files_that_a_checkpoint_lists_are_removed(tmp_path: Path) -> None:
+    opened = open_output(tmp_path, SETTINGS)
+    first = write_checkpoint(tmp_path, opened, 2)
+    (first / "evaluation.txt").write_text("good")
+    linked = tmp_path.parent / f"{tmp_path.name}-linked"
+    shutil.copytree(first, linked)
+    (tmp_path / "checkpoint-3").symlink_to(linked)
+    for steps in (4, 6):
+        write_checkpoint(tmp_path, opened, steps)
+    assert names(first) == ["evaluation.txt"]
+    assert names(linked) == ["evaluation.txt", "stage-0.safetensors", "state.json"]
+
+
+@pytest.mark.parametrize(
+    ("keep", "kept"), [(1, ["checkpoint-8"]), (3, ["checkpoint-4", "checkpoint-6", "checkpoint-8"])]
+)
+def test_the_last_checkpoints_of_this_training_are_kept(keep: int, kept: list[str], tmp_path: Path) -> None:
+    other = open_output(tmp_path / "other", SETTINGS)
+    opened = open_output(tmp_path / "output", SETTINGS)
+    theirs = shutil.copytree(write_checkpoint(tmp_path / "other", other, 1), tmp_path / "output" / "checkpoint-1")
+    for steps in (2, 4, 6, 8):
+        write_checkpoint(tmp_path / "output", opened, steps, keep)
+    assert names(tmp_path / "output") == ["autotune.json", theirs.name, *kept]
+
+
+def test_a_file_in_the_place_of_a_checkpoint_is_renamed(tmp_path: Path) -> None:
+    opened = open_output(tmp_path, SETTINGS)
+    (tmp_path / "checkpoint-2").mkdir()
+    (tmp_path / "checkpoint-2" / "theirs").touch()
+    write_checkpoint(tmp_path, opened, 2)
+    assert names(tmp_path / "checkpoint-2.old-1") == ["theirs"]
+    assert open_output(tmp_path, SETTINGS).steps == 2
+
+
+def zero(file: Path) -> None:
+    file.write_bytes(bytes(file.stat().st_size))
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: zero(folder / "stage-0.safetensors"), "stage-0.safetensors has changed since it was written"),
+        (lambda folder: cut(folder / "stage-0.safetensors"), "stage-0.safetensors has 16 bytes instead of 17"),
+        (lambda folder: (folder / "stage-0.safetensors").unlink(), "stage-0.safetensors cannot be read (No such file"),
+        (lambda folder: zero(folder / "state.json"), "state.json cannot be read"),
+        (lambda folder: (folder / "state.json").unlink(), "state.json cannot be read"),
+    ],
+    ids=["zeroed", "cut", "missing", "state zeroed", "state missing"],
+)
+def test_a_broken_checkpoint_is_skipped_and_the_previous_one_is_used(
+    damage: object, message: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert callable(damage)
+    opened = open_output(tmp_path, SETTINGS)
+    for steps in (2, 4):
+        write_checkpoint(tmp_path, opened, steps)
+        append_line(tmp_path / PROGRESS_FILE, Progress(step=steps, of=6, loss=1, seconds=1, samples=8))
+    damage(tmp_path / "checkpoint-4")
+    assert open_output(tmp_path, SETTINGS).steps == 2
+    assert message in caplog.text
+    assert "so checkpoint-4 is not used" in caplog.text
+    steps_left = [json.loads(line)["step"] for line in (tmp_path / PROGRESS_FILE).read_text().splitlines()]
+    assert steps_left == [2]
+
+
+def test_a_changed_plan_takes_over_at_the_checkpoint_that_is_left(tmp_path: Path) -> None:
+    first, second = plan_of("4+2"), plan_of("3+0", "1+2")
+    settings = [replace(SETTINGS, plan=each.id) for each in (first, second)]
+    opened = open_output(tmp_path, settings[0], first)
+    for steps in (2, 4):
+        write_checkpoint(tmp_path, opened, steps)
+    with pytest.raises(OutputTaken, match=f"or change its plan with `--resume-with {second.id}`"):
+        open_output(tmp_path, settings[1], second)
+    changed = open_output(tmp_path, settings[1], second, instead_of=first)
+    assert changed.record.changes == (PlanChange(plan=first, steps=4),)
+    assert open_output(tmp_path, settings[1], second) == changed
+    # A plan that ran no step is no part of the training.
+    back = open_output(tmp_path, settings[0], first, instead_of=second)
+    assert (back.record.plan, back.record.changes) == (first, changed.record.changes)
+    open_output(tmp_path, settings[1], second, instead_of=first)
+    zero(tmp_path / "checkpoint-4" / "stage-0.safetensors")
+    left = open_output(tmp_path, settings[1], second)
+    assert (left.steps, left.record.changes) == (2, (PlanChange(plan=first, steps=2),))
+
+
+def test_a_training_whose_checkpoints_are_all_broken_does_not_start_again_by_itself(tmp_path: Path) -> None:
+    opened = open_output(tmp_path, SETTINGS)
+    zero(write_checkpoint(tmp_path, opened, 2) / "stage-0.safetensors")
+    step = Progress(step=2, of=6, loss=1, seconds=1, samples=8)
+    append_line(tmp_path / PROGRESS_FILE, step)
+    with pytest.raises(OutputTaken, match=r"no checkpoint in .* can be used, checkpoint-2 included; restore one"):
+        open_output(tmp_path, SETTINGS)
+    assert (tmp_path / PROGRESS_FILE).read_text()
+
+
+def test_a_record_with_a_pattern_for_its_id_removes_nothing(tmp_path: Path) -> None:
+    opened = open_output(tmp_path, SETTINGS)
+    record = tmp_path / "autotune.json"
+    record.write_text(record.read_text().replace(opened.record.id, "*"))
+    foreign = tmp_path / ".checkpoint-8.deadbeef.partial"
+    foreign.mkdir()
+    with pytest.raises(OutputTaken, match=r"holds autotune\.json, which no training of autotune wrote"):
+        open_output(tmp_path, SETTINGS)
+    assert foreign.exists()
+
+
+def test_what_a_killed_process_was_writing_is_removed(tmp_path: Path) -> None:
+    opened = open_output(tmp_path, SETTINGS)
+    left = partial_folder(checkpoint_folder(tmp_path, 8), opened.record)
+    left.mkdir()
+    foreign = tmp_path / ".checkpoint-8.deadbeef.partial"
+    foreign.mkdir()
+    open_output(tmp_path, SETTINGS)
+    assert (left.exists(), foreign.exists()) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seed": 7}, "belongs to a training with seed 0, not 7; name another folder"),
+        ({"global_batch_samples": 16}, "global_batch_samples 8, not 16"),
+        ({"weights": "0123"}, "weights random, not 0123"),
+        ({"plan": "x", "dtype": "bfloat16"}, "plan 945b356dd79b0367, not x; dtype float32, not bfloat16"),
+    ],
+)
+def test_a_training_is_not_resumed_with_other_settings(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    open_output(tmp_path, SETTINGS)
+    with pytest.raises(OutputTaken, match=message):
+        open_output(tmp_path, replace(SETTINGS, **change))
+    open_output(tmp_path, SETTINGS)
+
+
+def test_a_training_continues_with_another_learning_rate_and_warns(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    open_output(tmp_path, SETTINGS)
+    open_output(tmp_path, replace(SETTINGS, learning_rate=5e-4, epochs=2))
+    assert "the training continues with learning_rate 0.0005; it was 0.001 before" in caplog.text
+    assert "the training continues with epochs 2; it was 1 before" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"learning_rates": {"vision": 2e-6}}, "learning_rates {'vision': 2e-06}; it was {} before"),
+        ({"max_steps": 9}, "max_steps 9; it was None before"),
+        ({"schedule": "cosine"}, "schedule cosine; it was constant before"),
+        ({"warmup": 0.03}, "warmup 0.03; it was 0.0 before"),
+        ({"weight_decay": 0.1}, "weight_decay 0.1; it was 0.01 before"),
+        ({"betas": (0.9, 0.95)}, "betas (0.9, 0.95); it was (0.9, 0.999) before"),
+        ({"clip_norm": 1.0}, "clip_norm 1.0; it was None before"),
+    ],
+)
+def test_a_training_continues_with_other_settings_of_its_optimizer_and_warns(
+    change: dict[str, Any], message: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    open_output(tmp_path, SETTINGS)
+    opened = open_output(tmp_path, replace(SETTINGS, **change))
+    assert f"the training continues with {message}" in caplog.text
+    caplog.clear()
+    assert open_output(tmp_path, replace(SETTINGS, **change)) == opened
+    assert not caplog.messages
+
+
+def test_the_record_of_a_training_before_optimizer_settings_opens_with_their_defaults(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    opened = open_output(tmp_path, SETTINGS)
+    document = json.loads((tmp_path / "autotune.json").read_text())
+    for name in (
+        "freeze",
+        "lora",
+        "learning_rates",
+        "max_steps",
+        "schedule",
+        "warmup",
+        "weight_decay",
+        "betas",
+        "clip_norm",
+    ):
+        del document["settings"][name]
+    (tmp_path / "autotune.json").write_text(json.dumps(document))
+    assert open_output(tmp_path, SETTINGS) == opened
+    assert not caplog.messages
+
+
+def test_a_checkpoint_of_version_0_1_0_is_resumed_with_its_plan_and_data(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    old = tmp_path / "checkpoint-3"
+    old.mkdir()
+    (old / "state.json").write_text(json.dumps({"steps": 3, "plan": SETTINGS.plan, "data": SETTINGS.data}))
+    with pytest.raises(OutputTaken, match=r"holds checkpoint-3 of plan 945b.* and data c0ffee, not of plan x and data"):
+        open_output(tmp_path, replace(SETTINGS, plan="x"))
+    opened = open_output(tmp_path, SETTINGS)
+    assert opened.steps == 3
+    assert "without checksums" in caplog.text
+    for steps in (4, 5, 6):
+        write_checkpoint(tmp_path, opened, steps)
+    assert old.exists()
+
+
+# --- before anything runs ---
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> Path:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "data").mkdir()
+    record = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]}
+    (tmp_path / "data" / "train.jsonl").write_text(json.dumps(record) + "\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        (".", "holds the model"),
+        ("model", "is inside the model's folder"),
+        ("model/output", "is inside the model's folder"),
+        ("data", "holds the data "),
+        ("link", "is inside the model's folder"),
+        ("pictures", "holds the images in "),
+    ],
+)
+def test_an_output_that_overlaps_with_an_input_is_refused(output: str, message: str, inputs: Path) -> None:
+    (inputs / "link").symlink_to("model")
+    (inputs / "pictures" / "of-cats").mkdir(parents=True)
+    sources = [{"path": str(inputs / "data" / "train.jsonl"), "images": str(inputs / "pictures" / "of-cats")}]
+    with pytest.raises(JobError, match=message):
+        check_output(job_of(inputs, inputs / output, data={"sources": sources}))
+
+
+def test_an_output_next_to_its_inputs_is_accepted(inputs: Path) -> None:
+    check_output(job_of(inputs, inputs / "data" / "output"))
+    assert not (inputs / "data" / "output").exists()
+
+
+def test_a_final_model_that_is_the_next_trainings_input_is_not_replaced(inputs: Path) -> None:
+    shutil.move(inputs / "model", inputs / "output" / "model")
+    job = job_of(inputs, inputs / "output")
+    job = job.model_copy(update={"model": job.model.model_copy(update={"path": str(inputs / "output" / "model")})})
+    with pytest.raises(JobError, match="holds the model; name a separate folder"):
+        check_output(job)
+
+
+def test_no_search_begins_where_a_training_has_begun(tmp_path: Path) -> None:
+    check_new(tmp_path)
+    open_output(tmp_path, SETTINGS)
+    with pytest.raises(
+        JobError, match=f"continue with `autotune launch --plan {SETTINGS.plan}`, or name another folder"
+    ):
+        check_new(tmp_path)
+
+
+def test_two_trainings_do_not_share_an_output(tmp_path: Path) -> None:
+    with (
+        held(tmp_path / "output"),
+        pytest.raises(JobError, match="another training writes to"),
+        held(tmp_path / "output"),
+    ):
+        pass
+
+
+def test_states_that_name_files_elsewhere_are_not_read(tmp_path: Path) -> None:
+    opened = open_output(tmp_path, SETTINGS)
+    final = write_checkpoint(tmp_path, opened, 2)
+    precious = tmp_path / "precious"
+    precious.touch()
+    text = (final / STATE_FILE).read_text()
+    (final / STATE_FILE).write_text(text.replace("stage-0.safetensors", "../precious"))
+    for steps in (4, 6, 8):
+        write_checkpoint(tmp_path, opened, steps)
+    assert precious.exists()
+
+
+def test_a_pipe_in_place_of_a_state_is_not_read(tmp_path: Path) -> None:
+    opened = open_output(tmp_path, SETTINGS)
+    write_checkpoint(tmp_path, opened, 2)
+    (tmp_path / "checkpoint-9").mkdir()
+    os.mkfifo(tmp_path / "checkpoint-9" / STATE_FILE)
+    assert open_output(tmp_path, SETTINGS).steps == 2
+
+
+def test_the_state_of_a_checkpoint_is_what_was_written(tmp_path: Path) -> None:
+    opened = open_output(tmp_path, SETTINGS)
+    state = wire.read(TrainingState, write_checkpoint(tmp_path, opened, 2) / STATE_FILE)
+    assert state is not None
+    assert (state.steps, state.training, [file.size for file in state.files]) == (2, opened.record.id, [17])

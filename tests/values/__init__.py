@@ -1,0 +1,1 @@
+"""Values that tests share, and files that they read: jobs, plans, records, models, strategies."""

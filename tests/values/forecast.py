@@ -1,0 +1,62 @@
+"""What forecasts find in a store: profiles of layers, and trials."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from autotune.job_file import load_job
+from autotune.machine.hardware import probe_hardware, software
+from autotune.prediction.predictor import Predictor
+from autotune.search.execution.runner import Runner
+from autotune.search.learning.calibrated import CalibratedPredictor
+from storage.store import open_store
+from tests.machines.simulated import SimulatedLauncher, Undisturbed
+from tests.programs.users import JobFile
+from tests.values.storage import NOON, WORKLOAD, result_of
+from tests.values.training import PACKED, plan_of, prepared_of
+from trials import wire
+from trials.layer_costs import LayerCosts
+from trials.model.shape import model_shape
+from trials.plan import Plan
+
+PLAN = plan_of("8+0r2,0", "4+8", packing=PACKED)
+
+
+def store_profile(job: JobFile, costs: LayerCosts, document: str | None = None, **hardware: Any) -> None:
+    """A profile of the job's model on this machine, or on other hardware."""
+    here = replace(probe_hardware(2), **hardware)
+    workload = replace(WORKLOAD, model=model_shape(load_job(job.path).model), hardware=here, software=software())
+    with open_store() as store:
+        store.add_workload(workload)
+        keys = (here.fingerprint, workload.model.fingerprint, workload.software)
+        store.save_layer_profile(*keys, document or wire.encode(costs))
+
+
+class Trials:
+    """Trials in the store that ran on ranks for which other costs are the truth."""
+
+    def __init__(self, example: Path, folder: Path, costs: LayerCosts) -> None:
+        self.prepared = prepared_of(example, folder)
+        self.costs = costs
+
+    def predictor(self, costs: LayerCosts) -> Predictor:
+        return Predictor(costs, self.prepared.epoch, 4)
+
+    def seconds(self, plan: Plan, truth: LayerCosts) -> float:
+        return self.predictor(truth).predict(plan).epoch_seconds
+
+    def keep(self, plans: Sequence[Plan], truth: LayerCosts, **changes: Any) -> None:
+        """`changes` are those of the workload."""
+        workload = replace(self.prepared.workload, **changes)
+        launcher = SimulatedLauncher(self.predictor(truth))
+        calibrated = CalibratedPredictor(self.predictor(self.costs))
+        runner = Runner(self.prepared, calibrated, launcher, watch=Undisturbed)
+        with open_store() as store:
+            study = store.create_study(store.add_workload(workload), {}, seed=0)
+            for number, plan in enumerate(plans):
+                trial = store.start_trial(study.id, plan, "sampled")
+                time = NOON + timedelta(minutes=number)
+                result = replace(result_of(trial.id, runner.run(plan).outcome), finished=time)
+                store.finish_trial(result)
