@@ -61,6 +61,7 @@ def test_what_the_store_writes_is_right(store: Store) -> None:
     assert list(store.problems()) == []
 
 
+@pytest.mark.parametrize("database_url", ["sqlite", pytest.param("postgresql", marks=pytest.mark.long)], indirect=True)
 @pytest.mark.parametrize("name", SPOILS)
 def test_what_is_wrong_is_found_and_mended_after_a_copy(
     store: Store, database_url: str, engine: Engine, name: str

@@ -61,7 +61,13 @@ def nodes() -> Iterator[Nodes]:
         yield both
 
 
-@pytest.fixture(params=["simulated", *(pytest.param(name, marks=pytest.mark.ranks) for name in ("local", "nodes"))])
+@pytest.fixture(
+    params=[
+        "simulated",
+        pytest.param("local", marks=pytest.mark.ranks),
+        pytest.param("nodes", marks=(pytest.mark.ranks, pytest.mark.long)),
+    ]
+)
 def site(request: pytest.FixtureRequest, tmp_path: Path) -> Site:
     if request.param == "simulated":
         return simulated(tmp_path)

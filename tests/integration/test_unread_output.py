@@ -53,9 +53,7 @@ def user(shallow: Path, tmp_path: Path, give_profile: Callable[..., None]) -> Jo
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize(
-    "command", parameters({name: name for name in ("launch", "tune", "profile")}, short=("launch",))
-)
+@pytest.mark.parametrize("command", parameters({name: name for name in ("launch", "tune", "profile")}, short=()))
 def test_work_continues_when_the_reader_of_its_progress_leaves(user: JobFile, command: str) -> None:
     extra = {"launch": ["--steps", "2"], "tune": ["--fresh"], "profile": ["--fresh"]}[command]
     done = autotune(command, str(user.path), "--json", *extra, redirect="2> >(head -1 >&2)")

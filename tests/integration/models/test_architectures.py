@@ -11,6 +11,7 @@ from transformers import InternVLConfig
 from autotune.cli import main
 from autotune.folders import architectures_folder
 from tests.programs.users import JobFile, databases, refusal
+from tests.values.parameters import parameters
 from tests.values.training import variant_of
 from trials.errors import ModelError
 from trials.job import ModelSection
@@ -80,6 +81,11 @@ EQUAL: dict[str, dict[str, Any]] = {
     "exaone with experts": {"model_type": "exaone_moe", "num_experts": 8, "sliding_window": 4096},
     "llama 3": {"model_type": "llama", "rope_scaling": LLAMA3, "max_position_embeddings": 131072},
 }  # fmt: skip
+SHORT = (
+    "qwen2, tied", "qwen2, yarn", "qwen3", "qwen3, experts behind a dense layer", "deepseek 3", "granite with experts",
+    "llama 3", "mistral, a window", "gemma 3, a window and positions of its own in some layers",
+)  # fmt: skip
+"""Of each way to compute attention, positions, experts and tied weights."""
 DIFFERENT: dict[str, dict[str, Any]] = {
     "multipliers": {"model_type": "granite", "embedding_multiplier": 12.0, "residual_multiplier": 0.22},
     "multipliers, with experts": {"model_type": "granitemoe", "num_local_experts": 8, "embedding_multiplier": 12.0},
@@ -119,7 +125,7 @@ def settings_of(folder: Path, text: dict[str, Any]) -> ModelSection:
     return ModelSection(path=str(folder), weights="random")
 
 
-@pytest.mark.parametrize("name", EQUAL)
+@pytest.mark.parametrize("name", parameters({name: name for name in EQUAL}, short=SHORT))
 def test_a_language_model_that_is_computed_alike_is_taken(name: str, tmp_path: Path) -> None:
     check_parity(settings_of(tmp_path, EQUAL[name]))
 

@@ -85,6 +85,7 @@ def test_a_plan_is_certified(case: str, shallow: Path, tmp_path: Path, monkeypat
     assert stored_certificates(certificates_folder(tmp_path), plan.id) == (certificate,)
 
 
+@pytest.mark.long
 def test_every_fault_in_the_computation_shows(shallow: Path, tmp_path: Path) -> None:
     prepared = prepared_of(shallow, tmp_path, training={**BATCH, "loss_weighting": "square"})
     request = prepared.request(PIPELINE, Certification(step=0, reference="transformers"))

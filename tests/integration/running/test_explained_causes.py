@@ -44,6 +44,7 @@ def records(lengths: Iterator[int]) -> str:
     return "".join(json.dumps({"id": number, "conversations": each}) + "\n" for number, each in enumerate(turns))
 
 
+@pytest.mark.long
 def test_texts_of_very_unequal_lengths_are_padding(
     shallow: Path, tmp_path: Path, costs: LayerCosts, pool: WarmPool
 ) -> None:

@@ -38,7 +38,7 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.mark.filterwarnings("ignore:Sliding Window Attention")
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("attention", ["sdpa", pytest.param("eager", marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_pack_has_the_results_of_its_samples_or_is_refused(name: str, attention: str, tmp_path: Path) -> None:
     importlib.import_module(f"tests.tiny_models.{name}").make(tmp_path)

@@ -92,11 +92,12 @@ def test_a_node_with_another_token_is_not_let_in(
     assert "the token of this node is not that of the agent" in capfd.readouterr().err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
         ("trials/grid.py", "has other files of vlm-autotune 0.1.0 than"),
-        pytest.param("torch-2.0.0.dist-info/METADATA", "has torch 2.0.0, and", marks=pytest.mark.long),
+        ("torch-2.0.0.dist-info/METADATA", "has torch 2.0.0, and"),
     ],
 )
 def test_a_node_with_other_software_is_refused_before_any_rank_starts(

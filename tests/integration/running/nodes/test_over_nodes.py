@@ -67,19 +67,29 @@ def losses(job: Job) -> list[float]:
 
 @pytest.mark.usefixtures("ssh")
 def test_a_search_and_a_training_over_two_nodes_have_the_losses_of_one_machine(
-    job: Callable[..., Job], joined: Cable, tmp_path: Path
+    job: Callable[..., Job], joined: Cable
 ) -> None:
-    hosts = [joined.here, joined.there]
-    over_nodes, alone = (job(name, launcher="torchrun", hosts=hosts) for name in ("over-nodes", "alone"))
-    here = job("here")
+    over_nodes, here = job("over-nodes", launcher="torchrun", hosts=[joined.here, joined.there]), job("here")
     best = tune(over_nodes)
     assert (best.workload.hardware.devices, best.workload.hardware.nodes) == (2, 2)
     launch(over_nodes, steps=3)
     launch(here, plan=best.plan, steps=3)
     assert losses(over_nodes) == losses(here)
     assert len(losses(here)) == 3
-    run_as_printed(alone, best.plan, joined, tmp_path)
-    assert losses(alone)[:3] == losses(here)
+    assert not torchruns()
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("ssh")
+def test_the_commands_of_a_dry_run_run_as_they_are_printed(
+    job: Callable[..., Job], joined: Cable, pool: WarmPool, tmp_path: Path
+) -> None:
+    printed, here = job("printed", launcher="torchrun", hosts=[joined.here, joined.there]), job("here")
+    plan = plan_of("4+2", data=2)
+    run_as_printed(printed, plan, joined, tmp_path)
+    train(pool, prepare(here, tmp_path), plan, max_steps=3)
+    assert losses(printed)[:3] == losses(here)
+    assert len(losses(here)) == 3
     assert not torchruns()
 
 
@@ -163,6 +173,7 @@ def test_a_host_that_is_not_there_is_named(job: Callable[..., Job], joined: Cabl
     assert not torchruns()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("ssh")
 def test_deepspeed_trains_over_the_nodes_of_a_hostfile(
     job: Callable[..., Job], joined: Cable, pool: WarmPool, tmp_path: Path
@@ -177,6 +188,7 @@ def test_deepspeed_trains_over_the_nodes_of_a_hostfile(
     assert not [each for each in children() if "deepspeed.launcher.launch" in each.cmdline()]
 
 
+@pytest.mark.long
 def test_a_training_that_is_submitted_to_slurm_runs_on_its_nodes(
     job: Callable[..., Job], joined: Cable, pool: WarmPool, tmp_path: Path
 ) -> None:
