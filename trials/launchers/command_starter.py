@@ -195,7 +195,8 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
         with suppress(subprocess.TimeoutExpired):
             process.wait(_END_SECONDS)
             break
-    process.stdin.close()
+    with suppress(BrokenPipeError):  # what it did not read any more, such as its token
+        process.stdin.close()
 
 
 def _last_lines(log: Path) -> str:
