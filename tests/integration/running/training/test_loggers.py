@@ -17,6 +17,7 @@ from autotune.training.full_training import launch
 from autotune.training.training_log import TrainingLog, check_loggers, metrics
 from storage.spool import Spool
 from storage.store import open_store
+from tests.programs.processes import wait_for
 from tests.values.training import job_of, plan_of, prepared_of
 from trials.sites.local import LocalSite
 from trials.tasks.training.progress import PROGRESS_FILE, Progress, read_lines
@@ -41,7 +42,9 @@ def wandb_records(output: Path) -> list[Any]:
         while place < len(content):
             if 32768 - place % 32768 < 7:
                 place += 32768 - place % 32768
-            _, size, kind = struct.unpack("<IHB", content[place : place + 7])
+            _, size, kind = struct.unpack("<IHB", content[place : place + 7].ljust(7, b"\0"))
+            if place + 7 + size > len(content):
+                break  # still being written
             parts += content[place + 7 : place + 7 + size]
             place += 7 + size
             if kind in (1, 4):  # whole, or the last part
@@ -94,6 +97,8 @@ def test_every_step_and_evaluation_of_a_resumed_training_is_logged_once(
     assert [step for name, step, _ in expected if name == "eval/loss"] == [2, 4]
     close: Metrics = [(name, step, pytest.approx(value, rel=1e-6)) for name, step, value in expected]
     assert sorted(tensorboard_metrics(output)) == close
+    # Its process writes on for a moment after a run has ended.
+    wait_for(lambda: sum(record.HasField("exit") for record in wandb_records(output)) == 2)
     records = wandb_records(output)
     sent = sorted(wandb_metrics(records))
     # Times of a step that ran twice are those of its first run.
