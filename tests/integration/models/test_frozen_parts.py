@@ -53,7 +53,6 @@ def tied(shallow: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         CASES,
         short=(
             "first stage frozen, the second's leading layers too",
-            "no projector, with a tied embedding on two stages",
             "data parallel, ZeRO 1",
         ),
     ),

@@ -211,9 +211,8 @@ def test_ranks_may_share_one_pack_of_a_row_and_not_another(shallow: Path, tmp_pa
     assert all(0 < part.difference < WITHIN for part in parts)
 
 
-@pytest.mark.parametrize(
-    "plans", parameters({name: (plans,) for name, plans in CHANGES.items()}, short=("levels, then shared by all",))
-)
+@pytest.mark.long
+@pytest.mark.parametrize("plans", CHANGES.values(), ids=CHANGES)
 def test_adamw_has_the_same_losses_and_weights_while_degrees_change(
     plans: tuple[Plan, Plan], shallow: Path, pool: WarmPool, profile_store: Store, tmp_path: Path
 ) -> None:

@@ -138,9 +138,8 @@ def test_a_tied_embedding_gets_the_gradients_of_both_its_uses(
     check(plan, job, pool if ranks == 2 else four_ranks, WITHIN)
 
 
-@pytest.mark.parametrize(
-    "plans", parameters({name: (plans,) for name, plans in CHANGES.items()}, short=("cut in two, then data parallel",))
-)
+@pytest.mark.long
+@pytest.mark.parametrize("plans", CHANGES.values(), ids=CHANGES)
 def test_adamw_has_the_same_losses_and_weights_while_the_tensor_degree_changes(
     plans: tuple[Plan, Plan], shallow: Path, pool: WarmPool, profile_store: Store, tmp_path: Path
 ) -> None:

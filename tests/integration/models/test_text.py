@@ -130,7 +130,7 @@ def in_stages(folder: Path, plan: Plan, batch: MicroBatch) -> tuple[float, dict[
             for name, stages in STAGES.items()
             for padded in (False, True)
         },
-        short=[f"{name}, {('packed', 'padded')[number % 2]}" for number, name in enumerate(STAGES)],
+        short=("all recomputed, padded", "split, some recomputed, packed"),
     ),
 )
 def test_loss_and_gradients_equal_those_of_the_samples_one_by_one(

@@ -78,13 +78,9 @@ def test_gradients_on_four_ranks_are_a_float32_sum_over_micro_batches_data_ranks
         check(small_packs("3+0", "1+2", data=2), prepared(tied, tmp_path, devices=4), pool)
 
 
-@pytest.mark.parametrize(
-    ("plan", "dtype"),
-    parameters(
-        {f"{name}, {dtype}": (plan, dtype) for name, plan in TWO_RANKS.items() for dtype in ("float32", "bfloat16")},
-        short=("data parallel, ZeRO 3, bfloat16",),
-    ),
-)
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("plan", TWO_RANKS.values(), ids=TWO_RANKS)
 def test_a_resumed_training_has_the_states_of_an_uninterrupted_one(
     plan: Plan, dtype: str, shallow: Path, pool: WarmPool, tmp_path: Path
 ) -> None:

@@ -51,7 +51,7 @@ CASES: dict[str, tuple[dict[str, Any], set[LayerKind], Sequence[Plan]]] = {
 }
 
 
-@pytest.mark.parametrize("name", parameters({name: name for name in CASES}, short=("LoRA in the language layers",)))
+@pytest.mark.parametrize("name", parameters({name: name for name in CASES}, short=("frozen language layers",)))
 def test_time_and_bytes_are_predicted_without_what_does_not_run(
     name: str, wide_shallow: Path, pool: WarmPool, tmp_path: Path
 ) -> None:

@@ -55,6 +55,7 @@ def test_a_trial_of_cut_layers_is_measured_and_corrects_the_prediction(
     assert corrected <= uncorrected
 
 
+@pytest.mark.long
 @pytest.mark.ranks
 @pytest.mark.usefixtures("home")
 def test_a_search_runs_named_layouts_beside_a_current_plan_with_cut_layers(

@@ -191,6 +191,7 @@ def test_time_for_the_repetitions_is_left(bench: Bench) -> None:
     assert set(roles(ledger.trials)) == {*ALWAYS, Role.CONFIRM}
 
 
+@pytest.mark.long
 def test_a_slow_first_trial_is_not_taken_for_the_length_of_every_trial(bench: Bench) -> None:
     study = bench.study()
     bench.record(study, measured(), seconds=100)  # whose ranks had to start
@@ -269,6 +270,7 @@ def test_other_samplers_spend_the_budget(bench: Bench, sampler: str) -> None:
     assert spent(ledger.trials) == 20
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("unsatisfied")
 def test_an_exhaustive_search_that_goes_on_begins_where_it_ended(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "_IDLE_SUGGESTIONS", 3)

@@ -163,6 +163,7 @@ def test_a_node_that_dies_at_the_rendezvous_is_named_and_starts_anew(
     assert len(losses(pool, request_of_trial)) == 2
 
 
+@pytest.mark.long
 def test_a_node_behind_a_cut_cable_is_named_and_ends_its_ranks_itself(
     pool: WarmPool, request_of_trial: Request, starter: NodeProcesses, joined: Cable
 ) -> None:

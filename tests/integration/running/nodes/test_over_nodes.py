@@ -14,7 +14,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from autotune import launch, tune
+from autotune import best_plan, launch
 from autotune.cli import main
 from autotune.errors import LaunchFailed
 from autotune.events import Event, Note
@@ -67,13 +67,15 @@ def losses(job: Job) -> list[float]:
 
 @pytest.mark.usefixtures("ssh")
 def test_a_search_and_a_training_over_two_nodes_have_the_losses_of_one_machine(
-    job: Callable[..., Job], joined: Cable
+    job: Callable[..., Job], joined: Cable, pool: WarmPool, tmp_path: Path
 ) -> None:
     over_nodes, here = job("over-nodes", launcher="torchrun", hosts=[joined.here, joined.there]), job("here")
-    best = tune(over_nodes)
+    over_nodes = with_values(over_nodes, "training", {"max_steps": 3})
+    ran = CliRunner().invoke(main, ["run", written(over_nodes, tmp_path)])
+    assert ran.exit_code == 0, ran.stderr
+    best = best_plan(over_nodes)
     assert (best.workload.hardware.devices, best.workload.hardware.nodes) == (2, 2)
-    launch(over_nodes, steps=3)
-    launch(here, plan=best.plan, steps=3)
+    train(pool, prepare(here, tmp_path), best.plan, max_steps=3)
     assert losses(over_nodes) == losses(here)
     assert len(losses(here)) == 3
     assert not torchruns()
@@ -93,11 +95,17 @@ def test_the_commands_of_a_dry_run_run_as_they_are_printed(
     assert not torchruns()
 
 
+def written(job: Job, folder: Path) -> str:
+    """Write a job file and return its path."""
+    path = folder / "job.yaml"
+    path.write_text(yaml.safe_dump(job.model_dump(mode="json", exclude_none=True)))
+    return str(path)
+
+
 def run_as_printed(job: Job, plan: Plan, joined: Cable, folder: Path) -> None:
     """Run the commands of `launch --dry-run`, one on each node."""
     (folder / "plan.json").write_text(wire.encode(plan))
-    (folder / "job.yaml").write_text(yaml.safe_dump(job.model_dump(mode="json", exclude_none=True)))
-    command = ["launch", str(folder / "job.yaml"), "--plan", str(folder / "plan.json"), "--dry-run", "--json"]
+    command = ["launch", written(job, folder), "--plan", str(folder / "plan.json"), "--dry-run", "--json"]
     printed = CliRunner().invoke(main, command)
     assert printed.exit_code == 0, printed.stderr
     started = []
@@ -151,8 +159,7 @@ def test_no_process_is_left_on_any_node_when_the_agent_is_killed(
 ) -> None:
     settings = job("killed", launcher="torchrun", hosts=[joined.here, joined.there])
     (tmp_path / "plan.json").write_text(wire.encode(plan_of("4+2", data=2)))
-    (tmp_path / "job.yaml").write_text(yaml.safe_dump(settings.model_dump(mode="json", exclude_none=True)))
-    command = ["launch", str(tmp_path / "job.yaml"), "--plan", str(tmp_path / "plan.json")]
+    command = ["launch", written(settings, tmp_path), "--plan", str(tmp_path / "plan.json")]
     agent = subprocess.Popen([sys.executable, "-P", "-m", "autotune", *command, "--set", "training.epochs=50"])
     try:
         wait_for(lambda: losses(settings))
@@ -195,8 +202,7 @@ def test_a_training_that_is_submitted_to_slurm_runs_on_its_nodes(
     # The name of the other node has no address here.
     over_nodes, here, plan = job("over-nodes", nodes=2, address=joined.here), job("here"), plan_of("4+2", data=2)
     (tmp_path / "plan.json").write_text(wire.encode(plan))
-    (tmp_path / "job.yaml").write_text(yaml.safe_dump(over_nodes.model_dump(mode="json", exclude_none=True)))
-    command = ["launch", str(tmp_path / "job.yaml"), "--plan", str(tmp_path / "plan.json"), "--steps", "2"]
+    command = ["launch", written(over_nodes, tmp_path), "--plan", str(tmp_path / "plan.json"), "--steps", "2"]
     with cluster(joined) as configuration:
         environment = {**os.environ, "SLURM_CONF": str(configuration)}
         autotune = [sys.executable, "-P", "-m", "autotune", *command, "--launcher", "slurm", "--submit", "--json"]

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.ranks
 ONE = Padded(samples=1)
 
 
+@pytest.mark.long
 def test_nothing_of_an_engine_with_zero_3_stays_in_its_process(shallow: Path, tmp_path: Path) -> None:
     files = []
     for zero in (3, 1):

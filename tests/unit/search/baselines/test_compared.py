@@ -10,6 +10,7 @@ from tests.machines.simulated import Behaviour, SimulatedLauncher
 from tests.values.search import limits_of, prepared_of
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("unsatisfied")
 def test_of_the_neighbours_of_a_baseline_the_two_predicted_fastest_are_run(bench: Bench) -> None:
     ledger = bench.search(bench.study(), SimulatedLauncher(PREDICTOR, Behaviour(noise=0.0)), trials=40, time_limit="1h")
