@@ -9,6 +9,7 @@ import torch
 import transformers
 
 from autotune.events import Listener, Phase, PhaseBegan
+from trials import model
 from trials.job import ModelSection
 from trials.model.plain import parity
 from trials.whole_file import whole_file
@@ -23,9 +24,8 @@ def check_architecture(settings: ModelSection, config_digest: str, folder: Path,
         _begin(listener, "a model with its own code is compared each time")
         parity.check_parity(settings)
         return
-    # A change of the model code in this project requires another comparison.
     code = hashlib.sha256()
-    for file in sorted(Path(parity.__file__).parent.rglob("*.py")):
+    for file in model_code():
         code.update(file.read_bytes())
     facts = [config_digest, torch.__version__, transformers.__version__, code.hexdigest()]
     key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
@@ -38,6 +38,11 @@ def check_architecture(settings: ModelSection, config_digest: str, folder: Path,
         folder.mkdir(parents=True, exist_ok=True)
         with whole_file(passed) as stream:
             stream.write(key.encode())
+
+
+def model_code() -> list[Path]:
+    """Return the files of this project whose change requires another comparison."""
+    return sorted(Path(model.__file__).parent.rglob("*.py"))
 
 
 def _begin(listener: Listener, when: str) -> None:

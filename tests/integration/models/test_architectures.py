@@ -8,6 +8,8 @@ import pytest
 from click.testing import CliRunner
 from transformers import InternVLConfig
 
+from autotune import architecture
+from autotune.architecture import model_code
 from autotune.cli import main
 from autotune.folders import architectures_folder
 from tests.programs.users import JobFile, databases, refusal
@@ -161,7 +163,9 @@ def test_a_command_refuses_such_a_model_before_it_measures(
     assert not databases(home)
 
 
-def test_an_architecture_is_compared_once(job: JobFile, home: Path) -> None:
+def test_an_architecture_is_compared_once_for_each_version_of_the_code(
+    job: JobFile, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def stderr() -> str:
         return CliRunner().invoke(main, ["launch", str(job.path), "--dry-run"]).stderr
 
@@ -169,5 +173,12 @@ def test_an_architecture_is_compared_once(job: JobFile, home: Path) -> None:
     assert "Comparing a small copy" not in stderr()
     (passed,) = architectures_folder().iterdir()
     passed.write_bytes(b"\xff")
+    assert "Comparing a small copy" in stderr()
+    assert "Comparing a small copy" not in stderr()
+    assert {"stage.py", "parity.py", "decoder.py", "internvl.py"} <= {file.name for file in model_code()}
+    files = [*model_code(), tmp_path / "further.py"]
+    files[-1].touch()
+    monkeypatch.setattr(architecture, "model_code", lambda: files)
+    files[-1].write_text("# changed\n")
     assert "Comparing a small copy" in stderr()
     assert "Comparing a small copy" not in stderr()
