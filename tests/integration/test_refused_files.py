@@ -100,6 +100,7 @@ def test_a_file_in_the_place_of_a_work_folder_is_reported(
     assert (found, expected in message, str(path) in message) == (code, True, True), message
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("home")
 def test_a_limit_on_the_size_of_files_is_reported(job: JobFile) -> None:
     def limited() -> None:

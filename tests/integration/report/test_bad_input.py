@@ -214,6 +214,7 @@ def run(url: str, folder: Path, redirect: str = "", **environment: str) -> "subp
     )
 
 
+@pytest.mark.long
 def test_a_full_disk_leaves_no_part_of_a_report(study_url: str, tmp_path: Path) -> None:
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 19, 1 << 19))

@@ -72,6 +72,7 @@ def test_ranks_do_not_wait_when_no_agent_listens(prepared: Prepared, pool: WarmP
     assert len(reports(pool.ask(prepared.request(PIPELINE, steered), 120))[0].step_seconds) == 2
 
 
+@pytest.mark.long
 def test_the_wait_for_a_verdict_is_in_no_time_that_is_reported(prepared: Prepared, pool: WarmPool) -> None:
     def slow_agent(_: float) -> bool:
         time.sleep(WAIT_SECONDS)

@@ -55,6 +55,7 @@ def test_a_trial_is_measured_and_corrects_the_prediction(
     assert max(rank.peak_bytes for rank in outcome.measurement.stages) <= 1.02 * predicted
 
 
+@pytest.mark.long
 @pytest.mark.ranks
 @pytest.mark.usefixtures("home")
 def test_a_search_finds_a_plan_with_zero_3_where_zero_1_lacks_the_memory_and_trains_it(

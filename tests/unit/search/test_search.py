@@ -150,6 +150,7 @@ def test_no_more_trials_run_than_the_budget_and_one_of_each_baseline(bench: Benc
     assert spent(ledger.trials) == max(3, trials)
 
 
+@pytest.mark.long
 def test_hours_of_devices_are_those_of_all_agents_trials(bench: Bench) -> None:
     study = bench.study()
     bench.record(study, measured(), seconds=100)  # on two devices
@@ -341,6 +342,7 @@ def test_confirmation_goes_on_while_no_plan_is_surely_the_fastest(
 # --- besides the proposals ---
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("unsatisfied")
 def test_one_plan_is_run_again_after_every_eight_trials(bench: Bench) -> None:
     ledger = bench.search(bench.study(), SimulatedLauncher(PREDICTOR), trials=22, time_limit="1h")

@@ -172,6 +172,7 @@ def test_an_agent_that_comes_late_begins_nothing_in_a_finished_study(bench: Benc
     assert {trial.role for trial in bench.explore(study, SimulatedLauncher(PREDICTOR)).trials} == set(ALWAYS)
 
 
+@pytest.mark.long
 def test_a_sampler_that_suggests_what_is_running_waits_for_it(bench: Bench) -> None:
     class Slow(SimulatedLauncher):
         def ask(self, *arguments: Any, **options: Any) -> Answers | Cause:

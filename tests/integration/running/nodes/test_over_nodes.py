@@ -172,6 +172,7 @@ def test_no_process_is_left_on_any_node_when_the_agent_is_killed(
     assert not [each for each in there if not has_ended(each)]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("ssh")
 def test_a_host_that_is_not_there_is_named(job: Callable[..., Job], joined: Cable) -> None:
     missing = joined.there + "9"

@@ -57,6 +57,7 @@ def test_imports_that_fail_are_a_crash_with_the_reason_in_a_log(
     assert "libaio is missing" in (tmp_path / "ranks" / "logs" / "imports.log").read_text()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("own_server")
 def test_ranks_end_with_a_server_that_is_killed_and_the_next_request_starts_another(
     prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -106,6 +106,7 @@ def test_each_sample_is_trained_on_once_in_an_epoch_whatever_the_plans(
     assert losses(changed) == pytest.approx(mean_losses(changed, steps, shallow, pool, tmp_path), rel=1e-4)
 
 
+@pytest.mark.long
 def test_a_curriculum_has_short_samples_first_after_a_stop_and_a_change_too(
     shallow: Path, pool: WarmPool, profile_store: Store, tmp_path: Path
 ) -> None:
