@@ -12,7 +12,7 @@ from typing import Protocol
 
 from trials import wire
 from trials.channels.beats import BEAT_SECONDS, MISSED_BEATS, Heart
-from trials.channels.mailbox import Inbox, Outbox
+from trials.channels.message_queue import Inbox, Outbox
 from trials.channels.store import StoreChannel, join_store, serve_store
 from trials.errors import NodeRefused, NodesMissing, NotSigned, WireError
 from trials.launchers.commands import Command

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from trials import wire
 from trials.channels.beats import BEAT_SECONDS, MISSED_BEATS, Heart, beat_key
-from trials.channels.mailbox import Inbox, Outbox
+from trials.channels.message_queue import Inbox, Outbox
 from trials.channels.store import Store, join_store
 from trials.errors import NodeRefused, NotSigned
 from trials.launchers.commands import rank_environments

@@ -66,3 +66,10 @@ def test_no_folder_holds_more_than_20_modules_and_no_module_more_than_400_lines(
     modules = list((ROOT / folder).rglob("*.py"))
     assert not [parent for parent, count in Counter(module.parent for module in modules).items() if count > 20]
     assert not [module for module in modules if len(module.read_text().splitlines()) > 400]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_module_or_folder_has_the_name_of_a_standard_module(package: str) -> None:
+    names = {path.stem for path in (ROOT / package).rglob("*.py")}
+    names |= {path.parent.name for path in (ROOT / package).rglob("*.py")}
+    assert sorted(names & sys.stdlib_module_names) == []
