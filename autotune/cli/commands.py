@@ -163,13 +163,13 @@ def profile(options: Options, job: "JobFile", out: Path | None, fresh: bool) -> 
 @click.option("--top", type=SIZE, default=5, help="Number of plans to show, best first; with --plan only that one.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw a typical step into this .png, .svg or .pdf file.")
 @common
-def predict(options: Options, job: "JobFile", plan: str | None, top: int, plot: Path | None, **wishes: Any) -> None:
+def predict(options: Options, job: "JobFile", plan: str | None, top: int, plot: Path | None, **wanted: Any) -> None:
     """Predict how fast plans for JOB are, here or on other devices, without running them."""
     _inspect(options)
     from autotune.cli.predict import predict_job
     from autotune.forecast.cluster import ClusterOptions
 
-    predict_job(options, job, ClusterOptions(**wishes), plan=plan, top=top, picture=plot)
+    predict_job(options, job, ClusterOptions(**wanted), plan=plan, top=top, picture=plot)
 
 
 @main.command()

@@ -199,7 +199,7 @@ def test_a_study_without_a_winner_or_an_unknown_one_is_refused(store: Store) -> 
 
 
 def resigned(lines: list[str]) -> list[str]:
-    """With a right last line: what a clumsy hand, not an accident, would make."""
+    """Return the lines with a matching last line, as after a change by hand: damage to the file would not match it."""
     body = "".join(lines[:-1])
     end = {"rows": len(lines) - 2, "sha256": hashlib.sha256(body.encode()).hexdigest()}
     return [*lines[:-1], f"{json.dumps(end)}\n"]

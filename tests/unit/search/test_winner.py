@@ -99,10 +99,10 @@ def test_memory_that_others_took_bars_no_plan() -> None:
     assert ranked([good, disturbed(finished(PLANS[0], OUTCOMES["out of memory"]))]) == [good]
 
 
-# --- the field ---
+# --- the standings ---
 
 
-def test_without_a_completed_trial_the_field_is_empty() -> None:
+def test_without_a_completed_trial_the_standings_are_empty() -> None:
     found = standings_after(finished(PLANS[0], OUTCOMES["crash"]))
     assert (found.entries, len(found.posterior.mean)) == ((), 0)
     assert found.finalists(3) == ()
