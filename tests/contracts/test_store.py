@@ -264,7 +264,7 @@ def test_trials_are_comparable_on_the_same_model_data_software_and_kind_of_devic
 
 def test_what_refers_to_nothing_is_refused(store: Store) -> None:
     store.add_workload(WORKLOAD)
-    attempts = (
+    calls = (
         lambda: store.create_study(NOBODY, {}, 0),
         lambda: store.conclude_study(best_of(NOBODY), "{}", NOBODY),
         lambda: store.start_trial(NOBODY, PADDED_PLAN, "search"),
@@ -276,9 +276,9 @@ def test_what_refers_to_nothing_is_refused(store: Store) -> None:
         ),
         lambda: store.save_layer_profile(NOBODY, WORKLOAD.model.fingerprint, WORKLOAD.software, "{}"),
     )
-    for attempt in attempts:
+    for call in calls:
         with pytest.raises(UnknownRecord, match=NOBODY):
-            attempt()
+            call()
 
 
 def test_a_winner_comes_back_equal(store: Store) -> None:

@@ -242,18 +242,18 @@ def _fewest(fits: Callable[[Ints, Ints], Bools], all_of_them: Ints, most: Ints, 
     """
     fewest = np.full(len(most), _NEVER)
 
-    def attempt(counts: Ints, possible: Bools) -> None:
+    def keep_fitting(counts: Ints, possible: Bools) -> None:
         rows = np.flatnonzero(possible)
         fitting = rows[fits(rows, counts[rows])]
         fewest[fitting] = counts[fitting]
 
-    attempt(np.zeros_like(most), least == 0)
+    keep_fitting(np.zeros_like(most), least == 0)
     low, inside = np.maximum(least, 1), np.minimum(most, all_of_them - 1)
     # The lower bound is usually enough.
-    attempt(low, (fewest > 0) & (low <= inside))
+    keep_fitting(low, (fewest > 0) & (low <= inside))
     found = fewest < _NEVER
-    attempt(most, ~found & (most == all_of_them) & (most > 0))
-    attempt(inside, ~found & (inside > low))
+    keep_fitting(most, ~found & (most == all_of_them) & (most > 0))
+    keep_fitting(inside, ~found & (inside > low))
     rows = np.flatnonzero(~found & (fewest < _NEVER) & (fewest > low))
     low, high = np.minimum(low, inside)[rows], fewest[rows]
     while (apart := high - low > 1).any():

@@ -208,11 +208,11 @@ def test_no_image_is_cut_or_left_out(example: Path, pictures: dict[tuple[int, in
     whole = internvl.encoder(str(example / "model")).encode(sample, pixels=False).input_ids.tolist()
     end = len(whole) - whole[::-1].index(AutoTokenizer.from_pretrained(example / "model").end_image_token_id)
     cutter = internvl.encoder(str(example / "model"), max_tokens=end - 1)
-    for attempt in (lambda: measured(cutter, sample), lambda: cutter.encode(sample, pixels=True)):
+    for call in (lambda: measured(cutter, sample), lambda: cutter.encode(sample, pixels=True)):
         with pytest.raises(
             DataError, match=rf"its images end at token {end} of {len(whole)}, behind the {end - 1} that"
         ):
-            attempt()
+            call()
     assert len(internvl.encoder(str(example / "model"), max_tokens=end).encode(sample, pixels=False).input_ids) == end
 
 
