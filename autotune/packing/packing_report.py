@@ -68,14 +68,15 @@ def pack_text(found: Balanced) -> str:
     header = (
         f"{material.path}: {found.after.balance.data_parallel} data ranks, global batch "
         f"{material.global_batch_samples}, seed {material.seed}, epoch {found.number}\n"
+        "Compared by forward FLOP alone; memory and fixed costs are unknown here\n"
         f"Before: {packing_text(UNPACKED)}, in random order\n"
         f"After: {packing_text(found.packing)}: {found.reason}\n"
         f"Cost model: {material.cost_model}"
     )
     rows = [(name, unit, entry(found.before), entry(found.after)) for name, unit, entry in _ROWS]
     summary = (
-        f"By forward FLOP alone, a sample costs {abs(saved):.1%} {'less' if saved >= 0 else 'more'} than before. "
-        "Neither memory nor the fixed cost of a micro-batch is known here; `autotune tune` measures both"
+        f"A sample costs {abs(saved):.1%} {'less' if saved >= 0 else 'more'} forward FLOP than before.\n"
+        "`autotune tune` measures memory and the fixed cost of a micro-batch"
     )
     sections = (header, table(("metric", "unit", "before", "after"), rows), summary, *_problems(found))
     return "\n\n".join(sections)
