@@ -67,6 +67,11 @@ class Grid:
         size = degree * self.tensor
         return tuple(range(first, first + size) for first in range(0, self.world_size, size))
 
+    @staticmethod
+    def sharing_place(data_rank: int, degree: int) -> int:
+        """Return the place of a data rank among the `degree` neighbours that share a pack, from 0 (`sharing_ranks`)."""
+        return data_rank % degree
+
     def attending_ranks(self, degree: int) -> tuple[range, ...]:
         """Return the groups among which the heads of a pack are dealt: in `sharing_ranks`, those of one tensor rank."""
         return tuple(

@@ -16,6 +16,7 @@ from trials.data.packers import PACKERS
 from trials.data.packs import Oversize, Packs, build_packs
 from trials.data.records.sample import Ints
 from trials.errors import DataError
+from trials.grid import Grid
 from trials.job import Job
 from trials.plan import Levelled, Packed, Packing
 from trials.sharing.share import ALONE, Share
@@ -152,7 +153,7 @@ class Epoch:
         """Return the part of a pack that one of its data ranks computes."""
         level = 0 if self.packs.levels is None else int(self.packs.levels[pack])
         degree = self.packing.degrees[level]
-        share = Share(index=data_rank % degree, degree=degree)
+        share = Share(index=Grid.sharing_place(data_rank, degree), degree=degree)
         return PackPart(rows=self.packs.pack(pack), share=share, level=level)
 
     def pack_sizes(self) -> PackSizes:

@@ -55,6 +55,14 @@ def test_heads_are_dealt_among_ranks_that_share_a_pack_and_hold_the_same_slices(
         assert sum({*ranks} <= {*group} for group in sharing) == 1
 
 
+@given(GRIDS, st.data())
+def test_data_ranks_that_share_a_pack_have_its_places_in_order(grid: Grid, data: st.DataObject) -> None:
+    degree = data.draw(st.sampled_from([each for each in range(1, grid.data + 1) if grid.data % each == 0]))
+    for ranks in grid.attending_ranks(degree):
+        places = [grid.sharing_place(grid.coordinates(rank).data_rank, degree) for rank in ranks]
+        assert places == list(range(degree))
+
+
 @pytest.mark.parametrize(("pipeline", "data", "tensor"), [(1, 4, 1), (4, 1, 1), (3, 2, 1), (2, 3, 4), (1, 1, 2)])
 def test_the_grid_is_that_of_deepspeed(pipeline: int, data: int, tensor: int) -> None:
     grid = Grid(pipeline=pipeline, data=data, tensor=tensor)
