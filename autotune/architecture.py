@@ -18,7 +18,7 @@ from trials.whole_file import whole_file
 def check_architecture(settings: ModelSection, config_digest: str, folder: Path, listener: Listener) -> None:
     """Compare the model's stages with transformers' own model, unless `folder` says that they were found equal.
 
-    A model with code of its own is compared each time: that code may have changed. Raises what `check_parity` raises.
+    A model with code of its own is compared each time: that code may have changed. Raise what `check_parity` raises.
     """
     if settings.trust_remote_code:
         _begin(listener, "a model with its own code is compared each time")

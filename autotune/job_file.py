@@ -49,7 +49,7 @@ class JobFile:
     """Each is KEY=VALUE, as in `load_job`."""
 
     def load(self) -> Job:
-        """Return the job. Raises JobError like `load_job`."""
+        """Return the job. Raise JobError like `load_job`."""
         return load_job(self.path, self.changes)
 
 
@@ -58,7 +58,7 @@ def load_job(path: Path, changes: Iterable[str] = ()) -> Job:
 
     `changes` replace values of the file, or add some: KEY=VALUE with a dotted key, such as `training.epochs=2` or
     `data.sources[0].repeat=2`, and a value in YAML. `model.path` is taken for a hub id when no such folder exists.
-    Raises JobError, which lists every problem with its line or change, the key, the value and the remedy.
+    Raise JobError, which lists every problem with its line or change, the key, the value and the remedy.
     """
     try:
         document = strict_yaml.read(_content(path))
@@ -72,7 +72,7 @@ def load_job(path: Path, changes: Iterable[str] = ()) -> Job:
 def as_job(job: JobLike) -> Job:
     """Return the job that a path, a mapping or a job stands for.
 
-    Relative paths of a mapping or a job are relative to the current folder. Raises JobError like `load_job`.
+    Relative paths of a mapping or a job are relative to the current folder. Raise JobError like `load_job`.
     """
     match job:
         case Job():
@@ -87,7 +87,7 @@ def as_job(job: JobLike) -> Job:
 
 
 def with_values(job: Job, section: str, values: Mapping[str, Any]) -> Job:
-    """Return the job with other values of a section, checked like those of a file; None is none. Raises JobError."""
+    """Return the job with other values of a section, checked like those of a file; None is none. Raise JobError."""
     given = {name: value for name, value in values.items() if value is not None}
     if not given:
         return job

@@ -12,7 +12,7 @@ from trials.whole_file import whole_file
 def check_output_file(path: Path, suffixes: Iterable[str]) -> None:
     """Check, before any work is done, that `path` can be written; leave no file behind.
 
-    Raises PackError for another suffix, and where no file can be made.
+    Raise PackError for another suffix, and where no file can be made.
     """
     known = tuple(suffixes)
     if path.suffix not in known:
@@ -34,7 +34,7 @@ def check_no_input(path: Path, inputs: Iterable[Path]) -> None:
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """Provide a file to write, which replaces `path` in the end. Raises PackError where it cannot."""
+    """Provide a file to write, which replaces `path` in the end. Raise PackError where it cannot."""
     try:
         with whole_file(path) as stream:
             yield Path(stream.name)

@@ -16,7 +16,7 @@ from trials.workload import Workload
 
 
 def known_winner(store: Store, now: Workload) -> BestPlan:
-    """Return the winner of the last search on exactly this workload. Raises PlanNotValid if there is none."""
+    """Return the winner of the last search on exactly this workload. Raise PlanNotValid if there is none."""
     winner = store.last_winner(now.fingerprint)
     if winner is None:
         raise PlanNotValid(
@@ -28,7 +28,7 @@ def known_winner(store: Store, now: Workload) -> BestPlan:
 def choose_plan(store: Store, now: Workload, wanted: Plan | str | None, listener: Listener) -> KnownPlan:
     """Return a plan, the one in a plan file, the tried one whose id begins with a text, or the last winner.
 
-    The `listener` gets how well the plan is known. Raises PlanNotValid if there is no plan or it does not hold
+    The `listener` gets how well the plan is known. Raise PlanNotValid if there is no plan or it does not hold
     here, and what `Store.find_plan` raises.
     """
     if wanted is None:

@@ -22,7 +22,7 @@ def is_plan_file(text: str) -> bool:
 def read_plan(path: Path) -> Plan:
     """Return the plan in a YAML or JSON file, which may be a command's output with the plan under the key `plan`.
 
-    Raises PredictError.
+    Raise PredictError.
     """
     try:
         with path.open("rb") as file:

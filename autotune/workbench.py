@@ -41,8 +41,8 @@ def workbench(job: Job, database_url: str | None, listener: Listener = unheard) 
     """Describe the model, check and lease the devices, open the database and read the data, in this order.
 
     So a job that names a wrong file leaves no database behind, and a database error is reported before the data is
-    read. Raises DeviceBusy when another agent measures or trains on these devices: the times of both would be wrong.
-    Raises HardwareError for devices on which no rank can run.
+    read. Raise DeviceBusy when another agent measures or trains on these devices: the times of both would be wrong.
+    Raise HardwareError for devices on which no rank can run.
     """
     folder = work_folder(database_url)
     outline = look_at(job)

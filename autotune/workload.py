@@ -84,7 +84,7 @@ class Outline:
 def look_at(job: Job) -> Outline:
     """Probe the hardware and describe the model. Nothing is written.
 
-    Raises what `hardware_of` and `model_shape` raise, JobError for a setting of a part that the model does not have,
+    Raise what `hardware_of` and `model_shape` raise, JobError for a setting of a part that the model does not have,
     and DataError for an annotation file that is not there or holds nothing to train on.
     """
     for key, sources in (("data", job.data.sources), ("evaluation", job.evaluation.sources or ())):
@@ -123,7 +123,7 @@ def _check_parts(job: Job, shape: ModelShape) -> None:
 
 
 def prepare(job: Job, folder: Path) -> Prepared:
-    """Describe the job and read its data; raises what `look_at` and `read_data` raise."""
+    """Describe the job and read its data. Raise what `look_at` and `read_data` raise."""
     return read_data(job, look_at(job), folder)
 
 
@@ -137,7 +137,7 @@ def read_data(
 ) -> Prepared:
     """Index the data; the index for the ranks is written to `folder`, `cache` keeps lengths for the next time.
 
-    Raises what `build_index` raises, and JobError for a warm-up longer than the training or a curriculum that the data
+    Raise what `build_index` raises, and JobError for a warm-up longer than the training or a curriculum that the data
     cannot have. Bad lines, and too few samples for a step, are logged as warnings.
     """
     return _read(job, outline, folder, listener, cache)[0]
@@ -192,14 +192,14 @@ def _read(
 
 
 def survey(job: Job, outline: Outline, listener: Listener = unheard) -> tuple[Workload, IndexReport]:
-    """Read the data of the job, without taking its devices or opening a database; raises what `read_data` raises."""
+    """Read the data of the job, without taking its devices or opening a database. Raise what `read_data` raises."""
     with tempfile.TemporaryDirectory() as folder:
         prepared, report = _read(job, outline, Path(folder), listener, lengths_folder())
     return prepared.workload, report
 
 
 def workload_of(job: Job, outline: Outline, listener: Listener = unheard) -> Workload:
-    """Return the workload of the job; raises what `survey` raises."""
+    """Return the workload of the job. Raise what `survey` raises."""
     return survey(job, outline, listener)[0]
 
 

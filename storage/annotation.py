@@ -34,7 +34,7 @@ class Annotation:
 
 
 def checked_note(note: str) -> str:
-    """Return the note without space around it. Raises BadAnnotation unless it is text of a suitable length."""
+    """Return the note without space around it. Raise BadAnnotation unless it is text of a suitable length."""
     text = note.strip()
     _check_text("a note", text, _MOST_OF_A_NOTE)
     if "\0" in text:
@@ -45,7 +45,7 @@ def checked_note(note: str) -> str:
 def checked_tag(tag: str) -> str:
     """Return the tag in Unicode's composed form, so that equal tags look equal.
 
-    Raises BadAnnotation unless it is one line of printable text without commas, which separate tags.
+    Raise BadAnnotation unless it is one line of printable text without commas, which separate tags.
     """
     text = unicodedata.normalize("NFC", tag.strip())
     _check_text("a tag", text, _MOST_OF_A_TAG)

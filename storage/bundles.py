@@ -163,7 +163,7 @@ def _queries(ids: Sequence[str]) -> dict[Table, Select[Any]]:
 
 @contextmanager
 def opened(path: Path) -> Iterator[Iterator[str]]:
-    """Open the file of a bundle, which is read twice. Raises BadBundle if that is impossible."""
+    """Open the file of a bundle, which is read twice. Raise BadBundle if that is impossible."""
     try:
         if path.exists() and not path.is_file():
             raise BadBundle(f"{path} is not a regular file; name a file that `autotune db export` wrote")
@@ -184,7 +184,7 @@ def _lines(text: TextIO) -> Iterator[str]:
 
 
 def check(text: Iterable[str]) -> str:
-    """Return the digest of a bundle. Raises BadBundle unless it is complete, unchanged and of a known version.
+    """Return the digest of a bundle. Raise BadBundle unless it is complete, unchanged and of a known version.
 
     Only the first and the last line are parsed, and no more than two lines are in memory.
     """
@@ -206,7 +206,7 @@ def check(text: Iterable[str]) -> str:
 
 
 def take_in(connection: Connection, text: Iterable[str], digest: str) -> Imported:
-    """Store the rows of a checked bundle that this database lacks. Raises BadBundle."""
+    """Store the rows of a checked bundle that this database lacks. Raise BadBundle."""
     numbered = enumerate(text, 1)
     header = _parsed(next(numbered)[1], 1)
     bundle = {

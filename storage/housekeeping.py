@@ -37,7 +37,7 @@ class Housekeeping:
         """Delete the studies with their trials and winners, and the plans that no other study tried.
 
         The trainings, notes and tags of these plans are deleted too; workloads and layer profiles stay. Results that
-        arrive later raise DeletedRecord. The agents in `gone` are ended. Raises StudyInUse, with nothing changed,
+        arrive later raise DeletedRecord. The agents in `gone` are ended. Raise StudyInUse, with nothing changed,
         while another agent searches in one of the studies or trains with one of their plans.
         """
         with self.exclusive(), self._database.transaction(write=True) as connection:
@@ -51,7 +51,7 @@ class Housekeeping:
     def archive_studies(self, study_ids: Collection[str], gone: Collection[str] = ()) -> None:
         """Archive the studies: they are not listed, and later searches and launches use them only by name.
 
-        The agents in `gone` are ended. Raises StudyInUse, with nothing changed, while another agent searches in one.
+        The agents in `gone` are ended. Raise StudyInUse, with nothing changed, while another agent searches in one.
         """
         with self._database.transaction(write=True) as connection:
             deletion.archive(connection, set(study_ids), gone)
@@ -64,7 +64,7 @@ class Housekeeping:
     def find_subject(self, name: str) -> Subject:
         """Return the study whose name or id, or the tried plan whose id, begins with `name`.
 
-        Raises UnknownRecord and AmbiguousId.
+        Raise UnknownRecord and AmbiguousId.
         """
         with self._database.transaction() as connection:
             return tried.subject(connection, name)
@@ -75,13 +75,13 @@ class Housekeeping:
             return annotations.of(connection, kind, ids)
 
     def set_note(self, subject: Subject, note: str | None) -> None:
-        """Replace the note of a study or plan; None removes it. Raises BadAnnotation."""
+        """Replace the note of a study or plan; None removes it. Raise BadAnnotation."""
         text = None if note is None else checked_note(note)
         with self._database.transaction(write=True) as connection:
             annotations.set_note(connection, subject, text)
 
     def change_tags(self, subject: Subject, added: Collection[str] = (), removed: Collection[str] = ()) -> Annotation:
-        """Add and remove tags of a study or plan, and return its note and tags. Raises BadAnnotation."""
+        """Add and remove tags of a study or plan, and return its note and tags. Raise BadAnnotation."""
         add, remove = ([checked_tag(tag) for tag in tags] for tags in (added, removed))
         with self._database.transaction(write=True) as connection:
             return annotations.change_tags(connection, subject, add, remove)
@@ -89,7 +89,7 @@ class Housekeeping:
     def export_studies(self, study_ids: Sequence[str], source: str) -> Iterator[str]:
         """Yield the lines of a bundle with the studies; `source` names this database for readers.
 
-        Raises UnknownRecord, and UnfinishedStudy for a study without a winner.
+        Raise UnknownRecord, and UnfinishedStudy for a study without a winner.
         """
         from storage import bundles  # noqa: PLC0415 - look-ups do without
 
@@ -101,7 +101,7 @@ class Housekeeping:
     def import_bundle(self, path: Path) -> "Imported":
         """Store the rows of a bundle that this database lacks, with their provenance; a second import has no effect.
 
-        Raises BadBundle, with nothing stored.
+        Raise BadBundle, with nothing stored.
         """
         from storage import bundles  # noqa: PLC0415 - look-ups do without
 
@@ -121,7 +121,7 @@ class Housekeeping:
         """Free the space of deleted rows, and update the statistics of the tables.
 
         SQLite rewrites the whole file while others wait: `check` must raise while another process uses the file.
-        Raises DatabaseUnavailable, with nothing changed.
+        Raise DatabaseUnavailable, with nothing changed.
         """
         from storage.upkeep.vacuum import vacuum  # noqa: PLC0415 - look-ups do without
 

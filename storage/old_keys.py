@@ -16,7 +16,7 @@ _PARTS = {
 
 
 class OldKeys:
-    """Translate the rows of one bundle, in its order, to the present keys."""
+    """Translation of the rows of one bundle, in its order, to the present keys."""
 
     def __init__(self) -> None:
         self._new: dict[tuple[str, str], str] = {}

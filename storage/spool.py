@@ -25,7 +25,7 @@ class Spool:
     """
 
     def __init__(self, directory: Path) -> None:
-        """Create the directory, with mode 0700, if necessary. Raises SpoolUnavailable."""
+        """Create the directory, with mode 0700, if necessary. Raise SpoolUnavailable."""
         self._directory = directory
         with self._errors():
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -33,7 +33,7 @@ class Spool:
     def put(self, result: TrialResult | LaunchResult) -> None:
         """Write the result and sync it to disk, so that it survives a power loss.
 
-        Raises SpoolUnavailable, and WireError for a number that is not finite or has more than 64 bits.
+        Raise SpoolUnavailable, and WireError for a number that is not finite or has more than 64 bits.
         """
         text = wire.encode(result)
         name = f"{result.trial_id}.json" if isinstance(result, TrialResult) else f"{result.launch_id}{_OF_LAUNCH}"
@@ -43,7 +43,7 @@ class Spool:
     def keep(self, result: TrialResult | LaunchResult, store: Store) -> None:
         """Put the result, or store it at once if that fails: the database may be on another disk.
 
-        Raises what `put` raised if both fail.
+        Raise what `put` raised if both fail.
         """
         try:
             self.put(result)
@@ -63,7 +63,7 @@ class Spool:
 
         A file that cannot be decoded, or contradicts a stored result, is renamed to `.bad` and logged. A file that
         cannot be read, or whose trial this database does not know, stays and is logged. That of a deleted study is
-        removed. Raises DatabaseUnavailable; the files then stay.
+        removed. Raise DatabaseUnavailable; the files then stay.
         """
         return sum(self._replay(path, store) for path in self.pending())
 

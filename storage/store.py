@@ -36,7 +36,7 @@ def open_store(database_url: str | None = None, *, lock_timeout_seconds: float =
 
     Without a URL, open the user's own SQLite file. Any number of processes may open the same new database at once.
     Wait up to `lock_timeout_seconds` for a lock that another program holds.
-    Raises BadUrl, DatabaseUnavailable, or DatabaseTooNew with the database untouched.
+    Raise BadUrl, DatabaseUnavailable, or DatabaseTooNew with the database untouched.
     """
     database = Database(url.parse(url.default_url() if database_url is None else database_url), lock_timeout_seconds)
     try:
@@ -141,7 +141,7 @@ class Store(Housekeeping):
     def take_resources(self, agent_id: str, resources: Collection[str], gone: Collection[str] = ()) -> None:
         """Lease all resources to the agent until it ends, or none of them. End holders whose ids are in `gone`.
 
-        Raises ResourceHeld if another agent holds one, and Superseded if the agent itself was ended.
+        Raise ResourceHeld if another agent holds one, and Superseded if the agent itself was ended.
         """
         with self._database.transaction(write=True) as connection:
             agents.take(connection, agent_id, resources, gone)
@@ -215,7 +215,7 @@ class Store(Housekeeping):
             return studies.listed(connection, model_name, tag, limit, archived=archived)
 
     def find_study(self, name: str) -> StudyRecord:
-        """Return the study whose name or id begins with `name`. Raises UnknownRecord and AmbiguousId."""
+        """Return the study whose name or id begins with `name`. Raise UnknownRecord and AmbiguousId."""
         with self._database.transaction() as connection:
             return studies.find(connection, name)
 
@@ -234,7 +234,7 @@ class Store(Housekeeping):
     ) -> RunningTrial:
         """Start a trial with the next number of the study, also while other processes start trials of it.
 
-        Raises Superseded if the agent has ended.
+        Raise Superseded if the agent has ended.
         """
         with self._database.transaction(write=True) as connection:
             return studies.start_trial(connection, study_id, plan, role, parameters, agent_id=agent_id)
@@ -258,7 +258,7 @@ class Store(Housekeeping):
     def finish_trial(self, result: TrialResult) -> None:
         """Store a result, also of an abandoned trial. It never changes; storing the same one again has no effect.
 
-        Raises AlreadyFinished if the trial has a different result.
+        Raise AlreadyFinished if the trial has a different result.
         """
         with self._database.transaction(write=True) as connection:
             studies.finish_trial(connection, result)
@@ -351,7 +351,7 @@ class Store(Housekeeping):
         """Return the tried plan whose id begins with `id_prefix`, with its record in one study: `study_id` if given.
 
         Of several studies, prefer the most valid one for the workload `now`, then one that the plan won, then local
-        studies to imported ones, then the newest. Raises UnknownPlan, with the nearest ids, and AmbiguousId.
+        studies to imported ones, then the newest. Raise UnknownPlan, with the nearest ids, and AmbiguousId.
         """
         with self._database.transaction() as connection:
             return tried.find(connection, id_prefix, now, study_id)
@@ -368,7 +368,7 @@ class Store(Housekeeping):
             return launches.start(connection, plan, workload_fingerprint, predicted_samples_per_second, agent_id)
 
     def finish_launch(self, result: LaunchResult) -> None:
-        """Record the end of a training; again has no effect. Raises AlreadyFinished for a different end."""
+        """Record the end of a training; again has no effect. Raise AlreadyFinished for a different end."""
         with self._database.transaction(write=True) as connection:
             launches.finish(connection, result)
 

@@ -49,7 +49,7 @@ class WireError(TrialsError):
 
 
 class SiteError(TrialsError):
-    """With these settings no rank can be started on the nodes of the job."""
+    """No rank can be started on the nodes of the job with these settings."""
 
 
 class NodesMissing(TrialsError):

@@ -268,7 +268,7 @@ class LayerCosts:
         """Return the costs of packs that so many ranks share.
 
         A degree that was not timed has the costs of the next one that was, or of the largest. On a single rank there
-        was nothing to exchange. Raises ValueError where other profiles would have timed degrees.
+        was nothing to exchange. Raise ValueError where other profiles would have timed degrees.
         """
         if self.sharing and degree > 1:
             timed = [cost for cost in self.sharing if cost.degree >= degree]

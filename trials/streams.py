@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class _LossyFile(io.FileIO):
-    """Drops what cannot be written."""
+    """File that drops what cannot be written."""
 
     def write(self, data: "Buffer", /) -> int:
         try:

@@ -82,7 +82,7 @@ def read(text: bytes) -> Document:
 
 
 class _Loader(yaml.BaseLoader):
-    """Refuses deep brackets where they are read: the scanner's time for each token grows with their number."""
+    """Loader that refuses deep brackets where it reads them: the scanner's time for a token grows with their number."""
 
     def fetch_flow_collection_start(self, token: type[yaml.Token]) -> None:
         if self.flow_level == _MOST_BRACKETS:
@@ -93,7 +93,7 @@ class _Loader(yaml.BaseLoader):
 
 
 class _Builder:
-    """Converts nodes to values: texts, numbers, booleans, lists and dictionaries only."""
+    """Converter of nodes to values: texts, numbers, booleans, lists and dictionaries only."""
 
     def __init__(self, document: Document) -> None:
         self._document = document

@@ -225,7 +225,7 @@ def read_certificate(path: Path) -> Certificate | None:
 
 
 def write_certificate(path: Path, certificate: Certificate) -> None:
-    """Write the certificate, and make its folder. Raises OSError."""
+    """Write the certificate, and make its folder. Raise OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as stream:
         stream.write(wire.encode(certificate).encode())

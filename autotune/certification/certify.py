@@ -49,7 +49,7 @@ _REFERENCE_BYTES = 8
 def certify(prepared: Prepared, plan: Plan, folder: Path, site: Site, listener: Listener = unheard) -> Certificate:
     """Compare one step of the plan with the best reference that fits, and store the certificate below `folder`.
 
-    If the ranks fail, the verdict is `not made`. Raises what `check_plan` raises.
+    If the ranks fail, the verdict is `not made`. Raise what `check_plan` raises.
     """
     check_plan(prepared, plan)
     start = time.monotonic()

@@ -59,7 +59,7 @@ class Options:
     ) -> None:
         """Print the result as JSON or text; at a terminal long lines are folded, unless the text `is_code`.
 
-        Raises AutotuneError for NaN in JSON, or when stdout cannot be written.
+        Raise AutotuneError for NaN in JSON, or when stdout cannot be written.
         """
         self.display.close()  # stdout may be the same terminal
         if sys.stdout is None:  # click would print nothing, without an error

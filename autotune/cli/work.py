@@ -157,7 +157,7 @@ def _launch(
     *,
     changes_plan: bool = False,
 ) -> Launched:
-    """Train with the plan. Raises NotCertified where it has a certificate that does not hold."""
+    """Train with the plan. Raise NotCertified where it has a certificate that does not hold."""
     if certificate is not None:
         require(certificate)
         options.display.tell(certificate_text(certificate))

@@ -33,7 +33,7 @@ class Arguments:
 
 
 def read_arguments(path: Path) -> Arguments:
-    """Return the arguments in a file. Raises JobError for a file that is neither a configuration nor a script."""
+    """Return the arguments in a file. Raise JobError for a file that is neither a configuration nor a script."""
     text = _content(path)
     if path.suffix in _SCRIPTS:
         return _of_script(path, text.decode(errors="replace"))

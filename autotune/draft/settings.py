@@ -60,7 +60,7 @@ class Draft:
 def draft_of(arguments: Arguments, devices: int) -> Draft:
     """Return the draft of a job with the settings of the arguments, for a number of devices.
 
-    Raises JobError for arguments of an unknown trainer, and for contradictory ones.
+    Raise JobError for arguments of an unknown trainer, and for contradictory ones.
     """
     title, values = _common(arguments)
     draft = Draft(notes=[f"Taken from a configuration of {title}"])

@@ -76,7 +76,7 @@ class Cluster:
 def cluster_of_file(job: Job, shape: ModelShape, path: Path, options: ClusterOptions) -> Cluster:
     """Return the devices on which a profile file was measured, whether they are here or not.
 
-    Raises ProfileError for a file that cannot be used or is of another model.
+    Raise ProfileError for a file that cannot be used or is of another model.
     """
     profiled = read_profile(path)
     if profiled.model.config_digest == path_digest(job.model):  # written when a digest had the folder's path in it
@@ -92,7 +92,7 @@ def cluster_of_file(job: Job, shape: ModelShape, path: Path, options: ClusterOpt
 def cluster_of_store(job: Job, shape: ModelShape, store: Store, options: ClusterOptions) -> Cluster:
     """Return the devices of a stored profile: this machine's, or those that the options name.
 
-    Raises NoProfile when there is none, ProfileError when all are of other models, and what `probe_hardware` raises.
+    Raise NoProfile when there is none, ProfileError when all are of other models, and what `probe_hardware` raises.
     """
     name = options.device_profile
     if name is not None:

@@ -78,7 +78,7 @@ class Forecaster:
     """Forecasts for one job on one cluster."""
 
     def __init__(self, job: Job, shape: ModelShape, cluster: Cluster, listener: Listener = unheard) -> None:
-        """Read the job's data; raises what `build_index` raises."""
+        """Read the job's data. Raise what `build_index` raises."""
         self.job, self.shape, self.cluster = job, shape, cluster
         measurer = load_measurer(job.model, job.data)
         index, self.report = build_index(job.data, measurer, Path(), listener, cache=lengths_folder())
@@ -122,7 +122,7 @@ class Forecaster:
     def of(self, plan: Plan) -> Forecast:
         """Return the forecast of a plan.
 
-        Raises PredictError for a plan of another model, or one that needs more devices or packs than there are.
+        Raise PredictError for a plan of another model, or one that needs more devices or packs than there are.
         """
         self._check(plan)
         return self._forecast(plan, self._predictor.predict(plan))
@@ -132,7 +132,7 @@ class Forecaster:
 
         A solved plan may not fit once trials have corrected its predicted memory.
 
-        Raises NoFeasiblePlan when none fits the memory and keeps the global batch.
+        Raise NoFeasiblePlan when none fits the memory and keeps the global batch.
         """
         solver = Solver(self._predictor.corrected, Limits.of(self.workload))
         solved = feasible_space(self.workload, solver, remedy="give more --memory or --devices").starts

@@ -22,7 +22,7 @@ def forecaster_of(
 ) -> Forecaster:
     """Return the forecaster of a job, which has learned from its stored trials unless a profile file is given.
 
-    Raises what `cluster_of_file`, `cluster_of_store` and `Forecaster` raise.
+    Raise what `cluster_of_file`, `cluster_of_store` and `Forecaster` raise.
     """
     shape = model_shape(job.model, job.training)
     if profile := options.profile_file:
@@ -47,7 +47,7 @@ def forecasts(
 ) -> tuple[Forecast, ...]:
     """Return the forecast of a plan, or those of the `top` best plans that the solver finds.
 
-    Raises what `Forecaster.of` and `Forecaster.best` raise.
+    Raise what `Forecaster.of` and `Forecaster.best` raise.
     """
     if plan is not None:
         return (forecaster.of(plan),)
@@ -57,7 +57,7 @@ def forecasts(
 
 
 def named_plan(text: str, database_url: str | None, listener: Listener = unheard) -> Plan:
-    """Return the plan in a file, or the tried plan whose id begins with a text. Raises PredictError for a file.
+    """Return the plan in a file, or the tried plan whose id begins with a text. Raise PredictError for a file.
 
     The `listener` gets how well a tried plan is known.
     """

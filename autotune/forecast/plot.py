@@ -28,7 +28,7 @@ _STYLE: dict[Any, Any] = {
 
 
 def plot(forecast: Forecast, path: Path) -> None:
-    """Write the plot to a file of the kind that its suffix names. Raises PackError when it cannot be written."""
+    """Write the plot to a file of the kind that its suffix names. Raise PackError when it cannot be written."""
     from matplotlib import rc_context  # noqa: PLC0415 - an extra, and slow to load
     from matplotlib.figure import Figure  # noqa: PLC0415
 

@@ -41,7 +41,7 @@ class ProfiledCosts:
 
 
 def stored_costs(profile: LayerProfile) -> ProfiledCosts:
-    """Read the costs of a stored profile. Raises NoProfile for a document of another version."""
+    """Read the costs of a stored profile. Raise NoProfile for a document of another version."""
     try:
         costs = wire.decode(LayerCosts, profile.document)
     except WireError as error:
@@ -55,7 +55,7 @@ def stored_costs(profile: LayerProfile) -> ProfiledCosts:
 
 
 def read_profile(path: Path) -> ProfiledCosts:
-    """Read a file that `autotune profile --out` wrote. Raises ProfileError for anything else."""
+    """Read a file that `autotune profile --out` wrote. Raise ProfileError for anything else."""
     try:
         return wire.decode(ProfiledCosts, read_regular(path, _MOST_BYTES).decode())
     except (OSError, UnicodeDecodeError) as error:

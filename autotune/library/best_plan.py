@@ -11,7 +11,7 @@ from storage.store import open_store
 def best_plan(job: JobLike, *, database: str | None = None) -> BestPlan:
     """Return the winner of the last search on exactly this job, on this hardware.
 
-    Takes no devices and measures nothing but the lengths of new samples. Raises PlanNotValid where no search on this
+    Takes no devices and measures nothing but the lengths of new samples. Raise PlanNotValid where no search on this
     job is finished; the message names the nearest plan.
     """
     job = as_job(job)

@@ -39,7 +39,7 @@ def launch(
     once it returns True, the ranks finish their step and write a checkpoint. Without it, Ctrl-C ends them at once, and
     the next launch continues from the last checkpoint.
 
-    Raises PlanNotValid, NotCertified, OutputTaken, DeviceBusy and LaunchFailed.
+    Raise PlanNotValid, NotCertified, OutputTaken, DeviceBusy and LaunchFailed.
     """
     if plan is not None and resume_with is not None:
         raise JobError("`plan` and `resume_with` exclude each other; give one of them")

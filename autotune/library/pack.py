@@ -33,7 +33,7 @@ def pack(
     """Pack the data of a job, or a file of lengths, and measure the balance before and after; needs no device.
 
     The options are those of the command. `out` is a file for the packs, .jsonl or .parquet, which replaces an existing
-    one. Raises PackError for options and files that cannot be used.
+    one. Raise PackError for options and files that cannot be used.
     """
     check_whole(PackError, qv=(qv, 0), qt=(qt, 1), qv_min=(qv_min, 0), qt_min=(qt_min, 0), seed=(seed, 0))
     check_whole(PackError, data_parallel=(data_parallel, 1), global_batch=(global_batch, 1), epoch=(epoch, 0))

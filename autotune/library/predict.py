@@ -29,7 +29,7 @@ def predict(
     `plan` is a plan, a plan file, or the id of a tried plan. `devices` and `memory_limit`, bytes per rank or a text
     such as `80GiB`, override the job. `device_profile` is a profile file or a part of a device's name.
 
-    Raises PredictError, ProfileError, NoProfile and NoFeasiblePlan.
+    Raise PredictError, ProfileError, NoProfile and NoFeasiblePlan.
     """
     check_whole(PredictError, top=(top, 1), devices=(devices, 1))
     options = ClusterOptions(

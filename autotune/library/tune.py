@@ -25,7 +25,7 @@ def tune(
     `trials`, `time_limit` in seconds or as in a job file, and `launcher` override the job. A search that is finished is
     not repeated unless `fresh`; an unfinished one is resumed. A certificate that does not hold is logged as a warning.
 
-    Raises JobError, DeviceBusy, NoFeasiblePlan and TrialsKeepFailing; everything measured until then is kept.
+    Raise JobError, DeviceBusy, NoFeasiblePlan and TrialsKeepFailing; everything measured until then is kept.
     """
     given = {"trials": trials, "time_limit": time_limit}
     job = with_values(as_job(job), "search", given)

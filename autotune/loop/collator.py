@@ -16,7 +16,7 @@ from trials.model.skeleton import load_config
 
 
 class PackCollator:
-    """Joins the samples of a pack to one sequence, as the arguments of a model of transformers.
+    """Collator that joins the samples of a pack to one sequence, as the arguments of a model of transformers.
 
     A batch has input ids [1, T], positions that begin anew in each sample, from which transformers keeps the samples
     apart, labels that no sample shares with another, and the pixels as the model takes them. A pack without images gets

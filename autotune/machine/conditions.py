@@ -59,7 +59,7 @@ class Look:
 
 
 class Watch(Protocol):
-    """Observes the machine while its context lasts."""
+    """Observer of the machine while its context lasts."""
 
     def __enter__(self) -> Self: ...
 

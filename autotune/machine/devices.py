@@ -39,7 +39,7 @@ def lock_file(name: str = _CPU) -> Path:
 
 @contextmanager
 def locked(names: Sequence[str]) -> Iterator[None]:
-    """Lock the devices. Raises DeviceBusy when another process of this user measures or trains on one of them."""
+    """Lock the devices. Raise DeviceBusy when another process of this user measures or trains on one of them."""
     with ExitStack() as stack:
         for name in sorted(names):
             path = lock_file(name)
@@ -58,7 +58,7 @@ def locked(names: Sequence[str]) -> Iterator[None]:
 
 
 def make_folder(folder: Path) -> None:
-    """Make the folder, with mode 0700, if it is absent. Raises AutotuneError when it cannot be written."""
+    """Make the folder, with mode 0700, if it is absent. Raise AutotuneError when it cannot be written."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:

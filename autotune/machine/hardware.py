@@ -23,7 +23,7 @@ ENOUGH_SHARED_BYTES = 1 << 30
 
 
 def probe_hardware(devices: int | None = None, groups: int = 1) -> Hardware:
-    """Describe this machine with all its devices, or `devices` of them. Raises HardwareError for more than there are.
+    """Describe this machine with all its devices, or `devices` of them. Raise HardwareError for more than there are.
 
     `groups` such sets of devices are used at the same time. Warns when a CPU build of torch leaves accelerators
     unused, and when CPU ranks outnumber the cores.
@@ -65,7 +65,7 @@ def default_memory_limit(hardware: Hardware, groups: int = 1, *, held_bytes: int
     """Return the bytes per rank that apply when the job names no limit.
 
     5 % of an accelerator, at least 1 GiB, are left to its driver and to fragmentation, and `held_bytes` to other
-    processes. CPU ranks of all groups share 80 % of the memory. Raises HardwareError where nothing is left.
+    processes. CPU ranks of all groups share 80 % of the memory. Raise HardwareError where nothing is left.
     """
     if hardware.accelerator == "cpu":
         return hardware.ram_bytes * 8 // 10 // (hardware.of_node * groups)
@@ -122,7 +122,7 @@ def usable(found: Sequence[Accelerator], *, torch_version: str) -> tuple[Acceler
 def choose(devices: int | None, *, machine: Machine, found: Sequence[Accelerator], groups: int = 1) -> Hardware:
     """Describe `devices` ranks on `found`, or on the CPU where nothing is found, for each of `groups` groups.
 
-    Raises HardwareError like `probe_hardware`.
+    Raise HardwareError like `probe_hardware`.
     """
     return _accelerated(devices, machine, found, groups) if found else _on_cpu(devices, machine, groups)
 

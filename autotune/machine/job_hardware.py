@@ -14,7 +14,7 @@ from trials.workload import Hardware
 def hardware_of(job: Job) -> Hardware:
     """Describe the devices of the job: those of this machine, times the number of its nodes, which are alike.
 
-    Raises what `probe_hardware` raises, JobError for ranks that cannot be equal on the nodes, UnknownName for a
+    Raise what `probe_hardware` raises, JobError for ranks that cannot be equal on the nodes, UnknownName for a
     launcher that does not exist, and SiteError for settings that it cannot use.
     """
     shape = plugins.load(SITES, job.hardware.launcher).shape(job.hardware, os.environ)

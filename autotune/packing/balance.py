@@ -58,7 +58,7 @@ class Balanced:
 def balanced(material: Material, wanted: PackOptions) -> Balanced:
     """Pack the material with the capacities that were asked for, else with the best candidate.
 
-    Raises PackError for capacities that contradict each other and for more ranks than packs, UnknownName for a packer
+    Raise PackError for capacities that contradict each other and for more ranks than packs, UnknownName for a packer
     that is not there, and DataError like `build_epoch`.
     """
     packing, reason = _chosen(material, wanted)

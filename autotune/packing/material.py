@@ -63,7 +63,7 @@ class Material:
 def read_material(file: JobFile, wanted: PackOptions, listener: Listener = unheard) -> Material:
     """Read the data of a job (YAML), or lengths (JSON), without using devices or a database.
 
-    Raises PackError for other files, JobError for a job that cannot be used,
+    Raise PackError for other files, JobError for a job that cannot be used,
     ModelError for its model, and what `build_index` raises.
     """
     path = file.path
@@ -92,7 +92,7 @@ def _check(wanted: PackOptions) -> None:
 
 
 def job_material(job: Job, path: Path, wanted: PackOptions, listener: Listener = unheard) -> Material:
-    """Read the data of a job; `path` names it in reports. Raises like `read_material`."""
+    """Read the data of a job; `path` names it in reports. Raise like `read_material`."""
     # These import torch, which packing a file of lengths does not need.
     from autotune.folders import lengths_folder  # noqa: PLC0415
     from trials.model.inputs.encoders import load_measurer  # noqa: PLC0415

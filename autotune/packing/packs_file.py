@@ -37,14 +37,14 @@ class _Batch:
 
 
 def check_pack_file(path: Path) -> None:
-    """Check, before any work is done, that `write_packs` can write this file. Raises PackError."""
+    """Check, before any work is done, that `write_packs` can write this file. Raise PackError."""
     check_output_file(path, (_JSONL, _PARQUET))
     if path.suffix == _PARQUET:
         _parquet()
 
 
 def write_packs(path: Path, epoch: Epoch) -> None:
-    """Write the packs, replacing an existing file. Raises PackError when it cannot be written."""
+    """Write the packs, replacing an existing file. Raise PackError when it cannot be written."""
     with whole(path) as partial:
         if path.suffix == _PARQUET:
             _write_parquet(partial, _batches(epoch))
@@ -94,7 +94,7 @@ def _write_parquet(path: Path, batches: Iterable[_Batch]) -> None:
 
 
 def _parquet() -> Any:
-    """Import the library. Raises PackError with the remedy where it is not installed."""
+    """Import the library. Raise PackError with the remedy where it is not installed."""
     try:
         return importlib.import_module("pyarrow.parquet")
     except ImportError as error:

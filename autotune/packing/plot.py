@@ -47,7 +47,7 @@ _LOADS: Mapping[str, Callable[[PackSizes, CostWeights], Ints | Floats]] = {
 
 
 def check_plot(path: Path) -> None:
-    """Check, before any work is done, that `plot` can draw into this file. Raises PackError."""
+    """Check, before any work is done, that `plot` can draw into this file. Raise PackError."""
     check_output_file(path, KINDS)
     try:
         importlib.import_module("matplotlib")
@@ -56,7 +56,7 @@ def check_plot(path: Path) -> None:
 
 
 def plot(found: Balanced, path: Path) -> None:
-    """Draw into a file of the kind that its suffix names. Raises PackError when it cannot be written."""
+    """Draw into a file of the kind that its suffix names. Raise PackError when it cannot be written."""
     from matplotlib import rc_context  # noqa: PLC0415 - an extra, and slow to load
     from matplotlib.figure import Figure  # noqa: PLC0415
 

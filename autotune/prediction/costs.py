@@ -59,7 +59,7 @@ def fit_costs(reports: Sequence[ProfileReport], nodes: int = 1) -> LayerCosts:
     """Fit non-negative coefficients to the timings of all ranks robustly, with equal weights of relative errors.
 
     The ranks are in order, equally many on each of the `nodes`.
-    Raises ProfileError for a measurement that is negative or no number, and for a kind of layer without any.
+    Raise ProfileError for a measurement that is negative or no number, and for a kind of layer without any.
     """
     timings = [timing for report in reports for timing in report.timings]
     loads = [timing for report in reports for timing in report.loads]

@@ -16,7 +16,7 @@ _MOST = (1 << 31) - 1
 def drawn_index(data: DataProfile, most: int) -> DatasetIndex:
     """Return an index of at most `most` samples, evenly spread over the histogram; without files.
 
-    Tokens are spread evenly over their bins, so their mean is near the dataset's. Raises ValueError for a histogram
+    Tokens are spread evenly over their bins, so their mean is near the dataset's. Raise ValueError for a histogram
     that describes no dataset.
     """
     table = np.array(data.histogram, dtype=np.float64).reshape(-1, 3)

@@ -47,7 +47,7 @@ class PackedEpoch:
 
 
 class Simulator:
-    """Simulates plans of one workload, each on the same drawn samples."""
+    """Simulator of plans of one workload, each on the same drawn samples."""
 
     def __init__(self, source: StudySource) -> None:
         self._source = source
@@ -59,7 +59,7 @@ class Simulator:
 
     @cached_property
     def index(self) -> DatasetIndex:
-        """The drawn samples. Raises ValueError for an unusable histogram."""
+        """The drawn samples. Raise ValueError for an unusable histogram."""
         wanted = max(_LEAST_SAMPLES, _LEAST_STEPS * self._work.global_batch_samples)
         return drawn_index(self._work.data, min(wanted, _MOST_SAMPLES))
 

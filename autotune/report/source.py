@@ -134,7 +134,7 @@ def is_whole(trial: FinishedTrial) -> bool:
 
 
 def find_study(store: Store, name: str | None) -> StudyRecord:
-    """Return the study whose name or id begins with `name`, or the newest one. Raises UnknownRecord and AmbiguousId."""
+    """Return the study whose name or id begins with `name`, or the newest one. Raise UnknownRecord and AmbiguousId."""
     if name is not None:
         return store.find_study(name)
     newest = store.studies(limit=1)
@@ -144,7 +144,7 @@ def find_study(store: Store, name: str | None) -> StudyRecord:
 
 
 def read_source(store: Store, study: StudyRecord) -> StudySource:
-    """Read everything that is stored of a study. Raises DatabaseDamaged where its workload cannot be read."""
+    """Read everything that is stored of a study. Raise DatabaseDamaged where its workload cannot be read."""
     workload = _checked(store.workload(study.workload_fingerprint))
     if not isinstance(study.settings, Mapping):
         _log.warning("the settings of %s are left out: they are no mapping", study.name)
@@ -161,7 +161,7 @@ def read_source(store: Store, study: StudyRecord) -> StudySource:
 
 
 def _checked(workload: Workload) -> Workload:
-    """Return the workload. Raises DatabaseDamaged where a number of it is none; the database does not check types."""
+    """Return the workload. Raise DatabaseDamaged where a number of it is none; the database does not check types."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # pydantic warns where the types differ, which is what is looked for

@@ -23,7 +23,7 @@ _LIBRARIES = {"jinja2": "Jinja2", "vl_convert": "vl-convert-python"}
 
 
 def check_report(path: Path) -> None:
-    """Check, before any work is done, that a report can be written to this file. Raises PackError.
+    """Check, before any work is done, that a report can be written to this file. Raise PackError.
 
     A file that is no report is not replaced.
     """
@@ -50,7 +50,7 @@ def _is_report(path: Path) -> bool:
 def write_report(
     source: StudySource, path: Path, script: "Future[str]", shown: Callable[[str], str], database: str | None
 ) -> tuple[str, ...]:
-    """Write the report, and return what it could not show, in words. Raises PackError where the file cannot be written.
+    """Write the report, and return what it could not show, in words. Raise PackError where the file cannot be written.
 
     `script` comes from `page.start_bundle`, `shown` makes control characters visible, and `database` is the URL that
     commands have to name.

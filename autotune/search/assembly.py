@@ -48,7 +48,7 @@ def assemble(
 
     `warm_start` says whether to begin with what searches on similar workloads found.
 
-    Raises what `layer_costs` and `feasible_space` raise, and what `Proposals` raises.
+    Raise what `layer_costs` and `feasible_space` raise, and what `Proposals` raises.
     """
     prepared, store = bench.prepared, bench.store
     workload, settings = prepared.workload, prepared.job.search

@@ -76,5 +76,5 @@ class Budget:
 
 
 def _device_seconds(trial: FinishedTrial) -> float:
-    """Seconds of the trial, times the number of its devices."""
+    """Return the seconds of the trial, times the number of its devices."""
     return trial.plan.layout.world_size * duration_seconds(trial)

@@ -43,7 +43,7 @@ _Slots: TypeAlias = TrialSlots[tuple[RunningTrial, Candidate], TrialResult]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Executor:
-    """Runs candidates on the runners, together with the other agents of the study."""
+    """Executor of candidates on the runners, together with the other agents of the study."""
 
     ledger: Ledger
     proposals: Proposals
@@ -57,7 +57,7 @@ class Executor:
 
         None among the candidates means that there is none yet: the next one is asked for after a trial has ended.
 
-        Raises NoFeasiblePlan or TrialsKeepFailing when the trials of this agent keep failing.
+        Raise NoFeasiblePlan or TrialsKeepFailing when the trials of this agent keep failing.
         """
         with _Slots(runners) as slots:
             for candidate in candidates:

@@ -47,7 +47,7 @@ _GAIN_IN_NOISE = 0.1
 
 @dataclass(slots=True, kw_only=True)
 class Search:
-    """Explores one study and confirms its finalists; plans that are answered already are not run again."""
+    """Search of one study, and confirmation of its finalists; plans that are answered already are not run again."""
 
     settings: SearchSection
     ledger: Ledger
@@ -85,7 +85,7 @@ class Search:
 
         The plans predicted best and those of earlier searches come first: a search that is ended early has them.
 
-        Raises TrialsKeepFailing when several trials in a row fail of anything but memory.
+        Raise TrialsKeepFailing when several trials in a row fail of anything but memory.
         """
         for trial in self.ledger.everything():
             self.advisor.learn(trial)
@@ -99,7 +99,7 @@ class Search:
         the time is spent. Then the winner is measured over more steps. Only one agent of a study may do so; it waits
         for the last trials of the others.
 
-        Raises NoFeasiblePlan when no plan completed, and TrialsKeepFailing.
+        Raise NoFeasiblePlan when no plan completed, and TrialsKeepFailing.
         """
         self._executor.catch_up()
         if self.ledger.open:
@@ -148,7 +148,7 @@ class Search:
         return self._budget.allows_trial(reserved=len(self._to_compare.keys() - tried))
 
     def _predicted(self) -> Iterator[Plan]:
-        """The plans predicted fastest, each of another pipeline degree unless the one before could not run.
+        """Yield the plans predicted fastest, each of another pipeline degree unless the one before could not run.
 
         Each is predicted after the trial of the one before it.
         """
@@ -163,7 +163,7 @@ class Search:
                 degrees.add(plan.layout.pipeline)
 
     def _neighbours(self) -> Iterator[Candidate]:
-        """Further plans of the kinds of baselines that have some."""
+        """Yield further plans of the kinds of baselines that have some."""
         for role, plans in self._to_compare.items():
             for _ in range(min(_NEIGHBOURS, len(plans))):
                 fitting = filter(self.advisor.may_fit, plans)
@@ -182,7 +182,7 @@ class Search:
             self._tell(TrialEnded(trial=known, is_known=True))
 
     def _left_to_compare(self) -> int:
-        """Trials that are kept for further plans of the baselines; all baselines together take about a quarter."""
+        """Count the trials kept for further plans of the baselines; all baselines together take about a quarter."""
         compared = sum(trial.role in BASELINES for trial in self._budget.spent)
         most = 0
         for plans in self._to_compare.values():
@@ -252,7 +252,7 @@ class Search:
     # --- repeats ---
 
     def _reference(self) -> Iterator[Candidate]:
-        """The reference plan again, once enough trials have passed since its last run."""
+        """Yield the reference plan again, once enough trials have passed since its last run."""
         again = [number for number, trial in enumerate(self.ledger.trials) if trial.role == Role.REFERENCE]
         since = self.ledger.trials[again[-1] + 1 if again else 0 :]
         reference = self.ledger.trials[again[0]].plan if again else self.advisor.best()
@@ -286,7 +286,7 @@ class Search:
         return [trial for trial in repeats if trial.role == Role.CONFIRM and not trial.result.is_disturbed]
 
     def _final(self) -> Iterator[Candidate]:
-        """The winner over more steps: a few similar steps do not give the speed of a whole training."""
+        """Yield the winner over more steps: a few similar steps do not give the speed of a whole training."""
         done = {trial.plan for trial in ranked(self.ledger.trials) if trial.role == Role.FINAL}
         for _ in range(FINALISTS):  # the longer measurement may make another plan the winner
             now = self._standings()

@@ -33,12 +33,12 @@ _log = logging.getLogger(__name__)
 
 
 class Tuner:
-    """Finds the best plan of one job, resuming what an earlier run began."""
+    """Search for the best plan of one job, resuming what an earlier run began."""
 
     def __init__(self, bench: Workbench, listener: Listener = unheard) -> None:
         """Check the settings of the search and store the workload.
 
-        Raises JobError for an unknown sampler, and for a current plan that is not one of this job.
+        Raise JobError for an unknown sampler, and for a current plan that is not one of this job.
         """
         self._bench = bench
         self._job = bench.prepared.job
@@ -60,7 +60,7 @@ class Tuner:
 
         An unfinished study is resumed, together with other agents that work on it.
 
-        Raises NoFeasiblePlan and TrialsKeepFailing; everything measured until then is kept.
+        Raise NoFeasiblePlan and TrialsKeepFailing; everything measured until then is kept.
         """
         study = self._open_study(fresh)
         if study.finished is not None:
@@ -107,7 +107,7 @@ class Tuner:
 
     @contextmanager
     def _rank_pools(self, study: StudyRecord) -> Iterator[list[WarmPool]]:
-        """Groups of ranks, each on devices of its own."""
+        """Open groups of ranks, each on devices of its own."""
         search, hardware = self._job.search, self._workload.hardware
         with ExitStack() as stack:
             yield [

@@ -84,7 +84,7 @@ def launch(
     continues with this plan instead of its own.
     The ranks are those of the `site`. The spool keeps the result until the store has it. The request and the logs of
     the ranks are written below `folder`.
-    Raises what `check_plan` raises, JobError for an output that cannot be written, a logger that
+    Raise what `check_plan` raises, JobError for an output that cannot be written, a logger that
     cannot be used, a warm-up longer than the training or a curriculum of more steps than the plan fills with its
     samples, OutputTaken for an output with the results of another
     training, what `plan_to_replace` raises, and LaunchFailed with the reason when a rank fails.
@@ -179,7 +179,7 @@ def _check_curriculum(prepared: Prepared, plan: Plan) -> None:
 
 
 class _Watch:
-    """Follow the steps of a training, and warn when ranks make no progress."""
+    """Watch on the steps of a training, with warnings when ranks make no progress."""
 
     def __init__(
         self,

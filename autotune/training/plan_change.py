@@ -12,7 +12,7 @@ from trials.tasks.training.output import RECORD_FILE, read_record
 def plan_to_replace(prepared: Prepared, plan: Plan, store: Store) -> Plan | None:
     """Return the plan of the training in the output folder that `plan` replaces; None where both are the same.
 
-    Raises PlanNotValid where there is no training, where its plan is no longer known, and for a plan that cannot train
+    Raise PlanNotValid where there is no training, where its plan is no longer known, and for a plan that cannot train
     the model on the data.
     """
     output, model = prepared.job.training.output, prepared.workload.model

@@ -29,10 +29,10 @@ class _Look:
 
 
 class Silence:
-    """Warn of ranks that are stopped for some seconds, and when a step takes much longer than usual."""
+    """Warnings of ranks that are stopped for some seconds, and of steps that take much longer than usual."""
 
     def __init__(self, *, evaluates: bool = False) -> None:
-        """With `evaluates`, the first evaluation may take as long as the start."""
+        """Allow the first evaluation, with `evaluates`, as long as the start."""
         self._evaluation_seconds = _START_SECONDS / 2 if evaluates else 0.0
         self._steps: list[float] = []
         self._looked = time.monotonic()

@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 def check_loggers(job: Job) -> None:
     """Check, before any work is done, that the loggers of the job can be used.
 
-    Raises JobError for one that does not exist, or whose package is not installed.
+    Raise JobError for one that does not exist, or whose package is not installed.
     """
     known = plugins.names(LOGGERS)
     for name in job.training.loggers:
@@ -61,10 +61,10 @@ def metrics(line: Line) -> Mapping[str, float]:
 
 
 class TrainingLog:
-    """Pass progress to loggers. One that fails is switched off with a warning, since it must not end a training."""
+    """Loggers that get progress. One that fails is switched off with a warning, since it must not end a training."""
 
     def __init__(self, names: Iterable[str], run: LoggedRun) -> None:
-        """Raises what `Logger.start` raises."""
+        """Start the loggers. Raise what `Logger.start` raises."""
         self._logs: dict[str, tuple[Logger, RunLog]] = {}
         for name in names:
             logger = plugins.load(LOGGERS, name)

@@ -18,7 +18,7 @@ _LOCK = ".autotune.lock"
 def check_output(job: Job) -> None:
     """Check, before any work is done, that the training may write to `training.output`. Leaves nothing behind.
 
-    Raises JobError for a folder that cannot be written, or that overlaps with the model or the data, and for an adapter
+    Raise JobError for a folder that cannot be written, or that overlaps with the model or the data, and for an adapter
     to random weights, OutputTaken for a folder with other results, and DataError for a source that cannot be opened.
     """
     if job.training.lora.rank and job.model.weights == "random":
@@ -68,7 +68,7 @@ def _check_overlap(job: Job) -> None:
 
 @contextmanager
 def held(output: Path) -> Iterator[None]:
-    """Lock the folder for this training; make it if it is absent. Raises JobError while another training has it."""
+    """Lock the folder for this training; make it if it is absent. Raise JobError while another training has it."""
     try:
         output.mkdir(parents=True, exist_ok=True)
         lock = FileLock(output / _LOCK)

@@ -63,7 +63,7 @@ def program(stage: int, stages: int, count: int) -> Iterator[tuple[Act, int]]:
 
 @lru_cache(maxsize=512)
 def events(stages: int, count: int) -> tuple[Event, ...]:
-    """Return the events of all stages in an order in which they can happen. Raises RuntimeError for a deadlock."""
+    """Return the events of all stages in an order in which they can happen. Raise RuntimeError for a deadlock."""
     left = [list(program(stage, stages, count))[::-1] for stage in range(stages)]
     found: list[Event] = []
     while any(left):

@@ -60,7 +60,7 @@ class Database:
     def __init__(self, url: URL, lock_timeout_seconds: float) -> None:
         """Prepare connections, and create missing folders of a SQLite file with mode 0700.
 
-        Raises DatabaseUnavailable if the file cannot be written or the driver of PostgreSQL is not installed.
+        Raise DatabaseUnavailable if the file cannot be written or the driver of PostgreSQL is not installed.
         """
         self.url = url
         self.lock_timeout_seconds = lock_timeout_seconds
@@ -80,7 +80,7 @@ class Database:
         """Run one transaction, committed at the end and rolled back by an exception.
 
         With `write`, take the write lock of SQLite at once: taken later, it fails instead of waiting if another
-        process has written in between. With `snapshot`, all reads see the same state. Raises DatabaseUnavailable,
+        process has written in between. With `snapshot`, all reads see the same state. Raise DatabaseUnavailable,
         DatabaseDamaged for an unreadable row, and NotStorable for a number that no column can hold.
         """
         engine = self._writing if write else self._snapshots if snapshot else self.engine
@@ -158,7 +158,7 @@ def _sqlite(url: URL, path: Path, lock_timeout_seconds: float) -> Engine:
 
 
 def _identity(path: Path) -> tuple[int, int]:
-    """Return device and inode of the file. Raises OSError if there is none."""
+    """Return device and inode of the file. Raise OSError if there is none."""
     found = path.stat()
     return found.st_dev, found.st_ino
 

@@ -11,7 +11,7 @@ _OF_WORKLOADS = ("autotune_study", "autotune_best_plan", "autotune_launch")
 
 
 class Rekeying:
-    """Change keys in one transaction. A row whose new key is taken is merged into the row that has it."""
+    """Change of keys in one transaction. A row whose new key is taken is merged into the row that has it."""
 
     def __init__(self, connection: Connection, tables: Mapping[str, Table]) -> None:
         """Work on `tables`, by name."""

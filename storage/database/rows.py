@@ -62,7 +62,7 @@ def add(connection: Connection, table: Table, values: Sequence[Mapping[str, Any]
 def get(connection: Connection, table: Table, key: str, *, lock: bool = False) -> Row:
     """Return the row with `key`; `lock` keeps other writers away from it until the transaction ends.
 
-    Raises UnknownRecord, and DeletedRecord where a user has deleted it.
+    Raise UnknownRecord, and DeletedRecord where a user has deleted it.
     """
     query = select(table) if lock else whole(table)
     query = query.where(has_key(table, [key]))

@@ -48,7 +48,7 @@ class UtcDateTime(TypeDecorator[datetime]):
 
 
 class Whole(TypeDecorator[int]):
-    """A 64-bit integer. Raises TypeError for another type of value, which a damaged SQLite file may hold."""
+    """A 64-bit integer. Raise TypeError for another type of value, which a damaged SQLite file may hold."""
 
     impl = BigInteger
     cache_ok = True

@@ -30,7 +30,7 @@ def of_file(path: Path) -> str:
 def parse(url: str) -> URL:
     """Return the URL with its driver and, for SQLite, an absolute path, which a change of directory does not affect.
 
-    Raises BadUrl for anything but a SQLite file or a PostgreSQL database.
+    Raise BadUrl for anything but a SQLite file or a PostgreSQL database.
     """
     if not url.strip():
         raise BadUrl(f"the database URL is empty; {_EXAMPLES}")

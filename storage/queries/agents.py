@@ -74,7 +74,7 @@ def take(connection: Connection, agent_id: str, resources: Collection[str], gone
 
 
 def _taken(connection: Connection, agent_id: str, resource: str, gone: Collection[str]) -> bool:
-    """Try to take the lease once, and return whether that worked. Raises ResourceHeld."""
+    """Try to take the lease once, and return whether that worked. Raise ResourceHeld."""
     holder = connection.scalar(select(LEASE.c.agent_id).where(LEASE.c.resource == resource))
     if holder == agent_id:
         return True

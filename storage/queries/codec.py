@@ -178,7 +178,7 @@ def trial(row: Row) -> RunningTrial | AbandonedTrial | FinishedTrial:
 
 
 def result(row: Row) -> TrialResult:
-    """Return the result of the same row. Raises AssertionError if it has none."""
+    """Return the result of the same row. Raise AssertionError if it has none."""
     given = {
         "trial_id": _present(row[OUTCOME.c.trial_id]),
         "outcome": outcome_of(row[OUTCOME.c.document]),

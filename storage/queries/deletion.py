@@ -97,7 +97,7 @@ def _archived(ids: Collection[str]) -> Any:
 
 
 def _hold(connection: Connection, ids: Collection[str]) -> None:
-    """Lock the studies, and their workloads so that no agent joins them. Raises UnknownRecord."""
+    """Lock the studies, and their workloads so that no agent joins them. Raise UnknownRecord."""
     workloads = {rows.get(connection, STUDY, key)["workload_fingerprint"] for key in ids}
     for key in sorted(workloads):
         rows.get(connection, WORKLOAD, key, lock=True)
@@ -106,7 +106,7 @@ def _hold(connection: Connection, ids: Collection[str]) -> None:
 
 
 def _end_gone(connection: Connection, uses: Sequence[Use], gone: Collection[str]) -> None:
-    """End the agents that are gone, so that their late requests are refused. Raises StudyInUse for any other."""
+    """End the agents that are gone, so that their late requests are refused. Raise StudyInUse for any other."""
     for use in uses:
         if use.agent.id not in gone:
             host, number = use.agent.machine.partition(" ")[0], use.agent.process.partition(" ")[0]

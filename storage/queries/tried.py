@@ -46,7 +46,7 @@ def find(connection: Connection, id_prefix: str, now: Workload | None, study_id:
 
 
 def subject(connection: Connection, name: str) -> Subject:
-    """Return the only study or tried plan that begins with `name`. Raises UnknownRecord and AmbiguousId."""
+    """Return the only study or tried plan that begins with `name`. Raise UnknownRecord and AmbiguousId."""
     plan, study = None, None
     with suppress(UnknownPlan):
         plan = _id(connection, name)
@@ -65,7 +65,7 @@ def subject(connection: Connection, name: str) -> Subject:
 
 
 def _id(connection: Connection, id_prefix: str) -> str:
-    """Return the only plan id that begins with `id_prefix`. Raises UnknownPlan and AmbiguousId."""
+    """Return the only plan id that begins with `id_prefix`. Raise UnknownPlan and AmbiguousId."""
     prefix = id_prefix.lower()
     known = union(select(TRIAL.c.plan_id), select(BEST_PLAN.c.plan_id)).subquery()
     ids = select(known.c.plan_id).order_by(known.c.plan_id)

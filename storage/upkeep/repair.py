@@ -75,7 +75,7 @@ def repair(
     """Repair the tables in place; rebuild a SQLite file from its readable rows.
 
     Repair requires exclusive access: `check` is called once the copy exists, and must raise while another process uses
-    the database. A rebuilt file has no tables of Optuna: the next search restores them. Raises BadUrl,
+    the database. A rebuilt file has no tables of Optuna: the next search restores them. Raise BadUrl,
     DatabaseUnavailable, DatabaseTooNew, and DatabaseDamaged, with nothing changed, if no table of autotune is readable.
     """
     parsed = url.parse(url.default_url() if database_url is None else database_url)
@@ -142,7 +142,7 @@ def _repair_file(database: Database, path: Path, check: Callable[[], None]) -> R
 
 
 def _state(path: Path) -> list[tuple[int, int]]:
-    """A value that changes with every write to the file or its log; an empty log counts as none."""
+    """Return a value that changes with every write to the file or its log; an empty log counts as none."""
     files = [file for ending in _LOGS[:-1] if (file := Path(f"{path}{ending}")).exists()]
     return [(found.st_mtime_ns, found.st_size) for found in map(Path.stat, files) if found.st_size]
 
@@ -239,7 +239,7 @@ def _backwards(old: sqlite3.Connection, table: Table, before: int, until: int) -
 def _row(
     old: sqlite3.Connection, table: Table, rowid: int, *, backwards: bool = False
 ) -> tuple[int, dict[str, Any]] | None:
-    """Return the next row with its id. Raises sqlite3.Error for a lost page, or one of another table."""
+    """Return the next row with its id. Raise sqlite3.Error for a lost page, or one of another table."""
     where = "< ? ORDER BY rowid DESC" if backwards else "> ? ORDER BY rowid"
     query = f"SELECT rowid, * FROM {table.name} WHERE rowid {where} LIMIT 1"  # noqa: S608  # a name of ours
     cursor = old.execute(query, (rowid,))
@@ -291,7 +291,7 @@ def _stored(connection: Connection, table: Any, values: Mapping[str, Any]) -> bo
 
 
 def _value(kind: Any, value: Any) -> Any:
-    """Convert a raw SQLite value to the type of its column. Raises ValueError or TypeError."""
+    """Convert a raw SQLite value to the type of its column. Raise ValueError or TypeError."""
     if value is None:
         return None
     if isinstance(kind, UtcDateTime):

@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 def prepare(database: Database) -> None:
     """Create the tables, or back them up and upgrade them; any number of processes may call this at once.
 
-    Raises DatabaseUnavailable, and DatabaseTooNew, with nothing written, if a newer version made the tables.
+    Raise DatabaseUnavailable, and DatabaseTooNew, with nothing written, if a newer version made the tables.
     """
     path = sqlite_path(database.url)
     if (path is None or path.exists()) and _is_current(database):
@@ -57,7 +57,7 @@ def upgrade(connection: Connection, revision: str = "head") -> None:
 
 @contextmanager
 def lock(database: Database) -> Iterator[None]:
-    """Hold the lock of this database against other processes. Raises DatabaseUnavailable."""
+    """Hold the lock of this database against other processes. Raise DatabaseUnavailable."""
     path = sqlite_path(database.url)
     if path is None:
         with _connection(database) as connection:
@@ -89,7 +89,7 @@ def _connection(database: Database) -> Iterator[Connection]:
 
 
 def check_known(database: Database) -> None:
-    """Raises DatabaseTooNew when a newer version made the tables, and DatabaseUnavailable when there are none."""
+    """Raise DatabaseTooNew when a newer version made the tables, and DatabaseUnavailable when there are none."""
     with database.transaction() as connection:
         if _checked_revision(database, connection) is None:
             raise DatabaseUnavailable(f"{masked(database.url)} has no tables of autotune; name another database")
@@ -107,7 +107,7 @@ def _is_current(database: Database) -> bool:
 
 
 def _checked_revision(database: Database, connection: Connection) -> str | None:
-    """Raises DatabaseTooNew."""
+    """Return the revision of the tables, or None if there are none. Raise DatabaseTooNew."""
     found, known = _revision(connection), known_revisions()
     if found is not None and found not in known:
         raise DatabaseTooNew(
@@ -118,7 +118,7 @@ def _checked_revision(database: Database, connection: Connection) -> str | None:
 
 
 def known_revisions() -> tuple[str, ...]:
-    """The revisions of this version, oldest first, by the names of their files: importing one needs Alembic."""
+    """Return the revisions of this version, oldest first, by the names of their files: importing one needs Alembic."""
     return tuple(sorted(module.name[1:5] for module in pkgutil.iter_modules(versions.__path__)))
 
 

@@ -31,7 +31,7 @@ class Vacuumed:
 def vacuum(database: Database, check: Callable[[], None]) -> Vacuumed:
     """Rewrite a SQLite file without the space of deleted rows; mark that of PostgreSQL's tables for reuse.
 
-    Update the statistics from which queries are planned. Raises DatabaseUnavailable, with nothing changed.
+    Update the statistics from which queries are planned. Raise DatabaseUnavailable, with nothing changed.
     """
     path = sqlite_path(database.url)
     if path is None:

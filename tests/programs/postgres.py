@@ -20,7 +20,7 @@ _SERVE_UNTIL_STDIN_CLOSES = '"$@" & server=$!; read -r _; kill -INT $server; wai
 
 @contextmanager
 def server(*, durable: bool = False) -> Iterator[str]:
-    """URL of a database from which others can be created. Raises RuntimeError when there is no PostgreSQL.
+    """URL of a database from which others can be created. Raise RuntimeError when there is no PostgreSQL.
 
     One that we start waits for the disk only when it is to be `durable`.
     """

@@ -12,7 +12,7 @@ and looks at nobody meanwhile, misses nothing."""
 
 
 class Heart:
-    """Gives signs of life under one name, and counts the looks since the last ones of others."""
+    """Signs of life under one name, with a count of the looks since the last ones of others."""
 
     def __init__(self, store: Store, name: str) -> None:
         self._store, self._name, self._count = store, name, 0

@@ -62,7 +62,7 @@ class PackSizes:
         return np.stack(parts, axis=1)
 
     def cost(self, weights: CostWeights) -> Floats:
-        """[packs]"""
+        """Return the cost of each pack, [packs]."""
         cost: Floats = self.costs(weights).sum(axis=1)
         return cost
 

@@ -78,7 +78,7 @@ class DatasetIndex:
         return DatasetIndex(files=self.files, **columns)
 
     def where(self, row: int) -> str:
-        """`file:line` of a sample, for messages."""
+        """Return `file:line` of a sample, for messages."""
         return f"{self.files[self.file[row]].path}:{self.line[row]}"
 
     def sample(self, row: int) -> Sample:

@@ -168,7 +168,7 @@ def _step_of_samples(epoch: Epoch) -> Ints:
 
 
 def _fullness(epoch: Epoch) -> tuple[float | None, float | None, float | None]:
-    """(share of packs that miss the relaxation, mean fill of Qv, of Qt)."""
+    """Return (share of packs that miss the relaxation, mean fill of Qv, of Qt)."""
     if isinstance(packing := epoch.packing, Padded):
         return None, None, None
     units, tokens = epoch.packs.sums(epoch.index.vision_units), epoch.packs.sums(epoch.index.text_tokens)

@@ -68,7 +68,7 @@ class Packs:
         return self._reduced(np.add, column)
 
     def largest(self, column: NDArray[np.integer]) -> Ints:
-        """Largest entry in each pack of a column of the index, [packs]; 0 for an empty pack."""
+        """Return the largest entry in each pack of a column of the index, [packs]; 0 for an empty pack."""
         return self._reduced(np.maximum, column)
 
     def _reduced(self, function: np.ufunc, column: NDArray[np.integer]) -> Ints:

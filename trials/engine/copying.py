@@ -11,7 +11,7 @@ Inputs: TypeAlias = tuple[States, States]
 
 
 class CopyStream:
-    """Copies the next pack on a CUDA stream of its own. On a CPU nothing is copied.
+    """Copies of the next pack on a CUDA stream of its own. On a CPU nothing is copied.
 
     At most two packs have copies on the device: the host waits until the device has begun the pack before. It still
     runs ahead by one pack.

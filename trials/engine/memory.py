@@ -28,7 +28,7 @@ class MemoryExceeded(Exception):
 
 
 class MemoryMeter(Protocol):
-    """Compares the memory of one rank with a limit, in bytes."""
+    """Comparison of the memory of one rank with a limit, in bytes."""
 
     def watch(self) -> AbstractContextManager[object]:
         """Return the context in which a step runs. Raise MemoryExceeded inside it when the limit is exceeded."""
@@ -60,7 +60,7 @@ def memory_meter(device: torch.device, stage: nn.Module, layout: Layout, memory_
 
 
 class SavedTensorMeter:
-    """Models device memory on a CPU: static bytes plus the tensors that autograd saves for the backward pass.
+    """Model of device memory on a CPU: static bytes plus the tensors that autograd saves for the backward pass.
 
     Each storage counts once. Parameters are static, so they do not count again. A recomputed layer counts with its
     input, and during its backward pass with everything that it saves. With ZeRO 3 the weights count that are gathered.
@@ -133,7 +133,7 @@ class _Held:
 
 
 class CudaMeter:
-    """Reads the statistics of the CUDA allocator, which enforces the limit itself."""
+    """Meter that reads the statistics of the CUDA allocator, which enforces the limit itself."""
 
     limit_bytes: int
     """Most that the allocator takes from the device: less than the limit where others leave less."""

@@ -16,7 +16,7 @@ PARTS = (WEIGHT, *MOMENTS)
 
 
 class OptimizerState:
-    """Reads and writes the optimizer state of one rank's stage, parameter by parameter.
+    """The optimizer state of one rank's stage, to read and write parameter by parameter.
 
     With ZeRO above 0 each access is a collective of the data-parallel group, and reading a slice one of the tensor
     ranks, so all ranks of a stage must access the parameters in the same order.

@@ -9,7 +9,7 @@ import torch
 
 
 class Stopwatch:
-    """Sums the seconds of named sections. On CUDA it records events, and waits for the last when it is read."""
+    """Sums of the seconds of named sections. On CUDA it records events, and waits for the last when it is read."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

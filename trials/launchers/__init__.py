@@ -50,7 +50,7 @@ class RankGroup(Protocol):
 
 
 class Launcher(Protocol):
-    """Starts groups of ranks."""
+    """Launcher of groups of ranks."""
 
     @property
     def world_size(self) -> int:

@@ -74,7 +74,7 @@ class Tool(Protocol):
 
 
 class CommandStarter:
-    """Starts `autotune node` by a tool; see `Starter`."""
+    """Starter of `autotune node` by a tool; see `Starter`."""
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ from trials.tasks.request import Request
 
 
 class LocalLauncher:
-    """Starts one process per rank."""
+    """Launcher of one process per rank."""
 
     def __init__(self, folder: Path, world_size: int, accelerator: str, *, group: int = 0, groups: int = 1) -> None:
         """Write a numbered folder for each request, with reports and errors, and the ranks' logs, to `folder`.

@@ -59,7 +59,7 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartRanks:
-    """Start the ranks of a group that belong on this node."""
+    """Order to start the ranks of a group that belong on this node."""
 
     group: str
     first_rank: int
@@ -74,7 +74,7 @@ class StartRanks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeRequest:
-    """Give the ranks of a group their next request."""
+    """Order to give the ranks of a group their next request."""
 
     group: str
     channel: str
@@ -86,7 +86,7 @@ class ServeRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndRanks:
-    """End the ranks of a group."""
+    """Order to end the ranks of a group."""
 
     group: str
     kind: Literal["end"] = "end"
@@ -94,7 +94,7 @@ class EndRanks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leave:
-    """End: there is no more work."""
+    """Order to end: there is no more work."""
 
     kind: Literal["leave"] = "leave"
 

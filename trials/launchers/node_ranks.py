@@ -22,7 +22,7 @@ _END_SECONDS = 10.0
 
 
 class NodeLauncher:
-    """Starts the ranks of a group on as many nodes as they need; the first ranks are on the first node."""
+    """Launcher of the ranks of a group on as many nodes as they need; the first ranks are on the first node."""
 
     def __init__(
         self, nodes: Nodes, folder: Path, world_size: int, accelerator: str, *, group: int = 0, groups: int = 1

@@ -36,7 +36,7 @@ _LEAVE_SECONDS = 15.0
 
 
 class Starter(Protocol):
-    """Starts the program of a node, `trials.run.node`, once on every node: by ssh, or by a tool of the cluster."""
+    """Starter of the program of a node, `trials.run.node`, once on every node: by ssh, or by a tool of the cluster."""
 
     def start(self, agent: str, token: str) -> None:
         """Begin to start all nodes, and say what the user has to do. `agent` is `HOST:PORT` of the store."""

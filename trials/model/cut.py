@@ -36,7 +36,7 @@ class Cut:
         return Recomputed(vision=self.recompute_vision, language=self.recompute_language)
 
     def paths(self, chain: "Chain") -> tuple[str, ...]:
-        """Module paths of this stage's parameters."""
+        """Return the module paths of this stage's parameters."""
         return (
             *(chain.vision_embedding if self.embeds else ()),
             *(chain.vision_layers[number] for number in self.vision),

@@ -71,7 +71,7 @@ def narrow(settings: dict[str, Any]) -> None:
 
 
 def _contexts(settings: dict[str, Any]) -> list[int]:
-    """Every length, also of rotary positions, beyond which a model computes in another way."""
+    """Return every length, also of rotary positions, beyond which a model computes in another way."""
     inner = [length for value in settings.values() if isinstance(value, dict) for length in _contexts(value)]
     return inner + [value for name, value in settings.items() if _CONTEXT.search(name) and isinstance(value, int)]
 

@@ -49,7 +49,7 @@ class Pool(Protocol):
 
 
 class WarmPool:
-    """Serves requests on ranks that it starts for the first one, and replaces after a failure, a leak or many requests.
+    """Warm ranks, started for the first request, and replaced after a failure, a leak or many requests.
 
     Not for use by several threads. Leaving the context ends every rank.
     """

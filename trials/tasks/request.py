@@ -19,7 +19,7 @@ REQUEST = "request.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """Run a few steps of the first epoch and time the last ones."""
+    """Task to run a few steps of the first epoch and time the last ones."""
 
     warmup_steps: tuple[int, ...]
     """Numbers in the epoch of the steps that run first and are not timed."""
@@ -56,7 +56,7 @@ class Profile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """Run every step of every epoch, from the last checkpoint in `output` when there is one."""
+    """Task to run every step of every epoch, from the last checkpoint in `output` when there is one."""
 
     output: Path
     """Folder of the checkpoints and the final model."""
@@ -67,7 +67,7 @@ class Training:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certification:
-    """Compare the gradients of one step of the first epoch with a reference, and count the samples of the epoch."""
+    """Task to compare gradients of a step of the first epoch with a reference, and count the samples of the epoch."""
 
     step: int
     """Number in the epoch."""

@@ -30,7 +30,7 @@ class View(Protocol):
 
 
 class Display:
-    """Shows events on stderr: live at a terminal, else as lines, and not at all when `quiet`.
+    """Display of events on stderr: live at a terminal, else as lines, and not at all when `quiet`.
 
     After `close`, the next event opens it again.
     """

@@ -17,7 +17,7 @@ _SELDOM_SECONDS = 30.0
 
 
 class LineView:
-    """Writes lines that last, and what is done now when none came for some seconds."""
+    """View of lines that last, and of what is done now when none came for some seconds."""
 
     def __init__(self, board: Board, clock: Clock = time.monotonic) -> None:
         self._board = board

@@ -27,7 +27,7 @@ _MOST_INDENT = 0.1
 
 
 class LiveView:
-    """Draws the board at the bottom of the terminal. Other output to stderr appears above it.
+    """View of the board at the bottom of the terminal. Other output to stderr appears above it.
 
     A thread of its own writes: a signal, which interrupts the main thread anywhere, tears and repeats no line.
     """

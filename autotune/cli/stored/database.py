@@ -40,7 +40,7 @@ def check_database(options: Options) -> None:
 
 
 def repair_database(options: Options) -> None:
-    """Repair the database. Raises DeviceBusy while another process works with it."""
+    """Repair the database. Raise DeviceBusy while another process works with it."""
     from storage.upkeep.repair import repair
 
     url = options.database_url()
@@ -54,7 +54,7 @@ def repair_database(options: Options) -> None:
 
 
 def vacuum_database(options: Options) -> None:
-    """Free unused space. Raises DeviceBusy while another process works with a SQLite file."""
+    """Free unused space. Raise DeviceBusy while another process works with a SQLite file."""
     url = options.database_url()
     with open_store(url) as store:
         done, name = store.vacuum(lambda: _check_unused(url, "vacuum")), store.masked_url

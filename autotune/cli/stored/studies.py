@@ -61,7 +61,7 @@ def show_study(options: Options, name: str) -> None:
 
 
 def delete_studies(options: Options, names: Sequence[str], *, is_confirmed: bool) -> None:
-    """Delete studies, after a question on a terminal unless `is_confirmed`. Raises StudyInUse."""
+    """Delete studies, after a question on a terminal unless `is_confirmed`. Raise StudyInUse."""
     with open_store(options.database_url()) as store:
         ids = [study.id for study in _found(store, names)]
         planned = store.deletion(ids)
@@ -78,7 +78,7 @@ def delete_studies(options: Options, names: Sequence[str], *, is_confirmed: bool
 
 
 def archive_studies(options: Options, names: Sequence[str], *, is_undone: bool) -> None:
-    """Archive studies, or undo it. Raises StudyInUse."""
+    """Archive studies, or undo it. Raise StudyInUse."""
     with open_store(options.database_url()) as store:
         found = _found(store, names)
         ids = [study.id for study in found]

@@ -36,7 +36,7 @@ def layer_costs(
 ) -> LayerCosts:
     """Return the stored costs of this model on this hardware and software, or profile the layers and store the costs.
 
-    They are profiled when `fresh`, and when there is no stored profile or one of another version. Raises what
+    They are profiled when `fresh`, and when there is no stored profile or one of another version. Raise what
     `profile_layers` raises.
     """
     work = prepared.workload
@@ -56,7 +56,7 @@ def layer_costs(
 def profile_layers(prepared: Prepared, pool: Pool, logs: Path) -> LayerCosts:
     """Time the layers on all devices of the job at once.
 
-    Raises TrialsKeepFailing, with where the ranks' logs are, when a rank fails, and ProfileError for measurements that
+    Raise TrialsKeepFailing, with where the ranks' logs are, when a rank fails, and ProfileError for measurements that
     cannot be right. Times that stay noisy are marked in the costs, and logged as a warning.
     """
     model, devices = prepared.workload.model, prepared.workload.hardware.devices

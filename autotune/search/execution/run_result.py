@@ -25,6 +25,6 @@ class RunResult:
     """Duration of the trial with all its runs."""
 
     def result(self, trial_id: str, finished: datetime) -> TrialResult:
-        """Return the result of a trial; raises ValueError for numbers that cannot be stored."""
+        """Return the result of a trial. Raise ValueError for numbers that cannot be stored."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         return TrialResult(trial_id=trial_id, finished=finished, **values)

@@ -30,7 +30,7 @@ _LEAST_STEPS = 3
 
 
 class Runner:
-    """Runs trials on a pool of ranks, one at a time."""
+    """Runner of trials on a pool of ranks, one at a time."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class Runner:
 
 
 class _Steering:
-    """Decides after each timed step whether a trial goes on."""
+    """The decision after each timed step whether a trial goes on."""
 
     def __init__(self, prediction: Prediction, task: Trial, error: float, on_step: StepCallback | None) -> None:
         self.shortened = False

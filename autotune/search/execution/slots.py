@@ -17,7 +17,7 @@ class Cancelled(Exception):
 
 
 class TrialSlots(Generic[T, R]):
-    """Runs each task on a free runner, in a thread of its own. Leaving the context cancels what still runs."""
+    """Slots for tasks, each on a free runner in a thread of its own. Leaving the context cancels what still runs."""
 
     def __init__(self, runners: Sequence[Runner]) -> None:
         self._runners = tuple(runners)
@@ -55,7 +55,7 @@ class TrialSlots(Generic[T, R]):
         self._running[self._threads.submit(task, runner, check)] = runner, key
 
     def done(self, *, wait_for_one: bool) -> list[tuple[T, R]]:
-        """Return the tasks that have ended with their results, and free their runners. Raises what a task raised."""
+        """Return the tasks that have ended with their results, and free their runners. Raise what a task raised."""
         ended = [future for future in self._running if future.done()]
         if not ended and wait_for_one and self._running:
             ended = list(wait(self._running, return_when=FIRST_COMPLETED).done)

@@ -22,7 +22,7 @@ _MOST_TIES = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explainer:
-    """Explains the winner of a study."""
+    """Explainer of the winner of a study."""
 
     predictor: CalibratedPredictor
     surrogate: Surrogate

@@ -257,7 +257,7 @@ def _seconds(trial: FinishedTrial) -> float:
 
 
 def _shrinkage(trials: Sequence[FinishedTrial]) -> Array:
-    """Factors of the noise for trials with more timed steps than usual: the error of a mean falls with their root."""
+    """Return noise factors of trials with more timed steps than usual: the error of a mean falls with their root."""
     outcomes = [trial.result.outcome for trial in trials]
     steps = np.array([len(each.measurement.steps) if isinstance(each, Completed) else 1 for each in outcomes])
     shrinkage: Array = np.minimum(1.0, np.sqrt(np.median(steps) / steps))
@@ -265,7 +265,7 @@ def _shrinkage(trials: Sequence[FinishedTrial]) -> Array:
 
 
 def _same(values: Sequence[Hashable], others: Sequence[Hashable]) -> Array:
-    """1 where a value is one of the others, [values, others]."""
+    """Return 1 where a value is one of the others, [values, others]."""
     numbers: dict[Hashable, int] = {}
     one, other = ([numbers.setdefault(value, len(numbers)) for value in each] for each in (values, others))
     same = np.array(one)[:, None] == np.array(other, dtype=int)

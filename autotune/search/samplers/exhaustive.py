@@ -16,7 +16,7 @@ def sampler(context: SamplerContext) -> BaseSampler:
 
 
 class _Exhaustive(PointSampler):
-    """Suggests plans in the order of the axes, without those that were tried; the first one when none is left."""
+    """Sampler of plans in the order of the axes, without those that were tried; the first one when none is left."""
 
     def __init__(self, context: SamplerContext) -> None:
         super().__init__(context.space)

@@ -16,7 +16,7 @@ def sampler(context: SamplerContext) -> BaseSampler:
 
 
 class _Model(PointSampler):
-    """Suggests the advisor's proposals; trials that are still open are taken to come out as expected."""
+    """Sampler of the advisor's proposals; trials that are still open are taken to come out as expected."""
 
     def __init__(self, advisor: Advisor) -> None:
         super().__init__(advisor.space)

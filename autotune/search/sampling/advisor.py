@@ -67,7 +67,7 @@ class Proposal:
 
 
 class Advisor:
-    """Proposes plans from predictions and trials; deterministic for the same trials in order."""
+    """Proposer of plans from predictions and trials; deterministic for the same trials in order."""
 
     def __init__(self, space: Space, predictor: CalibratedPredictor, limits: Limits, settings: SearchSection) -> None:
         self.space = space

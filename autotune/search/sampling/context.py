@@ -36,7 +36,7 @@ class SamplerModule(Protocol):
 
 
 class PointSampler(BaseSampler):
-    """Suggests whole points of a space, each of which is a plan that can be trained."""
+    """Sampler of whole points of a space, each of which is a plan that can be trained."""
 
     def __init__(self, space: Space) -> None:
         self.space = space
@@ -53,7 +53,7 @@ class PointSampler(BaseSampler):
 
 
 class Nearest(PointSampler):
-    """Wraps a sampler that knows no plans: each suggestion near the solver's plans is moved to the nearest valid one.
+    """Wrapper of a sampler that knows no plans: suggestions near the solver's plans are moved to the nearest valid one.
 
     The wrapped sampler only sees the first trials of plans in the space. If it saw one without parameters, as of a
     baseline, Optuna would find no parameter common to all trials, and draw each independently.

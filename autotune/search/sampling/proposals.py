@@ -87,7 +87,7 @@ def database(url: str, exclusive: AbstractContextManager[None] | None = None) ->
 
 
 def delete_studies(url: str, exclusive: AbstractContextManager[None], names: Iterable[str]) -> None:
-    """Delete the Optuna studies with these names, as far as there are any. Raises DatabaseUnavailable."""
+    """Delete the Optuna studies with these names, as far as there are any. Raise DatabaseUnavailable."""
     with database(url, exclusive) as storage, _errors():
         for name in names:
             with suppress(KeyError):  # there is none: it was imported, or ended before its first trial
@@ -105,12 +105,12 @@ def _errors() -> Iterator[None]:
 
 
 class Proposals:
-    """Wraps one Optuna study over the parameters of a space; an Optuna dashboard can open it."""
+    """Wrapper of one Optuna study over the parameters of a space; an Optuna dashboard can open it."""
 
     def __init__(self, storage: BaseStorage, name: str, sampler: str, context: SamplerContext) -> None:
         """Create the study, or open the one of that name.
 
-        Raises UnknownName for an unknown sampler, and JobError where the study has another space.
+        Raise UnknownName for an unknown sampler, and JobError where the study has another space.
         """
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._space = context.space

@@ -18,7 +18,7 @@ _LEAST_ERROR = 0.03
 
 
 class ClearlyWorse(BasePruner):
-    """Prunes a trial when the mean of its intermediate values is above the attribute TO_BEAT by 3 standard errors.
+    """Pruner of trials whose intermediate values have a mean above the attribute TO_BEAT by 3 standard errors.
 
     Each intermediate value is an estimate of the final one, from the ratio of one step to its prediction, so steps of
     plans with other packs can be compared. A trial without the attribute is not pruned.

@@ -15,7 +15,7 @@ from trials.data.records.sample import Ints
 
 Bools: TypeAlias = NDArray[np.bool_]
 Excess: TypeAlias = Callable[[Holdings, Ints, Ints], Array]
-"""Returns the bytes above those there are, with these numbers of vision and of language layers recomputed."""
+"""Bytes above those there are, with these numbers of vision and of language layers recomputed."""
 
 _NEVER = 1 << 30
 """More layers than any stage has."""

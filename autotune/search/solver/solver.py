@@ -23,7 +23,7 @@ _DIGITS = 9
 
 
 class Solver:
-    """Solves exactly the closed form of `splits` on the mean pack, with the memory of the heaviest packs.
+    """Exact solver of the closed form of `splits` on the mean pack, with the memory of the heaviest packs.
 
     Every method raises InvalidPlan when the layout has more stages than the model has layers, or its steps no packs.
     """

@@ -13,7 +13,7 @@ from trials.plan import Padded, Plan
 def current_plan(prepared: Prepared) -> Plan | None:
     """Read the plan that `search.present` names; None where it names none.
 
-    Raises JobError for a plan that is not one of this job, or that would train on fewer samples.
+    Raise JobError for a plan that is not one of this job, or that would train on fewer samples.
     """
     path, workload = prepared.job.search.present, prepared.workload
     model = workload.model

@@ -44,7 +44,7 @@ def feasible_space(
 ) -> Space:
     """Return the space within `wanted`; tell why levels of packs and further layouts are searched, or are not.
 
-    Raises JobError for an impossible value, and NoFeasiblePlan, whose message ends with `remedy`, when no plan of the
+    Raise JobError for an impossible value, and NoFeasiblePlan, whose message ends with `remedy`, when no plan of the
     space fits the memory and keeps the global batch.
     """
     _check_recompute(workload, wanted)

@@ -44,7 +44,7 @@ def offered_ladders(
     A ladder can help where the longest sample is longer than a usual pack and does not fit on one rank with nothing
     recomputed, or where ranks wait for the slowest one for more than 5 % of the time, whatever the capacities.
 
-    Raises JobError for a wanted ladder that no layout can have.
+    Raise JobError for a wanted ladder that no layout can have.
     """
     needs = [_Needs(workload, solver, layout, usual) for layout in layouts]
     possible = {each.layout: tuple(each.possible()) for each in needs}

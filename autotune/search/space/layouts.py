@@ -47,7 +47,7 @@ def layout_name(layout: Layout) -> str:
 def named_layout(name: str, workload: Workload) -> Layout | None:
     """Return the layout of a name with a tensor degree or ZeRO 2 or 3, such as `p1-d4-z3`; None for another name.
 
-    Raises JobError, with the arithmetic, for one that these devices or a chain of these layers cannot have.
+    Raise JobError, with the arithmetic, for one that these devices or a chain of these layers cannot have.
     """
     if (found := _NAME.fullmatch(name)) is None or (found[3] is None and int(found[4]) < _SHARDING[0]):
         return None

@@ -123,7 +123,7 @@ class Space:
     # --- points and plans ---
 
     def plan(self, point: Mapping[str, Any]) -> Plan:
-        """Return the plan of a point, or the nearest one that can be trained. Raises ValueError in an empty space."""
+        """Return the plan of a point, or the nearest one that can be trained. Raise ValueError in an empty space."""
         anchor = self._nearest(point)
         packing, layout = anchor.packing, anchor.layout
         shifts = tuple(int(point.get(name, 0)) for name in _shift_names(layout.pipeline))

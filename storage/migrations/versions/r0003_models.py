@@ -81,29 +81,29 @@ def rekey(connection: Connection, tables: Mapping[str, Table]) -> None:
 
 
 def _rows(connection: Connection, table: Table) -> dict[str, Row]:
-    """By key. The histogram is read as text: a damaged one must not end the upgrade."""
+    """Return the rows by key. The histogram is read as text: a damaged one must not end the upgrade."""
     columns = (cast(column, Text).label(column.name) if column.name == "histogram" else column for column in table.c)
     return {row["fingerprint"]: dict(row) for row in connection.execute(select(*columns)).mappings()}
 
 
 def is_old(model: Row) -> bool:
-    """Whether the model has the key of an older revision."""
+    """Return whether the model has the key of an older revision."""
     return bool(model["fingerprint"] == _digest({"name": model["name"], **_of(model, _MODEL)}))
 
 
 def marked(model: Row) -> Row:
-    """The model with its new digest and key."""
+    """Return the model with its new digest and key."""
     new = {**model, "config_digest": f"{MARK}{model['config_digest']}"}
     return {**new, "fingerprint": _digest(_of(new, _MODEL))}
 
 
 def old_workload_key(row: Row, model: Row, hardware: Row, data: Row) -> str:
-    """The key that an older revision gave."""
+    """Return the key that an older revision gave."""
     return _workload_key(row, {"name": model["name"], **_of(model, _MODEL)}, hardware, data)
 
 
 def workload_key(row: Row, model: Row, hardware: Row, data: Row) -> str:
-    """The key since this revision."""
+    """Return the key since this revision."""
     return _workload_key(row, _of(model, _MODEL), hardware, data)
 
 
@@ -135,7 +135,7 @@ def _digest(document: Row) -> str:
 
 
 class _Rekeying:
-    """Change keys in one transaction. A row whose new key is taken is joined with the one that has it.
+    """Change of keys in one transaction. A row whose new key is taken is joined with the one that has it.
 
     A copy of `storage.database.rekeying` as it was at the release of this revision: neither can break the other.
     """
@@ -145,7 +145,7 @@ class _Rekeying:
         self._tables = tables
 
     def model(self, old: str, new: str, config_digest: str, workloads: Mapping[str, str]) -> None:
-        """Gives a model its new key and digest; `workloads` are the old and new keys of those with this model."""
+        """Give a model its new key and digest; `workloads` are the old and new keys of those with this model."""
         self._copy(_MODELS, old, {"fingerprint": new, "config_digest": config_digest})
         self._move(_WORKLOADS, "model_fingerprint", old, new)
         self._profiles(old, new)
@@ -157,7 +157,7 @@ class _Rekeying:
         self._remove(_MODELS, old)
 
     def _copy(self, name: str, old: str, changes: Mapping[str, str]) -> None:
-        """The row under its new key, unless there is one; and where it came from."""
+        """Copy a row to its new key, unless there is one, and with it where it came from."""
         table, new = self._tables[name], changes["fingerprint"]
         is_taken = self._has(table, table.c.fingerprint == new)
         if not is_taken:
@@ -175,7 +175,7 @@ class _Rekeying:
         self._connection.execute(delete(table).where(table.c.fingerprint == key))
 
     def _profiles(self, old: str, new: str) -> None:
-        """Of two profiles for one key, the one that was measured here stays, else the newer."""
+        """Move profiles to the new key. Of two for one key, keep the one that was measured here, else the newer."""
         table = self._tables[_PROFILES]
         for row in self._connection.execute(select(table).where(table.c.model_fingerprint == old)).mappings().all():
             key = {column.name: row[column.name] for column in table.primary_key}
@@ -195,7 +195,7 @@ class _Rekeying:
             self._follow(_PROFILES, before, after, is_taken=False)
 
     def _follow(self, kind: str, old: str, new: str, *, is_taken: bool) -> None:
-        """Where a row came from; of two that are joined, one that was measured here makes both so."""
+        """Move the note of where a row came from; of two that are joined, one that was measured here makes both so."""
         if not is_taken:
             table = self._tables[_PROVENANCE]
             self._connection.execute(update(table).where(_equal(table, {"kind": kind, "key": old})).values(key=new))

@@ -25,7 +25,7 @@ _BUILDERS = {".csv": "csv", ".arrow": "arrow"}
 
 
 def chunks(path: Path) -> Iterator[Chunk]:
-    """Ranges of rows; their number follows from the mean size of a row."""
+    """Yield ranges of rows; their number follows from the mean size of a row."""
     table = _table(path)
     mean = max(1, table.data.nbytes // max(1, len(table)))
     rows = max(1, min(CHUNK_RECORDS, CHUNK_BYTES // mean))
@@ -34,7 +34,7 @@ def chunks(path: Path) -> Iterator[Chunk]:
 
 
 def digest(path: Path, chunk: Chunk) -> str:
-    """BLAKE2b of the rows as an Arrow stream."""
+    """Return the BLAKE2b of the rows as an Arrow stream."""
     arrow = _import("pyarrow")
     found = hashlib.blake2b(digest_size=16)
     for _, batch in _batches(path, chunk):
@@ -46,14 +46,14 @@ def digest(path: Path, chunk: Chunk) -> str:
 
 
 def records(path: Path, chunk: Chunk) -> Iterator[tuple[Place, Record | RecordError]]:
-    """Every row; columns without a value are left out."""
+    """Yield every row; columns without a value are left out."""
     for start, batch in _batches(path, chunk):
         for number in range(len(batch)):
             yield (start + number, start + number + 1), _row(batch.slice(number, 1))
 
 
 def read(path: Path, place: Place) -> Record:
-    """The row at this place. Raise RecordError."""
+    """Return the row at this place. Raise RecordError."""
     rows = _table(path)
     if place[0] >= len(rows):
         raise RecordError(f"the table has {len(rows)} rows")

@@ -16,7 +16,7 @@ def recognises(record: Record, container: str) -> bool:  # noqa: ARG001 - the sa
 
 
 def read(record: Record, file: AnnotationFile) -> Lengths:  # noqa: ARG001 - names nothing
-    """The sample's lengths. Every token counts as a target, since the cache does not say. Raise RecordError.
+    """Return the sample's lengths. Every token counts as a target, since the cache does not say. Raise RecordError.
 
     A sample of text has one tile that no token uses (`image_flags` 0). It is not counted.
     """

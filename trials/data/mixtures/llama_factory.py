@@ -55,7 +55,7 @@ def _section(listing: Listing, key: str) -> dict[str, str]:
 
 
 def _columns(listing: Listing, columns: dict[str, str], tags: dict[str, str]) -> Columns:
-    """LLaMA-Factory's defaults hold without `columns`; with it, what it does not name is not there."""
+    """Return the columns: LLaMA-Factory's defaults without `columns`; with it, what it does not name is not there."""
     formatting = listing.values.get("formatting", "alpaca")
     kept = tuple(key for key in UNSUPPORTED if key not in columns.values())
     named = tuple(columns[key] for key in ("audios", "tools") if key in columns)

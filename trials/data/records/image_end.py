@@ -15,7 +15,7 @@ _GIF_BLOCK, _GIF_IMAGE = 0x21, 0x2C
 def missing_bytes(image: Pillow.Image, stream: IO[bytes]) -> str | None:
     """Return what is missing at the end of the image that was opened from `stream`, None if nothing is known to be.
 
-    JPEG, PNG, the first picture of a GIF and uncompressed BMP are looked at; Pillow itself refuses a WebP. Raises what
+    JPEG, PNG, the first picture of a GIF and uncompressed BMP are looked at; Pillow itself refuses a WebP. Raise what
     reading raises.
     """
     length = stream.seek(0, 2)

@@ -113,7 +113,7 @@ class Encoded:
 
 
 class Measurer(Protocol):
-    """Measures samples for one model. Processes that measure get their copy by pickling it."""
+    """Measurer of samples for one model. Processes that measure get their copy by pickling it."""
 
     @property
     def digest(self) -> str:
@@ -137,7 +137,7 @@ class Measurer(Protocol):
 
 
 class Encoder(Measurer, Protocol):
-    """Encodes samples as one model's tokens and pixels. `measure` and `encode` agree on every length."""
+    """Encoder of samples as one model's tokens and pixels. `measure` and `encode` agree on every length."""
 
     @property
     def pad_token_id(self) -> int:

@@ -16,7 +16,7 @@ _FLASH_MULTIPLE = 8
 
 
 class Kernel(Protocol):
-    """Computes attention inside each sample of a pack."""
+    """Computation of attention inside each sample of a pack."""
 
     def __call__(
         self,

@@ -118,7 +118,7 @@ def shrink_vision(settings: dict[str, Any], layers: int) -> None:
 
 
 class ImageTokens(siglip.TileInputs):
-    """Implements `ImageInputs`: an image is one tile."""
+    """Implementation of `ImageInputs`: an image is one tile."""
 
     def __init__(self, config: PretrainedConfig, processor: Any) -> None:
         """Raise ModelError for a processor whose images are not those of the model."""

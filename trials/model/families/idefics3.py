@@ -92,7 +92,7 @@ def shrink_vision(settings: dict[str, Any], layers: int) -> None:
 
 
 class TileTokens(siglip.TileInputs):
-    """Implements `ImageInputs`: an image is its tiles, row by row, and the whole image as the last one."""
+    """Implementation of `ImageInputs`: an image is its tiles, row by row, and the whole image as the last one."""
 
     def __init__(self, config: PretrainedConfig, processor: Any) -> None:
         """Raise ModelError for a processor whose tiles are not those of the model."""

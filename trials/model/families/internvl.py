@@ -85,7 +85,7 @@ def _tile_tokens(config: Any) -> tuple[int, int]:
 
 
 class Encoder:
-    """Encodes conversations as ChatML, with `<img>`, context tokens and `</img>` for each image.
+    """Encoder of conversations as ChatML, with `<img>`, context tokens and `</img>` for each image.
 
     Targets are the assistant's texts and the `<|im_end|>` after each. Text that spells a special token stays text. Of n
     images in a sample each gets 1/n of the most tiles, as InternVL trains (`max_dynamic_patch // n`).
@@ -237,7 +237,7 @@ class Encoder:
         return [int(self._images.get_number_of_image_patches(*size, options)) for size in sizes]
 
     def _pixels(self, sample: Sample) -> NDArray[np.float32]:
-        """[tiles, 3, height, width], each image's thumbnail last."""
+        """Return the pixels [tiles, 3, height, width], each image's thumbnail last."""
         options = self._options(len(sample.images))
         tiles = [
             self._images([image_pixels(image)], input_data_format="channels_last", return_tensors="np", **options)
@@ -247,7 +247,7 @@ class Encoder:
 
 
 def _tile_shape(config: Any, images: Any) -> tuple[int, int, int]:
-    """(3, height, width); raise ModelError where the tower takes another size than the image processor makes."""
+    """Return (3, height, width). Raise ModelError where the tower takes another size than the image processor makes."""
     if not hasattr(images, "get_number_of_image_patches"):
         raise ModelError(f"{type(images).__name__} does not cut images into tiles; InternVL uses GotOcr2ImageProcessor")
     made, taken = (images.size.height, images.size.width), tuple(config.vision_config.image_size)

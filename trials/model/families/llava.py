@@ -98,7 +98,7 @@ def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | 
 
 
 class _TileInputs:
-    """Implements `ImageInputs` (trials/model/inputs/chat_encoder.py)."""
+    """Implementation of `ImageInputs` (trials/model/inputs/chat_encoder.py)."""
 
     def __init__(self, config: PretrainedConfig, processor: Any) -> None:
         """Raise ModelError for a processor whose tiles or tokens are not those of the model."""

@@ -26,7 +26,7 @@ _PROBE = "Hello", "World"
 
 
 class VideoLoader(Protocol):
-    """Loads the video inputs of a family from a model folder."""
+    """Loader of the video inputs of a family from a model folder."""
 
     def __call__(self, path: str, config: PretrainedConfig, processor: Any) -> VideoInputs:
         """Return the video inputs. Raise ModelError for a folder whose settings cannot be used."""

@@ -10,7 +10,7 @@ from trials.model.inputs.split_images import split_images
 
 
 class Gemma3(Gemma3Processor):
-    """Counts the tokens before and behind an image, too."""
+    """Processor that counts the tokens before and behind an image, too."""
 
     def _get_num_multimodal_tokens(self, image_sizes: Any = None, **_: Any) -> MultiModalData:
         images = len(image_sizes)
@@ -18,7 +18,7 @@ class Gemma3(Gemma3Processor):
 
 
 class Idefics3(Idefics3Processor):
-    """Counts the tiles and tokens that an image really gets: the original rounds sides that are then rounded again."""
+    """Processor with the tiles and tokens an image really gets: the original rounds sides that are rounded again."""
 
     def _get_num_multimodal_tokens(self, image_sizes: Any = None, **_: Any) -> MultiModalData:
         sizes: Sequence[tuple[int, int]] = [tuple(size) for size in image_sizes]

@@ -11,7 +11,7 @@ from trials.errors import ModelError
 
 
 class PixtralProcessor(ProcessorMixin):
-    """Stands for transformers' processor of this name, which cannot be had without torchvision."""
+    """Replacement of transformers' processor of this name, which cannot be had without torchvision."""
 
     def __init__(self, image_processor: Any = None, tokenizer: Any = None, **settings: Any) -> None:
         """`settings` are those of processor_config.json."""

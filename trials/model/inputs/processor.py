@@ -41,7 +41,7 @@ class Loader(Protocol):
 
 
 def load_processor(path: str, config: PretrainedConfig, *, trust_remote_code: bool) -> Any:
-    """The processor of a model folder, with its tokenizer and image processor, and without one for videos.
+    """Load the processor of a model folder, with its tokenizer and image processor, and without one for videos.
 
     Raise ModelError for a folder that lacks a part, and for a processor that cannot count an image's tokens.
     """
@@ -58,7 +58,7 @@ def load_processor(path: str, config: PretrainedConfig, *, trust_remote_code: bo
 
 
 def _kind(config: PretrainedConfig) -> Any:
-    """The processor class of a kind of model, made to do without the parts that are not for text and images.
+    """Return the processor class of a kind of model, without the parts that are not for text and images.
 
     A processor for videos needs torchvision, and is of no use here.
     """

@@ -34,12 +34,12 @@ def load_text_processor(path: str, config: PretrainedConfig, *, trust_remote_cod
 
 
 class NoImages:
-    """Implements `ImageInputs` (trials/model/inputs/chat_encoder.py) for models without a vision side."""
+    """Implementation of `ImageInputs` (trials/model/inputs/chat_encoder.py) for models without a vision side."""
 
     unit_shape = (0,)
 
     def __init__(self, config: PretrainedConfig, processor: TextProcessor) -> None:
-        """Neither says anything of images."""
+        """Ignore both: neither says anything of images."""
 
     def tokens(self, size: tuple[int, int], count: int) -> list[int]:  # noqa: ARG002
         """Return no token."""

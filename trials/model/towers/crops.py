@@ -162,7 +162,7 @@ def _count(pack: Packer, config: PretrainedConfig, grids: torch.Tensor) -> int:
 
 
 class CropInputs:
-    """Implements `ImageInputs` (trials/model/inputs/chat_encoder.py) for processors that cut images into crops."""
+    """Implementation of `ImageInputs` (trials/model/inputs/chat_encoder.py) for processors that crop images."""
 
     def __init__(self, config: PretrainedConfig, processor: Any, *, pack: Packer, crops_several: bool) -> None:
         """Raise ModelError for a processor whose crops or tokens are not those of the model."""

@@ -49,7 +49,7 @@ def patch_encoder(
 
 
 class PatchInputs:
-    """Implements `ImageInputs` (trials/model/inputs/chat_encoder.py) for processors that flatten patches."""
+    """Implementation of `ImageInputs` (trials/model/inputs/chat_encoder.py) for processors that flatten patches."""
 
     def __init__(self, config: PretrainedConfig, processor: Any) -> None:
         """Raise ModelError for a processor whose patches are not those of the model."""
@@ -89,7 +89,7 @@ class PatchInputs:
 
 
 def unit_shape(config: PretrainedConfig) -> tuple[int, int]:
-    """(patches, channels x frames x height x width of a patch)"""
+    """Return (patches, channels x frames x height x width of a patch)."""
     vision = config.vision_config
     patch = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
     return vision.spatial_merge_size**2, patch

@@ -30,7 +30,7 @@ _LARGEST = 1 << 40
 
 
 class PatchVideos:
-    """Implements `VideoInputs` (trials/model/inputs/videos.py)."""
+    """Implementation of `VideoInputs` (trials/model/inputs/videos.py)."""
 
     def __init__(self, path: str, config: PretrainedConfig, processor: Any, rules: VideoRules) -> None:
         """Raise ModelError for settings of the folder `path` that are not those of the model."""

@@ -13,7 +13,7 @@ from trials.model.towers.pixtral_tower import unit_shape
 
 
 class PixtralInputs:
-    """Implements `ImageInputs` (trials/model/inputs/chat_encoder.py)."""
+    """Implementation of `ImageInputs` (trials/model/inputs/chat_encoder.py)."""
 
     def __init__(self, config: PretrainedConfig, processor: Any) -> None:
         """Raise ModelError for a processor whose patches are not those of the model."""

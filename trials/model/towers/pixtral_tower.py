@@ -87,7 +87,7 @@ def unit_flops(config: PretrainedConfig, *, merged: int, tower: int, projector: 
 
 
 def unit_shape(config: PretrainedConfig, merged: int) -> tuple[int, int]:
-    """(patches, channels x height x width of a patch)"""
+    """Return (patches, channels x height x width of a patch)."""
     return merged, config.vision_config.num_channels * config.vision_config.patch_size**2
 
 

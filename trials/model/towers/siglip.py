@@ -52,7 +52,7 @@ def patches_in_a_row(config: PretrainedConfig) -> int:
 
 
 def unit_shape(config: PretrainedConfig) -> tuple[int, int, int]:
-    """(3, height, width) of a tile"""
+    """Return (3, height, width) of a tile."""
     size = config.vision_config.image_size
     return 3, size, size
 

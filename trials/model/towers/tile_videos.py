@@ -42,7 +42,7 @@ _DEFAULTS: dict[str, Any] = {
 
 
 class TileVideos:
-    """Implements `VideoInputs` (trials/model/inputs/videos.py) for videos with one newline after all frames."""
+    """Implementation of `VideoInputs` (trials/model/inputs/videos.py) for videos with one newline after all frames."""
 
     def __init__(self, path: str, config: PretrainedConfig, processor: Any) -> None:
         """Raise ModelError for settings of the folder `path` that are not those of the model."""

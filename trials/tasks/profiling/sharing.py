@@ -129,7 +129,7 @@ def exchange_seconds(exchange: Exchange, given: Tensors, device: torch.device) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _NotingGroup(SharingGroup):
-    """Keeps what an attention gives to its exchanges."""
+    """Group that keeps what an attention gives to its exchanges."""
 
     given: list[Tensors]
 

@@ -108,7 +108,7 @@ def _decoded(line: bytes) -> Line | None:
 
 
 class ProgressReader:
-    """Follows a progress file from its current end while the ranks write it."""
+    """Reader of a progress file from its current end while the ranks write it."""
 
     def __init__(self, path: Path, on_line: Callable[[Line], None]) -> None:
         self._path = path
