@@ -49,13 +49,13 @@ def workbench(job: Job, database_url: str | None, listener: Listener = unheard) 
     check_devices(outline.hardware, job.search.parallel)
     check_architecture(job.model, outline.shape.config_digest, architectures_folder(), listener)
     names = device_names(outline.hardware, job.search.parallel)
-    module, tell = plugins.load(SITES, job.hardware.launcher), lambda text: listener(Note(text=text))
+    module, show = plugins.load(SITES, job.hardware.launcher), lambda text: listener(Note(text=text))
     place = Place(
         settings=job.hardware,
         hardware=outline.hardware,
         folder=folder / "nodes",
         facts=node_facts,
-        tell=tell,
+        show=show,
     )
     with (
         locked(names),

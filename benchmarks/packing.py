@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def _row(index: DatasetIndex, qv: int, qt: int) -> dict[str, Any]:
-    _tell(f"qv {qv}, qt {qt}")
+    _show(f"qv {qv}, qt {qt}")
     units, tokens = index.vision_units.astype(np.int64), index.text_tokens.astype(np.int64)
     packing = Packed(qv=qv, qt=qt, qv_min=qv, qt_min=qt - 128)
     order = epoch_order(index, 0, 0)
@@ -174,7 +174,7 @@ def _built(lengths: Path, size: str, packer: str) -> dict[str, Any]:
 
 
 def _in_process(lengths: Path, size: int, packer: str) -> dict[str, Any]:
-    _tell(f"{size} samples, {packer}")
+    _show(f"{size} samples, {packer}")
     command = [sys.executable, "-m", "benchmarks.packing", "--lengths", str(lengths), "--one-size", str(size), packer]
     runs = [json.loads(subprocess.run(command, check=True, capture_output=True).stdout) for _ in range(REPEATS)]
     seconds = [run["seconds"] for run in runs]
@@ -283,7 +283,7 @@ def _in_turns(timed: Mapping[str, Callable[[], object]]) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
-def _tell(text: str) -> None:
+def _show(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 

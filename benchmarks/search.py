@@ -187,7 +187,7 @@ def on_surface(seed: int) -> dict[str, Any]:
     """One row: searches that begin with this seed."""
     surface = Surface(*read_surface(RECORDED))
     regrets = {name: replayed(name, surface, OTHERS_TRIALS, seed) for name in ("model", *OTHERS)}
-    _tell(f"surface, seed {seed}: {regrets['model'][TRIALS - 1]:.4f}")
+    _show(f"surface, seed {seed}: {regrets['model'][TRIALS - 1]:.4f}")
     return {
         "surface": RECORDED.stem,
         "plans": len(surface.epoch_seconds),
@@ -206,7 +206,7 @@ def compare(number: int) -> dict[str, Any]:
     workload = list(workloads(ALL))[number]
     found = search(workload, TRIALS)
     sequential = sequential_seconds(workload)
-    _tell(f"{workload.name}: {found.regrets[-1]:.4f}")
+    _show(f"{workload.name}: {found.regrets[-1]:.4f}")
     return {
         "workload": workload.name,
         "regrets": found.regrets,
@@ -226,7 +226,7 @@ def rival(number: int) -> dict[str, Any]:
     searches = {name: other_search(workload, name, OTHERS_TRIALS) for name in OTHERS}
     best = workload.best_seconds
     regrets = {name: [seconds / best - 1 for seconds in found.best_so_far] for name, found in searches.items()}
-    _tell(
+    _show(
         f"others on {workload.name}: {[round(each[TRIALS - 1], 4) for each in regrets.values() if len(each) >= TRIALS]}"
     )
     return {
@@ -252,7 +252,7 @@ def planted(number: int) -> dict[str, Any]:
     wrong = replace(workload, wrong=(*times, times[0], 1.0, 1.0, 1.0, 1.0, kept))
     found = search(wrong, MANY_TRIALS)
     regret = found.seconds / wrong.best_seconds - 1
-    _tell(f"planted {times} {kept} {wrong.name}: {regret:.4f}")
+    _show(f"planted {times} {kept} {wrong.name}: {regret:.4f}")
     return {"workload": wrong.name, "factors": times, "bytes": kept, "regrets": found.regrets, "winner_regret": regret}
 
 
@@ -263,7 +263,7 @@ def second(number: int) -> dict[str, Any]:
     changed = replace(workload, language=language, growth=1.25, memory=workload.memory_limit_bytes)
     first = search(workload, TRIALS)
     cold, warm = search(changed, TRIALS, seed=1), search(changed, TRIALS, seed=1, after=first)
-    _tell(f"second {changed.name}: {needed(cold.regrets)}, after the first {needed(warm.regrets)}")
+    _show(f"second {changed.name}: {needed(cold.regrets)}, after the first {needed(warm.regrets)}")
     return {
         "workload": changed.name,
         "trials_needed_alone": needed(cold.regrets),
@@ -278,7 +278,7 @@ def repeated(number: int) -> dict[str, Any]:
     noisy = replace(NOISY, noise=0.05, drift=0.10)
     seconds = [search(workload, TRIALS, noisy, seed).seconds for seed in range(10)]
     best = min(seconds)
-    _tell(f"repeated {workload.name}: {[round(each / best - 1, 4) for each in seconds]}")
+    _show(f"repeated {workload.name}: {[round(each / best - 1, 4) for each in seconds]}")
     return {"workload": workload.name, "above_best": [each / best - 1 for each in seconds]}
 
 
@@ -353,7 +353,7 @@ def _other_checks(
     ]
 
 
-def _tell(text: str) -> None:
+def _show(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 

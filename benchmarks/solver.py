@@ -75,7 +75,7 @@ def main() -> None:
 
 def _speed(size: str, case: Case, repeats: int) -> dict[str, Any]:
     """With the packs of the epoch already made."""
-    _tell(case.name)
+    _show(case.name)
     predictor = case.predictor()
     solver = case.solver(predictor)
     seconds = []
@@ -103,7 +103,7 @@ def _recomputed(plan: Plan) -> int:
 
 
 def _row(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
-    _tell(case.name)
+    _show(case.name)
     predictor = case.predictor()
     limits = case.tight_limits(predictor)
     solver = Solver(predictor, limits)
@@ -240,7 +240,7 @@ def _ends(units: tuple[int, ...]) -> Ends:
     return tuple(min(max(end - 2, 0), 45) + min(max(end - 49, 0), 48) for end in units[1:])
 
 
-def _tell(text: str) -> None:
+def _show(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 

@@ -177,8 +177,8 @@ class NotedSignal:
         self.number: int | None = None
         self._end_by = math.inf
 
-    def stops(self, tell: Callable[[str], None]) -> bool:
-        """Return whether there was a signal, and `tell` the user the first time.
+    def stops(self, show: Callable[[str], None]) -> bool:
+        """Return whether there was a signal, and `show` the user why the first time.
 
         Raise Terminated when the training has had its time to stop.
         """
@@ -186,7 +186,7 @@ class NotedSignal:
             return False
         if self._end_by == math.inf:
             self._end_by = time.monotonic() + _STOP_SECONDS
-            tell(
+            show(
                 "Stopping: the ranks finish their step and write a checkpoint, for which they have "
                 f"{_STOP_SECONDS / 60:.0f} minutes; a second signal ends them at once"
             )

@@ -31,6 +31,6 @@ def profile_job(options: Options, file: JobFile, *, out: Path | None, fresh: boo
     if out:
         with output_file.whole(out) as partial:
             partial.write_text(wire.encode(stored_costs(stored)))
-        options.display.tell(f"Wrote the costs to {out}")
+        options.display.show(f"Wrote the costs to {out}")
     pack = TypicalPack.of(work.data)
     options.give(lambda: {**costs_document(costs, pack), "file": out and str(out)}, lambda: costs_text(costs, pack))

@@ -47,7 +47,7 @@ def serve_node(options: Options, address: str, *, number: int | None, token_file
             facts=facts,
             address=address_towards(host),
             folder=Path(folder),
-            tell=partial(_tell, options),
+            show=partial(_show, options),
             stops=lambda: noted.number is not None,
         )
         try:
@@ -58,7 +58,7 @@ def serve_node(options: Options, address: str, *, number: int | None, token_file
         raise Terminated(noted.number)
 
 
-def _tell(options: Options, text: str) -> None:
+def _show(options: Options, text: str) -> None:
     if not options.quiet:
         click.echo(visible(text), err=True)
 

@@ -28,5 +28,5 @@ def predict_job(
     found = forecasts(forecaster, chosen, top, options.display)
     if picture:
         plot(found[0], picture)
-        options.display.tell(f"Wrote the plot to {picture}")
+        options.display.show(f"Wrote the plot to {picture}")
     options.give(lambda: forecast_document(forecaster, found), lambda: forecast_text(forecaster, found))

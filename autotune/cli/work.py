@@ -133,7 +133,7 @@ def _open(options: Options, job: Job) -> Iterator[Workbench]:
     check_loggers(job)
     with workbench(job, options.database_url(job.database), options.display) as bench:
         work = bench.prepared.workload
-        options.display.tell(
+        options.display.show(
             f"{work.data.samples} samples; {work.model.vision_layers} vision and {work.model.language_layers} language "
             f"layers; {work.hardware}"
         )
@@ -160,7 +160,7 @@ def _launch(
     """Train with the plan. Raise NotCertified where it has a certificate that does not hold."""
     if certificate is not None:
         require(certificate)
-        options.display.tell(certificate_text(certificate))
+        options.display.show(certificate_text(certificate))
     with first_signal_noted() as noted:
         launched = launch(
             bench.prepared,
@@ -175,11 +175,11 @@ def _launch(
             certificate=certificate,
             changes_plan=changes_plan,
             listener=options.display,
-            stops=lambda: noted.stops(options.display.tell),
+            stops=lambda: noted.stops(options.display.show),
         )
     if launched.report.stopped:
         done = launched.report.steps
-        options.display.tell(
+        options.display.show(
             f"Stopped after step {done} with a checkpoint; the same command goes on with step {done + 1}"
         )
         raise Terminated(noted.number or signal.SIGTERM)  # a rank alone may have got a SIGTERM

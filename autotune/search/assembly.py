@@ -68,7 +68,7 @@ def assemble(
         solver,
         remedy="raise hardware.memory_limit",
         wanted=settings.space,
-        tell=lambda reason: listener(Note(text=reason)),
+        show=lambda reason: listener(Note(text=reason)),
     )
     advisor = Advisor(space, calibrated, limits, settings)
     context = SamplerContext(space=space, advisor=advisor, seed=study.seed)

@@ -77,7 +77,7 @@ class Search:
             space=self.space,
             predictor=self.predictor,
             advisor=self.advisor,
-            listener=self._tell,
+            listener=self._announce,
         )
 
     def explore(self) -> None:
@@ -103,18 +103,18 @@ class Search:
         """
         self._executor.catch_up()
         if self.ledger.open:
-            self._tell(PhaseBegan(phase=Phase.REPEATS, text="Waiting for the last trials of other agents"))
+            self._announce(PhaseBegan(phase=Phase.REPEATS, text="Waiting for the last trials of other agents"))
         while self.ledger.open:
             time.sleep(LOOK_SECONDS)
             self._executor.catch_up()
         if not self._standings().repeated:
             give_up("no plan of the search space completed", self.ledger.trials)
-        self._tell(PhaseBegan(phase=Phase.REPEATS, text="Repeating the finalists in turns"))
+        self._announce(PhaseBegan(phase=Phase.REPEATS, text="Repeating the finalists in turns"))
         self._executor.run(chain(self._repeats(), self._final()), self.runners[:1])
         return self._standings()
 
-    def _tell(self, event: Event) -> None:
-        """Pass the event on; tell what a trial leaves of the budget, and the best plan after it."""
+    def _announce(self, event: Event) -> None:
+        """Pass the event on; announce what a trial leaves of the budget, and the best plan after it."""
         self.listener(event)
         if isinstance(event, TrialBegan | TrialEnded):
             trials, best = ranked(self.ledger.everything()), self.advisor.best()
@@ -179,7 +179,7 @@ class Search:
         if known is None:
             yield Candidate(plan=plan, role=role)
         elif known.study_id not in {trial.study_id for trial in self.ledger.trials}:
-            self._tell(TrialEnded(trial=known, is_known=True))
+            self._announce(TrialEnded(trial=known, is_known=True))
 
     def _left_to_compare(self) -> int:
         """Count the trials kept for further plans of the baselines; all baselines together take about a quarter."""
@@ -197,7 +197,7 @@ class Search:
         while idle < _IDLE_SUGGESTIONS:
             if not self._is_promising():
                 if not self.ledger.open:
-                    self._tell(Note(text=self._stop_reason()))
+                    self._announce(Note(text=self._stop_reason()))
                     return
                 yield None  # what still runs may change that, and must be over before the finalists are repeated
                 continue
@@ -301,7 +301,7 @@ class Search:
             if winner.plan in done or steps <= self.settings.timed_steps:
                 return
             done.add(winner.plan)
-            self._tell(PhaseBegan(phase=Phase.REPEATS, text="Measuring the winner over more steps"))
+            self._announce(PhaseBegan(phase=Phase.REPEATS, text="Measuring the winner over more steps"))
             yield Candidate(plan=winner.plan, role=Role.FINAL, timed_steps=steps)
 
     def _standings(self) -> Standings:

@@ -70,10 +70,10 @@ class Silence:
         except psutil.Error:  # a rank has ended; the pool finds that out
             return
         self._first = self._first or now
-        self._tell_of_stops(now, pids, passed)
-        self._tell_of_silence(now)
+        self._warn_of_stops(now, pids, passed)
+        self._warn_of_silence(now)
 
-    def _tell_of_stops(self, now: Sequence[_Look], pids: Sequence[int], passed: float) -> None:
+    def _warn_of_stops(self, now: Sequence[_Look], pids: Sequence[int], passed: float) -> None:
         for rank, look in enumerate(now):
             before = self._stopped_seconds.pop(rank, 0.0)
             if look.state in _STOPPED:
@@ -88,7 +88,7 @@ class Silence:
             elif before >= _STOPPED_SECONDS:
                 _log.warning("rank %d continues; it was stopped for %.0f s", rank, before)
 
-    def _tell_of_silence(self, now: Sequence[_Look]) -> None:
+    def _warn_of_silence(self, now: Sequence[_Look]) -> None:
         """Warn once the allowed time is over, and again whenever it has doubled."""
         usual_seconds = statistics.median(self._steps) if self._steps else None
         allowed = (

@@ -209,7 +209,7 @@ def _lost(room: float) -> dict[str, Any]:
     workload, heard, said = _workload("300M + 2B", "tiles up to 5", 4, None, room), list[Event](), list[str]()
     found = search(workload, 24, heard=heard.append)
     solver = Solver(workload.predictor, workload.limits(workload.memory_limit_bytes))
-    feasible_space(workload.workload, solver, remedy="", tell=said.append)
+    feasible_space(workload.workload, solver, remedy="", show=said.append)
     ran = [event.trial.plan for event in heard if isinstance(event, TrialEnded) and not event.is_known]
     return {
         "case": f"samples of like lengths on 4 ranks, room {room:.0%}",

@@ -163,13 +163,13 @@ def _as_published(solver: Solver, plan: Plan) -> Plan | None:
     return solver.fit(plan.packing, plan.layout, OMNIBAL_STAGES)
 
 
-def _searched(workload: Cut, tell: Callable[[str], object] = lambda _: None) -> tuple[float, Space]:
+def _searched(workload: Cut, show: Callable[[str], object] = lambda _: None) -> tuple[float, Space]:
     """Return (CPU seconds, space) of what is computed before the first trial; the packs are built anew."""
     fresh = replace(workload)
     solver = Solver(fresh.predictor, fresh.limits(MEMORY))
     data = fresh.workload
     began = time.process_time()
-    space = feasible_space(data, solver, remedy="", tell=tell)
+    space = feasible_space(data, solver, remedy="", show=show)
     _ = space.starts
     return time.process_time() - began, space
 
@@ -189,7 +189,7 @@ def _lost(room: float) -> dict[str, Any]:
     heard, said = list[Event](), list[str]()
     found = search(workload, 24, heard=heard.append)
     solver = Solver(workload.predictor, workload.limits(workload.memory_limit_bytes))
-    feasible_space(workload.workload, solver, remedy="", tell=said.append)
+    feasible_space(workload.workload, solver, remedy="", show=said.append)
     ran = [event.trial.plan for event in heard if isinstance(event, TrialEnded) and not event.is_known]
     return {
         "case": workload.name,

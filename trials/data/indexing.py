@@ -75,8 +75,8 @@ def build_index(
     files = tuple(file for source in data.sources for file in formats.resolve(source, base))
     store = LengthsCache(cache)
     max_tokens = measurer.max_tokens if measurer else data.max_tokens if data.oversize == "truncate" else None
-    tell = progress or (lambda _: None)
-    parts = tuple(_scanned(files, store, measurer, max_tokens, tell))
+    show = progress or (lambda _: None)
+    parts = tuple(_scanned(files, store, measurer, max_tokens, show))
     missing = [(part.file, part.chunk) for part in parts if part.known is None]
     tally = _Tally(is_strict=data.on_error == "fail", records=0)
     known_records = sum(part.known.records for part in parts if part.known)
@@ -87,7 +87,7 @@ def build_index(
                 store.keep(part.key, lengths)
                 tally.measured += lengths.records
             tally.add(part, lengths)
-            tell(Reading(records=known_records + tally.measured, share=done / len(parts)))
+            show(Reading(records=known_records + tally.measured, share=done / len(parts)))
     index = _sampled(tally.index(files))
     report = tally.report(max_tokens, int(np.count_nonzero(index.text_tokens == max_tokens)))
     if not len(index):
@@ -105,7 +105,7 @@ def _scanned(
     store: LengthsCache,
     measurer: Measurer | None,
     max_tokens: int | None,
-    tell: Callable[[Reading], None],
+    show: Callable[[Reading], None],
 ) -> Iterator[_Part]:
     """Yield every chunk, in order, with its cached lengths."""
     records = 0
@@ -114,7 +114,7 @@ def _scanned(
             key = store.key(file, chunk, measurer, max_tokens)
             known = store.find(key)
             records += known.records if known else 0
-            tell(Reading(records=records, share=None))
+            show(Reading(records=records, share=None))
             yield _Part(number=number, file=file, chunk=chunk, key=key, known=known)
 
 

@@ -85,15 +85,15 @@ class CommandStarter:
         *,
         hosts: Sequence[str] | None,
         reach: Reach,
-        tell: Callable[[str], None],
+        show: Callable[[str], None],
     ) -> None:
         """Use nodes with so many `ranks`, of which this one is the first and has the `address`.
 
-        Commands `reach` the other `hosts`; without these, `tell` shows the user what to start. Output and token are
+        Commands `reach` the other `hosts`; without these, `show` shows the user what to start. Output and token are
         written to `folder`.
         """
         self._tool, self._ranks, self._address, self._folder = tool, tuple(ranks), address, folder
-        self._hosts, self._reach, self._tell = hosts, reach, tell
+        self._hosts, self._reach, self._show = hosts, reach, show
         self._agent, self._token, self._meeting = "", "", ""
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
 
@@ -149,7 +149,7 @@ class CommandStarter:
         spot = Spot(node=node, ranks=self._ranks, meeting=self._meeting, is_served=self._tool.uses_store)
         command = self._tool.command(spot, program, is_module=False)
         if is_shown:
-            self._tell(f"Start this on node {node}, in a copy of this environment:\n{shlex.join(command)}")
+            self._show(f"Start this on node {node}, in a copy of this environment:\n{shlex.join(command)}")
             return
         environment = {**os.environ, TOKEN: self._token}
         if is_read := node > 0 and not self._reach.passes_environment:

@@ -63,7 +63,7 @@ def _fork_ranks(agent: socket.socket) -> bool:
             ready = [key.fileobj for key, _ in selector.select()]
             if ended in ready:
                 ended.recv(1 << 16)
-                _tell_of_ends(ranks)
+                _send_ends(ranks)
             if agent in ready:
                 message, descriptors, *_ = socket.recv_fds(agent, 1, 2)
                 if not message:
@@ -76,22 +76,22 @@ def _fork_ranks(agent: socket.socket) -> bool:
                     break
                 os.close(log)
                 ranks[pid] = stdin
-                _tell(stdin, ProcessState(pid=pid))
+                _send(stdin, ProcessState(pid=pid))
     _become_rank(server, stdin, log)
     for other in ranks.values():  # else they would stay open when the server ends
         other.close()
     return True
 
 
-def _tell_of_ends(ranks: dict[int, socket.socket]) -> None:
+def _send_ends(ranks: dict[int, socket.socket]) -> None:
     for pid in tuple(ranks):
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
             with ranks.pop(pid) as stdin:
-                _tell(stdin, ProcessState(pid=pid, exit_code=os.waitstatus_to_exitcode(status)))
+                _send(stdin, ProcessState(pid=pid, exit_code=os.waitstatus_to_exitcode(status)))
 
 
-def _tell(stdin: socket.socket, state: ProcessState) -> None:
+def _send(stdin: socket.socket, state: ProcessState) -> None:
     with contextlib.suppress(OSError):  # the agent has closed it
         stdin.sendall(wire.encode(state).encode() + b"\n")
 

@@ -65,7 +65,7 @@ class Surroundings:
     """At which its ranks meet others."""
     folder: Path
     """For the logs of the ranks, and files of the agent."""
-    tell: Callable[[str], None]
+    show: Callable[[str], None]
     """Shows what people should know."""
     stops: Callable[[], bool]
     """Returns whether the node was told to end."""
@@ -89,9 +89,9 @@ def serve_agent(agent: Agent, around: Surroundings) -> None:
         ) from error
     if not is_agent:
         raise ConnectionError(f"there is no agent of autotune at {agent.address}")
-    heart = _HeartBeat(agent, name, around.tell)
+    heart = _HeartBeat(agent, name, around.show)
     store.put(f"{name}/facts", wire.encode(around.facts))
-    around.tell(f"Node {number} ({around.facts.host}) waits for the agent at {agent.address}")
+    around.show(f"Node {number} ({around.facts.host}) waits for the agent at {agent.address}")
     with heart:
         while (answer := store.get(f"{name}/welcome")) is None:
             if around.stops():
@@ -99,7 +99,7 @@ def serve_agent(agent: Agent, around: Surroundings) -> None:
             time.sleep(_POLL_SECONDS)
         if reason := wire.decode(Welcome, answer).refusal:
             raise NodeRefused(reason)
-        around.tell(f"Node {number} ({around.facts.host}) takes part")
+        around.show(f"Node {number} ({around.facts.host}) takes part")
         node = _Node(agent, store, name, around)
         heart.ranks = node
         try:
@@ -117,7 +117,7 @@ class _Group:
 
     def __init__(self, order: StartRanks, processes: Processes) -> None:
         self.order, self.processes = order, processes
-        self.told: RanksState | None = None
+        self.sent: RanksState | None = None
 
     @property
     def runs(self) -> bool:
@@ -142,7 +142,7 @@ class _Node:
         self._groups: dict[str, _Group] = {}
 
     def serve(self) -> None:
-        """Follow the orders of the agent, and tell it about the ranks, until it says to leave or all have stopped."""
+        """Follow the orders of the agent, and send it states of ranks, until it says to leave or all have stopped."""
         is_stopping = False
         while not is_stopping or any(group.runs for group in self._groups.values()):
             if self._around.stops() and not is_stopping:
@@ -161,7 +161,7 @@ class _Node:
                     return
                 case None:
                     time.sleep(_POLL_SECONDS)
-            self._tell_of_ranks()
+            self._send_states()
 
     def leave(self, reason: str) -> None:
         """Tell the agent that this node ends, where it can be reached."""
@@ -197,10 +197,10 @@ class _Node:
         logs = sorted(self._logs(group).glob("*.log"))
         self._send(RanksEnded(group=group, logs=tuple((log.name, _end_of(log)) for log in logs)))
 
-    def _tell_of_ranks(self) -> None:
+    def _send_states(self) -> None:
         for group in self._groups.values():
-            if (state := group.state) != group.told:
-                group.told = state
+            if (state := group.state) != group.sent:
+                group.sent = state
                 self._send(state)
 
     def _send(self, news: News) -> None:
@@ -220,8 +220,8 @@ class _HeartBeat:
     While the network is cut, calls of the store wait, also those of the node itself.
     """
 
-    def __init__(self, agent: Agent, name: str, tell: Callable[[str], None]) -> None:
-        self._agent, self._name, self._tell = agent, name, tell
+    def __init__(self, agent: Agent, name: str, show: Callable[[str], None]) -> None:
+        self._agent, self._name, self._show = agent, name, show
         self._missed = 0
         self._stopped = threading.Event()
         self.ranks: _Node | None = None
@@ -249,7 +249,7 @@ class _HeartBeat:
                 self._give_up()
 
     def _give_up(self) -> None:
-        self._tell(f"The agent at {self._agent.address} is not heard any more; this node ends its ranks")
+        self._show(f"The agent at {self._agent.address} is not heard any more; this node ends its ranks")
         if self.ranks is not None:
             self.ranks.end()
         if _TORCHRUN in os.environ:  # while the network is cut, torchrun would wait for the others for minutes

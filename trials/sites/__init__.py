@@ -53,7 +53,7 @@ class Place:
     """For files of the site."""
     facts: Callable[[], NodeFacts]
     """Describes this machine."""
-    tell: Callable[[str], None]
+    show: Callable[[str], None]
     """Shows people what they have to do."""
 
 

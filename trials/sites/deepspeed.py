@@ -78,7 +78,7 @@ def open_site(place: Place) -> Iterator[Site]:
     address = address_of_agent(settings.address, hosts)
     tool = DeepSpeed(hosts)
     starter = CommandStarter(
-        tool, tuple(slots.values()), address, place.folder, hosts=hosts, reach=OverSsh(), tell=place.tell
+        tool, tuple(slots.values()), address, place.folder, hosts=hosts, reach=OverSsh(), show=place.show
     )
     patience = settings.start_timeout
     with Nodes(hardware.nodes, hardware.of_node, address, place.facts(), starter, patience_seconds=patience) as nodes:

@@ -45,7 +45,7 @@ def open_site(place: Place) -> Iterator[Site]:
         place.folder,
         hosts=hosts,
         reach=OverSrun(),
-        tell=place.tell,
+        show=place.show,
     )
     patience = settings.start_timeout
     with Nodes(hardware.nodes, hardware.of_node, address, place.facts(), starter, patience_seconds=patience) as nodes:

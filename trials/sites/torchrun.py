@@ -40,7 +40,7 @@ def open_site(place: Place) -> Iterator[Site]:
         place.folder,
         hosts=settings.hosts,
         reach=OverSsh(),
-        tell=place.tell,
+        show=place.show,
     )
     patience = settings.start_timeout
     with Nodes(hardware.nodes, hardware.of_node, address, place.facts(), starter, patience_seconds=patience) as nodes:

@@ -22,7 +22,7 @@ class View(Protocol):
     def hear(self, event: "Event") -> None:
         """Show the event."""
 
-    def tell(self, text: str) -> None:
+    def show(self, text: str) -> None:
         """Show text that lasts."""
 
     def close(self) -> None:
@@ -54,10 +54,10 @@ class Display:
         if not self._quiet:
             self._open().hear(event)
 
-    def tell(self, text: str) -> None:
+    def show(self, text: str) -> None:
         """Show text that lasts."""
         if not self._quiet:
-            self._open().tell(text)
+            self._open().show(text)
 
     def close(self) -> None:
         """Clear the display, so that others may write to the terminal."""

@@ -31,9 +31,9 @@ class LineView:
 
     def hear(self, event: Event) -> None:
         if text := self._board.hear(event):
-            self.tell(text)
+            self.show(text)
 
-    def tell(self, text: str) -> None:
+    def show(self, text: str) -> None:
         self._written = self._clock()
         click.echo(visible(text), err=True)
 
@@ -48,7 +48,7 @@ class LineView:
         left = self._written + every - self._clock()
         if left > 0:
             return left
-        self.tell(self._board.line())
+        self.show(self._board.line())
         return every
 
     def _watch(self) -> None:

@@ -57,9 +57,9 @@ class LiveView:
 
     def hear(self, event: Event) -> None:
         if text := self._board.hear(event):
-            self.tell(text)
+            self.show(text)
 
-    def tell(self, text: str) -> None:
+    def show(self, text: str) -> None:
         is_printed = Flag()
         self._texts.put((text, is_printed))
         is_printed.wait(_PATIENT_SECONDS)  # so that later output of others follows

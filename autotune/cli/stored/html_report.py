@@ -21,7 +21,7 @@ def report_study(options: Options, name: str | None, out: Path | None) -> None:
         from autotune.report.page import start_bundle  # an extra
 
         script = start_bundle()
-        options.display.tell(f"Writing the report of {study.name}")
+        options.display.show(f"Writing the report of {study.name}")
         source = read_source(store, study)
         database = None if options.database is None else store.masked_url
     missing = write_report(source, path, script, visible, database)

@@ -40,9 +40,9 @@ def feasible_space(
     *,
     remedy: str,
     wanted: SpaceSection = EVERYTHING,
-    tell: Callable[[str], object] = lambda _: None,
+    show: Callable[[str], object] = lambda _: None,
 ) -> Space:
-    """Return the space within `wanted`; tell why levels of packs and further layouts are searched, or are not.
+    """Return the space within `wanted`; `show` why levels of packs and further layouts are searched, or are not.
 
     Raise JobError for an impossible value, and NoFeasiblePlan, whose message ends with `remedy`, when no plan of the
     space fits the memory and keeps the global batch.
@@ -72,13 +72,13 @@ def feasible_space(
         workload, solver, [layout for layout in fitting if layout.tensor == 1], usual, wanted.sequence
     )
     if offer.reason:
-        tell(offer.reason)
+        show(offer.reason)
     axes = replace(axes, ladders=offer.ladders)
     space = Space(axes, solver, partial(allows, wanted)) if fitting else None
     for further in several:
         found = offered_layouts(further, solver, usual, space.starts if space else ())
         if found.reason:
-            tell(found.reason)
+            show(found.reason)
         if found.layouts and space:
             space = space.widened(found.layouts, solver)
         elif found.layouts:

@@ -92,7 +92,7 @@ def test_a_search_finds_a_plan_with_zero_3_where_zero_1_lacks_the_memory_and_tra
 
 def test_where_memory_does_not_lack_no_trial_is_spent_on_them(prepared: Prepared, costs: LayerCosts) -> None:
     said: list[str] = []
-    space = feasible_space(prepared.workload, solver_of(prepared, costs), remedy="", tell=said.append)
+    space = feasible_space(prepared.workload, solver_of(prepared, costs), remedy="", show=said.append)
     assert {plan.layout.zero for plan in space.starts} <= {0, 1}
     (reason,) = (text for text in said if "ZeRO" in text)
     assert reason.startswith("ZeRO 0 and 1 are best and the only stages that are searched: 2 and 3 save memory")

@@ -93,7 +93,7 @@ def test_other_output_appears_above_and_is_never_torn() -> None:
 def test_escapes_and_markup_in_names_are_shown_and_never_obeyed() -> None:
     with terminal(120) as (display, screen):
         hear(display, [PhaseBegan(phase=Phase.PROBE, text=f"[bold]{ESCAPES}[/bold] :smile:")])
-        display.tell(f"[red]{ESCAPES}")
+        display.show(f"[red]{ESCAPES}")
         display.close()
         text = screen.text
     neutral = r"name\x1b[2J\x1b]0;pwned\x07\x9b2K"
@@ -111,7 +111,7 @@ def test_a_resized_terminal_is_filled_anew() -> None:
         assert max(map(len, live)) <= 60
         assert " ".join(" ".join(live).split()).count(f"trial 3 ({PLAN.id}) for") == 1
         screen.resize(100)
-        display.tell("a line after it")
+        display.show("a line after it")
         screen.wait_for("a line after it")
         display.close()
         assert screen.lines()[-1] == "a line after it"
@@ -121,14 +121,14 @@ def test_work_goes_on_while_the_terminal_is_stopped(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(live_view, "_PATIENT_SECONDS", 0.01)
     with terminal(80) as (display, screen):
         for number in range(200):  # more than a terminal holds before someone reads it
-            display.tell(f"line {number} {'-' * 60}")
+            display.show(f"line {number} {'-' * 60}")
         screen.wait_for("line 199")
 
 
 def test_without_utf_8_everything_is_ascii() -> None:
     with terminal(80, encoding="ascii") as (display, screen):
         hear(display, TRAINING)
-        display.tell("\u96ea")
+        display.show("\u96ea")
         screen.wait_for("step 60 of 120")
         assert screen.written.isascii()
         assert "-" * 10 in screen.text
@@ -266,13 +266,13 @@ def test_quiet_shows_nothing(columns: int | None, monkeypatch: pytest.MonkeyPatc
     if columns is None:
         monkeypatch.setattr(sys, "stderr", stream := StringIO())
         hear(quiet, SEARCH)
-        quiet.tell("a line")
+        quiet.show("a line")
         assert not stream.getvalue()
         return
     with terminal(columns) as (_, screen):
         quiet.expect_work()
         hear(quiet, SEARCH)
-        quiet.tell("a line")
+        quiet.show("a line")
         assert screen.text == ""
         assert screen.written == b""
 

@@ -15,7 +15,7 @@ from autotune.cli.context import guarded
 @guarded
 def command(options):
     for _ in range(2):
-        options.display.tell("a line")
+        options.display.show("a line")
         logging.getLogger("autotune").warning("a log record")
         warnings.warn("a warning")
         Console(stderr=True).print("a line of rich's")

@@ -67,7 +67,7 @@ def searched(memory: int, index: str = "mixed", devices: int = 4, **wanted: Any)
     data = {"mixed": MIXED, "alike": ALIKE}[index]
     solver = Solver(predictor(index), limits_of(memory))
     asked = SpaceSection(**{"layouts": LAYOUTS, **wanted})
-    space = feasible_space(workload(data, memory, devices), solver, remedy="", wanted=asked, tell=said.append)
+    space = feasible_space(workload(data, memory, devices), solver, remedy="", wanted=asked, show=said.append)
     return space, tuple(said)
 
 

@@ -45,7 +45,7 @@ def searched(of_costs: Predictor, memory: int = AMPLE, devices: int = 4, **wante
     said: list[str] = []
     solver = Solver(of_costs, limits_of(memory))
     asked = SpaceSection(**wanted)
-    space = feasible_space(workload_of(memory, devices), solver, remedy="", wanted=asked, tell=said.append)
+    space = feasible_space(workload_of(memory, devices), solver, remedy="", wanted=asked, show=said.append)
     return space, [each for each in said if "ZeRO" in each]
 
 

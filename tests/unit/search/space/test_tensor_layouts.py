@@ -45,7 +45,7 @@ def searched(seconds: float, memory: int = AMPLE, devices: int = 4, **wanted: An
     said: list[str] = []
     solver = Solver(predictor(seconds), limits_of(memory))
     asked = SpaceSection(**wanted)
-    space = feasible_space(workload_of(memory, devices), solver, remedy="", wanted=asked, tell=said.append)
+    space = feasible_space(workload_of(memory, devices), solver, remedy="", wanted=asked, show=said.append)
     return space, [each for each in said if "ensor" in each]
 
 
@@ -114,7 +114,7 @@ def test_bfloat16_weights_have_zero_1() -> None:
 def test_where_no_exchanges_were_timed_nothing_is_said() -> None:
     solver = Solver(predictor_of(), limits_of(AMPLE))
     said: list[str] = []
-    feasible_space(workload_of(AMPLE, 4), solver, remedy="", tell=said.append)
+    feasible_space(workload_of(AMPLE, 4), solver, remedy="", show=said.append)
     assert not said
 
 
