@@ -159,13 +159,13 @@ def _change_row(effect: ChangeEffect, name: str) -> tuple[str, ...]:
     return name, seconds, f"{effect.gain:.2f} +- {effect.gain_error:.2f}", peak, known
 
 
-def _memory(why: Explanation, limit_bytes: int) -> str:
+def _memory(why: Explanation, memory_limit_bytes: int) -> str:
     winner, usual = why.winner, why.of_usual
     most = winner.peak_bytes
     stage = winner.stage_peak_bytes.index(most)
     text = (
-        f"Memory: its fullest stage, {stage}, needs {most / _MEBI:,.0f} MiB of {limit_bytes / _MEBI:,.0f} MiB "
-        f"({most / limit_bytes:.0%})"
+        f"Memory: its fullest stage, {stage}, needs {most / _MEBI:,.0f} MiB of {memory_limit_bytes / _MEBI:,.0f} MiB "
+        f"({most / memory_limit_bytes:.0%})"
     )
     if usual is None or usual.plan_id == winner.plan_id:
         return text
@@ -191,13 +191,13 @@ def _payback(best: BestPlan, why: Explanation) -> str:
     )
 
 
-def _further(why: Explanation, limit_bytes: int) -> str:
+def _further(why: Explanation, memory_limit_bytes: int) -> str:
     """Say what is left of the winner's losses, and what would reduce them."""
-    lines = list(_advice(why, limit_bytes))
+    lines = list(_advice(why, memory_limit_bytes))
     return "\n".join(("What would help further:", *lines)) if lines else ""
 
 
-def _advice(why: Explanation, limit_bytes: int) -> Iterator[str]:
+def _advice(why: Explanation, memory_limit_bytes: int) -> Iterator[str]:
     winner = why.winner
     large = [
         part
@@ -205,16 +205,16 @@ def _advice(why: Explanation, limit_bytes: int) -> Iterator[str]:
         if part.seconds > max(_WORTH_ADVICE * winner.epoch_seconds, _SIGNIFICANT * part.error)
     ]
     for part in large[:_MOST_ADVICE]:
-        what = _ADVICE.get(part.name) or _more_memory(why.further, limit_bytes)
+        what = _ADVICE.get(part.name) or _more_memory(why.further, memory_limit_bytes)
         yield f"- {NAMES[part.name]}, {share_text(part, winner)} of the time: {what}"
 
 
-def _more_memory(further: Sequence[ChangeEffect], limit_bytes: int) -> str:
+def _more_memory(further: Sequence[ChangeEffect], memory_limit_bytes: int) -> str:
     if not further:
         return "more memory per rank"
     (effect,) = further
     gain = f"{effect.gain:.2f} +- {effect.gain_error:.2f} times as fast"
-    if effect.peak_bytes > limit_bytes:
+    if effect.peak_bytes > memory_limit_bytes:
         return f"with {effect.peak_bytes / _MEBI:,.0f} MiB per rank nothing is recomputed: {gain}, predicted"
     return f"recomputing nothing may just fit, at {effect.peak_bytes / _MEBI:,.0f} MiB: {gain}, predicted"
 

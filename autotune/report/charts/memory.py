@@ -28,7 +28,7 @@ _PARTS = {
 }
 
 
-def memory(side: Side, limit_bytes: int, most_bytes: float) -> Chart:
+def memory(side: Side, memory_limit_bytes: int, most_bytes: float) -> Chart:
     """Chart the predicted parts and the measured peak of each stage; `most_bytes` ends the axis."""
     unit = Memory(most_bytes)
     parts = _predicted(side)
@@ -42,18 +42,18 @@ def memory(side: Side, limit_bytes: int, most_bytes: float) -> Chart:
         {"stage": f"stage {stage}", "part": "measured peak", "amount": unit.of(peak), "peak": True}
         for stage, peak in peaks.items()
     ]
-    lines = tuple(_line(stage, parts, peaks, limit_bytes, unit) for stage in range(len(side.plan.stages)))
+    lines = tuple(_line(stage, parts, peaks, memory_limit_bytes, unit) for stage in range(len(side.plan.stages)))
     return Chart(
         id=f"memory-{side.key}",
         title=f"Memory of the stages. {side.title}",
         text=(
             f"Bars are the predicted parts of each stage's peak on its fullest rank, diamonds the measured peaks. "
-            f"The line is the limit of {unit.text(limit_bytes)} per rank: memory that is left could hold activations "
-            "instead of computing them again."
+            f"The line is the limit of {unit.text(memory_limit_bytes)} per rank: memory that is left could hold "
+            "activations instead of computing them again."
         ),
         summary="; ".join(f"{line[0]}: predicted {line[5]}, measured {line[6]}, limit {line[7]}" for line in lines),
         basis="measured and predicted" if peaks and parts else "measured" if peaks else "predicted",
-        spec=_spec(rows, side, unit, limit_bytes, most_bytes),
+        spec=_spec(rows, side, unit, memory_limit_bytes, most_bytes),
         legend=(
             *boxes({f"{part}: {what}": colour for part, (what, colour) in _PARTS.items()}),
             ("measured peak", INK, "diamond"),
@@ -66,10 +66,10 @@ def memory(side: Side, limit_bytes: int, most_bytes: float) -> Chart:
     )
 
 
-def most_bytes(side: Side, limit_bytes: int) -> float:
+def most_bytes(side: Side, memory_limit_bytes: int) -> float:
     """Return the largest amount that the chart of a side shows."""
     predicted = (sum(amounts.values()) for amounts in _predicted(side))
-    return max(limit_bytes, *predicted, *_measured(side).values())
+    return max(memory_limit_bytes, *predicted, *_measured(side).values())
 
 
 def _predicted(side: Side) -> list[dict[str, float]]:
@@ -87,7 +87,7 @@ def _measured(side: Side) -> dict[int, int]:
 
 
 def _line(
-    stage: int, parts: list[dict[str, float]], peaks: dict[int, int], limit_bytes: int, unit: Memory
+    stage: int, parts: list[dict[str, float]], peaks: dict[int, int], memory_limit_bytes: int, unit: Memory
 ) -> tuple[str, ...]:
     amounts = parts[stage] if parts else {}
     return (
@@ -95,11 +95,11 @@ def _line(
         *(unit.text(amounts[part]) if amounts else "unknown" for part in _PARTS),
         unit.text(sum(amounts.values())) if amounts else "unknown",
         unit.text(peaks[stage]) if stage in peaks else "not measured",
-        unit.text(limit_bytes),
+        unit.text(memory_limit_bytes),
     )
 
 
-def _spec(rows: list[Row], side: Side, unit: Memory, limit_bytes: int, most: float) -> Spec:
+def _spec(rows: list[Row], side: Side, unit: Memory, memory_limit_bytes: int, most: float) -> Spec:
     y = category("stage", order=[f"stage {stage}" for stage in range(len(side.plan.stages))])
     x = number("amount", f"memory of a rank, {unit.unit}", scale={"domain": [0, unit.of(1.04 * most)], "nice": False})
     lines = tooltip(("stage", "stage"), ("part", "part"), ("what", "meaning"), ("amount", unit.unit, ",.4~g"))
@@ -125,7 +125,7 @@ def _spec(rows: list[Row], side: Side, unit: Memory, limit_bytes: int, most: flo
     }
     limit: Spec = {
         "mark": {"type": "rule", "color": LIMIT, "strokeWidth": 2, "strokeDash": [5, 3]},
-        "encoding": {"x": {"datum": unit.of(limit_bytes)}},
+        "encoding": {"x": {"datum": unit.of(memory_limit_bytes)}},
     }
     stages = len(side.plan.stages)
     has_peaks, has_parts = any("peak" in row for row in rows), any("peak" not in row for row in rows)

@@ -68,8 +68,8 @@ def pareto(source: StudySource) -> Chart:
         one for one in points if one.plan.id in stored or (not stored and not any(each.beats(one) for each in points))
     ]
     front.sort(key=lambda one: one.peak_bytes)
-    limit_bytes, peaks = source.workload.memory_limit_bytes, [one.peak_bytes for one in points]
-    unit, is_near = Memory(limit_bytes), limit_bytes <= _NEAR * max(peaks)
+    memory_limit_bytes, peaks = source.workload.memory_limit_bytes, [one.peak_bytes for one in points]
+    unit, is_near = Memory(memory_limit_bytes), memory_limit_bytes <= _NEAR * max(peaks)
     rows: list[Row] = [
         {
             "plan": one.plan.id,
@@ -95,11 +95,11 @@ def pareto(source: StudySource) -> Chart:
         title="Speed against memory: the Pareto set",
         text=(
             "Each point is a plan. Of those in the Pareto set, none is beaten by another plan in all objectives. The "
-            f"limit of {unit.text(limit_bytes)} per rank is {'the line' if is_near else 'far to the right'}."
+            f"limit of {unit.text(memory_limit_bytes)} per rank is {'the line' if is_near else 'far to the right'}."
         ),
         summary=f"{len(front)} of {len(points)} measured plans are in the Pareto set",
         basis="measured",
-        spec=_pareto_spec(rows, unit.of(limit_bytes) if is_near else None, unit.unit),
+        spec=_pareto_spec(rows, unit.of(memory_limit_bytes) if is_near else None, unit.unit),
         legend=(*boxes(_KINDS), *((("limit", LIMIT, "line"),) if is_near else ())),
         table=Table(header=("plan", "samples/s", "peak memory", "J/sample", "settings"), rows=lines),
     )
