@@ -31,8 +31,8 @@ def plan_coordinates(predictor: Predictor, plan: Plan) -> Array:
     if isinstance(packing, Packed):
         slack = 1 - packing.qv_min / max(packing.qv, 1), 1 - packing.qt_min / packing.qt
     # The layers up to each quarter of the stages compare splits over different numbers of stages.
-    ends = np.cumsum([0, *(stage.vision + stage.language for stage in stages)])
-    share = np.interp((0.25, 0.5, 0.75), np.linspace(0, 1, len(ends)), ends / ends[-1])
+    boundaries = np.cumsum([0, *(stage.vision + stage.language for stage in stages)])
+    share = np.interp((0.25, 0.5, 0.75), np.linspace(0, 1, len(boundaries)), boundaries / boundaries[-1])
     vision, language = sum(stage.vision for stage in stages), sum(stage.language for stage in stages)
     return np.array(
         [

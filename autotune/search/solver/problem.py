@@ -249,9 +249,10 @@ class Problem:
 
     def fit(self, several: Sequence[tuple[int, ...]]) -> list[Plan | None]:
         """Return the plan of least time with each of these stage boundaries; None if none fits."""
-        ends = np.array(several)
-        starts = np.pad(ends[:, :-1], ((0, 0), (1, 0)))
-        held = self._held(np.tile(np.arange(ends.shape[1]), len(ends)), starts.ravel(), ends.ravel())
+        boundaries = np.array(several)
+        starts = np.pad(boundaries[:, :-1], ((0, 0), (1, 0)))
+        numbers = np.tile(np.arange(boundaries.shape[1]), len(boundaries))
+        held = self._held(numbers, starts.ravel(), boundaries.ravel())
         alike, _, which = held.distinct()
         found, seconds = least_of_alternatives(alike, self._alternatives, np.full(len(alike), np.inf))
         recomputed = tuple((each.vision, each.language) for each in found)
@@ -259,7 +260,7 @@ class Problem:
         fits = np.isfinite(seconds)
         return [
             self._plan(tuple(stages[row] for row in rows.tolist())) if fits[rows].all() else None
-            for rows in which.reshape(ends.shape)
+            for rows in which.reshape(boundaries.shape)
         ]
 
     def fit_fewest(self, boundaries: tuple[int, ...]) -> Plan | None:
