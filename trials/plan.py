@@ -11,6 +11,11 @@ from trials import wire
 from trials.errors import InvalidPlan
 from trials.grid import Grid
 
+OMNIBAL_PACKER = "isf"
+"""Packer of OmniBal's recipe, and of HBP's levels."""
+SIMPLE_PACKER = "best-fit"
+"""Packer of packs that hold one long sample, where any packer does."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Padded:
@@ -42,7 +47,7 @@ class Packed:
     """A pack with this many vision units is full enough (Q'v)."""
     qt_min: int
     """A pack with this many text tokens is full enough (Q't)."""
-    packer: str = "isf"
+    packer: str = OMNIBAL_PACKER
     """Module of `trials.data.packers` that fills the packs."""
     sequence: int = 1
     """Sequence degree: neighbouring data ranks that compute a pack together (DeepSpeed-Ulysses)."""

@@ -14,7 +14,7 @@ from autotune.prediction.predictor import Predictor
 from autotune.search.solver.solver import Solver
 from autotune.search.space.capacities import OMNIBAL_SLACK
 from autotune.search.space.layouts import layouts
-from trials.plan import Layout, Levelled, Packed, Packing, Plan
+from trials.plan import OMNIBAL_PACKER, Layout, Levelled, Packed, Packing, Plan
 from trials.workload import DataProfile, Workload
 
 _HALVINGS = 4
@@ -113,5 +113,6 @@ def _level(data: DataProfile, length: int, sequence: int) -> Packed:
     most = data.most_vision_units if length == data.longest_text_tokens else most
     qv = max(1, most, round(length * data.vision_units / data.text_tokens))
     return replace(
-        Packed(qv=qv, qt=length, qv_min=qv, qt_min=max(0, length - OMNIBAL_SLACK), packer="isf"), sequence=sequence
+        Packed(qv=qv, qt=length, qv_min=qv, qt_min=max(0, length - OMNIBAL_SLACK), packer=OMNIBAL_PACKER),
+        sequence=sequence,
     )

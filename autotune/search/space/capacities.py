@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from trials.data.packers.best_fit import Sizes, patterns
 from trials.data.records.sample import Ints
-from trials.plan import Packed
+from trials.plan import OMNIBAL_PACKER, Packed
 from trials.workload import DataProfile
 
 _PACKED_SAMPLES = (1.5, 2, 3, 4, 5, 6, 8, 10, 12, 16)
@@ -178,7 +178,7 @@ def _chosen(sizes: Sizes, which: NDArray[np.bool_]) -> Sizes:
 
 
 def _packed(qv: int, qt: int) -> Packed:
-    return Packed(qv=qv, qt=qt, qv_min=qv, qt_min=max(0, qt - OMNIBAL_SLACK), packer="isf")
+    return Packed(qv=qv, qt=qt, qv_min=qv, qt_min=max(0, qt - OMNIBAL_SLACK), packer=OMNIBAL_PACKER)
 
 
 def _longest(data: DataProfile) -> tuple[int, int]:

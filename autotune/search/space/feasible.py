@@ -22,7 +22,7 @@ from trials import plugins
 from trials.data.packers import PACKERS
 from trials.errors import UnknownName
 from trials.job import SpaceSection
-from trials.plan import Layout, Levelled, Packed, Padded, Plan, layer_counts
+from trials.plan import SIMPLE_PACKER, Layout, Levelled, Packed, Padded, Plan, layer_counts
 from trials.workload import Workload
 
 _MEBI = 1 << 20
@@ -231,7 +231,7 @@ def _least(workload: Workload, solver: Solver, layout: Layout) -> tuple[float, i
     if alone[0] <= HEADROOM * workload.memory_limit_bytes or not degrees:
         return alone
     qv, qt = workload.data.most_vision_units, workload.data.longest_text_tokens
-    shared = Packed(qv=qv, qt=qt, qv_min=0, qt_min=0, packer="best-fit", sequence=degrees[-1])
+    shared = Packed(qv=qv, qt=qt, qv_min=0, qt_min=0, packer=SIMPLE_PACKER, sequence=degrees[-1])
     return min(alone, solver.fullest(solver.leanest(shared, layout)))
 
 

@@ -10,7 +10,7 @@ from autotune.search.solver.solver import Solver
 from autotune.search.space.capacities import capacities
 from autotune.search.space.layouts import layout_name
 from autotune.search.space.packings import ALONE, Degrees, Ladders, Pair, ladder_name
-from trials.plan import Layout, Packed, Padded
+from trials.plan import SIMPLE_PACKER, Layout, Packed, Padded
 from trials.workload import DataProfile, Workload
 
 _WORTH_WAITING = 0.05
@@ -151,7 +151,7 @@ class _Needs:
     def _least_degree(self, *, recompute: bool) -> int | None:
         qv, qt = _longest(self._data)
         for degree in self._degrees:
-            shared = Packed(qv=qv, qt=qt, qv_min=0, qt_min=0, packer="best-fit", sequence=degree)
+            shared = Packed(qv=qv, qt=qt, qv_min=0, qt_min=0, packer=SIMPLE_PACKER, sequence=degree)
             # Without padding, one sample alone is a pack of its own.
             packing = Padded(samples=1) if degree == 1 else shared
             leanest = self._solver.leanest(packing, self.layout, recompute=recompute)
