@@ -163,6 +163,7 @@ class Baseline:
 
     role: str
     samples_per_second: float
+    """Estimated: samples of an epoch over the time that trials give it."""
     samples_per_second_error: float
     """Standard error."""
     gain: float
@@ -180,6 +181,7 @@ class ParetoPlan:
 
     plan: Plan
     samples_per_second: float
+    """Estimated: samples of an epoch over the time that trials give it."""
     peak_bytes: int
     """Of the fullest rank."""
     joules_per_sample: float | None
@@ -196,7 +198,9 @@ class BestPlan:
     epoch_seconds: float
     epoch_seconds_error: float
     samples_per_second: float
+    """Estimated: samples of an epoch over `epoch_seconds`."""
     samples_per_second_error: float
+    """Standard error."""
     baselines: tuple[Baseline, ...]
     created: datetime
     search_seconds: float = 0.0
@@ -255,7 +259,7 @@ class LaunchResult:
     steps: int
     """Optimizer steps done."""
     samples_per_second: float | None
-    """Of this launch, over its steps but the first, which warms up; None when there were none."""
+    """Of the training: samples of this launch's steps but the first, which warms up, over their time; None for none."""
     finished: datetime
 
     def __post_init__(self) -> None:
@@ -277,10 +281,10 @@ class LaunchRecord:
     """The agent that runs it."""
 
 
-def _check_speed(samples_per_second: float) -> None:
+def _check_speed(estimated_samples_per_second: float) -> None:
     """Raise ValueError unless the speed is positive and finite."""
-    if not 0 < samples_per_second < math.inf:
-        raise ValueError(f"a plan trains more than 0 samples/s, not {samples_per_second}")
+    if not 0 < estimated_samples_per_second < math.inf:
+        raise ValueError(f"a plan trains more than 0 samples/s, not {estimated_samples_per_second}")
 
 
 def _to_utc(value: object, field: str) -> None:

@@ -139,7 +139,7 @@ def autotune(*words: str | Path) -> list[str | Path]:
     return [sys.executable, "-m", "autotune", *words]
 
 
-def samples_per_second(steps: Sequence[Step], dropped: int) -> float:
+def training_samples_per_second(steps: Sequence[Step], dropped: int) -> float:
     """Return the speed over all steps but the first `dropped`, from the arrival of the last of these."""
     samples: int = sum(step.line["samples"] for step in steps[dropped:])
     return samples / (steps[-1].arrived - steps[dropped - 1].arrived)

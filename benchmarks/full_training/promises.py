@@ -9,8 +9,8 @@ from benchmarks.full_training.following import (
     autotune,
     machine_seconds,
     run,
-    samples_per_second,
     spread,
+    training_samples_per_second,
     wait_share,
 )
 from benchmarks.full_training.jobs import write_job
@@ -56,7 +56,7 @@ def _promise(folder: Path, data: Path, short_steps: int, search: Mapping[str, An
     machine.append(machine_seconds())
     short = _launch(ahead, "--plan", tuned.document["id"], "--steps", str(short_steps))
     promised = float(tuned.document["samples_per_second"])
-    measured = samples_per_second(trained.steps, _DROPPED)
+    measured = training_samples_per_second(trained.steps, _DROPPED)
     return {
         "plan": tuned.document["plan"],
         "trials_seconds": tuned.seconds,
@@ -78,7 +78,7 @@ def _promise(folder: Path, data: Path, short_steps: int, search: Mapping[str, An
         "step_samples": spread([step.line["samples"] for step in trained.steps[_DROPPED:]]),
         "wait_share": wait_share(trained.steps, _DROPPED),
         "wait_share_ahead": wait_share(short.steps, _DROPPED),
-        "samples_per_second_ahead": samples_per_second(short.steps, _DROPPED),
+        "samples_per_second_ahead": training_samples_per_second(short.steps, _DROPPED),
         "machine_seconds": dict(zip(("before the search", "after it", "after the training"), machine, strict=True)),
         "disturbing_cores": {"search": tuned.disturbing_cores, "training": trained.disturbing_cores},
     }

@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.full_training.following import Ended, autotune, run, samples_per_second, spread
+from benchmarks.full_training.following import Ended, autotune, run, spread, training_samples_per_second
 from benchmarks.full_training.jobs import make_example, write_job
 
 _TRAINER = Path(__file__).parents[1] / "references" / "hf_trainer.py"
@@ -103,7 +103,7 @@ def _row(kind: str, seed: int, ended: Ended, model: Path) -> dict[str, Any]:
         "part": "training",
         "kind": kind,
         "seed": seed,
-        "speed": samples_per_second(ended.steps, _DROPPED),
+        "speed": training_samples_per_second(ended.steps, _DROPPED),
         "steps": len(ended.steps),
         "samples": sum(step.line["samples"] for step in ended.steps),
         "step_seconds": spread(between[_DROPPED:]),

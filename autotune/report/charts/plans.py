@@ -50,13 +50,13 @@ class Point:
     """A measured plan by speed and memory."""
 
     plan: Plan
-    samples_per_second: float
+    estimated_samples_per_second: float
     peak_bytes: int
     joules_per_sample: float | None = None
 
     def beats(self, other: "Point") -> bool:
         """Return whether this plan is no worse in speed and memory, and better in one of them."""
-        mine, theirs = (-self.samples_per_second, self.peak_bytes), (-other.samples_per_second, other.peak_bytes)
+        mine, theirs = ((-one.estimated_samples_per_second, one.peak_bytes) for one in (self, other))
         return mine[0] <= theirs[0] and mine[1] <= theirs[1] and mine != theirs
 
 
@@ -73,7 +73,7 @@ def pareto(source: StudySource) -> Chart:
     rows: list[Row] = [
         {
             "plan": one.plan.id,
-            "speed": round(one.samples_per_second, 4),
+            "speed": round(one.estimated_samples_per_second, 4),
             "memory": unit.of(one.peak_bytes),
             "kind": _IN_FRONT if one in front else _OTHER,
             "settings": plan_text(one.plan),
@@ -83,12 +83,12 @@ def pareto(source: StudySource) -> Chart:
     lines = tuple(
         (
             one.plan.id,
-            f"{one.samples_per_second:.2f}",
+            f"{one.estimated_samples_per_second:.2f}",
             unit.text(one.peak_bytes),
             "-" if (joules := stored.get(one.plan.id)) is None else f"{joules:.3g}",
             plan_text(one.plan),
         )
-        for one in sorted(front, key=lambda one: -one.samples_per_second)
+        for one in sorted(front, key=lambda one: -one.estimated_samples_per_second)
     )
     return Chart(
         id="pareto",
@@ -111,7 +111,8 @@ def _points(source: StudySource) -> list[Point]:
         seconds = fmean(trial.result.epoch_seconds or 0.0 for trial in runs)
         measured = [trial.result.outcome for trial in runs]
         peak = max(each.measurement.peak_bytes for each in measured if isinstance(each, Completed))
-        found.append(Point(plan=plan, samples_per_second=source.workload.data.samples / seconds, peak_bytes=peak))
+        speed = source.workload.data.samples / seconds
+        found.append(Point(plan=plan, estimated_samples_per_second=speed, peak_bytes=peak))
     return found
 
 

@@ -9,7 +9,14 @@ import pytest
 
 from benchmarks import training
 from benchmarks.full_training import kills, rival
-from benchmarks.full_training.following import CommandFailed, Follower, Step, run, samples_per_second, wait_share
+from benchmarks.full_training.following import (
+    CommandFailed,
+    Follower,
+    Step,
+    run,
+    training_samples_per_second,
+    wait_share,
+)
 from benchmarks.output.result import Check
 from benchmarks.references import hf_trainer
 from tests.values.training import prepared_of
@@ -63,8 +70,8 @@ def test_a_commands_document_follows_the_lines_of_libraries_and_a_failure_has_it
 
 def test_speed_counts_from_the_last_dropped_step_on_the_benchmarks_clock() -> None:
     steps = [step(10.0, samples=100), step(12.0, samples=6), step(14.0, samples=10)]
-    assert samples_per_second(steps, 1) == 4.0
-    assert samples_per_second(steps, 2) == 5.0
+    assert training_samples_per_second(steps, 1) == 4.0
+    assert training_samples_per_second(steps, 2) == 5.0
 
 
 def test_the_wait_share_is_of_the_time_and_not_of_the_steps() -> None:
