@@ -3,6 +3,7 @@
 import hashlib
 import shutil
 import sqlite3
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -153,6 +154,57 @@ def test_an_older_database_keeps_everything(frozen: Path, old_database: str, cap
         check_contents(store, workload_of(frozen))
         assert before.items() <= counts(old_database).items()
         store.start_trial(store.studies()[0].id, packed_plan(), "sampled")
+
+
+_OF_STUDIES = ("study", "trial", "outcome", "stage_measurement", "best_plan")
+_KEYS = ("id", "study_id", "trial_id")
+
+
+@pytest.mark.long
+def test_an_older_database_of_500_studies_keeps_all_of_them(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    shutil.copy(FROZEN[0], path)
+    with closing(sqlite3.connect(path)) as old, old:
+        (studies,) = old.execute("SELECT count(*) FROM autotune_study").fetchone()
+        for name in _OF_STUDIES:
+            _copy_rows(old, f"autotune_{name}", 500 // studies - 1)
+    url = f"sqlite:///{path}"
+    before, counted = _plans_by_study(url), counts(url)
+    assert counted["autotune_study"] == 500
+    with open_store(url) as store:
+        assert len(store.studies()) == 500
+        assert not list(store.problems())
+    assert _plans_by_study(url) == before
+    assert counted.items() <= counts(url).items()
+
+
+def _copy_rows(database: sqlite3.Connection, table: str, copies: int) -> None:
+    """Add so many copies of each row of the table, with keys and names of their own."""
+    found = database.execute(f"SELECT * FROM {table}")
+    columns = [name for name, *_ in found.description]
+    rows = [
+        [
+            f"{value[:24]}{number:08x}" if name in _KEYS else f"{value} {number}" if name == "name" else value
+            for name, value in zip(columns, row, strict=True)
+        ]
+        for row in found.fetchall()
+        for number in range(copies)
+    ]
+    database.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * len(columns))})", rows)
+
+
+def _plans_by_study(url: str) -> dict[str, list[tuple[str, str]]]:
+    """Return the plans of the trials and winners of each study, as (table and number, id of the plan)."""
+    engine, found = create_engine(parse(url)), defaultdict(list)
+    with engine.connect() as connection:
+        for query in (
+            "SELECT study_id, 'trial ' || number, plan_id FROM autotune_trial ORDER BY study_id, number",
+            "SELECT study_id, 'winner', plan_id FROM autotune_best_plan",
+        ):
+            for study, what, plan in connection.execute(text(query)):
+                found[study].append((what, plan))
+    engine.dispose()
+    return dict(found)
 
 
 @keyed_by_path
