@@ -261,7 +261,7 @@ def problems_of_studies(connection: Connection, ids: Collection[str] | None = No
 
 
 def _problem_of_end(workload: str, winners: str | None, *, is_open: bool) -> str | None:
-    """`winners` is the workload of the study's winner, if it has one."""
+    """Return what is wrong with a study's end; `winners` is the workload of its winner, if it has one."""
     if winners is None:
         return None if is_open else "has ended without a winner"
     if is_open:
