@@ -38,6 +38,12 @@ class Cable:
         """Cut the cable (`down`), or join it again (`up`)."""
         _ip("link", "set", f"{self.namespace}-a", state)
 
+    def limit(self, rate: str | None) -> None:
+        """Limit each direction of the cable to a rate of `tc`, such as `100mbit`; None lifts the limit."""
+        filters = ("tbf", "rate", rate, "burst", "64kb", "latency", "500ms") if rate else ("noqueue",)
+        _tc("qdisc", "replace", "dev", f"{self.namespace}-a", "root", *filters)
+        _tc("-n", self.namespace, "qdisc", "replace", "dev", f"{self.namespace}-b", "root", *filters)
+
 
 @contextmanager
 def cable() -> Iterator[Cable]:
@@ -65,6 +71,10 @@ def cable() -> Iterator[Cable]:
 
 def _ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True, capture_output=True)
+
+
+def _tc(*arguments: str) -> None:
+    subprocess.run(["tc", *arguments], check=True, capture_output=True)
 
 
 class NodeProcesses:

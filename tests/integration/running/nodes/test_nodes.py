@@ -1,6 +1,7 @@
 """Ranks on two nodes: the same steps as on one machine, and what happens when a node or a rank is lost."""
 
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,6 +24,9 @@ from trials.tasks.request import Request, Trial
 pytestmark = pytest.mark.ranks
 
 ROOT = Path(__file__).parents[4]
+CUT_SECONDS = 8.0
+"""Less than the silence after which a node is lost."""
+FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
 PLAN = plan_of("3+0", "1+2")
 TRIAL = Trial(warmup_steps=(), timed_steps=(0, 1, 2))
 
@@ -90,6 +94,18 @@ def test_a_node_with_another_token_is_not_let_in(
     ):
         NodeLauncher(both, tmp_path, 2, "cpu").start()
     assert "the token of this node is not that of the agent" in capfd.readouterr().err
+
+
+@pytest.mark.long
+def test_a_node_whose_clock_is_an_hour_off_takes_part(joined: Cable, request_of_trial: Request, tmp_path: Path) -> None:
+    if not FAKETIME.exists():
+        pytest.skip("NO NODE WITH A WRONG CLOCK IS TESTED: `apt-get install faketime` provides the library")
+    wrong = {"LD_PRELOAD": str(FAKETIME), "FAKETIME": "+1h"}
+    starter = NodeProcesses(joined, environment=wrong)
+    with two_nodes(joined, starter) as both, WarmPool(NodeLauncher(both, tmp_path, 2, "cpu")) as pool:
+        assert len(losses(pool, request_of_trial)) == 2
+        clock = psutil.Process(starter.processes[1].pid).environ()
+        assert clock["FAKETIME"] == "+1h"
 
 
 @pytest.mark.long
@@ -179,3 +195,37 @@ def test_a_node_behind_a_cut_cable_is_named_and_ends_its_ranks_itself(
     assert all(map(has_ended, there))
     joined.set("up")
     assert len(losses(pool, request_of_trial)) == 2
+
+
+@pytest.mark.long
+def test_a_cable_that_is_cut_for_some_seconds_changes_no_step(
+    pool: WarmPool, request_of_trial: Request, joined: Cable
+) -> None:
+    expected = losses(pool, request_of_trial)
+    steps: list[float] = []
+    mended = threading.Timer(CUT_SECONDS, joined.set, ["up"])
+
+    def cut(seconds: float) -> bool:
+        if not steps:
+            joined.set("down")
+            mended.start()
+        steps.append(seconds)
+        return True
+
+    try:
+        answer = pool.ask(request_of_trial, 120, on_step=cut)
+        assert isinstance(answer, Answers), answer
+    finally:
+        mended.join()
+    assert [each.losses for each in answer.reports if isinstance(each, TrialReport)] == expected
+    assert max(steps) > CUT_SECONDS / 2  # the others waited
+
+
+@pytest.mark.long
+def test_a_second_agent_is_told_who_uses_the_nodes_and_disturbs_nothing(
+    joined: Cable, pool: WarmPool, request_of_trial: Request, tmp_path: Path
+) -> None:
+    expected = losses(pool, request_of_trial)
+    with two_nodes(joined) as others, pytest.raises(NodeRefused, match="another autotune process uses the devices of"):
+        NodeLauncher(others, tmp_path / "others", 2, "cpu").start()
+    assert losses(pool, request_of_trial) == expected
