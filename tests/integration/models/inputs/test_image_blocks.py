@@ -29,14 +29,9 @@ def expected(sample: str, window: int | None) -> torch.Tensor:
     types = places_of(sample).long()[None]
     config = Gemma3TextConfig(sliding_window=window or 1)
     config._attn_implementation = "eager"
-    masks = create_masks_for_vision_model(
-        config=config,
-        inputs_embeds=torch.zeros(1, len(sample), 8),
-        attention_mask=None,
-        past_key_values=None,
-        position_ids=None,
-        block_sequence_ids=get_block_sequence_ids_for_mask(types),
-    )
+    # By position: transformers 5.24 has another name for the cache, which is the fourth argument.
+    states, blocks = torch.zeros(1, len(sample), 8), get_block_sequence_ids_for_mask(types)
+    masks = create_masks_for_vision_model(config, states, None, None, None, blocks)
     visible: torch.Tensor = masks["full_attention" if window is None else "sliding_attention"][0, 0] == 0
     return visible
 
