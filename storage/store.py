@@ -273,15 +273,18 @@ class Store(Housekeeping):
         with self._database.transaction() as connection:
             return studies.running(connection, study_id)
 
-    def trials(self, study_id: str) -> tuple[RunningTrial | AbandonedTrial | FinishedTrial, ...]:
-        """Return the trials of a study in order of number. Empty for an unknown study."""
+    def trials(self, *study_ids: str) -> tuple[RunningTrial | AbandonedTrial | FinishedTrial, ...]:
+        """Return the trials of studies, those of each in order of number. Empty for unknown studies."""
         with self._database.transaction() as connection:
-            return studies.trials(connection, study_id)
+            return studies.trials(connection, study_ids)
 
-    def answers(self, workload_fingerprint: str) -> tuple[FinishedTrial, ...]:
-        """Return the finished trials of all studies on exactly this workload, oldest first; they need no second run."""
+    def answers(self, *workload_fingerprints: str) -> tuple[FinishedTrial, ...]:
+        """Return the finished trials of all studies on exactly these workloads, oldest first: they need no second run.
+
+        Those of studies that were imported or archived are left out.
+        """
         with self._database.transaction() as connection:
-            return studies.answers(connection, workload_fingerprint)
+            return studies.answers(connection, workload_fingerprints)
 
     def comparable_trials(self, workload: Workload) -> tuple[FinishedTrial, ...]:
         """Return the finished trials, oldest first, whose measurements are informative for this workload.

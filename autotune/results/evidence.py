@@ -77,12 +77,25 @@ class Evidence:
 
 def trials_behind(best: BestPlan, store: Store) -> Sequence[TrialRecord]:
     """Return the trials on which the winner's figures rest: of its study, and before it unless it began afresh."""
-    study = store.study(best.study_id)
-    own = store.trials(study.id)
-    if study.settings.get("fresh"):
-        return own
-    known = store.answers(best.workload.fingerprint)
-    return [*(trial for trial in known if trial.study_id != study.id and trial.result.finished <= best.created), *own]
+    return trials_behind_each([best], store)[0]
+
+
+def trials_behind_each(several: Sequence[BestPlan], store: Store) -> list[Sequence[TrialRecord]]:
+    """Return what `trials_behind` does for each winner, with as many queries as for one."""
+    studies = {study.id: study for study in store.studies(archived=True)}
+    own, known = defaultdict(list), defaultdict(list)
+    for trial in store.trials(*{best.study_id for best in several}):
+        own[trial.study_id].append(trial)
+    for trial in store.answers(*{studies[best.study_id].workload_fingerprint for best in several}):
+        known[studies[trial.study_id].workload_fingerprint].append(trial)
+
+    def before(best: BestPlan) -> Iterator[TrialRecord]:
+        study = studies[best.study_id]
+        for trial in () if study.settings.get("fresh") else known[study.workload_fingerprint]:
+            if trial.study_id != study.id and trial.result.finished <= best.created:
+                yield trial
+
+    return [[*before(best), *own[best.study_id]] for best in several]
 
 
 def evidence_of(best: BestPlan, trials: Iterable[TrialRecord]) -> Evidence:

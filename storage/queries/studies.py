@@ -1,6 +1,6 @@
 """Studies and their trials."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
@@ -222,15 +222,17 @@ def running(connection: Connection, study_id: str | None) -> tuple[RunningTrial,
     return tuple(trial for trial in _readable(connection, query) if isinstance(trial, RunningTrial))
 
 
-def trials(connection: Connection, study_id: str) -> tuple[RunningTrial | AbandonedTrial | FinishedTrial, ...]:
-    query = rows.whole(TRIAL).where(TRIAL.c.study_id == study_id).order_by(TRIAL.c.number)
+def trials(
+    connection: Connection, study_ids: Collection[str]
+) -> tuple[RunningTrial | AbandonedTrial | FinishedTrial, ...]:
+    query = rows.whole(TRIAL).where(TRIAL.c.study_id.in_(study_ids)).order_by(TRIAL.c.study_id, TRIAL.c.number)
     return tuple(_readable(connection, query))
 
 
-def answers(connection: Connection, workload_fingerprint: str) -> tuple[FinishedTrial, ...]:
-    of_workload = STUDY.c.workload_fingerprint == workload_fingerprint
+def answers(connection: Connection, workload_fingerprints: Collection[str]) -> tuple[FinishedTrial, ...]:
+    of_workloads = STUDY.c.workload_fingerprint.in_(workload_fingerprints)
     query = rows.whole(TRIAL).join(STUDY, STUDY.c.id == TRIAL.c.study_id)
-    return _finished(connection, query.where(of_workload, *_COUNTING))
+    return _finished(connection, query.where(of_workloads, *_COUNTING))
 
 
 def comparable(connection: Connection, workload: Workload) -> tuple[FinishedTrial, ...]:

@@ -11,7 +11,7 @@ from autotune.cli.jobs import outline_of, survey
 from autotune.errors import HardwareError
 from autotune.machine.hardware import probe_hardware, software
 from autotune.results import study_report
-from autotune.results.evidence import trials_behind
+from autotune.results.evidence import trials_behind, trials_behind_each
 from autotune.results.study_report import Known
 from storage.annotation import Annotation
 from storage.nearness import Fields, fields_of, fields_of_machine
@@ -67,7 +67,8 @@ def list_plans(options: Options, wanted: PlanFilter) -> None:
             ]
         found = _annotated(store, found)
         found = _chosen(wanted, found, is_near=bool(now or wanted.here))
-        found = [replace(known, trials=trials_behind(known.best, store)) for known in found]
+        behind = trials_behind_each([known.best for known in found], store)
+        found = [replace(known, trials=trials) for known, trials in zip(found, behind, strict=True)]
     nothing = "No plan is known" + (" for this hardware" if wanted.here else "") + "; run `autotune tune JOB`."
     options.give(
         lambda: {"plans": [_document(known) for known in found]},
