@@ -6,9 +6,9 @@ Each node has one rank; the other one is a network namespace of this machine, jo
 the layers and the exchanges of the model of examples/tiny-internvl are profiled over both nodes, and the search space
 says which plan is predicted fastest. Then the plans that were chosen on both links, and further plans drawn at random
 (pipeline and data parallelism, splits, recomputation, packs), run in rounds, each time on the same steps of all costs.
-A plan's time is the median of its rounds, at the speed that the machine had in the profile. A choice is right if it is
-faster, on the link on which it was made, than the one made on the other link. The first runs of three plans calibrate a
-second prediction.
+A plan's time is the median of its rounds. A choice is right if it is faster, on the link on which it was made, than the
+one made on the other link. The first runs of three plans calibrate a second prediction. A fixed computation is timed
+with the profile and with each run, by which the machine's drift can be seen.
 
 It needs the right to make network namespaces, and `tc`.
 """
@@ -17,9 +17,9 @@ import argparse
 import random
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,8 @@ from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.solver import Solver
 from autotune.search.space.feasible import feasible_space
-from autotune.workload import Prepared
-from benchmarks.cases.drift import at_profiled_speed, slowness
+from autotune.workload import Prepared, prepare
+from benchmarks.full_training.following import machine_seconds
 from benchmarks.output.result import Check, at_least, at_most, finish
 from benchmarks.prediction import example
 from tests.machines.nodes import cable, two_nodes
@@ -46,6 +46,8 @@ from trials.run.pool import WarmPool
 LINKS: Mapping[str, str | None] = {"as it is": None, "100 Mbit/s": "100mbit"}
 """Rates of the cable in the notation of `tc`."""
 SAMPLES = 400
+BATCH = 8
+"""So that the gradients of a step are more than its activations."""
 CALIBRATING = 3
 TIMED_STEPS = 3
 MEDIAN_ERROR = 0.08
@@ -60,6 +62,8 @@ class Linked:
     prepared: Prepared
     pool: WarmPool
     predictor: Predictor
+    machine_seconds: float
+    """Of a fixed computation, after the profile."""
 
     @cached_property
     def chosen(self) -> Plan:
@@ -73,7 +77,9 @@ def main() -> None:
     arguments = _arguments()
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
-        prepared = example(folder, SAMPLES)
+        job = example(folder, SAMPLES).job
+        training = job.training.model_copy(update={"global_batch_samples": BATCH})
+        prepared = prepare(job.model_copy(update={"training": training}), folder / "work")
         hardware = replace(prepared.workload.hardware, nodes=2)
         work = replace(prepared.workload, hardware=hardware, memory_limit_bytes=AMPLE_BYTES)
         prepared = replace(prepared, workload=work)
@@ -87,7 +93,13 @@ def main() -> None:
                 joined.limit(rate)
                 costs = profile_layers(prepared, pool, folder / "ranks")
                 predictor = Predictor(costs, prepared.epoch, work.model.element_bytes)
-                links[name] = Linked(link=name, prepared=prepared, pool=pool, predictor=predictor)
+                links[name] = Linked(
+                    link=name,
+                    prepared=prepared,
+                    pool=pool,
+                    predictor=predictor,
+                    machine_seconds=machine_seconds(),
+                )
                 _say(f"{name}: {links[name].chosen.layout} is predicted fastest")
             chosen = {name: linked.chosen for name, linked in links.items()}
             drawn = _plans(links["as it is"], arguments.plans)
@@ -139,26 +151,23 @@ def _drawn(prepared: Prepared, chance: random.Random, pipeline: int) -> Plan:
 def _rows(nodes: Linked, plans: Sequence[Plan], rounds: int) -> list[dict[str, Any]]:
     """Run the plans in rounds, and return what was predicted and measured."""
     runner = Runner(nodes.prepared, CalibratedPredictor(nodes.predictor), nodes.pool)
-    machine = partial(slowness, nodes.prepared, nodes.pool, nodes.predictor.costs)
     runs: dict[Plan, list[Measurement]] = {plan: [] for plan in plans}
+    slowness: dict[Plan, list[float]] = {plan: [] for plan in plans}
     for number in range(rounds):
         for plan in random.Random(number).sample(plans, len(plans)):
-            runs[plan].append(_run(runner, plan, machine))
+            outcome = runner.run(plan, timed_steps=TIMED_STEPS).outcome
+            assert isinstance(outcome, Completed), outcome
+            runs[plan].append(outcome.measurement)
+            slowness[plan].append(machine_seconds() / nodes.machine_seconds)
             _say(f"{nodes.link}, round {number + 1}: {plan.id} {plan.layout}")
     calibrated = CalibratedPredictor(nodes.predictor)
     for plan in plans[-CALIBRATING:]:
         calibrated.observe(plan, runs[plan][0], nodes.prepared.job.search.warmup_steps)
     return [
         _row(nodes, plan, runs[plan], calibrated, calibrates=number >= len(plans) - CALIBRATING)
+        | {"slowness": float(np.median(slowness[plan]))}
         for number, plan in enumerate(plans)
     ]
-
-
-def _run(runner: Runner, plan: Plan, slowness_now: Callable[[], float]) -> Measurement:
-    before = slowness_now()
-    outcome = runner.run(plan, timed_steps=TIMED_STEPS).outcome
-    assert isinstance(outcome, Completed), outcome
-    return at_profiled_speed(outcome.measurement, (before + slowness_now()) / 2)
 
 
 def _row(

@@ -93,7 +93,10 @@ class NodeProcesses:
 
     def _start(self, number: int) -> None:
         agent, token = self._of_agent
-        command = [sys.executable, "-P", "-m", "autotune", "node", agent, "--number", str(number)]
+        # A machine has cores of its own: with threads for all of them, ranks of two nodes would wait for each other.
+        cores = sorted(os.sched_getaffinity(0))
+        command = ["taskset", "--cpu-list", str(cores[number % len(cores)])]
+        command += [sys.executable, "-P", "-m", "autotune", "node", agent, "--number", str(number)]
         if number:
             command, token = self._cable.on_other(command), self._wrong_token or token
         environment = {**os.environ, **(self._environment if number else {}), TOKEN: token}
