@@ -24,9 +24,13 @@ _LAYER = "layers.*."
 def layer_plan(config: PretrainedConfig) -> dict[str, str]:
     """Return how the modules of a language layer are dealt, by their names in the layer: that of transformers.
 
-    Where it has none, as for Qwen3-VL, the plan is that of Qwen3, whose names are those of most models.
+    Where it has none for layers, as for Qwen3-VL, the plan is that of Qwen3, whose names are those of most models.
     """
-    plan = config.get_text_config().base_model_tp_plan or AutoConfig.for_model("qwen3").base_model_tp_plan or {}
+    return _of_layers(config.get_text_config()) or _of_layers(AutoConfig.for_model("qwen3"))
+
+
+def _of_layers(config: PretrainedConfig) -> dict[str, str]:
+    plan = config.base_model_tp_plan or {}
     return {name.removeprefix(_LAYER): style for name, style in plan.items() if name.startswith(_LAYER)}
 
 
