@@ -6,9 +6,9 @@ What is done is kept in a file of rows, and a run that was ended goes on from th
 
 Each workload of `benchmarks/cases/workloads.py` is a job with its own model, data, devices and memory, on a machine
 whose layers differ from their profile by 8 %, whose steps have noise and which drifts. Regret is how much longer an
-epoch truly takes under the plan that a search would choose after so many trials than under the best plan known, which
-was found with the machine's own costs. Others are Optuna's samplers and a grid of the solver's plans, in random order,
-on the same space with the same trials; they choose the plan that measured fastest.
+epoch truly takes under the plan that a search would choose after a number of trials than under the best plan known,
+which was found with the machine's own costs. Others are Optuna's samplers and a grid of the solver's plans, in random
+order, on the same space with the same trials; they choose the plan that measured fastest.
 """
 
 import argparse

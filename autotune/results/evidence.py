@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.search.roles import BASELINES
-from storage.records import BestPlan, FinishedTrial, TrialRecord
+from storage.records import BestPlan, FinishedTrial, StudyRecord, TrialRecord
 from storage.store import Store
 from trials.outcome import Completed, Rejected
 
@@ -83,19 +83,21 @@ def trials_behind(best: BestPlan, store: Store) -> Sequence[TrialRecord]:
 def trials_behind_each(several: Sequence[BestPlan], store: Store) -> list[Sequence[TrialRecord]]:
     """Return what `trials_behind` does for each winner, with as many queries as for one."""
     studies = {study.id: study for study in store.studies(archived=True)}
+    # Raises for a study that cannot be read.
+    of_winners = [studies.get(best.study_id) or store.study(best.study_id) for best in several]
     own, known = defaultdict(list), defaultdict(list)
-    for trial in store.trials(*{best.study_id for best in several}):
+    for trial in store.trials(*{study.id for study in of_winners}):
         own[trial.study_id].append(trial)
-    for trial in store.answers(*{studies[best.study_id].workload_fingerprint for best in several}):
-        known[studies[trial.study_id].workload_fingerprint].append(trial)
+    for trial in store.answers(*{study.workload_fingerprint for study in of_winners}):
+        if trial.study_id in studies:  # else it began after the studies were read, and is behind no winner
+            known[studies[trial.study_id].workload_fingerprint].append(trial)
 
-    def before(best: BestPlan) -> Iterator[TrialRecord]:
-        study = studies[best.study_id]
+    def before(best: BestPlan, study: StudyRecord) -> Iterator[TrialRecord]:
         for trial in () if study.settings.get("fresh") else known[study.workload_fingerprint]:
             if trial.study_id != study.id and trial.result.finished <= best.created:
                 yield trial
 
-    return [[*before(best), *own[best.study_id]] for best in several]
+    return [[*before(best, study), *own[study.id]] for best, study in zip(several, of_winners, strict=True)]
 
 
 def evidence_of(best: BestPlan, trials: Iterable[TrialRecord]) -> Evidence:

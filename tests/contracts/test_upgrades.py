@@ -179,7 +179,7 @@ def test_an_older_database_of_500_studies_keeps_all_of_them(tmp_path: Path) -> N
 
 
 def _copy_rows(database: sqlite3.Connection, table: str, copies: int) -> None:
-    """Add so many copies of each row of the table, with keys and names of their own."""
+    """Add `copies` of each row of the table, with keys and names of their own."""
     found = database.execute(f"SELECT * FROM {table}")
     columns = [name for name, *_ in found.description]
     rows = [

@@ -87,9 +87,9 @@ class CommandStarter:
         reach: Reach,
         show: Callable[[str], None],
     ) -> None:
-        """Use nodes with so many `ranks`, of which this one is the first and has the `address`.
+        """Use nodes with these numbers of `ranks`; this node is the first and has the `address`.
 
-        Commands `reach` the other `hosts`; without these, `show` shows the user what to start. Output and token are
+        Commands `reach` the other `hosts`; without these, `show` gives the commands to the user. Output and token are
         written to `folder`.
         """
         self._tool, self._ranks, self._address, self._folder = tool, tuple(ranks), address, folder

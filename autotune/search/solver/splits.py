@@ -98,7 +98,7 @@ def rows_within(stages: Sequence[Choices], layers: int, bound: float) -> list[In
 
 
 class _Bounds:
-    """Trial of bounds on the slowest stage, which keeps the best splits."""
+    """Search over bounds on the slowest stage, which keeps the best splits."""
 
     def __init__(
         self, stages: Sequence[Choices], layers: int, micro_batches: int, wanted: Wanted, least: float
