@@ -2,15 +2,28 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
-from autotune.results.evidence import evidence_of
+from autotune.results.evidence import evidence_of, trials_behind, trials_behind_each
 from autotune.results.study_report import best_document, best_text
-from storage.records import Baseline, FinishedTrial
+from storage.records import Baseline, BestPlan, FinishedTrial, StudyRecord, TrialRecord
+from storage.store import Store, open_store
 from tests.values.search import completed
-from tests.values.storage import PADDED_PLAN, best_of, result_of
+from tests.values.storage import (
+    NOON,
+    PADDED_PLAN,
+    WORKLOAD,
+    best_of,
+    changed,
+    concluded,
+    packed_plan,
+    result_of,
+)
 from trials.outcome import Failed, Timeout
+from trials.workload import Workload
 
 WINNER = best_of("5" * 32, baselines=())
 SAMPLES = WINNER.workload.data.samples
@@ -64,3 +77,45 @@ def test_a_program_gets_the_evidence_too() -> None:
     found = best_document(WINNER, [*disturbed, *run(101.0, role="confirm")])["evidence"]
     assert (found["runs"], found["disturbed_runs"], found["disturbed_winner_runs"]) == (2, 1, 1)
     assert (found["disturbance"], found["searched_plans"]) == ("heat", 1)
+
+
+def test_the_trials_behind_winners_are_of_their_studies_and_before_them_on_the_same_workload(tmp_path: Path) -> None:
+    with open_store(f"sqlite:///{tmp_path}/autotune.db") as store:
+        first, second, other = (tried(store, workload) for workload in (WORKLOAD, WORKLOAD, OTHER))
+        afresh = tried(store, WORKLOAD, fresh=True)
+        assert [studies_of(each) for each in trials_behind_each([second, other, afresh], store)] == [
+            {first.study_id, second.study_id, afresh.study_id},
+            {other.study_id},
+            {afresh.study_id},
+        ]
+        early = replace(first, created=NOON - timedelta(days=1))
+        assert studies_of(trials_behind(early, store)) == {first.study_id}
+
+
+def test_a_study_that_another_agent_begins_meanwhile_is_behind_no_winner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_store(f"sqlite:///{tmp_path}/autotune.db") as store:
+        best, read = tried(store, WORKLOAD), store.studies
+
+        def studies(*, archived: bool) -> Sequence[StudyRecord]:
+            known = read(archived=archived)
+            tried(store, WORKLOAD)
+            return known
+
+        monkeypatch.setattr(store, "studies", studies)
+        assert studies_of(trials_behind(best, store)) == {best.study_id}
+
+
+OTHER = changed("hardware.devices", 4)
+
+
+def tried(store: Store, workload: Workload, *, fresh: bool = False) -> BestPlan:
+    """Run a study of one trial, and return its winner."""
+    study = store.create_study(store.add_workload(workload), {"fresh": fresh}, seed=0)
+    store.finish_trial(result_of(store.start_trial(study.id, packed_plan(), "sampled").id))
+    return concluded(store, best_of(study.id, workload=workload))
+
+
+def studies_of(trials: Sequence[TrialRecord]) -> set[str]:
+    return {trial.study_id for trial in trials}
