@@ -1,8 +1,6 @@
 """What an agent has for itself: devices, while it lives."""
 
 import os
-from threading import Thread
-from time import sleep
 
 import pytest
 from sqlalchemy import Engine, text
@@ -12,7 +10,7 @@ from autotune.machine import agent as agents
 from autotune.machine.agent import Agent
 from storage.errors import ResourceHeld, Superseded
 from storage.store import Store
-from tests.values.storage import PADDED_PLAN, WORKLOAD, packed_plan
+from tests.values.storage import PADDED_PLAN, WORKLOAD, beats_of_both, packed_plan
 
 BEAT = 0.02
 ELSEWHERE = "host-7 boot pid:[1]"
@@ -80,21 +78,15 @@ def test_who_takes_the_place_of_a_silent_agent_ends_it(store: Store) -> None:
     assert store.running_trials(study) == (running,)
 
 
-def test_devices_of_an_agent_that_lives_are_refused_with_its_place(store: Store) -> None:
+def test_devices_of_an_agent_that_lives_are_refused_with_its_place(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     other = elsewhere(store)
     store.take_resources(other, ["GPU-a"])
-
-    def live() -> None:
-        for _ in range(5 * agents._SILENT_BEATS):
-            store.beat(other)
-            sleep(BEAT)
-
-    living = Thread(target=live)
     with Agent(store, BEAT) as one:
-        living.start()
+        monkeypatch.setattr(store, "beat", beats_of_both(store, other))
         with pytest.raises(DeviceBusy, match=r"GPU-a is used by process 1234 on host-7; wait for it"):
             one.take(["GPU-a"])
-        living.join()
 
 
 def test_devices_of_an_agent_that_falls_silent_are_taken_after_a_while(store: Store) -> None:

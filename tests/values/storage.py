@@ -1,11 +1,12 @@
 """Values for the tests of storage: small, complete and different where a test needs them to be."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 from storage.explanation import BEST, UNEXPLAINED, Basis, ChangeEffect, Explanation, PlanTime, TimePart
-from storage.records import Baseline, BestPlan, DisturbedRun, ParetoPlan, TrialResult
+from storage.records import AgentRecord, Baseline, BestPlan, DisturbedRun, ParetoPlan, TrialResult
 from storage.store import Store
 from trials.layer_costs import KINDS, LayerCost, LayerCosts, LinkCost, LoadCost, UpdateCost
 from trials.outcome import (
@@ -290,3 +291,14 @@ def searched(store: Store, *, plans: tuple[int, ...] = (9, 40), winner: int = 9)
     store.abandon_trial(store.start_trial(study, packed_plan(plans[-1]), "sampled").id)
     concluded(store, best_of(study, plan=packed_plan(winner)))
     return study
+
+
+def beats_of_both(store: Store, other: str) -> Callable[[str], Mapping[str, AgentRecord]]:
+    """Return `store.beat` for an agent with which another one lives: each heartbeat is one of both."""
+    beat = store.beat
+
+    def both(agent_id: str) -> Mapping[str, AgentRecord]:
+        beat(other)
+        return beat(agent_id)
+
+    return both
