@@ -54,6 +54,7 @@ def test_parts_that_do_not_begin_in_time_fail_the_benchmark() -> None:
     assert not any(check["holds"] for check in found["checks"])
 
 
+@pytest.mark.long
 @pytest.mark.ranks
 def test_predictions_stand_beside_runs(tmp_path: Path) -> None:
     target = replace(PRETENDED, devices=1)

@@ -65,6 +65,7 @@ def losses(job: Job) -> list[float]:
     return [line.loss for line in lines if isinstance(line, Progress)]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("ssh")
 def test_a_search_and_a_training_over_two_nodes_have_the_losses_of_one_machine(
     job: Callable[..., Job], joined: Cable, pool: WarmPool, tmp_path: Path

@@ -18,6 +18,7 @@ from autotune.search.space.space import Space
 from tests.unit.prediction.test_shared_packs import sharing
 from tests.unit.search.space.test_space import points
 from tests.values.data import index_of
+from tests.values.parameters import parameters
 from tests.values.search import LANGUAGE_LAYERS, VISION_LAYERS, limits_of, predictor_of, workload_of
 from trials.data.index import DatasetIndex, profile
 from trials.data.levels import check_levels
@@ -167,7 +168,7 @@ def test_every_point_is_a_plan_with_a_point_of_its_own(drawn: st.DataObject, whi
     assert space.plan(found) == plan
 
 
-@pytest.mark.parametrize("memory", [TIGHT, SHORT_OF_ALL], ids=["tight", "short of all"])
+@pytest.mark.parametrize("memory", parameters({"tight": TIGHT, "short of all": SHORT_OF_ALL}, short=("tight",)))
 def test_starts_and_neighbours_have_points_and_can_be_trained(memory: int) -> None:
     space, _ = searched(memory)
     solver = Solver(predictor("mixed"), limits_of(memory))
