@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from autotune.machine.node_facts import node_facts
+from tests.programs.processes import WAIT_SECONDS
 from trials.launchers.commands import Command
 from trials.launchers.node_messages import TOKEN
 from trials.launchers.nodes import Nodes
@@ -116,7 +117,7 @@ class NodeProcesses:
     def end(self) -> None:
         for process in self.processes.values():
             try:
-                process.wait(20)
+                process.wait(WAIT_SECONDS)
             finally:
                 process.kill()
                 process.wait()
