@@ -14,12 +14,13 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from autotune import best_plan, launch
+from autotune import launch
 from autotune.cli import main
 from autotune.errors import LaunchFailed
 from autotune.events import Event, Note
 from autotune.job_file import with_values
 from autotune.workload import prepare
+from storage.store import open_store
 from tests.machines.nodes import OTHER, Cable, cable, ssh_over
 from tests.machines.slurm import cluster
 from tests.programs.processes import children, has_ended, ranks, wait_for
@@ -34,6 +35,7 @@ from trials.tasks.training.progress import PROGRESS_FILE, Progress, read_lines
 pytestmark = [pytest.mark.ranks, pytest.mark.usefixtures("home")]
 
 SHORT = {"trials": 1, "time_limit": "30s", "timed_steps": 1, "confirm_rounds": 1, "final_steps": 0}
+SHORT_TRAINING = {"max_steps": 3}
 
 
 @pytest.fixture(scope="module")
@@ -67,19 +69,31 @@ def losses(job: Job) -> list[float]:
 
 @pytest.mark.long
 @pytest.mark.usefixtures("ssh")
+@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed"])
 def test_a_search_and_a_training_over_two_nodes_have_the_losses_of_one_machine(
-    job: Callable[..., Job], joined: Cable, pool: WarmPool, tmp_path: Path
+    launcher: str, job: Callable[..., Job], joined: Cable, pool: WarmPool, tmp_path: Path
 ) -> None:
-    over_nodes, here = job("over-nodes", launcher="torchrun", hosts=[joined.here, joined.there]), job("here")
-    over_nodes = with_values(over_nodes, "training", {"max_steps": 3})
+    hostfile = tmp_path / "hosts"
+    hostfile.write_text(f"{joined.here} slots=1\n{joined.there} slots=1\n")
+    of_launcher: dict[str, dict[str, Any]] = {
+        "torchrun": {"hosts": [joined.here, joined.there]},
+        "deepspeed": {"hostfile": hostfile, "devices": None},
+    }
+    over_nodes = with_values(job("over-nodes", launcher=launcher, **of_launcher[launcher]), "training", SHORT_TRAINING)
     ran = CliRunner().invoke(main, ["run", written(over_nodes, tmp_path)])
     assert ran.exit_code == 0, ran.stderr
-    best = best_plan(over_nodes)
+    check_losses(over_nodes, job("here"), pool, tmp_path)
+
+
+def check_losses(over_nodes: Job, here: Job, pool: WarmPool, folder: Path) -> None:
+    """Compare the training over nodes with one of the plan that was found for them, on the ranks of this machine."""
+    with open_store() as store:
+        (best,) = store.best_plans()
     assert (best.workload.hardware.devices, best.workload.hardware.nodes) == (2, 2)
-    train(pool, prepare(here, tmp_path), best.plan, max_steps=3)
+    train(pool, prepare(here, folder), best.plan, **SHORT_TRAINING)
     assert losses(over_nodes) == losses(here)
-    assert len(losses(here)) == 3
-    assert not torchruns()
+    assert len(losses(here)) == SHORT_TRAINING["max_steps"]
+    assert not programs("torchrun", "deepspeed.launcher.launch")
 
 
 @pytest.mark.long
@@ -93,7 +107,7 @@ def test_the_commands_of_a_dry_run_run_as_they_are_printed(
     train(pool, prepare(here, tmp_path), plan, max_steps=3)
     assert losses(printed)[:3] == losses(here)
     assert len(losses(here)) == 3
-    assert not torchruns()
+    assert not programs("torchrun")
 
 
 def written(job: Job, folder: Path) -> str:
@@ -122,8 +136,10 @@ def run_as_printed(job: Job, plan: Plan, joined: Cable, folder: Path) -> None:
             process.wait()
 
 
-def torchruns() -> list[psutil.Process]:
-    return [each for each in children() if not has_ended(each) and "torchrun" in " ".join(each.cmdline())]
+def programs(*names: str) -> list[psutil.Process]:
+    """Return the processes of this test whose commands have one of the names in them."""
+    running = [each for each in children() if not has_ended(each)]
+    return [each for each in running if any(name in " ".join(each.cmdline()) for name in names)]
 
 
 @pytest.mark.long
@@ -144,7 +160,7 @@ def test_a_training_whose_node_is_lost_fails_with_its_name_and_keeps_its_checkpo
     try:
         with pytest.raises(LaunchFailed, match=rf"rank 1 failed: node {OTHER} is lost: it gave no sign of life"):
             launch(settings, plan=plan_of("4+2", data=2), listener=listen)
-        wait_for(lambda: not torchruns())
+        wait_for(lambda: not programs("torchrun"))
     finally:
         joined.set("up")
         for process in others:
@@ -179,41 +195,22 @@ def test_a_host_that_is_not_there_is_named(job: Callable[..., Job], joined: Cabl
     missing = joined.there + "9"
     with pytest.raises(NodesMissing, match=rf"node 1 \({missing}\) has ended with exit code 255 .*: no route to host"):
         launch(job("missing", launcher="torchrun", hosts=[joined.here, missing]), plan=plan_of("4+2", data=2))
-    assert not torchruns()
+    assert not programs("torchrun")
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("ssh")
-def test_deepspeed_trains_over_the_nodes_of_a_hostfile(
-    job: Callable[..., Job], joined: Cable, pool: WarmPool, tmp_path: Path
-) -> None:
-    hostfile, plan = tmp_path / "hosts", plan_of("4+2", data=2)
-    hostfile.write_text(f"{joined.here} slots=1\n{joined.there} slots=1\n")
-    over_nodes, here = job("over-nodes", launcher="deepspeed", hostfile=hostfile, devices=None), job("here")
-    launch(over_nodes, plan=plan, steps=2)
-    train(pool, prepare(here, tmp_path), plan, max_steps=2)
-    assert losses(over_nodes) == losses(here)
-    assert len(losses(here)) == 2
-    assert not [each for each in children() if "deepspeed.launcher.launch" in each.cmdline()]
-
-
-@pytest.mark.long
-def test_a_training_that_is_submitted_to_slurm_runs_on_its_nodes(
+def test_a_search_and_a_training_that_are_submitted_to_slurm_run_on_its_nodes(
     job: Callable[..., Job], joined: Cable, pool: WarmPool, tmp_path: Path
 ) -> None:
     # The name of the other node has no address here.
-    over_nodes, here, plan = job("over-nodes", nodes=2, address=joined.here), job("here"), plan_of("4+2", data=2)
-    (tmp_path / "plan.json").write_text(wire.encode(plan))
-    command = ["launch", written(over_nodes, tmp_path), "--plan", str(tmp_path / "plan.json"), "--steps", "2"]
+    over_nodes = with_values(job("over-nodes", nodes=2, address=joined.here), "training", SHORT_TRAINING)
+    command = ["run", written(over_nodes, tmp_path), "--launcher", "slurm", "--submit", "--json"]
     with cluster(joined) as configuration:
         environment = {**os.environ, "SLURM_CONF": str(configuration)}
-        autotune = [sys.executable, "-P", "-m", "autotune", *command, "--launcher", "slurm", "--submit", "--json"]
+        autotune = [sys.executable, "-P", "-m", "autotune", *command]
         submitted = json.loads(subprocess.check_output(autotune, env=environment))
         states = ("squeue", "--noheader", "--format=%T", f"--jobs={submitted['job']}", "--states=all")
         wait_for(lambda: subprocess.check_output(states, env=environment, text=True).strip() in ("COMPLETED", "FAILED"))
     output = Path(submitted["output"]).read_text()
-    assert '"steps": 2' in output, output
-    train(pool, prepare(here, tmp_path), plan, max_steps=2)
-    assert losses(over_nodes) == losses(here)
-    assert len(losses(here)) == 2
-    assert not torchruns()
+    assert '"steps": 3' in output, output
+    check_losses(over_nodes, job("here"), pool, tmp_path)
