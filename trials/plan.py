@@ -199,15 +199,16 @@ class Stage:
         )
 
 
-class _Hashed:
-    """Room for a hash, which takes long for a plan of many stages."""
+class _Remembered:
+    """Room for the hash and the id, which take long for a plan of many stages."""
 
-    __slots__ = ("_hash",)
+    __slots__ = ("_hash", "_id")
     _hash: int
+    _id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan(_Hashed):
+class Plan(_Remembered):
     """All that is tuned. With a job it determines a training.
 
     The vision embedding belongs to the first stage, the projector with the text embedding to the stage of the last
@@ -258,7 +259,11 @@ class Plan(_Hashed):
     @property
     def id(self) -> str:
         """The first 16 hexadecimal digits of the plan's SHA-256: equal plans have equal ids, everywhere."""
-        return wire.digest(self, always=_ALWAYS)
+        try:
+            return self._id
+        except AttributeError:
+            object.__setattr__(self, "_id", wire.digest(self, always=_ALWAYS))
+            return self._id
 
     @property
     def boundaries(self) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ import gc
 import json
 import logging
 import math
+import os
 import signal
 import sys
 import time
@@ -28,7 +29,7 @@ from trials import streams
 from trials.errors import TrialsError
 
 _log = logging.getLogger(__name__)
-_OBJECTS_BETWEEN_COLLECTIONS = 100_000
+_OBJECTS_BETWEEN_COLLECTIONS = 500_000
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _STOP_SECONDS = 600.0
 """Limit for the current step of a training and its checkpoint: a step takes seconds to a few minutes."""
@@ -106,6 +107,8 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
         gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
         # The interpreter's last collection takes another fourth, for memory that the exit frees in any case.
         atexit.register(gc.freeze)
+        # Before its first value pydantic reads the entry points of every installed package for plugins.
+        os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
         streams.keep_stderr_open()
         context = click.get_current_context(silent=True)
         before = context.find_root().params if context else {}  # the same options before the command's name

@@ -1,6 +1,6 @@
 """What the figures of a winner rest on: disturbed runs, figures corrected for drift, and plans that were searched."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -88,7 +88,11 @@ def trials_behind_each(several: Sequence[BestPlan], store: Store) -> list[Sequen
     own, known = defaultdict(list), defaultdict(list)
     for trial in store.trials(*{study.id for study in of_winners}):
         own[trial.study_id].append(trial)
-    for trial in store.answers(*{study.workload_fingerprint for study in of_winners}):
+    searches = Counter(study.workload_fingerprint for study in studies.values())
+    # Most workloads are searched once, and then all their trials are those of the winner's own study.
+    for trial in store.answers(
+        *{each.workload_fingerprint for each in of_winners if searches[each.workload_fingerprint] > 1}
+    ):
         if trial.study_id in studies:  # else it began after the studies were read, and is behind no winner
             known[studies[trial.study_id].workload_fingerprint].append(trial)
 

@@ -1,9 +1,11 @@
 """Conversion of rows to values and back."""
 
+from collections.abc import Mapping
 from dataclasses import fields
+from functools import cache
 from typing import Any, TypeVar, cast
 
-from sqlalchemy import Table
+from sqlalchemy import Column, Table
 
 from storage.database.rows import Row
 from storage.database.tables import (
@@ -224,8 +226,14 @@ def _encoded(value: object, kind: Any = None) -> str:
 
 def _value(kind: type[V], table: Table, row: Row, **given: object) -> V:
     """Return a dataclass with the values of the columns that have the names of its fields."""
-    names = (field.name for field in fields(cast(Any, kind)))
-    return kind(**{name: given[name] if name in given else row[table.c[name]] for name in names})
+    named = _columns_by_field(cast(Any, kind), table).items()
+    return kind(**{name: given[name] if name in given else row[column] for name, column in named})
+
+
+@cache
+def _columns_by_field(kind: Any, table: Table) -> Mapping[str, Column[Any] | None]:
+    """Return the column of each field of a dataclass; None for a field that has none."""
+    return {field.name: table.c.get(field.name) for field in fields(kind)}
 
 
 def queried(outcome: Outcome) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def list_plans(options: Options, wanted: PlanFilter) -> None:
                 Known(best=best, validity=holds_here(best, hardware), used_by=used.get(best.plan.id, ()))
                 for best in store.best_plans(**_conditions(wanted))
             ]
-        found = _annotated(store, found)
+        found = _annotated(store, wanted, found)
         found = _chosen(wanted, found, is_near=bool(now or wanted.here))
         behind = trials_behind_each([known.best for known in found], store)
         found = [replace(known, trials=trials) for known, trials in zip(found, behind, strict=True)]
@@ -118,10 +118,11 @@ def _conditions(wanted: PlanFilter) -> dict[str, Any]:
     }
 
 
-def _annotated(store: Store, found: Sequence[Known]) -> Sequence[Known]:
+def _annotated(store: Store, wanted: PlanFilter, found: Sequence[Known]) -> Sequence[Known]:
     """Add notes and tags, and which studies are archived."""
     annotations = store.annotations("plan")
-    archived = {study.id for study in store.studies(archived=True) if study.archived}
+    studies = store.studies(archived=True) if wanted.archived else ()  # else no plan of an archived study was found
+    archived = {study.id for study in studies if study.archived}
     return [
         replace(
             known,
@@ -185,9 +186,10 @@ def _validity(best: BestPlan | TriedPlan, now: Workload) -> Validity:
 
 def _uses(store: Store) -> dict[str, tuple[str, ...]]:
     """Return the processes that train now, by plan id."""
-    agents = store.agents()
     found: dict[str, tuple[str, ...]] = {}
-    for launch in store.running_launches():
+    launches = store.running_launches()
+    agents = store.agents() if launches else {}
+    for launch in launches:
         if (agent := living(launch, agents)) is not None:
             found[launch.plan_id] = (*found.get(launch.plan_id, ()), place(agent))
     return found
