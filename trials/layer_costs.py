@@ -261,11 +261,11 @@ class LayerCosts:
         return tuple(self.of_node > 0 and grid.leaves_node(stage, self.of_node) for stage in range(layout.pipeline))
 
     def knows_degree(self, degree: int) -> bool:
-        """Return whether packs that so many ranks share can be predicted."""
+        """Return whether packs that `degree` ranks share can be predicted."""
         return degree == 1 or bool(self.sharing) or self._is_of_one_rank
 
     def shared_by(self, degree: int) -> SharingCost:
-        """Return the costs of packs that so many ranks share.
+        """Return the costs of packs that `degree` ranks share.
 
         A degree that was not timed has the costs of the next one that was, or of the largest. On a single rank there
         was nothing to exchange. Raise ValueError where other profiles would have timed degrees.
@@ -284,12 +284,12 @@ class LayerCosts:
         )
 
     def knows_tensor(self, degree: int) -> bool:
-        """Return whether layers that so many ranks hold together can be predicted."""
+        """Return whether layers that `degree` ranks hold together can be predicted."""
         dealt = self["language"].dealt_parameters > 0
         return degree == 1 or (dealt and (bool(self.tensor) or self._is_of_one_rank))
 
     def cut_in(self, degree: int) -> TensorCost:
-        """Return the costs of layers that so many ranks hold together, as `shared_by` does for packs."""
+        """Return the costs of layers that `degree` ranks hold together, as `shared_by` does for packs."""
         if self.tensor and degree > 1:
             timed = [cost for cost in self.tensor if cost.degree >= degree]
             return replace(timed[0] if timed else self.tensor[-1], degree=degree)
@@ -302,7 +302,7 @@ class LayerCosts:
         return zero < 2 or bool(self.gathers)
 
     def gathered_by(self, data: int) -> GatherCost:
-        """Return the costs of ZeRO 3 on so many data ranks: those that were timed, or none where none were."""
+        """Return the costs of ZeRO 3 on `data` data ranks: those that were timed, or 0 where none were."""
         if self.gathers:
             return replace(self.gathers[-1], data=data)
         return GatherCost(data=data, seconds=(0.0, 0.0, 0.0, 0.0, 0.0), scatter_seconds_per_byte=0.0)

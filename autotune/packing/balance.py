@@ -31,7 +31,7 @@ class Side:
     epoch: Epoch
     balance: Balance
     mixing: float
-    """With the epoch after it."""
+    """How far the next epoch is a fresh shuffle, as `trials.data.metrics.mixing` says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -40,11 +40,11 @@ class Balanced:
 
     material: Material
     number: int
-    """Of the epoch."""
+    """Number of the epoch."""
     before: Side
     after: Side
     packing: Packed
-    """Of `after`, with the packer that was taken."""
+    """Packing of `after`, with the packer that was chosen."""
     reason: str
     """Reason for the capacities."""
 

@@ -105,8 +105,9 @@ def analytic_costs(
 ) -> LayerCosts:
     """Return the costs of one rank, which holds 1 / `tensor_degree` of each layer and its states.
 
-    Without a tensor degree of all layers, so many ranks of one node may share packs, or hold the language layers
-    together as the engine does; and with more than 1 of `shares`, as many data ranks may hold the weights in shares.
+    With `tensor_degree` 1, `sequence_degrees` are numbers of ranks of one node that may share packs, `tensor_degrees`
+    numbers of ranks that may hold the language layers together as the engine does, and with `shares` above 1 that
+    number of data ranks may hold the weights in shares (ZeRO 3).
 
     Of n parameters a matrix takes 2 n operations per token, attention 4 n^2 h on n tokens, half where it is causal
     (Megatron-LM, appendix). Kept is the input of every operation, with attention that keeps no scores (Korthikanti et

@@ -19,7 +19,7 @@ class LayerBytes:
     shared: Array
     transient: Array
     inputs: Array
-    """Of layers that are recomputed."""
+    """Bytes of the inputs, which are all that layers keep that are recomputed."""
 
     @classmethod
     def of(cls, costs: LayerCosts, degree: int, tensor: int, factor: float, weight_bytes: int = 0) -> "LayerBytes":

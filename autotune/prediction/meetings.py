@@ -15,7 +15,7 @@ Bools: TypeAlias = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Meetings:
-    """Which passes of some steps data ranks begin together.
+    """Passes of some steps that data ranks begin together.
 
     All ranks of a stage run the same passes in the same order. Those that share a pack have the same work in its pass,
     so it does not matter that they exchange in the middle of it: they end when the last of them has begun and done it.

@@ -138,7 +138,8 @@ class StageMemory:
     def freed(self, in_flight: Ints, layout: Layout, sizes: EpochSizes) -> Array:
         """Return the most bytes that recomputing saves in stages that have `in_flight` packs, [4, stages].
 
-        Those of a further vision layer and of a further language layer, and what the last of either kind saves besides.
+        They are those of a further vision layer and of a further language layer, and what the last one of either kind
+        saves in addition.
         """
         of_layers = self._of_layers(sizes.degree, layout)
         both, columns = [VISION, LANGUAGE], of_layers.columns

@@ -108,7 +108,7 @@ def _joined(levels: Sequence[Packed]) -> Packing:
 
 
 def _level(data: DataProfile, length: int, sequence: int) -> Packed:
-    """Return packs of so many tokens, and of vision units at the data's ratio, at least those of one sample."""
+    """Return packs of `length` tokens, and of vision units at the data's ratio, at least those of one sample."""
     most = max((units for units, tokens, _ in data.histogram if tokens <= length), default=0)
     most = data.most_vision_units if length == data.longest_text_tokens else most
     qv = max(1, most, round(length * data.vision_units / data.text_tokens))

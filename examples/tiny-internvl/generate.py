@@ -129,7 +129,7 @@ def random_words(random: Random) -> float:
 
 
 def conversation(scenes: list[Scene], images: int, words: float, random: Random) -> list[dict[str, str]]:
-    """Descriptions, questions and answers about the scenes, until there are so many words or nothing is left to say."""
+    """Return descriptions, questions and answers about the scenes, of about `words` words or fewer."""
     opening = "<image>\n" * images or f"Think of a picture. {' '.join(facts(scenes[0], random)[:4])}\n"
     told, asked = about(scenes, random)
     exchanges: list[tuple[str, str]] = []

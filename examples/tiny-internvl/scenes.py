@@ -55,7 +55,7 @@ class Scene:
 
 
 def random_scene(random: Random, *, least: int = 1) -> Scene:
-    """At least so many and at most six figures in cells of their own, and in every second picture a word."""
+    """Return a scene of `least` to six figures, each in a cell of its own, and in every second scene a word."""
     word_cell, *cells = random.sample(
         [(row, column) for row in range(3) for column in range(3)], random.randint(least + 1, 7)
     )
@@ -74,7 +74,7 @@ def random_scene(random: Random, *, least: int = 1) -> Scene:
 
 
 def draw(scene: Scene, width: int, height: int) -> Image.Image:
-    """The picture, of so many pixels."""
+    """Draw the scene as a picture of `width` x `height` pixels."""
     image = Image.new("RGB", (width, height), BACKGROUNDS[scene.background])
     canvas = ImageDraw.Draw(image)
     for figure in scene.figures:

@@ -82,7 +82,7 @@ def _sqlite(url: URL) -> URL:
     if not url.database or url.database == ":memory:":
         raise BadUrl(f"{masked(url)} names no file, so nothing would be remembered; use sqlite:///FILE")
     try:
-        path = Path(url.database).expanduser().resolve()  # SQLite keeps its log beside the file that a link leads to
+        path = Path(url.database).expanduser().resolve()  # SQLite keeps its log next to the file that a link leads to
     except (OSError, RuntimeError, ValueError) as error:
         raise BadUrl(f"{masked(url)} cannot be followed ({error}); name another file") from error
     return url.set(database=str(path))

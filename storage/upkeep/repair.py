@@ -48,7 +48,7 @@ from trials.whole_file import sync
 _UNREADABLE_PAGE = (sqlite3.Error, UnicodeDecodeError)
 """UnicodeDecodeError comes where SQLite quotes damaged text in its message."""
 _LOGS = ("", "-wal", "-journal", "-shm")
-"""Endings of a file and of what SQLite keeps beside it."""
+"""Endings of a file and of those that SQLite keeps next to it."""
 _NEVER = datetime.fromtimestamp(0, UTC)
 _FARTHEST = 1 << 40
 """Row ids above this are not looked for behind a damaged page."""
@@ -202,7 +202,7 @@ def _rebuild(database: Database, kept: Path, made: Path) -> tuple[Counter[str], 
 
 def _is_there(old: sqlite3.Connection, table: Table) -> bool:
     try:
-        old.execute(f"SELECT * FROM {table.name} WHERE 0").close()  # noqa: S608  # a name of ours; no page of it is read
+        old.execute(f"SELECT * FROM {table.name} WHERE 0").close()  # noqa: S608  # a name from the code; reads no page
     except _UNREADABLE_PAGE:
         return False
     return True
@@ -241,7 +241,7 @@ def _row(
 ) -> tuple[int, dict[str, Any]] | None:
     """Return the next row with its id. Raise sqlite3.Error for a lost page, or one of another table."""
     where = "< ? ORDER BY rowid DESC" if backwards else "> ? ORDER BY rowid"
-    query = f"SELECT rowid, * FROM {table.name} WHERE rowid {where} LIMIT 1"  # noqa: S608  # a name of ours
+    query = f"SELECT rowid, * FROM {table.name} WHERE rowid {where} LIMIT 1"  # noqa: S608  # a name from the code
     cursor = old.execute(query, (rowid,))
     found = cursor.fetchone()
     if found is None:

@@ -17,13 +17,13 @@ class AllocatorPeaks:
     """The most bytes since the peaks were reset."""
 
     requested: int
-    """That tensors asked for."""
+    """Bytes that tensors asked for."""
     allocated: int
-    """In tensors, each rounded up to a multiple of 512."""
+    """Bytes of tensors, each rounded up to a multiple of 512."""
     reserved: int
-    """That the allocator took from the device."""
+    """Bytes that the allocator took from the device."""
     retries: int
-    """Times that it had to give back what it kept, to find room for a tensor."""
+    """Number of times that it returned its cache to the device, to find room for a tensor."""
 
     @classmethod
     def of(cls, statistics: Mapping[str, int]) -> "AllocatorPeaks":

@@ -186,7 +186,7 @@ def free_port(address: str) -> str:
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Wait for the end of a process that has been told to end, then end it."""
+    """Wait for the end of a process that has been asked to end, then end it."""
     assert process.stdin is not None
     ends: tuple[Callable[[], object], ...] = (process.poll, process.stdin.close, process.terminate, process.kill)
     for end in ends:

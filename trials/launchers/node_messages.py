@@ -13,7 +13,7 @@ AGENT, TOKEN, FILES = "AUTOTUNE_AGENT", "AUTOTUNE_TOKEN", "AUTOTUNE_FILES"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
-    """What a node says of itself when it comes. Nodes that work together agree in all but the name."""
+    """Facts about a node, which it sends when it joins. Nodes that work together agree in all but the name."""
 
     host: str
     """Name, for people."""
@@ -23,7 +23,7 @@ class NodeFacts:
     """Digest of its source files."""
     software: Software
     hardware: Hardware
-    """With the devices of this node alone."""
+    """Hardware with the devices of this node alone."""
     problem: str | None = None
     """Why the node cannot take part now, such as others that use its devices."""
 

@@ -1,4 +1,4 @@
-"""The nodes of a job, as their agent sees them: who has come, what it was told, and who is lost."""
+"""The nodes of a job, as their agent sees them: which have joined, which orders they have, and which are lost."""
 
 import secrets
 import threading

@@ -41,12 +41,12 @@ class Chain:
     kept: tuple[int, ...]
     """Numbers of the vision layers whose states the projector takes too."""
     projector: tuple[str, ...]
-    """Of the vision side, and the text embedding last."""
+    """Projector of the vision side, and the text embedding last."""
     language_layers: tuple[str, ...]
     head: tuple[str, ...]
     """The final norm and the output projection."""
     unused: tuple[str, ...]
-    """In no stage: nothing runs them."""
+    """Parts that no stage holds, because nothing runs them."""
     rotary: str
     """Positions of the language layers."""
     buffers: tuple[str, ...]

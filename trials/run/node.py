@@ -68,11 +68,11 @@ class Surroundings:
     show: Callable[[str], None]
     """Shows what people should know."""
     stops: Callable[[], bool]
-    """Returns whether the node was told to end."""
+    """Returns whether the node was asked to end."""
 
 
 def serve_agent(agent: Agent, around: Surroundings) -> None:
-    """Serve until the agent has no more work, or this node is told to end.
+    """Serve until the agent has no more work, or this node is asked to end.
 
     Then its ranks get SIGTERM, on which a training ends after its step, with a checkpoint, and the node ends with them.
     Raise ConnectionError when the agent cannot be reached or has ended, NotSigned for a wrong token, and NodeRefused.
@@ -104,7 +104,7 @@ def serve_agent(agent: Agent, around: Surroundings) -> None:
         heart.ranks = node
         try:
             node.serve()
-            node.leave("it was told to end" if around.stops() else "its work is done")
+            node.leave("it was asked to end" if around.stops() else "its work is done")
         except BaseException as error:
             node.leave(str(error) or type(error).__name__)
             raise

@@ -77,7 +77,7 @@ class Runner:
     ) -> RunResult:
         """Run warm-up and timed steps, until their mean is as sure as asked for or `on_step` returns False.
 
-        With `timed_steps` that many are timed, of all costs, else at most `search.timed_steps` typical ones.
+        With `timed_steps`, this number of steps of all costs is timed, else at most `search.timed_steps` typical ones.
         A disturbed run is repeated once, without `on_step`, and the repeat counts. `on_wait` is called many times a
         second; what it raises ends the ranks and is raised.
         """

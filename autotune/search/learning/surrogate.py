@@ -78,9 +78,9 @@ class _Likeness:
     """Correlations of plans with others, [plans, others] each."""
 
     plans: Array
-    """By their coordinates."""
+    """Correlation by the coordinates of the plans."""
     packs: Array
-    """By the coordinates of their packs."""
+    """Correlation by the coordinates of their packs."""
     same: Array
     """1 where a plan is the other one."""
 
@@ -108,7 +108,7 @@ class _Fit:
 
     widths: _PlanWidths
     probability: float
-    """Of these widths, with any drift and noise."""
+    """Posterior probability of these widths, with any drift and noise."""
     weights: Array
     """The inverse covariance of the measured values, noise included, times the residuals, [trials]."""
     precision: Array

@@ -67,7 +67,7 @@ class Proposal:
 
 
 class Advisor:
-    """Proposer of plans from predictions and trials; deterministic for the same trials in order."""
+    """Choice of the next plan from predictions and trials; deterministic for the same trials in the same order."""
 
     def __init__(self, space: Space, predictor: CalibratedPredictor, limits: Limits, settings: SearchSection) -> None:
         self.space = space

@@ -53,7 +53,7 @@ class PointSampler(BaseSampler):
 
 
 class Nearest(PointSampler):
-    """Wrapper of a sampler that knows no plans: suggestions near the solver's plans are moved to the nearest valid one.
+    """Sampler that moves the suggestions of another one, which knows no plans, to the nearest valid plan.
 
     The wrapped sampler only sees the first trials of plans in the space. If it saw one without parameters, as of a
     baseline, Optuna would find no parameter common to all trials, and draw each independently.

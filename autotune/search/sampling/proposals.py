@@ -105,7 +105,7 @@ def _errors() -> Iterator[None]:
 
 
 class Proposals:
-    """Wrapper of one Optuna study over the parameters of a space; an Optuna dashboard can open it."""
+    """Optuna study over the parameters of a space, which an Optuna dashboard can open."""
 
     def __init__(self, storage: BaseStorage, name: str, sampler: str, context: SamplerContext) -> None:
         """Create the study, or open the one of that name.

@@ -20,13 +20,13 @@ class Holdings:
     """Parts of the chain as stages of a pipeline, all [parts]."""
 
     numbers: Ints
-    """Which stage each is, from 0."""
+    """Number of the stage of each, from 0."""
     vision: Ints
     language: Ints
     projects: NDArray[np.bool_]
     """Whether the part includes the projector."""
     stages: int
-    """Of the pipeline."""
+    """Stages of the pipeline."""
 
     @classmethod
     def of(cls, numbers: Ints, starts: Ints, ends: Ints, vision_layers: int, stages: int) -> "Holdings":
@@ -80,7 +80,7 @@ class Cuts:
     starts: Ints
     ends: Ints
     different: Holdings
-    """Those of the parts that are not alike."""
+    """The different ones of the parts, each once."""
     which: Ints
     """The one of `different` that each part is."""
     edges: Ints

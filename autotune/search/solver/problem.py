@@ -46,7 +46,7 @@ class _Fitting:
     recomputed: tuple[tuple[Ints, Ints], ...]
     """(vision, language) layers that are recomputed at each level."""
     stages: dict[int, Stage] = field(default_factory=dict)
-    """Those that plans have so far, of which most share some."""
+    """Stages of plans by row, which many plans share."""
 
     def stage(self, row: int) -> Stage:
         if row not in self.stages:

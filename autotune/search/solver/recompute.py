@@ -167,7 +167,7 @@ class _Waiting:
     language: Ints
     """Fewest language layers that may be enough."""
     seconds: Array
-    """Of the stage with these."""
+    """Seconds of the stage with these counts recomputed."""
 
     @classmethod
     def of(cls, holdings: Holdings, which: Ints, excess: Array, level: Level, bounds: Array) -> "_Waiting":

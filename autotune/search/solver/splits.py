@@ -61,7 +61,7 @@ def min_max_split(stages: Sequence[Choices], layers: int) -> Split | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Which splits to find."""
+    """Conditions on the splits to find."""
 
     count: int
     """Most splits."""
@@ -131,7 +131,7 @@ class _Bounds:
         return tuple(split for split in self._best if split.seconds(self._micro_batches) <= self._worst)
 
     def _try(self, bound: float, count: int) -> float:
-        """Consider that many splits of least total under the bound; return the least total."""
+        """Consider the `count` splits of least total under the bound; return the least total."""
         found = {split.rows: split for split in self._best}
         hopeful = (self._worst - (self._micro_batches - 1) * self._least) * _ROUNDING
         most = [hopeful - np.where(behind < np.inf, behind, _NEVER) for behind in self._behind]

@@ -29,12 +29,12 @@ _SHARES = (1.0, 0.5, 1.5, 0.7, 0.35, 2.2)
 _STEPS = 2
 """Capacities on either side that are neighbours."""
 _ROOM_FOR_UNITS, _OF_UNITS = 1.5, 0.5
-"""Room for vision units in a pack, as a multiple of the data's ratio, and how much that counts beside the tokens."""
+"""Room for vision units in a pack, as a multiple of the data's ratio, and its weight where that of the tokens is 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ladders:
-    """The ladders that are searched beside packs of one level on a rank each."""
+    """The ladders that are searched in addition to packs of one level that no ranks share."""
 
     of_layouts: Mapping[Layout, tuple[Degrees, ...]]
     first: tuple[Pair, ...]
@@ -201,7 +201,7 @@ class Packings:
                 yield double, first
 
     def _near(self, tokens: float, pairs: Sequence[Pair]) -> Pair:
-        """Return capacities of about so many tokens, whose vision units bind seldom."""
+        """Return capacities of about `tokens` tokens, whose limit of vision units is seldom reached."""
         assert self._ladders is not None
         units = _ROOM_FOR_UNITS * self._ladders.units_per_token
 

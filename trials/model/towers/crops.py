@@ -36,7 +36,7 @@ Packer: TypeAlias = Callable[[PretrainedConfig, torch.Tensor, Size, torch.Tensor
 [features, hidden] in the order of its tokens, line ends included. The size of an image of one unit does not count.
 """
 _SCALED_DOWN = 1.1
-"""Features with sides up to so many times those of the most crops stay as they are, as in the published code."""
+"""Features whose sides are at most this multiple of those of the most crops are not scaled, as published."""
 _MOST_CROPS = 400
 """Of one image, ten times the published models'; and entries of image_grid_pinpoints."""
 
@@ -96,7 +96,7 @@ def in_rows(
 ) -> torch.Tensor:
     """Implement `Packer`: the whole image, then the rows of all its crops together without padding, each with its end.
 
-    Features of more than `most_crops` are scaled down to those of so many. The models' own functions do the same, and
+    Features of more than `most_crops` crops are scaled down to this number. The models' own functions do the same, and
     let the host wait for a copy to the device.
     """
     whole, end = features[0], newline.to(features.dtype)
