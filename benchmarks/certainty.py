@@ -8,7 +8,6 @@ the probability that was stated.
 """
 
 import argparse
-import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -18,7 +17,7 @@ from typing import Any
 import optuna
 
 from benchmarks.cases.workloads import NOISY, workloads
-from benchmarks.output.result import Check, at_most, finish
+from benchmarks.output.result import Check, at_most, finish, show
 from benchmarks.search import search
 
 MACHINES = {"quiet": NOISY, "disturbed": replace(NOISY, disturbed_share=0.6)}
@@ -36,7 +35,7 @@ def main() -> None:
     cases: list[dict[str, Any]] = []
     with ProcessPoolExecutor(arguments.processes) as pool:
         for case in pool.map(_case, *zip(*tasks, strict=True)):
-            print(case, file=sys.stderr, flush=True)
+            show(case)
             cases.append(case)
     rows = [row for name in MACHINES for row in deciles(name, cases)]
     finish(rows, checks(rows))

@@ -15,7 +15,6 @@ It needs the right to make network namespaces, and `tc`.
 
 import argparse
 import random
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,7 +33,7 @@ from autotune.search.solver.solver import Solver
 from autotune.search.space.feasible import feasible_space
 from autotune.workload import Prepared, prepare
 from benchmarks.full_training.following import machine_seconds
-from benchmarks.output.result import Check, at_least, at_most, finish
+from benchmarks.output.result import Check, at_least, at_most, finish, show
 from benchmarks.prediction import example
 from tests.machines.nodes import cable, two_nodes
 from trials import wire
@@ -100,7 +99,7 @@ def main() -> None:
                     predictor=predictor,
                     machine_seconds=machine_seconds(),
                 )
-                _say(f"{name}: {links[name].chosen.layout} is predicted fastest")
+                show(f"{name}: {links[name].chosen.layout} is predicted fastest")
             chosen = {name: linked.chosen for name, linked in links.items()}
             drawn = _plans(links["as it is"], arguments.plans)
             plans = [*dict.fromkeys((*chosen.values(), *drawn))]
@@ -159,7 +158,7 @@ def _rows(nodes: Linked, plans: Sequence[Plan], rounds: int) -> list[dict[str, A
             assert isinstance(outcome, Completed), outcome
             runs[plan].append(outcome.measurement)
             slowness[plan].append(machine_seconds() / nodes.machine_seconds)
-            _say(f"{nodes.link}, round {number + 1}: {plan.id} {plan.layout}")
+            show(f"{nodes.link}, round {number + 1}: {plan.id} {plan.layout}")
     calibrated = CalibratedPredictor(nodes.predictor)
     for plan in plans[-CALIBRATING:]:
         calibrated.observe(plan, runs[plan][0], nodes.prepared.job.search.warmup_steps)
@@ -210,10 +209,6 @@ def _checks(rows: Sequence[Mapping[str, Any]], chosen: Mapping[str, Plan]) -> li
         checks.append(at_most(f"{link}: median error, from the profile", [float(np.median(errors))], MEDIAN_ERROR))
         checks.append(at_most(f"{link}: median error after calibration", [float(np.median(later))], MEDIAN_ERROR))
     return checks
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def _arguments() -> argparse.Namespace:

@@ -10,7 +10,6 @@ import argparse
 import random
 import shutil
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +22,7 @@ from typing import Any
 import psutil
 from sqlalchemy import create_engine, insert, text
 
-from benchmarks.output.result import Check, at_least, at_most, finish
+from benchmarks.output.result import Check, at_least, at_most, finish, show
 from storage.database import rows
 from storage.database.engine import Database
 from storage.database.tables import BEST_PLAN, FINISHED, OUTCOME, STAGE_MEASUREMENT, STUDY, TRIAL
@@ -58,7 +57,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="autotune-bench-") as folder, postgres.server(durable=True) as server:
         for part in arguments.part:
             for row in _PARTS[part](Path(folder), server, arguments.scale):
-                print(row, file=sys.stderr, flush=True)
+                show(row)
                 rows.append({"part": part, **row})
             checks += _checks(part, [row for row in rows if row["part"] == part])
     finish(rows, checks)
@@ -66,7 +65,7 @@ def main() -> None:
 
 @contextmanager
 def _place(kind: str, folder: Path, server: str) -> Iterator[tuple[str, Path]]:
-    """(URL of a new database, an empty folder beside it)."""
+    """Provide (URL of a new database, an empty folder next to it)."""
     with tempfile.TemporaryDirectory(dir=folder) as name:
         if kind == "sqlite":
             yield f"sqlite:///{name}/store.db", Path(name)

@@ -38,7 +38,7 @@ from benchmarks.cases.layouts import OMNIBAL_STAGES
 from benchmarks.devices import page
 from benchmarks.devices.jobs import job_of, make_example, prepared_of, with_model
 from benchmarks.devices.target import Target, pretended_target, real_target
-from benchmarks.output.result import Check, at_least, at_most, finish
+from benchmarks.output.result import Check, at_least, at_most, finish, show
 from trials.launchers.local import LocalLauncher
 from trials.outcome import Completed, Measurement
 from trials.plan import Layout, Packed, Plan, Stage, ZeroStage
@@ -68,7 +68,7 @@ def main() -> None:
                 continue
             began = time.monotonic()
             rows += [{"part": part, **row} for row in _RUNS[part](target, example)]
-            print(f"{part}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+            show(f"{part}: {time.monotonic() - began:.0f} s")
     checks = checks_of(rows)
     if not target.pretended:
         page.write(target, rows, checks)

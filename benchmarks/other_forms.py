@@ -13,7 +13,6 @@ after a number of trials than under the fastest plan known, from a search on tru
 
 import argparse
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -25,7 +24,7 @@ import optuna
 from benchmarks.certainty import deciles
 from benchmarks.machines.best import best_plan
 from benchmarks.machines.jobs import DEVELOPMENT, HELD_OUT, MachineJob, machine_job
-from benchmarks.output.result import Check, at_most, finish
+from benchmarks.output.result import Check, at_most, finish, show
 from benchmarks.output.rows import done_rows
 from benchmarks.references.samplers import other_search
 from benchmarks.search import search
@@ -77,7 +76,7 @@ def rivals(key: str) -> dict[str, Any]:
 def _job(key: str) -> MachineJob:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     level, seed = key.split("/")
-    print(f"level {level}, seed {seed}", file=sys.stderr, flush=True)
+    show(f"level {level}, seed {seed}")
     return machine_job(int(seed), float(level))
 
 

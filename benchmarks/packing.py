@@ -4,7 +4,7 @@
 
 The lengths are caches in OmniBal's form, `[{"vit_num": 5, "token_num": 1341, "image_flags": 5}, ...]`. What depends on
 chance is seeded. Times are medians of repeats that are taken in turns. Each size runs in a process of its own, on one
-core, so that its memory can be told.
+core, so that its memory can be measured alone.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from autotune.packing.paper_model import paper_weights
-from benchmarks.output.result import Check, at_least, at_most, finish
+from benchmarks.output.result import Check, at_least, at_most, finish, show
 from benchmarks.references import packers as reference
 from trials import plugins
 from trials.data.epoch import BEST, Epoch, build_epoch
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def _row(index: DatasetIndex, qv: int, qt: int) -> dict[str, Any]:
-    _show(f"qv {qv}, qt {qt}")
+    show(f"qv {qv}, qt {qt}")
     units, tokens = index.vision_units.astype(np.int64), index.text_tokens.astype(np.int64)
     packing = Packed(qv=qv, qt=qt, qv_min=qv, qt_min=qt - 128)
     order = epoch_order(index, 0, 0)
@@ -174,7 +174,7 @@ def _built(lengths: Path, size: str, packer: str) -> dict[str, Any]:
 
 
 def _in_process(lengths: Path, size: int, packer: str) -> dict[str, Any]:
-    _show(f"{size} samples, {packer}")
+    show(f"{size} samples, {packer}")
     command = [sys.executable, "-m", "benchmarks.packing", "--lengths", str(lengths), "--one-size", str(size), packer]
     runs = [json.loads(subprocess.run(command, check=True, capture_output=True).stdout) for _ in range(REPEATS)]
     seconds = [run["seconds"] for run in runs]
@@ -281,10 +281,6 @@ def _in_turns(timed: Mapping[str, Callable[[], object]]) -> dict[str, float]:
             run()
             seconds[name].append(time.perf_counter() - start)
     return {name: statistics.median(values) for name, values in seconds.items()}
-
-
-def _show(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def _arguments() -> argparse.Namespace:

@@ -1,4 +1,4 @@
-"""Plans whose packs ranks share, or have levels: predictions beside real runs, or a search. Prints one JSON object.
+"""Plans with shared packs or levels: predictions compared with real runs, or a search. Prints one JSON object.
 
     python -m benchmarks.parallel [--plans 15] [--rounds 3] [--rows parallel-rows.jsonl]
     python -m benchmarks.parallel --ladders
@@ -16,7 +16,6 @@ compared without calibration. What was run is kept in the file `--rows`, from wh
 
 import argparse
 import random
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -34,7 +33,7 @@ from autotune.search.learning.calibrated import CalibratedPredictor, peaks
 from autotune.workload import Prepared
 from benchmarks.cases import ladders, layouts
 from benchmarks.cases.drift import at_profiled_speed, slowness
-from benchmarks.output.result import Check, at_least, at_most, finish
+from benchmarks.output.result import Check, at_least, at_most, finish, show
 from benchmarks.prediction import example
 from trials import wire
 from trials.launchers.local import LocalLauncher
@@ -54,7 +53,7 @@ MEDIAN_ERROR, BYTE_ERROR = 0.10, 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profiled:
-    """The costs on so many ranks."""
+    """The layer costs that were profiled on a number of ranks."""
 
     ranks: int
     costs: LayerCosts
@@ -209,7 +208,7 @@ def _run_all(runner: Runner, plans: Sequence[Plan], rows: Rows, rounds: int, slo
             before = slowness_now()
             outcome = runner.run(plan, timed_steps=TIMED_STEPS).outcome
             rows.keep(Run(plan=plan, round=number, outcome=outcome, slowness=(before + slowness_now()) / 2))
-            print(f"round {number + 1}: {plan.id} {outcome.kind}", file=sys.stderr, flush=True)
+            show(f"round {number + 1}: {plan.id} {outcome.kind}")
 
 
 # --- what came of them ---

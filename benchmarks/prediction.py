@@ -1,4 +1,4 @@
-"""Predictions beside real runs of varied plans on two ranks. Prints one JSON object.
+"""Predictions compared with real runs of varied plans on two ranks. Prints one JSON object.
 
     python -m benchmarks.prediction [--plans 32] [--samples 400] [--seed 0]
 
@@ -34,7 +34,7 @@ from autotune.search.execution.runner import Runner
 from autotune.search.learning.calibrated import CalibratedPredictor, peaks
 from autotune.workload import Prepared, prepare
 from benchmarks.cases.drift import at_profiled_speed, slowness
-from benchmarks.output.result import Check, at_least, at_most, finish
+from benchmarks.output.result import Check, at_least, at_most, finish, show
 from trials import wire
 from trials.launchers.local import LocalLauncher
 from trials.layer_costs import LayerCosts
@@ -84,7 +84,7 @@ def main() -> None:
 
 
 def example(folder: Path, samples: int, search: Mapping[str, object] | None = None, *, devices: int = 2) -> Prepared:
-    """The example's job on so many samples, made in `folder`; `search` takes the place of some of its settings."""
+    """Return the example's job on `samples` samples, made in `folder`; `search` replaces some of its settings."""
     generate = [sys.executable, str(EXAMPLE / "generate.py"), "--folder", str(folder), "--samples", str(samples)]
     subprocess.run(generate, check=True, stdout=sys.stderr)
     (folder / "job.yaml").write_text((EXAMPLE / "job.yaml").read_text())
@@ -117,9 +117,7 @@ def _run_all(prepared: Prepared, predictor: Predictor, pool: WarmPool, plans: Se
             outcomes[plan].append(_runner(prepared, predictor, pool, plan).run(plan).outcome)
             after = slowness(prepared, pool, predictor.costs)
             of_runs[plan].append((before + after) / 2)
-            print(
-                f"round {number + 1}: {plan.id}, slowness {before:.3f}, then {after:.3f}", file=sys.stderr, flush=True
-            )
+            show(f"round {number + 1}: {plan.id}, slowness {before:.3f}, then {after:.3f}")
             before = after
     return [Run(plan=plan, outcomes=tuple(outcomes[plan]), slowness=tuple(of_runs[plan])) for plan in plans]
 

@@ -1,4 +1,4 @@
-"""Searches beside each other on simulated machines and on a recorded surface. Prints one JSON object.
+"""Comparison of searches on simulated machines and on a recorded surface. Prints one JSON object.
 
     python -m benchmarks.search [--workloads 50] [--rivals 50] [--processes 2] [--rows FILE]
 
@@ -13,7 +13,6 @@ order, on the same space with the same trials; they choose the plan that measure
 
 import argparse
 import math
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -38,7 +37,7 @@ from autotune.search.sampling.proposals import Proposals
 from autotune.search.search import Search
 from autotune.search.solver.solver import Solver
 from benchmarks.cases.workloads import NOISY, SimulatedWorkload, workloads
-from benchmarks.output.result import Check, at_least, at_most, finish
+from benchmarks.output.result import Check, at_least, at_most, finish, show
 from benchmarks.output.rows import done_rows
 from benchmarks.references.samplers import fastest_fitting, other_search
 from benchmarks.surfaces.replay import replayed
@@ -187,7 +186,7 @@ def on_surface(seed: int) -> dict[str, Any]:
     """One row: searches that begin with this seed."""
     surface = Surface(*read_surface(RECORDED))
     regrets = {name: replayed(name, surface, OTHERS_TRIALS, seed) for name in ("model", *OTHERS)}
-    _show(f"surface, seed {seed}: {regrets['model'][TRIALS - 1]:.4f}")
+    show(f"surface, seed {seed}: {regrets['model'][TRIALS - 1]:.4f}")
     return {
         "surface": RECORDED.stem,
         "plans": len(surface.epoch_seconds),
@@ -206,7 +205,7 @@ def compare(number: int) -> dict[str, Any]:
     workload = list(workloads(ALL))[number]
     found = search(workload, TRIALS)
     sequential = sequential_seconds(workload)
-    _show(f"{workload.name}: {found.regrets[-1]:.4f}")
+    show(f"{workload.name}: {found.regrets[-1]:.4f}")
     return {
         "workload": workload.name,
         "regrets": found.regrets,
@@ -226,7 +225,7 @@ def rival(number: int) -> dict[str, Any]:
     searches = {name: other_search(workload, name, OTHERS_TRIALS) for name in OTHERS}
     best = workload.best_seconds
     regrets = {name: [seconds / best - 1 for seconds in found.best_so_far] for name, found in searches.items()}
-    _show(
+    show(
         f"others on {workload.name}: {[round(each[TRIALS - 1], 4) for each in regrets.values() if len(each) >= TRIALS]}"
     )
     return {
@@ -252,7 +251,7 @@ def planted(number: int) -> dict[str, Any]:
     wrong = replace(workload, wrong=(*times, times[0], 1.0, 1.0, 1.0, 1.0, kept))
     found = search(wrong, MANY_TRIALS)
     regret = found.seconds / wrong.best_seconds - 1
-    _show(f"planted {times} {kept} {wrong.name}: {regret:.4f}")
+    show(f"planted {times} {kept} {wrong.name}: {regret:.4f}")
     return {"workload": wrong.name, "factors": times, "bytes": kept, "regrets": found.regrets, "winner_regret": regret}
 
 
@@ -263,7 +262,7 @@ def second(number: int) -> dict[str, Any]:
     changed = replace(workload, language=language, growth=1.25, memory=workload.memory_limit_bytes)
     first = search(workload, TRIALS)
     cold, warm = search(changed, TRIALS, seed=1), search(changed, TRIALS, seed=1, after=first)
-    _show(f"second {changed.name}: {needed(cold.regrets)}, after the first {needed(warm.regrets)}")
+    show(f"second {changed.name}: {needed(cold.regrets)}, after the first {needed(warm.regrets)}")
     return {
         "workload": changed.name,
         "trials_needed_alone": needed(cold.regrets),
@@ -278,7 +277,7 @@ def repeated(number: int) -> dict[str, Any]:
     noisy = replace(NOISY, noise=0.05, drift=0.10)
     seconds = [search(workload, TRIALS, noisy, seed).seconds for seed in range(10)]
     best = min(seconds)
-    _show(f"repeated {workload.name}: {[round(each / best - 1, 4) for each in seconds]}")
+    show(f"repeated {workload.name}: {[round(each / best - 1, 4) for each in seconds]}")
     return {"workload": workload.name, "above_best": [each / best - 1 for each in seconds]}
 
 
@@ -351,10 +350,6 @@ def _other_checks(
         at_most("trials of a second search over those of one alone, medians", [after / alone], 0.5),
         at_least("of 10 repeated searches, winners within 2 % of each other", close, 9),
     ]
-
-
-def _show(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def _arguments() -> argparse.Namespace:

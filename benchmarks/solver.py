@@ -26,7 +26,7 @@ from autotune.search.solver.limits import Limits
 from autotune.search.solver.solver import Solver
 from autotune.search.solver.splits import Wanted
 from benchmarks.cases.solver import Case, cases, paper_case, speed_cases
-from benchmarks.output.result import at_least, at_most, finish
+from benchmarks.output.result import at_least, at_most, finish, show
 from benchmarks.references.splits import Optimum, Program
 from trials.model.cut import cut
 from trials.plan import Plan
@@ -75,7 +75,7 @@ def main() -> None:
 
 def _speed(size: str, case: Case, repeats: int) -> dict[str, Any]:
     """With the packs of the epoch already made."""
-    _show(case.name)
+    show(case.name)
     predictor = case.predictor()
     solver = case.solver(predictor)
     seconds = []
@@ -103,7 +103,7 @@ def _recomputed(plan: Plan) -> int:
 
 
 def _row(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
-    _show(case.name)
+    show(case.name)
     predictor = case.predictor()
     limits = case.tight_limits(predictor)
     solver = Solver(predictor, limits)
@@ -208,7 +208,7 @@ def _stages(plan: Plan) -> str:
 
 
 def _reconstruction() -> Iterator[dict[str, Any]]:
-    """Its published splits beside ours, on the analytic device."""
+    """Compare its published splits with those of this solver, on the analytic device."""
     case = paper_case(packs=32)
     predictor = case.predictor()
     for gigabytes in MEMORIES:
@@ -238,10 +238,6 @@ def _ends(units: tuple[int, ...]) -> Ends:
     last vision layer, and the head with the last language layer.
     """
     return tuple(min(max(end - 2, 0), 45) + min(max(end - 49, 0), 48) for end in units[1:])
-
-
-def _show(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def _arguments() -> argparse.Namespace:

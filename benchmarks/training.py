@@ -10,7 +10,6 @@ losses with those of undisturbed ones. `--scale` shrinks everything for a quick 
 
 import argparse
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from benchmarks.full_training.kills import LEFT_SECONDS, killed
 from benchmarks.full_training.photos import FAMILIES
 from benchmarks.full_training.promises import promises
 from benchmarks.full_training.rival import compare
-from benchmarks.output.result import Check, at_least, at_most, finish
+from benchmarks.output.result import Check, at_least, at_most, finish, show
 
 Row: TypeAlias = Mapping[str, Any]
 STEPS, SHORT_STEPS = 200, 60
@@ -42,7 +41,7 @@ def main() -> None:
             found: list[Row] = []
             try:
                 for row in _PARTS[part](folder, arguments):
-                    print({"benchmark": part, **row}, file=sys.stderr, flush=True)
+                    show({"benchmark": part, **row})
                     found.append({"benchmark": part, **row})
                 checks += _CHECKS[part](found)
             except CommandFailed as error:

@@ -8,7 +8,6 @@ of memory.
 """
 
 import argparse
-import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -31,7 +30,7 @@ from autotune.search.space.feasible import feasible_space
 from autotune.search.tuner import Tuner
 from autotune.workbench import Workbench
 from autotune.workload import Prepared
-from benchmarks.output.result import at_most, finish
+from benchmarks.output.result import at_most, finish, show
 from benchmarks.prediction import example
 from storage.records import FinishedTrial
 from storage.store import Store, open_store
@@ -66,9 +65,9 @@ def _tuning(prepared: Prepared, store: Store, folder: Path) -> dict[str, Any]:
         match event:
             case TrialEnded(trial=trial):
                 trials.append(trial)
-                print(f"trial {trial.number}: {trial.role}, {trial.result.outcome.kind}", file=sys.stderr, flush=True)
+                show(f"trial {trial.number}: {trial.role}, {trial.result.outcome.kind}")
             case Note(text=text):
-                print(text, file=sys.stderr, flush=True)
+                show(text)
             case _:
                 pass
 

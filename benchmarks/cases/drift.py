@@ -1,4 +1,4 @@
-"""How fast a machine is at a moment, beside the time when its layers were profiled."""
+"""How fast a machine is at a moment, compared with the time when its layers were profiled."""
 
 from dataclasses import replace
 

@@ -4,7 +4,6 @@ A part of `python -m benchmarks.parallel`. Of each model, data and number of dev
 be fastest is compared with HBP's recipe, and with packs of one level as long as the longest sample (ISF).
 """
 
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -24,7 +23,7 @@ from autotune.search.solver.solver import Solver
 from autotune.search.space.feasible import feasible_space
 from benchmarks.cases.solver import INTERN_LM2_2B, INTERN_LM2_7B, INTERN_VIT_300M
 from benchmarks.cases.workloads import SimulatedWorkload
-from benchmarks.output.result import Check, at_least, at_most
+from benchmarks.output.result import Check, at_least, at_most, show
 from benchmarks.packing import index_of
 from benchmarks.search import search
 from trials import wire
@@ -126,7 +125,7 @@ def rows() -> Iterator[dict[str, Any]]:
     for model, data, devices in product(MODELS, DATA, DEVICES):
         began = time.monotonic()
         row = _row(_workload(model, data, devices, MEMORY))
-        print(f"{row['case']}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+        show(f"{row['case']}: {time.monotonic() - began:.0f} s")
         yield row
     for room in (0.1, 0.4, 0.9):
         yield _lost(room)

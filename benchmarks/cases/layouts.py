@@ -6,7 +6,6 @@ OmniBal's code for this model (`table2_data_model_memory_balanced_0906.yaml`) ha
 stages, 128 packs in a step, and no recomputation.
 """
 
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +25,7 @@ from autotune.search.space.space import Space
 from autotune.search.space.tensor import further_cut
 from benchmarks.cases.ladders import DEGREES, MEMORY, Mixed
 from benchmarks.cases.solver import INTERN_LM2_2B, INTERN_LM2_20B, INTERN_VIT_6B, INTERN_VIT_300M
-from benchmarks.output.result import Check, at_least, at_most
+from benchmarks.output.result import Check, at_least, at_most, show
 from benchmarks.search import search
 from trials import wire
 from trials.job import SpaceSection
@@ -85,7 +84,7 @@ def rows() -> Iterator[dict[str, Any]]:
     for data in DATA:
         began = time.monotonic()
         yield _row(_large(data))
-        print(f"{data}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+        show(f"{data}: {time.monotonic() - began:.0f} s")
     for room in (0.1, 0.4, 0.9):
         yield _lost(room)
 

@@ -25,7 +25,7 @@ EQUAL = "three tiles each"
 _SAMPLES, _EQUAL_SAMPLES = 2000, 960
 _TILE_TOKENS = 256
 _DATA = {
-    # Shares of samples with so many tiles, and the mean text tokens beside them.
+    # Shares of samples by number of tiles, and mean text tokens of a sample without those of its tiles.
     "tiles up to 5": ({0: 0.15, 1: 0.25, 3: 0.15, 5: 0.45}, 150),
     "text and tiles": ({0: 0.4, 1: 0.2, 2: 0.1, 5: 0.2, 7: 0.1}, 400),
     "many tiles": ({1: 0.2, 4: 0.2, 7: 0.3, 13: 0.3}, 120),
@@ -141,7 +141,7 @@ def lengths(data: str, seed: int, samples: int = _SAMPLES) -> DatasetIndex:
 
 
 def _epoch(index: DatasetIndex, packing: Packing, ranks: int, micro_batches: int) -> Epoch:
-    """With a global batch that takes so many micro-batches."""
+    """Return an epoch whose global batch takes `micro_batches` micro-batches."""
 
     def build(batch: int) -> Epoch:
         return build_epoch(

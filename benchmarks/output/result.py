@@ -22,19 +22,24 @@ class Check:
 
 
 def at_most(name: str, values: Iterable[float], bar: float) -> Check:
-    """The largest value must not pass the bar."""
+    """Check that the largest value does not pass the bar."""
     value = max(values, default=None)
     return Check(name=name, value=value, bar=bar, holds=value is not None and value <= bar)
 
 
 def at_least(name: str, values: Iterable[float], bar: float) -> Check:
-    """The smallest value must reach the bar."""
+    """Check that the smallest value reaches the bar."""
     value = min(values, default=None)
     return Check(name=name, value=value, bar=bar, holds=value is not None and value >= bar)
 
 
+def show(progress: object) -> None:
+    """Print a line on stderr at once; stdout is for the result alone."""
+    print(progress, file=sys.stderr, flush=True)
+
+
 def finish(rows: Sequence[Mapping[str, Any]], checks: list[Check]) -> NoReturn:
-    """Prints the result on stdout; exits 1 when a check does not hold."""
+    """Print the result on stdout, and exit with 1 when a check does not hold."""
     machine = {**asdict(this_machine()), "python": platform.python_version(), "system": platform.platform()}
     json.dump({"machine": machine, "rows": rows, "checks": [asdict(check) for check in checks]}, sys.stdout, indent=1)
     print()

@@ -58,7 +58,7 @@ class Program:
         self._rows: list[tuple[Terms, float, float]] = []
 
     def solve(self, element_bytes: int, time_limit: float) -> Optimum | None:
-        """None when nothing is feasible, or nothing was found in so many seconds."""
+        """Return None when nothing is feasible, or nothing was found within `time_limit` seconds."""
         micro_batches, stages = self._sizes.epoch.micro_batches, range(self._layout.pipeline)
         for stage in stages:
             self._add_counts(stage)

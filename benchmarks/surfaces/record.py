@@ -12,7 +12,6 @@ continued, with its own profile, plans and settings.
 import argparse
 import heapq
 import random
-import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
@@ -31,6 +30,7 @@ from autotune.search.space.feasible import feasible_space
 from autotune.search.space.space import Space
 from autotune.workload import Prepared, prepare
 from benchmarks.cases import pages
+from benchmarks.output.result import show
 from benchmarks.surfaces.surface import RECORDED, Header, Run, lengths_of, read_surface
 from trials import plugins, wire
 from trials.data.packers import PACKERS
@@ -70,7 +70,7 @@ def main() -> None:
                         runs.append(run)
                         with file.open("a") as lines:
                             lines.write(wire.encode(run) + "\n")
-                        print(f"run {len(runs)}: {run.ended - run.began:.1f} s", file=sys.stderr, flush=True)
+                        show(f"run {len(runs)}: {run.ended - run.began:.1f} s")
 
 
 def _prepared(folder: Path, samples: int) -> Prepared:
