@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def checks_of(rows: list[Row]) -> list[Check]:
-    """The bars; a part that did not run holds none of them."""
+    """Return the checks; a part that did not run holds none of its bars."""
 
     def values(key: str) -> list[float]:
         return [row[key] for row in rows if row.get(key) is not None]
@@ -123,7 +123,7 @@ def predictions(target: Target, example: Path) -> Iterator[Row]:
 def _predicted(
     target: Target, prepared: Prepared, predictor: Predictor, plan: Plan, measured: list[Measurement]
 ) -> Row:
-    """A plan's prediction and its runs; errors are None where none was completed."""
+    """Return a plan's prediction and its runs; errors are None where none was completed."""
     predicted = predictor.predict(plan)
     row: Row = {"devices": plan.layout.world_size, "plan": str(plan), "completed": len(measured)}
     if not measured:

@@ -199,7 +199,7 @@ def _scale_checks(scale: list[dict[str, Any]]) -> list[Check]:
 
 
 def _packed_wrongly(seed: int) -> bool:
-    """Whether any packer loses, doubles or overfills on a random set of lengths, or on a degenerate one."""
+    """Return whether any packer loses, doubles or overfills on a random set of lengths, or on a degenerate one."""
     random = np.random.default_rng(seed)
     qv, qt, count = (int(random.integers(*bounds)) for bounds in ((0, 40), (1, 2000), (0, 60)))
     units, tokens = random.integers(0, 50, count), random.integers(1, 2500, count)
@@ -230,7 +230,7 @@ def _is_sound(units: Ints, tokens: Ints, packing: Packed, seed: int) -> bool:
 
 
 def load(folder: Path) -> DatasetIndex:
-    """The samples of every length cache in the folder."""
+    """Return the samples of every length cache in the folder."""
     records = [record for path in sorted(folder.glob("*.json")) for record in json.loads(path.read_text())]
     if not records:
         sys.exit(f"{folder} holds no length caches (*.json); name another folder with --lengths")
@@ -239,7 +239,7 @@ def load(folder: Path) -> DatasetIndex:
 
 
 def index_of(units: Ints, tokens: Ints) -> DatasetIndex:
-    """An index of lengths alone."""
+    """Return an index of lengths alone."""
     rows = np.arange(len(units), dtype=np.int64)
     files = (AnnotationFile(path=Path("lengths"), images=Path(), format="lengths", repeat=1.0),)
     return DatasetIndex(

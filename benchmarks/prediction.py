@@ -67,7 +67,7 @@ class Run:
         return found if drifting else list(map(at_profiled_speed, found, self.slowness))
 
     def seconds(self, *, drifting: bool = False) -> list[float]:
-        """A step's mean in each round."""
+        """Return the mean of a step in each round."""
         return [float(np.mean(measured.step_seconds)) for measured in self.measurements(drifting=drifting)]
 
 

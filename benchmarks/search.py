@@ -243,7 +243,7 @@ def needed(regrets: Sequence[float]) -> int | None:
 
 
 def planted(number: int) -> dict[str, Any]:
-    """A machine whose layers take twice or half of what the profile says, and 20 % more or less memory."""
+    """Return a machine whose layers take twice or half of what the profile says, and 20 % more or less memory."""
     workload = list(workloads(ALL))[number]
     random = np.random.default_rng(number)
     times = [WRONG ** float(random.choice((-1, 1))) for _ in range(3)]
@@ -256,7 +256,7 @@ def planted(number: int) -> dict[str, Any]:
 
 
 def second(number: int) -> dict[str, Any]:
-    """A job that is changed a little: a quarter more data and batch, other samples, and one more language layer."""
+    """Search a job that is changed a little: a quarter more data and batch, other samples, a further language layer."""
     workload = list(workloads(ALL))[number]
     language = replace(workload.language, layers=workload.language.layers + 1)
     changed = replace(workload, language=language, growth=1.25, memory=workload.memory_limit_bytes)

@@ -139,7 +139,7 @@ def _row(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _proven(optimum: Optimum | None, predictor: Predictor, case: Case, limits: Limits) -> Optimum | None:
-    """The optimum of the program, unless its tolerances let a stage pass the memory."""
+    """Return the optimum of the program, unless its tolerances let a stage pass the memory."""
     if optimum is None or not optimum.proven:
         return None
     needed = max(predictor.predict(_plan(case, optimum)).stage_bytes)

@@ -61,7 +61,7 @@ def _make_data(folder: Path, samples: int) -> Path:
 
 
 def _record(folder: Path, number: int, random: Random) -> Mapping[str, Any]:
-    """A fifth of the samples are chats without an image, with four times as many words."""
+    """Return a sample; a fifth of them are chats without an image, with four times as many words."""
     shown = random.random() < 0.8
     words = round(random.lognormvariate(2.5 if shown else 3.9, 0.8)) + 1
     question = "What is written on the page?" if shown else "Continue."

@@ -113,7 +113,7 @@ def qwen2_5_vl(folder: Path) -> None:
 
 
 def llava(folder: Path) -> None:
-    """The middle square of a photo as 64 patches of a CLIP tower, whose last layer is not used."""
+    """Return the middle square of a photo as 64 patches of a CLIP tower, whose last layer is not used."""
     images = CLIPImageProcessorPil(size={"shortest_edge": 112}, crop_size={"height": 112, "width": 112})
     settings = {"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
     vision = {

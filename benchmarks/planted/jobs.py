@@ -40,7 +40,7 @@ def _long_alike(count: int, random: np.random.Generator) -> Rows:
 
 
 def _some_films(count: int, random: np.random.Generator) -> Rows:
-    """A tenth of the samples has all images; packs differ in units, which are not padded."""
+    """Give all images to a tenth of the samples; packs differ in units, which are not padded."""
     return [(10 * _UNITS if each else 0, _TOKENS) for each in random.random(count) < 0.1]
 
 

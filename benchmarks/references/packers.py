@@ -106,5 +106,5 @@ def histogram(units: Ints, tokens: Ints, capacity: Capacity, bucket: int, score:
 
 
 def best_histogram(units: Ints, tokens: Ints, capacity: Capacity) -> int:
-    """The fewest packs over three scores and three widths of buckets."""
+    """Return the fewest packs over three scores and three widths of buckets."""
     return min(histogram(units, tokens, capacity, bucket, score) for bucket in (64, 16, 1) for score in SCORES.values())

@@ -45,6 +45,6 @@ def replayed(name: str, surface: Surface, trials: int, seed: int) -> list[float]
 
 
 def grid(starts: Sequence[Plan], seed: int) -> Iterator[Plan]:
-    """The plans in random order."""
+    """Return the plans in random order."""
     order = np.random.default_rng(seed).permutation(len(starts))
     return iter([starts[number] for number in order])

@@ -80,7 +80,7 @@ def lengths_of(index: DatasetIndex) -> tuple[tuple[int, int, int], ...]:
 
 
 def index_of(header: Header) -> DatasetIndex:
-    """An index of samples with the recorded lengths, which stand nowhere."""
+    """Return an index of samples with the recorded lengths, of which there are no files."""
     units, tokens, targets = np.array(header.lengths).T
     numbers = np.arange(len(units))
     columns = {**dict.fromkeys(COLUMNS, numbers), "file": np.zeros_like(numbers)}
@@ -209,12 +209,12 @@ def recorded_space(surface: Surface, solver: Solver) -> RecordedSpace:
 
 
 def _usual_first(slacks: Iterable[int]) -> tuple[int, ...]:
-    """The usual one, which all packers have that relax nothing, is the commonest."""
+    """Return the slacks, the commonest first: it is the usual one, the only one of packers that relax nothing."""
     return tuple(slack for slack, _ in Counter(slacks).most_common())
 
 
 def _apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
-    """A step of a boundary or a recompute count is as far as a tenth of a capacity."""
+    """Return a distance in which a step of a boundary or a recompute count is as far as a tenth of a capacity."""
     far: float = 3.0 * (one["layout"] != other["layout"]) + 0.1 * (one["packer"] != other["packer"])
     far += abs(math.log(one["qv"] / other["qv"])) + abs(math.log(one["qt"] / other["qt"]))
     far += 0.1 * sum(
@@ -224,7 +224,7 @@ def _apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
 
 
 def _lasts(outcome: Completed | Failed) -> bool:
-    """Whether it would end alike another time: a measurement, or too little memory."""
+    """Return whether it would end alike another time: a measurement, or too little memory."""
     return isinstance(outcome, Completed) or isinstance(outcome.cause, OutOfMemory)
 
 
