@@ -101,6 +101,7 @@ def lines(connection: Connection, studies: Sequence[str], source: str) -> Iterat
     documents = (
         {"table": table.name, "row": _document(table, row)}
         for table, query in _queries(studies).items()
+        # In parts, so that a large database is never in memory as a whole.
         for row in connection.execute(query.execution_options(yield_per=_ROWS_AT_ONCE)).mappings()
     )
     for document in itertools.chain((header,), documents):
@@ -190,6 +191,7 @@ def check(text: Iterable[str]) -> str:
     """
     digest, count, before = hashlib.sha256(), 0, None
     for line in text:
+        # One line late, since the last one holds the digest of the others.
         if before is not None:
             digest.update(before.encode())
         before, count = line, count + 1

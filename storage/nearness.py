@@ -53,6 +53,7 @@ def differences(then: Fields, now: Fields) -> tuple[Difference, ...]:
 
 
 def distance(found: Iterable[Difference]) -> float:
+    # Exact in any order, so that equal differences give equal distances.
     return math.fsum(one.distance for one in found)
 
 

@@ -87,6 +87,7 @@ class Spool:
         except (OSError, UnknownRecord) as error:
             _logger.warning("kept %s: %s", path, error)
             return False
+        # Last: after a crash before this, the file is stored once more, which has no effect.
         path.unlink(missing_ok=True)
         return True
 

@@ -41,6 +41,7 @@ def open_store(database_url: str | None = None, *, lock_timeout_seconds: float =
     database = Database(url.parse(url.default_url() if database_url is None else database_url), lock_timeout_seconds)
     try:
         schema.prepare(database)
+    # Also for Ctrl-C: no caller has the connections yet.
     except BaseException:
         database.close()
         raise

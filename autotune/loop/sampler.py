@@ -51,6 +51,7 @@ class PackSampler(Sampler[list[int]]):
         super().__init__()
         if not isinstance(samples, SampleDataset):
             raise PackError(f"samples must be a SampleDataset, not {type(samples).__name__}; make one from the job")
+        # `bool` is a subclass of `int`: True would be taken for 1.
         if isinstance(ranks, bool) or not isinstance(ranks, int) or not isinstance(rank, int) or not 0 <= rank < ranks:
             raise PackError(f"rank {rank!r} of {ranks!r} does not exist; ranks are counted from 0")
         packing = plan.packing if isinstance(plan, Plan) else plan

@@ -116,6 +116,7 @@ def _without_devices(found: Situation) -> Iterator[Problem]:
 
 def _of_software(found: Situation) -> Iterator[Problem]:
     build, runs = found.build, found.driver.cuda
+    # Minor versions do not count: a driver runs builds for all CUDA versions of its major one (CUDA Compatibility).
     if build.cuda is not None and runs is not None and runs[0] < build.cuda[0]:
         yield Problem(
             what=f"the driver {found.hardware.driver} runs CUDA {_version(runs)} at most, but torch {build.version} is "

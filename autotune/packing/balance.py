@@ -157,6 +157,7 @@ def _cheapest(candidates: Iterable[Packed], material: Material, number: int) -> 
     packing, _ = min(
         alike,
         key=lambda pair: (
+            # Rounded, so that fullness decides between packs of about as many samples.
             round(abs(pair[1].samples_per_pack.mean - UNPACKED.samples)),
             pair[1].relaxation_missed or 0.0,
         ),

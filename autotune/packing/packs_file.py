@@ -63,6 +63,7 @@ def _batches(epoch: Epoch) -> Iterator[_Batch]:
     rows, ranks = np.indices(epoch.assignment.shape)
     steps, micro_batches = np.divmod(rows, epoch.micro_batches)
     packs = epoch.assignment.ravel()
+    # The last key of `lexsort` counts most.
     order = np.lexsort([part.ravel() for part in (micro_batches, ranks, steps)])
     # A pack that ranks share is that of the first of them.
     order = order[(ranks.ravel() % epoch.degrees[packs] == 0)[order]]
@@ -89,6 +90,7 @@ def _write_parquet(path: Path, batches: Iterable[_Batch]) -> None:
     schema = arrow.schema([("samples", lists), *((name, arrow.int64()) for name in names)])
     with _parquet().ParquetWriter(path, schema) as writer:
         for batch in batches:
+            # Offsets of an Arrow list have 32 bits, enough for the samples of a batch.
             samples = arrow.ListArray.from_arrays(arrow.array(batch.starts, arrow.int32()), arrow.array(batch.samples))
             writer.write_table(arrow.table([samples, *batch.columns.values()], schema=schema))
 

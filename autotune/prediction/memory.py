@@ -155,6 +155,7 @@ class StageMemory:
     def static(self, parts: Parts, layout: Layout) -> Array:
         """Return the bytes of weights, gradients and optimizer states, [stages]."""
         elsewhere = self._dealt * (1 - 1 / layout.tensor)  # in the slices of other ranks
+        # A layer that is cut is frozen as a whole, or not at all.
         whole = (self._parameters - elsewhere, self._frozen - elsewhere * (self._frozen > 0))
         counts = (parts.layers @ of_layers for of_layers in whole)
         static: Array = stages_static_bytes(*counts, element_bytes=self._element_bytes, layout=layout)
@@ -208,6 +209,7 @@ class StageMemory:
             part, of_layers = stages[number : number + 1], self._of_layers(degree, layout)
             packs = np.flatnonzero(sizes.levels == level)
             kept = of_layers.split(part, len(KINDS))
+            # A pack has transient bytes, the third part, only while its backward pass runs.
             waiting[packs, :2] = sizes.table[packs] @ np.vstack(kept).T
             beginning[packs] = sizes.table[packs] @ np.vstack((*kept, of_layers.beginning(part))).T
             for kind, of_kind in enumerate(later):
@@ -227,6 +229,7 @@ def _heaviest(sizes: EpochSizes, in_flight: int, *coefficients: Array) -> tuple[
 def _largest(sizes: EpochSizes, in_flight: Ints, coefficients: Array, columns: tuple[int, ...]) -> Array:
     """Return the largest cost of as many packs in flight, for each row of coefficients, [stages]."""
     largest = np.zeros(len(coefficients))
+    # Stages with equally many packs in flight have the same candidates, so one product serves all of them.
     order = np.argsort(in_flight, kind="stable")
     for rows in np.split(order, np.flatnonzero(np.diff(in_flight[order])) + 1):
         if len(rows) and (count := int(in_flight[rows[0]])):
@@ -246,6 +249,7 @@ def _largest_in_flight(running: Array, waiting: Array, in_flight: int, sizes: Ep
     """
     found = []
     for block in sizes.blocks:
+        # Backward passes keep the order of the packs, so those behind a pack are the ones that follow it.
         before = np.cumsum(np.pad(waiting[block], ((0, 0), (1, 0), (0, 0), (0, 0))), axis=1)
         first = np.arange(block.shape[1])
         behind = before[:, np.minimum(first + in_flight, block.shape[1])] - before[:, first + 1]

@@ -40,6 +40,7 @@ class Parts:
     def of_plans(cls, plans: Sequence[Plan]) -> tuple["Parts", Ints]:
         """Return the different stages of plans, last stages behind the others; and which each is, [plans, stages]."""
         stages = [[_counts(each) for each in cut(plan)] for plan in plans]
+        # Column 4 is the head, which only last stages have.
         different = sorted(set(chain.from_iterable(stages)), key=lambda counts: (counts[4], counts))
         number = {counts: place for place, counts in enumerate(different)}
         return cls._of(different), np.array([[number[counts] for counts in of_plan] for of_plan in stages])

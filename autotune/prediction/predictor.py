@@ -165,7 +165,7 @@ class Predictor:
 
         ZeRO 2 and 3 reduce in each backward pass.
         """
-        parameters = parts.layers @ (self._trained - self._dealt * (1 - 1 / layout.tensor))
+        parameters = parts.layers @ (self._trained - self._dealt * (1 - 1 / layout.tensor))  # own slices alone
         reduction = np.zeros(len(parts))
         if layout.data > 1 and not layout.shares_gradients:
             reduction += parameters * GRADIENT_BYTES * self.costs.communication(layout).reduce_seconds_per_byte

@@ -39,6 +39,7 @@ def fit_not_negative(sizes: Array, values: Array, terms: tuple[int, ...]) -> Coe
 
 def _relative_fit(rows: Array, values: Array, scale: Array) -> Array:
     """Fit robustly with errors as shares of `scale` [n]."""
+    # 1 where all values are 0, as those of layers that take no time or bytes.
     scale = np.maximum(scale, scale.max() * _SMALLEST or 1.0)
     rows, target = rows / scale[:, None], values / scale
     found = _solve(rows, target, np.ones(len(target)))
@@ -75,6 +76,7 @@ def _solve(rows: Array, target: Array, weights: Array) -> Array:
             if (part >= 0).all() and gain > best_gain:
                 best, best_gain = np.zeros(len(right)), gain
                 best[list(chosen)] = part
+        # The minimum without constraints is not negative, so no choice of fewer columns is better.
         if count == len(right) and best_gain > 0:
             break
     return best / np.where(norms > 0, norms, 1.0)

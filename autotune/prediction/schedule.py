@@ -271,4 +271,5 @@ def _slices(first: Ints, count: Ints, step: int) -> list[slice]:
     step = step or 1
     starts = np.where(count > 0, first, 0)
     ends = zip(starts.tolist(), (starts + count * step).tolist(), strict=True)
+    # A slice that runs down to row 0 has no end: -1 would mean the last row.
     return [slice(start, stop if stop >= 0 else None, step) for start, stop in ends]

@@ -71,6 +71,7 @@ class PlanComparison:
         if one is None or other is None or _samples(self.first.workload) != _samples(self.second.workload):
             return None
         mean = other.mean / one.mean
+        # Independent relative errors add up in squares.
         return Speed(mean=mean, error=mean * math.hypot(one.error / one.mean, other.error / other.mean))
 
 

@@ -94,6 +94,7 @@ class Executor:
             if suggestion:
                 self.proposals.tell(suggestion, None, Judgement.nothing())
             return
+        # After it was begun: a rejection is the result of a trial, too, and is stored as one.
         if rejection := runner.rejection(plan):
             self._record(trial, candidate, self.ledger.put(trial, RunResult(outcome=rejection)))
             return

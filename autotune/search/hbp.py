@@ -44,6 +44,7 @@ def hbp_plan(workload: Workload, predictor: Predictor, solver: Solver) -> Plan |
 
 
 def _preference(layout: Layout) -> tuple[int, int]:
+    # The highest ZeRO stage leaves most memory for activations.
     return layout.pipeline, -layout.zero
 
 

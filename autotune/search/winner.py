@@ -127,6 +127,7 @@ class Standings:
         drawn = _drawn(self.posterior, numbers)
         fastest = drawn.argmin(axis=1)
         wins = np.bincount(fastest, minlength=len(numbers))
+        # A contender without a repeat can be a tie, but not the winner.
         winner = max(map(numbers.index, self.repeated), key=wins.__getitem__)
         sure, slower = float((fastest == winner).mean()), (drawn > drawn[:, [winner]]).mean(axis=0)
         ties = [numbers[other] for other in range(len(numbers)) if other != winner and slower[other] < SURE]
@@ -145,6 +146,7 @@ class Standings:
     def _compare(self, winner: int, role: str, number: int, samples: int) -> Baseline:
         standing = self.entries[number]
         speed = samples / standing.epoch_seconds
+        # Of logarithms of seconds, so that the difference is that of a ratio.
         slower, error = self.measured.difference(number, winner)
         return Baseline(
             role=str(role),

@@ -98,6 +98,7 @@ def launch(
         check_first_steps(prepared, plan)
     request = prepared.request(plan, Training(output=output, max_steps=max_steps))
     with held(output):
+        # Before `open_output` drops the steps after the last checkpoint, which the loggers already have.
         earlier = read_lines(output / PROGRESS_FILE)
         instead_of = plan_to_replace(prepared, plan, store) if changes_plan else None
         opened = open_output(output, training_settings(request, prepared.index.digest), plan, instead_of=instead_of)
@@ -220,6 +221,7 @@ def _train(
         machine = MachineWatch(hardware, interval_seconds=_LOOK_SECONDS)
         with WarmPool(launcher, on_start=start_events(watch.listener)) as pool, machine:
             answer = pool.ask(request, math.inf, lambda: watch.look(pool.pids), stops=watch.stops)
+        # The last steps may have come after the pool looked for the last time.
         reader.look()
     except KeyboardInterrupt:
         ending.record("interrupted", reader.steps)

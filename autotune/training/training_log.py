@@ -73,6 +73,7 @@ class TrainingLog:
 
     def add(self, line: Line) -> None:
         values = metrics(line)
+        # Of a copy, since a logger that fails is removed.
         for name, (logger, log) in tuple(self._logs.items()):
             with self._guarded(name, logger):
                 log.log(line.step, values)

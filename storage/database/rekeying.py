@@ -20,6 +20,7 @@ class Rekeying:
 
     def model(self, old: str, new: str, config_digest: str, workloads: Mapping[str, str]) -> None:
         """Give a model its new key and digest; `workloads` maps the old to the new keys of its workloads."""
+        # References allow no other order: the new row, then what refers to it, and the old row last.
         self._copy(_MODEL, old, {"fingerprint": new, "config_digest": config_digest})
         self._move(_WORKLOAD, "model_fingerprint", old, new)
         self._profiles(old, new)

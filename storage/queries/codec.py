@@ -90,6 +90,7 @@ def data(row: Row) -> DataProfile:
 
 
 def histogram(buckets: list[list[int]]) -> Histogram:
+    # JSON has only lists, which no tuple equals.
     return tuple(cast(tuple[int, int, int], tuple(bucket)) for bucket in buckets)
 
 
@@ -195,6 +196,7 @@ def result(row: Row) -> TrialResult:
 def best_plan_row(value: BestPlan) -> dict[str, Any]:
     documents: dict[str, str | None] = {name: _encoded(getattr(value, name), kind) for name, kind in _DOCUMENTS.items()}
     documents["explanation"] = None if value.explanation is None else _encoded(value.explanation)
+    # Plan and workload are stored by their keys, and the source follows from the provenance.
     replaced = {"plan", "workload", "imported_from", *documents}
     kept = {name: column for name, column in columns(value).items() if name not in replaced}
     return {"plan_id": value.plan.id, "workload_fingerprint": value.workload.fingerprint, **documents, **kept}

@@ -72,6 +72,7 @@ def delete_studies(connection: Connection, ids: Collection[str], gone: Collectio
     now = datetime.now(UTC)
     keys = {table: connection.execute(query).all() for table, query in _rows_of(ids).items()}
     for table, found in keys.items():
+        # In parts, since SQLite limits the number of values of a statement.
         for first in range(0, len(found), _ROWS_AT_ONCE):
             part = [tuple(key) for key in found[first : first + _ROWS_AT_ONCE]]
             provenance.forget(connection, table, part)
@@ -84,6 +85,7 @@ def delete_studies(connection: Connection, ids: Collection[str], gone: Collectio
 def archive(connection: Connection, ids: Collection[str], gone: Collection[str]) -> None:
     _hold(connection, ids)
     _end_gone(connection, tuple(searches(connection, ids)), gone)
+    # A study that is archived already keeps its time.
     connection.execute(_archived(ids).where(STUDY.c.archived.is_(None)).values(archived=datetime.now(UTC)))
 
 

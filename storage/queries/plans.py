@@ -89,6 +89,7 @@ class Wanted:
 
 
 def listed(connection: Connection, wanted: Wanted, limit: int | None) -> tuple[BestPlan, ...]:
+    # Keeps the plans of a workload together, in the place of its newest study.
     newest = func.max(STUDY.c.started).over(partition_by=BEST_PLAN.c.workload_fingerprint)
     query = (
         rows.whole(BEST_PLAN)
@@ -168,6 +169,7 @@ def _ranked(connection: Connection, now: Fields, wanted: Wanted, lengths: tuple[
         found = differences(dict(zip(_OWN_COLUMNS, own, strict=True)), now)
         found = (*hardware[of_hardware], *models[of_model], *found)
         means = units / samples, tokens / samples
+        # No lengths are given without a job; then no workload is farther than another.
         apart = sum(abs(math.log2((1 + then) / (1 + mean))) for then, mean in zip(means, lengths, strict=False))
         ranked.append(_Ranked(distance(found), apart, fingerprint, found))
     return sorted(ranked, key=lambda each: each[:3])

@@ -41,6 +41,7 @@ def create(
     seed: int,
     agent_id: str | None = None,
 ) -> StudyRecord:
+    # The lock keeps two studies of a workload from getting the same start, by which they are ordered.
     rows.get(connection, WORKLOAD, workload_fingerprint, lock=True)
     model_name = connection.scalar(
         select(MODEL.c.name).join(WORKLOAD).where(WORKLOAD.c.fingerprint == workload_fingerprint)
@@ -60,6 +61,7 @@ def create(
         finished=None,
     )
     values = codec.columns(study)
+    # No column: it follows from the provenance.
     del values["imported_from"]
     connection.execute(insert(STUDY).values(values))
     agents.work_on(connection, agent_id, study.id)

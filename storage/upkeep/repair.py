@@ -121,6 +121,7 @@ def _repair_file(database: Database, path: Path, check: Callable[[], None]) -> R
             with database.errors():
                 _remove(made, _LOGS)
                 before = _state(path)
+                # SQLite would write the log into a file that it opens, so the rows are read from a copy.
                 _copy(path, work)
             read, dropped = _rebuild(database, work, made)
             with database.errors(), _without_writers(path):
@@ -176,6 +177,7 @@ def _rebuild(database: Database, kept: Path, made: Path) -> tuple[Counter[str], 
     read, dropped = Counter[str](), Counter[str]()
     new = Database(url.parse(url.of_file(made)), database.lock_timeout_seconds)
     try:
+        # The tables with all their constraints first: they show which rows contradict others.
         schema.prepare(new)
         with closing(sqlite3.connect(kept)) as old, new.transaction(write=True) as connection:
             # Python would refuse a whole row for one damaged byte of text.

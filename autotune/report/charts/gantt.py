@@ -75,6 +75,7 @@ def _passes(simulated: Simulated, longest: float) -> list[Row]:
                 is_wide = ends - begins >= _NUMBERED * len(str(micro_batch)) * longest
                 label = str(micro_batch) if is_wide else ""
                 found.append((begins, ends, f"stage {stage}", kind, micro_batch, label))
+    # By their beginning, so that the first ones are drawn where there are too many.
     found.sort()
     ended = [
         (begins, ends, f"stage {stage}", "update", -1, "") for stage, (begins, ends) in enumerate(line.update.tolist())

@@ -108,6 +108,7 @@ class Runner:
             disturbed += (DisturbedRun(outcome=run.outcome, epoch_seconds=run.epoch_seconds, contamination=reason),)
         self._was_undisturbed = reason is None
         counted = [each for each in joules if each is not None]
+        # The energy of some of the runs would be taken for that of all.
         energy = sum(counted) if len(counted) == len(joules) else None
         return replace(result, seconds=self._clock() - began, energy_joules=energy)
 

@@ -103,6 +103,7 @@ class CalibratedPredictor:
     def drawn(self, random: np.random.Generator, count: int) -> Iterator[Predictor]:
         """Yield predictors without bytes whose costs are draws from the posterior of the factors."""
         mean = np.array([*self._calibration.factors, self._calibration.schedule_factor - 1])
+        # Unlike Cholesky's method it takes a covariance that rounding has made slightly indefinite.
         for factors in random.multivariate_normal(mean, self.covariance, count, method="eigh"):
             yield self.base.with_costs(scaled(self.base.costs, np.maximum(factors[: len(COSTS)], 0.0)))
 
@@ -155,6 +156,7 @@ class CalibratedPredictor:
                 measured.append((forward, stage.forward_seconds))
             if not plan.layout.shares_gradients:
                 measured.append((backward, stage.backward_seconds))
+            # The engine counts the reduction, and so the waiting for other ranks of the stage, as part of the update.
             if plan.layout.grid.of_stage == 1:
                 measured.append((update, stage.optimizer_seconds))
             self._observations += [

@@ -132,6 +132,7 @@ class Surrogate:
         self._trials: list[FinishedTrial] = []
         self._fitted: dict[float, _Fits] = {}
         """Fits by the additional width of a plan's independent part."""
+        # Coordinates depend on the sizes of packs, which trials do not change.
         self._coordinates = cache(partial(plan_coordinates, predictor.base))
         self._pack_coordinates = cache(partial(pack_coordinates, predictor.base))
 
@@ -171,6 +172,7 @@ class Surrogate:
             mean += across @ fit.weights
             own = fit.probability * fit.widths.of_plans(likeness)
             covariance = covariance + own - across @ fit.precision @ across.T
+        # `precision` lacks the squares of the means, so the sums are second moments around the prior.
         return Posterior(mean=prior + mean, covariance=covariance - np.outer(mean, mean))
 
     # --- the process ---
@@ -205,6 +207,7 @@ class Surrogate:
     def _fit(self, free: float) -> _Fits:
         if not self._trials:
             usual_plan, _, usual_noise = _USUAL
+            # The choices of the greatest prior probability.
             usual = _PlanWidths(plan=usual_plan, own=min(_OWN), packs=max(_PACKS_WIDTHS), free=free)
             fit = _Fit(widths=usual, probability=1.0, weights=np.zeros(0), precision=np.zeros((0, 0)))
             return _Fits(of_plans=(fit,), noise=usual_noise, slowness=0.0)
@@ -330,6 +333,7 @@ def _evidence(smooth: Array, noises: Array, residuals: Array) -> Array:
     bordered = np.empty((len(smooth), len(residuals) + 1, len(residuals) + 1))
     bordered[:, :-1, :-1] = smooth + noises[:, :, None] * np.eye(len(residuals))
     bordered[:, -1, :-1] = residuals
+    # Keeps the matrix positive definite; the last entry of the factor, which depends on it, is not used.
     bordered[:, -1, -1] = _LARGE
     lower = np.linalg.cholesky(bordered)
     determinants = np.log(np.diagonal(lower, axis1=-2, axis2=-1)[:, :-1]).sum(axis=-1)

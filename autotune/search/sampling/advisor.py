@@ -177,6 +177,7 @@ class Advisor:
             for number, (degree, start) in enumerate(starts.items())
             if degree not in without
         ]
+        # The number of the start decides between equal costs: plans cannot be compared.
         heapify(waiting)
         while waiting:
             _, number, plan, is_found = heappop(waiting)

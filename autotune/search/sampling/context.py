@@ -71,6 +71,7 @@ class Nearest(PointSampler):
     def sample_relative(self, study: Study, trial: FrozenTrial, search_space: Distributions) -> dict[str, Any]:
         near = self.space.near
         seen = self._seen(study)
+        # The sampler looks up the trial that it suggests for, which must be one of the study that it sees.
         seen.add_trial(create_trial(state=TrialState.RUNNING))
         trial = seen.get_trials(deepcopy=False)[-1]
         point = self._sampler.sample_relative(seen, trial, near)

@@ -218,6 +218,7 @@ class Proposals:
             user_attrs={**trial_attributes(record), **({} if point else {"plan_text": plan_text(record.plan)})},
             system_attrs={} if judgement.violation is None else {_CONSTRAINTS: [judgement.violation]},
         )
+        # `create_trial` has set both to the present time.
         trial.datetime_start, trial.datetime_complete = _local(record.started), _local(record.result.finished)
         self._study.add_trial(trial)
 

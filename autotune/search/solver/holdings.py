@@ -98,6 +98,7 @@ def cuts(layers: int, vision_layers: int, stages: int) -> Cuts:
     starts, ends = np.triu_indices(layers + 1, 1)
     number = np.arange(stages)[:, None]
     after = stages - 1 - number
+    # The stages before and after have at least a layer each; the first begins the chain, and the last ends it.
     possible = (starts >= number) & (ends <= layers - after)
     possible &= (starts == 0) | (number > 0)
     possible &= (ends == layers) | (after > 0)

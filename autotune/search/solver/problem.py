@@ -89,6 +89,7 @@ class Problem:
         With several levels it is a bound: the heaviest packs of all are in flight together.
         """
         parts = held.parts(recompute_vision, recompute_language)
+        # One slice even where there are no parts: numpy cannot concatenate nothing.
         slices = [slice(first, first + _ROWS_AT_ONCE) for first in range(0, max(len(parts), 1), _ROWS_AT_ONCE)]
         return np.concatenate([self._bytes(parts[rows], held.numbers[rows]) for rows in slices])
 
@@ -147,6 +148,7 @@ class Problem:
             over = wanted.most_seconds(found, others + 1) - fastest.total
             if over <= others * bound or bound == np.inf:
                 return [self._joined(fitting, split) for split in found]
+            # In a step of one micro-batch the slowest stage counts no second time, so no bound excludes anything.
             raised = min(_NEXT_BOUND * bound, over / others * _ROUNDING if others else np.inf)
             bound = raised if raised < most else np.inf  # no stage takes longer than all layers recomputed
 
@@ -166,6 +168,8 @@ class Problem:
         starts, ends, seconds = (
             np.concatenate([getattr(choices, column) for choices in within]) for column in ("starts", "ends", "seconds")
         )
+        # A stage of x seconds adds x - `seconds` to the least total, and (m - 1) x for the other micro-batches: both
+        # together are at most `over`.
         bounds = np.minimum(bound, (over + seconds) / self.sizes.epoch.micro_batches * _ROUNDING)
         numbers = np.repeat(np.arange(len(rows)), [len(of_stage) for of_stage in rows])
         return self._fitting_parts(self._held(numbers, starts, ends), starts, ends, bounds)
@@ -212,6 +216,7 @@ class Problem:
             self._behind(held.numbers),
         )
         most_kept = share * usable / (behind + 1)
+        # Where only one pack is in flight, none waits while another runs, so its share is no limit.
         excess: Array = np.maximum(
             running + behind * most_kept - usable, np.where(behind == 0, -np.inf, kept - most_kept)
         )

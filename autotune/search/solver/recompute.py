@@ -70,6 +70,7 @@ class Level:
         left = excess - vision * of_vision - (vision == holdings.vision) * all_vision - _NO_BYTES
         fewest = np.ceil(np.maximum(left, 0) / np.maximum(of_language, _LEAST_BYTES)).clip(max=_NEVER).astype(np.int64)
         enough = left <= holdings.language * of_language + all_language
+        # The last layer of a kind frees more than the others, so all may be enough where the division asks for more.
         return np.where((fewest >= holdings.language) & enough, holdings.language, fewest)
 
 
@@ -125,6 +126,7 @@ def _least_of_levels(
         return (found,), found.seconds
     nothing = _nothing(holdings)
     least = np.stack([level.row_share * level.seconds.of(holdings.parts(nothing, nothing)) for level in levels])
+    # One level may take all that the bound leaves while the others recompute nothing; the sum is checked below.
     spare = bounds - least.sum(axis=0)
     several = tuple(
         least_recomputes(holdings, level, _ROUNDED * (of_level + spare) / level.row_share)
@@ -141,6 +143,7 @@ def least_recomputes(holdings: Holdings, level: Level, bounds: Array) -> Recompu
     holding's bound in seconds allows. Numbers are tried in the order of a lower bound of their time.
     """
     nothing = _nothing(holdings)
+    # A copy, since `_Waiting.tried` writes into both arrays.
     found = Recomputes(vision=nothing, language=nothing.copy(), seconds=np.full(len(holdings), np.inf))
     kept = level.seconds.of(holdings.parts(nothing, nothing))
     within = np.flatnonzero(kept <= bounds)

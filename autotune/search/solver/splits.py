@@ -134,6 +134,7 @@ class _Bounds:
         """Consider the `count` splits of least total under the bound; return the least total."""
         found = {split.rows: split for split in self._best}
         hopeful = (self._worst - (self._micro_batches - 1) * self._least) * _ROUNDING
+        # While nothing was found `hopeful` is infinite, and less infinity it would be NaN, which forbids every sum.
         most = [hopeful - np.where(behind < np.inf, behind, _NEVER) for behind in self._behind]
         least_total, splits = _least_totals(self._stages, self._layers, bound, count, most)
         for split in splits:
@@ -163,6 +164,7 @@ def _least_bound(stages: Sequence[Choices], layers: int) -> float:
     slowest = _nothing_yet(layers)
     for choices in stages:
         following = np.full(layers + 1, np.inf)
+        # `.at`, since several choices end at the same layer: plain indexing would keep only one of them.
         np.minimum.at(following, choices.ends, np.maximum(slowest[choices.starts], choices.seconds))
         slowest = following
     return float(slowest[layers])
@@ -217,6 +219,7 @@ def _add_stage(totals: Array, choices: Choices, bound: float, most: Array) -> tu
     # By boundary and then by total: the first `count` of each boundary are kept.
     order = np.lexsort((sums, ends))
     ends = ends[order]
+    # `ends` ascend, so the search returns where each boundary begins.
     ranks = np.arange(len(ends)) - np.searchsorted(ends, ends)
     kept = ranks < count
     ends, ranks, order = ends[kept], ranks[kept], order[kept]

@@ -135,6 +135,7 @@ class _Needs:
     @property
     def _evening(self) -> int:
         """Number of ranks to which the surplus of the slowest one can be dealt."""
+        # The slowest rank has 1 / (1 - waiting) times the work of the mean one.
         enough = (degree for degree in self._degrees if degree >= 1 / (1 - self.waiting))
         return next(enough, self._degrees[-1])
 
@@ -176,6 +177,7 @@ def _first_level(workload: Workload) -> tuple[Pair, ...]:
         data,
         samples=sum(count for *_, count in rows),
         vision_units=sum(units * count for units, _, count in rows),
+        # Lengths are rounded up in the histogram, by half a grain on average.
         text_tokens=sum(max(tokens - _GRAIN // 2, 1) * count for _, tokens, count in rows),
         longest_text_tokens=max(tokens for _, tokens, _ in rows),
         most_vision_units=max(units for units, _, _ in rows),

@@ -113,6 +113,7 @@ class Packings:
         pairs = self._capacities
         if self._ladders is not None and len(packing.levels) > 1:
             pairs = tuple(pair for pair in pairs if self._raised(pair) == (last.qv, last.qt))
+        # Several pairs may be raised to the same last level; the first stands for all of them.
         qv, qt = pairs[0] if (last.qv, last.qt) not in pairs and pairs else (last.qv, last.qt)
         slacks = ((last.qv, last.qv_min, self._qv_slacks), (last.qt, last.qt_min, self._qt_slacks))
         qv_slack, qt_slack = (_slack(*each) for each in slacks)
@@ -125,6 +126,7 @@ class Packings:
             first = packing.levels[0] if len(packing.levels) > 1 else None
             qv, qt = (first.qv, first.qt) if first else self._ladders.first[0]
             point |= {_FIRST_QV: qv, _FIRST_QT: qt} if self._has_levels else {}
+        # The levels between the first and the last have no parameters: they may differ from those of the point.
         return point if self.packing(point, layout) == packing else None
 
     def distance(self, one: Mapping[str, Any], other: Mapping[str, Any]) -> float:

@@ -72,6 +72,7 @@ class Space:
         self._packings = packings_of(axes)
         self._stages = max(layout.pipeline for layout in axes.layouts)
         self._layers = solver.layers
+        # Shifts stay relative to the first solver, while `renew` replaces the one that decides what can be trained.
         self._usual = self._now = Splitting(solver, axes.boundaries, axes.recompute)
         self._pairs: dict[tuple[Packing, Layout], bool] = {}
         """Whether points have this packing and layout."""
@@ -90,6 +91,7 @@ class Space:
     def renew(self, solver: Solver) -> None:
         """Use another solver to decide which plans can be trained, and for the starts."""
         self._now = Splitting(solver, self._axes.boundaries, self._axes.recompute)
+        # Forgets the cached property, whose plans are those of the solver before.
         self.__dict__.pop("starts", None)
         self._pairs.clear()
 
@@ -205,6 +207,7 @@ class Space:
         found: dict[Plan, None] = {}
         for other in self._packings.others(packing, plan.layout):
             if (anchor := self._anchor(other, plan.layout)) is not None:
+                # The stages say what they recompute for each level, so other levels cannot keep them.
                 same = [replace(plan, packing=other)] if other.degrees == packing.degrees else []
                 found |= dict.fromkeys(self._now.admitted((*map(self.pointed, same), anchor)))
         if self._axes.boundaries is None:

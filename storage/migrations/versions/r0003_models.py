@@ -108,6 +108,7 @@ def workload_key(row: Row, model: Row, hardware: Row, data: Row) -> str:
 
 
 def _workload_key(row: Row, model: Row, hardware: Row, data: Row) -> str:
+    # Fields that came later are left out at their defaults, so that older keys stay valid.
     later = {name: hardware[name] for name, default in _DEFAULTS.items() if hardware[name] != default}
     document = {
         "model": model,
@@ -131,6 +132,7 @@ def _of(row: Row, names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _digest(document: Row) -> str:
+    # A damaged file may hold bytes in place of a text; they give another key, and no error.
     return hashlib.sha256(to_json(document, bytes_mode="base64")).hexdigest()[:16]
 
 
