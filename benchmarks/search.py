@@ -243,7 +243,7 @@ def needed(regrets: Sequence[float]) -> int | None:
 
 
 def planted(number: int) -> dict[str, Any]:
-    """Return a machine whose layers take twice or half of what the profile says, and 20 % more or less memory."""
+    """Search on a machine whose layers take twice or half of what the profile says, and 20 % more or less memory."""
     workload = list(workloads(ALL))[number]
     random = np.random.default_rng(number)
     times = [WRONG ** float(random.choice((-1, 1))) for _ in range(3)]
@@ -272,7 +272,7 @@ def second(number: int) -> dict[str, Any]:
 
 
 def repeated(number: int) -> dict[str, Any]:
-    """Ten searches of one job on a noisy machine, each at another time."""
+    """Run ten searches of one job on a noisy machine, each at another time."""
     workload = list(workloads(ALL))[number]
     noisy = replace(NOISY, noise=0.05, drift=0.10)
     seconds = [search(workload, TRIALS, noisy, seed).seconds for seed in range(10)]

@@ -221,6 +221,7 @@ def take_in(connection: Connection, text: Iterable[str], digest: str) -> Importe
     old_keys = OldKeys() if header["version"] == 1 else None
     count, fresh = _stored(connection, numbered, digest, old_keys)
     for table, keys in fresh.items():
+        # As the database returns them, since it may convert what it stores.
         for row in _read(connection, table, keys):
             if (what := problem_of(table, row)) is not None:
                 name = rows.text_of(rows.key_of(table, row))

@@ -64,7 +64,7 @@ def examine(connection: Connection, ids: Collection[str]) -> Deletion:
 def delete_studies(connection: Connection, ids: Collection[str], gone: Collection[str]) -> Deletion:
     _hold(connection, ids)
     _end_gone(connection, _uses(connection, ids), gone)
-    # Uses of the rows are read again once the rows are locked.
+    # Uses of the rows are read again once the rows are locked, which two deletions do in the same order.
     for table, query in ((TRIAL, _trials(ids)), (PLAN, _plans(ids))):
         connection.execute(query.with_only_columns(table.c.id).order_by(table.c.id).with_for_update())
     done = examine(connection, ids)

@@ -151,6 +151,7 @@ def lessons(connection: Connection, workload: Workload) -> str | None:
     query = select(STUDY.c.lessons).select_from(STUDY.join(WORKLOAD).join(HARDWARE).join(MODEL))
     for table, values in ((MODEL, like), (HARDWARE, workload.hardware.kind)):
         query = query.where(*(table.c[name] == value for name, value in values.items()))
+    # False sorts before True: local studies come before imported ones.
     ours_first = provenance.is_foreign(STUDY.c.id), STUDY.c.finished.desc()
     query = query.where(STUDY.c.lessons.is_not(None), STUDY.c.archived.is_(None))
     return connection.scalar(query.order_by(*ours_first).limit(1))

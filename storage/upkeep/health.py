@@ -61,6 +61,7 @@ class Problem:
 
 def problems(connection: Connection) -> Iterator[Problem]:
     """Yield all problems in the order of the tables, by reading the whole database."""
+    # PostgreSQL keeps references itself, and checks its pages with tools of its own.
     if connection.dialect.name == "sqlite":
         yield from _problems_of_file(connection)
     for table in ROW_CHECKS:
@@ -89,6 +90,7 @@ def _problems_of_table(connection: Connection, table: Table) -> list[Problem]:
     try:
         query = rows.whole(table).execution_options(yield_per=_ROWS_AT_ONCE)
         checked = ((rows.key_of(table, row), problem_of(table, row)) for row in read(connection, table, query))
+        # A list, so that a row that cannot be read ends the whole query here and not at the caller.
         found = [(key, what) for key, what in checked if what is not None]
     except UNREADABLE:  # read row by row to find which
         found = list(bad_rows(connection, table))
