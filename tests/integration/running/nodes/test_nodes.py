@@ -2,6 +2,7 @@
 
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,8 +25,9 @@ from trials.tasks.request import Request, Trial
 pytestmark = pytest.mark.ranks
 
 ROOT = Path(__file__).parents[4]
-CUT_SECONDS = 8.0
+CUT_SECONDS = 10.0
 """Less than the silence after which a node is lost."""
+LONG_CUT_SECONDS = 300.0
 FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
 PLAN = plan_of("3+0", "1+2")
 TRIAL = Trial(warmup_steps=(), timed_steps=(0, 1, 2))
@@ -195,6 +197,21 @@ def test_a_node_behind_a_cut_cable_is_named_and_ends_its_ranks_itself(
     assert all(map(has_ended, there))
     joined.set("up")
     assert len(losses(pool, request_of_trial)) == 2
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_a_node_behind_a_cable_that_is_cut_for_minutes_is_missing_until_it_is_mended(
+    pool: WarmPool, request_of_trial: Request, joined: Cable
+) -> None:
+    expected, begun = losses(pool, request_of_trial), time.monotonic()
+    cause = disturbed(pool, request_of_trial, lambda: joined.set("down"))
+    assert cause == Crash(rank=1, detail=f"node {OTHER} is lost: it gave no sign of life 15 times in a row")
+    with pytest.raises(NodesMissing, match=f"node {OTHER} is lost: it gave no sign of life"):
+        pool.ask(request_of_trial, 120)
+    time.sleep(max(begun + LONG_CUT_SECONDS - time.monotonic(), 0))
+    joined.set("up")
+    assert losses(pool, request_of_trial) == expected
 
 
 @pytest.mark.long
