@@ -26,7 +26,7 @@ def probe_hardware(devices: int | None = None, groups: int = 1) -> Hardware:
     """Describe this machine with all its devices, or `devices` of them. Raise HardwareError for more than there are.
 
     `groups` such sets of devices are used at the same time. Warns when a CPU build of torch leaves accelerators
-    unused, and when CPU ranks outnumber the cores.
+    unused.
     """
     found = visible(accelerators(), os.environ.get("CUDA_VISIBLE_DEVICES"))
     usable_ones = usable(found, torch_version=software().torch)
@@ -188,14 +188,6 @@ def _on_cpu(devices: int | None, machine: Machine, groups: int) -> Hardware:
         raise HardwareError(
             f"{_asked(ranks, groups)} but no accelerator is visible, and {machine.cpu_cores} CPU cores run at most "
             f"{machine.cpu_cores} x {MOST_RANKS_PER_CORE} = {most}; {_lower(most, groups)}"
-        )
-    if ranks * groups > machine.cpu_cores:
-        _log.warning(
-            "%d ranks share %d CPU cores, so measured times are unreliable; %s",
-            ranks * groups,
-            machine.cpu_cores,
-            f"set hardware.devices to {max(1, machine.cpu_cores // groups)} or less"
-            + (", or lower search.parallel" if groups > 1 else ""),
         )
     return Hardware(
         accelerator="cpu",

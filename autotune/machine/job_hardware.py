@@ -1,5 +1,6 @@
 """The devices that a job gets, on one machine or several."""
 
+import logging
 import os
 from dataclasses import replace
 
@@ -10,12 +11,14 @@ from trials.job import Job
 from trials.sites import SITES
 from trials.workload import Hardware
 
+_log = logging.getLogger(__name__)
+
 
 def hardware_of(job: Job) -> Hardware:
     """Describe the devices of the job: those of this machine, times the number of its nodes, which are alike.
 
-    Raise what `probe_hardware` raises, JobError for ranks that cannot be equal on the nodes, UnknownName for a
-    launcher that does not exist, and SiteError for settings that it cannot use.
+    Warn when CPU ranks outnumber the cores. Raise what `probe_hardware` raises, JobError for ranks that cannot be equal
+    on the nodes, UnknownName for a launcher that does not exist, and SiteError for settings that it cannot use.
     """
     shape = plugins.load(SITES, job.hardware.launcher).shape(job.hardware, os.environ)
     nodes, most = shape.nodes, shape.of_node
@@ -26,5 +29,14 @@ def hardware_of(job: Job) -> Hardware:
         raise JobError(
             f"hardware.devices: {wanted} ranks are more than {nodes} nodes with {most} slots each have; lower it"
         )
-    here = probe_hardware(wanted and wanted // nodes, job.search.parallel)
+    groups = job.search.parallel
+    here = probe_hardware(wanted and wanted // nodes, groups)
+    if here.accelerator == "cpu" and here.devices * groups > here.cpu_cores:
+        _log.warning(
+            "%d ranks share %d CPU cores, so measured times are unreliable; %s",
+            here.devices * groups,
+            here.cpu_cores,
+            f"set hardware.devices to {nodes * max(1, here.cpu_cores // groups)} or less"
+            + (", or lower search.parallel" if groups > 1 else ""),
+        )
     return replace(here, devices=nodes * here.devices, nodes=nodes)

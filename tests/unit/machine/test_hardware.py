@@ -1,5 +1,4 @@
 import dataclasses
-import logging
 from pathlib import Path
 
 import pytest
@@ -62,17 +61,6 @@ def test_without_accelerators_two_ranks_share_the_processor() -> None:
     assert (hardware.accelerator, hardware.devices, hardware.device_name) == ("cpu", 2, "Example 9000")
     assert hardware.device_memory_bytes == hardware.ram_bytes == 64 * GIB
     assert hardware.compute_capability is hardware.driver is None
-
-
-def test_more_cpu_ranks_than_cores_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        assert choose(5, machine=MACHINE, found=()).devices == 5
-    assert "5 ranks share 4 CPU cores" in caplog.text
-
-
-def test_as_many_cpu_ranks_as_cores_are_fine(caplog: pytest.LogCaptureFixture) -> None:
-    choose(4, machine=MACHINE, found=())
-    assert not caplog.records
 
 
 def test_more_than_four_cpu_ranks_per_core_are_refused() -> None:
@@ -138,13 +126,12 @@ def test_more_groups_than_accelerators_are_refused_with_a_number_that_fits() -> 
         choose(3, machine=MACHINE, found=GPUS, groups=2)
 
 
-def test_groups_on_a_cpu_share_its_cores_and_memory(caplog: pytest.LogCaptureFixture) -> None:
+def test_groups_on_a_cpu_share_its_cores_and_memory() -> None:
     hardware = choose(1, machine=MACHINE, found=(), groups=4)
     assert hardware.devices == 1
     assert default_memory_limit(hardware, groups=4) == default_memory_limit(choose(4, machine=MACHINE, found=()))
     with pytest.raises(HardwareError, match=r"lower search\.parallel"):
         choose(5, machine=MACHINE, found=(), groups=4)
-    assert not caplog.records
 
 
 @given(st.integers(1, 16))
