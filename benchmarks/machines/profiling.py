@@ -12,6 +12,7 @@ from benchmarks.machines.dials import Dials
 from benchmarks.machines.machine import Machine
 from trials.data.index import DatasetIndex
 from trials.grid import Grid
+from trials.job import SearchSection
 from trials.layer_costs import KINDS, LayerCosts, LayerKind
 from trials.tasks.answer import CommunicationTiming, LayerTiming, LoadTiming, ProfileReport, UpdateTiming
 from trials.tasks.request import ProbeSizes, Profile
@@ -29,7 +30,7 @@ def profiled(
     machine: Machine, bytes_of: LayerCosts, data: DataProfile, model: ModelShape, index: DatasetIndex
 ) -> LayerCosts:
     """Return the costs that a profile of the machine gives. `bytes_of` gives the bytes of its layers."""
-    task = design(data, model, zero_stages(model, machine.devices))
+    task = design(data, model, zero_stages(model, machine.devices), SearchSection().trial_timeout)
     return fit_costs([_report(machine, bytes_of, task, index)])
 
 

@@ -27,6 +27,8 @@ _SAMPLES = 8
 """Mean samples of the largest profiled pack, about."""
 _CURVE_SIZES = 16
 """Sizes, in equal steps up to the largest, at which times that are not linear in the size are measured."""
+_EXCHANGE_SECONDS, _EXCHANGE_SHARE = 90.0, 0.3
+"""Longest time for all exchanges between ranks, and its largest share of the time in which the profile must end."""
 _CURVE_SPREAD = 0.05
 """Median spread of the repeats above which they are not: noise would hide them."""
 
@@ -60,6 +62,7 @@ def profile_layers(prepared: Prepared, pool: Pool, logs: Path) -> LayerCosts:
     cannot be right. Times that stay noisy are marked in the costs, and logged as a warning.
     """
     model, devices = prepared.workload.model, prepared.workload.hardware.devices
+    timeout = prepared.job.search.trial_timeout
     # Each rank times every kind of layer, so any plan of the devices serves.
     whole = Plan(
         packing=Padded(samples=1),
@@ -68,8 +71,8 @@ def profile_layers(prepared: Prepared, pool: Pool, logs: Path) -> LayerCosts:
     )
     try:
         answer = pool.ask(
-            prepared.request(whole, design(prepared.workload.data, model, zero_stages(model, devices))),
-            prepared.job.search.trial_timeout,
+            prepared.request(whole, design(prepared.workload.data, model, zero_stages(model, devices), timeout)),
+            timeout,
         )
     except WireError as error:  # a time that is no number has no JSON
         raise ProfileError(
@@ -79,6 +82,12 @@ def profile_layers(prepared: Prepared, pool: Pool, logs: Path) -> LayerCosts:
         raise TrialsKeepFailing(f"the layers could not be profiled: {with_remedy(answer)}; logs are in {logs}")
     reports = [report for report in answer.reports if isinstance(report, ProfileReport)]
     costs = fit_costs(reports, prepared.workload.hardware.nodes)
+    if reports[0].shortened:
+        _log.warning(
+            "the links between the ranks are slow, so the profile timed smaller exchanges than usual: %s; predictions "
+            "continue their times in proportion to the size, and are less certain until trials correct them",
+            ", ".join(_shortened(*each) for each in reports[0].shortened),
+        )
     if costs.noisy_kinds:
         _log.warning(
             "the times of these layers differ by more than %.0f%% between repeats, after three rounds: %s; predictions "
@@ -89,12 +98,17 @@ def profile_layers(prepared: Prepared, pool: Pool, logs: Path) -> LayerCosts:
     return costs
 
 
-def design(data: DataProfile, model: ModelShape, zero: tuple[ZeroStage, ...]) -> Profile:
+def _shortened(what: str, share: float) -> str:
+    return f"{what} (1/{1 / share:.0f})" if share else f"{what} (computed)"
+
+
+def design(data: DataProfile, model: ModelShape, zero: tuple[ZeroStage, ...], timeout_seconds: float) -> Profile:
     """Return sizes that span the packs of this data, and separate the costs of units, tokens and squares.
 
     Units grow by equal factors, and are 0 for a model without a vision side. Some packs hold one sample, others many
     short ones: of four short samples' tokens, one sample has four times the sum of squared lengths. For the curves,
-    units grow by equal steps, and packs of mean samples have tokens that do.
+    units grow by equal steps, and packs of mean samples have tokens that do. Exchanges of ranks have a part of the
+    timeout, so that slow links cannot make the profile exceed it.
     """
     units = max(_LEAST_UNITS, data.most_vision_units, math.ceil(_SAMPLES * data.vision_units / data.samples))
     tokens = max(_LEAST_TOKENS, data.longest_text_tokens, math.ceil(_SAMPLES * data.text_tokens / data.samples))
@@ -116,5 +130,6 @@ def design(data: DataProfile, model: ModelShape, zero: tuple[ZeroStage, ...]) ->
         ),
         curve_spread=_CURVE_SPREAD,
         zero_stages=zero,
+        exchange_seconds=min(_EXCHANGE_SECONDS, _EXCHANGE_SHARE * timeout_seconds),
         repeats=_REPEATS,
     )

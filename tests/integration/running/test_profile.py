@@ -1,6 +1,8 @@
 """Real profiling of the layers, and what is stored."""
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -23,9 +25,10 @@ from trials.launchers.local import LocalLauncher
 from trials.layer_costs import KINDS, LayerCosts, LayerKind
 from trials.model.shape import model_shape
 from trials.model.skeleton import build_skeleton, count_parameters, load_config
+from trials.outcome import Cause
 from trials.run.pool import Answers, WarmPool
 from trials.tasks.answer import ProfileReport
-from trials.tasks.request import ProbeSizes, Profile
+from trials.tasks.request import ProbeSizes, Profile, Request
 
 pytestmark = pytest.mark.ranks
 
@@ -146,6 +149,52 @@ def test_links_and_reductions_of_every_layout_of_four_ranks_are_timed(example: P
     assert four - two == pytest.approx(200 * 2 * 2 * 12 * 4, rel=1e-3)
 
 
+class Hurried:
+    """Ranks that have no time for the exchanges of a profile, as on a slow link; of packs there are few sizes."""
+
+    def __init__(self, pool: WarmPool) -> None:
+        self._pool = pool
+
+    def ask(
+        self,
+        request: Request,
+        timeout_seconds: float,
+        on_wait: Callable[[], None] = lambda: None,
+        on_step: Callable[[float], bool] | None = None,
+    ) -> Answers | Cause:
+        assert isinstance(request.task, Profile)
+        sizes = ProbeSizes(unit_counts=(1, 2, 3), sample_shapes=((1, 64), (4, 16), (1, 256), (2, 128)))
+        task = replace(request.task, sizes=sizes, exchange_seconds=1e-9, repeats=2)
+        return self._pool.ask(replace(request, task=task), timeout_seconds, on_wait, on_step)
+
+
+def test_over_slow_links_small_exchanges_are_timed_and_a_warning_names_them(
+    shallow: Path, pool: WarmPool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    costs = profile_layers(prepared_of(shallow, tmp_path), Hurried(pool), tmp_path)
+    (warning,) = (text for text in caplog.messages if "links between the ranks are slow" in text)
+    for shortened in (
+        "messages of 2 stages (1/4096)",
+        "averaging of gradients over 2 data ranks (1/256)",
+        "exchanges of 2 ranks that share packs (1/16)",
+        "exchanges of 2 ranks that hold layers together (1/16)",
+        "gathering of language weights (1/",
+        "averaging of gradients that are kept in shares (1/256)",
+        "update with ZeRO 0 (computed)",
+        "update with ZeRO 1 (computed)",
+    ):
+        assert shortened in warning
+    assert min(costs.link.seconds_per_byte, costs.reduce_seconds_per_byte, *costs.gathers[0].seconds) > 0
+    part = np.array((0, 200.0, 30_000.0, 1.0))
+    (sharing,), (tensor,) = costs.sharing, costs.tensor
+    for coefficients in (sharing.language_forward_seconds, sharing.language_backward_seconds, tensor.forward_seconds):
+        assert 0 < part @ coefficients < 1
+    # What ranks keep is counted with packs of at most 16 tokens, and is as exact.
+    assert part @ sharing.kept_bytes == pytest.approx(part @ costs["language"].kept_bytes, rel=1e-6)
+    alone, plain, split = (update.seconds_per_parameter for update in costs.updates)
+    assert plain == alone < 2 * split  # with ZeRO 1 half of it, and the gathers
+
+
 @pytest.mark.long
 def test_three_ranks_cannot_share_four_heads(shallow: Path, tmp_path: Path) -> None:
     prepared = prepared_of(shallow, tmp_path, hardware={"devices": 3})
@@ -162,6 +211,7 @@ def test_further_sizes_are_timed_where_repeats_agree(
         curve_sizes=ProbeSizes(unit_counts=(5,), sample_shapes=((3, 64),)),
         curve_spread=spread,
         zero_stages=(),
+        exchange_seconds=90.0,
         repeats=3,
     )
     answers = pool.ask(prepared_of(shallow, tmp_path).request(plan_of("3+2", data=2), task), 300)

@@ -1,5 +1,6 @@
 """Weights that data ranks hold in shares (ZeRO 3): the time of gathering a layer's, and of averaging gradients."""
 
+import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -11,14 +12,14 @@ from trials.engine.gathering import gathered_together
 from trials.layer_costs import LayerKind
 from trials.model.stage import StageModule
 from trials.tasks.answer import GatherTiming
-from trials.tasks.profiling.links import now
+from trials.tasks.profiling.pace import LEAST_BYTES, Pace, begun_together, ladder, slope
 
 _REPEATS = 10
 _SCATTERED_BYTES = 8 << 20
 
 
 def time_gathers(
-    stage: StageModule, paths_by_kind: Mapping[LayerKind, Sequence[str]], device: torch.device
+    stage: StageModule, paths_by_kind: Mapping[LayerKind, Sequence[str]], device: torch.device, pace: Pace
 ) -> Iterator[GatherTiming]:
     """Time each kind of layer, whose parts have these paths; all ranks gather at once. 0 s for a single rank."""
     (embedding,) = stage.model.get_input_embeddings().parameters()
@@ -26,42 +27,56 @@ def time_gathers(
         groups = gathered_together(stage, paths)
         yield GatherTiming(
             layer=kind,
-            seconds=_median_seconds(partial(_gather, groups), device),
+            seconds=_gather_seconds(f"gathering of {kind} weights", groups, device, pace),
             gathered_parameters=max((sum(weight.numel() for weight in group) for group in groups), default=0),
             # The input of the word embedding has no gradient, whose hook would free it.
             lingering_parameters=embedding.numel() if kind == "projector" and embedding.requires_grad else 0,
         )
 
 
-def time_scatter(device: torch.device) -> float:
+def time_scatter(device: torch.device, pace: Pace) -> float:
     """Return the seconds per byte of averaging gradients of which each rank keeps its share; 0 for a single rank."""
     ranks = distributed.get_world_size()
-    share = torch.zeros(_SCATTERED_BYTES // 4 // ranks, device=device)
-    gradients = torch.zeros(ranks * len(share), device=device)
-    return _median_seconds(lambda: distributed.reduce_scatter_tensor(share, gradients), device) / gradients.nbytes
+    if ranks == 1:
+        return 0.0
+
+    def scatter(size: int) -> Callable[[], float]:
+        share = torch.zeros(max(1, size // 4 // ranks), device=device)
+        gradients = torch.zeros(ranks * len(share), device=device)
+        return begun_together(lambda: distributed.reduce_scatter_tensor(share, gradients), device)
+
+    points = pace.points(
+        "averaging of gradients that are kept in shares",
+        ladder(_SCATTERED_BYTES, LEAST_BYTES),
+        scatter,
+        _REPEATS,
+        statistics.median,
+    )
+    return slope(((0, 0.0), *points))
 
 
-def _gather(groups: Sequence[Sequence[nn.Parameter]]) -> None:
-    """Gather groups of weights of which each rank has a share, a message for each weight, as DeepSpeed does."""
+def _gather_seconds(what: str, groups: Sequence[Sequence[nn.Parameter]], device: torch.device, pace: Pace) -> float:
+    full = sum(weight.nbytes for group in groups for weight in group)
+    if distributed.get_world_size() == 1 or not full:
+        return 0.0
+
+    def gather(size: int) -> Callable[[], float]:
+        return begun_together(partial(_gather, groups, size / full), device)
+
+    points = pace.points(what, ladder(full, LEAST_BYTES), gather, _REPEATS, statistics.median)
+    size, seconds = points[-1]
+    return seconds + (full - size) * slope(((0, 0.0), *points))
+
+
+def _gather(groups: Sequence[Sequence[nn.Parameter]], part_of_each: float) -> None:
+    """Gather a part of each of the weights, of which each rank has a share, a message for each, as DeepSpeed does."""
     ranks = distributed.get_world_size()
     for group in groups:
         waiting = []
         for weight in group:
-            share = -(-weight.numel() // ranks)
+            share = math.ceil(part_of_each * weight.numel() / ranks)
             part = weight.detach().flatten()[:share]
             whole = torch.empty(share * ranks, dtype=part.dtype, device=part.device)
             waiting.append(distributed.all_gather_into_tensor(whole, part, async_op=True))
         for handle in waiting:
             handle.wait()
-
-
-def _median_seconds(run: Callable[[], object], device: torch.device) -> float:
-    if distributed.get_world_size() == 1:
-        return 0.0
-    seconds = []
-    for _ in range(_REPEATS + 1):
-        distributed.barrier()
-        start = now(device)
-        run()
-        seconds.append(now(device) - start)
-    return statistics.median(seconds[1:])

@@ -25,10 +25,11 @@ from trials.tasks.answer import LayerTiming, ProfileReport
 from trials.tasks.profiling.gathers import time_gathers, time_scatter
 from trials.tasks.profiling.links import time_communication
 from trials.tasks.profiling.loading import time_loading
+from trials.tasks.profiling.pace import Pace
 from trials.tasks.profiling.probes import Probe, ProbeBytes, Run, probes
 from trials.tasks.profiling.sharing import time_sharing
 from trials.tasks.profiling.tensor import dealt_parameters, time_tensor
-from trials.tasks.profiling.updates import time_updates
+from trials.tasks.profiling.updates import ExchangeRates, time_updates
 from trials.tasks.request import Profile, Request
 
 _MORE_ROUNDS = 2
@@ -41,7 +42,6 @@ def run_profile(request: Request, task: Profile, device: torch.device) -> Profil
     """Time every kind of layer at the sizes of `task`, on this rank's device."""
     build = partial(one_of_each, request.job.model, request.job.training, device)
     stage = build()
-    communications = tuple(time_communication(device, task.repeats))
     chain, cut = stage.chain, stage.cut
     paths_by_kind: dict[LayerKind, tuple[str, ...]] = {
         "vision_embedding": chain.vision_embedding,
@@ -58,22 +58,32 @@ def run_profile(request: Request, task: Profile, device: torch.device) -> Profil
     timings = profiler.timings(tuple(probes(stage, task.sizes, device)))
     if statistics.median(timing.spread for timing in timings) <= task.curve_spread:
         timings += profiler.timings(tuple(probes(stage, task.curve_sizes, device)))
+    parameters = tuple((kind, sum(each.numel() for each in of_kind)) for kind, of_kind in parameters_of.items())
+    pace = Pace.of(task.exchange_seconds, device)
+    communications = tuple(time_communication(device, task.repeats, pace))
+    sharing = tuple(time_sharing(stage, task.sizes, device, profiler.sizes, pace))
+    tensor = tuple(time_tensor(stage, task.sizes, device, pace))
+    gathers = tuple(time_gathers(stage, paths_by_kind, device, pace))
+    rates = ExchangeRates(
+        reduction=communications[0].reduce_seconds_per_byte,  # the first layout has all ranks in data parallel
+        gathering=sum(timing.seconds for timing in gathers) / sum(count for _, count in parameters),
+    )
     return ProfileReport(
         timings=timings,
         loads=time_loading(request, task.repeats),
-        parameters=tuple((kind, sum(each.numel() for each in of_kind)) for kind, of_kind in parameters_of.items()),
+        parameters=parameters,
         frozen_parameters=tuple(
             (kind, sum(each.numel() for each in of_kind if not each.requires_grad))
             for kind, of_kind in parameters_of.items()
         ),
-        # The first layout has all ranks in data parallel.
-        updates=time_updates(request, task, build, communications[0].reduce_seconds_per_byte),
-        communications=communications,
-        sharing=tuple(time_sharing(stage, task.sizes, device, profiler.sizes)),
-        tensor=tuple(time_tensor(stage, task.sizes, device)),
         dealt_parameters=dealt_parameters(stage),
-        gathers=tuple(time_gathers(stage, paths_by_kind, device)),
-        scatter_seconds_per_byte=time_scatter(device),
+        communications=communications,
+        sharing=sharing,
+        tensor=tensor,
+        gathers=gathers,
+        scatter_seconds_per_byte=time_scatter(device, pace),
+        updates=time_updates(request, task, build, rates, pace),
+        shortened=tuple(pace.shortened.items()),
     )
 
 

@@ -1,17 +1,18 @@
 """Speed between ranks, in every layout: of messages to the next stage, and of averaging gradients over data ranks."""
 
 import statistics
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import distributed
 
 from trials.grid import Grid
 from trials.tasks.answer import CommunicationTiming
+from trials.tasks.profiling.pace import LEAST_BYTES, Pace, begun_together, ladder, now, slope
 
-_LARGE_BYTES = 4 << 20
 _SMALL_BYTES = 1 << 10
+_LARGE_BYTES = 4 << 20
 _MESSAGES = 3
 """DeepSpeed sends the shapes of a pack's tensors, its states, and its ids (`PipelineEngine._exec_send_activations`)."""
 _REDUCED_BYTES = 8 << 20
@@ -19,7 +20,7 @@ _EXCHANGES = 20
 """More than layers are repeated: messages are short, and anything else that runs on the machine makes them late."""
 
 
-def time_communication(device: torch.device, repeats: int) -> Iterator[CommunicationTiming]:
+def time_communication(device: torch.device, repeats: int, pace: Pace) -> Iterator[CommunicationTiming]:
     """Time every pipeline x data of all ranks, from one stage on. Every rank must take all of them.
 
     All ranks of a layout communicate at once, as in a training, where they share the links between machines.
@@ -28,17 +29,17 @@ def time_communication(device: torch.device, repeats: int) -> Iterator[Communica
     for pipeline in range(1, ranks + 1):
         if ranks % pipeline == 0:
             grid = Grid(pipeline=pipeline, data=ranks // pipeline)
-            latency, per_byte = _time_links(grid, device)
+            latency, per_byte = _time_links(grid, device, pace)
             yield CommunicationTiming(
                 pipeline=grid.pipeline,
                 data=grid.data,
                 latency_seconds=latency,
                 seconds_per_byte=per_byte,
-                reduce_seconds_per_byte=_time_reduction(grid, device, repeats),
+                reduce_seconds_per_byte=_time_reduction(grid, device, repeats, pace),
             )
 
 
-def _time_links(grid: Grid, device: torch.device) -> tuple[float, float]:
+def _time_links(grid: Grid, device: torch.device, pace: Pace) -> tuple[float, float]:
     """Return (seconds before the first byte of a pack's states, seconds per byte) to the next stage; 0 on the last.
 
     Every second stage exchanges messages with the next one, there and back, since clocks of two ranks differ; then the
@@ -46,55 +47,56 @@ def _time_links(grid: Grid, device: torch.device) -> tuple[float, float]:
     """
     rank = distributed.get_rank()
     stage = grid.coordinates(rank).stage
+    what, sizes = f"messages of {grid.pipeline} stages", (_SMALL_BYTES, *ladder(_LARGE_BYTES, LEAST_BYTES))
     found = (0.0, 0.0)
     for turn in range(min(2, grid.pipeline - 1)):
         distributed.barrier()
         is_first = stage % 2 == turn
         other = rank + grid.data if is_first else rank - grid.data
-        if 0 <= other < grid.world_size:
-            small, large = (_one_way(size, other, device, is_first=is_first) for size in (_SMALL_BYTES, _LARGE_BYTES))
-            if is_first:
-                found = (small, max(0.0, large - small) / (_LARGE_BYTES - _SMALL_BYTES))
+        neighbour = other if 0 <= other < grid.world_size else None
+        exchange = partial(_there_and_back, neighbour, device, is_first=is_first)
+        points = pace.points(what, sizes, exchange, _EXCHANGES, min)
+        if is_first and neighbour is not None:
+            found = points[0][1], slope(points)
     distributed.barrier()
     return found
 
 
-def _one_way(size: int, other: int, device: torch.device, *, is_first: bool) -> float:
-    """Return the least seconds of a pack's messages, the last one of `size` bytes, between this rank and another."""
+def _there_and_back(other: int | None, device: torch.device, size: int, *, is_first: bool) -> Callable[[], float]:
+    """Return the exchange of a pack's messages, the last one of `size` bytes, which returns the seconds of one way.
+
+    Without another rank nothing is exchanged.
+    """
+    if other is None:
+        return lambda: 0.0
     messages = [torch.zeros(_SMALL_BYTES // 4, device=device) for _ in range(_MESSAGES - 1)]
     messages.append(torch.zeros(size // 4, device=device))
     turns = (distributed.send, distributed.recv) if is_first else (distributed.recv, distributed.send)
-    seconds = []
-    for _ in range(_EXCHANGES + 1):
+
+    def exchange() -> float:
         start = now(device)
         for transfer in turns:
             for message in messages:
                 transfer(message, other)
-        seconds.append((now(device) - start) / 2)
-    return min(seconds[1:])
+        return (now(device) - start) / 2
+
+    return exchange
 
 
-def _time_reduction(grid: Grid, device: torch.device, repeats: int) -> float:
+def _time_reduction(grid: Grid, device: torch.device, repeats: int, pace: Pace) -> float:
     """Return the seconds per byte of averaging gradients over the data ranks of the stage; 0 for one data rank."""
     if grid.data == 1:
         return 0.0
     own = grid.coordinates(distributed.get_rank()).stage
     # Every rank must create every group, in the same order.
     groups = [distributed.new_group(list(grid.stage_ranks(stage))) for stage in range(grid.pipeline)]
-    gradients = torch.zeros(_REDUCED_BYTES // 4, device=device)
-    seconds = []
-    for _ in range(repeats + 1):
-        distributed.barrier()
-        start = now(device)
-        distributed.all_reduce(gradients, group=groups[own])
-        seconds.append(now(device) - start)
+
+    def reduction(size: int) -> Callable[[], float]:
+        gradients = torch.zeros(size // 4, device=device)
+        return begun_together(lambda: distributed.all_reduce(gradients, group=groups[own]), device)
+
+    what = f"averaging of gradients over {grid.data} data ranks"
+    points = pace.points(what, ladder(_REDUCED_BYTES, LEAST_BYTES), reduction, repeats, statistics.median)
     distributed.barrier()
     distributed.destroy_process_group(groups[own])
-    return statistics.median(seconds[1:]) / _REDUCED_BYTES
-
-
-def now(device: torch.device) -> float:
-    """Return the time at which the device has finished its work, in seconds."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
+    return slope(((0, 0.0), *points))

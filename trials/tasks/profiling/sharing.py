@@ -1,8 +1,10 @@
 """Packs that ranks share: the time of what they exchange, and the bytes of a language layer, for each degree."""
 
+import math
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import distributed
@@ -14,15 +16,20 @@ from trials.model.refusals.heads import possible_degrees
 from trials.model.stage import StageModule
 from trials.sharing.group import SharingGroup, join_groups
 from trials.tasks.answer import SharingTiming
+from trials.tasks.profiling.pace import Pace, ladder
 from trials.tasks.profiling.probes import Probe, ProbeBytes, language_probe
 from trials.tasks.request import ProbeSizes
 
 _EXCHANGES = 20
 """As for messages between stages: exchanges are short."""
+_LEAST_TOKENS = 16
+
+Shape = tuple[int, int]
+"""(samples, tokens of each) of a pack."""
 
 
 def time_sharing(
-    stage: StageModule, sizes: ProbeSizes, device: torch.device, bytes_of: Callable[[Probe], ProbeBytes]
+    stage: StageModule, sizes: ProbeSizes, device: torch.device, bytes_of: Callable[[Probe], ProbeBytes], pace: Pace
 ) -> Iterator[SharingTiming]:
     """Time every degree that divides all ranks and by which attention can be shared. Every rank must take all of them.
 
@@ -35,23 +42,49 @@ def time_sharing(
             continue
         groups = Grid(pipeline=1, data=ranks).sharing_ranks(degree)
         sharing = join_groups(groups, distributed.get_rank())
-        for samples, length in sizes.sample_shapes:
-            divisible = -(-length // degree) * degree
-            yield _timing(stage, sharing, (samples, divisible), device, bytes_of)
+        what, attention = f"exchanges of {degree} ranks that share packs", partial(_attention, stage, sharing, device)
+        for shape in shapes_in_time(what, sizes.sample_shapes, attention, pace):
+            yield _timing(stage, sharing, _divisible(shape, degree), device, bytes_of, pace=pace)
         distributed.destroy_process_group(sharing.group)
+
+
+def shapes_in_time(
+    what: str, shapes: Sequence[Shape], prepare: Callable[[Shape], Callable[[], object]], pace: Pace
+) -> Iterator[Shape]:
+    """Yield the shapes of packs; on slow links those of smaller packs, in the same proportions.
+
+    `prepare` returns the exchange for a shape, and `what` is its name.
+    """
+    largest = max(shapes, key=math.prod)
+    full = math.prod(largest)
+
+    def scaled(shape: Shape, tokens: int) -> Shape:
+        samples, length = shape
+        return samples, math.ceil(length * tokens / full)
+
+    tokens = pace.sizes(what, ladder(full, _LEAST_TOKENS), lambda tokens: prepare(scaled(largest, tokens)))[-1]
+    for shape in shapes:
+        yield scaled(shape, tokens)
+
+
+def _divisible(shape: Shape, degree: int) -> Shape:
+    samples, length = shape
+    return samples, -(-length // degree) * degree
 
 
 def _timing(
     stage: StageModule,
     sharing: SharingGroup,
-    shape: tuple[int, int],
+    shape: Shape,
     device: torch.device,
     bytes_of: Callable[[Probe], ProbeBytes],
+    *,
+    pace: Pace,
 ) -> SharingTiming:
     probe = language_probe(stage, *shape, device, sharing)
     held = bytes_of(probe)
-    language = exchange_seconds(*_in_attention(stage, sharing, shape, device), device)
-    projector = exchange_seconds(*_behind_projector(stage, sharing, probe.tokens, device), device)
+    language = exchange_seconds(*_in_attention(stage, sharing, shape, device), device, pace)
+    projector = exchange_seconds(*_behind_projector(stage, sharing, probe.tokens, device), device, pace)
     return SharingTiming(
         degree=sharing.share.degree,
         tokens=probe.tokens,
@@ -70,8 +103,14 @@ Tensors = tuple[torch.Tensor, ...]
 Exchange = Callable[[], Tensors]
 
 
+def _attention(
+    stage: StageModule, sharing: SharingGroup, device: torch.device, shape: Shape
+) -> Callable[[], tuple[float, float]]:
+    return passes(*_in_attention(stage, sharing, _divisible(shape, sharing.share.degree), device), device)
+
+
 def _in_attention(
-    stage: StageModule, sharing: SharingGroup, shape: tuple[int, int], device: torch.device
+    stage: StageModule, sharing: SharingGroup, shape: Shape, device: torch.device
 ) -> tuple[Exchange, Tensors]:
     """Return both exchanges of a language layer, and the tensors that they take, in the form that its attention has."""
     noting = _NotingGroup(share=sharing.share, group=sharing.group, given=[])
@@ -108,13 +147,20 @@ def _features(stage: StageModule, device: torch.device) -> Tensors:
         return tuple(family.image_features(model, (states,) * (1 + len(stage.chain.kept)), tokens))
 
 
-def exchange_seconds(exchange: Exchange, given: Tensors, device: torch.device) -> tuple[float, float]:
+def exchange_seconds(exchange: Exchange, given: Tensors, device: torch.device, pace: Pace) -> tuple[float, float]:
     """Return the median seconds (forward, backward) of an exchange, which all ranks begin together; 0 for nothing."""
     if not given:
         return 0.0, 0.0
+    found = pace.repeat(passes(exchange, given, device), _EXCHANGES)
+    forward, backward = (statistics.median(of_pass) for of_pass in zip(*found, strict=True))
+    return forward, backward
+
+
+def passes(exchange: Exchange, given: Tensors, device: torch.device) -> Callable[[], tuple[float, float]]:
+    """Return both passes of an exchange, which all ranks begin together and which return their seconds."""
     stopwatch = Stopwatch(device)
-    found = []
-    for _ in range(_EXCHANGES + 1):
+
+    def both() -> tuple[float, float]:
         distributed.barrier()
         with stopwatch.section("forward"):
             received = exchange()
@@ -122,9 +168,10 @@ def exchange_seconds(exchange: Exchange, given: Tensors, device: torch.device) -
         distributed.barrier()
         with stopwatch.section("backward"):
             torch.autograd.grad(received, given, gradients)
-        found.append(stopwatch.read())
-    forward, backward = (statistics.median(each[name] for each in found[1:]) for name in ("forward", "backward"))
-    return forward, backward
+        seconds = stopwatch.read()
+        return seconds["forward"], seconds["backward"]
+
+    return both
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,9 @@
 """Language layers that ranks hold together: the time of what they exchange around a layer's blocks, for each degree."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import distributed
@@ -11,7 +14,8 @@ from trials.model.slices import layer_plan, matrices_of
 from trials.model.stage import StageModule
 from trials.sharing.group import SharingGroup, join_groups
 from trials.tasks.answer import TensorTiming
-from trials.tasks.profiling.sharing import exchange_seconds
+from trials.tasks.profiling.pace import Pace
+from trials.tasks.profiling.sharing import Shape, Tensors, exchange_seconds, passes, shapes_in_time
 from trials.tasks.request import ProbeSizes
 
 _BLOCKS = 2
@@ -32,7 +36,7 @@ def dealt_parameters(stage: StageModule) -> int:
     return sum(parameter.numel() for parameter in dealt)
 
 
-def time_tensor(stage: StageModule, sizes: ProbeSizes, device: torch.device) -> Iterator[TensorTiming]:
+def time_tensor(stage: StageModule, sizes: ProbeSizes, device: torch.device, pace: Pace) -> Iterator[TensorTiming]:
     """Time every degree that divides all ranks and by which layers can be cut. Every rank must take all of them.
 
     All ranks exchange at once. `stage` holds one layer of each kind.
@@ -42,32 +46,55 @@ def time_tensor(stage: StageModule, sizes: ProbeSizes, device: torch.device) -> 
         if degree == 1 or ranks % degree:
             continue
         group = join_groups(Grid(pipeline=1, data=ranks).sharing_ranks(degree), distributed.get_rank())
-        for samples, length in sizes.sample_shapes:
-            divisible = -(-samples * length // degree) * degree
-            yield _timing(stage, group, divisible, device)
+        what = f"exchanges of {degree} ranks that hold layers together"
+        for shape in shapes_in_time(what, sizes.sample_shapes, partial(_exchanged, stage, group, device), pace):
+            yield _timing(stage, group, device, shape, pace)
         distributed.destroy_process_group(group.group)
 
 
-def _timing(stage: StageModule, group: SharingGroup, tokens: int, device: torch.device) -> TensorTiming:
-    hidden, dtype = stage.model.config.get_text_config().hidden_size, stage.model.dtype
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Exchanges:
+    """What ranks of a group exchange around the blocks of a layer for a pack of `tokens`."""
 
-    def states(count: int) -> tuple[torch.Tensor, ...]:
-        shape = (1, count, hidden)
-        return tuple(torch.zeros(shape, device=device, dtype=dtype, requires_grad=True) for _ in range(_BLOCKS))
+    group: SharingGroup
+    tokens: int
+    parts: Tensors
+    wholes: Tensors
 
-    parts, wholes = states(tokens // group.share.degree), states(tokens)
+    def gather(self) -> Tensors:
+        return tuple(map(self.group.states_of_all, self.parts))
 
-    def gather() -> tuple[torch.Tensor, ...]:
-        return tuple(map(group.states_of_all, parts))
+    def all(self) -> Tensors:
+        return (*self.gather(), *map(self.group.summed_states, self.wholes))
 
-    def both() -> tuple[torch.Tensor, ...]:
-        return (*gather(), *map(group.summed_states, wholes))
 
-    forward, backward = exchange_seconds(both, (*parts, *wholes), device)
+def _exchanges(stage: StageModule, group: SharingGroup, device: torch.device, shape: Shape) -> _Exchanges:
+    degree, hidden = group.share.degree, stage.model.config.get_text_config().hidden_size
+    tokens = -(-math.prod(shape) // degree) * degree
+
+    def states(count: int) -> Tensors:
+        size = (1, count, hidden)
+        return tuple(
+            torch.zeros(size, device=device, dtype=stage.model.dtype, requires_grad=True) for _ in range(_BLOCKS)
+        )
+
+    return _Exchanges(group=group, tokens=tokens, parts=states(tokens // degree), wholes=states(tokens))
+
+
+def _exchanged(
+    stage: StageModule, group: SharingGroup, device: torch.device, shape: Shape
+) -> Callable[[], tuple[float, float]]:
+    found = _exchanges(stage, group, device, shape)
+    return passes(found.all, (*found.parts, *found.wholes), device)
+
+
+def _timing(stage: StageModule, group: SharingGroup, device: torch.device, shape: Shape, pace: Pace) -> TensorTiming:
+    found = _exchanges(stage, group, device, shape)
+    forward, backward = exchange_seconds(found.all, (*found.parts, *found.wholes), device, pace)
     # The backward pass of a block's first matrices gathers the states again.
-    again, _ = exchange_seconds(gather, parts, device)
+    again, _ = exchange_seconds(found.gather, found.parts, device, pace)
     return TensorTiming(
-        degree=group.share.degree, tokens=tokens, forward_seconds=forward, backward_seconds=backward + again
+        degree=group.share.degree, tokens=found.tokens, forward_seconds=forward, backward_seconds=backward + again
     )
 
 

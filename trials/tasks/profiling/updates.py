@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from deepspeed import comm
@@ -17,32 +18,48 @@ from trials.model.stage import StageModule
 from trials.plan import Layout, Padded, Plan
 from trials.plan import Stage as PlanStage
 from trials.tasks.answer import UpdateTiming
+from trials.tasks.profiling.pace import Pace
 from trials.tasks.request import Profile, Request
 
 _WARMUP = 2
 """Steps in which the optimizer allocates its states and the engine its buffers."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeRates:
+    """Exchanges of all ranks in data parallel, as they were timed."""
+
+    reduction: float
+    """Seconds per byte of averaging gradients."""
+    gathering: float
+    """Seconds per parameter of gathering weights of which each rank holds a share."""
+
+
 def time_updates(
-    request: Request, task: Profile, build: Callable[[], StageModule], reduction: float
+    request: Request, task: Profile, build: Callable[[], StageModule], rates: ExchangeRates, pace: Pace
 ) -> tuple[UpdateTiming, ...]:
     """Time updates of a single rank, and of all ranks in data parallel with each ZeRO stage. Every rank must call it.
 
-    `build` makes a stage with one layer of each kind. `reduction` is the time of averaging gradients, in seconds per
-    byte.
+    `build` makes a stage with one layer of each kind. On links over which a step takes too long, its update is that of
+    a single rank; with ZeRO 1 it is divided by the ranks, which then gather the weights.
     """
     ranks = comm.get_world_size()
     layouts = [Layout(pipeline=1, data=ranks, zero=zero) for zero in task.zero_stages] if ranks > 1 else []
     # Each stage is freed before the next one is built: of a large model, only one fits.
-    size = sum(parameter.numel() for parameter in build().parameters() if parameter.requires_grad)
-    alone = _optimizer_seconds(build(), request.job.training, task.repeats)
-    timings = [UpdateTiming(zero=0, data_parallel=1, seconds_per_parameter=alone / size)]
+    counts = [(parameter.numel(), parameter.requires_grad) for parameter in build().parameters()]
+    size = sum(count for count, trains in counts if trains)
+    alone = _optimizer_seconds(build(), request.job.training, task.repeats) / size
+    timings = [UpdateTiming(zero=0, data_parallel=1, seconds_per_parameter=alone)]
+    reducing, sending = rates.reduction * size * GRADIENT_BYTES, rates.gathering * sum(count for count, _ in counts)
     for layout in layouts:
-        # An engine leaves its hooks on the parameters, so each has its own.
-        seconds = _engine_seconds(request, layout, build(), task.repeats) - reduction * size * GRADIENT_BYTES
-        timings.append(
-            UpdateTiming(zero=layout.zero, data_parallel=ranks, seconds_per_parameter=max(0.0, seconds) / size)
-        )
+        exchanging = reducing + (rates.gathering * size if layout.zero else 0.0)
+        # An engine that is built sends all weights to all ranks.
+        if repeats := pace.repeats(f"update with ZeRO {layout.zero}", max(exchanging, sending), task.repeats):
+            # An engine leaves its hooks on the parameters, so each has its own.
+            per_parameter = max(0.0, _engine_seconds(request, layout, build(), repeats) - reducing) / size
+        else:
+            per_parameter = alone / ranks + rates.gathering if layout.zero else alone
+        timings.append(UpdateTiming(zero=layout.zero, data_parallel=ranks, seconds_per_parameter=per_parameter))
     return tuple(timings)
 
 

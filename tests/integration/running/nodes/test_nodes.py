@@ -4,11 +4,13 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
+from autotune.search.execution.profiling import profile_layers
 from tests.machines.nodes import OTHER, Cable, NodeProcesses, cable, two_nodes
 from tests.programs.processes import children, has_ended, ranks, wait_for_the_end
 from tests.values.training import plan_of, prepared_of, variant_of
@@ -25,6 +27,8 @@ from trials.tasks.request import Request, Trial
 pytestmark = pytest.mark.ranks
 
 ROOT = Path(__file__).parents[4]
+SLOW_BITS = 10e6
+"""Bits per second."""
 CUT_SECONDS = 10.0
 """Less than the silence after which a node is lost."""
 LONG_CUT_SECONDS = 300.0
@@ -236,6 +240,22 @@ def test_a_cable_that_is_cut_for_some_seconds_changes_no_step(
         mended.join()
     assert [each.losses for each in answer.reports if isinstance(each, TrialReport)] == expected
     assert max(steps) > CUT_SECONDS / 2  # the others waited
+
+
+@pytest.mark.long
+def test_the_profile_over_a_slow_link_ends_in_time_and_tells_its_speed(
+    pool: WarmPool, joined: Cable, shallow: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    prepared = prepared_of(shallow, tmp_path)
+    work = prepared.workload
+    prepared = replace(prepared, workload=replace(work, hardware=replace(work.hardware, nodes=2)))
+    joined.limit(f"{SLOW_BITS:.0f}bit")
+    try:
+        costs = profile_layers(prepared, pool, tmp_path)
+    finally:
+        joined.limit(None)
+    assert 8 / costs.link.seconds_per_byte == pytest.approx(SLOW_BITS, rel=0.15)
+    assert "messages of 2 stages (1/" in caplog.text
 
 
 @pytest.mark.long
