@@ -18,7 +18,7 @@ _PROBES = Profile(
     curve_sizes=ProbeSizes(),
     curve_spread=0.0,
     zero_stages=(),
-    exchange_seconds=90.0,
+    exchange_seconds=None,
     repeats=4,
 )
 _TIMES = ("load_seconds", "forward_seconds", "backward_seconds", "optimizer_seconds", "idle_seconds")

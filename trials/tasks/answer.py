@@ -148,8 +148,9 @@ class ProfileReport:
     """(kind of layer, parameters of one such layer)."""
     frozen_parameters: tuple[tuple[str, int], ...]
     """(kind of layer, those of its parameters that do not train)."""
-    updates: tuple[UpdateTiming, ...]
-    communications: tuple[CommunicationTiming, ...]
+    updates: tuple[UpdateTiming, ...] = ()
+    """None where only the layers are profiled."""
+    communications: tuple[CommunicationTiming, ...] = ()
     """Every pipeline x data of all ranks, from one stage on."""
     sharing: tuple[SharingTiming, ...] = ()
     """Several sizes for each sequence degree that divides the ranks and is possible for the model."""

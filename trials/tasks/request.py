@@ -50,8 +50,8 @@ class Profile:
     """Largest median spread of the repeats for which they agree."""
     zero_stages: tuple[ZeroStage, ...]
     """ZeRO stages for which the update of data-parallel ranks is timed, when there are several ranks."""
-    exchange_seconds: float
-    """Seconds for all that ranks exchange: over slow links, less is timed."""
+    exchange_seconds: float | None
+    """Seconds for all that ranks exchange: over slow links, less is timed. None to profile only the layers."""
     repeats: int
     kind: Literal["profile"] = "profile"
 

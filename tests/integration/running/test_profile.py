@@ -211,7 +211,7 @@ def test_further_sizes_are_timed_where_repeats_agree(
         curve_sizes=ProbeSizes(unit_counts=(5,), sample_shapes=((3, 64),)),
         curve_spread=spread,
         zero_stages=(),
-        exchange_seconds=90.0,
+        exchange_seconds=None,
         repeats=3,
     )
     answers = pool.ask(prepared_of(shallow, tmp_path).request(plan_of("3+2", data=2), task), 300)
@@ -219,6 +219,8 @@ def test_further_sizes_are_timed_where_repeats_agree(
     report = answers.reports[0]
     assert isinstance(report, ProfileReport)
     assert {timing.units for timing in report.timings if timing.layer == "vision"} == timed
+    # No time is given for exchanges.
+    assert (report.updates, report.communications, report.sharing, report.tensor, report.gathers) == ((),) * 5
 
 
 def test_loading_pixels_takes_longer_than_labels(costs: LayerCosts) -> None:

@@ -58,7 +58,18 @@ def run_profile(request: Request, task: Profile, device: torch.device) -> Profil
     timings = profiler.timings(tuple(probes(stage, task.sizes, device)))
     if statistics.median(timing.spread for timing in timings) <= task.curve_spread:
         timings += profiler.timings(tuple(probes(stage, task.curve_sizes, device)))
-    parameters = tuple((kind, sum(each.numel() for each in of_kind)) for kind, of_kind in parameters_of.items())
+    layers = ProfileReport(
+        timings=timings,
+        loads=time_loading(request, task.repeats),
+        parameters=tuple((kind, sum(each.numel() for each in of_kind)) for kind, of_kind in parameters_of.items()),
+        frozen_parameters=tuple(
+            (kind, sum(each.numel() for each in of_kind if not each.requires_grad))
+            for kind, of_kind in parameters_of.items()
+        ),
+        dealt_parameters=dealt_parameters(stage),
+    )
+    if task.exchange_seconds is None:
+        return layers
     pace = Pace.of(task.exchange_seconds, device)
     communications = tuple(time_communication(device, task.repeats, pace))
     sharing = tuple(time_sharing(stage, task.sizes, device, profiler.sizes, pace))
@@ -66,17 +77,10 @@ def run_profile(request: Request, task: Profile, device: torch.device) -> Profil
     gathers = tuple(time_gathers(stage, paths_by_kind, device, pace))
     rates = ExchangeRates(
         reduction=communications[0].reduce_seconds_per_byte,  # the first layout has all ranks in data parallel
-        gathering=sum(timing.seconds for timing in gathers) / sum(count for _, count in parameters),
+        gathering=sum(timing.seconds for timing in gathers) / sum(count for _, count in layers.parameters),
     )
-    return ProfileReport(
-        timings=timings,
-        loads=time_loading(request, task.repeats),
-        parameters=parameters,
-        frozen_parameters=tuple(
-            (kind, sum(each.numel() for each in of_kind if not each.requires_grad))
-            for kind, of_kind in parameters_of.items()
-        ),
-        dealt_parameters=dealt_parameters(stage),
+    return replace(
+        layers,
         communications=communications,
         sharing=sharing,
         tensor=tensor,
