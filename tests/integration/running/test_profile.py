@@ -192,7 +192,9 @@ def test_over_slow_links_small_exchanges_are_timed_and_a_warning_names_them(
     # What ranks keep is counted with packs of at most 16 tokens, and is as exact.
     assert part @ sharing.kept_bytes == pytest.approx(part @ costs["language"].kept_bytes, rel=1e-6)
     alone, plain, split = (update.seconds_per_parameter for update in costs.updates)
-    assert plain == alone < 2 * split  # with ZeRO 1 half of it, and the gathers
+    gathering = sum(costs.gathers[0].seconds) / sum(costs[kind].parameters for kind in KINDS)
+    assert plain == alone
+    assert split >= 0.999 * (alone / 2 + gathering)  # at least: the costs take the faster rank's gathers
 
 
 @pytest.mark.long
