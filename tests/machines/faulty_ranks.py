@@ -129,7 +129,8 @@ def mixed_rows() -> AbstractContextManager[Any]:
             [pack, pack, *alone[number : number + 2]] if number % 4 else [*alone[number : number + 2], pack, pack]
             for number, pack in zip(range(0, len(alone), 2), shared, strict=False)
         ]
-        return replace(built, assignment=np.array(rows), micro_batches=len(rows))
+        # One step has all rows, which are fewer than those of whole levels.
+        return replace(built, arranged=lambda: np.array(rows), micro_batches=built.height)
 
     job_epoch = epoch.job_epoch
     return patch.object(session, "job_epoch", mixed)

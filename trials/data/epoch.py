@@ -1,8 +1,9 @@
 """One epoch: packs arranged into optimizer steps, so that the data-parallel ranks of a step have the same work."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import TypeAlias
 
 import numpy as np
@@ -97,29 +98,42 @@ class Step:
         return int(self.targets.sum())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Epoch:
-    """The pack that each data rank trains on at each micro-batch."""
+    """The pack that each data rank trains on at each micro-batch; packs are arranged when this is asked for."""
 
     index: DatasetIndex
     packing: Packing
     """With the packer that was chosen, where the job asks for the best."""
     packs: Packs
-    assignment: Ints
-    """Numbers of packs, [rows, data ranks]; step i is rows[i * micro_batches : (i + 1) * micro_batches]. Neighbouring
-    ranks with the same pack share it."""
+    data_parallel: int
     micro_batches: int
     """Rows of a step; the last step may have fewer."""
     global_batch_samples: int
+    arranged: Callable[[], Ints]
+    """Return `assignment`; called once."""
+
+    @cached_property
+    def assignment(self) -> Ints:
+        """Numbers of packs, [rows, data ranks]; step i is rows[i * micro_batches : (i + 1) * micro_batches].
+
+        Neighbouring ranks with the same pack share it.
+        """
+        return self.arranged()
+
+    @cached_property
+    def height(self) -> int:
+        """Number of rows."""
+        return int(self.degrees.sum()) // self.data_parallel
 
     @property
     def steps(self) -> int:
-        return -(-len(self.assignment) // self.micro_batches)
+        return -(-self.height // self.micro_batches)
 
     @property
     def batch_deviation(self) -> float:
         """How far a full step's mean number of samples is from what the job asks: 0.1 is 10 %, either way."""
-        per_row = len(self.packs.samples) / len(self.assignment)
+        per_row = len(self.packs.samples) / self.height
         return abs(per_row * self.micro_batches / self.global_batch_samples - 1)
 
     def rows(self, step: int) -> Ints:
@@ -195,8 +209,7 @@ def build_epoch(
     64, or 5 % of the epoch. Raise DataError like `build_packs`.
     """
 
-    def build(packing: Packing) -> tuple[Epoch, float]:
-        """Return the epoch, and its cost on one rank, which waits at each row for the rank with the costliest pack."""
+    def build(packing: Packing) -> Epoch:
         # Another stream than that of the order, which is drawn from [seed, epoch].
         random = np.random.default_rng([seed, epoch, 1])
         packs_seed = int(random.integers(2**31))
@@ -210,41 +223,74 @@ def build_epoch(
         rows = sum(len(packs.of_level(level)) // of_level for level, of_level in enumerate(columns))
         # Rows have different numbers of samples; their mean decides how many make up the global batch.
         micro_batches = max(1, round(global_batch_samples * rows / len(packs.samples)))
-        degrees = np.array(packing.degrees, dtype=np.int64)[packs.level_of_pack]
-        # Costs of each rank times the largest degree: exact where all packs have one degree, so that ties stay ties.
-        costs = pack_sizes(index, packs).costs(weights) * (max(packing.degrees) / degrees)[:, None]
-        if packs.padded:
-            # Padded micro-batches are the usual training, which does not match them across ranks.
-            assignment = np.arange(len(packs), dtype=np.int64).reshape(rows, data_parallel)
-        else:
-            window = window_rows or max(_WINDOW_ROWS, math.ceil(_WINDOW_SHARE * rows))
-            assignment = arrange(
-                costs,
-                packs.counts,
-                packs.level_of_pack,
-                packing.degrees,
-                data_parallel=data_parallel,
-                micro_batches=micro_batches,
-                window_rows=window,
-                random=random,
-                whole_steps=isinstance(packing, Levelled) and packing.whole_steps,
-            )
-        arranged = Epoch(
+        arranged = partial(
+            _arranged,
+            index,
+            packing,
+            packs,
+            rows=rows,
+            data_parallel=data_parallel,
+            micro_batches=micro_batches,
+            window_rows=window_rows or max(_WINDOW_ROWS, math.ceil(_WINDOW_SHARE * rows)),
+            weights=weights,
+            random=random,
+        )
+        return Epoch(
             index=index,
             packing=packing,
             packs=packs,
-            assignment=assignment,
+            data_parallel=data_parallel,
             micro_batches=micro_batches,
             global_batch_samples=global_batch_samples,
+            arranged=arranged,
         )
-        return arranged, float(costs.sum(axis=1)[assignment].max(axis=1).sum())
 
     if not isinstance(packing, Packed) or packing.packer != BEST:
-        return build(packing)[0]
+        return build(packing)
     built = [build(replace(packing, packer=name)) for name in plugins.names(PACKERS)]
-    least = min(cost for _, cost in built)
-    tied = (epoch for epoch, cost in built if cost <= (1 + _TIE) * least)
+    # On one rank, which waits at each row for the rank with the costliest pack.
+    of_packs = (_costs(index, packing, each.packs, weights).sum(axis=1)[each.assignment] for each in built)
+    costs = [float(cost.max(axis=1).sum()) for cost in of_packs]
+    tied = (each for each, cost in zip(built, costs, strict=True) if cost <= (1 + _TIE) * min(costs))
     return min(tied, key=lambda epoch: len(epoch.packs))
+
+
+def _costs(index: DatasetIndex, packing: Packing, packs: Packs, weights: CostWeights) -> Floats:
+    """Return the costs of vision units, tokens and attention on each of the ranks that share a pack, [packs, 3].
+
+    They are times the largest degree: exact where all packs have one degree, so that ties stay ties.
+    """
+    degrees = np.array(packing.degrees, dtype=np.int64)[packs.level_of_pack]
+    return pack_sizes(index, packs).costs(weights) * (max(packing.degrees) / degrees)[:, None]
+
+
+def _arranged(
+    index: DatasetIndex,
+    packing: Packing,
+    packs: Packs,
+    *,
+    rows: int,
+    data_parallel: int,
+    micro_batches: int,
+    window_rows: int,
+    weights: CostWeights,
+    random: np.random.Generator,
+) -> Ints:
+    """Return the numbers of the packs, [rows, data ranks]."""
+    if packs.padded:
+        # Padded micro-batches are the usual training, which does not match them across ranks.
+        return np.arange(len(packs), dtype=np.int64).reshape(rows, data_parallel)
+    return arrange(
+        _costs(index, packing, packs, weights),
+        packs.counts,
+        packs.level_of_pack,
+        packing.degrees,
+        data_parallel=data_parallel,
+        micro_batches=micro_batches,
+        window_rows=window_rows,
+        random=random,
+        whole_steps=isinstance(packing, Levelled) and packing.whole_steps,
+    )
 
 
 def job_epoch(

@@ -72,6 +72,16 @@ def test_seeds_and_epochs_differ_in_their_order(packing: Packing) -> None:
     assert orders[0] != orders[1] != orders[2] != orders[0]
 
 
+@pytest.mark.parametrize("packing", [Padded(samples=2), PACKED])
+def test_steps_are_counted_before_packs_are_arranged(packing: Packing) -> None:
+    epoch = build(mixed(60), packing, ranks=4, batch=8)
+    counted = epoch.height, epoch.steps, epoch.batch_deviation
+    assert "assignment" not in vars(epoch)
+    assert epoch.assignment.shape == (epoch.height, 4)
+    rows = [len(epoch.rows(number)) for number in range(epoch.steps)]
+    assert (sum(rows), len(rows), epoch.batch_deviation) == counted
+
+
 def test_the_costliest_packs_are_halved_until_every_rank_has_one() -> None:
     index = index_of([(1, 10)] * 4 + [(1, 90)] * 2)
     epoch = build(index, Padded(samples=2), ranks=4)

@@ -34,9 +34,10 @@ def epoch_of(
             starts=np.cumsum([0, *(len(pack) for pack in packs)]),
             padded=isinstance(packing, Padded),
         ),
-        assignment=np.arange(len(packs)).reshape(len(rows), -1),
+        data_parallel=len(rows[0]),
         micro_batches=micro_batches,
         global_batch_samples=batch,
+        arranged=lambda: np.arange(len(packs)).reshape(len(rows), -1),
     )
 
 
