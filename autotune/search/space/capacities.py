@@ -123,25 +123,32 @@ class _Fill:
     packs: Ints
     units: Ints
     tokens: Ints
-    most_often: str
-    """The units of the samples of the commonest packs that are full of units: `5+5+5`."""
+    firsts: Ints
+    """First entry of each kind in `contents`."""
+    contents: Ints
+    """Units of the samples of the packs, one kind after the other, [samples]."""
 
     @classmethod
     def of(cls, sizes: Sizes, qv: int, qt: int) -> "_Fill":
         """Pack the sizes that fit."""
         sizes = _chosen(sizes, (sizes.units <= qv) & (sizes.tokens <= qt))
         found = patterns(sizes, Packed(qv=qv, qt=qt, qv_min=qv, qt_min=0))
-        units, tokens = (
-            np.array([column[list(pattern.sizes)].sum() for pattern in found], dtype=np.int64)
-            for column in (sizes.units, sizes.tokens)
-        )
-        sums: Counter[str] = Counter()
-        for pattern, total in zip(found, units, strict=True):
-            shown = sorted(sizes.units[list(pattern.sizes)].tolist(), reverse=True)
-            sums["+".join(map(str, filter(None, shown)))] += pattern.packs if total == qv else 0
+        held = np.array([size for pattern in found for size in pattern.sizes], dtype=np.int64)
+        firsts = np.cumsum([0, *(len(pattern.sizes) for pattern in found)])[:-1]
+        columns = (sizes.units[held], sizes.tokens[held])
+        units, tokens = (np.add.reduceat(column, firsts) if found else column for column in columns)
         packs = np.array([pattern.packs for pattern in found], dtype=np.int64)
+        return cls(qv=qv, qt=qt, packs=packs, units=units, tokens=tokens, firsts=firsts, contents=columns[0])
+
+    @property
+    def most_often(self) -> str:
+        """The units of the samples of the commonest packs that are full of units: `5+5+5`."""
+        sums: Counter[str] = Counter()
+        kinds = zip(np.split(self.contents, self.firsts[1:]), self.packs.tolist(), self.units == self.qv, strict=False)
+        for contents, packs, is_full in kinds:
+            sums["+".join(map(str, filter(None, sorted(contents.tolist(), reverse=True))))] += packs * int(is_full)
         common = sums.most_common(1)
-        return cls(qv=qv, qt=qt, packs=packs, units=units, tokens=tokens, most_often=common[0][0] if common else "none")
+        return common[0][0] if common else "none"
 
     @property
     def units_share(self) -> float:

@@ -60,16 +60,25 @@ def pack(units: Ints, tokens: Ints, packing: Packed, seed: int) -> tuple[Ints, I
     by_size = shuffled[np.argsort(key[shuffled], kind="stable")]
     _, firsts, counts = np.unique(key[by_size], return_index=True, return_counts=True)
     sizes = Sizes(units=units[by_size[firsts]], tokens=tokens[by_size[firsts]], counts=counts)
-    samples, held = [by_size[:0]], [by_size[:0]]
-    cursor = firsts.tolist()
-    for pattern in patterns(sizes, packing):
-        columns = []
+    found = patterns(sizes, packing)
+    packs, held = np.array([(each.packs, len(each.sizes)) for each in found], dtype=np.int64).reshape(-1, 2).T
+    cursor, first_items = firsts.tolist(), list[int]()
+    for pattern in found:
         for size in pattern.sizes:
-            columns.append(by_size[cursor[size] : cursor[size] + pattern.packs])
+            first_items.append(cursor[size])
             cursor[size] += pattern.packs
-        samples.append(np.stack(columns, axis=1).ravel())
-        held.append(np.full(pattern.packs, len(columns), dtype=np.int64))
-    return np.concatenate(samples), np.concatenate([[0], np.cumsum(np.concatenate(held))])
+    # Each pack of a pattern takes the next item of each of its sizes.
+    pattern_of_pack = np.repeat(np.arange(len(found)), packs)
+    counts = held[pattern_of_pack]
+    entries = _counted(counts) + np.repeat((np.cumsum(held) - held)[pattern_of_pack], counts)
+    items = np.array(first_items, dtype=np.int64)[entries] + np.repeat(_counted(packs), counts)
+    return by_size[items], np.concatenate([[0], np.cumsum(counts)])
+
+
+def _counted(lengths: Ints) -> Ints:
+    """Return 0, 1, ... for stretches of these lengths, one after the other."""
+    counted: Ints = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    return counted
 
 
 def patterns(sizes: Sizes, packing: Packed) -> list[Pattern]:
@@ -118,14 +127,15 @@ def _fullest(shelves: _Shelves, packing: Packed) -> dict[int, int]:
     free_units, free_tokens = packing.qv, packing.qt
     while True:
         best, most = None, -1.0
+        most_tokens = free_tokens / packing.qt
         for units, (tokens, numbers) in shelves.by_units.items():
             if units > free_units:
                 continue
-            if units / most_units + free_tokens / packing.qt < most:
+            if units / most_units + most_tokens < most:
                 break  # nor can a size of fewer units
             place = bisect_right(tokens, free_tokens) - 1
             # The longest size that fits and is left.
-            while place >= 0 and taken.get(numbers[place], 0) >= left[numbers[place]]:
+            while place >= 0 and (number := numbers[place]) in taken and taken[number] >= left[number]:
                 place -= 1
             # Of equal shares the fewest units.
             if place >= 0 and (share := units / most_units + tokens[place] / packing.qt) >= most:
