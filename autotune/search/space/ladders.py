@@ -1,5 +1,6 @@
 """The ladders of levels that can make a training faster; others are not searched."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -128,9 +129,17 @@ class _Needs:
 
     @cached_property
     def waiting(self) -> float:
-        """The least share of the time that the mean rank waits for the slowest, over all capacities."""
-        kept = [packing for packing in self._usual if self._solver.keeps_batch(packing, self.layout)]
-        return min((self._solver.waiting_share(packing, self.layout) for packing in kept), default=0.0)
+        """The share of the time that the mean rank waits for the slowest: of the first packs with which it is short.
+
+        Where it is short with no packs, it is the least over all capacities.
+        """
+        kept = (packing for packing in self._usual if self._solver.keeps_batch(packing, self.layout))
+        least = math.inf
+        for packing in kept:
+            least = min(least, self._solver.waiting_share(packing, self.layout))
+            if least <= _WORTH_WAITING:
+                break
+        return least if least < math.inf else 0.0
 
     @property
     def _evening(self) -> int:
