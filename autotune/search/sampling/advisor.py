@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from heapq import heapify, heappop, heappush
-from itertools import chain, islice
+from itertools import chain, count, islice
 from statistics import NormalDist, median
 from typing import TypeAlias
 
@@ -21,6 +21,7 @@ from autotune.search.learning.surrogate import Surrogate
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.solver import Solver
 from autotune.search.solver.splits import Wanted
+from autotune.search.space.origins import Origin
 from autotune.search.space.space import Space
 from autotune.search.winner import ranked
 from storage.records import FinishedTrial
@@ -90,19 +91,22 @@ class Advisor:
         self._renew_space()
         self._weights = _WEIGHTS if "memory" in settings.objectives else (0.0,)
         self._weight_shift = 0
-        self._solve = self._solvers()
+        self._renew_solvers()
         self.pending: frozenset[Plan] = frozenset()
         """Plans whose trials are running; each is taken to come out as expected."""
         self._proposed: dict[frozenset[Plan], Proposal | None] = {}
         """Proposals since the last trial, by pending plans."""
 
-    def _solvers(self) -> list[Solve]:
-        """Return cached solvers with corrected costs, also for less memory where that is an objective."""
+    def _renew_solvers(self) -> None:
+        """Solve with corrected costs, also for less memory where that is an objective."""
         shares = _SHARES if len(self._weights) > 1 else (1.0,)
         limits = [
             replace(self._limits, memory_limit_bytes=round(share * self._limits.memory_limit_bytes)) for share in shares
         ]
-        return [cache(Solver(self._predictor.corrected, each).solutions) for each in limits]
+        solvers = [Solver(self._predictor.corrected, each) for each in limits]
+        self._solve: list[Solve] = [cache(solver.solutions) for solver in solvers]
+        factor, least = self._predictor.schedule_factor, cache(solvers[0].least_seconds)
+        self._least_seconds: Callable[[Packing, Layout], float] = lambda *packs: factor * least(*packs)
 
     def learn(self, trial: FinishedTrial) -> None:
         """Learn from a trial. Its plan is not proposed again, unless it failed transiently for the first time."""
@@ -125,7 +129,7 @@ class Advisor:
             case _:
                 pass
         # The solvers and their caches belong to the corrected costs before this trial.
-        self._solve = self._solvers()
+        self._renew_solvers()
         self._weight_shift = 0
         self._proposed.clear()
 
@@ -166,30 +170,36 @@ class Advisor:
         Best is the plan with the greatest probability of fitting the memory, divided by its time. Degrees `without` are
         left out, but their starts count among the best.
         """
-        starts: dict[int, Plan] = {}
-        for start in self._ordered(self.space.starts):
-            starts.setdefault(start.layout.pipeline, start)
-        chances = np.maximum(self._chances(self.space.starts), _LEAST_CHANCE)
-        least = min(self._seconds(self.space.starts) / chances, default=math.inf)
-        # Plans that were found on a climb, and starts of climbs at the least cost that these may come to.
-        waiting = [
-            (self._cost(start) - math.log(_CLIMB_GAIN), number, start, False)
-            for number, (degree, start) in enumerate(starts.items())
-            if degree not in without
-        ]
-        # The number of the start decides between equal costs: plans cannot be compared.
+        known, least, number = set[int](), math.inf, count()
+        # Plans that were found on a climb; starts of climbs, and origins of starts, at the least that they may come to.
+        # The number decides between equal costs: plans cannot be compared.
+        waiting: list[tuple[float, int, float, Origin | Plan, bool]] = []
+        for origin in self.space.origins:
+            seconds = origin.bound(self._least_seconds) / _CLIMB_GAIN
+            cost = math.log(seconds) if seconds and not self._exponent else -math.inf
+            waiting.append((cost, next(number), seconds, origin, False))
         heapify(waiting)
         while waiting:
-            _, number, plan, is_found = heappop(waiting)
-            seconds = self._seconds([plan])[0] / (1.0 if is_found else _CLIMB_GAIN)
+            _, _, seconds, at, is_found = heappop(waiting)
+            degree = at.layout.pipeline
             if seconds > within * least:
                 continue
-            if is_found:
-                yield plan
-            elif seen := [each for each in self._climbed(plan) if each not in self._failed]:
-                found = seen[int(np.argmax(self._chance_over_time(seen)))]
-                least = min(least, self._seconds([found])[0])
-                heappush(waiting, (self._cost(found), number, found, True))
+            if isinstance(at, Origin):
+                starts = self.space.solved(at) if degree not in known else []
+                for start, takes, chance in zip(starts, self._seconds(starts), self._chances(starts), strict=True):
+                    least = min(least, takes / max(chance, _LEAST_CHANCE))
+                    cost = self._cost(start) - math.log(_CLIMB_GAIN)
+                    heappush(waiting, (cost, next(number), takes / _CLIMB_GAIN, start, False))
+            elif is_found:
+                yield at
+            elif degree not in known:
+                known.add(degree)
+                seen = [each for each in self._climbed(at) if each not in self._failed] if degree not in without else []
+                if seen:
+                    found = seen[int(np.argmax(self._chance_over_time(seen)))]
+                    takes = self._seconds([found])[0]
+                    least = min(least, takes)
+                    heappush(waiting, (self._cost(found), next(number), takes, found, True))
 
     def _climbed(self, start: Plan) -> list[Plan]:
         """Return the plans that may fit, of those seen on a climb from `start` to ever better predicted neighbours."""

@@ -74,10 +74,10 @@ class Level:
         return np.where((fewest >= holdings.language) & enough, holdings.language, fewest)
 
 
-def mean_seconds(levels: Sequence[Level]) -> LayerSeconds:
-    """Return the seconds of the mean row, when the same layers are recomputed at every level."""
+def mean_seconds(levels: Sequence[LayerSeconds], shares: Sequence[float]) -> LayerSeconds:
+    """Return the seconds of the mean row, with these shares of the rows of the epoch for each level."""
     kept, recomputed = (
-        np.sum([level.row_share * getattr(level.seconds, side) for level in levels], axis=0)
+        np.sum([share * getattr(level, side) for level, share in zip(levels, shares, strict=True)], axis=0)
         for side in ("kept", "recomputed")
     )
     return LayerSeconds(kept=kept, recomputed=recomputed)

@@ -107,6 +107,15 @@ class Solver:
         seconds = cautious_seconds(self._predictor, plans)
         return tuple(plans[number] for number in np.argsort(np.round(seconds / seconds[0], _DIGITS), kind="stable"))
 
+    def least_seconds(self, packing: Packing, layout: Layout) -> float:
+        """Return about the least epoch seconds of any plan, hardly more; infinite where none keeps the batch.
+
+        They are those of the closed form with unlimited memory, and take much less time than `solve`.
+        """
+        if not (self.keeps_batch(packing, layout) and self.fills_levels(packing, layout)):
+            return np.inf
+        return self._problem(packing, layout).least_seconds()
+
     def fit(self, packing: Packing, layout: Layout, boundaries: tuple[int, ...]) -> Plan | None:
         """Return the plan with these stage boundaries and the least time for recomputation; None if none fits."""
         return self.fit_several(packing, layout, [boundaries])[0]

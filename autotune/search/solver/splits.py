@@ -53,7 +53,7 @@ def min_max_split(stages: Sequence[Choices], layers: int) -> Split | None:
 
     None when no choices make up the chain.
     """
-    bound = _least_bound(stages, layers)
+    bound = least_slowest(stages, layers)
     if bound == np.inf:
         return None
     return _least_totals(stages, layers, bound, 1, [np.full(layers + 1, np.inf)] * len(stages))[1][0]
@@ -83,7 +83,7 @@ def best_splits(stages: Sequence[Choices], layers: int, micro_batches: int, want
     t_s <= B. The B are the distinct times of stages. Those between two B1 < B2 that were tried cannot take less than
     total(B2) + (m - 1) B1; they are tried while that is less than the worst that is wanted.
     """
-    least = _least_bound(stages, layers)
+    least = least_slowest(stages, layers)
     if least == np.inf:
         return ()
     return _Bounds(stages, layers, micro_batches, wanted, least).run()
@@ -159,7 +159,7 @@ class _Bounds:
             self._stages[number], self._rows[number] = choices[kept], self._rows[number][kept]
 
 
-def _least_bound(stages: Sequence[Choices], layers: int) -> float:
+def least_slowest(stages: Sequence[Choices], layers: int) -> float:
     """Return the least time of the slowest stage; infinite when no choices make up the chain."""
     slowest = _nothing_yet(layers)
     for choices in stages:

@@ -76,7 +76,7 @@ def feasible_space(
     axes = replace(axes, ladders=offer.ladders)
     space = Space(axes, solver, partial(allows, wanted)) if fitting else None
     for further in several:
-        found = offered_layouts(further, solver, usual, space.starts if space else ())
+        found = offered_layouts(further, solver, usual, space.fastest_seconds() if space else math.inf)
         if found.reason:
             show(found.reason)
         if found.layouts and space:
@@ -85,7 +85,7 @@ def feasible_space(
             space = Space(replace(axes, layouts=found.layouts), solver, partial(allows, wanted))
     if space is None:
         raise NoFeasiblePlan(_none_fits(workload, solver, every, remedy))
-    if not space.starts:
+    if space.is_empty:
         raise NoFeasiblePlan(_nothing_left(workload, axes, space, remedy))
     return space
 

@@ -1,5 +1,6 @@
 """The search space: named parameters, and the plan that each point stands for."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,6 +11,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 
 from autotune.search.solver.solver import Solver
 from autotune.search.space.layouts import layout_name
+from autotune.search.space.origins import Origin, by_bound
 from autotune.search.space.packings import Ladders, Packings
 from autotune.search.space.splitting import Recompute, Splitting
 from trials.plan import Layout, Levelled, Packed, Packing, Plan, Recomputed, Stage
@@ -188,13 +190,35 @@ class Space:
     @cached_property
     def starts(self) -> tuple[Plan, ...]:
         """The solver's plans of all layouts and capacities that can be trained, and a few for each ladder."""
-        found: list[Plan] = []
+        return tuple(dict.fromkeys(chain.from_iterable(map(self.solved, self.origins))))
+
+    @cached_property
+    def origins(self) -> tuple[Origin, ...]:
+        """Where the starts come from, in their order."""
+        found: list[Origin] = []
         for layout in self._axes.layouts:
-            found += self._now.admitted(self._anchor(packing, layout) for packing in self._packings.usual())
-            for packings in self._packings.of_ladders(layout):
-                anchors = (self._anchor(packing, layout) for packing in packings)
-                found += islice((plan for plan in anchors if plan and self._now.admits(plan)), _OF_LADDER)
-        return tuple(dict.fromkeys(found))
+            found += (Origin(layout=layout, packings=(packing,)) for packing in self._packings.usual())
+            found += (Origin(layout=layout, packings=tuple(each)) for each in self._packings.of_ladders(layout))
+        return tuple(found)
+
+    def solved(self, origin: Origin) -> list[Plan]:
+        """Return the starts of an origin; they are kept."""
+        anchors = (self._anchor(packing, origin.layout) for packing in origin.packings)
+        return list(islice((plan for plan in anchors if plan and self._now.admits(plan)), _OF_LADDER))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no start."""
+        return not any(self.solved(origin) for _, origin in by_bound(self.origins, self._now.least_seconds))
+
+    def fastest_seconds(self) -> float:
+        """Return the epoch seconds of the fastest start; infinite where there is none."""
+        least = math.inf
+        for bound, origin in by_bound(self.origins, self._now.least_seconds):
+            if bound >= least:
+                break
+            least = min((least, *self._now.epoch_seconds(self.solved(origin))))
+        return least
 
     def neighbours(self, plan: Plan) -> Iterator[Plan]:
         """Yield plans that differ by a step along one axis, other packings first; none for another layout's plan.

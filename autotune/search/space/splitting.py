@@ -25,6 +25,8 @@ class Splitting:
         """Return the best plan; None when none fits the memory or keeps the batch."""
         self._fitted: dict[tuple[Packing, Layout, tuple[int, ...]], Plan | None] = {}
         self._admits: dict[Plan, bool] = {}
+        self.least_seconds: Callable[[Packing, Layout], float] = cache(solver.least_seconds)
+        """Return what `Solver.least_seconds` does."""
         self.boundaries: Callable[[Packing, Layout], tuple[int, ...]] = cache(self._usual_boundaries)
         """Return the stage boundaries of the best plan, or of the best with unlimited memory where none fits."""
         self.stages: Callable[[Packing, Layout, tuple[int, ...]], tuple[Stage, ...]] = cache(self._usual_stages)
@@ -40,6 +42,10 @@ class Splitting:
         for boundaries, plan in zip(new, self._splitter.fit_several(packing, layout, new), strict=True):
             self._fitted[packing, layout, boundaries] = plan and self._recomputing(plan, self._recompute)
         return [self._fitted[packing, layout, boundaries] for boundaries in several]
+
+    def epoch_seconds(self, plans: Sequence[Plan]) -> list[float]:
+        """Return the epoch seconds that the solver predicts for each plan."""
+        return self._solver.epoch_seconds(plans)
 
     def admits(self, plan: Plan) -> bool:
         """Return whether a plan can be trained."""

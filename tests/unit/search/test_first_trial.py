@@ -72,3 +72,16 @@ def test_the_plan_that_is_tried_first_is_found_without_climbs_to_slower_degrees(
     assert len(lazily.plans) < 0.8 * len(all_of_them.plans)
     degrees = {first.layout.pipeline}
     assert next(advisor_of(lazily).predicted(math.inf, degrees)) == others[0]
+
+
+def test_before_the_first_trial_packings_and_layouts_that_are_surely_slower_are_not_solved() -> None:
+    lazily, all_of_them = Counting(batch=120), Counting(batch=120)
+    advisor = advisor_of(all_of_them)
+    solved = {(plan.packing, plan.layout) for plan in advisor.space.starts}
+    fastest = advisor.space.fastest_seconds()
+    assert advisor_of(lazily).space.fastest_seconds() == fastest
+    assert len({(plan.packing, plan.layout) for plan in lazily.plans}) < 0.5 * len(solved)
+    # Packs are arranged for those alone.
+    arranged = [epoch for epoch in lazily.epochs if "assignment" in vars(epoch)]
+    assert 0 < len(arranged) < 0.5 * len(lazily.epochs)
+    assert next(advisor_of(lazily).predicted(1.2)) == next(advisor.predicted(1.2))

@@ -108,6 +108,16 @@ def test_a_start_is_the_solvers_own_plan() -> None:
         assert plan == TIGHT_SOLVER.solve(plan.packing, plan.layout)
 
 
+@pytest.mark.parametrize("name", SPACES)
+def test_no_start_is_faster_than_its_bound_and_the_fastest_one_is_found_without_the_slow_ones(name: str) -> None:
+    space, solver = SPACES[name], SOLVERS[name]
+    seconds = dict(zip(space.starts, solver.epoch_seconds(space.starts), strict=True))
+    bounds = {plan: solver.least_seconds(plan.packing, plan.layout) for plan in seconds}
+    assert all(bounds[plan] <= seconds[plan] for plan in seconds)
+    assert space.fastest_seconds() == min(seconds.values())
+    assert not space.is_empty
+
+
 PLAN = start(AMPLE, TWO)
 PACKED = PLAN.packing
 assert isinstance(PACKED, Packed)
