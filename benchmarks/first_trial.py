@@ -4,8 +4,9 @@
 
 InternViT-6B with InternLM2-20B, 45 and 48 layers, on nodes of 8 devices, with 16 samples of each device in a step and 8
 steps in an epoch. CPU seconds of one core: of the space, for which layouts and capacities are solved until the best
-layouts are known; of the plan that is tried first; and of the first proposal, which comes after the trials of such plans
-and solves the rest. The peak memory is that of the process, which computes the rows in the order of their devices.
+layouts are known; of the plan that is tried first; and of the first proposal, which comes after the trials of such
+plans and solves the rest. The peak memory is that of the process, which computes the rows in the order of their
+devices.
 """
 
 import argparse
