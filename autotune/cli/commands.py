@@ -12,6 +12,7 @@ from autotune.cli.parameters import (
     JOB,
     JOB_PATH,
     LAUNCHER,
+    RETUNE,
     SET,
     SIZE,
     SIZE_OR_NONE,
@@ -100,6 +101,7 @@ def tune(options: Options, job: "JobFile", resume: bool, **wanted: Any) -> None:
 @click.option(
     "--certify", is_flag=True, help="First compare a step's gradients with a reference; train only if they agree."
 )
+@RETUNE
 @LAUNCHER
 @SUBMIT
 @common
@@ -116,6 +118,7 @@ def launch(options: Options, job: "JobFile", **wanted: Any) -> None:
 @main.command()
 @JOB
 @SET
+@RETUNE
 @LAUNCHER
 @SUBMIT
 @common

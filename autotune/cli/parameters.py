@@ -93,6 +93,11 @@ LAUNCHER = click.option(
     metavar="NAME",
     help="Tool that starts the ranks: local, torchrun, deepspeed or slurm. Default: the job's.",
 )
+RETUNE = click.option(
+    "--retune-on-drift",
+    is_flag=True,
+    help="When the training is slower than promised for long, tune again at its next checkpoint and go on.",
+)
 SUBMIT = click.option("--submit", is_flag=True, help="Submit this command to Slurm, on hardware.nodes whole nodes.")
 
 

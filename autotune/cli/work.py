@@ -1,7 +1,7 @@
 """The commands that use the devices: tune, launch and run."""
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -10,16 +10,18 @@ from autotune.certification.certificate import Certificate
 from autotune.certification.certificate_report import certificate_text
 from autotune.certification.certify import certify, check_place, known_certificate, require, warn_of
 from autotune.cli import submission
-from autotune.cli.context import Options, Terminated, first_signal_noted
+from autotune.cli.context import NotedSignal, Options, Terminated, first_signal_noted
 from autotune.job_file import JobFile, with_values
 from autotune.plan_choice import choose_plan
 from autotune.results import study_report
 from autotune.results.evidence import trials_behind
 from autotune.results.known_plan import KnownPlan, of_winner
 from autotune.search.tuner import Tuner
-from autotune.training.full_training import Launched, check_first_steps, launch
+from autotune.training.full_training import Launched, check_first_steps
+from autotune.training.retuning import check_checkpoints
 from autotune.training.training_log import check_loggers
 from autotune.training.training_output import check_new, check_output
+from autotune.training.watched_training import TrainingOptions, WatchedTraining
 from autotune.workbench import Workbench, workbench
 from autotune.workload import check_plan
 from storage.records import BestPlan
@@ -46,6 +48,7 @@ class LaunchOptions:
     """Total steps after which to stop."""
     dry_run: bool
     certify: bool
+    retune_on_drift: bool
     launcher: str | None
     """The tool that starts the ranks; that of the job when absent."""
     submit: bool
@@ -80,6 +83,8 @@ def tune_job(
 
 def launch_job(options: Options, file: JobFile, wanted: LaunchOptions) -> None:
     job = with_values(file.load(), "hardware", {"launcher": wanted.launcher})
+    if wanted.retune_on_drift:
+        check_checkpoints(job)
     if wanted.submit:
         submission.submit(options, job)
         return
@@ -98,14 +103,18 @@ def launch_job(options: Options, file: JobFile, wanted: LaunchOptions) -> None:
             options.give(lambda: document, lambda: "\n".join(command.shell() for command in commands), is_code=True)
             return
         certificate = _certify(options, bench, chosen.plan) if wanted.certify else None
-        changes_plan = wanted.resume_with is not None
-        launched = _launch(options, bench, chosen, wanted.steps, certificate, changes_plan=changes_plan)
+        how = TrainingOptions(
+            max_steps=wanted.steps, changes_plan=wanted.resume_with is not None, retunes=wanted.retune_on_drift
+        )
+        chosen, launched = _launch(options, bench, chosen, certificate, how)
         workers = bench.prepared.job.data.workers
     options.give(lambda: _launch_document(chosen, launched), lambda: _launch_text(chosen, launched, workers))
 
 
-def run_job(options: Options, file: JobFile, *, launcher: str | None, submit: bool) -> None:
+def run_job(options: Options, file: JobFile, *, retune_on_drift: bool, launcher: str | None, submit: bool) -> None:
     job = with_values(file.load(), "hardware", {"launcher": launcher})
+    if retune_on_drift:
+        check_checkpoints(job)
     if submit:
         submission.submit(options, job)
         return
@@ -119,8 +128,8 @@ def run_job(options: Options, file: JobFile, *, launcher: str | None, submit: bo
             certificate = _certify(options, bench, best.plan)
         ran = trials_behind(best, bench.store)
         options.give_early(lambda: f"\n{study_report.best_text(best, ran)}\n")
-        chosen = of_winner(best)
-        launched = _launch(options, bench, chosen, None, certificate)
+        how = TrainingOptions(retunes=retune_on_drift)
+        chosen, launched = _launch(options, bench, of_winner(best), certificate, how)
         workers = bench.prepared.job.data.workers
     options.give(
         lambda: {"best": study_report.best_document(best, ran), "launch": _launch_document(chosen, launched)},
@@ -149,41 +158,37 @@ def _certify(options: Options, bench: Workbench, plan: Plan) -> Certificate:
 
 
 def _launch(
-    options: Options,
-    bench: Workbench,
-    chosen: KnownPlan,
-    steps: int | None,
-    certificate: Certificate | None,
-    *,
-    changes_plan: bool = False,
-) -> Launched:
-    """Train with the plan. Raise NotCertified where it has a certificate that does not hold."""
+    options: Options, bench: Workbench, chosen: KnownPlan, certificate: Certificate | None, how: TrainingOptions
+) -> tuple[KnownPlan, Launched]:
+    """Train with the plan; return the last plan, too. Raise NotCertified for a certificate that does not hold."""
     if certificate is not None:
         require(certificate)
         options.display.show(certificate_text(certificate))
-    with first_signal_noted() as noted:
-        launched = launch(
-            bench.prepared,
-            chosen.plan,
-            bench.store,
-            bench.spool,
-            bench.folder / "launch",
-            site=bench.site,
-            agent_id=bench.agent.id,
-            predicted_samples_per_second=chosen.speed.mean if chosen.speed else None,
-            max_steps=steps,
-            certificate=certificate,
-            changes_plan=changes_plan,
-            listener=options.display,
-            stops=lambda: noted.stops(options.display.show),
-        )
+    noted: list[NotedSignal] = []
+
+    @contextmanager
+    def stopping() -> Iterator[Callable[[], bool]]:
+        """Note the first signal of each launch; in a search between two, it ends the command at once."""
+        with first_signal_noted() as first:
+            noted.append(first)
+            yield lambda: first.stops(options.display.show)
+
+    training = WatchedTraining(
+        bench=bench,
+        chosen=chosen,
+        certificate=certificate,
+        options=how,
+        listener=options.display,
+        stopping=stopping,
+    )
+    launched = training.run()
     if launched.report.stopped:
         done = launched.report.steps
         options.display.show(
             f"Stopped after step {done} with a checkpoint; the same command goes on with step {done + 1}"
         )
-        raise Terminated(noted.number or signal.SIGTERM)  # a rank alone may have got a SIGTERM
-    return launched
+        raise Terminated(noted[-1].number or signal.SIGTERM)  # a rank alone may have got a SIGTERM
+    return training.chosen, launched
 
 
 def _launch_document(chosen: KnownPlan, launched: Launched) -> dict[str, Any]:
@@ -197,6 +202,8 @@ def _launch_document(chosen: KnownPlan, launched: Launched) -> dict[str, Any]:
         "samples_per_second": launched.training_samples_per_second,
         "disturbance": launched.disturbance,
         "data_wait_share": launched.data_wait_share,
+        "drift": None if launched.drift is None else wire.to_document(launched.drift),
+        "retunes": [wire.to_document(each) for each in launched.retunes],
         "predicted_samples_per_second": chosen.speed.mean if chosen.speed else None,
         "last_evaluation": wire.to_document(last) if last else None,
         "best_evaluation": wire.to_document(best) if best else None,
@@ -214,6 +221,9 @@ def _launch_text(chosen: KnownPlan, launched: Launched, workers: int | None) -> 
         lines.append(f"Measured {measured:.1f} samples/s{predicted}")
     if launched.disturbance is not None:
         lines.append(f"Disturbed: {launched.disturbance}; on an idle machine the training is faster")
+    lines += [retune.text for retune in launched.retunes]
+    if launched.drift is not None:
+        lines.append(f"Drift: {launched.drift}")
     if (waited := launched.data_wait_share) is not None:
         remedy = f"; raise data.workers, now {workers}, to decode images ahead" if waited > _LONG_DATA_WAIT else ""
         lines.append(f"Waited for data in {waited:.1%} of the time{remedy}")

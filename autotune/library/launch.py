@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 
 from autotune.certification.certify import certify as certify_plan
 from autotune.certification.certify import check_place, require
@@ -11,10 +12,11 @@ from autotune.events import Listener, unheard
 from autotune.job_file import JobLike, as_job, with_values
 from autotune.library.values import check_whole, text_of
 from autotune.plan_choice import choose_plan
-from autotune.training import full_training
 from autotune.training.full_training import Launched
+from autotune.training.retuning import check_checkpoints
 from autotune.training.training_log import check_loggers
 from autotune.training.training_output import check_output
+from autotune.training.watched_training import TrainingOptions, WatchedTraining
 from autotune.workbench import workbench
 from trials.plan import Plan
 
@@ -26,6 +28,7 @@ def launch(
     resume_with: Plan | str | os.PathLike[str] | None = None,
     steps: int | None = None,
     certify: bool = False,
+    retune_on_drift: bool = False,
     launcher: str | None = None,
     database: str | None = None,
     listener: Listener = unheard,
@@ -35,9 +38,10 @@ def launch(
 
     A plan is given as a value, by a plan file, or by its id if it was tried. `resume_with` continues a training of
     another plan with this one. The training stops after `steps` in all. With `certify` it starts only if the gradients
-    of one step agree with a reference. `launcher` overrides that of the job. `stops` is called many times a second:
-    once it returns True, the ranks finish their step and write a checkpoint. Without it, Ctrl-C ends them at once, and
-    the next launch continues from the last checkpoint.
+    of one step agree with a reference. With `retune_on_drift` a training that has become slower than promised is tuned
+    again at a checkpoint, and goes on with the winner. `launcher` overrides that of the job. `stops` is called many
+    times a second: once it returns True, the ranks finish their step and write a checkpoint; a search in between is not
+    stopped by it. Without it, Ctrl-C ends them at once, and the next launch continues from the last checkpoint.
 
     Raise PlanNotValid, NotCertified, OutputTaken, DeviceBusy and LaunchFailed.
     """
@@ -47,6 +51,8 @@ def launch(
     wanted = resume_with if plan is None else plan
     named = wanted if wanted is None or isinstance(wanted, Plan) else text_of(JobError, "plan", wanted)
     job = with_values(as_job(job), "hardware", {"launcher": launcher})
+    if retune_on_drift:
+        check_checkpoints(job)
     check_loggers(job)
     check_output(job)
     check_place(job.training.output)
@@ -56,18 +62,11 @@ def launch(
         if certify:
             certificate = certify_plan(bench.prepared, chosen.plan, bench.folder, bench.site, listener)
             require(certificate)
-        return full_training.launch(
-            bench.prepared,
-            chosen.plan,
-            bench.store,
-            bench.spool,
-            bench.folder / "launch",
-            site=bench.site,
-            agent_id=bench.agent.id,
-            predicted_samples_per_second=chosen.speed.mean if chosen.speed else None,
-            max_steps=steps,
+        return WatchedTraining(
+            bench=bench,
+            chosen=chosen,
             certificate=certificate,
-            changes_plan=resume_with is not None,
+            options=TrainingOptions(max_steps=steps, changes_plan=resume_with is not None, retunes=retune_on_drift),
             listener=listener,
-            stops=stops,
-        )
+            stopping=lambda: nullcontext(stops),
+        ).run()

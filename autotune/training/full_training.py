@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -13,7 +14,9 @@ from autotune.errors import JobError, LaunchFailed
 from autotune.events import Listener, Phase, PhaseBegan, start_events, unheard
 from autotune.machine.conditions import MachineWatch, disturbance
 from autotune.prediction.predictor import MOST_BATCH_DEVIATION
+from autotune.training.drift import Drift
 from autotune.training.plan_change import plan_to_replace
+from autotune.training.retuning import Retune
 from autotune.training.silence import Silence
 from autotune.training.training_log import TrainingLog, check_loggers, logged_run
 from autotune.training.training_output import check_output, held
@@ -29,6 +32,7 @@ from trials.run.pool import Answers, WarmPool
 from trials.sites import Site
 from trials.tasks.answer import TrainingReport
 from trials.tasks.request import Request, Training
+from trials.tasks.stop import Stop
 from trials.tasks.training.course import curriculum_of
 from trials.tasks.training.output import RECORD_FILE, open_output, read_record
 from trials.tasks.training.progress import PROGRESS_FILE, Evaluated, Line, Progress, ProgressReader, read_lines
@@ -58,6 +62,10 @@ class Launched:
     """Of the whole training, in order of steps."""
     disturbance: str | None = None
     """What slowed this launch down, by the rules for trials; None when nothing did."""
+    drift: Drift | None = None
+    """The last time that it was found to be slower than promised for long."""
+    retunes: tuple[Retune, ...] = ()
+    """The searches in between, oldest first. With some, the speeds above are those since the last one."""
 
 
 def launch(
@@ -74,12 +82,13 @@ def launch(
     certificate: Certificate | None = None,
     changes_plan: bool = False,
     listener: Listener = unheard,
-    stops: Callable[[], bool] = lambda: False,
+    on_step: Callable[[str, Progress], None] = lambda _, __: None,
+    stops: Callable[[], Stop | None] = lambda: None,
 ) -> Launched:
     """Train until the end, or until `max_steps`; an interrupted training resumes.
 
-    `stops` is called many times a second: once it has returned True, the ranks finish their step, write a checkpoint
-    and report. What it raises ends them at once.
+    `on_step` is called with the id of the launch and each of its steps. `stops` is called many times a second: once it
+    has returned when to stop, the ranks do so then, with a checkpoint. What it raises ends them at once.
     A `certificate` of the plan is written to the output folder. With `changes_plan` the training in that folder
     continues with this plan instead of its own.
     The ranks are those of the `site`. The spool keeps the result until the store has it. The request and the logs of
@@ -109,9 +118,10 @@ def launch(
         run = logged_run(prepared.job, plan, opened, earlier)
         with TrainingLog(prepared.job.training.loggers, run) as log:
             evaluates = prepared.held_out is not None
-            watch = _Watch(output / PROGRESS_FILE, log, listener, stops, evaluates=evaluates)
             work = store.add_workload(prepared.workload)
             started = store.start_launch(plan, work, predicted_samples_per_second, agent_id)
+            heard = partial(on_step, started.id)
+            watch = _Watch(output / PROGRESS_FILE, log, listener, heard, stops, evaluates=evaluates)
             ending = _Ending(started.id, watch.reader, store, spool)
             text = f"Training with plan {plan.id} into {output}"
             listener(PhaseBegan(phase=Phase.TRAINING, text=text, last_step=max_steps))
@@ -187,7 +197,8 @@ class _Watch:
         path: Path,
         log: TrainingLog,
         listener: Listener,
-        stops: Callable[[], bool],
+        on_step: Callable[[Progress], None],
+        stops: Callable[[], Stop | None],
         *,
         evaluates: bool,
     ) -> None:
@@ -195,6 +206,7 @@ class _Watch:
         self._silence = Silence(evaluates=evaluates)
         self._log = log
         self.listener = listener
+        self._on_step = on_step
         self.reader = ProgressReader(path, self._hear)
 
     def look(self, pids: tuple[int, ...]) -> None:
@@ -206,6 +218,7 @@ class _Watch:
         self._log.add(line)
         if isinstance(line, Progress):
             self._silence.step(line.seconds)
+            self._on_step(line)
         else:
             self._silence.evaluation(line.seconds)
         self.listener(line)

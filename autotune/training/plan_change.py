@@ -1,12 +1,32 @@
 """Continuation of a training with another plan."""
 
 from autotune.errors import PlanNotValid
+from autotune.events import Listener, Note
+from autotune.plan_choice import choose_plan
+from autotune.results.known_plan import KnownPlan
+from autotune.workbench import Workbench
 from autotune.workload import Prepared
 from storage.errors import UnknownRecord
 from storage.store import Store
 from trials.errors import DataError, InvalidPlan
 from trials.plan import Plan
 from trials.tasks.training.output import RECORD_FILE, read_record
+
+
+def plan_to_continue(bench: Workbench, chosen: KnownPlan, listener: Listener) -> tuple[KnownPlan, bool]:
+    """Return the plan with which a training goes on that may have been tuned again, and whether it is a change.
+
+    That is the `chosen` one, unless the training in the output folder had it before a change: then it keeps its own.
+    """
+    record = read_record(bench.prepared.job.training.output / RECORD_FILE)
+    if record is None or record.settings.plan == chosen.plan.id:
+        return chosen, False
+    if chosen.plan.id not in {change.plan.id for change in record.changes}:
+        return chosen, True
+    text = f"The training had plan {chosen.plan.id} before its plan was changed: it keeps plan {record.settings.plan}"
+    listener(Note(text=text))
+    own = record.plan or record.settings.plan
+    return choose_plan(bench.store, bench.prepared.workload, own, listener), False
 
 
 def plan_to_replace(prepared: Prepared, plan: Plan, store: Store) -> Plan | None:

@@ -256,6 +256,14 @@ def test_a_job_without_a_known_plan_exits_with_3(job: JobFile) -> None:
     assert "no plan begins with 'abc'; no study has tried a plan yet; run a search first" in reported
 
 
+@pytest.mark.parametrize("command", ["launch", "run"])
+def test_tuning_again_needs_a_checkpoint_before_the_end(command: str, job: JobFile, home: Path) -> None:
+    code, reported = refusal(command, job.path, "--retune-on-drift")
+    assert code == 2
+    assert "without training.checkpoint_every and with training.epochs: 1 the only one is at the end" in reported
+    assert not databases(home)
+
+
 def test_a_job_without_a_plan_of_its_own_names_the_nearest_that_may_run(job: JobFile, tmp_path: Path) -> None:
     read = load_job(job.path)
     here = read_data(read, look_at(read), tmp_path).workload

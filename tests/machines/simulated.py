@@ -24,6 +24,7 @@ from trials.run.pool import Answers
 from trials.tasks.answer import Answer, FailureReport, Report, TrialReport
 from trials.tasks.footprint import Footprint
 from trials.tasks.request import Request, Trial
+from trials.tasks.stop import Stop
 from trials.workload import Hardware
 
 _BEGINNING = datetime(2026, 1, 1, tzinfo=UTC)
@@ -251,7 +252,7 @@ class SimulatedRanks:
     def decide(self, *, go_on: bool) -> None:
         self._go_on(go_on)
 
-    def stop(self) -> None:
+    def stop(self, when: Stop) -> None:
         """Only trainings stop."""
 
     def answers(self) -> dict[int, Answer]:

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from trials.tasks.answer import Answer
 from trials.tasks.request import Request
+from trials.tasks.stop import Stop
 
 
 class RankGroup(Protocol):
@@ -36,8 +37,8 @@ class RankGroup(Protocol):
     def decide(self, *, go_on: bool) -> None:
         """Answer the step that `next_step` returned: run the next one, or report the steps so far."""
 
-    def stop(self) -> None:
-        """Ask the ranks to end a training after its current step, with a checkpoint. Other tasks run to their end."""
+    def stop(self, when: Stop) -> None:
+        """Ask the ranks to end a training, with a checkpoint. Other tasks run to their end."""
 
     def answers(self) -> Mapping[int, Answer]:
         """Return the answers to the last request so far, by rank, in the order in which the ranks gave them."""

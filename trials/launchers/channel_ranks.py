@@ -7,7 +7,7 @@ from trials.channels import Channel
 from trials.tasks.answer import Answer, begun_name, read_report, report_name
 from trials.tasks.request import Request, write_request
 from trials.tasks.steering import StepVerdict, TimedStep, step_name, verdict_name
-from trials.tasks.training.stopping import STOP
+from trials.tasks.stop import Stop
 
 
 class ChannelRanks:
@@ -41,8 +41,8 @@ class ChannelRanks:
     def decide(self, *, go_on: bool) -> None:
         channels.send(self._channel, verdict_name(self._steps), StepVerdict(go_on=go_on))
 
-    def stop(self) -> None:
-        self._channel.put(STOP, "")
+    def stop(self, when: Stop) -> None:
+        self._channel.put(when, "")
 
     def answers(self) -> dict[int, Answer]:
         missing = [name for name, rank in self._ranks.items() if rank not in self._answers]

@@ -12,6 +12,7 @@ from trials.outcome import Cause, Crash, OutOfMemory, Timeout
 from trials.tasks.answer import Answer, FailureReport, Report
 from trials.tasks.footprint import Footprint, leaks
 from trials.tasks.request import Request, Trial
+from trials.tasks.stop import Stop
 
 _log = logging.getLogger(__name__)
 
@@ -90,7 +91,7 @@ class WarmPool:
         timeout_seconds: float,
         on_wait: Callable[[], None] = lambda: None,
         on_step: Callable[[float], bool] | None = None,
-        stops: Callable[[], bool] = lambda: False,
+        stops: Callable[[], Stop | None] = lambda: None,
     ) -> Answers | Cause:
         """Send the request to all ranks; return their reports, or the cause of the failure.
 
@@ -101,7 +102,8 @@ class WarmPool:
         on rank 0, and all ranks wait until it returns. When it returns False, they report the steps until then. After
         the last step no rank waits, and what it returns is ignored.
 
-        `stops` is called as often as `on_wait`: once it has returned True, a training ends after its current step.
+        `stops` is called as often as `on_wait`: once it has returned when a training is to stop, the ranks are asked
+        to, and once more if they are to stop at once after all.
         """
         try:
             ranks = self._running()
@@ -153,10 +155,10 @@ class WarmPool:
         timeout_seconds: float,
         on_wait: Callable[[], None],
         on_step: Callable[[float], bool],
-        stops: Callable[[], bool],
+        stops: Callable[[], Stop | None],
     ) -> tuple[Answer, ...] | Cause:
         world_size, start_seconds = self._launcher.world_size, max(_START_SECONDS, timeout_seconds)
-        has_begun, stopping, deadline = False, False, time.monotonic() + start_seconds
+        has_begun, asked, deadline = False, set[Stop](), time.monotonic() + start_seconds
         while time.monotonic() < deadline:
             answers = ranks.answers()
             # Read after the answers, so that the begin and the last step are reported before they are returned.
@@ -170,9 +172,9 @@ class WarmPool:
             if len(answers) == world_size:
                 return tuple(answers[rank] for rank in range(world_size))
             on_wait()
-            if stops() and not stopping:
-                ranks.stop()
-                stopping = True
+            if (stop := stops()) is not None and not asked & {stop, Stop.NOW}:
+                ranks.stop(stop)
+                asked.add(stop)
             time.sleep(_POLL_SECONDS)
         if not has_begun:
             slow = min(set(range(world_size)) - ranks.begun())

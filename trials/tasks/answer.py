@@ -14,6 +14,7 @@ from trials.layer_costs import LayerKind
 from trials.outcome import Crash, OutOfMemory, StageMeasurement
 from trials.plan import ZeroStage
 from trials.tasks.footprint import Footprint, footprint
+from trials.tasks.stop import Stop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,8 +180,8 @@ class TrainingReport:
     model: Path | None
     blank_samples: int
     """Samples of this rank, in this launch, that could not be read and were replaced by blank ones."""
-    stopped: bool = False
-    """Whether the ranks were asked to stop before their last step."""
+    stopped: Stop | None = None
+    """How the ranks were asked to stop; None where they came to their last step."""
     kind: Literal["training"] = "training"
 
 

@@ -10,7 +10,8 @@ import pytest
 from autotune.cli import context
 from autotune.cli.context import NotedSignal, Terminated, first_signal_noted
 from trials.channels.folder import FolderChannel
-from trials.tasks.training.stopping import STOP, stop_requests
+from trials.tasks.stop import Stop
+from trials.tasks.training.stopping import stop_requests
 
 
 @pytest.fixture(autouse=True)
@@ -79,10 +80,12 @@ def test_a_signal_that_is_ignored_stays_ignored() -> None:
 def test_a_rank_is_asked_by_a_file_or_a_signal(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGTERM)
     with stop_requests(FolderChannel(tmp_path)) as asked:
-        assert not asked()
-        (tmp_path / STOP).touch()
-        assert asked()
-        (tmp_path / STOP).unlink()
+        assert asked() is None
+        (tmp_path / Stop.AT_CHECKPOINT).touch()
+        assert asked() is Stop.AT_CHECKPOINT
+        (tmp_path / Stop.NOW).touch()
+        assert asked() is Stop.NOW
+        (tmp_path / Stop.NOW).unlink()
         send(signal.SIGTERM)
-        assert asked()
+        assert asked() is Stop.NOW
     assert signal.getsignal(signal.SIGTERM) is before

@@ -20,7 +20,7 @@ from trials.run import pool as pools
 from trials.run.pool import Answers, WarmPool
 from trials.tasks.answer import Answer, TrainingReport, begun_name, read_report
 from trials.tasks.request import Request, Training, write_request
-from trials.tasks.training.stopping import STOP
+from trials.tasks.stop import Stop
 
 RANK = """
 import os, sys, time
@@ -78,8 +78,8 @@ class SmallRank:
     def decide(self, *, go_on: bool) -> None:
         raise AssertionError("there was no step")
 
-    def stop(self) -> None:
-        self._channel.put(STOP, "")
+    def stop(self, when: Stop) -> None:
+        self._channel.put(when, "")
 
     def answers(self) -> dict[int, Answer]:
         answer = read_report(self._channel, 0)
@@ -194,16 +194,15 @@ def test_ranks_that_do_not_begin_are_named(tmp_path: Path, monkeypatch: pytest.M
         assert pool.pids == ()
 
 
-def test_ranks_are_asked_to_stop_once(tmp_path: Path) -> None:
-    asked = 0
+def test_ranks_are_asked_once_to_stop_at_a_checkpoint_and_once_to_stop_at_once(tmp_path: Path) -> None:
+    asked: list[str] = []
 
-    def stops() -> bool:
-        nonlocal asked
-        for path in tmp_path.glob("*/stop"):
+    def stops() -> Stop:
+        for path in tmp_path.glob("*/stop*"):
             path.unlink()
-            asked += 1
-        return True
+            asked.append(path.name)
+        return Stop.NOW if asked else Stop.AT_CHECKPOINT
 
     with WarmPool(SmallLauncher(tmp_path, start_seconds=0.5)) as pool:
         assert isinstance(pool.ask(request_in(tmp_path), 60, stops=stops), Answers)
-    assert asked == 1
+    assert asked == ["stop-at-checkpoint", "stop"]

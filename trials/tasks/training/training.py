@@ -5,17 +5,19 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 from deepspeed import comm
 
-from trials.engine.engine import LOAD
+from trials.engine.engine import BACKWARD, FORWARD, LOAD
 from trials.errors import OutputTaken, TrialsError
 from trials.job import TrainingSection
 from trials.tasks.answer import TrainingReport
 from trials.tasks.request import Training
 from trials.tasks.session import Session, not_finite
+from trials.tasks.stop import Stop
 from trials.tasks.training.checkpoint import load_checkpoint, save_checkpoint, save_model
 from trials.tasks.training.course import Course, curriculum_of, follow_pace, set_course
 from trials.tasks.training.evaluation import Evaluator, check_weights, explained
@@ -32,21 +34,23 @@ from trials.tasks.training.progress import PROGRESS_FILE, Progress, append_line
 from trials.tasks.training.schedule import Schedule, schedule_of
 from trials.tasks.training.settings import training_settings
 
+_DIGITS = 6
+"""Decimal places of the seconds of each rank: there may be many ranks."""
+_URGENCY = (None, Stop.AT_CHECKPOINT, Stop.NOW)
 
-def run_training(session: Session, task: Training, asked_to_stop: Callable[[], bool]) -> TrainingReport:
+
+def run_training(session: Session, task: Training, asked_to_stop: Callable[[], Stop | None]) -> TrainingReport:
     """Train to the end, or to `task.max_steps`, from the step after the last checkpoint.
 
     When a rank is `asked_to_stop`, all ranks end after the same step, with a checkpoint.
     """
-
-    def stops() -> bool:
-        return bool(_largest(session, asked_to_stop()))
 
     def save(steps: int) -> None:
         with explained(session, schedule, steps):
             check_weights(session, first)
             save_checkpoint(session, task.output, opened.record, steps)
 
+    stops = partial(_stops_now, session, asked_to_stop)
     opened = _open(session, task.output)
     done = opened.steps
     training = session.request.job.training
@@ -59,18 +63,20 @@ def run_training(session: Session, task: Training, asked_to_stop: Callable[[], b
     evaluator = Evaluator(session, task.output / PROGRESS_FILE, course.epoch_ends, total, schedule)
     last = min(total, task.max_steps or total)
     every = training.checkpoint_every
-    stopped = not evaluator.catch_up(done, stops)
+    stopped = None if evaluator.catch_up(done, stops) else Stop.NOW
     with closing(_run_steps(session, course, range(done, done if stopped else last), schedule)) as steps:
         for record, ends_epoch in steps:
             done = record.step
             if session.coordinates.rank == 0:
                 append_line(task.output / PROGRESS_FILE, record)
-            stopped = done < last and stops()
-            is_saved = stopped or ends_epoch or done == last or bool(every and done % every == 0)
+            asked = _agreed(session, asked_to_stop) if done < last else None
+            is_saved = ends_epoch or done == last or asked is Stop.NOW or bool(every and done % every == 0)
             if is_saved:
                 save(done)
+                stopped = asked
             # Behind the checkpoint: an evaluation may take long, or fail.
-            stopped = stopped or not evaluator.run(done, stops)
+            if stopped is not Stop.NOW and not evaluator.run(done, stops):
+                stopped = Stop.NOW
             if stopped:
                 if not is_saved:
                     save(done)
@@ -83,8 +89,17 @@ def run_training(session: Session, task: Training, asked_to_stop: Callable[[], b
         finished=done == total,
         model=model,
         blank_samples=session.blank_samples,
-        stopped=stopped and done < total,
+        stopped=stopped if done < total else None,
     )
+
+
+def _agreed(session: Session, asked_to_stop: Callable[[], Stop | None]) -> Stop | None:
+    """Return the most urgent of what the ranks were asked; every rank must call it."""
+    return _URGENCY[int(_of_all_ranks(session, (_URGENCY.index(asked_to_stop()),)).max())]
+
+
+def _stops_now(session: Session, asked_to_stop: Callable[[], Stop | None]) -> bool:
+    return _agreed(session, asked_to_stop) is Stop.NOW
 
 
 def _check_end(training: TrainingSection, checkpoint: Path, done: int, course: Course, total: int) -> None:
@@ -107,11 +122,13 @@ def _save(session: Session, folder: Path, record: TrainingRecord, steps: int) ->
         save_model(session, folder, record, steps)
 
 
-def _largest(session: Session, value: float) -> float:
-    """Return the largest `value` of all ranks."""
-    found = torch.tensor(value, dtype=torch.float32, device=session.device)
-    comm.all_reduce(found, op=comm.ReduceOp.MAX)
-    return float(found)
+def _of_all_ranks(session: Session, values: tuple[float, ...]) -> torch.Tensor:
+    """Return the values of each rank, [ranks, values]."""
+    ranks = session.request.plan.layout.world_size
+    found = torch.zeros((ranks, len(values)), dtype=torch.float32, device=session.device)
+    found[session.coordinates.rank] = torch.tensor(values)
+    comm.all_reduce(found)
+    return found.cpu()
 
 
 def _open(session: Session, output: Path) -> OpenedOutput:
@@ -167,6 +184,9 @@ def _run_steps(
                     if norm is not None and not math.isfinite(norm):
                         raise not_finite("the gradient norm", norm)
                 seconds = time.perf_counter() - start
+                parts = session.engine.stopwatch.read()
+                passes = parts[FORWARD] + parts.get(BACKWARD, 0.0)
+                loads, passed = _of_all_ranks(session, (parts.get(LOAD, 0.0), passes)).T.tolist()
                 progress = Progress(
                     step=before + index + 1,
                     of=total,
@@ -174,8 +194,10 @@ def _run_steps(
                     seconds=seconds,
                     samples=step.samples,
                     learning_rate=session.request.job.training.learning_rate * factor,
-                    data_wait_seconds=_largest(session, session.engine.stopwatch.read().get(LOAD, 0.0)),
+                    data_wait_seconds=max(loads),
                     text_tokens=step.text_tokens,
                     gradient_norm=norm,
+                    rank_load_seconds=tuple(round(each, _DIGITS) for each in loads),
+                    rank_pass_seconds=tuple(round(each, _DIGITS) for each in passed),
                 )
                 yield progress, stretch.ends_epoch and index + 1 == stretch.steps

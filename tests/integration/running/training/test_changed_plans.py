@@ -145,12 +145,12 @@ class Source:
         return self._prepared.epoch(plan.packing, plan.layout.data, number, order)
 
 
-def steps_of(prepared: Prepared, changes: Sequence[Any], last: Plan) -> list[tuple[int, Ints]]:
+def steps_of(prepared: Prepared, changes: Sequence[Any], last: Plan, epochs: int = 2) -> list[tuple[int, Ints]]:
     """Return (epoch, samples) of each step of the training."""
     source = Source(prepared)
     steps = []
     curriculum = curriculum_of(prepared.job.training, prepared.index)
-    for stretch in set_course(changes, last, 2, source, curriculum).stretches:
+    for stretch in set_course(changes, last, epochs, source, curriculum).stretches:
         epoch = source.build(stretch.epoch, stretch.plan, stretch.order)
         for number in range(stretch.steps):
             packs = [pack for of_rank in epoch.step(number).packs for pack in of_rank]

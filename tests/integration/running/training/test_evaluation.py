@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from trials.run.pool import Answers, WarmPool
 from trials.tasks.answer import TrainingReport
 from trials.tasks.request import Training
 from trials.tasks.session import open_session
+from trials.tasks.stop import Stop
 from trials.tasks.training.progress import PROGRESS_FILE
 from trials.tasks.training.training import run_training
 
@@ -163,23 +166,30 @@ def test_a_learning_rate_that_makes_nan_leaves_the_last_good_checkpoint(
     assert sorted(losses(prepared)) == [1, 2, 3, 4]
 
 
+def train_alone(
+    prepared: Prepared, monkeypatch: pytest.MonkeyPatch, asked_to_stop: Callable[[], Stop | None]
+) -> TrainingReport:
+    """Train on one rank in this process, so that the test decides when it is asked to stop."""
+    for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
+        monkeypatch.setenv(name, value)
+    output = prepared.job.training.output
+    request = prepared.request(plan_of("4+2"), Training(output=output))
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        process_group(0, 0, 1, file_meeting(Path(folder) / "meeting")) as device,
+        open_session(request, 0, device) as session,
+    ):
+        assert isinstance(request.task, Training)
+        return run_training(session, request.task, asked_to_stop)
+
+
 def test_a_training_that_is_asked_to_stop_during_an_evaluation_writes_a_checkpoint_first(
     shallow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One rank in this process, so that the test decides when it is asked."""
-
     def run(stop_at: int | None) -> TrainingReport:
         asked = itertools.count(1)
-        request = prepared.request(plan_of("4+2"), Training(output=output))
-        with (
-            process_group(0, 0, 1, file_meeting(tmp_path / f"meeting-{stop_at}")) as device,
-            open_session(request, 0, device) as session,
-        ):
-            assert isinstance(request.task, Training)
-            return run_training(session, request.task, lambda: next(asked) == stop_at)
+        return train_alone(prepared, monkeypatch, lambda: Stop.NOW if next(asked) == stop_at else None)
 
-    for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
-        monkeypatch.setenv(name, value)
     prepared = prepared_of(
         shallow,
         tmp_path,
@@ -190,12 +200,12 @@ def test_a_training_that_is_asked_to_stop_during_an_evaluation_writes_a_checkpoi
     output = prepared.job.training.output
     # Asked after each of two steps, and before each part of the evaluation: the fourth is inside of it.
     stopped = run(4)
-    assert (stopped.steps, stopped.stopped, stopped.finished) == (2, True, False)
+    assert (stopped.steps, stopped.stopped, stopped.finished) == (2, Stop.NOW, False)
     assert (output / "checkpoint-2" / "state.json").exists()
     assert not losses(prepared, "evaluation_loss")
     # The next launch begins with this evaluation, and is asked in it again.
     again = run(2)
-    assert (again.steps, again.stopped) == (2, True)
+    assert (again.steps, again.stopped) == (2, Stop.NOW)
     assert not losses(prepared, "evaluation_loss")
     whole = run(None)
     assert whole.finished

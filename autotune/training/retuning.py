@@ -1,0 +1,141 @@
+"""The search in the middle of a training that has become slower, and the decision for it."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from autotune.certification.certificate import Certificate
+from autotune.certification.certify import certify, require
+from autotune.errors import AutotuneError, DeviceBusy, JobError
+from autotune.events import Listener, start_events
+from autotune.search.execution.profiling import layer_costs
+from autotune.search.roles import Role
+from autotune.search.tuner import Tuner
+from autotune.training.drift import Drift
+from autotune.workbench import Workbench
+from storage.errors import StorageError, Superseded
+from storage.records import BestPlan
+from trials import wire
+from trials.errors import TrialsError
+from trials.job import Job
+from trials.plan import Plan
+from trials.run.pool import WarmPool
+from trials.tasks.training.progress import Progress
+from trials.units import duration_text
+from trials.whole_file import whole_file
+
+_log = logging.getLogger(__name__)
+
+MOST_RETUNES = 3
+"""Searches in one launch: for a machine that changes all the time no plan is the best."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retune:
+    """A search in the middle of a training, because of a drift."""
+
+    drift: Drift
+    steps: int
+    """Total optimizer steps of the training when it stopped for the search."""
+    search_seconds: float
+    """Profile, search and certificate."""
+    before: str
+    """Id of the plan until then."""
+    after: str | None
+    """Id of the plan since then, the same one where no plan is faster; None where the search failed."""
+    gain: float | None
+    """Speed of the plan since then, divided by that of the one before, as the search found it; None if unknown."""
+    samples_per_second: float | None = None
+    """Of the training's own steps since then, without the first one; None where there were none."""
+
+    @property
+    def text(self) -> str:
+        """One line with what was done, and what it gained."""
+        took = f"Tuned again after step {self.steps}, in {duration_text(self.search_seconds)}"
+        if self.after is None:
+            return f"{took}: the search failed, and plan {self.before} was kept"
+        what = f"plan {self.before} is still the fastest"
+        if self.after != self.before:
+            expected = "" if self.gain is None else f", expected {self.gain - 1:+.0%}"
+            what = f"plan {self.after} instead of {self.before}{expected}"
+        if self.samples_per_second is None:
+            return f"{took}: {what}"
+        speed = self.drift.samples_per_second
+        change = self.samples_per_second / speed - 1
+        return f"{took}: {what}; {self.samples_per_second:.1f} samples/s since then, {speed:.1f} before ({change:+.0%})"
+
+
+def check_checkpoints(job: Job) -> None:
+    """Raise JobError for a training whose first checkpoint is at its end, where tuning again is of no use."""
+    training = job.training
+    if training.checkpoint_every is None and training.epochs == 1:
+        raise JobError(
+            "--retune-on-drift tunes again at a checkpoint, and without training.checkpoint_every and with "
+            "training.epochs: 1 the only one is at the end; set training.checkpoint_every, for example to 100"
+        )
+
+
+def refusal(job: Job, drift: Drift, step: Progress, last_step: int | None, retunes: Sequence[Retune]) -> str | None:
+    """Return why a training is not tuned again after a drift that ended with `step`; None where it is.
+
+    `last_step` is where the launch stops, if that is before the end; `retunes` are its searches so far.
+    """
+    if retunes and retunes[-1].after is None:
+        return "it is not tuned again, since the last search failed"
+    if len(retunes) == MOST_RETUNES:
+        return f"it is not tuned again, since it was {MOST_RETUNES} times in this launch"
+    last, every = min(step.of, last_step or step.of), job.training.checkpoint_every
+    # A checkpoint at the end of an epoch may come any time.
+    stop = step.step if every is None else (step.step // every + 1) * every
+    left = max(0, last - stop)
+    seconds_of_sample = 1 / drift.samples_per_second - 1 / drift.promised_samples_per_second
+    lost = left * job.training.global_batch_samples * seconds_of_sample
+    if lost > job.search.time_limit:
+        return None
+    return (
+        f"it is not tuned again: the {left} steps after the next checkpoint lose {duration_text(lost)}, and a search "
+        f"may take {duration_text(job.search.time_limit)} (search.time_limit)"
+    )
+
+
+def tune_again(
+    bench: Workbench, plan: Plan, certificate: Certificate | None, listener: Listener
+) -> tuple[BestPlan, Certificate | None] | None:
+    """Profile and search on the machine as it is now, without what was measured before; None where that fails.
+
+    The present `plan` is a baseline. Where it has a `certificate`, a new plan must have one that holds.
+    Raise DeviceBusy and Superseded: the devices belong to another agent then.
+    """
+    try:
+        file = bench.folder / "present" / f"{plan.id}.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(file) as stream:
+            stream.write(wire.encode(plan).encode())
+        job = bench.prepared.job
+        search = job.search.model_copy(update={"present": file})
+        prepared = replace(bench.prepared, job=job.model_copy(update={"search": search}))
+        tuner = Tuner(replace(bench, prepared=prepared), listener)
+        logs, devices = bench.folder / "ranks" / "profile", prepared.workload.hardware.devices
+        with WarmPool(bench.site.launcher(logs, devices), on_start=start_events(listener)) as pool:
+            layer_costs(prepared, bench.store, pool, logs, listener, fresh=True)
+        best = tuner.tune(fresh=True)
+        if certificate is not None and best.plan != plan:
+            certificate = certified(bench, best.plan, listener)
+    except (DeviceBusy, Superseded):
+        raise
+    except (AutotuneError, StorageError, TrialsError, OSError) as error:
+        _log.warning("the training was not tuned again, and goes on with plan %s: %s", plan.id, error)
+        return None
+    return best, certificate
+
+
+def certified(bench: Workbench, plan: Plan, listener: Listener) -> Certificate:
+    """Make a certificate of the plan. Raise NotCertified if it does not hold."""
+    certificate = certify(bench.prepared, plan, bench.folder, bench.site, listener)
+    require(certificate)
+    return certificate
+
+
+def gain_of(best: BestPlan) -> float | None:
+    """Return the speed of the winner, divided by that of the present plan."""
+    return next((each.gain for each in best.baselines if each.role == Role.CURRENT_PLAN), None)

@@ -1,0 +1,171 @@
+"""A full training whose speed is watched, and that is tuned again when it has become slower."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, replace
+
+from autotune.certification.certificate import Certificate
+from autotune.events import Listener, Note
+from autotune.results.known_plan import KnownPlan, counted_runs, of_winner
+from autotune.training.drift import PATIENCE, Drift, Pace, Patience, Promise, SpeedWatch
+from autotune.training.full_training import Launched, launch
+from autotune.training.plan_change import plan_to_continue
+from autotune.training.retuning import Retune, certified, gain_of, refusal, tune_again
+from autotune.workbench import Workbench
+from storage.errors import UnknownRecord
+from trials.job import Job
+from trials.outcome import Completed
+from trials.tasks.stop import Stop
+from trials.tasks.training.progress import Progress
+
+_log = logging.getLogger(__name__)
+
+Stopping = Callable[[], AbstractContextManager[Callable[[], bool]]]
+"""Opens a context around each launch, and provides whether its training is to stop after the current step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingOptions:
+    """How far a training goes, and what may change its plan."""
+
+    max_steps: int | None = None
+    """Total steps after which to stop."""
+    changes_plan: bool = False
+    """Whether the plan replaces that of the training in the output folder."""
+    retunes: bool = False
+    """Whether to tune again after a drift."""
+    patience: Patience = PATIENCE
+
+
+@dataclass(slots=True, kw_only=True)
+class WatchedTraining:
+    """The launches of a training, one after another: all but the first after a search, because of a drift."""
+
+    bench: Workbench
+    chosen: KnownPlan
+    """The plan; after a search that of its winner."""
+    certificate: Certificate | None
+    """Of the plan. Where there is one, later plans must have one, too."""
+    options: TrainingOptions
+    listener: Listener
+    stopping: Stopping
+
+    def run(self) -> Launched:
+        """Train until the end, `max_steps`, or a request to stop.
+
+        A training that `retunes` and has been slower than promised for long stops at its next checkpoint, is tuned on
+        the machine as it is then, and goes on with the winner. `refusal` says when not. Where the search fails, it goes
+        on with its plan. Raise what `full_training.launch` and `tune_again` raise.
+        """
+        retunes: list[Retune] = []
+        changes_plan = self.options.changes_plan
+        if self.options.retunes:
+            chosen = self.chosen
+            self.chosen, changes_plan = plan_to_continue(self.bench, chosen, self.listener)
+            if self.certificate is not None and self.chosen != chosen:
+                self.certificate = certified(self.bench, self.chosen.plan, self.listener)
+        promise = self._promise(None)
+        steps = blank_samples = 0
+        while True:
+            drifts = _Drifts(job=self.bench.prepared.job, options=self.options, retunes=retunes)
+            watch = SpeedWatch(self.chosen.plan.layout, promise, drifts.hear, self.options.patience)
+            with self.stopping() as stops:
+                launched = self._launch(watch, drifts, stops, changes_plan=changes_plan)
+            steps, blank_samples = steps + launched.steps, blank_samples + launched.blank_samples
+            if retunes:
+                retunes[-1] = replace(retunes[-1], samples_per_second=launched.training_samples_per_second)
+            # Asked behind the context: a signal until its end is noted, and a later one is raised.
+            if launched.report.stopped is not Stop.AT_CHECKPOINT or stops():
+                return replace(
+                    launched, steps=steps, blank_samples=blank_samples, drift=drifts.last, retunes=tuple(retunes)
+                )
+            assert drifts.last is not None, "only a drift stops it at a checkpoint"
+            before = self.chosen.plan
+            if watch.is_slow:
+                promise = self._tune(promise, drifts.last, launched.report.steps, retunes)
+            else:
+                self.listener(Note(text="The training is no longer slower: it goes on without a search"))
+            changes_plan = self.chosen.plan != before
+
+    def _promise(self, study_id: str | None) -> Promise | None:
+        """Return the promise of the chosen plan, as a study found it; None for a plan that was never measured."""
+        speed, workload = self.chosen.speed, self.bench.prepared.workload
+        if speed is None:
+            return None
+        pace = None
+        with suppress(UnknownRecord):  # deleted since it was chosen
+            tried = self.bench.store.find_plan(self.chosen.plan.id, workload, study_id=study_id)
+            workload = tried.workload
+            for outcome in (trial.result.outcome for trial in counted_runs(tried)):
+                if isinstance(outcome, Completed):  # the last one is the longest: a winner is measured over more steps
+                    pace = Pace.of_measurement(outcome.measurement)
+        return Promise(tokens_per_second=speed.mean * workload.data.text_tokens / workload.data.samples, pace=pace)
+
+    def _launch(
+        self, watch: SpeedWatch, drifts: "_Drifts", stops: Callable[[], bool], *, changes_plan: bool
+    ) -> Launched:
+        bench, chosen, output = self.bench, self.chosen, self.bench.prepared.job.training.output
+        return launch(
+            bench.prepared,
+            chosen.plan,
+            bench.store,
+            bench.spool,
+            bench.folder / "launch",
+            site=bench.site,
+            agent_id=bench.agent.id,
+            predicted_samples_per_second=chosen.speed.mean if chosen.speed else None,
+            max_steps=self.options.max_steps,
+            certificate=self.certificate,
+            changes_plan=changes_plan,
+            listener=self.listener,
+            on_step=lambda launch_id, step: watch.step(step, launch_id, output),
+            stops=lambda: Stop.NOW if stops() else Stop.AT_CHECKPOINT if drifts.stops else None,
+        )
+
+    def _tune(self, promise: Promise | None, drift: Drift, steps: int, retunes: list[Retune]) -> Promise | None:
+        """Tune again, choose the winner, and note what was done; return what the chosen plan promises now."""
+        before, start = self.chosen.plan, time.monotonic()
+        self.listener(Note(text=f"Stopped at checkpoint-{steps} to tune again, on the machine as it is now"))
+        found = tune_again(self.bench, before, self.certificate, self.listener)
+        if found is not None:
+            best, self.certificate = found
+            self.chosen = of_winner(best)
+            promise = self._promise(best.study_id)
+        retune = Retune(
+            drift=drift,
+            steps=steps,
+            search_seconds=time.monotonic() - start,
+            before=before.id,
+            after=None if found is None else self.chosen.plan.id,
+            gain=None if found is None else gain_of(found[0]),
+        )
+        self.listener(Note(text=retune.text))
+        retunes.append(retune)
+        return promise
+
+
+@dataclass(slots=True, kw_only=True)
+class _Drifts:
+    """The drifts of one launch, and whether the last one is a reason to stop it for a search."""
+
+    job: Job
+    options: TrainingOptions
+    retunes: Sequence[Retune]
+    """The searches before this launch."""
+    last: Drift | None = None
+    stops: bool = False
+
+    def hear(self, drift: Drift, step: Progress) -> None:
+        self.last = drift
+        if not self.options.retunes:
+            _log.warning(
+                "%s; launch with --retune-on-drift, or stop it, `autotune tune --fresh`, and go on with the new winner "
+                "by --resume-with",
+                drift,
+            )
+            return
+        reason = None if self.stops else refusal(self.job, drift, step, self.options.max_steps, self.retunes)
+        self.stops = reason is None
+        _log.warning("%s; %s", drift, reason or "it is tuned again at its next checkpoint")
