@@ -12,27 +12,38 @@ from storage.records import BestPlan
 from storage.store import Store
 from storage.validity import Verdict, validity
 from trials.plan import Plan
+from trials.tasks.training.output import RECORD_FILE, read_record
 from trials.workload import Workload
 
+_LOOKED_AT = 50
+"""Nearest winners that are considered for an offer."""
 
-def known_winner(store: Store, now: Workload) -> BestPlan:
-    """Return the winner of the last search on exactly this workload. Raise PlanNotValid if there is none."""
+
+def known_winner(store: Store, now: Workload, output: Path | None = None) -> BestPlan:
+    """Return the winner of the last search on exactly this workload.
+
+    Raise PlanNotValid if there is none, with an offer of the nearest plan for as many devices: for the training in
+    `output`, where there is one.
+    """
     winner = store.last_winner(now.fingerprint)
     if winner is None:
         raise PlanNotValid(
-            f"no plan is known for this job here; run `autotune tune` or `autotune run` first{_or_nearest(store, now)}"
+            "no plan is known for this job here; run `autotune tune` or `autotune run` first"
+            + _or_nearest(store, now, output)
         )
     return winner
 
 
-def choose_plan(store: Store, now: Workload, wanted: Plan | str | None, listener: Listener) -> KnownPlan:
+def choose_plan(
+    store: Store, now: Workload, wanted: Plan | str | None, listener: Listener, output: Path | None = None
+) -> KnownPlan:
     """Return a plan, the one in a plan file, the tried one whose id begins with a text, or the last winner.
 
     The `listener` gets how well the plan is known. Raise PlanNotValid if there is no plan or it does not hold
     here, and what `Store.find_plan` raises.
     """
     if wanted is None:
-        winner = known_winner(store, now)
+        winner = known_winner(store, now, output)
         listener(Note(text=known_text(store.find_plan(winner.plan.id, study_id=winner.study_id))))
         return of_winner(winner)
     given = _given(wanted)
@@ -64,12 +75,19 @@ def _given(wanted: Plan | str) -> Plan | str:
         raise PlanNotValid(str(error)) from error
 
 
-def _or_nearest(store: Store, now: Workload) -> str:
+def _or_nearest(store: Store, now: Workload, output: Path | None) -> str:
     """Name the nearest plan that may run here, as a further remedy; empty where there is none."""
-    for near in store.nearest_plans(fields_of(now), limit=1):
+    is_begun = output is not None and read_record(output / RECORD_FILE) is not None
+    for near in store.nearest_plans(fields_of(now), limit=_LOOKED_AT):
         best = near.best
         found = validity(best.workload, now, imported_from=best.imported_from)
-        if found.verdict is not Verdict.INVALID:
+        if found.verdict is not Verdict.INVALID and best.plan.layout.world_size <= now.hardware.devices:
             changes = "; ".join(map(str, found.changes))
-            return f", or train with the nearest by `--plan {best.plan.id}`, which was not measured here: {changes}"
+            how = f"train with the nearest by `--plan {best.plan.id}`"
+            if is_begun:
+                how = (
+                    f"continue the training in {output} from its last checkpoint with the nearest by "
+                    f"`autotune launch --resume-with {best.plan.id}`"
+                )
+            return f", or {how}, which was not measured here: {changes}"
     return ""

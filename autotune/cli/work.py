@@ -92,7 +92,8 @@ def launch_job(options: Options, file: JobFile, wanted: LaunchOptions) -> None:
     check_place(job.training.output)
     with _open(options, job) as bench:
         wanted_plan = wanted.resume_with or wanted.plan
-        chosen = choose_plan(bench.store, bench.prepared.workload, wanted_plan, options.display)
+        output = job.training.output
+        chosen = choose_plan(bench.store, bench.prepared.workload, wanted_plan, options.display, output)
         if wanted.dry_run:
             folder, prepared = bench.folder / "launch" / "dry-run", bench.prepared
             check_plan(prepared, chosen.plan)

@@ -57,7 +57,7 @@ def launch(
     check_output(job)
     check_place(job.training.output)
     with workbench(job, chosen_database(database, job.database), listener) as bench:
-        chosen = choose_plan(bench.store, bench.prepared.workload, named, listener)
+        chosen = choose_plan(bench.store, bench.prepared.workload, named, listener, job.training.output)
         certificate = None
         if certify:
             certificate = certify_plan(bench.prepared, chosen.plan, bench.folder, bench.site, listener)

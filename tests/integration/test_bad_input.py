@@ -23,6 +23,9 @@ from tests.values.storage import WORKLOAD, best_of, concluded, packed_plan
 from tests.values.training import plan_of, prepared_of
 from trials import wire
 from trials.plan import Padded
+from trials.tasks.request import Training
+from trials.tasks.training.output import open_output
+from trials.tasks.training.settings import training_settings
 
 TOO_MANY = (os.cpu_count() or 1) * 4 + 1
 
@@ -266,16 +269,26 @@ def test_tuning_again_needs_a_checkpoint_before_the_end(command: str, job: JobFi
 
 def test_a_job_without_a_plan_of_its_own_names_the_nearest_that_may_run(job: JobFile, tmp_path: Path) -> None:
     read = load_job(job.path)
-    here = read_data(read, look_at(read), tmp_path).workload
-    other = replace(here, memory_limit_bytes=here.memory_limit_bytes + 1)
+    prepared = read_data(read, look_at(read), tmp_path)
+    here, plan = prepared.workload, plan_of("12+4", "0+4")
+    found = {
+        replace(here, memory_limit_bytes=here.memory_limit_bytes + 1): packed_plan(),  # nearer, but for 8 devices
+        replace(here, memory_limit_bytes=2 * here.memory_limit_bytes): plan,
+    }
     with open_store() as store:
-        study = store.create_study(store.add_workload(other), {}, seed=0)
-        concluded(store, best_of(study.id, workload=other))
+        for other, winner in found.items():
+            study = store.create_study(store.add_workload(other), {}, seed=0)
+            concluded(store, best_of(study.id, workload=other, plan=winner))
     code, reported = refusal("launch", job.path, "--dry-run")
     assert code == 3
+    assert f"or train with the nearest by `--plan {plan.id}`, which was not measured here: memory_limit" in reported
+    settings = training_settings(prepared.request(packed_plan(), Training(output=job.output)), prepared.index.digest)
+    open_output(job.output, settings, packed_plan())
+    code, reported = refusal("launch", job.path)
+    assert code == 3
     assert (
-        f"or train with the nearest by `--plan {packed_plan().id}`, which was not measured here: memory_limit"
-        in reported
+        f"or continue the training in {job.output} from its last checkpoint with the nearest by `autotune launch "
+        f"--resume-with {plan.id}`, which was not measured here: memory_limit" in reported
     )
 
 
