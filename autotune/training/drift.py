@@ -65,7 +65,7 @@ class Pace:
         )
 
     def times(self, tokens: float) -> Self:
-        """Return the seconds of a step of so many tokens."""
+        """Return the seconds of a step with this number of tokens."""
         return replace(
             self,
             seconds=self.seconds * tokens,
