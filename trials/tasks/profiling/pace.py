@@ -16,9 +16,9 @@ Slowest: TypeAlias = Callable[[Sequence[float]], Sequence[float]]
 LEAST_BYTES = 32 << 10
 """From about here on the time of an exchange depends on its size."""
 _SHARE = 1 / 90
-"""Share of the time left that one exchange may take. Each kind takes some such shares, so some time is always left."""
+"""Share of the time left that one exchange may take. A kind takes several of these, and time is always left."""
 _REPEATED = 2
-"""All repeats of an exchange may take as long as so many of the longest that are allowed."""
+"""Longest time for all repeats of an exchange, as a multiple of the longest time for one exchange."""
 _GROWTH = 2
 """Factor between the sizes that are tried."""
 
