@@ -1,12 +1,12 @@
 """What a search computes before its first trial, by number of devices. Prints one JSON object.
 
-    python -m benchmarks.first_trial [--devices 4 16 64 128]
+    python -m benchmarks.first_trial [--devices 4 16 64 128 4096]
 
 InternViT-6B with InternLM2-20B, 45 and 48 layers, on nodes of 8 devices, with 16 samples of each device in a step and 8
-steps in an epoch. CPU seconds of one core: of the space, for which layouts and capacities are solved until the best
-layouts are known; of the plan that is tried first; and of the first proposal, which comes after the trials of such
-plans and solves the rest. The peak memory is that of the process, which computes the rows in the order of their
-devices.
+steps in an epoch; and 8 devices with an epoch of 1.27 million samples. CPU seconds of one core: of the space, for which
+layouts and capacities are solved until the best layouts are known; of the plan that is tried first; and of the first
+proposal, which comes after the trials of such plans and solves the rest. The peak memory is that of a process for each
+row.
 """
 
 import argparse
@@ -14,39 +14,94 @@ import os
 import resource
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, TypeVar
+
+from typing_extensions import override
 
 from autotune.prediction.analytic import LABEL
 from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.sampling.advisor import Advisor
 from benchmarks.cases.layouts import Cut
-from benchmarks.cases.solver import INTERN_LM2_20B, INTERN_VIT_6B
+from benchmarks.cases.solver import INTERN_LM2_20B, INTERN_VIT_6B, lengths
 from benchmarks.output.result import at_most, finish
+from trials.data.index import DatasetIndex
 
-DEVICES = (4, 16, 64, 128)
+DEVICES = (4, 16, 64, 128, 4096)
+LONG = 8, 1_270_000
+"""Devices, and samples of a long epoch."""
 SECONDS = {4: 2.0, 16: 2.0, 64: 10.0, 128: 10.0, 4096: 60.0}
 """At most before the first trial."""
 NEARLY = 1.2
 """As in a search: the largest ratio to the best predicted time of the plans that are tried first."""
 _OF_NODE = 8
+_FEW = 128
 Answer = TypeVar("Answer")
 
 
 def main() -> None:
     devices = _arguments().devices
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    rows = [_row(each) for each in sorted(devices)]
+    cases = [*((each, None) for each in sorted(devices)), LONG]
+    # Each row in a process of its own, whose peak is that of the row alone.
+    with ProcessPoolExecutor(1, max_tasks_per_child=1) as pool:
+        rows = list(pool.map(_row, *zip(*cases, strict=True)))
     checks = [
         at_most(f"seconds before the first trial on {row['devices']} devices", [row["before"]], SECONDS[row["devices"]])
         for row in rows
-        if row["devices"] in SECONDS
+        if row["devices"] in SECONDS and row["samples"] != LONG[1]
     ]
     finish(rows, checks)
 
 
-def _row(devices: int) -> dict[str, Any]:
-    workload = Cut(
+@dataclass(frozen=True, kw_only=True)
+class _Long(Cut):
+    """A workload with another number of samples in an epoch."""
+
+    epoch_samples: int | None
+
+    @override
+    @cached_property
+    def index(self) -> DatasetIndex:
+        return super().index if self.epoch_samples is None else lengths(self.data, self.seed, self.epoch_samples)
+
+
+def _row(devices: int, samples: int | None) -> dict[str, Any]:
+    workload = _workload(devices, samples)
+    # More devices have as much memory each, which packing an epoch for all of them would only find out slowly.
+    limit = _workload(min(devices, _FEW), None).memory_limit_bytes
+    workload = replace(workload, memory=limit)
+    prepared = workload.prepared(trials=12)
+    predictor, of_excerpt = _timed(
+        lambda: CalibratedPredictor.of_job(
+            prepared.job, prepared.index, prepared.weights, costs=workload.costs, element_bytes=2
+        )
+    )
+    space, of_space = _timed(lambda: workload.space(predictor.profiled))
+    advisor = Advisor(space, predictor, workload.limits(limit), prepared.job.search)
+    plan, of_plan = _timed(lambda: next(advisor.predicted(NEARLY)))
+    _, of_proposal = _timed(advisor.propose)
+    return {
+        "devices": devices,
+        "costs": LABEL,
+        "samples": len(workload.index),
+        "compared_samples": len(predictor.profiled.sizes(plan.packing, plan.layout).epoch.index),
+        "layouts": len({start.layout for start in space.starts}),
+        "with_a_tensor_degree": len({start.layout for start in space.starts if start.layout.tensor > 1}),
+        "starts": len(space.starts),
+        "predicted_seconds": predictor.epoch_seconds(plan),
+        "space": of_excerpt + of_space,
+        "predicted": of_plan,
+        "before": of_excerpt + of_space + of_plan,
+        "proposal": of_proposal,
+        "peak_mebibytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
+    }
+
+
+def _workload(devices: int, samples: int | None) -> _Long:
+    return _Long(
         name="first",
         vision=INTERN_VIT_6B,
         language=INTERN_LM2_20B,
@@ -56,29 +111,8 @@ def _row(devices: int) -> dict[str, Any]:
         room=0.4,
         seed=0,
         nodes=-(-devices // _OF_NODE),
+        epoch_samples=samples,
     )
-    limit = workload.memory_limit_bytes
-    # The epochs that were built to choose the memory are forgotten.
-    workload = replace(workload, memory=limit)
-    predictor, settings = workload.predictor, workload.prepared(trials=12).job.search
-    space, of_space = _timed(lambda: workload.space(predictor))
-    advisor = Advisor(space, CalibratedPredictor(predictor), workload.limits(limit), settings)
-    plan, of_plan = _timed(lambda: next(advisor.predicted(NEARLY)))
-    _, of_proposal = _timed(advisor.propose)
-    return {
-        "devices": devices,
-        "costs": LABEL,
-        "samples": len(workload.index),
-        "layouts": len({start.layout for start in space.starts}),
-        "with_a_tensor_degree": len({start.layout for start in space.starts if start.layout.tensor > 1}),
-        "starts": len(space.starts),
-        "predicted_seconds": predictor.epoch_seconds(plan),
-        "space": of_space,
-        "predicted": of_plan,
-        "before": of_space + of_plan,
-        "proposal": of_proposal,
-        "peak_mebibytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
-    }
 
 
 def _timed(function: Callable[[], Answer]) -> tuple[Answer, float]:

@@ -11,7 +11,7 @@ from autotune.events import Listener, unheard
 from autotune.folders import lengths_folder
 from autotune.forecast.cluster import Cluster
 from autotune.machine.hardware import default_workers
-from autotune.prediction.predictor import MOST_BATCH_DEVIATION, Prediction, Predictor
+from autotune.prediction.predictor import MOST_BATCH_DEVIATION, Prediction
 from autotune.prediction.timeline import Timeline, timeline
 from autotune.search.execution.ledger import is_conclusive
 from autotune.search.learning.calibrated import CalibratedPredictor
@@ -20,7 +20,6 @@ from autotune.search.solver.solver import Solver
 from autotune.search.space.feasible import feasible_space
 from storage.explanation import UNEXPLAINED
 from storage.records import FinishedTrial
-from trials.data.epoch import Epoch, job_epoch
 from trials.data.held_out import hold_out
 from trials.data.index import profile
 from trials.data.indexing import build_index
@@ -33,7 +32,7 @@ from trials.model.refusals.heads import check_degrees
 from trials.model.refusals.tensor import check_tensor
 from trials.model.shape import cost_weights
 from trials.model.skeleton import build_skeleton, load_config
-from trials.plan import Layout, Levelled, Packing, Padded, Plan
+from trials.plan import Layout, Levelled, Padded, Plan
 from trials.workload import ModelShape, Workload
 
 
@@ -92,10 +91,13 @@ class Forecaster:
             global_batch_samples=job.training.global_batch_samples,
             memory_limit_bytes=cluster.memory_limit_bytes,
         )
-        self._weights = cost_weights(shape, job.training)
         self._config = load_config(job.model.path, trust_remote_code=job.model.trust_remote_code)
-        self._predictor = CalibratedPredictor(
-            Predictor(self._costs_on(cluster.devices), self._epoch, shape.element_bytes)
+        self._predictor = CalibratedPredictor.of_job(
+            job,
+            self.index,
+            cost_weights(shape, job.training),
+            costs=self._costs_on(cluster.devices),
+            element_bytes=shape.element_bytes,
         )
 
     @property
@@ -136,16 +138,22 @@ class Forecaster:
         """
         solver = Solver(self._predictor.corrected, Limits.of(self.workload))
         solved = feasible_space(self.workload, solver, remedy="give more --memory or --devices").starts
-        predicted = {plan.id: (plan, self._predictor.predict(plan)) for plan in solved}
-        distinct: dict[tuple[Layout, tuple[tuple[int, int, int], ...]], tuple[Plan, Prediction]] = {}
-        limit = self.cluster.memory_limit_bytes
-        for plan, prediction in sorted(
-            predicted.values(), key=lambda entry: (max(entry[1].stage_bytes) > limit, entry[1].epoch_seconds)
+        peaks = (max(stage.expected for stage in stages) for stages in self._predictor.plans_memory(solved))
+        distinct: dict[tuple[Layout, tuple[tuple[int, int, int], ...]], Plan] = {}
+        for *_, plan in sorted(
+            zip(peaks, self._predictor.plans_epoch_seconds(solved), solved, strict=True),
+            key=lambda entry: self._order(*entry[:2]),
         ):
             assert not isinstance(plan.packing, Padded)  # as all starts of a space are
             capacities = tuple((level.qv, level.qt, level.sequence) for level in plan.packing.levels)
-            distinct.setdefault((plan.layout, capacities), (plan, prediction))
-        return tuple(self._forecast(*entry) for entry in list(distinct.values())[:count])
+            distinct.setdefault((plan.layout, capacities), plan)
+        found = [(plan, self._predictor.predict(plan)) for plan in list(distinct.values())[:count]]
+        # The epoch may differ a little from the excerpt on which the plans were compared.
+        found.sort(key=lambda entry: self._order(max(entry[1].stage_bytes), entry[1].epoch_seconds))
+        return tuple(self._forecast(*entry) for entry in found)
+
+    def _order(self, peak_bytes: float, epoch_seconds: float) -> tuple[bool, float]:
+        return peak_bytes > self.cluster.memory_limit_bytes, epoch_seconds
 
     def _check(self, plan: Plan) -> None:
         try:
@@ -216,6 +224,3 @@ class Forecaster:
             predicted_samples_per_second=float(prediction.step_samples.sum()) / prediction.epoch_seconds,
             memory_limit_bytes=self.cluster.memory_limit_bytes,
         )
-
-    def _epoch(self, packing: Packing, data_parallel: int) -> Epoch:
-        return job_epoch(self.job, self.index, self._weights, packing, data_parallel=data_parallel)

@@ -5,7 +5,7 @@ ranks of unequal work, the pipeline's order, packs of unequal work, loading of d
 docs/methods.md defines each.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -123,6 +123,18 @@ class Breakdown:
         return cls(
             **{field.name: np.concatenate([getattr(one, field.name) for one in several]) for field in fields(cls)}
         )
+
+
+def attribute_all(
+    blocks: Iterable[Ints],
+    seconds: PackSeconds,
+    update: UpdateSeconds,
+    pace: Pace | None = None,
+    sharing: Sharing | None = None,
+) -> tuple[Breakdown, Array]:
+    """Return what `attribute` does, for the steps of all blocks in their order."""
+    breakdowns, works = zip(*(attribute(block, seconds, update, pace, sharing) for block in blocks), strict=True)
+    return Breakdown.joined(breakdowns), np.concatenate(works)
 
 
 def attribute(

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from autotune.prediction.attribution import Breakdown, Pace, PackSeconds, UpdateSeconds, attribute, whole_seconds
+from autotune.prediction.attribution import Breakdown, Pace, PackSeconds, UpdateSeconds, attribute_all, whole_seconds
 from autotune.prediction.chosen_steps import ChosenSteps
 from autotune.prediction.costs import Array
 from autotune.prediction.curves import Curves
@@ -77,10 +77,14 @@ class Predictor:
         epoch_of: EpochOf,
         element_bytes: int,
         byte_factors: tuple[float, float] = (1.0, 1.0),
+        *,
+        sizes: type[EpochSizes] = EpochSizes,
+        kept_epochs: int = 512,
     ) -> None:
         """`element_bytes` is the size of a weight in the training's dtype; `byte_factors` of static and kept bytes.
 
-        Plans whose packs ranks share are predicted only with costs of their degree; others raise ValueError.
+        Plans whose packs ranks share are predicted only with costs of their degree; others raise ValueError. The last
+        `kept_epochs` epochs are kept.
         """
         self.costs = costs
         self._memory = StageMemory(costs, element_bytes, byte_factors)
@@ -96,8 +100,8 @@ class Predictor:
         self._dealt = np.array([layer.dealt_parameters for layer in layers]) * (self._trained > 0)
         self._has_backward = np.array([layer.has_backward for layer in layers])
         self._element_bytes = element_bytes
-        epochs = lru_cache(maxsize=512)(epoch_of)  # the same for every tensor degree
-        self._sizes = lru_cache(maxsize=512)(lambda packing, data, tensor: EpochSizes(epochs(packing, data), tensor))
+        epochs = lru_cache(maxsize=kept_epochs)(epoch_of)  # the same for every tensor degree
+        self._sizes = lru_cache(maxsize=kept_epochs)(lambda packing, data, tensor: sizes(epochs(packing, data), tensor))
         self._epoch_of, self._byte_factors = epoch_of, byte_factors
         self._epoch_seconds: dict[Plan, float] = {}
 
@@ -118,7 +122,7 @@ class Predictor:
         of_levels = Parts.of_levels(plan)
         update = self.update_parts(plan.layout, of_levels[0])
         sharing = self.sharing(of_levels[0], plan.layout, sizes)
-        breakdown, of_steps = _of_steps(self.plan_seconds(plan, sizes), sizes, update, sharing=sharing)
+        breakdown, of_steps = attribute_all(sizes.blocks, self.plan_seconds(plan, sizes), update, sharing=sharing)
         work = of_steps.sum(axis=0) / plan.layout.data
         busy = work + len(breakdown.ideal) * (update.reduction + update.optimizer)
         whole = float(breakdown.seconds.sum()) or 1.0  # costs may all be 0
@@ -136,7 +140,7 @@ class Predictor:
     ) -> tuple[Breakdown, Array]:
         """Return what `attribute` does, for the steps of one plan in the order of the blocks of `sizes`."""
         sharing = self.sharing(parts, layout, sizes)
-        return _of_steps(self.pack_seconds(parts, layout, sizes), sizes, update, pace, sharing)
+        return attribute_all(sizes.blocks, self.pack_seconds(parts, layout, sizes), update, pace, sharing)
 
     def sharing(self, parts: Parts, layout: Layout, sizes: EpochSizes) -> Sharing | None:
         """Return which ranks of these stages wait for each other; None where they share all their packs, or none.
@@ -197,8 +201,10 @@ class Predictor:
         """Return the epoch seconds of each plan, in less time than one by one; they are kept."""
         kept = self._epoch_seconds
         for group in _sharing_packs(plan for plan in dict.fromkeys(plans) if plan not in kept):
-            seconds = self.plans_step_seconds(group, self.sizes(group[0].packing, group[0].layout))
-            kept |= dict(zip(group, seconds.sum(axis=1).tolist(), strict=True))
+            sizes = self.sizes(group[0].packing, group[0].layout)
+            seconds = self.plans_step_seconds(group, sizes)
+            seconds = seconds.sum(axis=1) * (sizes.epoch_steps / seconds.shape[1])
+            kept |= dict(zip(group, seconds.tolist(), strict=True))
         return [kept[plan] for plan in plans]
 
     def plans_step_seconds(self, plans: Sequence[Plan], sizes: EpochSizes) -> Array:
@@ -217,7 +223,7 @@ class Predictor:
         # All data ranks of a stage reduce together, so the slowest of them decides.
         update = self.update_seconds(layout, parts)[stages.T, None]
         seconds = []
-        for block in sizes.blocks:
+        for block in sizes.timed_blocks:
             of_ranks = block.transpose(1, 0, 2).reshape(block.shape[1], -1)
             ends = simulate_plans(stages, *(side[:, of_ranks] for side in of_packs))
             ends = ends.reshape(*ends.shape[:2], len(block), layout.data).max(axis=3)
@@ -229,7 +235,7 @@ class Predictor:
         parts = Parts.of(cut(plan))
         update, sharing = self.update_parts(plan.layout, parts), self.sharing(parts, plan.layout, sizes)
         seconds = self.plan_seconds(plan, sizes)
-        return np.concatenate([whole_seconds(block, seconds, update, sharing) for block in sizes.blocks])
+        return np.concatenate([whole_seconds(block, seconds, update, sharing) for block in sizes.timed_blocks])
 
     def pack_seconds(self, parts: Parts, layout: Layout, sizes: EpochSizes, numbers: Ints | None = None) -> PackSeconds:
         """Return the seconds of all packs on stages with these `numbers`, by default those of one plan in order."""
@@ -377,19 +383,6 @@ class Predictor:
         return tuple(
             self._memory.peak_parts(of_levels, plan.layout, number, sizes) for number in range(plan.layout.pipeline)
         )
-
-
-def _of_steps(
-    seconds: PackSeconds,
-    sizes: EpochSizes,
-    update: UpdateSeconds,
-    pace: Pace | None = None,
-    sharing: Sharing | None = None,
-) -> tuple[Breakdown, Array]:
-    """Return what `attribute` does, for all steps in the order of the blocks of `sizes`."""
-    found = (attribute(block, seconds, update, pace, sharing) for block in sizes.blocks)
-    breakdowns, works = zip(*found, strict=True)
-    return Breakdown.joined(breakdowns), np.concatenate(works)
 
 
 def _sharing_packs(plans: Iterable[Plan]) -> Iterable[list[Plan]]:

@@ -3,6 +3,7 @@
 from functools import cached_property
 
 import numpy as np
+from typing_extensions import override
 
 from autotune.prediction.costs import Array
 from trials.data.epoch import Epoch
@@ -88,6 +89,16 @@ class EpochSizes:
         blocks = (rows[:full].reshape(-1, count, rows.shape[1]), rows[full:][None])
         return tuple(block for block in blocks if block.size)
 
+    @property
+    def epoch_steps(self) -> float:
+        """Steps of the epoch, a shorter last one included."""
+        return float(self.epoch.steps)
+
+    @property
+    def timed_blocks(self) -> tuple[Ints, ...]:
+        """Those `blocks` of which the mean step takes as long as that of the epoch."""
+        return self.blocks
+
     @cached_property
     def pack_samples(self) -> Ints:
         """[packs]"""
@@ -125,6 +136,21 @@ class EpochSizes:
         # Sizes are whole numbers, so that differences of these sums are exact.
         sizes = (self.table.T[:, block] for block in self.blocks)
         return tuple(np.cumsum(np.pad(each, ((0, 0), (0, 0), (1, 0), (0, 0))), axis=2) for each in sizes)
+
+
+class ExcerptSizes(EpochSizes):
+    """Sizes of the first steps of a longer epoch, of which the last step may be cut short."""
+
+    @property
+    @override
+    def epoch_steps(self) -> float:
+        return self.epoch.height / self.epoch.micro_batches
+
+    @property
+    @override
+    def timed_blocks(self) -> tuple[Ints, ...]:
+        # A step that is cut short would count as much as all short steps of a long epoch.
+        return self.blocks[:1]
 
 
 class LevelSizes(EpochSizes):

@@ -9,7 +9,6 @@ from optuna.storages import BaseStorage
 from autotune.errors import JobError
 from autotune.events import Listener, Note, Phase, PhaseBegan
 from autotune.machine.conditions import MachineWatch
-from autotune.prediction.predictor import Predictor
 from autotune.search.baselines import Baseline, baselines
 from autotune.search.execution.ledger import Ledger
 from autotune.search.execution.profiling import layer_costs
@@ -57,12 +56,16 @@ def assemble(
         _check_degrees(current_plan, costs)
     limit = duration_text(settings.time_limit)
     listener(PhaseBegan(phase=Phase.SEARCH, text=f"Searching with at most {settings.trials} trials in {limit}"))
-    predictor = Predictor(
-        costs.with_workers(prepared.job.data.workers or 0), prepared.epoch, workload.model.element_bytes
+    calibrated = CalibratedPredictor.of_job(
+        prepared.job,
+        prepared.index,
+        prepared.weights,
+        costs=costs.with_workers(prepared.job.data.workers or 0),
+        element_bytes=workload.model.element_bytes,
+        state=inherited_calibration(store, workload) if warm_start else None,
     )
-    calibrated = CalibratedPredictor(predictor, inherited_calibration(store, workload) if warm_start else None)
     limits = Limits.of(workload)
-    solver = Solver(predictor, limits)
+    solver = Solver(calibrated.profiled, limits)
     space = feasible_space(
         workload,
         solver,
@@ -89,7 +92,7 @@ def assemble(
             [Baseline(role=Role.CURRENT_PLAN, plan=current_plan)] if current_plan else [],
             baselines(
                 workload,
-                predictor,
+                calibrated.profiled,
                 solver,
                 limits,
                 hold_all=holds_all(workload),

@@ -1,7 +1,6 @@
 """Samples that are held out of a training, to evaluate the model on them."""
 
 import math
-from dataclasses import replace
 from decimal import Decimal
 
 import numpy as np
@@ -35,11 +34,7 @@ def hold_out(index: DatasetIndex, evaluation: EvaluationSection) -> tuple[Datase
     chosen = np.random.default_rng([evaluation.seed, 0, 2]).permutation(shown)[:count]
     is_held_out = np.zeros(len(index), dtype=np.bool_)
     is_held_out[chosen] = True
-    return index.keep(~is_held_out), _each_once(index.keep(is_held_out))
-
-
-def _each_once(index: DatasetIndex) -> DatasetIndex:
-    return replace(index, files=tuple(replace(file, repeat=1.0) for file in index.files))
+    return index.keep(~is_held_out), index.keep(is_held_out).each_once
 
 
 def trained_on(training: DatasetIndex, seed: int, held_out: DatasetIndex) -> Ints:

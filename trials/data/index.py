@@ -1,7 +1,7 @@
 """The index: where each sample stands, and how long it is, so that plans are made without reading the dataset again."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -76,6 +76,11 @@ class DatasetIndex:
         """Return an index of these rows alone: ascending numbers, or a mask [samples]."""
         columns: dict[str, Any] = {name: getattr(self, name)[rows] for name in COLUMNS}
         return DatasetIndex(files=self.files, **columns)
+
+    @property
+    def each_once(self) -> "DatasetIndex":
+        """The same samples, each of which an epoch shows once."""
+        return replace(self, files=tuple(replace(file, repeat=1.0) for file in self.files))
 
     def where(self, row: int) -> str:
         """Return `file:line` of a sample, for messages."""

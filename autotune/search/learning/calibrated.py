@@ -11,12 +11,19 @@ from autotune.prediction.chosen_steps import ChosenSteps
 from autotune.prediction.costs import Array
 from autotune.prediction.features import COSTS, LAYER_COSTS, Features, scaled, stage_features, step_features
 from autotune.prediction.memory import StageBytes
-from autotune.prediction.predictor import Prediction, Predictor
+from autotune.prediction.predictor import EpochOf, Prediction, Predictor
+from autotune.prediction.sizes import ExcerptSizes
 from autotune.prediction.trial_steps import trial_steps
-from trials.job import SearchSection
+from autotune.search.learning.excerpt import Excerpt
+from trials.data.epoch import CostWeights, job_epoch
+from trials.data.index import DatasetIndex
+from trials.job import Job, SearchSection
+from trials.layer_costs import LayerCosts
 from trials.outcome import Completed, Failed, Measurement, Outcome, OutOfMemory
 from trials.plan import Plan
 
+_KEPT_WHOLE = 8
+"""Whole epochs that are kept where they are long: one of a million samples takes about 0.2 GB."""
 _STEPS = 16
 """Steps that stand for an epoch where the error of its time is estimated."""
 
@@ -24,12 +31,25 @@ _STEPS = 16
 class CalibratedPredictor:
     """A predictor whose times and bytes are corrected by measurements; deterministic for the same trials in order."""
 
-    def __init__(self, base: Predictor, state: CalibrationState | None = None) -> None:
-        """`state` is the final calibration of a similar workload, to begin with."""
+    def __init__(
+        self,
+        base: Predictor,
+        state: CalibrationState | None = None,
+        *,
+        excerpt: Predictor | None = None,
+        share: float = 1.0,
+    ) -> None:
+        """`state` is the final calibration of a similar workload, to begin with.
+
+        Plans are compared on an `excerpt`, which takes this share of the time of an epoch; by default on whole epochs.
+        """
         self.base = base
-        """Predictor from the profile alone."""
-        self.corrected = base
+        """Predictor from the profile alone, of whole epochs."""
+        self.profiled = excerpt or base
+        """Predictor from the profile alone, of the excerpt."""
+        self.corrected = self.profiled
         """With corrected layer costs and bytes, but without what a step takes besides its schedule."""
+        self._share = share
         self.trials = 0
         """Trials that the predictor has learnt from."""
         self._observations: list[Observation] = []
@@ -41,24 +61,52 @@ class CalibratedPredictor:
         self._shares: dict[Plan, Array] = {}
         self._fit()
 
+    @classmethod
+    def of_job(
+        cls,
+        job: Job,
+        index: DatasetIndex,
+        weights: CostWeights,
+        *,
+        costs: LayerCosts,
+        element_bytes: int,
+        state: CalibrationState | None = None,
+    ) -> "CalibratedPredictor":
+        """Return the predictor of a job's first epoch. Where it is long, plans are compared on an excerpt."""
+
+        def epoch_of(index: DatasetIndex) -> EpochOf:
+            return lambda packing, data: job_epoch(job, index, weights, packing, data_parallel=data)
+
+        training = job.training
+        excerpt = Excerpt.of(index, weights, seed=training.seed, global_batch_samples=training.global_batch_samples)
+        if excerpt.share == 1:
+            return cls(Predictor(costs, epoch_of(index), element_bytes), state)
+        compared = Predictor(costs, epoch_of(excerpt.index), element_bytes, sizes=ExcerptSizes)
+        whole = Predictor(costs, epoch_of(index), element_bytes, kept_epochs=_KEPT_WHOLE)
+        return cls(whole, state, excerpt=compared, share=excerpt.share)
+
     def predict(self, plan: Plan) -> Prediction:
-        """Predict corrected seconds and bytes; the breakdown lacks what steps take besides the schedule."""
-        prediction = self.corrected.predict(plan)
+        """Predict corrected seconds and bytes of a whole epoch.
+
+        The breakdown lacks what steps take besides the schedule.
+        """
+        costs, memory = self.corrected.costs, self.base.stage_memory(plan, self.base.sizes(plan.packing, plan.layout))
+        prediction = self.base.with_costs(costs).predict(plan)
         return replace(
             prediction,
             step_seconds=prediction.step_seconds * self._calibration.schedule_factor,
-            stage_memory=self.memory(plan),
+            stage_memory=tuple(map(self._bytes, memory)),
         )
 
     def memory(self, plan: Plan) -> tuple[StageBytes, ...]:
-        """Return the corrected bytes of each stage."""
+        """Return the corrected bytes of each stage in the excerpt."""
         return self.plans_memory((plan,))[0]
 
     def plans_memory(self, plans: Iterable[Plan]) -> list[tuple[StageBytes, ...]]:
-        """Return the corrected bytes of each stage of each plan, in less time than one by one."""
+        """Return the corrected bytes of each stage of each plan in the excerpt, in less time than one by one."""
         plans = list(plans)
         new = [plan for plan in plans if plan not in self._profiled_memory]
-        self._profiled_memory |= dict(zip(new, self.base.plans_memory(new), strict=True))
+        self._profiled_memory |= dict(zip(new, self.profiled.plans_memory(new), strict=True))
         return [tuple(map(self._bytes, self._profiled_memory[plan])) for plan in plans]
 
     def epoch_seconds(self, plan: Plan) -> float:
@@ -67,7 +115,7 @@ class CalibratedPredictor:
 
     def plans_epoch_seconds(self, plans: Iterable[Plan]) -> list[float]:
         """Return the corrected seconds of an epoch of each plan, in less time than one by one."""
-        plans, factor = list(plans), self._calibration.schedule_factor
+        plans, factor = list(plans), self.epoch_factor
         new = [plan for plan in plans if plan not in self._epoch_seconds]
         seconds = (profiled * factor for profiled in self.corrected.plans_epoch_seconds(new))
         self._epoch_seconds |= dict(zip(new, seconds, strict=True))
@@ -76,7 +124,7 @@ class CalibratedPredictor:
     def shares(self, plan: Plan) -> Array:
         """Return the shares of the profiled time that grow with each factor of FEATURES; all but the last sum to 1."""
         if plan not in self._shares:
-            profiled = np.array(step_features(self.base, plan, self._spread(plan), (1.0,) * len(COSTS)))
+            profiled = np.array(step_features(self.profiled, plan, self._spread(plan), (1.0,) * len(COSTS)))
             self._shares[plan] = profiled / profiled[-1]
         return self._shares[plan]
 
@@ -85,10 +133,17 @@ class CalibratedPredictor:
         """Calibration state for a search on a similar workload."""
         return self._calibration.state
 
+    def steps_seconds(self, plans: Iterable[Plan]) -> Array:
+        """Return the corrected mean seconds of a step of each plan, [plans]."""
+        plans = list(plans)
+        steps = [self.profiled.sizes(plan.packing, plan.layout).epoch_steps for plan in plans]
+        seconds: Array = self._share * np.array(self.plans_epoch_seconds(plans)) / steps
+        return seconds
+
     @property
-    def schedule_factor(self) -> float:
-        """Factor of the epoch seconds that `corrected` predicts."""
-        return self._calibration.schedule_factor
+    def epoch_factor(self) -> float:
+        """Factor from the seconds that `corrected` predicts for the excerpt to those of an epoch."""
+        return self._calibration.schedule_factor / self._share
 
     @property
     def factors(self) -> Array:
@@ -109,12 +164,12 @@ class CalibratedPredictor:
 
     def relative_error(self, plan: Plan) -> float:
         """Return the standard error of the predicted `epoch_seconds`, as a share of it."""
-        mean, error = self._calibration.seconds(self._features(self.base, plan, self._spread(plan)))
+        mean, error = self._calibration.seconds(self._features(self.profiled, plan, self._spread(plan)))
         return error / mean
 
     def _spread(self, plan: Plan) -> tuple[int, ...]:
-        """Return steps that stand for the epoch, evenly spaced."""
-        count = self.base.sizes(plan.packing, plan.layout).epoch.steps
+        """Return steps that stand for the excerpt, evenly spaced."""
+        count = sum(map(len, self.profiled.sizes(plan.packing, plan.layout).timed_blocks))
         return tuple(np.unique(np.linspace(0, count - 1, min(count, _STEPS)).round()).astype(int).tolist())
 
     def learn(self, plan: Plan, outcome: Outcome, settings: SearchSection, *, base: Predictor | None = None) -> None:
@@ -170,7 +225,7 @@ class CalibratedPredictor:
         self._calibration = Calibration.fit(self._observations, self._peaks, self._exceeded, self._initial_state)
         self._epoch_seconds.clear()
         self._bytes: Callable[[StageBytes], StageBytes] = cache(self._calibration.bytes)
-        self.corrected = self.base.with_costs(
+        self.corrected = self.profiled.with_costs(
             scaled(self.base.costs, self._calibration.factors), self._calibration.byte_factors
         )
 

@@ -133,8 +133,8 @@ class Surrogate:
         self._fitted: dict[float, _Fits] = {}
         """Fits by the additional width of a plan's independent part."""
         # Coordinates depend on the sizes of packs, which trials do not change.
-        self._coordinates = cache(partial(plan_coordinates, predictor.base))
-        self._pack_coordinates = cache(partial(pack_coordinates, predictor.base))
+        self._coordinates = cache(partial(plan_coordinates, predictor.corrected))
+        self._pack_coordinates = cache(partial(pack_coordinates, predictor.corrected))
 
     def learn(self, trial: FinishedTrial) -> None:
         """Learn from a trial that was measured; others are ignored."""

@@ -105,7 +105,7 @@ class Advisor:
         ]
         solvers = [Solver(self._predictor.corrected, each) for each in limits]
         self._solve: list[Solve] = [cache(solver.solutions) for solver in solvers]
-        factor, least = self._predictor.schedule_factor, cache(solvers[0].least_seconds)
+        factor, least = self._predictor.epoch_factor, cache(solvers[0].least_seconds)
         self._least_seconds: Callable[[Packing, Layout], float] = lambda *packs: factor * least(*packs)
 
     def learn(self, trial: FinishedTrial) -> None:
@@ -323,9 +323,8 @@ class Advisor:
         """Return what a trial of each plan would take, warm-up and overhead included, [candidates]."""
         # An early end of the trial is not expected, so slow plans look a little dearer than they are.
         steps = self._settings.warmup_steps + self._settings.timed_steps
-        counts = np.array([self._predictor.base.sizes(plan.packing, plan.layout).epoch.steps for plan in candidates])
         overhead = median(self._overheads) if self._overheads else 0.0
-        seconds: Array = overhead + steps * self._seconds(candidates) / counts
+        seconds: Array = overhead + steps * self._predictor.steps_seconds(candidates)
         return seconds
 
     def _seconds(self, candidates: Sequence[Plan]) -> Array:

@@ -153,7 +153,7 @@ class Problem:
         slowest = least_slowest(self._kept(), self._limits.layers)
         alone = _OUTER_PACKS * (self._seconds.of(parts)[0] - slowest)
         update = self._predictor.update_seconds(layout, parts)[0] / layout.pipeline
-        return float(epoch.height * slowest + epoch.steps * (alone + update))
+        return float(epoch.height * slowest + self.sizes.epoch_steps * (alone + update))
 
     def best(self, wanted: Wanted) -> list[Plan]:
         """Return the plans of least time by the closed form of `splits`, the best first, each with another split.

@@ -1,0 +1,39 @@
+"""Excerpt of an epoch: samples that stand for all of them where many plans are compared."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from trials.data.epoch import CostWeights
+from trials.data.index import DatasetIndex
+from trials.data.order import epoch_order
+
+_SAMPLES = 8192
+"""An excerpt has at least this number of samples, and those of a step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Excerpt:
+    """Samples of the first epoch of a training, each of them once; all of its samples where these are few."""
+
+    index: DatasetIndex
+    share: float
+    """Their share of the epoch's time."""
+
+    @classmethod
+    def of(cls, index: DatasetIndex, weights: CostWeights, *, seed: int, global_batch_samples: int) -> "Excerpt":
+        """Draw the samples with the seed of the training. The longest sample and the one of most units are among them.
+
+        So the heaviest pack is in the excerpt, unless it is made up of several samples. The share is that of the costs
+        of the samples, which is surer than that of their number (ratio estimator; Cochran, Sampling Techniques, 6.2).
+        """
+        shown = epoch_order(index, seed, 0)
+        count = max(_SAMPLES, global_batch_samples)
+        if count >= len(shown):
+            return cls(index=index, share=1.0)
+        tokens, units = index.text_tokens.astype(np.float64), index.vision_units
+        longest = [int(np.argmax(sizes[shown])) for sizes in (tokens, units)]
+        # The order of the epoch is random, so its beginning is a random draw.
+        rows = np.sort(shown[np.union1d(np.arange(count), longest)])
+        cost = weights.unit * units + weights.token * tokens + weights.square * tokens**2
+        return cls(index=index.keep(rows).each_once, share=float(cost[rows].sum() / cost[shown].sum()))

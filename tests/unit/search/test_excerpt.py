@@ -1,0 +1,117 @@
+"""Excerpts of long epochs: what is in them, and that plans are compared on them as on whole epochs."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import autotune.search.learning.excerpt as module
+from autotune.prediction.features import COSTS as FACTORS
+from autotune.prediction.features import scaled
+from autotune.prediction.predictor import MOST_BATCH_DEVIATION
+from autotune.search.execution.runner import Runner
+from autotune.search.learning.calibrated import CalibratedPredictor
+from autotune.search.learning.excerpt import Excerpt
+from autotune.search.sampling.advisor import Advisor
+from autotune.search.solver.solver import Solver
+from autotune.search.space.space import Space
+from tests.machines.simulated import SimulatedLauncher, Undisturbed
+from tests.values.data import WEIGHTS, index_of
+from tests.values.search import BATCH, COSTS, axes_of, limits_of, prepared_of, random_rows
+from tests.values.training import job_of
+from trials.data.order import epoch_order
+from trials.outcome import Completed
+
+SAMPLES = 400
+LONG = index_of([*random_rows(3000), (9, 40), (0, 900)])
+"""The last two have most units and most tokens."""
+LIMITS = limits_of(150 << 20)
+
+
+@pytest.fixture(autouse=True)
+def _short_excerpts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_SAMPLES", SAMPLES)
+
+
+def calibrated_of(folder: Path, batch: int = BATCH) -> CalibratedPredictor:
+    job = job_of(folder, folder, training={"global_batch_samples": batch, "seed": 3})
+    return CalibratedPredictor.of_job(job, LONG, WEIGHTS, costs=COSTS, element_bytes=4)
+
+
+def test_a_short_epoch_is_its_own_excerpt() -> None:
+    index = index_of(random_rows(SAMPLES))
+    assert Excerpt.of(index, WEIGHTS, seed=0, global_batch_samples=BATCH) == Excerpt(index=index, share=1.0)
+
+
+@pytest.mark.parametrize("batch", [BATCH, 1000])
+def test_an_excerpt_has_the_longest_samples_and_at_least_a_step(batch: int) -> None:
+    found = Excerpt.of(LONG, WEIGHTS, seed=3, global_batch_samples=batch)
+    assert max(SAMPLES, batch) <= len(found.index) <= max(SAMPLES, batch) + 2
+    assert found.index.vision_units.max() == 9
+    assert found.index.text_tokens.max() == 900
+    # The others are those that the training sees first.
+    first = epoch_order(LONG, 3, 0)[: max(SAMPLES, batch)]
+    assert set(LONG.record[first]) <= set(found.index.record)
+    assert found.share == pytest.approx(len(found.index) / len(LONG), rel=0.1)
+
+
+def test_the_share_of_an_excerpt_is_that_of_its_costs() -> None:
+    found = Excerpt.of(LONG, WEIGHTS, seed=3, global_batch_samples=BATCH)
+    whole, part = (
+        WEIGHTS.unit * index.vision_units
+        + WEIGHTS.token * index.text_tokens
+        + WEIGHTS.square * index.text_tokens.astype(float) ** 2
+        for index in (LONG, found.index)
+    )
+    assert found.share == pytest.approx(part.sum() / whole.sum())
+
+
+def test_repeated_samples_are_drawn_as_often_as_they_are_shown() -> None:
+    index = index_of(random_rows(1000), repeats=(3.0,))
+    found = Excerpt.of(index, WEIGHTS, seed=0, global_batch_samples=2900)
+    assert np.bincount(found.index.record).max() == 3
+    # An epoch of the excerpt shows each of its rows once.
+    assert 2900 <= len(epoch_order(found.index, 0, 0)) == len(found.index) <= 2902
+
+
+@pytest.mark.parametrize("batch", [BATCH, 350])
+def test_times_and_bytes_on_an_excerpt_are_nearly_those_of_the_epoch(batch: int, tmp_path: Path) -> None:
+    """With 350 samples a step, the second step of the excerpt is cut short: it must not count as many short steps."""
+    calibrated = calibrated_of(tmp_path, batch)
+    space = Space(axes_of(devices=4), Solver(calibrated.profiled, LIMITS))
+    plans = space.starts
+    predicted = [calibrated.predict(plan) for plan in plans]
+    kept = [number for number, each in enumerate(predicted) if each.batch_deviation <= MOST_BATCH_DEVIATION]
+    assert len(kept) > 6
+    ratios = np.array(calibrated.plans_epoch_seconds(plans)) / [each.epoch_seconds for each in predicted]
+    assert ratios[kept].std() < 0.02
+    assert ratios[kept].mean() == pytest.approx(1, abs=0.03)
+    steps = calibrated.steps_seconds(plans) / [np.median(each.step_seconds) for each in predicted]
+    assert steps[kept].mean() == pytest.approx(1, abs=0.05)
+    peaks = [max(stage.expected for stage in stages) for stages in calibrated.plans_memory(plans)]
+    assert np.array(peaks) == pytest.approx([max(each.stage_bytes) for each in predicted], rel=0.1)
+
+
+def test_the_plan_that_is_tried_first_is_as_fast_as_on_whole_epochs(tmp_path: Path) -> None:
+    calibrated = calibrated_of(tmp_path)
+    whole = CalibratedPredictor(calibrated.base)
+
+    def first(predictor: CalibratedPredictor) -> float:
+        space = Space(axes_of(devices=4), Solver(predictor.profiled, LIMITS))
+        advisor = Advisor(space, predictor, LIMITS, job_of(tmp_path, tmp_path).search)
+        return whole.epoch_seconds(next(advisor.predicted(1.2)))
+
+    assert first(calibrated) <= 1.01 * first(whole)
+
+
+def test_trials_run_steps_of_the_whole_epoch_and_correct_the_excerpt(tmp_path: Path) -> None:
+    calibrated = calibrated_of(tmp_path)
+    plan, *_, other = Space(axes_of(devices=2), Solver(calibrated.profiled, LIMITS)).starts
+    before = calibrated.epoch_seconds(other)
+    slower = SimulatedLauncher(calibrated.base.with_costs(scaled(COSTS, [1.3] * len(FACTORS))))
+    prepared = prepared_of(tmp_path, timed_steps=8)
+    outcome = Runner(prepared, calibrated, slower, watch=Undisturbed).run(plan).outcome
+    assert isinstance(outcome, Completed)
+    assert max(outcome.measurement.steps) > calibrated.profiled.sizes(plan.packing, plan.layout).epoch_steps
+    calibrated.learn(plan, outcome, prepared.job.search)
+    assert calibrated.epoch_seconds(other) / before == pytest.approx(1.3, rel=0.05)
