@@ -21,6 +21,7 @@ from autotune.cli.parameters import (
     Size,
     Time,
     common,
+    common_with_ranks,
     with_common_options,
 )
 from trials import plugins
@@ -78,7 +79,7 @@ def init(options: Options, model: str | None, data: tuple[Path, ...], **wanted: 
 @click.option("--resume/--fresh", "resume", default=True, help="Use stored results, or measure everything again.")
 @LAUNCHER
 @SUBMIT
-@common
+@common_with_ranks
 def tune(options: Options, job: "JobFile", resume: bool, **wanted: Any) -> None:
     """Search the best plan for JOB with short, real training steps."""
     _inspect(options)
@@ -104,7 +105,7 @@ def tune(options: Options, job: "JobFile", resume: bool, **wanted: Any) -> None:
 @RETUNE
 @LAUNCHER
 @SUBMIT
-@common
+@common_with_ranks
 def launch(options: Options, job: "JobFile", **wanted: Any) -> None:
     """Run the full training of JOB with its best plan."""
     if wanted["resume_with"] and (wanted["plan"] or wanted["dry_run"]):
@@ -121,7 +122,7 @@ def launch(options: Options, job: "JobFile", **wanted: Any) -> None:
 @RETUNE
 @LAUNCHER
 @SUBMIT
-@common
+@common_with_ranks
 def run(options: Options, job: "JobFile", **wanted: Any) -> None:
     """Tune JOB if no valid plan is known, then launch it."""
     _inspect(options)
@@ -135,7 +136,7 @@ def run(options: Options, job: "JobFile", **wanted: Any) -> None:
 @SET
 @click.option("--out", type=click.Path(path_type=Path), help="Write the costs to this .json file.")
 @click.option("--fresh", is_flag=True, help="Measure again even if a profile is stored.")
-@common
+@common_with_ranks
 def profile(options: Options, job: "JobFile", out: Path | None, fresh: bool) -> None:
     """Time each kind of layer of JOB's model alone, and store its costs for predictions."""
     _inspect(options)
@@ -211,8 +212,7 @@ def pack(
     from autotune.cli.data import pack_data
     from autotune.packing.material import PackOptions
 
-    packing = PackOptions(global_batch_samples=global_batch, **wanted)
-    pack_data(options, job, packing, out=out, picture=plot)
+    pack_data(options, job, PackOptions(global_batch_samples=global_batch, **wanted), out=out, picture=plot)
 
 
 @main.command()

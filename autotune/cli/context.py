@@ -95,10 +95,11 @@ class Options:
         return chosen_database(self.database, of_job)
 
 
-def guarded(command: Callable[..., None]) -> Callable[..., None]:
+def guarded(command: Callable[..., None], *, starts_ranks: bool) -> Callable[..., None]:
     """Pass Options to the command, and turn an error of this project into one message and an exit code.
 
-    Output to a stderr that is closed or full is dropped.
+    Output to a stderr that is closed or full is dropped. A command that `starts_ranks`, which inherit the environment,
+    leaves that as the user has set it.
     """
 
     @functools.wraps(command)
@@ -107,8 +108,9 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
         gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
         # The interpreter's last collection takes another fourth, for memory that the exit frees in any case.
         atexit.register(gc.freeze)
-        # Before its first value pydantic reads the entry points of every installed package for plugins.
-        os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+        if not starts_ranks:
+            # Before its first value pydantic reads the entry points of every installed package for plugins.
+            os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
         streams.keep_stderr_open()
         context = click.get_current_context(silent=True)
         before = context.find_root().params if context else {}  # the same options before the command's name

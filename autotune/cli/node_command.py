@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from autotune.cli.context import Options
-from autotune.cli.parameters import common
+from autotune.cli.parameters import common_with_ranks
 
 
 @click.command()
@@ -16,7 +16,7 @@ from autotune.cli.parameters import common
 @click.option(
     "--token-file", type=click.Path(path_type=Path), help="File with the agent's token. Default: in AUTOTUNE_TOKEN."
 )
-@common
+@common_with_ranks
 def node(options: Options, agent: str, number: int | None, token_file: Path | None) -> None:
     """Serve the search or training of another machine with the devices of this one, until it ends."""
     from autotune.cli.node import serve_node

@@ -77,6 +77,7 @@ def _keep_changes(ctx: click.Context, _: click.Parameter, changes: tuple[str, ..
 
 
 _CHANGES = f"{__name__}.changes"
+# click does not check that the file exists: the message of `load_job` names the remedy.
 JOB_PATH: dict[str, Any] = {"type": click.Path(path_type=Path), "callback": _job_file}
 JOB = click.argument("job", **JOB_PATH)
 SET = click.option(
@@ -117,4 +118,9 @@ def with_common_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def common(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add what every command has: the common options, and messages and exit codes instead of tracebacks."""
-    return guarded(with_common_options(command))
+    return guarded(with_common_options(command), starts_ranks=False)
+
+
+def common_with_ranks(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the same to a command that starts ranks."""
+    return guarded(with_common_options(command), starts_ranks=True)
