@@ -1,7 +1,6 @@
 """The command `node`, which starts ranks on this machine for an agent on another one."""
 
 import os
-import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -15,6 +14,7 @@ from autotune.cli.visible import visible
 from autotune.errors import AutotuneError, DeviceBusy, HardwareError
 from autotune.machine.devices import device_names, locked
 from autotune.machine.node_facts import node_facts
+from autotune.machine.node_folder import node_folder
 from trials.channels.store import split
 from trials.launchers.network import address_towards
 from trials.launchers.node_messages import TOKEN
@@ -36,7 +36,7 @@ def serve_node(options: Options, address: str, *, number: int | None, token_file
     agent = Agent(address=address, token=_token(os.environ, token_file), number=own)
     facts = node_facts()
     with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="autotune-node-"))
+        folder = stack.enter_context(node_folder())
         noted = stack.enter_context(first_signal_noted())
         if own:  # on node 0 the agent itself has locked the devices
             try:
@@ -46,7 +46,7 @@ def serve_node(options: Options, address: str, *, number: int | None, token_file
         around = Surroundings(
             facts=facts,
             address=address_towards(host),
-            folder=Path(folder),
+            folder=folder,
             show=partial(_show, options),
             stops=lambda: noted.number is not None,
         )
