@@ -1,12 +1,16 @@
 """Every module of a plugin package offers what the Protocol of its kind says."""
 
 import inspect
+import re
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
+import click
 import pytest
 
+from autotune.cli import main
+from autotune.draft.trainers import TRAINERS, Trainer
 from autotune.search.sampling.context import SamplerModule
 from autotune.search.sampling.proposals import SAMPLERS
 from trials import plugins
@@ -16,6 +20,7 @@ from trials.data.mixtures import MIXTURES, MixtureKind
 from trials.data.packers import PACKERS, Packer
 from trials.errors import UnknownName
 from trials.model.family import FAMILIES, Family, find_family, load_family
+from trials.sites import SITES
 
 KINDS: tuple[tuple[plugins.Plugins[Any], type], ...] = (
     (CONTAINERS, Container),
@@ -24,6 +29,7 @@ KINDS: tuple[tuple[plugins.Plugins[Any], type], ...] = (
     (MIXTURES, MixtureKind),
     (PACKERS, Packer),
     (SAMPLERS, SamplerModule),
+    (TRAINERS, Trainer),
 )
 MODULES = {
     f"{kind.__name__} {name}": (cast(ModuleType, module), kind)
@@ -48,6 +54,14 @@ def test_a_module_has_every_member_of_its_protocol_with_its_parameters(module: s
 def test_an_unknown_name_is_refused_with_those_that_exist() -> None:
     with pytest.raises(UnknownName, match="'first-fit' is not one of the packers here: best-fit, cutting-stock, isf"):
         plugins.load(PACKERS, "first-fit")
+
+
+def test_the_help_names_every_launcher() -> None:
+    # It is written there: a list from the package would import pydantic for `--help`.
+    (option,) = (each for each in main.commands["tune"].params if each.name == "launcher")
+    assert isinstance(option, click.Option)
+    listed = (option.help or "").partition(":")[2].partition(".")[0]
+    assert {*re.findall(r"\w+", listed)} - {"or"} == {*plugins.names(SITES)}
 
 
 def test_a_family_is_found_by_the_configurations_that_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
