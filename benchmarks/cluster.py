@@ -114,7 +114,7 @@ def main() -> None:
 
 
 def _plans(nodes: Linked, count: int) -> Iterator[Plan]:
-    """Distinct ones that keep the global batch, every second of them a pipeline."""
+    """Yield distinct plans that keep the global batch, every second of them a pipeline."""
     chance, seen = random.Random(0), set[Plan]()
     while len(seen) < count:
         plan = _drawn(nodes.prepared, chance, pipeline=1 + len(seen) % 2)

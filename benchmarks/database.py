@@ -107,7 +107,7 @@ def _races(folder: Path, server: str, scale: float) -> Iterator[dict[str, Any]]:
 
 
 def _locks(folder: Path, server: str, scale: float) -> Iterator[dict[str, Any]]:
-    """Another program holds everything for a minute while trials end."""
+    """Run storms while another program holds the whole database for a minute."""
     for kind in SIZES:
         with _place(kind, folder, server) as (url, place):
             open_store(url).close()
@@ -141,7 +141,7 @@ def _foreign_lock(url: str, seconds: float) -> Iterator[None]:
 
 
 def _clocks(folder: Path, server: str, scale: float) -> Iterator[dict[str, Any]]:
-    """As a storm, and whenever a process asks for the time it may be an hour earlier or later."""
+    """Run storms in which a process that asks for the time may get one that is an hour earlier or later."""
     for kind in SIZES:
         with _place(kind, folder, server) as (url, place):
             size, trials = max(2, round(8 * scale)), max(5, round(25 * scale))
@@ -180,7 +180,7 @@ def _speeds(folder: Path, server: str, scale: float) -> Iterator[dict[str, Any]]
 
 
 def _fill(url: str, store: Store, count: int) -> list[Workload]:
-    """So many workloads on 25 kinds of hardware, each with a study of 200 trials and its winner."""
+    """Store `count` workloads on 25 kinds of hardware, each with a study of 200 trials and its winner; return them."""
     document, plans = wire.encode(completed(), Outcome), [packed_plan(qv) for qv in range(TRIALS_OF_A_STUDY)]
     workloads = [_workload(number) for number in range(count)]
     studies = [store.create_study(store.add_workload(work), {"trials": 200}, seed=0).id for work in workloads]
@@ -225,7 +225,7 @@ def _fill(url: str, store: Store, count: int) -> list[Workload]:
 
 
 def _workload(number: int) -> Workload:
-    """One of 25 kinds of hardware, with a model and data of its own."""
+    """Return a workload on one of 25 kinds of hardware, with a model and data of its own."""
     gpu, model = number % 25, number // 25
     histogram = tuple((units, 64 * (units + 1), 1 + (units * model) % 17) for units in range(60))
     return replace(

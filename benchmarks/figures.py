@@ -65,7 +65,7 @@ def numbers(figure: str) -> dict[str, Any]:
 
 
 def _data() -> dict[str, Any]:
-    """Work of each data rank in the first step, per sample of the step, as a share of the padded step."""
+    """Return the work of each data rank in the first step, per sample, as a share of the padded step."""
     sides = {"4 samples, padded": _ranks_work(Padded(samples=4)), "packs": _ranks_work(_PACKS)}
     whole = sides["4 samples, padded"]["step"]
     return {
@@ -96,7 +96,7 @@ def _ranks_work(packing: Packing) -> dict[str, Any]:
 
 
 def _model() -> dict[str, Any]:
-    """Passes of a typical step, in milliseconds, for equal numbers of layers and for the solver's split."""
+    """Return the passes of a typical step, in ms, for equal numbers of layers and for the solver's split."""
     predictor = _CASE.predictor()
     ample = Solver(predictor, _CASE.limits(1 << 62))
     return {
@@ -119,7 +119,7 @@ def _passes(predictor: Predictor, plan: Plan) -> dict[str, Any]:
 
 
 def _memory() -> dict[str, Any]:
-    """GiB of each stage, for three choices of recomputed layers of the balanced split."""
+    """Return the GiB of each stage, for three choices of recomputed layers of the balanced split."""
     predictor = _CASE.predictor()
     tight = _CASE.tight_limits(predictor)
     kept = _found(Solver(predictor, _CASE.limits(1 << 62)))

@@ -150,7 +150,7 @@ def _predicted(
 
 
 def flops_of_sample(prepared: Prepared) -> float:
-    """Operations of the model in a training step for a mean sample, without what is recomputed."""
+    """Return the operations of a training step for a mean sample, without what is recomputed."""
     shape, index = prepared.workload.model, prepared.index
     units, tokens = index.vision_units.astype(np.float64), index.text_tokens.astype(np.float64)
     forward = shape.unit_flops * units + shape.token_flops * tokens + shape.square_flops * tokens**2
@@ -158,7 +158,7 @@ def flops_of_sample(prepared: Prepared) -> float:
 
 
 def whole(prepared: Prepared, *, recompute: bool = False, devices: int = 1) -> Plan:
-    """All layers on each of this number of data ranks, with packs of about two mean samples."""
+    """Return a plan with all layers on each of the data ranks, with packs of about two mean samples."""
     work = prepared.workload
     vision, language = work.model.vision_layers, work.model.language_layers
     stage = Stage(
@@ -180,7 +180,7 @@ def packing(prepared: Prepared) -> Packed:
 
 
 def plans(prepared: Prepared, predictor: Predictor, devices: int) -> Iterator[Plan]:
-    """On one device with and without recomputation; on several also a pipeline with the solver's split."""
+    """Yield plans with and without recomputation; on several devices also a pipeline with the solver's split."""
     yield whole(prepared, devices=devices)
     yield whole(prepared, recompute=True, devices=devices)
     if devices > 1:

@@ -44,7 +44,7 @@ LEAVING = 0.05
 
 
 def ours(key: str) -> dict[str, Any]:
-    """One row: the product's search, and the best plan by true times."""
+    """Return a row with the product's search, and the best plan by true times."""
     job = _job(key)
     found = search(job, TRIALS, seed=job.seed, go_on=True)
     best = best_plan(job)
@@ -63,7 +63,7 @@ def ours(key: str) -> dict[str, Any]:
 
 
 def rivals(key: str) -> dict[str, Any]:
-    """One row: the other samplers on the same machine."""
+    """Return a row with the other samplers on the same machine."""
     job = _job(key)
     found = {name: other_search(job, name, TRIALS, seed=job.seed) for name in RIVALS}
     return {

@@ -107,7 +107,7 @@ def _row(index: DatasetIndex, qv: int, qt: int) -> dict[str, Any]:
 
 
 def _steps(index: DatasetIndex, packing: Packed, where: str, ranks: int) -> dict[str, Any]:
-    """Two epochs, with packs matched at random, inside a window, or over the whole epoch."""
+    """Build two epochs, with packs matched at random, inside a window, or over the whole epoch."""
     rows = len(build_packs(index, epoch_order(index, 0, 0), replace(packing, packer="best-fit"), 0, "fail")) // ranks
     window = {"random": 1, "window": max(1, int(WINDOW * rows)), "epoch": 2 * rows}[where]
     first, second = (_epoch(index, packing, ranks, epoch=epoch, window_rows=window) for epoch in (0, 1))
@@ -154,7 +154,7 @@ def _sound(row: Mapping[str, Any]) -> bool:
 
 
 def _built(lengths: Path, size: str, packer: str) -> dict[str, Any]:
-    """Samples drawn from the real ones, packed and built into steps; the memory is that of the whole process."""
+    """Pack samples drawn from the real ones, and build steps; the memory is that of the whole process."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     index = load(lengths)
     drawn = np.random.default_rng(0).integers(len(index), size=int(size))
@@ -215,7 +215,7 @@ def _packed_wrongly(seed: int) -> bool:
 
 
 def _is_sound(units: Ints, tokens: Ints, packing: Packed, seed: int) -> bool:
-    """Every item once, within the capacities or alone; a set without items is refused."""
+    """Return whether each item is packed once, within the capacities or alone, and a set without items is refused."""
     index = index_of(units, tokens)
     try:
         packs = build_packs(index, np.arange(len(index)), packing, seed, "own-pack")
@@ -273,7 +273,7 @@ def _packers() -> tuple[str, ...]:
 
 
 def _in_turns(timed: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """Median seconds of each."""
+    """Return the median seconds of each, run in turns."""
     seconds: dict[str, list[float]] = {name: [] for name in timed}
     for _ in range(REPEATS):
         for name, run in timed.items():

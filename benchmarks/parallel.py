@@ -73,7 +73,7 @@ class Run:
 
     @property
     def measurement(self) -> Measurement | None:
-        """At the speed of the profile; None where the plan failed."""
+        """The measurement at the speed of the profile; None where the plan failed."""
         if not isinstance(self.outcome, Completed):
             return None
         return at_profiled_speed(self.outcome.measurement, self.slowness)
@@ -141,7 +141,7 @@ def main() -> None:
 
 
 def _plans(prepared: Prepared, predictor: Predictor, count: int, ranks: int) -> Iterator[Plan]:
-    """Distinct ones that keep the global batch."""
+    """Yield distinct plans that keep the global batch."""
     chance, seen = random.Random(ranks), set[Plan]()
     while len(seen) < count:
         plan = _drawn(prepared, chance, ranks)
@@ -164,7 +164,7 @@ def _drawn(prepared: Prepared, chance: random.Random, ranks: int) -> Plan:
 
 
 def _packing(prepared: Prepared, chance: random.Random, data: int) -> Packing:
-    """One level that ranks share, or two of which they share at most one."""
+    """Return one level that ranks share, or two of which they share at most one."""
     index, degrees = prepared.index, [degree for degree in (2, 4) if degree <= data]
     longest, samples = int(index.text_tokens.max()), chance.uniform(2, 6)
     units, mean = int(index.vision_units.max()), float(index.text_tokens.mean())

@@ -62,7 +62,7 @@ class Run:
         return all(isinstance(outcome, Completed) for outcome in self.outcomes)
 
     def measurements(self, *, drifting: bool = False) -> list[Measurement]:
-        """At the speed of the profile, or as they were."""
+        """Return the measurements at the speed of the profile, or as they were."""
         found = [outcome.measurement for outcome in self.outcomes if isinstance(outcome, Completed)]
         return found if drifting else list(map(at_profiled_speed, found, self.slowness))
 
@@ -98,7 +98,7 @@ def example(folder: Path, samples: int, search: Mapping[str, object] | None = No
 
 
 def _plans(prepared: Prepared, predictor: Predictor, arguments: argparse.Namespace) -> Iterator[Plan]:
-    """Distinct ones that keep the global batch."""
+    """Yield distinct plans that keep the global batch."""
     chance = random.Random(arguments.seed)
     seen: set[str] = set()
     while len(seen) < arguments.plans:
@@ -123,7 +123,7 @@ def _run_all(prepared: Prepared, predictor: Predictor, pool: WarmPool, plans: Se
 
 
 def _runner(prepared: Prepared, predictor: Predictor, pool: WarmPool, plan: Plan) -> Runner:
-    """With no more memory than what the plan is predicted to need at the most."""
+    """Return a runner with no more memory than what the plan is predicted to need at the most."""
     uncalibrated = CalibratedPredictor(predictor)
     limit = math.ceil(max(stage.high for stage in uncalibrated.predict(plan).stage_memory))
     workload = replace(prepared.workload, memory_limit_bytes=limit)
@@ -212,7 +212,7 @@ def _compared(predictor: CalibratedPredictor, run: Run, warmup: int) -> dict[str
 
 
 def _noise(done: list[Run], *groups: list[dict[str, Any]], drifting: bool) -> dict[str, Any]:
-    """How far a plan's runs are from their median, and the errors of the predictions against such times."""
+    """Return how far a plan's runs are from their median, and the errors of the predictions against such times."""
     times = np.array([run.seconds(drifting=drifting) for run in done])
     seconds = "drifting_seconds" if drifting else "step_seconds"
     return {
@@ -225,7 +225,7 @@ def _noise(done: list[Run], *groups: list[dict[str, Any]], drifting: bool) -> di
 
 
 def _tau_of_rounds(done: list[Run]) -> list[float]:
-    """Of the first round with the second, and so on."""
+    """Return Kendall's tau of the first round with the second, and so on."""
     times = list(zip(*(run.seconds() for run in done), strict=True))
     return [kendall(list(zip(*pair, strict=True))) for pair in combinations(times, 2)]
 
@@ -252,7 +252,7 @@ def _byte_checks(compared: list[dict[str, Any]]) -> list[Check]:
 
 
 def kendall(pairs: list[tuple[float, float]]) -> float:
-    """Of all pairs of plans, the share that both rank alike less the share that they do not."""
+    """Return the share of all pairs of plans that both rank alike, less the share that they do not."""
     predicted, measured = np.array(pairs).T
     agree = np.sign(predicted[:, None] - predicted) * np.sign(measured[:, None] - measured)
     return float(agree[np.triu_indices(len(pairs), 1)].mean())

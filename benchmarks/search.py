@@ -98,7 +98,7 @@ def search(
     go_on: bool = False,
     heard: Callable[[Event], object] = lambda _: None,
 ) -> Found:
-    """Ours; `after` another one, on a workload like this. With `go_on`, what it left of its trials is spent then."""
+    """Run our search; `after` another one, on a workload like this. With `go_on`, spend the trials that it left."""
     launcher = workload.launcher(behaviour, seed)
     prepared = workload.prepared(trials=trials)
     limits = workload.limits(workload.memory_limit_bytes)
@@ -170,7 +170,7 @@ def _go_on(advisor: Advisor, ledger: SimulatedLedger, runner: Runner, trials: in
 
 
 def sequential_seconds(workload: SimulatedWorkload) -> float | None:
-    """True time of OmniBal's recipe: the fastest, on the machine, of its split's neighbours that fit."""
+    """Return the true time of OmniBal's recipe: the fastest, on the machine, of its split's neighbours that fit."""
     launcher = workload.launcher(NOISY, 0)
     limits = workload.limits(workload.memory_limit_bytes)
     solver = Solver(workload.predictor, limits)
@@ -183,7 +183,7 @@ def sequential_seconds(workload: SimulatedWorkload) -> float | None:
 
 
 def on_surface(seed: int) -> dict[str, Any]:
-    """One row: searches that begin with this seed."""
+    """Return a row of searches that begin with this seed."""
     surface = Surface(*read_surface(RECORDED))
     regrets = {name: replayed(name, surface, OTHERS_TRIALS, seed) for name in ("model", *OTHERS)}
     show(f"surface, seed {seed}: {regrets['model'][TRIALS - 1]:.4f}")
@@ -201,7 +201,7 @@ def on_surface(seed: int) -> dict[str, Any]:
 
 
 def compare(number: int) -> dict[str, Any]:
-    """One row: ours, and the sequential recipe."""
+    """Return a row with our search and the sequential recipe."""
     workload = list(workloads(ALL))[number]
     found = search(workload, TRIALS)
     sequential = sequential_seconds(workload)
@@ -220,7 +220,7 @@ def compare(number: int) -> dict[str, Any]:
 
 
 def rival(number: int) -> dict[str, Any]:
-    """One row: the other samplers on the same workload."""
+    """Return a row with the other samplers on the same workload."""
     workload = list(workloads(ALL))[number]
     searches = {name: other_search(workload, name, OTHERS_TRIALS) for name in OTHERS}
     best = workload.best_seconds
@@ -236,7 +236,7 @@ def rival(number: int) -> dict[str, Any]:
 
 
 def needed(regrets: Sequence[float]) -> int | None:
-    """Trials until the regret stays at ENOUGH or below; None when it never does."""
+    """Return the trials until the regret stays at ENOUGH or below; None when it never does."""
     above = [number for number, regret in enumerate(regrets, 1) if regret > ENOUGH]
     last = above[-1] if above else 0
     return last + 1 if last < len(regrets) else None
@@ -329,7 +329,7 @@ def _surface_checks(recorded: list[dict[str, Any]]) -> list[Check]:
 
 
 def _advantage(rows: list[dict[str, Any]]) -> float:
-    """Median trials that the best other sampler needs, over ours."""
+    """Return the median of the trials that the best other sampler needs, over ours."""
     medians = {
         name: float(np.median([row["trials_needed"][name] or OTHERS_TRIALS + 1 for row in rows]))
         for name in ("model", *OTHERS)

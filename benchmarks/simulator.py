@@ -62,13 +62,13 @@ def _timed(plans: int, stages: int, micro_batches: int) -> dict[str, Any]:
 
 
 def _equal_packs_error(stages: int, micro_batches: int) -> float:
-    """Relative, against (m + P - 1) (forward + backward)."""
+    """Return the relative error against (m + P - 1) (forward + backward)."""
     passes: Array = np.ones((1, micro_batches, stages))
     return float(abs(simulate(passes, 2 * passes).seconds[0] / (3 * (micro_batches + stages - 1)) - 1))
 
 
 def _exponents(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Slopes of least squares of log time over log size: of both together, and of each with the other fixed."""
+    """Return slopes of log time over log size, by least squares: of both together, and of each with the other fixed."""
     seconds = np.log([row["seconds"] for row in rows])
     stages, micro_batches = (np.log([row[name] for row in rows]) for name in ("stages", "micro_batches"))
     both = np.polyfit(stages + micro_batches, seconds, 1)[0]

@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def _speed(size: str, case: Case, repeats: int) -> dict[str, Any]:
-    """With the packs of the epoch already made."""
+    """Time the solver, with the packs of the epoch already made."""
     show(case.name)
     predictor = case.predictor()
     solver = case.solver(predictor)
@@ -155,7 +155,7 @@ def _epoch_seconds(predictor: Predictor, plan: Plan) -> float:
 
 
 def _closed_form(predictor: Predictor, plan: Plan) -> float:
-    """Seconds of a step on the mean pack."""
+    """Return the seconds of a step on the mean pack."""
     sizes = predictor.sizes(plan.packing, plan.layout)
     parts = Parts.of(cut(plan))
     forward, backward = predictor.pass_seconds(parts, sizes.mean)
@@ -164,7 +164,7 @@ def _closed_form(predictor: Predictor, plan: Plan) -> float:
 
 
 def _balanced(predictor: Predictor, solver: Solver, case: Case) -> Plan | None:
-    """DeepSpeed's split of the layers' times, what stands at an end of a chain with its neighbour."""
+    """Return DeepSpeed's split of the layers' times, with what stands at an end of the chain beside its neighbour."""
     mean = predictor.sizes(case.packing, case.layout).mean
     each = Parts(layers=np.eye(5), recomputed=np.zeros((5, 5)))
     forward, backward = predictor.pass_seconds(each, mean)
@@ -178,7 +178,7 @@ def _balanced(predictor: Predictor, solver: Solver, case: Case) -> Plan | None:
 
 
 def _omnibal(predictor: Predictor, solver: Solver, case: Case) -> Plan | None:
-    """Of the anchor's neighbours, with the fewest recomputed layers, the one of the fastest epoch."""
+    """Return the anchor's neighbour, with the fewest recomputed layers, that has the fastest epoch."""
     *inner, last = solver.forward_boundaries(case.packing, case.layout)
     moved = (
         (*(end + by for end, by in zip(inner, shift, strict=True)), last)
@@ -200,7 +200,7 @@ def _spread(gains: list[float]) -> dict[str, float | int]:
 
 
 def _stages(plan: Plan) -> str:
-    """Vision + language layers of each stage, the recomputed ones in brackets."""
+    """Return the vision + language layers of each stage, with the recomputed ones in brackets."""
     return " ".join(f"{s.vision}+{s.language}({s.recompute_vision}+{s.recompute_language})" for s in plan.stages)
 
 
@@ -231,7 +231,7 @@ def _told(predictor: Predictor, plan: Plan) -> dict[str, Any]:
 
 
 def _ends(units: tuple[int, ...]) -> Ends:
-    """Of our 93 layers, from OmniBal's 101 units.
+    """Return the boundaries of our 93 layers, from OmniBal's 101 units.
 
     Unit 0 turns to half precision, 1 embeds patches, 2 to 46 are the 45 vision layers, 47 projects, 48 embeds words, 49
     to 96 are the 48 language layers, 97 to 100 are transpose, norm, head and float32. Here the projector is with the

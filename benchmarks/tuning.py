@@ -98,7 +98,7 @@ def _steps(trial: FinishedTrial) -> tuple[float, ...]:
 
 
 def _rates(prepared: Prepared, store: Store, folder: Path) -> Mapping[str, Any]:
-    """Seconds of each trial, from its request to its result: on warm ranks, on fresh ones, and when it fails there."""
+    """Return the seconds of a trial, from request to result: on warm ranks, on fresh ones, and when it fails there."""
     model, limit = prepared.workload.model, prepared.workload.memory_limit_bytes
     with (
         WarmPool(LocalLauncher(folder / "warm", 2, "cpu")) as warm,

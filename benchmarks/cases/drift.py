@@ -25,7 +25,7 @@ _TIMES = ("load_seconds", "forward_seconds", "backward_seconds", "optimizer_seco
 
 
 def slowness(prepared: Prepared, pool: WarmPool, costs: LayerCosts) -> float:
-    """What a few layers take now on all ranks at once, over what they took in the profile: the median."""
+    """Return what a few layers take now on all ranks at once, over what they took in the profile: the median."""
     model, ranks = prepared.workload.model, prepared.workload.hardware.devices
     plan = Plan(
         packing=Padded(samples=1),
@@ -46,7 +46,7 @@ def _ratio(timing: LayerTiming, costs: LayerCosts) -> float:
 
 
 def at_profiled_speed(measurement: Measurement, slowness: float) -> Measurement:
-    """What would have been measured on a machine as fast as it was in the profile."""
+    """Return what would have been measured on a machine as fast as it was in the profile."""
     return replace(
         measurement,
         step_seconds=tuple(seconds / slowness for seconds in measurement.step_seconds),

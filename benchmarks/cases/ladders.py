@@ -51,7 +51,7 @@ _NEARLY = 1.05
 
 
 def generated(samples: int, random: np.random.Generator) -> DatasetIndex:
-    """Short samples of up to 5 tiles and about 400 tokens of text, and a tenth that is 8 to 16 times as long."""
+    """Generate samples of up to 5 tiles and about 400 tokens of text, and a tenth that is 8 to 16 times as long."""
     times = np.where(random.random(samples) < LONG, random.integers(TIMES[0], TIMES[1] + 1, samples), 1)
     units = times * random.choice([0, 1, 3, 5], size=samples, p=[0.15, 0.25, 0.15, 0.45])
     text = np.minimum(random.lognormal(np.log(300), 0.8, samples), 1500).astype(np.int64)
@@ -59,7 +59,7 @@ def generated(samples: int, random: np.random.Generator) -> DatasetIndex:
 
 
 def like_hbp(samples: int, random: np.random.Generator) -> DatasetIndex:
-    """Text alone: short answers, and documents of 16K to 128K tokens that have about 17 % of all tokens."""
+    """Generate text alone: short answers, and documents of 16K to 128K tokens that have about 17 % of all tokens."""
     short = np.minimum(random.lognormal(np.log(600), 1.0, samples), 32_000)
     long = np.minimum(random.lognormal(np.log(32_000), 0.6, samples), 128_000).clip(16_000)
     tokens = np.where(random.random(samples) < DOCUMENTS, long, short).astype(np.int64) + 1

@@ -77,7 +77,7 @@ class Case:
 
 
 def cases() -> Iterator[Case]:
-    """24 problems: three models, three kinds of data, 2 to 8 stages, and memory that asks for recomputation."""
+    """Yield 24 problems: three models, three kinds of data, 2 to 8 stages, and memory that asks for recomputation."""
     models = (
         ("6B+20B", INTERN_VIT_6B, INTERN_LM2_20B, 4, ((4, 32), (4, 8), (8, 16))),
         ("300M+7B", INTERN_VIT_300M, INTERN_LM2_7B, 1, ((4, 16), (2, 8), (3, 6))),
@@ -100,7 +100,7 @@ def cases() -> Iterator[Case]:
 
 
 def speed_cases() -> Iterator[tuple[str, Case]]:
-    """(size, problem), each with memory from tight to looser."""
+    """Yield (size, problem), each with memory from tight to looser."""
     small = next(cases())
     large = replace(
         small,
@@ -115,7 +115,7 @@ def speed_cases() -> Iterator[tuple[str, Case]]:
 
 
 def paper_case(packs: int) -> Case:
-    """OmniBal's setting: steps of equal packs of 9 tiles and 4,095 tokens, which 3 samples fill."""
+    """Return OmniBal's setting: steps of equal packs of 9 tiles and 4,095 tokens, which 3 samples fill."""
     return Case(
         name="InternViT-6B + InternLM2-20B, tensor degree 4, 4 stages",
         vision=INTERN_VIT_6B,
@@ -130,7 +130,7 @@ def paper_case(packs: int) -> Case:
 
 
 def lengths(data: str, seed: int, samples: int = _SAMPLES) -> DatasetIndex:
-    """Samples of random lengths, or all alike."""
+    """Return samples of random lengths, or all alike."""
     if data == EQUAL:
         return index_of(np.full(_EQUAL_SAMPLES, 3), np.full(_EQUAL_SAMPLES, 1365))
     shares, mean = _DATA[data]

@@ -94,7 +94,7 @@ class SimulatedWorkload:
 
     @cached_property
     def costs(self) -> LayerCosts:
-        """What the profile says."""
+        """Costs as the profile gives them."""
         return analytic_costs(self.vision, self.language, A100, self.tensor)
 
     @cached_property
@@ -103,7 +103,7 @@ class SimulatedWorkload:
 
     @cached_property
     def truth(self) -> Predictor:
-        """The machine."""
+        """Predictor with the machine's own costs."""
         random = np.random.default_rng(self.seed)
         drawn = np.exp(random.normal(0, [*[_USUAL_WIDTH] * len(COSTS), _BYTE_WIDTH]))
         *times, kept = drawn.tolist() if self.wrong is None else self.wrong
@@ -111,7 +111,7 @@ class SimulatedWorkload:
 
     @cached_property
     def memory_limit_bytes(self) -> int:
-        """Such that the machine has the room."""
+        """Limit that leaves the machine the room of this workload."""
         if self.memory is not None:
             return self.memory
         layout = next(
@@ -189,7 +189,7 @@ class SimulatedWorkload:
 
     @cached_property
     def best_seconds(self) -> float:
-        """Of the fastest plan that fits, found with the machine's own costs: the solver's best, and then neighbours."""
+        """Seconds of the fastest plan that fits, by the machine's own costs: the solver's best, and then neighbours."""
         launcher, space = self.launcher(NOISY, seed=0), self.space(self.truth)
         fits = [plan for plan in space.starts if self.fits(plan)]
         ordered = sorted(fits, key=launcher.epoch_seconds)
@@ -210,7 +210,7 @@ _AROUND = 4
 
 
 def workloads(count: int) -> Iterator[SimulatedWorkload]:
-    """So many that differ in all: a fixed random choice of models x data x devices x memory."""
+    """Yield `count` workloads that differ in all: a fixed random choice of models x data x devices x memory."""
     grid = list(product(_MODELS.items(), _DATA, _DEVICES, _ROOMS))
     for seed, number in enumerate(np.random.default_rng(0).permutation(len(grid))[:count]):
         (model, (vision, language, tensor)), data, devices, room = grid[number]

@@ -74,7 +74,7 @@ def _record(number: int, image: str, random: Random) -> Mapping[str, Any]:
 
 
 def internvl(folder: Path) -> None:
-    """Five tiles of 56 pixels to a photo, 16 tokens each: the example with half its layers."""
+    """Write a model of five tiles of 56 pixels to a photo, 16 tokens each: the example with half its layers."""
     images = GotOcr2ImageProcessorPil(
         crop_to_patches=True, min_patches=1, max_patches=4, size={"height": 56, "width": 56}
     )
@@ -95,7 +95,7 @@ def internvl(folder: Path) -> None:
 
 
 def qwen2_5_vl(folder: Path) -> None:
-    """At most 48 merged patches of 28 x 28 pixels to a photo, in windows of 4 x 4."""
+    """Write a model of at most 48 merged patches of 28 x 28 pixels to a photo, in windows of 4 x 4."""
     images = Qwen2VLImageProcessorPil(
         patch_size=14, merge_size=2, size={"shortest_edge": 28 * 28 * 4, "longest_edge": 28 * 28 * 48}
     )

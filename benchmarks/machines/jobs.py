@@ -75,12 +75,12 @@ class MachineJob(SimulatedWorkload):
 
     @cached_property
     def right_costs(self) -> LayerCosts:
-        """What a profile of the machine says that is as good as the product's fit."""
+        """Costs of a profile of the machine that is as good as the product's fit."""
         return profiled(self.machine, self._bytes, profile(self.index), self.shape, self.index)
 
     @cached_property
     def costs(self) -> LayerCosts:
-        """What the profile says."""
+        """Costs as the profile gives them."""
         return distorted(self.right_costs, self.dials, self.seed)
 
     @cached_property
@@ -89,7 +89,7 @@ class MachineJob(SimulatedWorkload):
 
     @cached_property
     def truth(self) -> Predictor:
-        """The bytes of plans; its times are not those of the machine."""
+        """Predictor of the bytes of plans; its times are not those of the machine."""
         return Predictor(self._bytes, self.epochs, 2)
 
     @cached_property

@@ -29,12 +29,12 @@ def _equal(count: int, random: np.random.Generator) -> Rows:
 
 
 def _some_long(count: int, random: np.random.Generator) -> Rows:
-    """Some samples have a long text, and the others a short one."""
+    """Draw samples of which some have a long text, and the others a short one."""
     return [(_UNITS, 1280 if each else 32) for each in random.random(count) < 0.35]
 
 
 def _long_alike(count: int, random: np.random.Generator) -> Rows:
-    """As many tokens as `_some_long` has, evenly."""
+    """Draw samples with as many tokens as `_some_long` has, evenly."""
     del random
     return [(_UNITS, round(0.35 * 1280 + 0.65 * 32))] * count
 

@@ -17,7 +17,7 @@ Capacity: TypeAlias = tuple[int, int]
 
 
 def isf(units: Ints, tokens: Ints, capacity: Capacity, rounds: int) -> int:
-    """Iterative sampling and filtering (OmniBal, algorithm 1; `iter_random_groups` in its code), no sample lost."""
+    """Sample and filter iteratively, and lose no sample (OmniBal, algorithm 1; `iter_random_groups` in its code)."""
     qv, qt = capacity
     random = np.random.default_rng(0)
     pool, kept = list(range(len(units))), 0
@@ -46,7 +46,7 @@ def isf(units: Ints, tokens: Ints, capacity: Capacity, rounds: int) -> int:
 
 
 def first_fit_decreasing(units: Ints, tokens: Ints, capacity: Capacity) -> int:
-    """Samples by falling larger share of the two capacities, each into the first pack that has room for it."""
+    """Put samples, by falling larger share of the two capacities, each into the first pack that has room for it."""
     qv, qt = capacity
     free_units, free_tokens = np.full(len(units), qv), np.full(len(units), qt)
     packs = first = 0
@@ -68,7 +68,7 @@ SCORES: dict[str, Score] = {"product": lambda v, t: v * t, "sum": lambda v, t: v
 
 
 def histogram(units: Ints, tokens: Ints, capacity: Capacity, bucket: int, score: Score) -> int:
-    """Longest pack first on a histogram with two constraints, after Graphcore's DLPFHP: tokens rounded up to buckets.
+    """Pack a histogram longest first with two constraints, after Graphcore's DLPFHP: tokens rounded up to buckets.
 
     Sizes by falling score; each joins the open kind of pack that it leaves with the least room by the same score.
     """

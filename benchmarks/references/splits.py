@@ -98,7 +98,7 @@ class Program:
         }
 
     def _fixed_seconds(self, stage: int) -> float:
-        """Of vision embedding and head."""
+        """Return the seconds of vision embedding and head."""
         first, last = stage == 0, stage == self._layout.pipeline - 1
         return first * self._seconds[0] + last * self._seconds[4]
 
@@ -134,7 +134,7 @@ class Program:
                 self._add_recomputing(stage, kind, column, size, element_bytes)
 
     def _add_recomputing(self, stage: int, kind: str, column: int, size: Array, element_bytes: int) -> None:
-        """What one pack keeps while the last layer of the kind is recomputed; only where all of them are."""
+        """Add what one pack keeps while the last layer of a kind is recomputed, where all of the kind are."""
         kept, fixed = self._kept_terms(stage, size, up_to=column)
         output = float(size @ self._outputs[column])
         terms = _sum(kept, {(f"recompute_{kind}", stage): output, ("others", stage): 1.0})
@@ -145,7 +145,7 @@ class Program:
         self._at_most(_sum(terms, switched), self._limit - needed + 2 * much)
 
     def _kept_terms(self, stage: int, size: Array, up_to: int = 5) -> tuple[dict[Variable, float], float]:
-        """GiB that packs of so much size keep in layers of the first kinds: terms, and what does not vary."""
+        """Return the GiB that packs of this size keep in layers of the first kinds: terms, and what does not vary."""
         kept = [float(size @ of_kind) for of_kind in self._kept]
         terms: dict[Variable, float] = {}
         for kind, column in (("vision", 1), ("language", 3)):

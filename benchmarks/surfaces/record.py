@@ -91,7 +91,7 @@ def _header(prepared: Prepared, pool: WarmPool, folder: Path) -> Header:
 
 
 def _plans(header: Header, predictor: CalibratedPredictor, runner: Runner, count: int) -> list[Plan]:
-    """Distinct ones that are worth a run: every second at the solver's split, the others at any point of the space."""
+    """Return distinct plans worth a run: every second at the solver's split, the others anywhere in the space."""
     model = header.workload.model
     limits = Limits(
         vision_layers=model.vision_layers,

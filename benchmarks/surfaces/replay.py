@@ -18,7 +18,7 @@ from trials.plan import Plan
 
 
 def replayed(name: str, surface: Surface, trials: int, seed: int) -> list[float]:
-    """Regret after each trial of a search among the recorded plans; "model" is ours."""
+    """Return the regret after each trial of a search among the recorded plans; "model" is ours."""
     predictor, run = CalibratedPredictor(surface.predictor), surface.replay(seed)
     limits = Limits.of(surface.workload)
     space = recorded_space(surface, Solver(surface.predictor, limits))

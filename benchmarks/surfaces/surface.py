@@ -123,7 +123,7 @@ class Surface:
         )
 
     def replay(self, seed: int) -> Callable[[Plan, int], FinishedTrial]:
-        """One of the recorded runs of a plan as trial of this number: without its drift, with noise of its own."""
+        """Return a function that gives a recorded run of a plan as a numbered trial: without drift, with new noise."""
         random = np.random.default_rng(seed)
         of_plan: dict[Plan, list[FinishedTrial]] = defaultdict(list)
         for trial in self.trials:
@@ -195,7 +195,7 @@ class RecordedSpace(Space):
 
 
 def recorded_space(surface: Surface, solver: Solver) -> RecordedSpace:
-    """Of a surface's plans, with the axes that they need."""
+    """Return the space of a surface's plans, with the axes that they need."""
     plans = [trial.plan for trial in surface.trials]
     packings = [plan.packing for plan in plans if isinstance(plan.packing, Packed)]
     axes = Axes(
