@@ -99,6 +99,7 @@ def with_values(job: Job, section: str, values: Mapping[str, Any]) -> Job:
 def _document(values: Mapping[str, Any]) -> Document:
     """Return values of a program as the document of a file. Raise JobError for what no file can hold."""
     try:
+        # Through JSON, so that values of a program are checked exactly as those of a file.
         value = json.loads(json.dumps(dict(values), default=_plain))
         places = dict(_places(value, ()))
     except (TypeError, ValueError, RecursionError) as error:

@@ -231,6 +231,7 @@ def _saved(index: DatasetIndex, folder: Path) -> Path:
 
 def _check_warmup(training: TrainingSection, samples: int) -> None:
     """Raise JobError for a warm-up that is longer than the training with any plan: with all full steps 10 % smaller."""
+    # Plans keep the global batch within 10 %, so none makes more steps than this.
     steps = training.epochs * math.ceil(samples / (0.9 * training.global_batch_samples))
     if training.warmup > steps:
         raise JobError(

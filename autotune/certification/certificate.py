@@ -151,6 +151,7 @@ def _compare_part(part: Part, dtype: str, parameters: Sequence[ParameterComparis
         math.hypot(*values)
         for values in zip(*((each.found, each.expected, each.difference) for each in parameters), strict=True)
     )
+    # Products have both signs, and sums of them would lose digits where they nearly cancel.
     product = math.fsum(each.product for each in parameters)
     worst = max(parameters, key=lambda each: _share(each.difference, each.expected, expected))
     roundings = [each.rounding for each in parameters if each.rounding is not None]

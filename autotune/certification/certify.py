@@ -70,6 +70,7 @@ def certify(prepared: Prepared, plan: Plan, folder: Path, site: Site, listener: 
         seconds=time.monotonic() - start,
     )
     try:
+        # A full disk must not cost what took minutes to compute.
         write_certificate(_place(folder, subject), certificate)
     except OSError as error:
         _log.warning("the certificate of plan %s is not stored: %s", plan.id, error.strerror)
@@ -80,6 +81,7 @@ def known_certificate(prepared: Prepared, plan: Plan, folder: Path) -> Certifica
     """Return the stored certificate of the plan on exactly this job, whether it holds or not; None if none was made."""
     subject = _subject(prepared, plan)
     found = read_certificate(_place(folder, subject))
+    # The file is named by plan and workload, but seed, weights and adapters decide as well.
     return found if found and found.comparison and found.subject == subject else None
 
 
@@ -122,6 +124,7 @@ def _compared(
         for reference in references:
             request = prepared.request(plan, Certification(step=_STEP, reference=reference))
             answer = pool.ask(request, _TIMEOUTS * job.search.trial_timeout)
+            # The next reference needs less memory; any other failure would come again.
             if not isinstance(answer, OutOfMemory) or reference == references[-1]:
                 break
             _log.info("the reference %s does not fit in memory: %s", reference, answer)
@@ -136,6 +139,7 @@ def _references(prepared: Prepared) -> tuple[Reference, ...]:
     """Return the references to try, best first: the whole model only where it fits on one device."""
     work = prepared.workload
     on_stages: tuple[Reference, ...] = ("stages", "recomputed-stages")
+    # A guess without activations: where it is wrong, the ranks run out of memory, and the next one is tried.
     fits = _REFERENCE_BYTES * work.model.parameters < work.memory_limit_bytes
     return ("transformers", *on_stages) if fits else on_stages
 

@@ -34,6 +34,7 @@ def write_job(
     with whole_file(out) as stream:
         stream.write(job_text(draft).encode())
     try:
+        # What cannot be loaded is of no use, and would be in the way of the next attempt.
         load_job(out)
     except JobError:
         out.unlink()
@@ -49,6 +50,7 @@ def _model(model: str, out: Path) -> str:
     """Return `model.path` of the job. Raise JobError for what is neither a folder nor a hub id."""
     if Path(model).is_dir():
         return _relative(Path(model), out)
+    # A mistyped path such as models/intern must not be taken for a hub id.
     if model.count("/") != 1 or model.startswith((".", "/")) or Path(model).parent.is_dir():
         raise JobError(f"{model}: no such folder; give a local folder or a hub id such as org/name")
     return model

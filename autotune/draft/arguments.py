@@ -87,6 +87,7 @@ def _of_command(words: list[str | NoValue]) -> Arguments:
             unknown.append(name)
             continue
         values[name] = given[0] if len(given) == 1 else given or True
+    # Taken out: they belong to the launcher, not to the trainer.
     started = next((values.pop(name) for name in _PROCESSES if name in values), None)
     program = takewhile(lambda word: isinstance(word, str) and not word.startswith("-"), words)
     arguments = Arguments(values=values, words=frozenset(map(str, program)), unknown=tuple(unknown))

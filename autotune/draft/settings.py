@@ -134,6 +134,7 @@ def _precision(given: "_Given", draft: Draft) -> None:
     if fp16 or dtype in ("float16", "half"):
         draft.notes.append("float16 is not supported; model.dtype is bfloat16 instead")
     is_half = bf16 or fp16 or dtype in ("bfloat16", "float16", "half")
+    # `auto` decides by the checkpoint, so it leaves the job's default.
     if is_half or not given.automatic & {"bf16", "fp16", "dtype"}:
         draft.values["model.dtype"] = "bfloat16" if is_half else "float32"
 
@@ -189,6 +190,7 @@ def _steps(given: "_Given", draft: Draft) -> None:
 
 def _loss(given: "_Given", draft: Draft) -> None:
     weighting, packs = given.take("loss_reduction", _text), given.take("use_packed_ds", _flag)
+    # Taken, so that it is not listed as left out: the note below speaks of it.
     given.take("loss_reduction_all_gather", _flag)
     if packs is not None:
         given.left.add("use_packed_ds")  # for the search to decide
@@ -227,6 +229,7 @@ def _adapters(given: "_Given", draft: Draft) -> None:
         draft.values["training.freeze"] = frozen
     if not has_adapters:
         return
+    # Without an alpha, LLaMA-Factory takes twice the rank.
     rank = rank or _LORA_RANK
     draft.values |= {"training.lora.rank": rank, "training.lora.alpha": int(alpha or 2 * rank)}
     # InternVL's scripts freeze the language model's own weights where it has adapters.
@@ -264,6 +267,7 @@ class _Given:
         """Return a value; None where it is absent, empty or `auto`. Raise JobError for one of another kind."""
         value = self._values.get(name)
         self.left.discard(name)
+        # Arguments of a script are texts; read as YAML, they become numbers and flags.
         if isinstance(value, str) and read is not _text and read is not _texts:
             value = strict_yaml.read(value.encode()).value
         if value == "auto":

@@ -39,6 +39,7 @@ def words_of(text: str) -> Iterator[list[str | NoValue]]:
 
 def _commands(line: str) -> Iterator[list[str]]:
     """Yield the words of each command of a line; a redirection or `;` ends one."""
+    # `shlex.split` would join `a;b` and `>log` to words; punctuation characters keep them apart.
     lexer = shlex.shlex(line, posix=True, punctuation_chars=_ENDS)
     lexer.whitespace_split = True
     words: list[str] = []

@@ -63,5 +63,6 @@ def _section_of(field: FieldInfo) -> type[BaseModel] | None:
 def _written(value: object) -> str:
     """Return a value as it follows a key in YAML; nothing for None."""
     plain = list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
+    # The first line alone: PyYAML ends a scalar with a second one, `...`.
     text = yaml.safe_dump(plain, default_flow_style=True, width=1 << 20, sort_keys=False).partition("\n")[0]
     return "" if plain is None else f" {text}"

@@ -28,6 +28,7 @@ def forecaster_of(
     if profile := options.profile_file:
         cluster = cluster_of_file(job, shape, profile, options)
     else:
+        # Not held while the data are read, for minutes perhaps: it is opened again for the trials.
         with open_store(database_url) as store:
             store.adopt_model(shape, path_digest(job.model))
             cluster = cluster_of_store(job, shape, store, options)

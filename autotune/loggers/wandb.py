@@ -20,6 +20,7 @@ def start(run: LoggedRun) -> RunLog:
 
 class _WandbRun:
     def __init__(self, run: LoggedRun) -> None:
+        # Without its folder it is new to this training: earlier launches have logged elsewhere.
         is_known = (run.output / "wandb").exists()
         self._logged = run.logged if is_known else frozenset()
         try:

@@ -44,6 +44,7 @@ class PackCollator:
                 f"the model is {_kind(config)}, but the samples are encoded for {settings.path}, {_kind(wanted)}; load "
                 "that model"
             )
+        # The attention of the given model, which may have been loaded with another one than the job's default.
         check_packing(wanted, config.get_text_config()._attn_implementation)
         self._config = wanted
         self._encoder = samples.encoder
@@ -53,6 +54,7 @@ class PackCollator:
         """Return the arguments of the model for one pack, which may be empty."""
         shown = list(samples)
         if self._stand_in is not None and all(sample.pixel_values is None for sample in shown):
+            # Else the tower has no gradients on this rank, and data-parallel wrappers wait for them for ever.
             shown.append(self._stand_in)
         return packed_inputs(self._config, collate(shown, self._encoder, pixels=True, padded=False))
 

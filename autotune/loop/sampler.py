@@ -90,6 +90,7 @@ class PackSampler(Sampler[list[int]]):
         """
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
             raise PackError(f"epoch must be a whole number of at least 0, not {epoch!r}")
+        # A state counts for one call: loops call this after they have loaded one, which would begin the epoch anew.
         loaded, self._is_loaded = self._is_loaded and epoch == self.epoch, False
         built = self._epoch if epoch == self.epoch else self._built(epoch)
         if first_step is None:
@@ -137,6 +138,7 @@ class PackSampler(Sampler[list[int]]):
             "seed": training.seed,
             "global_batch_samples": training.global_batch_samples,
             "oversize": self._samples.job.data.oversize,
+            # Packs are matched by cost, so other weights make other steps.
             "weights": wire.to_document(self._samples.weights),
         }
 
@@ -191,5 +193,6 @@ class EvenPackSampler(Sampler[list[int]]):
 
     def _each_epoch(self) -> Iterator[int]:
         for epoch in range(self._epochs):
+            # From step 0: without it, the first epoch would go on from a loaded state.
             self._sampler.set_epoch(epoch, 0)
             yield epoch

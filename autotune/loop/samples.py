@@ -72,6 +72,7 @@ class SampleDataset(Dataset[Encoded]):
                 )
             return encode(self.index, row, self.encoder, pixels=True)
         except DataError as error:
+            # A video is no damaged sample: blanks would replace all videos of the data.
             if self.job.data.on_error == "fail" or isinstance(error, _VideoShown):
                 raise
             _log.warning("%s; a blank sample is used instead", error)
@@ -81,6 +82,7 @@ class SampleDataset(Dataset[Encoded]):
 
     def row(self, number: int) -> int:
         """Return the row of a sample in the index. Raise IndexError for a record that is not trained on."""
+        # Rows keep the order of the records, so that their numbers ascend.
         row = int(np.searchsorted(self.index.record, number))
         if row == len(self.index) or self.index.record[row] != number:
             raise IndexError(f"record {number} is not one of the {len(self.index)} samples that are trained on")

@@ -41,6 +41,7 @@ def lock_file(name: str = _CPU) -> Path:
 def locked(names: Sequence[str]) -> Iterator[None]:
     """Lock the devices. Raise DeviceBusy when another process of this user measures or trains on one of them."""
     with ExitStack() as stack:
+        # In one order, so that of two processes with the same devices one gets them all.
         for name in sorted(names):
             path = lock_file(name)
             lock = FileLock(path)

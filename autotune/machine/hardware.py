@@ -167,6 +167,7 @@ def _connections(used: Sequence[Accelerator]) -> tuple[str | None, str | None]:
 
 def _slowness(link: str) -> tuple[int, int]:
     name = link.rstrip("0123456789")
+    # NV18 is faster than NV12: the number counts links.
     return FROM_FAST_TO_SLOW.index(name), -int(link.removeprefix(name) or 0)
 
 

@@ -26,6 +26,7 @@ def this_machine() -> Machine:
     total = int(psutil.virtual_memory().total)
     return Machine(
         cpu_name=cpu_name(_read(Path("/proc/cpuinfo"))),
+        # `os.cpu_count()` would also count cores that taskset, Slurm or a container forbid.
         cpu_cores=len(os.sched_getaffinity(0)),
         ram_bytes=steady(min((total, *cgroup_limits(_read(Path("/proc/self/cgroup")), Path("/sys/fs/cgroup"))))),
     )

@@ -59,6 +59,7 @@ def driver() -> Driver:
     except pynvml.NVMLError as error:
         return Driver(error=str(error), is_installed=not isinstance(error, pynvml.NVMLError_LibraryNotFound))
     try:
+        # 12040 stands for CUDA 12.4.
         version = ask(pynvml.nvmlSystemGetCudaDriverVersion_v2)
         return Driver(cuda=None if version is None else (version // 1000, version % 1000 // 10))
     finally:

@@ -26,6 +26,7 @@ class TorchBuild:
 def torch_build(*, architectures: bool = False) -> TorchBuild:
     """Describe the build. Its architectures take a process that imports torch, for seconds, so only on request."""
     spec = find_spec("torch")
+    # The version file is read as text: to import a part of torch imports all of it, for seconds.
     file = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
     found = re.search(r"^cuda\b.*= '(\d+)\.(\d+)", file.read_text() if file else "", re.MULTILINE)
     return TorchBuild(
@@ -56,6 +57,11 @@ def runs_on(capability: str, architectures: tuple[str, ...]) -> bool:
 
 def _architectures() -> tuple[str, ...]:
     asked = subprocess.run(
-        [sys.executable, "-P", "-c", _ASK], capture_output=True, text=True, timeout=_SECONDS, check=False
+        # -P: a module called torch in the current folder is not the installed one.
+        [sys.executable, "-P", "-c", _ASK],
+        capture_output=True,
+        text=True,
+        timeout=_SECONDS,
+        check=False,
     )
     return tuple(asked.stdout.split()) if asked.returncode == 0 else ()

@@ -113,6 +113,7 @@ def _chosen(material: Material, wanted: PackOptions) -> tuple[Packed, str]:
         return _packed(wanted.qv, wanted.qt, wanted), "as asked for"
     data = profile(material.index)
     most_samples = min(material.global_batch_samples, data.samples) / material.data_parallel
+    # A mapping: with a fixed qv or qt, several pairs become the same packing.
     candidates = {
         _packed(pair.qv if wanted.qv is None else wanted.qv, pair.qt if wanted.qt is None else wanted.qt, wanted): pair
         for pair in capacities(data, most_samples, hold_all=material.oversize in ("skip", "fail"))

@@ -175,5 +175,6 @@ def _model_weights(settings: ModelSection, training: TrainingSection) -> tuple[C
     config = load_config(settings.path, trust_remote_code=settings.trust_remote_code)
     if not find_family(config):
         return rough_weights(config), f"{Path(settings.path).name} (roughly, from its parameters)"
+    # The shape follows from the configuration: a folder without weights is enough for packing.
     shape = model_shape(settings.model_copy(update={"weights": "random"}), training)
     return cost_weights(shape, training), shape.name

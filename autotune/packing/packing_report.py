@@ -134,6 +134,7 @@ def _problems(found: Balanced) -> Iterator[str]:
         yield _listed(title, lines, len(above))
     if report.cut:
         title = f"{_count(report.cut)} of {_count(len(index))} samples have {report.max_tokens:,} tokens"
+        # The index knows lengths after the cut alone; a sample of exactly this length looks the same.
         rows = np.flatnonzero(index.text_tokens == report.max_tokens)[:_SHOWN]
         yield _listed(f"{title}: longer ones were cut to that", [index.where(int(row)) for row in rows], report.cut)
     if report.wrong_sizes:

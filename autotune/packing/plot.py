@@ -33,6 +33,7 @@ _STYLE: dict[Any, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "legend.frameon": False,
+    # Text stays text, so that a paper can set it in its own font.
     "svg.fonttype": "none",
     "pdf.fonttype": 42,
 }

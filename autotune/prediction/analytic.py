@@ -263,6 +263,7 @@ def _vision_layer(vision: VisionShape, share: _Share) -> LayerCost:
 
 def _projector(vision: VisionShape, language: LanguageShape, share: _Share) -> LayerCost:
     """Return the costs of the projector with the text embedding."""
+    # The projector joins neighbouring tokens, such as 4 in InternVL; the division drops the class token.
     joined = vision.tokens // vision.image_tokens * vision.hidden
     matrices = (joined + language.hidden) * language.hidden
     return share.layer(

@@ -102,6 +102,7 @@ class _Factors:
             mean = covariance @ (prior @ self.mean + rows.T @ (weights * values) / noise**2)
             squares = (values - rows @ mean) ** 2
             weights = (_FREEDOM + 1) / (_FREEDOM + squares / noise**2)
+            # The prior of the noise is conjugate: as if _NOISE_WEIGHT measurements with it came before.
             total = _NOISE_WEIGHT * self.noise**2 + float((weights * squares).sum())
             noise = math.sqrt(total / (_NOISE_WEIGHT + len(values)))
         return _Factors(mean=mean, covariance=covariance, noise=noise)

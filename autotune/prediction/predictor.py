@@ -219,12 +219,12 @@ class Predictor:
             parts, stages, numbers = numbered(parts, stages)
         packs = self.pack_seconds(parts, layout, sizes, numbers)
         passes = (packs.shared_forward, packs.shared_backward, packs.sends, packs.returns)
-        of_packs = [np.ascontiguousarray(side.T) for side in passes]
+        of_packs = [np.ascontiguousarray(side.T) for side in passes]  # [stages, packs]; each block gathers from rows
         # All data ranks of a stage reduce together, so the slowest of them decides.
         update = self.update_seconds(layout, parts)[stages.T, None]
         seconds = []
         for block in sizes.timed_blocks:
-            of_ranks = block.transpose(1, 0, 2).reshape(block.shape[1], -1)
+            of_ranks = block.transpose(1, 0, 2).reshape(block.shape[1], -1)  # each data rank as a step of its own
             ends = simulate_plans(stages, *(side[:, of_ranks] for side in of_packs))
             ends = ends.reshape(*ends.shape[:2], len(block), layout.data).max(axis=3)
             seconds.append((ends + update).max(axis=0))

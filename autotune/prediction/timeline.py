@@ -55,6 +55,7 @@ def timeline(predictor: Predictor, plan: Plan, prediction: Prediction) -> Timeli
     step = int(np.argmin(prediction.step_distances))
     sizes, parts = predictor.sizes(plan.packing, plan.layout), Parts.of(cut(plan))
     rows = sizes.epoch.rows(step)
+    # [data ranks, micro-batches]: each rank is simulated as a step of its own.
     packs = rows.T
     seconds, update = predictor.plan_seconds(plan, sizes), predictor.update_seconds(plan.layout, parts)
     sides = (seconds.shared_forward, seconds.shared_backward, seconds.sends, seconds.returns)

@@ -48,6 +48,7 @@ def _text(name: str, value: object) -> str:
         return bytes_text(value)
     if isinstance(value, float):
         return f"{value:,.6g}"
+    # A seed is copied into a job file, where separators of thousands would be wrong.
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) and name != "seed" else str(value)
 
 

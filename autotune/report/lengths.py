@@ -28,6 +28,7 @@ def drawn_index(data: DataProfile, most: int) -> DatasetIndex:
     if total < 1:
         raise ValueError("the stored histogram of lengths has no sample")
     count = int(min(total, most))
+    # Evenly spaced instead of drawn at random: the sample has the mean and the tails of the whole.
     places = (np.arange(count) + 0.5) * total / count
     bins = np.minimum(np.searchsorted(ends, places, side="right"), len(table) - 1)
     inside = np.clip((places - (ends - counts)[bins]) / counts[bins], 0.0, 1.0)

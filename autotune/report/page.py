@@ -37,6 +37,7 @@ def start_bundle() -> "Future[str]":
     try:
         return pool.submit(_bundle, (_TEMPLATE / "page.js").read_bytes())
     finally:
+        # The thread ends after its task; nobody waits for it here.
         pool.shutdown(wait=False)
 
 

@@ -78,6 +78,7 @@ def _losses(time: PlanTime) -> str:
     first, second, *_ = time.causes
     if first.seconds <= 0:
         return text
+    # An order is only stated where the errors allow it.
     apart = first.seconds - second.seconds > _SIGNIFICANT * math.hypot(first.error, second.error)
     largest = f"The largest loss is {NAMES[first.name]}: {share_text(first, time)} of the time"
     if second.seconds <= 0:

@@ -220,6 +220,7 @@ def study_text(listed: Listed, trials: Sequence[TrialRecord], behind: Iterable[T
             state = "given up" if isinstance(trial, AbandonedTrial) else "running, or its process died"
             lines.append(f"trial {trial.number}  {trial.role:<20} {state}\n{named_plan(trial.plan)}")
     winner = best_text(best, behind) if best else "This study has no winner yet."
+    # Without tags and note, which follow in full.
     head = studies_text([replace(listed, annotation=Annotation())])
     return "\n".join((head, *filter(None, (annotation_text(listed.annotation),)), "", *lines, "", winner))
 
@@ -263,6 +264,7 @@ def show_text(
         f"deepspeed {work.software.deepspeed}, transformers {work.software.transformers}"
     )
     sections += [trial_line(trial, known=False) for trial in finished]
+    # The last one, since the winner is measured over more steps at the end.
     if completed := [trial for trial in finished if isinstance(trial.result.outcome, Completed)]:
         sections.append(f"The stages of trial {completed[-1].number}:\n{_stages_text(completed[-1])}")
     sections += [_launch_text(launch) for launch in launches]

@@ -50,6 +50,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int | Non
             for row in rows
         )
         return "\n\n".join(map("\n".join, paragraphs))
+    # Takes columns from the widest one, so that narrow ones such as ids and numbers stay whole.
     while sum(widths) > spare:
         widest = max(
             (number for number in range(len(widths)) if widths[number] > least[number]), key=widths.__getitem__

@@ -60,6 +60,7 @@ def assemble(
         prepared.job,
         prepared.index,
         prepared.weights,
+        # With workers, images are decoded ahead, and ranks hardly wait for them.
         costs=costs.with_workers(prepared.job.data.workers or 0),
         element_bytes=workload.model.element_bytes,
         state=inherited_calibration(store, workload) if warm_start else None,

@@ -76,6 +76,7 @@ def zero3_plan(workload: Workload, solver: Solver, limits: Limits, named: Contai
     while samples * devices <= workload.global_batch_samples:
         plan = Plan(packing=Padded(samples=samples), layout=layout, stages=stages)
         if solver.fullest(plan)[0] > limits.usable_bytes:
+            # More samples need more memory still.
             break
         found = plan if solver.keeps_batch(plan.packing, layout) else found
         samples *= 2

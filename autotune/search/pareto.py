@@ -31,6 +31,7 @@ def pareto(
         for plan, each in counted.items()
     }
     found = [_entry(standing, watts.get(standing.plan), samples) for standing in standings.entries]
+    # `reshape`, since an empty list would become an array without columns.
     values = np.array([_values(entry, objectives) for entry in found]).reshape(len(found), -1)
     # A plan is dominated when another one is no worse in any objective and better in one.
     no_worse, better = values[:, None] >= values, values[:, None] > values

@@ -110,6 +110,7 @@ class Search:
         if not self._standings().repeated:
             give_up("no plan of the search space completed", self.ledger.trials)
         self._announce(PhaseBegan(phase=Phase.REPEATS, text="Repeating the finalists in turns"))
+        # On one group of devices alone: another group may be faster, which would favour its plans.
         self._executor.run(chain(self._repeats(), self._final()), self.runners[:1])
         return self._standings()
 

@@ -50,6 +50,7 @@ class Tuner:
             plugins.load(SAMPLERS, self._job.search.sampler)
         except UnknownName as error:
             raise JobError(f"search.sampler: {error}") from error
+        # Checked before the profile, which takes minutes.
         check_space(self._workload, self._job.search.space)
         check_named(bench.prepared)
         self._current_plan = current_plan(bench.prepared)

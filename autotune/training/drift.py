@@ -103,6 +103,7 @@ def _growths(layout: Layout, usual: Pace, now: Pace) -> Iterator[Growth]:
     yield Growth(part="loading", usual_seconds=max(usual.loads), seconds=max(now.loads))
     yield Growth(part="communication", usual_seconds=usual.other_seconds, seconds=now.other_seconds)
     ratios = [after / before for before, after in zip(usual.passes, now.passes, strict=True)]
+    # All ranks became slower about alike, as by other load or lower clocks: no stage or rank is the reason.
     if len(ratios) > 1 and min(ratios) - 1 > _COMMON_SHARE * (max(ratios) - 1) > 0:
         yield Growth(part="computing on all ranks", usual_seconds=max(usual.passes), seconds=max(now.passes))
         return
@@ -219,6 +220,7 @@ class SpeedWatch:
             return
         if len(self._steps) < whole:
             return
+        # Moves on by one window, so that the next one decides with those before it.
         slow, self._steps = self._steps, self._steps[size:]
         if self.is_slow:
             return

@@ -25,6 +25,7 @@ def plan_to_continue(bench: Workbench, chosen: KnownPlan, listener: Listener) ->
         return chosen, True
     text = f"The training had plan {chosen.plan.id} before its plan was changed: it keeps plan {record.settings.plan}"
     listener(Note(text=text))
+    # The record of an earlier version has the id of the plan alone.
     own = record.plan or record.settings.plan
     return choose_plan(bench.store, bench.prepared.workload, own, listener), False
 

@@ -88,6 +88,7 @@ def refusal(job: Job, drift: Drift, step: Progress, last_step: int | None, retun
     # A checkpoint at the end of an epoch may come any time.
     stop = step.step if every is None else (step.step // every + 1) * every
     left = max(0, last - stop)
+    # What each sample lost against the promise: about what a search can win back.
     seconds_of_sample = 1 / drift.samples_per_second - 1 / drift.promised_samples_per_second
     lost = left * job.training.global_batch_samples * seconds_of_sample
     if lost > job.search.time_limit:

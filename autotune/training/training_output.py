@@ -30,6 +30,7 @@ def check_output(job: Job) -> None:
     _check_overlap(job)
     try:
         existing = next(place for place in (folder, *folder.parents) if place.exists())
+        # Tried, since permissions do not tell of a file system that is full or read-only.
         with tempfile.TemporaryFile(dir=existing):
             pass
         check_unclaimed(folder)

@@ -115,6 +115,7 @@ class Board:
         self._starting.clear()
         match event.phase:
             case Phase.SEARCH | Phase.REPEATS:
+                # Repeats are a part of the search: its counts and its best plan go on.
                 self._part = self._part if isinstance(self._part, Searching) else Searching()
                 self._part.hear(event, self._began)
             case Phase.TRAINING:

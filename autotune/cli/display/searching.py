@@ -48,6 +48,7 @@ class Searching:
         is_search = self._phase == Phase.SEARCH
         if self._status is None:
             return "solving for the plans to try first" if is_search else ""
+        # A status comes with each trial, and the time goes on in between.
         left = self._status.seconds_left - (now - self._heard)
         parts = [
             f"{self._status.spent} of at most {self._status.trials} trials" if is_search else "",

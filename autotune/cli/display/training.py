@@ -39,6 +39,7 @@ class Training:
                     self._steps, self._samples = self._steps + 1, self._samples + event.samples
                     self._seconds += event.seconds
                     self._waited_seconds += event.data_wait_seconds
+                # Loggers and progress.jsonl have every step; a log of the terminal should stay short.
                 every = max(1, event.of // _SHOWN_STEPS)
                 return _step_text(event) if is_first or event.step == event.of or event.step % every == 0 else ""
             case Evaluated():

@@ -12,6 +12,7 @@ _DIGITS = 8
 
 
 def report_study(options: Options, name: str | None, out: Path | None) -> None:
+    # At once where it is given; the usual name is known only with the study.
     if out is not None:
         check_report(out)
     with open_store(options.database_url()) as store:

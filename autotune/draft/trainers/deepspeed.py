@@ -30,6 +30,7 @@ def settings(arguments: Arguments) -> dict[str, Any]:
     betas = own.get("betas", (0.9, 0.999))
     beta1, beta2 = betas if isinstance(betas, list | tuple) and len(betas) == 2 else (betas, betas)
     flat = {
+        # Absent parameters have the defaults of torch.optim.Adam, to which DeepSpeed passes the others.
         "learning_rate": own.get("lr", 1e-3),
         "adam_beta1": beta1,
         "adam_beta2": beta2,

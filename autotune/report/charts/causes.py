@@ -64,6 +64,7 @@ class _Part:
             "seconds": round(self.seconds, 4),
             "error": self.error_text,
             "share": round(self.share, 4),
+            # Vega-Lite would stack the parts by name.
             "order": list(_COLOURS).index(self.name),
         }
 

@@ -78,7 +78,9 @@ def _passes(simulated: Simulated, longest: float) -> list[Row]:
     # By their beginning, so that the first ones are drawn where there are too many.
     found.sort()
     ended = [
-        (begins, ends, f"stage {stage}", "update", -1, "") for stage, (begins, ends) in enumerate(line.update.tolist())
+        # No micro-batch has number -1: the update becomes pale when one is selected.
+        (begins, ends, f"stage {stage}", "update", -1, "")
+        for stage, (begins, ends) in enumerate(line.update.tolist())
     ]
     return [
         {
@@ -120,6 +122,7 @@ def _gantt_spec(rows: Sequence[Row], stages: Sequence[str], longest: float) -> S
             ),
         },
     }
+    # Decided in the browser, which alone knows how wide the page is.
     narrow = f"(datum.end - datum.begin) * width < {_DIGIT_PIXELS * longest} * length(datum.label)"
     middle: Spec = {
         "transform": [

@@ -44,6 +44,7 @@ def history(source: StudySource) -> Chart:
     bests = accumulate((trial.result.epoch_seconds or 0.0 for trial in timed), min)
     steps = [{"trial": trial.number, "best": round(best, 4)} for trial, best in zip(timed, bests, strict=True)]
     if steps:
+        # The line goes on to the last trial, also where that gave no result.
         steps.append({"trial": trials[-1].number, "best": steps[-1]["best"]})
     fastest = min((trial.result.epoch_seconds or 0.0 for trial in timed), default=None)
     disturbed = sum(trial.result.is_disturbed for trial in timed)

@@ -64,6 +64,7 @@ def _rows(profile: ProfiledCosts, work: Workload, pack: TypicalPack) -> tuple[li
     rows: list[Row] = []
     lines: list[tuple[str, ...]] = []
     for kind, cost in profile.costs.layers:
+        # The model has no layer of this kind.
         if not cost.parameters:
             continue
         name = kind.replace("_", " ")

@@ -104,6 +104,7 @@ def _spec(rows: list[Row], side: Side, unit: Memory, memory_limit_bytes: int, mo
     x = number("amount", f"memory of a rank, {unit.unit}", scale={"domain": [0, unit.of(1.04 * most)], "nice": False})
     lines = tooltip(("stage", "stage"), ("part", "part"), ("what", "meaning"), ("amount", unit.unit, ",.4~g"))
     bars: Spec = {
+        # Rows of predicted parts lack the field, which counts as false in Vega's expressions.
         "transform": [{"filter": "!datum.peak"}],
         "mark": {"type": "bar", "stroke": PAPER, "strokeWidth": 0.5},
         "encoding": {
@@ -132,5 +133,6 @@ def _spec(rows: list[Row], side: Side, unit: Memory, memory_limit_bytes: int, mo
     return spec(
         rows,
         height=(34 if stages <= 8 else 24) * stages,
+        # Later layers are drawn above: a diamond on the limit stays visible.
         layer=[*([bars] if has_parts else []), limit, *([peaks] if has_peaks else [])],
     )

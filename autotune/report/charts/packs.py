@@ -84,6 +84,7 @@ def _cells(
     widths = [max(1, int(np.ceil((int(values.max()) + 1) / _CELLS))) for values in (tokens, units)]
     keys = np.stack([tokens // widths[0], units // widths[1]], axis=1)
     _, cell, counts = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
+    # `ravel`: numpy 2.0 gives the inverse a second dimension, other versions do not.
     middles = [np.rint(np.bincount(cell.ravel(), values) / counts).astype(int).tolist() for values in (tokens, units)]
     return [
         {"plan": plan, "tokens": token, "units": unit, "count": count}

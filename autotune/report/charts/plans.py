@@ -64,6 +64,7 @@ def pareto(source: StudySource) -> Chart:
     """Chart the speed and the peak memory of the measured plans, and those that no other plan beats in both."""
     points = _points(source)
     stored = {each.plan.id: each.joules_per_sample for each in (source.winner.pareto if source.winner else ())}
+    # A search with several objectives stored its Pareto set, by energy too; else speed and memory decide.
     front = [
         one for one in points if one.plan.id in stored or (not stored and not any(each.beats(one) for each in points))
     ]

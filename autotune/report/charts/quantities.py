@@ -31,6 +31,7 @@ def bytes_text(amount: float) -> str:
 def seconds_text(seconds: float) -> str:
     """Return a duration with a unit that leaves two to four digits."""
     if abs(seconds) < 1:
+        # z: no minus sign before what is rounded to 0.
         return f"{seconds * 1e3:z.3g} ms"
     if abs(seconds) < 3000:
         return f"{seconds:.4g} s"

@@ -33,6 +33,7 @@ class TrialSlots(Generic[T, R]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._cancelled.set()
+        # Waits for the tasks: they use the pools of ranks, which the caller closes next.
         self._threads.shutdown()
 
     @property

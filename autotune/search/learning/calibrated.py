@@ -160,6 +160,7 @@ class CalibratedPredictor:
         mean = np.array([*self._calibration.factors, self._calibration.schedule_factor - 1])
         # Unlike Cholesky's method it takes a covariance that rounding has made slightly indefinite.
         for factors in random.multivariate_normal(mean, self.covariance, count, method="eigh"):
+            # The tail of a normal draw may be negative, which no cost is.
             yield self.base.with_costs(scaled(self.base.costs, np.maximum(factors[: len(COSTS)], 0.0)))
 
     def relative_error(self, plan: Plan) -> float:
@@ -235,6 +236,7 @@ class CalibratedPredictor:
 
 def peaks(predictor: Predictor, plan: Plan, measurement: Measurement, warmup_steps: int) -> list[Peak]:
     """Return the measured bytes of each stage with those predicted for the steps that the trial ran."""
+    # The steps that `trial_steps` chose, which the measurement does not name.
     costliest = np.argsort(-predictor.predict(plan).step_seconds, kind="stable")[:warmup_steps].tolist()
     return [
         Peak(

@@ -140,6 +140,7 @@ class Surrogate:
         """Learn from a trial that was measured; others are ignored."""
         if trial.result.epoch_seconds is not None:
             self._trials.append(trial)
+        # For every trial: one that ran out of memory corrects the predictions, too.
         self._fitted.clear()
 
     @property
@@ -242,6 +243,7 @@ class Surrogate:
             share = np.where(plan[batch] == np.arange(len(widths))[:, None], shares[batch], 0.0)
             weights += share @ found
             precision += np.tensordot(share, inverse - found[:, :, None] * found[:, None], 1)
+            # The mean of a drift at a trial is its covariance with all trials times the weights.
             slowness += shares[batch] @ (drifts[drift[batch]][:, last] @ found[..., None]).max(axis=(1, 2))
         probabilities = np.bincount(plan, shares, len(widths))
         return _Fits(

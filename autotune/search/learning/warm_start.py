@@ -54,6 +54,7 @@ def moved(plan: Plan, workload: Workload, solver: Solver) -> Plan | None:
         return plan
     # Only the split is kept: what is recomputed follows from this machine's memory.
     boundaries = tuple(round(end * solver.layers / layers) for end in plan.boundaries)
+    # Rounding may leave a stage without a layer, where the model is much smaller than the other one.
     if any(start >= end for start, end in pairwise((0, *boundaries))):
         return None
     return solver.fit(plan.packing, plan.layout, boundaries)

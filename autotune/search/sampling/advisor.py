@@ -176,6 +176,7 @@ class Advisor:
         waiting: list[tuple[float, int, float, Origin | Plan, bool]] = []
         for origin in self.space.origins:
             seconds = origin.bound(self._least_seconds) / _CLIMB_GAIN
+            # Where memory counts as well, a bound of the time bounds no cost: then all origins are solved first.
             cost = math.log(seconds) if seconds and not self._exponent else -math.inf
             waiting.append((cost, next(number), seconds, origin, False))
         heapify(waiting)

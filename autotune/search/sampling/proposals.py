@@ -121,6 +121,7 @@ class Proposals:
                 storage=storage, study_name=name, sampler=suggesting, pruner=ClearlyWorse(), load_if_exists=True
             )
             self._study_id = storage.get_study_id_from_name(name)
+            # Optuna marks this method as experimental; it only names the axis in the dashboard.
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ExperimentalWarning)
                 self._study.set_metric_names([_OBJECTIVE])

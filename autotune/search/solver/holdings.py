@@ -60,6 +60,7 @@ class Holdings:
         Many parts of a chain of equal layers are alike: only the stage and the numbers of layers of each kind count.
         """
         most = int(self.vision.max(initial=0)) + 1, int(self.language.max(initial=0)) + 1
+        # One integer for each part: `np.unique` of integers is much faster than of rows.
         key = ((self.numbers * most[0] + self.vision) * most[1] + self.language) * 2 + self.projects
         _, first, which = np.unique(key, return_index=True, return_inverse=True)
         return self[first], first, which

@@ -21,6 +21,7 @@ _NEVER = 1 << 30
 """More layers than any stage has."""
 _NO_BYTES = 1.0
 """More bytes than rounding may add."""
+# Divisors where recomputing takes no time, or frees nothing: the quotients become huge, and are clipped.
 _LEAST_SECONDS = _LEAST_BYTES = 1e-300
 _ROUNDING = 1e-6
 _ROUNDED = 1 + 1e-9

@@ -60,6 +60,7 @@ def offered_layouts(further: FurtherLayouts, solver: Solver, usual: Sequence[Pac
     origins = (Origin(layout=layout, packings=(packing,)) for layout in further.possible for packing in usual)
     for bound, origin in by_bound(origins, solver.least_seconds):
         layout, (packing,) = origin.layout, origin.packings
+        # Bounds ascend, so all further ones are too large as well.
         if bound > _WORTH * min((without, *seconds.values())):
             slower.append((bound, layout))
             break
