@@ -23,7 +23,7 @@ from trials.data.indexing import IndexReport, build_index
 from trials.data.levels import check_levels
 from trials.data.records.sample import Encoder, Ints
 from trials.errors import DataError, InvalidPlan
-from trials.job import Job, Part, TrainingSection
+from trials.job import Job, TrainingSection
 from trials.model.identity import path_digest
 from trials.model.inputs.encoders import load_encoder
 from trials.model.refusals.heads import check_degrees
@@ -32,7 +32,7 @@ from trials.model.shape import cost_weights, model_shape
 from trials.model.skeleton import build_skeleton, load_config
 from trials.plan import Levelled, Packing, Plan
 from trials.tasks.request import Request, Task
-from trials.workload import Hardware, ModelShape, Workload
+from trials.workload import Hardware, ModelShape, Part, Workload
 
 _log = logging.getLogger(__name__)
 _SHOWN_LINES = 5

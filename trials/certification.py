@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from trials.job import Part
+from trials.workload import Part
 
 Reference: TypeAlias = Literal["transformers", "stages", "recomputed-stages"]
 """What gradients are compared with.

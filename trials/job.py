@@ -15,10 +15,10 @@ from pydantic import (
 from trials.hardware_section import HardwareSection
 from trials.sampling import PATTERN
 from trials.section import Seconds, Section
+from trials.workload import Part
 
 LearningRate = Annotated[float, Field(gt=0)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
-Part: TypeAlias = Literal["vision", "projector", "language"]
 PARTS: tuple[Part, ...] = get_args(Part)
 TrainedAs: TypeAlias = Literal["whole", "adapters", "frozen"]
 ScheduleName: TypeAlias = Literal["constant", "linear", "cosine"]

@@ -5,6 +5,7 @@ keep their keys. Names for people are not part of a fingerprint.
 """
 
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from trials import wire
 
@@ -80,6 +81,10 @@ class Software:
 
 GRADIENT_DTYPE = "float32"
 """Type in which the engine sums gradients, for every type of weights."""
+
+
+Part: TypeAlias = Literal["vision", "projector", "language"]
+"""A part of a model that a job trains, freezes or adapts by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,15 +5,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from trials import wire
 from trials.certification import EpochCount, ParameterComparison, Reference
 from trials.errors import WireError
-from trials.job import LossWeighting, Part
-from trials.tasks.answer import CertificationReport
 from trials.whole_file import whole_file
-from trials.workload import Software
+from trials.workload import Part, Software
+
+if TYPE_CHECKING:
+    from trials.tasks.answer import CertificationReport
 
 CERTIFICATE_FILE = "certificate.json"
 
@@ -103,7 +104,8 @@ class Subject:
     global_batch_samples: int
     adapters: str | None = None
     """Settings of the LoRA adapters, where the job has some."""
-    loss_weighting: LossWeighting = "token"
+    loss_weighting: str = "token"
+    """As `training.loss_weighting`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +129,7 @@ class Certificate:
         return self.verdict == "holds"
 
 
-def compare(step: int, dtype: str, reports: Sequence[CertificationReport]) -> Comparison:
+def compare(step: int, dtype: str, reports: "Sequence[CertificationReport]") -> Comparison:
     """Combine the reports of all ranks."""
     first = reports[0]
     every = [each for report in reports for each in report.parameters]

@@ -64,11 +64,14 @@ def modules_of(environment: Mapping[str, str], folder: Path, *arguments: str) ->
         "doctor",
     ],
 )
-def test_a_look_up_imports_no_training_library(arguments: str, environment: Mapping[str, str], tmp_path: Path) -> None:
+def test_a_look_up_imports_neither_a_training_library_nor_the_models_of_a_job(
+    arguments: str, environment: Mapping[str, str], tmp_path: Path
+) -> None:
     with open_store(environment["AUTOTUNE_DB_URL"]) as store:
         study = store.studies()[0].id
     imported, _ = modules_of(environment, tmp_path, *arguments.replace("STUDY", study).split())
     assert not imported & HEAVY
+    assert "trials.job" not in (tmp_path / "modules").read_text().split()
 
 
 def test_a_report_imports_no_training_library(environment: Mapping[str, str], tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.utils.hub import cached_file
 
 from trials.errors import ModelError
-from trials.job import Part
 from trials.model.attention.packed import PACKED_ATTENTION
 from trials.model.family import Family, check_form, load_family
 from trials.model.paths import parameters_at
@@ -24,6 +23,7 @@ from trials.model.refusals.experts import check_experts
 from trials.model.refusals.folder import CONFIG, check_folder, check_settings
 from trials.model.refusals.refusal import reason, refusing
 from trials.model.refusals.unsupported import check_code
+from trials.workload import Part
 
 _MOST_PARAMETERS = 10**14
 """Fifty times those of the largest published models."""

@@ -6,9 +6,10 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from trials.errors import ModelError
-from trials.job import PARTS, Part, TrainingSection
+from trials.job import PARTS, TrainingSection
 from trials.model.paths import parameters_at
 from trials.model.skeleton import Chain, Skeleton
+from trials.workload import Part
 
 
 def choose_trained(skeleton: Skeleton, training: TrainingSection) -> None:

@@ -10,11 +10,11 @@ import torch
 from tests.integration.models.test_parity import reference, trained_gradients
 from tests.values.parameters import parameters
 from tests.values.training import PACKED, plan_of, prepared_of, variant_of
-from trials.job import Part
 from trials.model.skeleton import build_skeleton, load_config
 from trials.plan import Plan
 from trials.run.pool import Answers, WarmPool
 from trials.tasks.request import Training
+from trials.workload import Part
 
 pytestmark = pytest.mark.ranks
 

@@ -17,7 +17,6 @@ from trials.data.loader import PackDataset, encode
 from trials.data.loss_weights import sample_weights
 from trials.data.records.sample import IGNORED, Encoded, Encoder, Ints
 from trials.errors import DataError
-from trials.job import Part
 from trials.model.paths import parameters_at
 from trials.model.stage import StageModule
 from trials.plan import Padded, Stage
@@ -25,6 +24,7 @@ from trials.tasks.answer import CertificationReport
 from trials.tasks.certifying.reference import Results, build_model, model_results, without_dropout
 from trials.tasks.request import Certification, Request
 from trials.tasks.session import Session, open_session
+from trials.workload import Part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
