@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import fields
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, TypeVar, cast
 
 from sqlalchemy import Column, Table
@@ -127,7 +127,12 @@ def plan_row(value: Plan) -> dict[str, Any]:
 
 
 def plan(row: Row) -> Plan:
-    return wire.decode(Plan, row[PLAN.c.document])
+    return _plan(row[PLAN.c.document])
+
+
+@lru_cache(maxsize=4096)  # trials repeat plans, each of which computes its id once
+def _plan(document: str) -> Plan:
+    return wire.decode(Plan, document)
 
 
 def outcome_of(document: str) -> Outcome:
