@@ -3,10 +3,11 @@
 import logging
 import os
 import platform
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import distribution
 
 from autotune.errors import HardwareError
 from autotune.machine.host import Machine, this_machine
@@ -18,6 +19,7 @@ MOST_RANKS_PER_CORE = 4
 
 _log = logging.getLogger(__name__)
 _MOST_WORKERS = 4
+_VERSION = re.compile(r"^Version: *(\S+)", re.MULTILINE)
 ENOUGH_SHARED_BYTES = 1 << 30
 """For some packs of images per rank; the default of a Docker container is 64 MiB."""
 
@@ -50,15 +52,22 @@ def accelerators_of(hardware: Hardware, group: int = 0) -> tuple[Accelerator, ..
     return seen[group * hardware.of_node :][: hardware.of_node]
 
 
-@cache  # a package's metadata takes 5 ms to read
+@cache
 def software() -> Software:
-    """Return the installed versions without importing the packages."""
+    """Return the installed versions without importing the packages. Raise PackageNotFoundError."""
     return Software(
         python=platform.python_version(),
-        torch=version("torch"),
-        deepspeed=version("deepspeed"),
-        transformers=version("transformers"),
+        torch=_version("torch"),
+        deepspeed=_version("deepspeed"),
+        transformers=_version("transformers"),
     )
+
+
+def _version(package: str) -> str:
+    # `importlib.metadata.version` parses the whole file, with the package's readme, as an e-mail.
+    found = _VERSION.search(distribution(package).read_text("METADATA") or "")
+    assert found, f"{package} has no version"
+    return found[1]
 
 
 def default_memory_limit(hardware: Hardware, groups: int = 1, *, held_bytes: int = 0) -> int:
