@@ -9,6 +9,7 @@ AutotuneError
 |-- PlanNotValid       the plan to launch does not hold here, or none is known
 |-- NotCertified       the certificate of the plan to launch does not hold, or could not be made
 |-- LaunchFailed       a rank of the full training failed
+|   `-- PlanFailed     before its first checkpoint, perhaps by its plan
 |-- PackError          the lengths, or the file for the packs or the plot, cannot be used
 |-- PredictError       the plan to predict cannot be used, or nothing is known of the devices
 |-- NoProfile          the layers of the model were not profiled on the hardware to predict for
@@ -65,6 +66,15 @@ class NotCertified(AutotuneError):
 
 class LaunchFailed(AutotuneError):
     """A rank of the full training failed; its checkpoints stay."""
+
+
+class PlanFailed(LaunchFailed):
+    """A rank failed before the first checkpoint of the launch, for a reason that another plan may not have."""
+
+    def __init__(self, message: str = "", reason: str = "") -> None:
+        """`reason` is what failed, for messages."""
+        super().__init__(message)
+        self.reason = reason
 
 
 class PackError(AutotuneError):

@@ -6,6 +6,7 @@ TrialsError
 |-- DataError          a dataset that cannot be read, or a bad line when the job says `on_error: fail`
 |-- ModelError         a model folder that cannot be used
 |-- OutputTaken        a training's output folder holds results of something else
+|-- Unwritable         a checkpoint or a model cannot be written to the disk
 |-- NotFinite          a loss or gradient is NaN or infinite
 |-- SiteError          settings with which no rank can be started on the nodes of the job
 |-- NodesMissing       a node of the job has not come, or has been lost
@@ -38,6 +39,10 @@ class ModelError(TrialsError):
 
 class OutputTaken(TrialsError):
     """The training's output folder holds results of something else, which a training would mix with its own."""
+
+
+class Unwritable(TrialsError):
+    """A checkpoint or a model cannot be written to the disk."""
 
 
 class NotFinite(TrialsError):

@@ -88,6 +88,8 @@ class Crash:
     rank: int
     detail: str
     """The last lines of the error, or the signal that ended the process."""
+    of_machine: bool = False
+    """Whether it is no fault of the plan: a lost node, a full disk."""
     kind: Literal["crash"] = "crash"
 
     def __str__(self) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from autotune.certification.certificate import CERTIFICATE_FILE, Certificate, write_certificate
-from autotune.errors import JobError, LaunchFailed
+from autotune.errors import JobError, LaunchFailed, PlanFailed
 from autotune.events import Listener, Phase, PhaseBegan, start_events, unheard
 from autotune.machine.conditions import MachineWatch, disturbance
 from autotune.prediction.predictor import MOST_BATCH_DEVIATION
@@ -27,6 +27,7 @@ from storage.spool import Spool
 from storage.store import Store
 from trials.data.order import epoch_order
 from trials.errors import TrialsError
+from trials.outcome import Crash
 from trials.plan import Plan
 from trials.run.pool import Answers, WarmPool
 from trials.sites import Site
@@ -34,7 +35,7 @@ from trials.tasks.answer import TrainingReport
 from trials.tasks.request import Request, Training
 from trials.tasks.stop import Stop
 from trials.tasks.training.course import curriculum_of
-from trials.tasks.training.output import RECORD_FILE, open_output, read_record
+from trials.tasks.training.output import RECORD_FILE, has_checkpoint_after, open_output, read_record
 from trials.tasks.training.progress import PROGRESS_FILE, Evaluated, Line, Progress, ProgressReader, read_lines
 from trials.tasks.training.schedule import schedule_of
 from trials.tasks.training.settings import training_settings
@@ -96,7 +97,8 @@ def launch(
     Raise what `check_plan` raises, JobError for an output that cannot be written, a logger that
     cannot be used, a warm-up longer than the training or a curriculum of more steps than the plan fills with its
     samples, OutputTaken for an output with the results of another
-    training, what `plan_to_replace` raises, and LaunchFailed with the reason when a rank fails.
+    training, what `plan_to_replace` raises, and LaunchFailed with the reason when a rank fails: PlanFailed before the
+    first checkpoint, unless the plan cannot be the reason.
     """
     check_plan(prepared, plan)
     hardware = prepared.workload.hardware
@@ -107,9 +109,10 @@ def launch(
         check_first_steps(prepared, plan)
     request = prepared.request(plan, Training(output=output, max_steps=max_steps))
     with held(output):
-        # Before `open_output` drops the steps after the last checkpoint, which the loggers already have.
-        earlier = read_lines(output / PROGRESS_FILE)
         instead_of = plan_to_replace(prepared, plan, store) if changes_plan else None
+        # Before `open_output` drops the steps after the last checkpoint, which the loggers already have. Those of
+        # another plan have other batches.
+        earlier = [] if instead_of else read_lines(output / PROGRESS_FILE)
         opened = open_output(output, training_settings(request, prepared.index.digest), plan, instead_of=instead_of)
         if certificate is not None:
             write_certificate(output / CERTIFICATE_FILE, certificate)
@@ -126,7 +129,12 @@ def launch(
             text = f"Training with plan {plan.id} into {output}"
             listener(PhaseBegan(phase=Phase.TRAINING, text=text, last_step=max_steps))
             logs = folder / started.id
-            report, blanks, disturbed_by = _train(request, hardware, site, logs, watch=watch, ending=ending)
+            try:
+                report, blanks, disturbed_by = _train(request, hardware, site, logs, watch=watch, ending=ending)
+            except PlanFailed as error:
+                if has_checkpoint_after(output, opened.steps):
+                    raise LaunchFailed(str(error)) from error
+                raise
     reader = watch.reader
     return Launched(
         report=report,
@@ -244,7 +252,10 @@ def _train(
         raise
     if not isinstance(answer, Answers) or not isinstance(answer.reports[0], TrainingReport):
         ending.record("failed", reader.steps)
-        raise LaunchFailed(f"the training failed: {answer}; logs are in {logs}")
+        message = f"the training failed: {answer}; logs are in {logs}"
+        if isinstance(answer, Answers) or (isinstance(answer, Crash) and answer.of_machine):
+            raise LaunchFailed(message)
+        raise PlanFailed(message, str(answer))
     report = answer.reports[0]
     ending.record("finished" if report.finished else "interrupted", report.steps)
     readers = (

@@ -16,15 +16,19 @@ from trials.tasks.training.output import RECORD_FILE, read_record
 def plan_to_continue(bench: Workbench, chosen: KnownPlan, listener: Listener) -> tuple[KnownPlan, bool]:
     """Return the plan with which a training goes on that may have been tuned again, and whether it is a change.
 
-    That is the `chosen` one, unless the training in the output folder had it before a change: then it keeps its own.
+    That is the `chosen` one, unless the training in the output folder had it before a change, or failed to change to
+    it: then it keeps its own.
     """
     record = read_record(bench.prepared.job.training.output / RECORD_FILE)
     if record is None or record.settings.plan == chosen.plan.id:
         return chosen, False
-    if chosen.plan.id not in {change.plan.id for change in record.changes}:
+    if chosen.plan.id in record.failed:
+        why = f"The launch of plan {chosen.plan.id} failed in this training"
+    elif chosen.plan.id in {change.plan.id for change in record.changes}:
+        why = f"The training had plan {chosen.plan.id} before its plan was changed"
+    else:
         return chosen, True
-    text = f"The training had plan {chosen.plan.id} before its plan was changed: it keeps plan {record.settings.plan}"
-    listener(Note(text=text))
+    listener(Note(text=f"{why}: it keeps plan {record.settings.plan}"))
     # The record of an earlier version has the id of the plan alone.
     own = record.plan or record.settings.plan
     return choose_plan(bench.store, bench.prepared.workload, own, listener), False

@@ -41,10 +41,12 @@ class Retune:
     """Profile, search and certificate."""
     before: str
     """Id of the plan until then."""
-    after: str | None
-    """Id of the plan since then, the same one where no plan is faster; None where the search failed."""
+    winner: str | None
+    """Id of the plan that was found, the one before where no plan is faster; None where the search failed."""
     gain: float | None
-    """Speed of the plan since then, divided by that of the one before, as the search found it; None if unknown."""
+    """Speed of the winner, divided by that of the plan before, as the search found it; None if unknown."""
+    failure: str | None = None
+    """Why the launch of the winner failed, after which the training went on with the plan before; else None."""
     samples_per_second: float | None = None
     """Of the training's own steps since then, without the first one; None where there were none."""
 
@@ -52,12 +54,14 @@ class Retune:
     def text(self) -> str:
         """One line with what was done, and what it gained."""
         took = f"Tuned again after step {self.steps}, in {duration_text(self.search_seconds)}"
-        if self.after is None:
+        if self.winner is None:
             return f"{took}: the search failed, and plan {self.before} was kept"
         what = f"plan {self.before} is still the fastest"
-        if self.after != self.before:
+        if self.failure is not None:
+            what = f"the launch of plan {self.winner} failed ({self.failure}), and plan {self.before} was kept"
+        elif self.winner != self.before:
             expected = "" if self.gain is None else f", expected {self.gain - 1:+.0%}"
-            what = f"plan {self.after} instead of {self.before}{expected}"
+            what = f"plan {self.winner} instead of {self.before}{expected}"
         if self.samples_per_second is None:
             return f"{took}: {what}"
         speed = self.drift.samples_per_second
@@ -80,8 +84,10 @@ def refusal(job: Job, drift: Drift, step: Progress, last_step: int | None, retun
 
     `last_step` is where the launch stops, if that is before the end; `retunes` are its searches so far.
     """
-    if retunes and retunes[-1].after is None:
+    if retunes and retunes[-1].winner is None:
         return "it is not tuned again, since the last search failed"
+    if retunes and retunes[-1].failure is not None:
+        return f"it is not tuned again, since the launch of plan {retunes[-1].winner} failed"
     if len(retunes) == MOST_RETUNES:
         return f"it is not tuned again, since it was {MOST_RETUNES} times in this launch"
     last, every = min(step.of, last_step or step.of), job.training.checkpoint_every

@@ -7,23 +7,30 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 
 from autotune.certification.certificate import Certificate
+from autotune.errors import PlanFailed
 from autotune.events import Listener, Note
 from autotune.results.known_plan import KnownPlan, counted_runs, of_winner
 from autotune.training.drift import PATIENCE, Drift, Pace, Patience, Promise, SpeedWatch
 from autotune.training.full_training import Launched, launch
 from autotune.training.plan_change import plan_to_continue
 from autotune.training.retuning import Retune, certified, gain_of, refusal, tune_again
+from autotune.training.training_output import held
 from autotune.workbench import Workbench
 from storage.errors import UnknownRecord
+from storage.records import BestPlan
 from trials.job import Job
 from trials.outcome import Completed
+from trials.plan import Plan
 from trials.tasks.stop import Stop
+from trials.tasks.training.output import note_failed_plan
 from trials.tasks.training.progress import Progress
 
 _log = logging.getLogger(__name__)
 
 Stopping = Callable[[], AbstractContextManager[Callable[[], bool]]]
 """Opens a context around each launch, and provides whether its training is to stop after the current step."""
+Tuning = Callable[[Workbench, Plan, Certificate | None, Listener], tuple[BestPlan, Certificate | None] | None]
+"""Searches as `tune_again` does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +46,15 @@ class TrainingOptions:
     patience: Patience = PATIENCE
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Choice:
+    """A plan with what goes with it."""
+
+    chosen: KnownPlan
+    certificate: Certificate | None
+    promise: Promise | None
+
+
 @dataclass(slots=True, kw_only=True)
 class WatchedTraining:
     """The launches of a training, one after another: all but the first after a search, because of a drift."""
@@ -51,15 +67,18 @@ class WatchedTraining:
     options: TrainingOptions
     listener: Listener
     stopping: Stopping
+    tuning: Tuning = tune_again
 
     def run(self) -> Launched:
         """Train until the end, `max_steps`, or a request to stop.
 
         A training that `retunes` and has been slower than promised for long stops at its next checkpoint, is tuned on
-        the machine as it is then, and goes on with the winner. `refusal` says when not. Where the search fails, it goes
-        on with its plan. Raise what `full_training.launch` and `tune_again` raise.
+        the machine as it is then, and goes on with the winner. `refusal` says when not. Where the search fails, or the
+        winner does before its first checkpoint, it goes on with its plan. Raise what `full_training.launch` and
+        `tune_again` raise.
         """
         retunes: list[Retune] = []
+        before: _Choice | None = None  # where the present plan has not trained yet
         changes_plan = self.options.changes_plan
         if self.options.retunes:
             chosen = self.chosen
@@ -71,8 +90,16 @@ class WatchedTraining:
         while True:
             drifts = _Drifts(job=self.bench.prepared.job, options=self.options, retunes=retunes)
             watch = SpeedWatch(self.chosen.plan.layout, promise, drifts.hear, self.options.patience)
-            with self.stopping() as stops:
-                launched = self._launch(watch, drifts, stops, changes_plan=changes_plan)
+            try:
+                with self.stopping() as stops:
+                    launched = self._launch(watch, drifts, stops, changes_plan=changes_plan)
+            except PlanFailed as error:
+                if before is None or stops():
+                    raise
+                retunes[-1] = replace(retunes[-1], failure=error.reason)
+                self._go_back(before, error, retunes[-1])
+                promise, before, changes_plan = before.promise, None, True
+                continue
             steps, blank_samples = steps + launched.steps, blank_samples + launched.blank_samples
             if retunes:
                 retunes[-1] = replace(retunes[-1], samples_per_second=launched.training_samples_per_second)
@@ -82,12 +109,13 @@ class WatchedTraining:
                     launched, steps=steps, blank_samples=blank_samples, drift=drifts.last, retunes=tuple(retunes)
                 )
             assert drifts.last is not None, "only a drift stops it at a checkpoint"
-            before = self.chosen.plan
+            until_then = _Choice(chosen=self.chosen, certificate=self.certificate, promise=promise)
             if watch.is_slow:
                 promise = self._tune(promise, drifts.last, launched.report.steps, retunes)
             else:
                 self.listener(Note(text="The training is no longer slower: it goes on without a search"))
-            changes_plan = self.chosen.plan != before
+            changes_plan = self.chosen.plan != until_then.chosen.plan
+            before = until_then if changes_plan else None
 
     def _promise(self, study_id: str | None) -> Promise | None:
         """Return the promise of the chosen plan, as a study found it; None for a plan that was never measured."""
@@ -128,7 +156,7 @@ class WatchedTraining:
         """Tune again, choose the winner, and note what was done; return what the chosen plan promises now."""
         before, start = self.chosen.plan, time.monotonic()
         self.listener(Note(text=f"Stopped at checkpoint-{steps} to tune again, on the machine as it is now"))
-        found = tune_again(self.bench, before, self.certificate, self.listener)
+        found = self.tuning(self.bench, before, self.certificate, self.listener)
         if found is not None:
             best, self.certificate = found
             self.chosen = of_winner(best)
@@ -138,12 +166,26 @@ class WatchedTraining:
             steps=steps,
             search_seconds=time.monotonic() - start,
             before=before.id,
-            after=None if found is None else self.chosen.plan.id,
+            winner=None if found is None else self.chosen.plan.id,
             gain=None if found is None else gain_of(found[0]),
         )
         self.listener(Note(text=retune.text))
         retunes.append(retune)
         return promise
+
+    def _go_back(self, before: _Choice, error: PlanFailed, retune: Retune) -> None:
+        """Choose the plan before the search again, since the winner cannot be launched."""
+        output = self.bench.prepared.job.training.output
+        with held(output):
+            note_failed_plan(output, self.chosen.plan.id)
+        self.chosen, self.certificate = before.chosen, before.certificate
+        _log.warning(
+            "plan %s cannot be launched, and checkpoint-%d is continued with plan %s: %s",
+            retune.winner,
+            retune.steps,
+            retune.before,
+            error,
+        )
 
 
 @dataclass(slots=True, kw_only=True)

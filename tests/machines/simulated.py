@@ -258,7 +258,7 @@ class SimulatedRanks:
     def answers(self) -> dict[int, Answer]:
         return self._answers
 
-    def ended(self) -> dict[int, str]:
+    def ended(self) -> dict[int, Crash]:
         return {}
 
     def end(self) -> None:

@@ -6,6 +6,7 @@ A `WarmPool` uses a launcher, and decides when ranks start and end. One module e
 from collections.abc import Mapping, Set
 from typing import Protocol
 
+from trials.outcome import Crash
 from trials.tasks.answer import Answer
 from trials.tasks.request import Request
 from trials.tasks.stop import Stop
@@ -43,7 +44,7 @@ class RankGroup(Protocol):
     def answers(self) -> Mapping[int, Answer]:
         """Return the answers to the last request so far, by rank, in the order in which the ranks gave them."""
 
-    def ended(self) -> Mapping[int, str]:
+    def ended(self) -> Mapping[int, Crash]:
         """Return how each rank that has ended did, by rank: its exit code or signal, or the loss of its node."""
 
     def end(self) -> None:

@@ -9,7 +9,8 @@ from uuid import uuid4
 from trials.channels.folder import FolderChannel
 from trials.launchers.channel_ranks import ChannelRanks
 from trials.launchers.commands import rank_environments
-from trials.launchers.processes import Processes, ending
+from trials.launchers.processes import Processes, crash_of
+from trials.outcome import Crash
 from trials.tasks.request import Request
 
 
@@ -54,8 +55,8 @@ class LocalRanks(ChannelRanks):
         with suppress(ConnectionError):  # a rank has ended: the pool finds out by `ended`
             self._processes.send(str(channel.folder))
 
-    def ended(self) -> dict[int, str]:
-        return {rank: ending(code) for rank, code in self._processes.dead().items()}
+    def ended(self) -> dict[int, Crash]:
+        return {rank: crash_of(rank, code) for rank, code in self._processes.dead().items()}
 
     def end(self) -> None:
         self._processes.end()

@@ -5,6 +5,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
+from trials.outcome import Crash
 from trials.workload import Hardware, Software
 
 AGENT, TOKEN, FILES = "AUTOTUNE_AGENT", "AUTOTUNE_TOKEN", "AUTOTUNE_FILES"
@@ -108,8 +109,7 @@ class RanksState:
 
     group: str
     pids: tuple[int, ...]
-    ended: tuple[tuple[int, str], ...]
-    """(rank, how it ended)."""
+    ended: tuple[Crash, ...]
     kind: Literal["state"] = "state"
 
 

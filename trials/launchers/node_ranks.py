@@ -104,19 +104,18 @@ class NodeRanks(ChannelRanks):
             if isinstance(report, FailureReport):
                 self._keep(f"{self._request.name}/{error_name(rank)}", self._channel.get(error_name(rank)) or "")
                 if isinstance(report.cause, Crash):
-                    host = self._nodes.host(self._node_of(rank))
-                    cause = replace(report.cause, detail=f"on {host}: {report.cause.detail}")
+                    cause = self._on_node(self._node_of(rank), report.cause)
                     self._answers[rank] = replace(self._answers[rank], report=FailureReport(cause=cause))
         return dict(self._answers)
 
-    def ended(self) -> dict[int, str]:
+    def ended(self) -> dict[int, Crash]:
         self._nodes.look()
-        found: dict[int, str] = {}
+        found: dict[int, Crash] = {}
         for node, ranks in enumerate(self._places):
             if reason := self._nodes.lost(node):
-                found |= dict.fromkeys(ranks, reason)
+                found |= {rank: Crash(rank=rank, detail=reason, of_machine=True) for rank in ranks}
             elif state := self._nodes.state(node, self._name):
-                found |= {rank: f"on {self._nodes.host(node)}: {how}" for rank, how in state.ended}
+                found |= {each.rank: self._on_node(node, each) for each in state.ended}
         return found
 
     def end(self) -> None:
@@ -138,6 +137,10 @@ class NodeRanks(ChannelRanks):
     @property
     def _key(self) -> str:
         return f"request/{self._name}/"
+
+    def _on_node(self, node: int, crash: Crash) -> Crash:
+        """Name the node in the detail."""
+        return replace(crash, detail=f"on {self._nodes.host(node)}: {crash.detail}")
 
     def _node_of(self, rank: int) -> int:
         return next(node for node, ranks in enumerate(self._places) if rank in ranks)

@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 
 from trials.launchers.forked import ForkedRank
+from trials.outcome import Crash
 from trials.tasks.answer import UNWRITABLE
 
 _GRACE_SECONDS = 2.0
@@ -71,14 +72,16 @@ class Processes:
             rank.close()
 
 
-def ending(code: int) -> str:
-    """Describe an exit code, in the words of a `Crash`."""
+def crash_of(rank: int, code: int) -> Crash:
+    """Describe a rank that ended with this exit code; minus the signal for one that was killed."""
     if code == UNWRITABLE:
-        return (
+        detail = (
             "it could not write its report; make the folder of its logs writable, with room left, and run the command "
             "again: a training goes on after its last checkpoint"
         )
-    return f"the process was ended by signal {-code}" if code < 0 else f"the process ended with exit code {code}"
+        return Crash(rank=rank, detail=detail, of_machine=True)
+    how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    return Crash(rank=rank, detail=f"the process {how}")
 
 
 def _family(pid: int) -> list[psutil.Process]:

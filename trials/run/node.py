@@ -36,7 +36,7 @@ from trials.launchers.node_messages import (
     Welcome,
     node_name,
 )
-from trials.launchers.processes import Processes, ending
+from trials.launchers.processes import Processes, crash_of
 
 _TORCHRUN = "TORCHELASTIC_RUN_ID"
 """A variable of processes whose parent is torchrun."""
@@ -131,7 +131,7 @@ class _Group:
         return RanksState(
             group=self.order.group,
             pids=self.processes.pids,
-            ended=tuple((first + place, ending(code)) for place, code in ended),
+            ended=tuple(crash_of(first + place, code) for place, code in ended),
         )
 
 

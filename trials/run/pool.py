@@ -198,10 +198,7 @@ def _cause(ranks: RankGroup, world_size: int) -> Cause:
             break
         time.sleep(_POLL_SECONDS)
     reported = {cause.rank for cause in causes}
-    for rank, reason in ended.items():
-        if rank not in reported:
-            return Crash(rank=rank, detail=reason)
-    return causes[0]
+    return next((crash for rank, crash in ended.items() if rank not in reported), None) or causes[0]
 
 
 def _steered(request: Request, steered: bool) -> Request:

@@ -1,5 +1,6 @@
 """One rank's answer to one request: the report of its task, or the cause of its failure."""
 
+import errno
 import gc
 import os
 import traceback
@@ -14,7 +15,7 @@ from trials.channels import Channel
 from trials.engine.allocator import AllocatorPeaks, needed_bytes
 from trials.engine.group import env_meeting, process_group
 from trials.engine.memory import MemoryExceeded
-from trials.errors import TrialsError, WireError
+from trials.errors import TrialsError, Unwritable, WireError
 from trials.model.copies import check_copy
 from trials.outcome import Crash, OutOfMemory
 from trials.tasks.answer import UNWRITABLE, FailureReport, Report, begun_name, error_name, write_report
@@ -27,6 +28,7 @@ from trials.tasks.training.training import run_training
 from trials.tasks.trial import run_trial
 
 _DETAIL_LINES = 6
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 
 
 def serve(channel: Channel) -> bool:
@@ -112,6 +114,7 @@ def _cause(error: Exception, rank: int, channel: Channel) -> Crash | OutOfMemory
         stage = request.plan.layout.grid.coordinates(rank).stage
         return OutOfMemory(stage=stage, rank=rank, needed_bytes=needed, limit_bytes=limit)
     if isinstance(error, TrialsError):
-        return Crash(rank=rank, detail=str(error))
+        return Crash(rank=rank, detail=str(error), of_machine=isinstance(error, Unwritable))
     lines = "".join(traceback.format_exception_only(error)).strip().splitlines()
-    return Crash(rank=rank, detail="\n".join(lines[:_DETAIL_LINES]))
+    of_disk = isinstance(error, OSError) and error.errno in _OF_THE_DISK
+    return Crash(rank=rank, detail="\n".join(lines[:_DETAIL_LINES]), of_machine=of_disk)

@@ -14,7 +14,7 @@ import pytest
 from tests.values.search import prepared_of
 from tests.values.training import plan_of
 from trials.channels.folder import FolderChannel
-from trials.launchers.processes import ending
+from trials.launchers.processes import crash_of
 from trials.outcome import Crash
 from trials.run import pool as pools
 from trials.run.pool import Answers, WarmPool
@@ -85,9 +85,9 @@ class SmallRank:
         answer = read_report(self._channel, 0)
         return {} if answer is None else {0: answer}
 
-    def ended(self) -> dict[int, str]:
+    def ended(self) -> dict[int, Crash]:
         code = self._process.poll()
-        return {} if code is None else {0: ending(code)}
+        return {} if code is None else {0: crash_of(0, code)}
 
     def end(self) -> None:
         self._process.kill()

@@ -15,7 +15,7 @@ from trials.job import Job
 from trials.tasks.training.progress import Progress
 
 DRIFT = Drift(step=100, steps=50, samples_per_second=8.0, promised_samples_per_second=16.0, growth=None)
-RETUNE = Retune(drift=DRIFT, steps=120, search_seconds=90.0, before="old", after="new", gain=1.25)
+RETUNE = Retune(drift=DRIFT, steps=120, search_seconds=90.0, before="old", winner="new", gain=1.25)
 
 
 def job(**training: Any) -> Job:
@@ -49,8 +49,13 @@ def test_a_launch_is_tuned_again_a_few_times() -> None:
 
 
 def test_after_a_search_that_failed_there_is_no_other() -> None:
-    failed = replace(RETUNE, after=None, gain=None)
+    failed = replace(RETUNE, winner=None, gain=None)
     assert refused(retunes=[failed]) == "it is not tuned again, since the last search failed"
+
+
+def test_after_a_winner_that_could_not_be_launched_there_is_no_other_search() -> None:
+    failed = replace(RETUNE, failure="rank 1 failed: a reason")
+    assert refused(retunes=[failed]) == "it is not tuned again, since the launch of plan new failed"
 
 
 def test_a_training_with_a_checkpoint_at_its_end_alone_is_refused() -> None:
@@ -69,8 +74,13 @@ def test_a_training_with_a_checkpoint_at_its_end_alone_is_refused() -> None:
         ),
         ({}, "plan new instead of old, expected +25%"),
         ({"gain": None}, "plan new instead of old"),
-        ({"after": "old", "gain": 1.0}, "plan old is still the fastest"),
-        ({"after": None, "gain": None}, "the search failed, and plan old was kept"),
+        ({"winner": "old", "gain": 1.0}, "plan old is still the fastest"),
+        ({"winner": None, "gain": None}, "the search failed, and plan old was kept"),
+        (
+            {"failure": "rank 1 failed: a reason", "samples_per_second": 8.8},
+            "the launch of plan new failed (rank 1 failed: a reason), and plan old was kept; "
+            "8.8 samples/s since then, 8.0 before (+10%)",
+        ),
     ],
 )
 def test_a_search_in_between_is_told_with_what_it_gained(changes: dict[str, Any], text: str) -> None:

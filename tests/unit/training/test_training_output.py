@@ -21,6 +21,8 @@ from trials.tasks.training.output import (
     TrainingState,
     checkpoint_folder,
     describe_file,
+    has_checkpoint_after,
+    note_failed_plan,
     open_output,
     partial_folder,
     publish,
@@ -166,11 +168,26 @@ def test_a_changed_plan_takes_over_at_the_checkpoint_that_is_left(tmp_path: Path
     assert open_output(tmp_path, settings[1], second) == changed
     # A plan that ran no step is no part of the training.
     back = open_output(tmp_path, settings[0], first, instead_of=second)
-    assert (back.record.plan, back.record.changes) == (first, changed.record.changes)
+    assert (back.record.plan, back.record.changes) == (first, ())
     open_output(tmp_path, settings[1], second, instead_of=first)
     zero(tmp_path / "checkpoint-4" / "stage-0.safetensors")
     left = open_output(tmp_path, settings[1], second)
     assert (left.steps, left.record.changes) == (2, (PlanChange(plan=first, steps=2),))
+
+
+def test_a_plan_whose_launch_failed_is_noted_once_and_kept(tmp_path: Path) -> None:
+    opened = open_output(tmp_path, SETTINGS)
+    for _ in range(2):
+        note_failed_plan(tmp_path, "a plan")
+    assert open_output(tmp_path, SETTINGS).record == replace(opened.record, failed=("a plan",))
+
+
+def test_only_the_trainings_own_later_checkpoints_count_as_progress(tmp_path: Path) -> None:
+    opened = open_output(tmp_path, SETTINGS)
+    write_checkpoint(tmp_path, opened, 2)
+    stranger = replace(opened, record=replace(opened.record, id=16 * "f"))
+    write_checkpoint(tmp_path, stranger, 4)
+    assert (has_checkpoint_after(tmp_path, 1), has_checkpoint_after(tmp_path, 2)) == (True, False)
 
 
 def test_a_training_whose_checkpoints_are_all_broken_does_not_start_again_by_itself(tmp_path: Path) -> None:

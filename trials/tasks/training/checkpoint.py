@@ -14,7 +14,7 @@ from torch import nn
 from transformers import AutoTokenizer
 
 from trials.engine.state import PARTS, WEIGHT
-from trials.errors import TrialsError
+from trials.errors import Unwritable
 from trials.model.conversion import stored_form
 from trials.model.paths import tensors_at
 from trials.tasks.session import Session, not_finite, unused_tensors
@@ -35,7 +35,7 @@ from trials.whole_file import sync
 def save_checkpoint(session: Session, output: Path, record: TrainingRecord, steps: int) -> None:
     """Write checkpoint-STEPS, verify it, and remove those beyond `keep_checkpoints`; every rank must call it.
 
-    Raise TrialsError when it cannot be written to the disk, and NotFinite for a weight or moment that is not finite.
+    Raise Unwritable when it cannot be written to the disk, and NotFinite for a weight or moment that is not finite.
     Earlier checkpoints stay then.
     """
     state = session.engine.state
@@ -76,7 +76,7 @@ def writing(session: Session, final: Path, record: TrainingRecord) -> Iterator[P
         comm.barrier()
         yield partial
     except (OSError, SafetensorError) as error:
-        raise TrialsError(
+        raise Unwritable(
             f"{final} cannot be written ({error}); free some space there and launch again: the training continues "
             "from its last checkpoint"
         ) from error
@@ -106,7 +106,7 @@ def load_checkpoint(session: Session, folder: Path, steps: int) -> None:
 def save_model(session: Session, folder: Path, record: TrainingRecord, steps: int) -> None:
     """Write the model so that `from_pretrained` loads it, with its tokenizer; every rank must call it.
 
-    An existing `folder` is renamed. Raise TrialsError when the model cannot be written to the disk.
+    An existing `folder` is renamed. Raise Unwritable when the model cannot be written to the disk.
     """
     stage, stages = session.coordinates.stage, session.request.plan.layout.pipeline
     model = session.engine.stage.model

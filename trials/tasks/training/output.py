@@ -58,6 +58,8 @@ class TrainingRecord:
     """The plan of `settings`."""
     changes: tuple[PlanChange, ...] = ()
     """The plans before it, oldest first, in ascending order of steps."""
+    failed: tuple[str, ...] = ()
+    """Ids of plans to which it was to change, and whose launches failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,14 +114,13 @@ def open_output(
     else:
         then = replace(record.settings, plan=settings.plan) if instead_of else record.settings
         _check_settings(folder, then, settings)
-    changes = record.changes if record else ()
-    record = TrainingRecord(id=record.id if record else uuid4().hex[:16], settings=settings, plan=plan)
-    steps = _resumed_steps(folder, record)
+    record = record or TrainingRecord(id=uuid4().hex[:16], settings=settings)
+    record = replace(record, settings=settings, plan=plan)
+    steps, changes = _resumed_steps(folder, record), record.changes
     if instead_of:
         changes += (PlanChange(plan=instead_of, steps=steps),)
-    record = replace(record, changes=_until(steps, changes))
-    with whole_file(folder / RECORD_FILE) as stream:
-        stream.write(wire.encode(record).encode())
+    record = replace(record, changes=_until(steps, changes, plan))
+    _write_record(folder, record)
     for left in folder.glob(f".*.{record.id}{PARTIAL}"):  # by a process of this training that died while it wrote
         if not left.is_symlink():
             shutil.rmtree(left)
@@ -141,13 +142,37 @@ def _resumed_steps(folder: Path, record: TrainingRecord) -> int:
     return steps
 
 
-def _until(steps: int, changes: Sequence[PlanChange]) -> tuple[PlanChange, ...]:
-    """Return the changes in a training that continues after `steps`, which an older checkpoint may put before some."""
+def note_failed_plan(folder: Path, plan_id: str) -> None:
+    """Note in the training's record that the launch of a plan, to which it was to change, failed."""
+    record = read_record(folder / RECORD_FILE)
+    if record is not None and plan_id not in record.failed:
+        _write_record(folder, replace(record, failed=(*record.failed, plan_id)))
+
+
+def _write_record(folder: Path, record: TrainingRecord) -> None:
+    with whole_file(folder / RECORD_FILE) as stream:
+        stream.write(wire.encode(record).encode())
+
+
+def has_checkpoint_after(folder: Path, steps: int) -> bool:
+    """Return whether the training in the folder has written a checkpoint of a later step."""
+    record = read_record(folder / RECORD_FILE)
+    states = (_read(TrainingState, each / STATE_FILE) for each in _checkpoints(folder))
+    return record is not None and any(state.training == record.id and state.steps > steps for state in states if state)
+
+
+def _until(steps: int, changes: Sequence[PlanChange], plan: Plan | None) -> tuple[PlanChange, ...]:
+    """Return the changes in a training that continues with `plan` after `steps`.
+
+    An older checkpoint may put that before some. A change back to the plan before, without a step in between, is none.
+    """
     kept: list[PlanChange] = []
     for change in changes:
         end = min(change.steps, steps)
         if end > (kept[-1].steps if kept else 0):
             kept.append(replace(change, steps=end))
+    if kept and kept[-1].plan == plan and kept[-1].steps == steps:
+        kept.pop()
     return tuple(kept)
 
 

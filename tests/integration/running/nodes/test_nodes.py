@@ -187,7 +187,9 @@ def test_a_node_that_dies_at_the_rendezvous_is_named_and_starts_anew(
             node.kill()
 
     cause = pool.ask(request_of_trial, 120, on_wait=kill)
-    assert cause == Crash(rank=1, detail=f"node {OTHER} is lost: it gave no sign of life 15 times in a row")
+    assert cause == Crash(
+        rank=1, detail=f"node {OTHER} is lost: it gave no sign of life 15 times in a row", of_machine=True
+    )
     wait_for_the_end([*there, *ranks(starter.processes[0].pid)])
     assert len(losses(pool, request_of_trial)) == 2
 
@@ -217,7 +219,9 @@ def test_a_node_behind_a_cable_that_is_cut_for_minutes_is_missing_until_it_is_me
 ) -> None:
     expected, begun = losses(pool, request_of_trial), time.monotonic()
     cause = disturbed(pool, request_of_trial, lambda: joined.set("down"))
-    assert cause == Crash(rank=1, detail=f"node {OTHER} is lost: it gave no sign of life 15 times in a row")
+    assert cause == Crash(
+        rank=1, detail=f"node {OTHER} is lost: it gave no sign of life 15 times in a row", of_machine=True
+    )
     with pytest.raises(NodesMissing, match=f"node {OTHER} is lost: it gave no sign of life"):
         pool.ask(request_of_trial, 120)
     time.sleep(max(begun + LONG_CUT_SECONDS - time.monotonic(), 0))

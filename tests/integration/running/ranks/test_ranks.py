@@ -106,6 +106,7 @@ def test_ranks_that_cannot_write_their_reports_say_so(prepared: Prepared, tmp_pa
         answer = pool.ask(prepared.request(PIPELINE, SHORT), 120, on_step=fill_the_disk)
     assert isinstance(answer, Crash)
     assert answer.detail.startswith("it could not write its report; make the folder of its logs writable"), answer
+    assert answer.of_machine
 
 
 def test_a_killed_rank_is_a_crash_that_is_not_blamed_on_a_neighbour(prepared: Prepared, pool: WarmPool) -> None:

@@ -40,12 +40,15 @@ PATIENT = Patience(window_steps=6, windows=1)
 
 
 @contextmanager
-def opened(example: Path, folder: Path, epochs: int = 2, **search: Any) -> Iterator[Workbench]:
+def opened(
+    example: Path, folder: Path, epochs: int = 2, memory_limit: str = "2GiB", **search: Any
+) -> Iterator[Workbench]:
     """A workbench for a training of about 6 steps in an epoch, with a checkpoint after every fourth."""
     job = job_of(
         example,
         folder / "output",
         data={"sources": [{"path": str(example / "data" / "train.jsonl"), "sampling": "first:24"}]},
+        hardware={"memory_limit": memory_limit},
         training={"epochs": epochs, "global_batch_samples": 4, "checkpoint_every": 4},
         search={"trials": 1, "time_limit": "0.001s", "timed_steps": 1, "warmup_steps": 0, **search},
     )
@@ -97,7 +100,7 @@ def test_where_the_search_fails_the_training_goes_on_with_its_plan(
     assert launched.steps == launched.report.steps
     assert training.chosen == too_fast
     (retune,) = launched.retunes
-    assert (retune.steps % 4, retune.before, retune.after) == (0, PLAN.id, None)
+    assert (retune.steps % 4, retune.before, retune.winner) == (0, PLAN.id, None)
     assert retune.samples_per_second == launched.training_samples_per_second
     assert f"Stopped at checkpoint-{retune.steps} to tune again, on the machine as it is now" in notes
     assert f"goes on with plan {PLAN.id}: search.sampler: 'nobodys' is not one of the samplers" in caplog.text
@@ -161,7 +164,7 @@ def test_a_training_with_a_slow_rank_is_tuned_again_on_the_machine_as_it_is(shal
     assert profile is not None
     assert profile.document != wire.encode(COSTS), "the stored profile is of the time before"
     assert study.settings["fresh"]
-    assert last.after == winner.plan.id == training.chosen.plan.id
+    assert last.winner == winner.plan.id == training.chosen.plan.id
     assert "present" in {trial.role for trial in until_then.trials}
     assert any(note.startswith(f"Tuned again after step {last.steps}") for note in notes)
 
