@@ -1,29 +1,27 @@
 """The speed of a training over windows of steps, next to the promised one, and the part that makes it slower."""
 
 import logging
-import statistics
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
-from trials.outcome import Measurement
+from autotune.training.speed_window import Pace, SpeedWindow
 from trials.plan import Layout
-from trials.tasks.training.progress import SPEED_FILE, Progress, Window, append_line
+from trials.tasks.training.progress import SPEED_FILE, WINDOW_STEPS, Progress, Window, append_line
 
 _log = logging.getLogger(__name__)
 
 _COMMON_SHARE = 0.5
-"""Least growth of a rank's passes, as a share of the greatest one, with which all ranks have become slower."""
+"""Least growth of a stage's median passes, as a share of the greatest of all, with which all ranks are slower."""
 _OUTLIER = 2.0
-"""Growth of a rank's passes, over the median of the others of its stage, above which it is not that of the stage."""
+"""Growth of the slowest rank of a stage, over the median one, above which it is not that of the stage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
     """How much slower than promised a training must be, and for how long."""
 
-    window_steps: int = 10
+    window_steps: int = WINDOW_STEPS
     windows: int = 5
     """Consecutive windows that must all be slow, so that one long pause is not taken for a drift."""
     slowdown: float = 0.1
@@ -31,52 +29,6 @@ class Patience:
 
 
 PATIENCE = Patience()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
-    """Where the time of a step goes, in seconds per text token: steps with longer samples are not slower by it."""
-
-    seconds: float
-    loads: tuple[float, ...]
-    """Of each rank, in order of rank."""
-    passes: tuple[float, ...]
-    """Forward and backward passes of each rank."""
-
-    @classmethod
-    def of_measurement(cls, measured: Measurement) -> Self:
-        """Return that of the timed steps of a trial."""
-        per_step = len(measured.step_seconds) / measured.text_tokens
-        return cls(
-            seconds=sum(measured.step_seconds) / measured.text_tokens,
-            loads=tuple(rank.load_seconds * per_step for rank in measured.stages),
-            passes=tuple((rank.forward_seconds + rank.backward_seconds) * per_step for rank in measured.stages),
-        )
-
-    @classmethod
-    def of_steps(cls, steps: Sequence[Progress]) -> Self:
-        """Return that of steps of a training."""
-        tokens = sum(step.text_tokens for step in steps)
-        loads, passes = (step.rank_load_seconds for step in steps), (step.rank_pass_seconds for step in steps)
-        return cls(
-            seconds=sum(step.seconds for step in steps) / tokens,
-            loads=tuple(sum(of_rank) / tokens for of_rank in zip(*loads, strict=True)),
-            passes=tuple(sum(of_rank) / tokens for of_rank in zip(*passes, strict=True)),
-        )
-
-    def times(self, tokens: float) -> Self:
-        """Return the seconds of a step with this number of tokens."""
-        return replace(
-            self,
-            seconds=self.seconds * tokens,
-            loads=tuple(each * tokens for each in self.loads),
-            passes=tuple(each * tokens for each in self.passes),
-        )
-
-    @property
-    def other_seconds(self) -> float:
-        """Time of the busiest rank besides loading and passes: communication and the update."""
-        return self.seconds - max(map(sum, zip(self.loads, self.passes, strict=True)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,25 +52,25 @@ def greatest_growth(layout: Layout, usual: Pace, now: Pace) -> Growth:
 
 
 def _growths(layout: Layout, usual: Pace, now: Pace) -> Iterator[Growth]:
-    yield Growth(part="loading", usual_seconds=max(usual.loads), seconds=max(now.loads))
+    yield Growth(part="loading", usual_seconds=usual.times.loads.greatest, seconds=now.times.loads.greatest)
     yield Growth(part="communication", usual_seconds=usual.other_seconds, seconds=now.other_seconds)
-    ratios = [after / before for before, after in zip(usual.passes, now.passes, strict=True)]
+    stages = list(zip(usual.times.passes, now.times.passes, strict=True))
+    least = min(after.median / before.median for before, after in stages) - 1
+    most = max(after.greatest / before.greatest for before, after in stages) - 1
     # All ranks became slower about alike, as by other load or lower clocks: no stage or rank is the reason.
-    if len(ratios) > 1 and min(ratios) - 1 > _COMMON_SHARE * (max(ratios) - 1) > 0:
-        yield Growth(part="computing on all ranks", usual_seconds=max(usual.passes), seconds=max(now.passes))
+    if layout.world_size > 1 and least > _COMMON_SHARE * most > 0:
+        before, after = (max(stage.greatest for stage in pace.times.passes) for pace in (usual, now))
+        yield Growth(part="computing on all ranks", usual_seconds=before, seconds=after)
         return
-    for stage in range(layout.pipeline):
-        ranks = list(layout.grid.stage_ranks(stage))
-        grown = {rank: now.passes[rank] - usual.passes[rank] for rank in ranks}
-        slowest = max(ranks, key=grown.__getitem__)
-        others = [grown[rank] for rank in ranks if rank != slowest]
-        of_stage = f" of stage {stage}" if layout.pipeline > 1 else ""
-        if not others or grown[slowest] > _OUTLIER * statistics.median(others):
-            ranks, part = [slowest], f"computing on rank {slowest}{of_stage}"
+    for number, (then, this) in enumerate(stages):
+        of_stage = f" of stage {number}" if layout.pipeline > 1 else ""
+        common, greatest = this.median - then.median, this.greatest - then.greatest
+        if layout.world_size == layout.pipeline or greatest > _OUTLIER * common:
+            part = f"computing on rank {this.rank}{of_stage}"
+            yield Growth(part=part, usual_seconds=then.greatest, seconds=this.greatest)
         else:
             part = f"computing on the ranks{of_stage}"
-        before, after = (statistics.fmean(pace.passes[rank] for rank in ranks) for pace in (usual, now))
-        yield Growth(part=part, usual_seconds=before, seconds=after)
+            yield Growth(part=part, usual_seconds=then.median, seconds=this.median)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +80,14 @@ class Promise:
     tokens_per_second: float
     pace: Pace | None
     """Of a trial of the plan; None where no trial of it is stored."""
+
+
+def growth_of(layout: Layout, promise: Promise, window: SpeedWindow) -> Growth | None:
+    """Return the part of a step that grew most in the window; None where the parts of the promise are not known."""
+    if promise.pace is None:
+        return None
+    tokens = window.text_tokens / window.steps
+    return greatest_growth(layout, promise.pace.of_step(tokens), window.pace.of_step(tokens))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +137,9 @@ class SpeedWatch:
         self._patience = patience
         self._is_warm = False
         self._steps: list[Progress] = []
-        """Of the windows that count, and of the present one."""
+        """Of the present window."""
+        self._windows: list[SpeedWindow] = []
+        """Those that count, oldest first."""
         self.is_slow = False
         """Whether the last windows are a drift, which is reported."""
 
@@ -186,60 +148,50 @@ class SpeedWatch:
         if not self._is_warm:
             self._is_warm = True
             return
-        if not step.text_tokens:  # nothing to compare
-            return
         self._steps.append(step)
-        size = self._patience.window_steps
-        if len(self._steps) % size:
+        if step.window is None:
             return
-        last = self._steps[-size:]
-        promised = None if self._promise is None else self._promise.tokens_per_second / _tokens_per_sample(last)
-        window = Window(
+        window, self._steps = SpeedWindow.of(self._steps, step.window), []
+        if not window.text_tokens:  # nothing to compare
+            return
+        promised = None if self._promise is None else self._promise.tokens_per_second / window.tokens_per_sample
+        line = Window(
             launch=launch,
             step=step.step,
-            steps=size,
-            samples_per_second=_samples_per_second(last),
+            steps=window.steps,
+            samples_per_second=window.samples_per_second,
             promised_samples_per_second=promised,
         )
-        append_line(output / SPEED_FILE, window)
-        self._judge(step)
+        append_line(output / SPEED_FILE, line)
+        if window.steps == self._patience.window_steps:  # else it is the last one
+            self._judge(window, step)
 
-    def _judge(self, step: Progress) -> None:
-        """Judge the window that ends with this step."""
-        size, whole = self._patience.window_steps, self._patience.window_steps * self._patience.windows
+    def _judge(self, window: SpeedWindow, step: Progress) -> None:
+        """Judge a window, which ends with this step."""
+        self._windows.append(window)
         if self._usual is None:
-            if len(self._steps) == whole:
-                pace, self._steps = Pace.of_steps(self._steps), []
+            if len(self._windows) == self._patience.windows:
+                pace, self._windows = SpeedWindow.joined(self._windows).pace, []
                 self._usual = Promise(tokens_per_second=1 / pace.seconds, pace=pace)
             return
         usual = self._usual
-        if 1 / Pace.of_steps(self._steps[-size:]).seconds >= (1 - self._patience.slowdown) * usual.tokens_per_second:
+        if window.tokens_per_second >= (1 - self._patience.slowdown) * usual.tokens_per_second:
             if self.is_slow:
-                _log.warning("the training is no longer slower, since step %d", step.step - size + 1)
-            self._steps, self.is_slow = [], False
+                _log.warning("the training is no longer slower, since step %d", window.first_step)
+            self._windows, self.is_slow = [], False
             return
-        if len(self._steps) < whole:
+        if len(self._windows) < self._patience.windows:
             return
         # Moves on by one window, so that the next one decides with those before it.
-        slow, self._steps = self._steps, self._steps[size:]
+        slow, self._windows = SpeedWindow.joined(self._windows), self._windows[1:]
         if self.is_slow:
             return
         self.is_slow = True
-        tokens = sum(each.text_tokens for each in slow) / len(slow)
-        pace = Pace.of_steps(slow).times(tokens)
         found = Drift(
             step=step.step,
-            steps=len(slow),
-            samples_per_second=_samples_per_second(slow),
-            promised_samples_per_second=usual.tokens_per_second / _tokens_per_sample(slow),
-            growth=None if usual.pace is None else greatest_growth(self._layout, usual.pace.times(tokens), pace),
+            steps=slow.steps,
+            samples_per_second=slow.samples_per_second,
+            promised_samples_per_second=usual.tokens_per_second / slow.tokens_per_sample,
+            growth=growth_of(self._layout, usual, slow),
         )
         self._on_drift(found, step)
-
-
-def _samples_per_second(steps: Sequence[Progress]) -> float:
-    return sum(step.samples for step in steps) / sum(step.seconds for step in steps)
-
-
-def _tokens_per_sample(steps: Sequence[Progress]) -> float:
-    return sum(step.text_tokens for step in steps) / sum(step.samples for step in steps)

@@ -36,7 +36,15 @@ from trials.tasks.request import Request, Training
 from trials.tasks.stop import Stop
 from trials.tasks.training.course import curriculum_of
 from trials.tasks.training.output import RECORD_FILE, has_checkpoint_after, open_output, read_record
-from trials.tasks.training.progress import PROGRESS_FILE, Evaluated, Line, Progress, ProgressReader, read_lines
+from trials.tasks.training.progress import (
+    PROGRESS_FILE,
+    WINDOW_STEPS,
+    Evaluated,
+    Line,
+    Progress,
+    ProgressReader,
+    read_lines,
+)
 from trials.tasks.training.schedule import schedule_of
 from trials.tasks.training.settings import training_settings
 from trials.workload import Hardware
@@ -80,6 +88,7 @@ def launch(
     agent_id: str | None = None,
     predicted_samples_per_second: float | None,
     max_steps: int | None,
+    window_steps: int = WINDOW_STEPS,
     certificate: Certificate | None = None,
     changes_plan: bool = False,
     listener: Listener = unheard,
@@ -88,7 +97,8 @@ def launch(
 ) -> Launched:
     """Train until the end, or until `max_steps`; an interrupted training resumes.
 
-    `on_step` is called with the id of the launch and each of its steps. `stops` is called many times a second: once it
+    `on_step` is called with the id of the launch and each of its steps; every `window_steps` they have the times of the
+    ranks. `stops` is called many times a second: once it
     has returned when to stop, the ranks do so then, with a checkpoint. What it raises ends them at once.
     A `certificate` of the plan is written to the output folder. With `changes_plan` the training in that folder
     continues with this plan instead of its own.
@@ -107,7 +117,7 @@ def launch(
     output = prepared.job.training.output
     if not changes_plan:
         check_first_steps(prepared, plan)
-    request = prepared.request(plan, Training(output=output, max_steps=max_steps))
+    request = prepared.request(plan, Training(output=output, max_steps=max_steps, window_steps=window_steps))
     with held(output):
         instead_of = plan_to_replace(prepared, plan, store) if changes_plan else None
         # Before `open_output` drops the steps after the last checkpoint, which the loggers already have. Those of
@@ -139,7 +149,7 @@ def launch(
     return Launched(
         report=report,
         training_samples_per_second=reader.training_samples_per_second,
-        steps=len(reader.seen),
+        steps=reader.count,
         data_wait_share=reader.data_wait_share,
         blank_samples=blanks,
         evaluations=tuple(line for line in read_lines(output / PROGRESS_FILE) if isinstance(line, Evaluated)),

@@ -10,10 +10,11 @@ from autotune.certification.certificate import Certificate
 from autotune.errors import PlanFailed
 from autotune.events import Listener, Note
 from autotune.results.known_plan import KnownPlan, counted_runs, of_winner
-from autotune.training.drift import PATIENCE, Drift, Pace, Patience, Promise, SpeedWatch
+from autotune.training.drift import PATIENCE, Drift, Patience, Promise, SpeedWatch
 from autotune.training.full_training import Launched, launch
 from autotune.training.plan_change import plan_to_continue
 from autotune.training.retuning import Retune, certified, gain_of, refusal, tune_again
+from autotune.training.speed_window import Pace
 from autotune.training.training_output import held
 from autotune.workbench import Workbench
 from storage.errors import UnknownRecord
@@ -145,6 +146,7 @@ class WatchedTraining:
             agent_id=bench.agent.id,
             predicted_samples_per_second=chosen.speed.mean if chosen.speed else None,
             max_steps=self.options.max_steps,
+            window_steps=self.options.patience.window_steps,
             certificate=self.certificate,
             changes_plan=changes_plan,
             listener=self.listener,

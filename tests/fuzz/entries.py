@@ -36,7 +36,7 @@ from trials.data.records.sample import BadLine, Lengths, Sample
 from trials.errors import TrialsError
 from trials.job import Job, Source
 from trials.plan import Plan
-from trials.tasks.training.progress import Progress, ProgressReader, append_line, drop_steps_after
+from trials.tasks.training.progress import Line, Progress, ProgressReader, append_line, drop_steps_after
 
 _UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """Control characters of a terminal, except newline and tab."""
@@ -178,14 +178,15 @@ class Entries:
             content = file.read(_MOST_BYTES)
         cuts = sorted(dice.randrange(len(content) + 1) for _ in range(2))
         path.write_bytes(content[: cuts[0]])
-        reader = ProgressReader(path, lambda _: None)
+        seen = list[Line]()
+        reader = ProgressReader(path, seen.append)
         for end in (cuts[1], len(content)):
             path.write_bytes(content[:end])
             _check_harmless(reader.look)
         last = Progress(step=7, of=9, loss=0.5, seconds=0.25, samples=16)
         append_line(path, last)
         _check_harmless(reader.look)
-        assert reader.seen[-1] == last, "a step behind what is no step is lost"
+        assert seen[-1] == last, "a step behind what is no step is lost"
         assert reader.training_samples_per_second is None or reader.training_samples_per_second > 0
         drop_steps_after(path, 6)
         assert wire.encode(last).encode() not in path.read_bytes(), "a step that is trained again stays"

@@ -12,6 +12,7 @@ from trials.channels import Channel
 from trials.data.epoch import CostWeights
 from trials.job import Job
 from trials.plan import Plan, ZeroStage
+from trials.tasks.training.progress import WINDOW_STEPS
 
 REQUEST = "request.json"
 """Name of the message."""
@@ -64,6 +65,8 @@ class Training:
     """Folder of the checkpoints and the final model."""
     max_steps: int | None = None
     """Total steps after which to stop, with a checkpoint."""
+    window_steps: int = WINDOW_STEPS
+    """Steps over which the times of the ranks are averaged."""
     kind: Literal["training"] = "training"
 
 

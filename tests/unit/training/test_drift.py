@@ -6,18 +6,27 @@ from pathlib import Path
 
 import pytest
 
-from autotune.training.drift import Drift, Pace, Patience, Promise, SpeedWatch, greatest_growth
+from autotune.training.drift import Drift, Patience, Promise, SpeedWatch, greatest_growth
+from autotune.training.speed_window import Pace
 from tests.values.storage import completed
 from trials.outcome import Completed
 from trials.plan import Layout
-from trials.tasks.training.progress import SPEED_FILE, Progress
+from trials.tasks.training.progress import SPEED_FILE, WINDOW_STEPS, Progress, RankTimes
 
 GRID = Layout(pipeline=2, data=3, zero=1)
-USUAL = Pace(seconds=2.0, loads=(0.1, 0.1, 0.1, 0.0, 0.0, 0.0), passes=(1.0, 1.0, 1.0, 1.5, 1.5, 1.5))
-PROMISE = Promise(tokens_per_second=800.0, pace=USUAL.times(1 / 1600))
+LOADS, PASSES = (0.1, 0.1, 0.1, 0.0, 0.0, 0.0), (1.0, 1.0, 1.0, 1.5, 1.5, 1.5)
 
 
-def step(number: int, seconds: float = 2.0, tokens: int = 1600, pace: Pace = USUAL) -> Progress:
+def pace(seconds: float, loads: Sequence[float] = LOADS, passes: Sequence[float] = PASSES) -> Pace:
+    stages = (0, 0, 0, 1, 1, 1)[: len(loads)]
+    return Pace(seconds=seconds, times=RankTimes.of(stages, loads, passes))
+
+
+USUAL = pace(2.0)
+PROMISE = Promise(tokens_per_second=800.0, pace=USUAL.of_step(1 / 1600))
+
+
+def step(number: int, seconds: float = 2.0, tokens: int = 1600, now: Pace = USUAL) -> Progress:
     return Progress(
         step=number,
         of=500,
@@ -25,8 +34,8 @@ def step(number: int, seconds: float = 2.0, tokens: int = 1600, pace: Pace = USU
         seconds=seconds,
         samples=16,
         text_tokens=tokens,
-        rank_load_seconds=pace.loads,
-        rank_pass_seconds=pace.passes,
+        # The first step warms up.
+        window=None if (number - 1) % WINDOW_STEPS or number == 1 else now.times,
     )
 
 
@@ -92,11 +101,11 @@ def test_a_plan_without_a_promise_is_compared_with_the_first_steps(tmp_path: Pat
 
 
 GROWN = {
-    "loading": Pace(seconds=2.6, loads=(0.7, 0.1, 0.1, 0.0, 0.0, 0.0), passes=USUAL.passes),
-    "communication": Pace(seconds=2.6, loads=USUAL.loads, passes=(1.0, 1.0, 1.0, 1.5, 1.5, 1.55)),
-    "computing on all ranks": Pace(seconds=2.6, loads=USUAL.loads, passes=(1.3, 1.3, 1.3, 1.95, 2.0, 1.95)),
-    "computing on the ranks of stage 1": Pace(seconds=2.6, loads=USUAL.loads, passes=(1.0, 1.0, 1.0, 2.1, 2.1, 2.1)),
-    "computing on rank 1 of stage 0": Pace(seconds=2.6, loads=USUAL.loads, passes=(1.0, 2.4, 1.0, 1.5, 1.5, 1.5)),
+    "loading": pace(2.6, loads=(0.7, 0.1, 0.1, 0.0, 0.0, 0.0)),
+    "communication": pace(2.6, passes=(1.0, 1.0, 1.0, 1.5, 1.5, 1.55)),
+    "computing on all ranks": pace(2.6, passes=(1.3, 1.3, 1.3, 1.95, 2.0, 1.95)),
+    "computing on the ranks of stage 1": pace(2.6, passes=(1.0, 1.0, 1.0, 2.1, 2.1, 2.1)),
+    "computing on rank 1 of stage 0": pace(2.6, passes=(1.0, 2.4, 1.0, 1.5, 1.5, 1.5)),
 }
 
 
@@ -106,15 +115,15 @@ def test_the_part_that_grew_most_is_named(part: str, now: Pace) -> None:
 
 
 def test_of_two_ranks_the_slow_one_is_named() -> None:
-    usual = Pace(seconds=2.0, loads=(0.1, 0.1), passes=(1.0, 1.0))
-    now = Pace(seconds=4.0, loads=(0.1, 0.1), passes=(1.1, 3.0))
+    usual = pace(2.0, (0.1, 0.1), (1.0, 1.0))
+    now = pace(4.0, (0.1, 0.1), (1.1, 3.0))
     layout = Layout(pipeline=1, data=2, zero=1)
     assert greatest_growth(layout, usual, now).part == "computing on rank 1"
 
 
 def test_a_report_says_how_much_slower_the_training_and_its_part_are(tmp_path: Path) -> None:
     slow = GROWN["computing on rank 1 of stage 0"]
-    (drift,) = watched(tmp_path, [step(number, 2.6, pace=slow) for number in range(1, 60)])
+    (drift,) = watched(tmp_path, [step(number, 2.6, now=slow) for number in range(1, 60)])
     assert str(drift) == (
         "the training is slower: 6.2 instead of 8.0 samples/s (-23%) over the 50 steps to 51; "
         "what grew most is computing on rank 1 of stage 0: 2.4 s a step instead of 1 s"
@@ -124,7 +133,8 @@ def test_a_report_says_how_much_slower_the_training_and_its_part_are(tmp_path: P
 def test_the_pace_of_a_trial_is_that_of_its_steps() -> None:
     outcome = completed()
     assert isinstance(outcome, Completed)
-    pace = Pace.of_measurement(outcome.measurement)  # two steps of 0.5 s and 0.6 s, 9000 tokens
-    assert pace.seconds == pytest.approx(1.1 / 9000)
-    assert pace.loads == pytest.approx((0.02 / 9000, 0.02 / 9000))
-    assert pace.passes == pytest.approx((0.6 / 9000, 2.6 / 9000))
+    found = Pace.of_measurement(outcome.measurement)  # two steps of 0.5 s and 0.6 s, 9000 tokens
+    assert found.seconds == pytest.approx(1.1 / 9000)
+    assert found.times.loads.greatest == pytest.approx(0.02 / 9000)
+    assert [stage.greatest for stage in found.times.passes] == pytest.approx([0.6 / 9000, 2.6 / 9000])
+    assert found.times.busy_seconds == pytest.approx(2.62 / 9000)

@@ -5,17 +5,23 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+import torch
 
+from trials import wire
+from trials.plan import Layout
 from trials.tasks.training.progress import (
     PROGRESS_FILE,
     Evaluated,
     Line,
     Progress,
     ProgressReader,
+    RankTimes,
+    Spread,
     append_line,
     drop_steps_after,
     read_lines,
 )
+from trials.tasks.training.rank_clock import RankClock
 
 
 def test_foreign_and_torn_lines_of_the_progress_file_are_skipped(
@@ -49,10 +55,8 @@ def test_the_wait_for_data_is_a_share_of_the_steps_after_the_first(tmp_path: Pat
 
 def test_steps_of_older_versions_have_no_wait_for_data(tmp_path: Path) -> None:
     path = tmp_path / PROGRESS_FILE
-    reader = ProgressReader(path, lambda _: None)
     path.write_text('{"step": 1, "of": 6, "loss": 1.5, "seconds": 1, "samples": 8}\n')
-    reader.look()
-    assert [step.data_wait_seconds for step in reader.seen] == [0.0]
+    assert read_lines(path) == [Progress(step=1, of=6, loss=1.5, seconds=1, samples=8, data_wait_seconds=0.0)]
 
 
 @pytest.mark.parametrize(
@@ -60,13 +64,14 @@ def test_steps_of_older_versions_have_no_wait_for_data(tmp_path: Path) -> None:
 )
 def test_a_step_that_there_cannot_be_is_passed_over(tmp_path: Path, change: str) -> None:
     path = tmp_path / PROGRESS_FILE
-    reader = ProgressReader(path, lambda _: None)
+    seen: list[Line] = []
+    reader = ProgressReader(path, seen.append)
     step = Progress(step=1, of=6, loss=1.5, seconds=1, samples=8)
     append_line(path, step)
     with path.open("a") as file:
         file.write(json.dumps(asdict(step) | json.loads(f"{{{change}}}")) + "\n")
     reader.look()
-    assert reader.seen == [step]
+    assert seen == [step]
     assert reader.training_samples_per_second is None
 
 
@@ -100,7 +105,40 @@ def test_evaluations_stand_between_the_steps_and_are_dropped_with_them(tmp_path:
         append_line(path, line)
     reader.look()
     assert seen == written == read_lines(path)
-    assert reader.seen == steps
+    assert (reader.count, reader.steps) == (3, 3)
     assert reader.training_samples_per_second == 8
     drop_steps_after(path, 2)
     assert read_lines(path) == written[:3]
+
+
+RANKS = 4096
+STAGES = [rank // 512 for rank in range(RANKS)]
+
+
+def test_a_line_needs_no_more_room_for_many_ranks() -> None:
+    times = RankTimes.of(STAGES, [0.001 * rank for rank in range(RANKS)], [1 / 3 + rank for rank in range(RANKS)])
+    step = Progress(step=10**6, of=10**6, loss=1 / 3, seconds=1 / 3, samples=4096, window=times)
+    assert len(wire.encode(step)) < 1000
+    assert times.passes[-1] == Spread(median=3839 + 1 / 3, greatest=4095 + 1 / 3, rank=4095)
+    assert times.loads.rank == 4095
+    assert times.busy_seconds == pytest.approx(4.095 + 4095 + 1 / 3)
+
+
+def test_means_of_windows_are_weighted_and_name_the_rank_that_was_slowest_most_often() -> None:
+    windows = [RankTimes.of((0, 0), (0.0, 0.0), passes) for passes in ((2.0, 1.0), (1.0, 4.0), (3.0, 1.0))]
+    mean = RankTimes.mean(windows, (1, 3, 1))
+    assert mean.passes == (Spread(median=1.0, greatest=(2 + 3 * 4 + 3) / 5, rank=1),)
+    assert mean.busy_seconds == (2 + 3 * 4 + 3) / 5
+
+
+def test_a_clock_leaves_out_the_first_step_and_ends_a_window_with_the_launch() -> None:
+    clock = RankClock(Layout(pipeline=2, data=1, zero=0), window_steps=2)
+    steps = [torch.tensor([[0.5 * number, 1.0], [0.0, 2.0 * number]]) for number in range(6)]
+    found = [clock.add(times, is_last=number == 5) for number, times in enumerate(steps)]
+    assert [window is not None for window in found] == [False, False, True, False, True, True]
+    assert found[2] == RankTimes(
+        loads=Spread(median=0.0, greatest=0.75, rank=0),
+        passes=(Spread(median=1.0, greatest=1.0, rank=0), Spread(median=3.0, greatest=3.0, rank=1)),
+        busy_seconds=3.0,
+    )
+    assert found[5] == RankTimes.of((0, 1), (2.5, 0.0), (1.0, 10.0))

@@ -2,10 +2,12 @@
 
 import logging
 import os
-from collections.abc import Callable
+import statistics
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 from trials import wire
 from trials.errors import WireError
@@ -15,6 +17,79 @@ _log = logging.getLogger(__name__)
 
 PROGRESS_FILE = "progress.jsonl"
 SPEED_FILE = "speed.jsonl"
+WINDOW_STEPS = 10
+"""Steps over which the times of the ranks are averaged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """A time of several ranks, in seconds. It needs the same room for any number of them."""
+
+    median: float
+    """The lower one of two, so that it is not that of the slower of two ranks."""
+    greatest: float
+    rank: int
+    """The one with the greatest."""
+
+    @classmethod
+    def of(cls, seconds: Mapping[int, float]) -> Self:
+        """Return that of times by rank."""
+        rank = max(seconds, key=seconds.__getitem__)
+        return cls(median=statistics.median_low(seconds.values()), greatest=seconds[rank], rank=rank)
+
+    @classmethod
+    def mean(cls, spreads: Sequence["Spread"], weights: Sequence[int]) -> Self:
+        """Return the weighted means, and the rank that was most often the one with the greatest."""
+        ranks = Counter[int]()
+        for each, weight in zip(spreads, weights, strict=True):
+            ranks[each.rank] += weight
+        return cls(
+            median=statistics.fmean((each.median for each in spreads), weights),
+            greatest=statistics.fmean((each.greatest for each in spreads), weights),
+            rank=ranks.most_common(1)[0][0],
+        )
+
+    def times(self, factor: float) -> "Spread":
+        return Spread(median=self.median * factor, greatest=self.greatest * factor, rank=self.rank)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTimes:
+    """Where the time of the ranks in a step goes."""
+
+    loads: Spread
+    """Waiting for packs: to be read where no workers do it ahead, and copied."""
+    passes: tuple[Spread, ...]
+    """Forward and backward passes, of the ranks of each stage."""
+    busy_seconds: float
+    """Both, of the rank with the most. The rest of a step is communication and the update."""
+
+    @classmethod
+    def of(cls, stages: Sequence[int], loads: Sequence[float], passes: Sequence[float]) -> Self:
+        """Return those of ranks of these `stages`; all are given in order of rank."""
+        of_stages = [
+            {rank: passes[rank] for rank, each in enumerate(stages) if each == stage} for stage in sorted(set(stages))
+        ]
+        return cls(
+            loads=Spread.of(dict(enumerate(loads))),
+            passes=tuple(map(Spread.of, of_stages)),
+            busy_seconds=max(map(sum, zip(loads, passes, strict=True))),
+        )
+
+    @classmethod
+    def mean(cls, times: Sequence["RankTimes"], weights: Sequence[int]) -> Self:
+        return cls(
+            loads=Spread.mean([each.loads for each in times], weights),
+            passes=tuple(Spread.mean(of_stage, weights) for of_stage in zip(*(t.passes for t in times), strict=True)),
+            busy_seconds=statistics.fmean((each.busy_seconds for each in times), weights),
+        )
+
+    def times(self, factor: float) -> "RankTimes":
+        return RankTimes(
+            loads=self.loads.times(factor),
+            passes=tuple(each.times(factor) for each in self.passes),
+            busy_seconds=self.busy_seconds * factor,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +111,8 @@ class Progress:
     """Tokens of the step's samples, without padding. 0 in older files."""
     gradient_norm: float | None = None
     """Norm of the whole model's gradient before clipping; None where nothing needed it."""
-    rank_load_seconds: tuple[float, ...] = ()
-    """Time that each rank waited for its packs, in order of rank. Empty in older files, as is the next field."""
-    rank_pass_seconds: tuple[float, ...] = ()
-    """Time of each rank's forward and backward passes."""
+    window: RankTimes | None = None
+    """Means over a window of steps that ends with this one; None for the steps in between."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for an impossible step: a speed is computed from every line."""
@@ -133,7 +206,13 @@ class ProgressReader:
         self._path = path
         self._on_line = on_line
         self._offset = path.stat().st_size if path.exists() else 0
-        self.seen: list[Progress] = []
+        self.count = 0
+        """Steps that were read."""
+        self.steps = 0
+        """Number of the last step, 0 before the first."""
+        self._samples = 0
+        # Of all steps but the first, which warms up.
+        self._seconds = self._waited_seconds = 0.0
 
     def look(self) -> None:
         """Report every new complete line. Lines of something else are logged and skipped."""
@@ -147,26 +226,25 @@ class ProgressReader:
                 self._offset += len(line)
                 record = _decoded(line)
                 if isinstance(record, Progress):
-                    self.seen.append(record)
+                    self._count(record)
                 if record is not None:
                     self._on_line(record)
                 elif line.strip():
                     _log.warning("%s: a line is not a training step and is ignored: %.60r", self._path, line)
 
-    @property
-    def steps(self) -> int:
-        """Number of the last step, 0 before the first."""
-        return self.seen[-1].step if self.seen else 0
+    def _count(self, step: Progress) -> None:
+        self.count, self.steps = self.count + 1, step.step
+        if self.count > 1:
+            self._samples += step.samples
+            self._seconds += step.seconds
+            self._waited_seconds += step.data_wait_seconds
 
     @property
     def training_samples_per_second(self) -> float | None:
         """Samples per second over all steps but the first, which warms up; None when there are none."""
-        counted = self.seen[1:]
-        return sum(step.samples for step in counted) / sum(step.seconds for step in counted) if counted else None
+        return self._samples / self._seconds if self._seconds else None
 
     @property
     def data_wait_share(self) -> float | None:
         """Share of the time of all steps but the first in which a rank waited for data; None when there are none."""
-        counted = self.seen[1:]
-        waited = sum(step.data_wait_seconds for step in counted)
-        return waited / sum(step.seconds for step in counted) if counted else None
+        return self._waited_seconds / self._seconds if self._seconds else None

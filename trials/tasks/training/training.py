@@ -31,11 +31,10 @@ from trials.tasks.training.output import (
     read_record,
 )
 from trials.tasks.training.progress import PROGRESS_FILE, Progress, append_line
+from trials.tasks.training.rank_clock import RankClock
 from trials.tasks.training.schedule import Schedule, schedule_of
 from trials.tasks.training.settings import training_settings
 
-_DIGITS = 6
-"""Decimal places of the seconds of each rank: there may be many ranks."""
 _URGENCY = (None, Stop.AT_CHECKPOINT, Stop.NOW)
 
 
@@ -64,7 +63,8 @@ def run_training(session: Session, task: Training, asked_to_stop: Callable[[], S
     last = min(total, task.max_steps or total)
     every = training.checkpoint_every
     stopped = None if evaluator.catch_up(done, stops) else Stop.NOW
-    with closing(_run_steps(session, course, range(done, done if stopped else last), schedule)) as steps:
+    clock = RankClock(session.request.plan.layout, task.window_steps)
+    with closing(_run_steps(session, course, range(done, done if stopped else last), schedule, clock)) as steps:
         for record, ends_epoch in steps:
             done = record.step
             if session.coordinates.rank == 0:
@@ -161,7 +161,7 @@ def _courses(session: Session, record: TrainingRecord) -> tuple[Course, Schedule
 
 
 def _run_steps(
-    session: Session, course: Course, wanted: range, schedule: Schedule
+    session: Session, course: Course, wanted: range, schedule: Schedule, clock: RankClock
 ) -> Generator[tuple[Progress, bool], None, None]:
     """Run the `wanted` steps of the course, counted from 0; yield each, and whether it ends its epoch."""
     total = min(course.steps, session.request.job.training.max_steps or course.steps)
@@ -186,7 +186,7 @@ def _run_steps(
                 seconds = time.perf_counter() - start
                 parts = session.engine.stopwatch.read()
                 passes = parts[FORWARD] + parts.get(BACKWARD, 0.0)
-                loads, passed = _of_all_ranks(session, (parts.get(LOAD, 0.0), passes)).T.tolist()
+                times = _of_all_ranks(session, (parts.get(LOAD, 0.0), passes))
                 progress = Progress(
                     step=before + index + 1,
                     of=total,
@@ -194,10 +194,9 @@ def _run_steps(
                     seconds=seconds,
                     samples=step.samples,
                     learning_rate=session.request.job.training.learning_rate * factor,
-                    data_wait_seconds=max(loads),
+                    data_wait_seconds=times[:, 0].max().item(),
                     text_tokens=step.text_tokens,
                     gradient_norm=norm,
-                    rank_load_seconds=tuple(round(each, _DIGITS) for each in loads),
-                    rank_pass_seconds=tuple(round(each, _DIGITS) for each in passed),
+                    window=clock.add(times, is_last=before + index + 1 == wanted.stop),
                 )
                 yield progress, stretch.ends_epoch and index + 1 == stretch.steps
